@@ -1,0 +1,35 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace encast {
+
+enum class Isa : uint8_t {
+#define ENCAST_ISA(name, features, flags) name,
+#include "cpu/isa.inc"
+#undef ENCAST_ISA
+};
+
+struct IsaInfo {
+  Isa isa;
+  const char* name;
+  const char* features;  // space separated, as the table writes them
+  std::string missing;   // the features this processor or kernel lacks; empty when usable
+};
+
+// All levels, in the table's order. Detection (CPUID, XCR0 and, for AMX, the kernel's permission)
+// runs once.
+const std::vector<IsaInfo>& isa_levels();
+
+// True if this processor can run the level and ENCAST_ISA does not forbid it.
+// ENCAST_ISA=NAME allows the named level and those above it in the table.
+// An unknown or unusable name throws ResourceError, which lists what would be accepted.
+bool isa_allowed(Isa isa);
+
+// The last allowed level of the table.
+Isa isa_best();
+
+const char* isa_name(Isa isa);
+
+}  // namespace encast

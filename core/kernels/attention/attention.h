@@ -1,0 +1,29 @@
+#pragma once
+#include <cstdint>
+
+// Contract: self-attention inside every sequence of a packed batch.
+// op attention, arithmetic f32: out = softmax(scale * q k^T + bias) v, a head at a time.
+// The bits of a row depend on its own sequence only: not on neighbours, not on the query block.
+namespace encast {
+
+struct AttentionArgs {
+  const float* qkv = nullptr;  // [tokens, 3 * heads * head_dim]: all heads' q, then k, then v
+  int64_t qkv_stride = 0;
+  const int32_t* cu_seqlens = nullptr;  // [seqs + 1], rows of qkv
+  int32_t heads = 0, head_dim = 0;
+  float scale = 1.0f;
+  const float* bias = nullptr;  // [heads, 2 * bias_len - 1] or null; score (i, j) gets column j - i + bias_len - 1
+  int64_t bias_len = 0;         // no sequence is longer when bias is given
+  float* out = nullptr;         // [tokens, heads * head_dim]
+  int64_t out_stride = 0;
+  bool exact = false;  // exp by libm in double instead of a polynomial
+};
+
+// Bytes of scratch (64-byte aligned) that one call needs for sequences up to max_len.
+int64_t attention_scratch_bytes(int64_t max_len, int64_t head_dim);
+
+// One head of one sequence, query rows [query_begin, query_end) of it.
+using AttentionFn = void (*)(const AttentionArgs& args, int64_t seq, int64_t head, int64_t query_begin,
+                             int64_t query_end, void* scratch);
+
+}  // namespace encast

@@ -1,0 +1,55 @@
+"""The tree of errors that encast raises on purpose.
+
+Every message says what is wrong, where (file, tensor, layer, offset, line), what
+would have been accepted, and what to do next.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArtifactError",
+    "CheckpointError",
+    "EncastError",
+    "GraphError",
+    "InputError",
+    "PlanError",
+    "ResourceError",
+    "StrictError",
+    "UnsupportedModelError",
+]
+
+
+class EncastError(Exception):
+    """Base of every error that encast raises on purpose."""
+
+
+class CheckpointError(EncastError):
+    """A checkpoint folder is damaged, incomplete or contradicts itself."""
+
+
+class UnsupportedModelError(EncastError):
+    """A checkpoint is well-formed, but asks for arithmetic that encast does not have."""
+
+
+class GraphError(EncastError):
+    """A graph breaks a rule of the op table; a defect of encast, not of the input."""
+
+
+class ArtifactError(EncastError):
+    """A compiled artifact is damaged, incomplete or written by another version."""
+
+
+class PlanError(EncastError):
+    """A plan breaks a rule of the plan schema."""
+
+
+class InputError(EncastError, ValueError):
+    """A request (text, token ids, file row, option) cannot be served as it stands."""
+
+
+class ResourceError(EncastError):
+    """The machine lacks something that was asked for: memory, disk, processor feature."""
+
+
+class StrictError(EncastError):
+    """Something fell back while ``strict`` was asked for."""

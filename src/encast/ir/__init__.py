@@ -1,0 +1,7 @@
+"""The portable graph: one table of ops, a graph with a text form, and a verifier."""
+
+from encast.ir.graph import Constant, Graph, Node, ValueType
+from encast.ir.ops import OPS, Op
+from encast.ir.verify import verify
+
+__all__ = ["OPS", "Constant", "Graph", "Node", "Op", "ValueType", "verify"]

@@ -1,0 +1,379 @@
+"""The table of ops: what each takes, which attributes it has, and the type it makes.
+
+This is the one list of ops. The verifier, the reference backend, the passes and the
+lowering all look ops up here; a test checks that none of them knows an op that is not
+in the table or lacks one that is.
+
+Row dimensions of packed activations are symbols: ``tokens`` (all tokens of a batch),
+``seqs`` (one row a sequence), ``selected`` (rows picked by the ``select`` input) and
+``pairs`` (for every sequence its length squared, sequences one after the other).
+
+Value dtypes: ``f32``, ``bf16``, ``i32`` and ``q8``. A ``q8`` value is a matrix of
+unsigned bytes with one f32 scale and one i32 zero point a row; it stands for
+``scale * (byte - zero)``. Symmetric rows have zero point 128.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from encast.errors import GraphError
+from encast.ir.types import ValueType
+
+__all__ = ["ACTIVATIONS", "OPS", "POOLING_MODES", "Op"]
+
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
+"""Names of elementwise activations: ``gelu`` is the erf form, ``gelu_tanh`` the tanh form."""
+
+POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+"""Pooling modes of sentence-transformers, by the names its config uses."""
+
+Types = Sequence[ValueType]
+Attrs = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One row of the table.
+
+    ``inputs`` names the operands in order; a trailing ``?`` marks one that may be absent
+    (written as an empty name in a node). ``attrs`` maps each attribute to a predicate that
+    accepts its value; every attribute is required. ``infer`` returns the types of the outputs.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    attrs: Mapping[str, Callable[[Any], bool]]
+    infer: Callable[[Sequence[ValueType | None], Attrs], list[ValueType]]
+    plain: bool
+    doc: str
+
+
+OPS: dict[str, Op] = {}
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, float)
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_activation(value: Any) -> bool:
+    return value in ACTIVATIONS
+
+
+def _is_activation_or_none(value: Any) -> bool:
+    return value == "none" or value in ACTIVATIONS
+
+
+def _is_modes(value: Any) -> bool:
+    return (
+        isinstance(value, (list, tuple))
+        and len(value) > 0
+        and all(mode in POOLING_MODES for mode in value)
+        and len(set(value)) == len(value)
+    )
+
+
+def _need(condition: bool, message: str) -> None:
+    if not condition:
+        raise GraphError(message)
+
+
+def _matrix(value: ValueType | None, name: str, dtype: str = "f32") -> ValueType:
+    _need(value is not None, f"{name} is absent")
+    assert value is not None
+    _need(
+        value.dtype == dtype and len(value.shape) == 2,
+        f"{name} is {value}; a matrix of {dtype} is needed",
+    )
+    return value
+
+
+def _vector(value: ValueType | None, name: str, size: Any, dtype: str = "f32") -> None:
+    _need(
+        value is not None and value.dtype == dtype and value.shape == (size,),
+        f"{name} is {value}; {dtype}[{size}] is needed",
+    )
+
+
+def _rows_of_ids(value: ValueType | None, name: str) -> None:
+    _need(
+        value is not None and value.dtype == "i32" and value.shape == ("tokens",),
+        f"{name} is {value}; i32[tokens] is needed",
+    )
+
+
+def _op(
+    name: str,
+    inputs: str,
+    attrs: Mapping[str, Callable[[Any], bool]] | None = None,
+    *,
+    plain: bool = True,
+) -> Callable[[Callable[[Any, Any], list[ValueType]]], Callable[[Any, Any], list[ValueType]]]:
+    def register(infer: Callable[[Any, Any], list[ValueType]]) -> Callable[[Any, Any], list[ValueType]]:
+        OPS[name] = Op(name, tuple(inputs.split()), dict(attrs or {}), infer, plain, infer.__doc__ or "")
+        return infer
+
+    return register
+
+
+# Plain ops: what architectures are written in.
+
+
+@_op("position_ids", "token_ids", {"offset": _is_int, "skip_id": _is_int})
+def _position_ids(types: Any, attrs: Any) -> list[ValueType]:
+    """Position of every token in its own sequence, plus ``offset``.
+
+    With ``skip_id`` >= 0 (RoBERTa), tokens equal to it do not count and get position
+    ``offset - 1``; others get ``offset`` + the number of counted tokens before them.
+    """
+    _rows_of_ids(types[0], "token_ids")
+    return [ValueType("i32", ("tokens",))]
+
+
+@_op("embedding", "ids table")
+def _embedding(types: Any, attrs: Any) -> list[ValueType]:
+    """Rows of ``table: f32[rows, dim]`` picked by ``ids: i32[tokens]``."""
+    _rows_of_ids(types[0], "ids")
+    table = _matrix(types[1], "table")
+    return [ValueType("f32", ("tokens", table.shape[1]))]
+
+
+@_op("add", "a b")
+def _add(types: Any, attrs: Any) -> list[ValueType]:
+    """Elementwise sum of two values of one shape."""
+    a, b = _matrix(types[0], "a"), _matrix(types[1], "b")
+    _need(a == b, f"a is {a} and b is {b}; they must be alike")
+    return [a]
+
+
+@_op("scale", "x", {"factor": _is_float})
+def _scale(types: Any, attrs: Any) -> list[ValueType]:
+    """``x * factor``."""
+    return [_matrix(types[0], "x")]
+
+
+@_op("linear", "x weight bias?", {"activation": _is_activation_or_none})
+def _linear(types: Any, attrs: Any) -> list[ValueType]:
+    """``activation(x @ weight.T + bias)`` with ``weight: f32[out, in]``; plain graphs have activation "none"."""
+    x, weight = _matrix(types[0], "x"), _matrix(types[1], "weight")
+    _need(x.shape[1] == weight.shape[1], f"x is {x}, weight is {weight}; the inner sizes differ")
+    if types[2] is not None:
+        _vector(types[2], "bias", weight.shape[0])
+    return [ValueType("f32", (x.shape[0], weight.shape[0]))]
+
+
+@_op("layer_norm", "x gamma beta", {"eps": _is_float})
+def _layer_norm(types: Any, attrs: Any) -> list[ValueType]:
+    """``(x - mean) / sqrt(variance + eps) * gamma + beta`` over the columns of a row."""
+    x = _matrix(types[0], "x")
+    _vector(types[1], "gamma", x.shape[1])
+    _vector(types[2], "beta", x.shape[1])
+    return [x]
+
+
+@_op("activation", "x", {"kind": _is_activation})
+def _activation(types: Any, attrs: Any) -> list[ValueType]:
+    """Elementwise activation, see ``ACTIVATIONS``."""
+    return [_matrix(types[0], "x")]
+
+
+@_op("attention_scores", "q k", {"heads": _is_count})
+def _attention_scores(types: Any, attrs: Any) -> list[ValueType]:
+    """For every head and sequence ``q @ k.T``; head ``h`` owns columns ``h*d`` to ``(h+1)*d``."""
+    q, k = _matrix(types[0], "q"), _matrix(types[1], "k")
+    _need(q == k, f"q is {q} and k is {k}; they must be alike")
+    _need(q.shape[0] == "tokens", f"q is {q}; rows must be tokens")
+    _need(q.shape[1] % attrs["heads"] == 0, f"q is {q}: {attrs['heads']} heads do not divide its columns")
+    return [ValueType("f32", (attrs["heads"], "pairs"))]
+
+
+@_op("relative_bias", "scores table", {"max_distance": _is_count})
+def _relative_bias(types: Any, attrs: Any) -> list[ValueType]:
+    """Adds ``table[bucket(key - query), head]`` to every score, ``table: f32[buckets, heads]``.
+
+    The bucket function is T5's two-sided one (also MPNet's): half of the buckets for each sign,
+    half of those exact, the rest logarithmic up to ``max_distance``.
+    """
+    scores, table = _matrix(types[0], "scores"), _matrix(types[1], "table")
+    _need(scores.shape[0] == table.shape[1], f"scores are {scores}, table is {table}; the heads differ")
+    return [scores]
+
+
+@_op("softmax", "scores")
+def _softmax(types: Any, attrs: Any) -> list[ValueType]:
+    """Softmax over the keys of every query."""
+    scores = _matrix(types[0], "scores")
+    _need(scores.shape[1] == "pairs", f"scores are {scores}; columns must be pairs")
+    return [scores]
+
+
+@_op("attention_context", "probs v")
+def _attention_context(types: Any, attrs: Any) -> list[ValueType]:
+    """For every head and sequence ``probs @ v``, heads side by side again."""
+    probs, v = _matrix(types[0], "probs"), _matrix(types[1], "v")
+    _need(probs.shape[1] == "pairs" and v.shape[0] == "tokens", f"probs are {probs}, v is {v}")
+    _need(v.shape[1] % probs.shape[0] == 0, f"v is {v}: {probs.shape[0]} heads do not divide its columns")
+    return [v]
+
+
+@_op("first_token", "x")
+def _first_token(types: Any, attrs: Any) -> list[ValueType]:
+    """The first row of every sequence."""
+    x = _matrix(types[0], "x")
+    _need(x.shape[0] == "tokens", f"x is {x}; rows must be tokens")
+    return [ValueType("f32", ("seqs", x.shape[1]))]
+
+
+@_op("select_rows", "x select")
+def _select_rows(types: Any, attrs: Any) -> list[ValueType]:
+    """The rows of ``x`` whose indices in the batch stand in ``select: i32[selected]``."""
+    x = _matrix(types[0], "x")
+    _need(x.shape[0] == "tokens", f"x is {x}; rows must be tokens")
+    _need(types[1] == ValueType("i32", ("selected",)), f"select is {types[1]}; i32[selected] is needed")
+    return [ValueType("f32", ("selected", x.shape[1]))]
+
+
+@_op("pooling", "x", {"modes": _is_modes})
+def _pooling(types: Any, attrs: Any) -> list[ValueType]:
+    """One row a sequence: the results of ``modes`` side by side, see ``POOLING_MODES``."""
+    x = _matrix(types[0], "x")
+    _need(x.shape[0] == "tokens", f"x is {x}; rows must be tokens")
+    return [ValueType("f32", ("seqs", x.shape[1] * len(attrs["modes"])))]
+
+
+@_op("normalize", "x")
+def _normalize(types: Any, attrs: Any) -> list[ValueType]:
+    """``x / max(|x|, 1e-12)`` a row, Euclidean norm."""
+    return [_matrix(types[0], "x")]
+
+
+# Fused ops and wider or narrower arithmetic: what passes make.
+
+
+@_op(
+    "embed_layer_norm",
+    "token_ids token_type_ids? word position? token_type? gamma beta",
+    {"eps": _is_float, "position_offset": _is_int, "position_skip_id": _is_int},
+    plain=False,
+)
+def _embed_layer_norm(types: Any, attrs: Any) -> list[ValueType]:
+    """Sum of word, position and token-type rows, then layer norm. The sum runs word + type + position.
+
+    A ``token_type`` table without ``token_type_ids`` never occurs: row 0 is folded into ``position``
+    or ``word`` instead.
+    """
+    _rows_of_ids(types[0], "token_ids")
+    word = _matrix(types[2], "word")
+    for index, name in ((3, "position"), (4, "token_type")):
+        if types[index] is not None:
+            table = _matrix(types[index], name)
+            _need(table.shape[1] == word.shape[1], f"{name} is {table}, word is {word}; the sizes differ")
+    _need((types[1] is None) == (types[4] is None), "token_type_ids and token_type come together")
+    if types[1] is not None:
+        _rows_of_ids(types[1], "token_type_ids")
+    _vector(types[5], "gamma", word.shape[1])
+    _vector(types[6], "beta", word.shape[1])
+    return [ValueType("f32", ("tokens", word.shape[1]))]
+
+
+@_op("attention", "qkv bias?", {"heads": _is_count, "scale": _is_float}, plain=False)
+def _attention(types: Any, attrs: Any) -> list[ValueType]:
+    """Self-attention inside every sequence.
+
+    ``qkv: f32[tokens, 3*hidden]`` holds all heads' q, then k, then v. ``bias: f32[heads, 2*n-1]``, when
+    present, is added to the scaled scores at column ``key - query + n - 1``. ``scale`` multiplies the
+    scores (1.0 once it is folded into the projection).
+    """
+    qkv = _matrix(types[0], "qkv")
+    _need(qkv.shape[0] == "tokens", f"qkv is {qkv}; rows must be tokens")
+    _need(qkv.shape[1] % (3 * attrs["heads"]) == 0, f"qkv is {qkv}: not 3 x {attrs['heads']} heads")
+    if types[1] is not None:
+        bias = _matrix(types[1], "bias")
+        _need(bias.shape[0] == attrs["heads"] and bias.shape[1] % 2 == 1, f"bias is {bias}; f32[heads, 2n-1] is needed")
+    return [ValueType("f32", ("tokens", qkv.shape[1] // 3))]
+
+
+@_op("add_layer_norm", "x residual gamma beta", {"eps": _is_float}, plain=False)
+def _add_layer_norm(types: Any, attrs: Any) -> list[ValueType]:
+    """``layer_norm(x + residual)``."""
+    _add(types[:2], attrs)
+    return _layer_norm([types[0], *types[2:]], attrs)
+
+
+@_op("quantize", "x", {"zero_point": _is_bool}, plain=False)
+def _quantize(types: Any, attrs: Any) -> list[ValueType]:
+    """f32 to q8, a scale (and, if ``zero_point``, a zero point) a row, from the row's own extremes.
+
+    Symmetric: ``scale = max|x| / 127``, ``byte = round(x / scale) + 128``. With a zero point:
+    ``lo = min(x, 0)``, ``hi = max(x, 0)``, ``scale = (hi - lo) / 255``, ``zero = round(-lo / scale)``,
+    ``byte = clamp(round(x / scale) + zero, 0, 255)``. Rounding is to nearest, ties to even; a row of
+    zeros has scale 0. Both divisions are done as a product with the f32 reciprocal ``127 / max`` or
+    ``255 / (hi - lo)``.
+    """
+    x = _matrix(types[0], "x")
+    return [ValueType("q8", x.shape)]
+
+
+@_op("cast_bf16", "x", plain=False)
+def _cast_bf16(types: Any, attrs: Any) -> list[ValueType]:
+    """f32 to bf16, to nearest, ties to even."""
+    return [ValueType("bf16", _matrix(types[0], "x").shape)]
+
+
+@_op("linear_int8", "x weight weight_scale bias?", {"activation": _is_activation_or_none}, plain=False)
+def _linear_int8(types: Any, attrs: Any) -> list[ValueType]:
+    """``activation(x @ (weight * weight_scale[:, None]).T + bias)``: q8 by s8 (-127 to 127), exact int32 sums."""
+    x, weight = _matrix(types[0], "x", "q8"), _matrix(types[1], "weight", "s8")
+    _need(x.shape[1] == weight.shape[1], f"x is {x}, weight is {weight}; the inner sizes differ")
+    _vector(types[2], "weight_scale", weight.shape[0])
+    if types[3] is not None:
+        _vector(types[3], "bias", weight.shape[0])
+    return [ValueType("f32", (x.shape[0], weight.shape[0]))]
+
+
+@_op("linear_bf16", "x weight bias?", {"activation": _is_activation_or_none}, plain=False)
+def _linear_bf16(types: Any, attrs: Any) -> list[ValueType]:
+    """``activation(x @ weight.T + bias)``: bf16 operands, f32 sums and output."""
+    x, weight = _matrix(types[0], "x", "bf16"), _matrix(types[1], "weight", "bf16")
+    _need(x.shape[1] == weight.shape[1], f"x is {x}, weight is {weight}; the inner sizes differ")
+    if types[2] is not None:
+        _vector(types[2], "bias", weight.shape[0])
+    return [ValueType("f32", (x.shape[0], weight.shape[0]))]
+
+
+def _with_quantized(infer: Callable[[Any, Any], list[ValueType]]) -> Callable[[Any, Any], list[ValueType]]:
+    def inferred(types: Any, attrs: Any) -> list[ValueType]:
+        (out,) = infer(types, attrs)
+        return [out, ValueType(attrs["also"], out.shape)]
+
+    inferred.__doc__ = (
+        "As the op it is named after, with a second output of the same rows in q8 (symmetric) or bf16, see ``also``."
+    )
+    return inferred
+
+
+def _is_also(value: Any) -> bool:
+    return value in ("q8", "bf16")
+
+
+for _name, _infer in (("embed_layer_norm", _embed_layer_norm), ("add_layer_norm", _add_layer_norm), ("layer_norm", _layer_norm)):
+    _op(
+        _name + "_narrow",
+        " ".join(OPS[_name].inputs),
+        {**OPS[_name].attrs, "also": _is_also},
+        plain=False,
+    )(_with_quantized(_infer))
