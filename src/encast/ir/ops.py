@@ -358,16 +358,17 @@ def _linear_bf16(types: Any, attrs: Any) -> list[ValueType]:
 def _with_quantized(infer: Callable[[Any, Any], list[ValueType]]) -> Callable[[Any, Any], list[ValueType]]:
     def inferred(types: Any, attrs: Any) -> list[ValueType]:
         (out,) = infer(types, attrs)
-        return [out, ValueType(attrs["also"], out.shape)]
+        return [out, ValueType("bf16" if attrs["also"] == "bf16" else "q8", out.shape)]
 
     inferred.__doc__ = (
-        "As the op it is named after, with a second output of the same rows in q8 (symmetric) or bf16, see ``also``."
+        "As the op it is named after, with a second output of the same rows, see ``also``: q8 (symmetric), "
+        "q8_zero_point (q8 with a zero point) or bf16, each as ``quantize`` and ``cast_bf16`` make it."
     )
     return inferred
 
 
 def _is_also(value: Any) -> bool:
-    return value in ("q8", "bf16")
+    return value in ("q8", "q8_zero_point", "bf16")
 
 
 for _name, _infer in (("embed_layer_norm", _embed_layer_norm), ("add_layer_norm", _add_layer_norm), ("layer_norm", _layer_norm)):
