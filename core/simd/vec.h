@@ -39,7 +39,7 @@
 // as the left operand. An operation that makes a NaN makes one on every level; its sign and payload are
 // not part of the contract. MXCSR is as the ABI sets it up: to nearest, subnormals kept.
 
-#define ENCAST_INLINE static inline __attribute__((always_inline))
+#define ENCAST_SIMD static inline __attribute__((always_inline))
 
 #if defined(ENCAST_SIMD_SCALAR)
 #include "simd/vec_scalar.h"
@@ -54,16 +54,16 @@
 namespace encast {
 inline namespace ENCAST_SIMD_LEVEL {
 
-ENCAST_INLINE F32x16 load_bf16(const uint16_t* p) { return from_bits(shift_left<16>(load_u16(p))); }
+ENCAST_SIMD F32x16 load_bf16(const uint16_t* p) { return from_bits(shift_left<16>(load_u16(p))); }
 
 // The rounding is integer arithmetic on every level: vcvtneps2bf16 would flush subnormals.
-ENCAST_INLINE I32x16 to_bf16(F32x16 a) {
+ENCAST_SIMD I32x16 to_bf16(F32x16 a) {
   const I32x16 u = bits(a);
   const I32x16 rounded = u + (set1(0x7fff) + (shift_right<16>(u) & set1(1)));
   const I32x16 quiet_nan = u | set1(0x400000);
   return shift_right<16>(select(is_nan(a), quiet_nan, rounded));
 }
-ENCAST_INLINE void store_bf16(uint16_t* p, F32x16 a) { store_u16(p, to_bf16(a)); }
+ENCAST_SIMD void store_bf16(uint16_t* p, F32x16 a) { store_u16(p, to_bf16(a)); }
 
 }  // namespace ENCAST_SIMD_LEVEL
 }  // namespace encast
