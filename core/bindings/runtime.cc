@@ -1,0 +1,118 @@
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "base/error.h"
+#include "bindings/bindings.h"
+#include "runtime/executor.h"
+
+namespace encast {
+namespace {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Rows2d = nb::ndarray<float, nb::numpy, nb::ndim<2>, nb::c_contig>;
+
+const int32_t* data_or_null(const std::optional<Ids>& ids) { return ids ? ids->data() : nullptr; }
+
+Request request_of(const Ids& token_ids, const Ids& cu_seqlens, const std::optional<Ids>& token_type_ids,
+                   const std::optional<Ids>& select) {
+  if (cu_seqlens.shape(0) == 0) throw InputError("cu_seqlens is empty; it holds n + 1 offsets, 0 first");
+  if (token_type_ids && token_type_ids->shape(0) != token_ids.shape(0)) {
+    throw InputError("token_type_ids and token_ids differ in their lengths");
+  }
+  Request request;
+  request.token_ids = token_ids.data();
+  request.tokens = static_cast<int64_t>(token_ids.shape(0));
+  request.cu_seqlens = cu_seqlens.data();
+  request.seqs = static_cast<int64_t>(cu_seqlens.shape(0)) - 1;
+  request.token_type_ids = data_or_null(token_type_ids);
+  request.select = data_or_null(select);
+  request.selected = select ? static_cast<int64_t>(select->shape(0)) : 0;
+  return request;
+}
+
+Rows2d run(Executor& executor, const std::string& output, const Ids& token_ids, const Ids& cu_seqlens,
+           const std::optional<Ids>& token_type_ids, const std::optional<Ids>& select) {
+  const Request request = request_of(token_ids, cu_seqlens, token_type_ids, select);
+  const Executor::Shape shape = executor.output_shape(output, request);
+  auto memory = std::make_unique<float[]>(static_cast<size_t>(shape.rows * shape.cols));
+  {
+    nb::gil_scoped_release release;
+    executor.run(output, request, memory.get());
+  }
+  float* data = memory.release();
+  nb::capsule owner(data, [](void* pointer) noexcept { delete[] static_cast<float*>(pointer); });
+  return Rows2d(data, {static_cast<size_t>(shape.rows), static_cast<size_t>(shape.cols)}, owner);
+}
+
+template <class E>
+void translate(nb::module_& errors, const char* name) {
+  // The classes live as long as the interpreter; their addresses are the translators' payload.
+  nb::object type = errors.attr(name);
+  nb::register_exception_translator(
+      [](const std::exception_ptr& pointer, void* payload) {
+        try {
+          std::rethrow_exception(pointer);
+        } catch (const E& error) {
+          PyErr_SetString(static_cast<PyObject*>(payload), error.what());
+        }
+      },
+      type.inc_ref().ptr());
+}
+
+}  // namespace
+
+void bind_runtime(nb::module_& m) {
+  nb::module_ errors = nb::module_::import_("encast.errors");
+  translate<PlanError>(errors, "PlanError");
+  translate<ArtifactError>(errors, "ArtifactError");
+  translate<InputError>(errors, "InputError");
+  translate<ResourceError>(errors, "ResourceError");
+
+  nb::class_<Weights>(m, "Weights", "A weights file, mapped read-only and shared between processes.")
+      .def(
+          "__init__",
+          [](Weights* self, const std::string& path) {
+            nb::gil_scoped_release release;
+            new (self) Weights(path);
+          },
+          "path"_a)
+      .def(
+          "verify",
+          [](const Weights& self, const std::vector<std::tuple<std::string, uint64_t, uint64_t, uint64_t>>& tensors,
+             int threads) {
+            std::vector<TensorRange> ranges;
+            for (const auto& [name, offset, bytes, hash] : tensors) ranges.push_back({name, offset, bytes, hash});
+            nb::gil_scoped_release release;
+            self.verify(ranges, threads);
+          },
+          "tensors"_a, "threads"_a, "Checks (name, offset, bytes, xxh64) of every tensor; raises ArtifactError.");
+
+  nb::class_<Executor>(m, "Executor", "One instance: a plan, an arena and a team of threads over shared weights.")
+      .def(
+          "__init__",
+          [](Executor* self, const std::string& plan, std::shared_ptr<Weights> weights, int threads,
+             std::vector<int> cpus, int spin_us) {
+            nb::gil_scoped_release release;
+            new (self) Executor(Plan::parse(plan), std::move(weights), TeamOptions{threads, std::move(cpus), spin_us});
+          },
+          "plan"_a, "weights"_a, "threads"_a, "cpus"_a, "spin_us"_a)
+      .def("run", &run, "output"_a, "token_ids"_a, "cu_seqlens"_a, "token_type_ids"_a.none() = nb::none(),
+           "select"_a.none() = nb::none(), "f32[rows, cols] of an output; raises InputError.")
+      .def("kernels", &Executor::kernels, "Names of the kernels of every step of the plan, in order.")
+      .def_prop_ro("arena_bytes", &Executor::arena_bytes);
+
+  m.def(
+      "check_plan", [](const std::string& plan) { Plan::parse(plan); }, "plan"_a,
+      "Parses and validates a plan's text; raises PlanError.");
+}
+
+}  // namespace encast

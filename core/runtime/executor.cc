@@ -1,0 +1,225 @@
+#include "runtime/executor.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/error.h"
+
+namespace encast {
+namespace {
+
+std::byte* map_arena(size_t bytes) {
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) {
+    throw ResourceError("no memory for an arena of " + std::to_string(bytes) +
+                        " bytes; lower ENCAST_CHUNK_TOKENS or the number of instances");
+  }
+  // Activations are reread many times: fewer TLB misses. Best effort, as kernels may forbid it.
+  madvise(data, bytes, MADV_HUGEPAGE);
+  return static_cast<std::byte*>(data);
+}
+
+// The steps that an output needs, by walking back from it.
+std::vector<uint32_t> needed_steps(const Plan& plan, int value) {
+  std::vector<bool> wanted(plan.values.size(), false);
+  wanted[static_cast<size_t>(value)] = true;
+  std::vector<uint32_t> steps;
+  for (size_t index = plan.steps.size(); index-- > 0;) {
+    const StepDecl& step = plan.steps[index];
+    const bool used = wanted[static_cast<size_t>(step.out)] || (step.also >= 0 && wanted[static_cast<size_t>(step.also)]);
+    if (!used) continue;
+    steps.push_back(static_cast<uint32_t>(index));
+    for (int id : {step.x, step.other}) {
+      if (id >= 0) wanted[static_cast<size_t>(id)] = true;
+    }
+  }
+  std::reverse(steps.begin(), steps.end());
+  return steps;
+}
+
+}  // namespace
+
+void Executor::Unmap::operator()(std::byte* data) const { munmap(data, bytes); }
+
+Executor::Executor(Plan plan, std::shared_ptr<const Weights> weights, TeamOptions team)
+    : plan_(std::move(plan)), weights_(std::move(weights)), team_(std::move(team)) {
+  plan_.check_weights(weights_->bytes());
+  for (size_t index = 0; index < plan_.steps.size(); ++index) {
+    steps_.push_back(bind_step(plan_, index, weights_->data()));
+    if (plan_.steps[index].kind == StepKind::embed) embed_ = &plan_.steps[index];
+  }
+  chunk_.next_task = std::make_unique<std::atomic<int64_t>[]>(steps_.size());
+  for (const OutputDecl& output : plan_.outputs) needed_.push_back(needed_steps(plan_, output.value));
+
+  const int64_t scratch = scratch_bytes(plan_);
+  arena_bytes_ = round_up(plan_.arena, 64) + scratch * team_.size() + 64;
+  arena_ = {map_arena(static_cast<size_t>(arena_bytes_)), Unmap{static_cast<size_t>(arena_bytes_)}};
+  const int64_t capacity = plan_.chunk_tokens;
+  for (const ValueDecl& value : plan_.values) {
+    Place place;
+    place.stride = value.stride();
+    if (value.offset != ValueDecl::kCallerMemory) {
+      place.data = arena_.get() + value.offset;
+      if (value.dtype == DType::q8) {
+        std::byte* aux = place.data + capacity * value.stride();
+        place.scale = reinterpret_cast<float*>(aux);
+        place.zero = reinterpret_cast<int32_t*>(aux + round_up(capacity * 4, 64));
+      }
+    }
+    chunk_.places.push_back(place);
+  }
+  for (int thread = 0; thread < team_.size(); ++thread) {
+    chunk_.scratch.push_back(arena_.get() + round_up(plan_.arena, 64) + scratch * thread);
+  }
+  const auto size = static_cast<size_t>(capacity);
+  no_types_.assign(size, 0);
+  chunk_.positions.resize(size);
+  chunk_.cu_seqlens.resize(size + 1);
+  chunk_.first_rows.resize(size);
+  chunk_.selected_rows.resize(size);
+  chunk_.attention_order.resize(size);
+}
+
+size_t Executor::find_output(std::string_view output) const {
+  std::string known;
+  for (size_t index = 0; index < plan_.outputs.size(); ++index) {
+    if (plan_.outputs[index].name == output) return index;
+    known += (index == 0 ? "" : ", ") + plan_.outputs[index].name;
+  }
+  throw InputError("this artifact has no output '" + std::string(output) + "'; it has: " + known);
+}
+
+Executor::Shape Executor::output_shape(std::string_view output, const Request& request) const {
+  const ValueDecl& value = plan_.values[static_cast<size_t>(plan_.outputs[find_output(output)].value)];
+  const int64_t rows[kRowKinds] = {request.tokens, request.seqs, request.selected};
+  return {rows[static_cast<size_t>(value.rows)], value.cols};
+}
+
+void Executor::check(const OutputDecl& output, const Request& request) const {
+  const auto text = [](int64_t number) { return std::to_string(number); };
+  if (request.seqs < 0 || request.cu_seqlens[0] != 0 || request.cu_seqlens[request.seqs] != request.tokens) {
+    throw InputError("cu_seqlens must rise from 0 to the number of tokens, " + text(request.tokens));
+  }
+  for (int64_t seq = 0; seq < request.seqs; ++seq) {
+    const int64_t length = int64_t{request.cu_seqlens[seq + 1]} - request.cu_seqlens[seq];
+    if (length < 1 || length > plan_.max_len) {
+      throw InputError("sequence " + text(seq) + " has " + text(length) + " tokens; this model takes 1 to " +
+                       text(plan_.max_len));
+    }
+  }
+  const auto in_range = [&](const int32_t* ids, int64_t limit, const char* what) {
+    for (int64_t token = 0; token < request.tokens; ++token) {
+      if (ids[token] < 0 || ids[token] >= limit) {
+        throw InputError(std::string(what) + " " + text(ids[token]) + " at token " + text(token) +
+                         " is out of range; this model has " + text(limit));
+      }
+    }
+  };
+  in_range(request.token_ids, plan_.vocab, "token id");
+  // A model without token types accepts zeros, as tokenizers give them.
+  if (request.token_type_ids != nullptr) {
+    in_range(request.token_type_ids, std::max<int64_t>(plan_.types, 1), "token type id");
+  }
+  if (plan_.values[static_cast<size_t>(output.value)].rows != Rows::selected) return;
+  for (int64_t index = 0; index < request.selected; ++index) {
+    const int64_t row = request.select[index];
+    if (row >= request.tokens || row <= (index == 0 ? -1 : request.select[index - 1])) {
+      throw InputError("select[" + text(index) + "] is " + text(row) + "; rows must rise and lie below " +
+                       text(request.tokens));
+    }
+  }
+}
+
+// Positions as the embed step counts them, see position_ids in the op table.
+void Executor::fill_positions() {
+  for (int64_t seq = 0; seq < chunk_.count(Rows::seqs); ++seq) {
+    int32_t next = embed_->offset;
+    for (int32_t row = chunk_.cu_seqlens[static_cast<size_t>(seq)]; row < chunk_.cu_seqlens[static_cast<size_t>(seq) + 1];
+         ++row) {
+      const bool skipped = embed_->skip >= 0 && chunk_.token_ids[row] == embed_->skip;
+      chunk_.positions[static_cast<size_t>(row)] = skipped ? embed_->offset - 1 : next++;
+    }
+  }
+}
+
+// Fills the chunk with whole sequences from first_seq on; returns the sequence after the last.
+int64_t Executor::prepare(const Request& request, int64_t first_seq, int64_t& first_selected) {
+  const int32_t start = request.cu_seqlens[first_seq];
+  int64_t seq = first_seq;
+  while (seq < request.seqs && request.cu_seqlens[seq + 1] - start <= plan_.chunk_tokens) {
+    const auto local = static_cast<size_t>(seq - first_seq);
+    chunk_.cu_seqlens[local] = chunk_.first_rows[local] = request.cu_seqlens[seq] - start;
+    ++seq;
+  }
+  const int64_t seqs = seq - first_seq;
+  const int32_t end = request.cu_seqlens[seq];
+  chunk_.cu_seqlens[static_cast<size_t>(seqs)] = end - start;
+  chunk_.token_ids = request.token_ids + start;
+  chunk_.token_type_ids = request.token_type_ids == nullptr ? no_types_.data() : request.token_type_ids + start;
+  int64_t selected = 0;
+  while (first_selected + selected < request.selected && request.select[first_selected + selected] < end) {
+    chunk_.selected_rows[static_cast<size_t>(selected)] = request.select[first_selected + selected] - start;
+    ++selected;
+  }
+  first_selected += selected;
+  chunk_.rows[static_cast<size_t>(Rows::tokens)] = end - start;
+  chunk_.rows[static_cast<size_t>(Rows::seqs)] = seqs;
+  chunk_.rows[static_cast<size_t>(Rows::selected)] = selected;
+  for (size_t step = 0; step < steps_.size(); ++step) chunk_.next_task[step].store(0, std::memory_order_relaxed);
+  if (embed_ != nullptr && embed_->position >= 0) fill_positions();
+  if (team_.size() > 1) {
+    const auto order = chunk_.attention_order.begin();
+    const auto length = [&](int32_t at) {
+      return chunk_.cu_seqlens[static_cast<size_t>(at) + 1] - chunk_.cu_seqlens[static_cast<size_t>(at)];
+    };
+    std::iota(order, order + seqs, 0);
+    std::sort(order, order + seqs, [&](int32_t a, int32_t b) {
+      return length(a) != length(b) ? length(a) > length(b) : a < b;
+    });
+  } else {
+    std::iota(chunk_.attention_order.begin(), chunk_.attention_order.begin() + seqs, 0);
+  }
+  return seq;
+}
+
+void Executor::run(std::string_view output, const Request& request, float* out) {
+  const size_t which = find_output(output);
+  const OutputDecl& decl = plan_.outputs[which];
+  check(decl, request);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const ValueDecl& value = plan_.values[static_cast<size_t>(decl.value)];
+  Place& target = chunk_.places[static_cast<size_t>(decl.value)];
+  const Place arena_place = target;
+  const std::vector<uint32_t>& steps = needed_[which];
+  Request rest = request;
+  if (value.rows != Rows::selected) rest.selected = 0;
+
+  int64_t selected = 0;
+  int64_t written = 0;
+  for (int64_t seq = 0; seq < request.seqs;) {
+    seq = prepare(rest, seq, selected);
+    if (value.rows == Rows::selected && chunk_.count(Rows::selected) == 0) continue;
+    // Steps that make the output write straight into the caller's rows.
+    target.data = reinterpret_cast<std::byte*>(out + written * value.cols);
+    target.stride = value.cols;
+    auto share = [&](int thread) {
+      for (const uint32_t step : steps) {
+        steps_[step]->run(chunk_, thread, team_.size());
+        if (step != steps.back()) team_.barrier();
+      }
+    };
+    team_.run(share);
+    written += chunk_.count(value.rows);
+  }
+  target = arena_place;
+}
+
+std::vector<std::vector<std::string>> Executor::kernels() const {
+  std::vector<std::vector<std::string>> names;
+  for (const auto& step : steps_) names.push_back(step->kernels());
+  return names;
+}
+
+}  // namespace encast

@@ -1,0 +1,108 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/reduce/reduce.h"
+
+// The plan: what one machine runs, as text that people review and this loader validates.
+//
+//   encast-plan 1
+//   limits vocab=30522 types=2 max_len=512 chunk_tokens=1024 arena=8650752 exact=0
+//   weight w0 f32 dense 30522 384 @4096          rows cols, at a byte offset of the weights file
+//   weight w1 s8 panels 1152 384 @46886912       n k, packed in panels of 64 columns
+//   weight w2 f32 padded 1 1152 @...             a vector padded to a multiple of 64
+//   value v0 f32 tokens 384 @0                   rows cols, at a byte offset of the arena; @- : caller's memory
+//   step embed name=embeddings word=w0 ... out=v0 also=v1
+//   output last_hidden_state v9
+//
+// Ids count up from 0 in the order of declaration. The keys of every kind of step stand in kStepForms.
+namespace encast {
+
+enum class Rows : uint8_t { tokens, seqs, selected };
+constexpr int kRowKinds = 3;
+
+enum class WeightLayout : uint8_t { dense, panels, padded };
+
+struct WeightDecl {
+  DType dtype = DType::f32;
+  WeightLayout layout = WeightLayout::dense;
+  int64_t rows = 0, cols = 0;
+  uint64_t offset = 0;
+
+  uint64_t bytes() const;
+};
+
+struct ValueDecl {
+  static constexpr int64_t kCallerMemory = -1;
+  DType dtype = DType::f32;
+  Rows rows = Rows::tokens;
+  int64_t cols = 0;
+  int64_t offset = kCallerMemory;
+
+  // Elements from one row to the next in the arena: 64-byte aligned rows.
+  int64_t stride() const { return round_up(cols, 64 / static_cast<int64_t>(element_bytes(dtype))); }
+  // Bytes in the arena for `capacity` rows; a q8 value ends in its scales and zero points.
+  int64_t bytes(int64_t capacity) const {
+    const int64_t aux = dtype == DType::q8 ? 2 * round_up(capacity * 4, 64) : 0;
+    return capacity * stride() * static_cast<int64_t>(element_bytes(dtype)) + aux;
+  }
+};
+
+enum class StepKind : uint8_t {
+  embed,
+  norm,
+  linear,
+  attention,
+  narrow,
+  elementwise,
+  pool,
+  first,
+  select,
+  normalize,
+};
+
+// Operands are ids, -1 when absent.
+struct StepDecl {
+  StepKind kind = StepKind::embed;
+  std::string name;        // of the module that it computes
+  std::string arithmetic;  // class of a linear
+  int x = -1, other = -1, out = -1, also = -1;
+  int word = -1, position = -1, token_type = -1, gamma = -1, beta = -1;
+  int w = -1, scale = -1, colsum = -1, bias = -1;
+  float eps = 0, factor = 1;
+  int32_t heads = 0, offset = 0, skip = -1, column = 0;
+  bool zero_point = false;
+  Activation act = Activation::none;
+  Pooling mode = Pooling::cls;
+};
+
+struct OutputDecl {
+  std::string name;
+  int value = -1;
+};
+
+struct Plan {
+  int64_t vocab = 0, types = 0, max_len = 0, chunk_tokens = 0, arena = 0;
+  bool exact = false;
+  std::vector<WeightDecl> weights;
+  std::vector<ValueDecl> values;
+  std::vector<StepDecl> steps;
+  std::vector<OutputDecl> outputs;
+
+  // Parses and validates; throws PlanError naming the line or the step. Checked: every number's range, every
+  // operand's existence, dtype and shape, that values are made before they are read, that no step writes
+  // memory that a later step still reads, that the arena holds every value.
+  static Plan parse(std::string_view text);
+
+  // Throws PlanError when a weight lies outside of a file of this size or is not 64-byte aligned.
+  void check_weights(uint64_t file_bytes) const;
+};
+
+const char* step_name(StepKind kind);
+const char* rows_name(Rows rows);
+
+}  // namespace encast

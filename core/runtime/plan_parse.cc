@@ -1,0 +1,298 @@
+#include "runtime/plan_parse.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace encast {
+namespace {
+
+constexpr size_t kMaxText = size_t{64} << 20;
+constexpr size_t kMaxItems = size_t{1} << 20;
+constexpr int64_t kMaxRows = int64_t{1} << 31;
+constexpr int64_t kMaxCols = int64_t{1} << 24;
+constexpr int64_t kMaxBytes = int64_t{1} << 46;
+
+// The keys of every kind of step; a trailing ? marks an optional one. Every step may have name=.
+struct StepForm {
+  StepKind kind;
+  const char* name;
+  const char* keys;
+};
+constexpr StepForm kStepForms[] = {
+    {StepKind::embed, "embed", "word gamma? beta? position? token_type? eps offset skip out also? zero_point?"},
+    {StepKind::norm, "norm", "x other? gamma beta eps out also? zero_point?"},
+    {StepKind::linear, "linear", "x w scale? colsum? bias? act arithmetic out"},
+    {StepKind::attention, "attention", "x bias? heads factor out"},
+    {StepKind::narrow, "narrow", "x zero_point out"},
+    {StepKind::elementwise, "elementwise", "x other? factor act out"},
+    {StepKind::pool, "pool", "x mode column out"},
+    {StepKind::first, "first", "x out"},
+    {StepKind::select, "select", "x out"},
+    {StepKind::normalize, "normalize", "x out"},
+};
+
+constexpr std::string_view kRowNames[] = {"tokens", "seqs", "selected"};
+constexpr std::string_view kLayoutNames[] = {"dense", "panels", "padded"};
+constexpr std::string_view kActivationNames[] = {"none", "gelu", "gelu_tanh", "relu", "silu", "tanh"};
+constexpr std::string_view kPoolingNames[] = {"cls",  "max",           "mean", "mean_sqrt_len_tokens",
+                                              "weightedmean", "lasttoken"};
+constexpr std::string_view kDTypeNames[] = {
+#define ENCAST_DTYPE(name, bytes) #name,
+#include "base/dtype.inc"
+#undef ENCAST_DTYPE
+};
+
+// One line, cut at single spaces.
+class Line {
+ public:
+  Line(std::string_view text, size_t number) : rest_(text), number_(number) {}
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw PlanError("plan line " + std::to_string(number_) + ": " + what);
+  }
+  bool done() const { return rest_.empty(); }
+
+  std::string_view word(const char* what) {
+    if (rest_.empty()) fail(std::string("ends where ") + what + " should stand");
+    const size_t space = rest_.find(' ');
+    const std::string_view found = rest_.substr(0, space);
+    rest_ = space == std::string_view::npos ? std::string_view() : rest_.substr(space + 1);
+    if (found.empty()) fail(std::string("has an empty word where ") + what + " should stand");
+    return found;
+  }
+  void end() const {
+    if (!rest_.empty()) fail("has '" + std::string(rest_.substr(0, 40)) + "' after its end");
+  }
+
+  int64_t integer(std::string_view text, const char* what, int64_t low, int64_t high) const {
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
+      fail(std::string(what) + " is '" + std::string(text.substr(0, 40)) + "', not an integer from " +
+           std::to_string(low) + " to " + std::to_string(high));
+    }
+    return value;
+  }
+  float real(std::string_view text, const char* what) const {
+    // strtof, since libc++ before 20 has no from_chars for floating point; the copy ends the string.
+    char copy[64] = {};
+    if (text.empty() || text.size() >= sizeof(copy)) fail(std::string(what) + " is no number");
+    std::memcpy(copy, text.data(), text.size());
+    char* end = nullptr;
+    const float value = std::strtof(copy, &end);
+    if (end != copy + text.size() || !std::isfinite(value)) fail(std::string(what) + " is no finite number");
+    return value;
+  }
+  template <class E, size_t N>
+  E choice(std::string_view text, const char* what, const std::string_view (&names)[N]) const {
+    std::string accepted;
+    for (size_t index = 0; index < N; ++index) {
+      if (text == names[index]) return static_cast<E>(index);
+      accepted += (index == 0 ? "" : ", ") + std::string(names[index]);
+    }
+    fail(std::string(what) + " is '" + std::string(text.substr(0, 40)) + "'; accepted: " + accepted);
+  }
+  // An id of a declared item: the prefix and a number below count.
+  int id(std::string_view text, char prefix, size_t count, const char* what) const {
+    if (text.empty() || text[0] != prefix || count == 0) {
+      fail(std::string(what) + " is '" + std::string(text.substr(0, 40)) + "', not a declared " + prefix + "N");
+    }
+    return static_cast<int>(integer(text.substr(1), what, 0, static_cast<int64_t>(count) - 1));
+  }
+  std::string_view at() {
+    const std::string_view text = word("@offset");
+    if (text[0] != '@') fail("has '" + std::string(text.substr(0, 40)) + "' where @offset should stand");
+    return text.substr(1);
+  }
+  std::string_view value_of(std::string_view key) {
+    const std::string_view text = word(std::string(key).c_str());
+    const size_t equals = text.find('=');
+    if (text.substr(0, equals) != key || equals == std::string_view::npos) {
+      fail("has '" + std::string(text.substr(0, 40)) + "' where " + std::string(key) + "= should stand");
+    }
+    return text.substr(equals + 1);
+  }
+
+ private:
+  std::string_view rest_;
+  size_t number_;
+};
+
+bool form_has(std::string_view keys, std::string_view key, bool& optional) {
+  while (!keys.empty()) {
+    const size_t space = keys.find(' ');
+    std::string_view one = keys.substr(0, space);
+    keys = space == std::string_view::npos ? std::string_view() : keys.substr(space + 1);
+    optional = one.back() == '?';
+    if (optional) one.remove_suffix(1);
+    if (one == key) return true;
+  }
+  return false;
+}
+
+void parse_limits(Line& line, Plan& plan) {
+  plan.vocab = line.integer(line.value_of("vocab"), "vocab", 1, kMaxRows - 1);
+  plan.types = line.integer(line.value_of("types"), "types", 0, kMaxCols);
+  plan.max_len = line.integer(line.value_of("max_len"), "max_len", 1, kMaxCols);
+  plan.chunk_tokens = line.integer(line.value_of("chunk_tokens"), "chunk_tokens", plan.max_len, kMaxCols);
+  plan.arena = line.integer(line.value_of("arena"), "arena", 0, kMaxBytes);
+  plan.exact = line.integer(line.value_of("exact"), "exact", 0, 1) == 1;
+}
+
+void parse_weight(Line& line, Plan& plan) {
+  WeightDecl weight;
+  const std::string_view id = line.word("a weight id");
+  if (id != "w" + std::to_string(plan.weights.size())) line.fail("weight ids must count up from w0");
+  weight.dtype = line.choice<DType>(line.word("a dtype"), "dtype", kDTypeNames);
+  weight.layout = line.choice<WeightLayout>(line.word("a layout"), "layout", kLayoutNames);
+  weight.rows = line.integer(line.word("rows"), "rows", 1, kMaxRows);
+  weight.cols = line.integer(line.word("cols"), "cols", 1, kMaxCols);
+  weight.offset = static_cast<uint64_t>(line.integer(line.at(), "offset", 0, kMaxBytes));
+  if (weight.dtype == DType::q8) line.fail("a weight cannot be q8");
+  plan.weights.push_back(weight);
+}
+
+void parse_value(Line& line, Plan& plan) {
+  ValueDecl value;
+  const std::string_view id = line.word("a value id");
+  if (id != "v" + std::to_string(plan.values.size())) line.fail("value ids must count up from v0");
+  value.dtype = line.choice<DType>(line.word("a dtype"), "dtype", kDTypeNames);
+  value.rows = line.choice<Rows>(line.word("a row symbol"), "row symbol", kRowNames);
+  value.cols = line.integer(line.word("cols"), "cols", 1, kMaxCols);
+  const std::string_view at = line.at();
+  value.offset = at == "-" ? ValueDecl::kCallerMemory : line.integer(at, "offset", 0, kMaxBytes);
+  if (value.dtype != DType::f32 && value.dtype != DType::bf16 && value.dtype != DType::q8) {
+    line.fail("a value is f32, bf16 or q8");
+  }
+  if (value.offset == ValueDecl::kCallerMemory && value.dtype != DType::f32) {
+    line.fail("a value in the caller's memory is f32");
+  }
+  plan.values.push_back(value);
+}
+
+void set_key(const Line& line, std::string_view key, std::string_view text, const Plan& plan, StepDecl& step) {
+  const auto value = [&] { return line.id(text, 'v', plan.values.size(), "operand"); };
+  const auto weight = [&] { return line.id(text, 'w', plan.weights.size(), "operand"); };
+  if (key == "x") step.x = value();
+  else if (key == "other") step.other = value();
+  else if (key == "out") step.out = value();
+  else if (key == "also") step.also = value();
+  else if (key == "word") step.word = weight();
+  else if (key == "position") step.position = weight();
+  else if (key == "token_type") step.token_type = weight();
+  else if (key == "gamma") step.gamma = weight();
+  else if (key == "beta") step.beta = weight();
+  else if (key == "w") step.w = weight();
+  else if (key == "scale") step.scale = weight();
+  else if (key == "colsum") step.colsum = weight();
+  else if (key == "bias") step.bias = weight();
+  else if (key == "eps") step.eps = line.real(text, "eps");
+  else if (key == "factor") step.factor = line.real(text, "factor");
+  else if (key == "heads") step.heads = static_cast<int32_t>(line.integer(text, "heads", 1, 1 << 16));
+  else if (key == "offset") step.offset = static_cast<int32_t>(line.integer(text, "offset", 0, 1 << 20));
+  else if (key == "skip") step.skip = static_cast<int32_t>(line.integer(text, "skip", -1, kMaxRows - 1));
+  else if (key == "column") step.column = static_cast<int32_t>(line.integer(text, "column", 0, kMaxCols));
+  else if (key == "zero_point") step.zero_point = line.integer(text, "zero_point", 0, 1) == 1;
+  else if (key == "act") step.act = line.choice<Activation>(text, "act", kActivationNames);
+  else if (key == "mode") step.mode = line.choice<Pooling>(text, "mode", kPoolingNames);
+  else if (key == "arithmetic") step.arithmetic = text;
+  else if (key == "name") step.name = text;
+}
+
+void parse_step(Line& line, Plan& plan) {
+  StepDecl step;
+  const std::string_view kind = line.word("a kind of step");
+  const StepForm* form = nullptr;
+  for (const StepForm& known : kStepForms) {
+    if (kind == known.name) form = &known;
+  }
+  if (form == nullptr) line.fail("no kind of step is called '" + std::string(kind.substr(0, 40)) + "'");
+  step.kind = form->kind;
+  std::string seen = " ";
+  while (!line.done()) {
+    const std::string_view word = line.word("key=value");
+    const size_t equals = word.find('=');
+    if (equals == std::string_view::npos) line.fail("'" + std::string(word.substr(0, 40)) + "' is no key=value");
+    const std::string_view key = word.substr(0, equals);
+    bool optional = false;
+    if (key != "name" && !form_has(form->keys, key, optional)) {
+      line.fail("'" + std::string(key.substr(0, 40)) + "' is no key of " + form->name + ", which has: " + form->keys);
+    }
+    const std::string mark = std::string(key) + " ";
+    if (seen.find(" " + mark) != std::string::npos) line.fail("has " + std::string(key) + " twice");
+    seen += mark;
+    set_key(line, key, word.substr(equals + 1), plan, step);
+  }
+  for (std::string_view keys = form->keys; !keys.empty();) {
+    const size_t space = keys.find(' ');
+    const std::string_view key = keys.substr(0, space);
+    keys = space == std::string_view::npos ? std::string_view() : keys.substr(space + 1);
+    if (key.back() != '?' && seen.find(" " + std::string(key) + " ") == std::string::npos) {
+      line.fail(std::string(form->name) + " lacks " + std::string(key) + "=");
+    }
+  }
+  plan.steps.push_back(std::move(step));
+}
+
+void parse_output(Line& line, Plan& plan) {
+  OutputDecl output;
+  output.name = line.word("a name");
+  output.value = line.id(line.word("a value id"), 'v', plan.values.size(), "output");
+  for (const OutputDecl& other : plan.outputs) {
+    if (other.name == output.name) line.fail("output " + output.name + " is declared twice");
+  }
+  plan.outputs.push_back(std::move(output));
+}
+
+}  // namespace
+
+const char* step_name(StepKind kind) { return kStepForms[static_cast<size_t>(kind)].name; }
+const char* rows_name(Rows rows) { return kRowNames[static_cast<size_t>(rows)].data(); }
+
+Plan parse_plan(std::string_view text) {
+  if (text.size() > kMaxText) throw PlanError("the plan has " + std::to_string(text.size()) + " bytes; too many");
+  Plan plan;
+  size_t number = 0;
+  bool limits = false;
+  while (!text.empty()) {
+    const size_t newline = text.find('\n');
+    if (newline == std::string_view::npos) throw PlanError("the plan does not end in a newline: it was truncated");
+    Line line(text.substr(0, newline), ++number);
+    text.remove_prefix(newline + 1);
+    const std::string_view word = line.word("a declaration");
+    if (number == 1) {
+      if (word != "encast-plan" || line.word("a version") != "1") {
+        line.fail("this is no plan of version 1; open the artifact again to make a new one");
+      }
+    } else if (word == "limits" && !limits) {
+      parse_limits(line, plan);
+      limits = true;
+    } else if (word == "weight") {
+      parse_weight(line, plan);
+    } else if (word == "value") {
+      parse_value(line, plan);
+    } else if (word == "step") {
+      parse_step(line, plan);
+    } else if (word == "output") {
+      parse_output(line, plan);
+    } else {
+      line.fail("begins with '" + std::string(word.substr(0, 40)) +
+                "'; accepted: one limits, then weight, value, step, output");
+    }
+    line.end();
+    if (number > kMaxItems) throw PlanError("the plan has too many lines");
+  }
+  if (!limits) throw PlanError("the plan has no limits line");
+  return plan;
+}
+
+Plan Plan::parse(std::string_view text) {
+  Plan plan = parse_plan(text);
+  validate_plan(plan);
+  return plan;
+}
+
+}  // namespace encast

@@ -1,0 +1,262 @@
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+#include "runtime/plan_parse.h"
+
+namespace encast {
+namespace {
+
+// Rows of the widest batch that the arena must hold.
+int64_t capacity(const Plan& plan) { return plan.chunk_tokens; }
+
+class Validator {
+ public:
+  explicit Validator(const Plan& plan) : plan_(plan) {}
+
+  void run() {
+    check_arena();
+    made_.assign(plan_.values.size(), false);
+    for (index_ = 0; index_ < plan_.steps.size(); ++index_) check_step(plan_.steps[index_]);
+    if (plan_.outputs.empty()) throw PlanError("the plan has no output");
+    for (const OutputDecl& output : plan_.outputs) {
+      const ValueDecl& value = plan_.values[static_cast<size_t>(output.value)];
+      if (!made_[static_cast<size_t>(output.value)] || value.dtype != DType::f32) {
+        throw PlanError("output " + output.name + " is never made, or not f32");
+      }
+    }
+    check_lifetimes();
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const {
+    const StepDecl& step = plan_.steps[index_];
+    throw PlanError("plan step " + std::to_string(index_) + " (" + step_name(step.kind) + " " + step.name +
+                    "): " + what);
+  }
+  void need(bool condition, const char* what) const {
+    if (!condition) fail(what);
+  }
+
+  void check_arena() const {
+    for (size_t id = 0; id < plan_.values.size(); ++id) {
+      const ValueDecl& value = plan_.values[id];
+      if (value.offset == ValueDecl::kCallerMemory) continue;
+      if (value.offset % 64 != 0 || value.offset > plan_.arena ||
+          value.bytes(capacity(plan_)) > plan_.arena - value.offset) {
+        throw PlanError("value v" + std::to_string(id) + " does not lie 64-byte aligned inside of the arena of " +
+                        std::to_string(plan_.arena) + " bytes");
+      }
+    }
+  }
+
+  const ValueDecl& read(int id, DType dtype) const {
+    need(id >= 0 && made_[static_cast<size_t>(id)], "reads a value that no step before it makes");
+    const ValueDecl& value = plan_.values[static_cast<size_t>(id)];
+    need(value.dtype == dtype, "reads a value of the wrong dtype");
+    need(value.offset != ValueDecl::kCallerMemory, "reads a value that lies in the caller's memory");
+    return value;
+  }
+  const ValueDecl& write(int id, Rows rows, int64_t cols) {
+    need(id >= 0, "writes no value");
+    const ValueDecl& value = plan_.values[static_cast<size_t>(id)];
+    // Pooling steps write one value side by side.
+    need(!made_[static_cast<size_t>(id)] || plan_.steps[index_].kind == StepKind::pool,
+         "makes a value a second time");
+    need(value.rows == rows && value.cols == cols, "makes a value of the wrong shape");
+    made_[static_cast<size_t>(id)] = true;
+    return value;
+  }
+  void write_f32(int id, Rows rows, int64_t cols) {
+    need(write(id, rows, cols).dtype == DType::f32, "makes a value of the wrong dtype");
+  }
+  void write_narrow(int id, Rows rows, int64_t cols) {
+    const ValueDecl& value = write(id, rows, cols);
+    need(value.dtype != DType::f32, "makes a narrow copy that is f32");
+    need(value.offset != ValueDecl::kCallerMemory, "makes a narrow copy in the caller's memory");
+  }
+  const WeightDecl& weight(int id, DType dtype, WeightLayout layout) const {
+    need(id >= 0, "lacks a weight");
+    const WeightDecl& found = plan_.weights[static_cast<size_t>(id)];
+    need(found.dtype == dtype && found.layout == layout, "has a weight of the wrong dtype or layout");
+    return found;
+  }
+  void vector(int id, DType dtype, WeightLayout layout, int64_t cols) const {
+    const WeightDecl& found = weight(id, dtype, layout);
+    need(found.rows == 1 && found.cols == cols, "has a vector of the wrong size");
+  }
+  void norm_vectors(const StepDecl& step, int64_t cols) const {
+    vector(step.gamma, DType::f32, WeightLayout::dense, cols);
+    vector(step.beta, DType::f32, WeightLayout::dense, cols);
+    need(step.eps >= 0, "has a negative eps");
+  }
+
+  void check_step(const StepDecl& step) {
+    switch (step.kind) {
+      case StepKind::embed:
+        return check_embed(step);
+      case StepKind::norm: {
+        const ValueDecl& x = read(step.x, DType::f32);
+        if (step.other >= 0) need(same(x, read(step.other, DType::f32)), "adds values of unlike shapes");
+        norm_vectors(step, x.cols);
+        write_f32(step.out, x.rows, x.cols);
+        if (step.also >= 0) write_narrow(step.also, x.rows, x.cols);
+        return;
+      }
+      case StepKind::linear:
+        return check_linear(step);
+      case StepKind::attention:
+        return check_attention(step);
+      case StepKind::narrow: {
+        const ValueDecl& x = read(step.x, DType::f32);
+        write_narrow(step.out, x.rows, x.cols);
+        return;
+      }
+      case StepKind::elementwise: {
+        const ValueDecl& x = read(step.x, DType::f32);
+        if (step.other >= 0) need(same(x, read(step.other, DType::f32)), "adds values of unlike shapes");
+        write_f32(step.out, x.rows, x.cols);
+        return;
+      }
+      case StepKind::pool: {
+        const ValueDecl& x = read(step.x, DType::f32);
+        need(x.rows == Rows::tokens, "pools rows that are not tokens");
+        need(step.out >= 0, "writes no value");
+        const int64_t cols = plan_.values[static_cast<size_t>(step.out)].cols;
+        need(step.column % x.cols == 0 && step.column + x.cols <= cols, "pools into columns that do not exist");
+        write_f32(step.out, Rows::seqs, cols);
+        return;
+      }
+      case StepKind::first:
+      case StepKind::select: {
+        const ValueDecl& x = read(step.x, DType::f32);
+        need(x.rows == Rows::tokens, "gathers from rows that are not tokens");
+        write_f32(step.out, step.kind == StepKind::first ? Rows::seqs : Rows::selected, x.cols);
+        return;
+      }
+      case StepKind::normalize: {
+        const ValueDecl& x = read(step.x, DType::f32);
+        write_f32(step.out, x.rows, x.cols);
+        return;
+      }
+    }
+  }
+
+  static bool same(const ValueDecl& a, const ValueDecl& b) { return a.rows == b.rows && a.cols == b.cols; }
+
+  void check_embed(const StepDecl& step) {
+    const WeightDecl& word = weight(step.word, DType::f32, WeightLayout::dense);
+    need(word.rows >= plan_.vocab, "has fewer word rows than the vocabulary");
+    if (step.position >= 0) {
+      const WeightDecl& position = weight(step.position, DType::f32, WeightLayout::dense);
+      need(position.cols == word.cols, "has tables of unlike widths");
+      need(position.rows >= plan_.max_len + step.offset, "has too few positions for max_len");
+      need(step.skip < 0 || step.offset >= 1, "skips a token, which needs an offset of at least 1");
+    }
+    if (step.token_type >= 0) {
+      const WeightDecl& types = weight(step.token_type, DType::f32, WeightLayout::dense);
+      need(types.cols == word.cols, "has tables of unlike widths");
+      need(types.rows >= plan_.types && plan_.types >= 1, "has fewer token types than the limits say");
+    }
+    need((step.gamma < 0) == (step.beta < 0), "has gamma or beta alone");
+    if (step.gamma >= 0) norm_vectors(step, word.cols);
+    write_f32(step.out, Rows::tokens, word.cols);
+    if (step.also >= 0) write_narrow(step.also, Rows::tokens, word.cols);
+  }
+
+  void check_linear(const StepDecl& step) {
+    need(step.x >= 0, "lacks x");
+    const DType dtype = plan_.values[static_cast<size_t>(step.x)].dtype;
+    const ValueDecl& x = read(step.x, dtype);
+    const WeightDecl& w = weight(step.w, dtype == DType::q8 ? DType::s8 : dtype, WeightLayout::panels);
+    need(w.cols == x.cols, "multiplies values of unlike inner sizes");
+    need((dtype == DType::q8) == (step.scale >= 0) && (dtype == DType::q8) == (step.colsum >= 0),
+         "needs scale and colsum for q8, and neither otherwise");
+    if (dtype == DType::q8) {
+      // 255 * 127 * k must fit an int32 sum.
+      need(w.cols <= 65536, "has an inner size whose integer sums may overflow");
+      vector(step.scale, DType::f32, WeightLayout::padded, w.rows);
+      vector(step.colsum, DType::i32, WeightLayout::padded, w.rows);
+    }
+    if (step.bias >= 0) vector(step.bias, DType::f32, WeightLayout::padded, w.rows);
+    write_f32(step.out, x.rows, w.rows);
+  }
+
+  void check_attention(const StepDecl& step) {
+    const ValueDecl& x = read(step.x, DType::f32);
+    need(x.rows == Rows::tokens && x.cols % (3 * int64_t{step.heads}) == 0, "has columns that are not 3 x heads");
+    need(x.cols / 3 / step.heads <= 1024, "has heads wider than 1024");
+    if (step.bias >= 0) {
+      const WeightDecl& bias = weight(step.bias, DType::f32, WeightLayout::dense);
+      need(bias.rows == step.heads && bias.cols >= 2 * plan_.max_len - 1 && bias.cols % 2 == 1,
+           "has a bias that is not heads x (2 n - 1) with n at least max_len");
+    }
+    write_f32(step.out, Rows::tokens, x.cols / 3);
+  }
+
+  // No step may write memory that holds a value which it or a later step still reads.
+  void check_lifetimes() const {
+    const size_t count = plan_.values.size();
+    std::vector<size_t> last(count, 0);
+    for (size_t step = 0; step < plan_.steps.size(); ++step) {
+      for (int id : {plan_.steps[step].x, plan_.steps[step].other}) {
+        if (id >= 0) last[static_cast<size_t>(id)] = step;
+      }
+      // What is being written is alive until the step ends, and a pooled value over all of its steps.
+      for (int id : {plan_.steps[step].out, plan_.steps[step].also}) {
+        if (id >= 0) last[static_cast<size_t>(id)] = std::max(last[static_cast<size_t>(id)], step);
+      }
+    }
+    std::vector<int> live;
+    for (size_t step = 0; step < plan_.steps.size(); ++step) {
+      for (int id : {plan_.steps[step].out, plan_.steps[step].also}) {
+        if (id < 0 || std::find(live.begin(), live.end(), id) != live.end()) continue;
+        const ValueDecl& value = plan_.values[static_cast<size_t>(id)];
+        if (value.offset == ValueDecl::kCallerMemory) continue;
+        for (int other : live) {
+          const ValueDecl& held = plan_.values[static_cast<size_t>(other)];
+          if (value.offset < held.offset + held.bytes(capacity(plan_)) &&
+              held.offset < value.offset + value.bytes(capacity(plan_))) {
+            throw PlanError("plan step " + std::to_string(step) + ": writes v" + std::to_string(id) +
+                            " over v" + std::to_string(other) + ", which is still read");
+          }
+        }
+        live.push_back(id);
+      }
+      std::erase_if(live, [&](int id) { return last[static_cast<size_t>(id)] <= step; });
+    }
+  }
+
+  const Plan& plan_;
+  size_t index_ = 0;
+  std::vector<bool> made_;
+};
+
+}  // namespace
+
+void validate_plan(const Plan& plan) { Validator(plan).run(); }
+
+uint64_t WeightDecl::bytes() const {
+  const auto element = static_cast<int64_t>(element_bytes(dtype));
+  switch (layout) {
+    case WeightLayout::dense:
+      return static_cast<uint64_t>(rows * cols * element);
+    case WeightLayout::padded:
+      return static_cast<uint64_t>(rows * round_up(cols, kPanel) * element);
+    case WeightLayout::panels:
+      return static_cast<uint64_t>(round_up(rows, kPanel) * round_up(cols, 4 / element) * element);
+  }
+  return 0;
+}
+
+void Plan::check_weights(uint64_t file_bytes) const {
+  for (size_t id = 0; id < weights.size(); ++id) {
+    const WeightDecl& weight = weights[id];
+    if (weight.offset % 64 != 0 || weight.offset > file_bytes || weight.bytes() > file_bytes - weight.offset) {
+      throw PlanError("weight w" + std::to_string(id) + " does not lie 64-byte aligned inside of the weights file of " +
+                      std::to_string(file_bytes) + " bytes");
+    }
+  }
+}
+
+}  // namespace encast

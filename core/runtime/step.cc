@@ -1,0 +1,384 @@
+#include "runtime/step.h"
+
+#include <string_view>
+
+#include "base/error.h"
+#include "kernels/attention/attention.h"
+#include "kernels/catalog.h"
+#include "kernels/elementwise/elementwise.h"
+#include "kernels/embed/embed.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/norm/norm.h"
+#include "kernels/quantize/quantize.h"
+#include "kernels/reduce/reduce.h"
+#include "parallel/partition.h"
+
+namespace encast {
+namespace {
+
+// The members of one arithmetic class that selection would pick, by number of rows.
+template <class Fn>
+class Selection {
+ public:
+  Selection(std::string_view op, std::string_view arithmetic, std::vector<std::string>& names) {
+    for (const KernelInfo& row : all_kernels()) {
+      if (row.op != op || row.arithmetic != arithmetic) continue;
+      const KernelInfo* best = select_kernel(op, arithmetic, row.min_rows);
+      if (best == nullptr || best->min_rows != row.min_rows) continue;
+      const auto fn = reinterpret_cast<Fn>(best->fn);
+      bool known = false;
+      for (const Choice& choice : choices_) known = known || choice.fn == fn;
+      if (known) continue;
+      choices_.push_back({best->min_rows, fn});
+      names.emplace_back(best->name);
+    }
+    if (choices_.empty()) {
+      throw ResourceError("no kernel of " + std::string(op) + " with arithmetic '" + std::string(arithmetic) +
+                          "' may run on this machine at ENCAST_ISA=" + isa_name(isa_best()) +
+                          "; open the artifact again to plan it for this machine");
+    }
+  }
+
+  Fn operator()(int64_t rows) const {
+    const Choice* found = &choices_.front();
+    for (const Choice& choice : choices_) {
+      if (choice.min_rows <= rows && choice.min_rows >= found->min_rows) found = &choice;
+    }
+    return found->fn;
+  }
+
+ private:
+  struct Choice {
+    int64_t min_rows;
+    Fn fn;
+  };
+  std::vector<Choice> choices_;
+};
+
+class Binder {
+ public:
+  Binder(const Plan& plan, const std::byte* weights) : plan_(plan), weights_(weights) {}
+
+  const ValueDecl& value(int id) const { return plan_.values[static_cast<size_t>(id)]; }
+  const WeightDecl& weight(int id) const { return plan_.weights[static_cast<size_t>(id)]; }
+  template <class T>
+  const T* data(int id) const {
+    return id < 0 ? nullptr : reinterpret_cast<const T*>(weights_ + weight(id).offset);
+  }
+  bool exact() const { return plan_.exact; }
+
+  NarrowOut::Kind narrow_kind(int id, bool zero_point) const {
+    if (id < 0) return NarrowOut::Kind::none;
+    if (value(id).dtype == DType::bf16) return NarrowOut::Kind::bf16;
+    return zero_point ? NarrowOut::Kind::q8_zero_point : NarrowOut::Kind::q8_symmetric;
+  }
+
+ private:
+  const Plan& plan_;
+  const std::byte* weights_;
+};
+
+const Place& place(const Chunk& chunk, int id) { return chunk.places[static_cast<size_t>(id)]; }
+const float* f32_in(const Chunk& chunk, int id) {
+  return id < 0 ? nullptr : reinterpret_cast<const float*>(place(chunk, id).data);
+}
+float* f32_out(const Chunk& chunk, int id) { return reinterpret_cast<float*>(place(chunk, id).data); }
+int64_t stride(const Chunk& chunk, int id) { return id < 0 ? 0 : place(chunk, id).stride; }
+
+NarrowOut narrow_out(const Chunk& chunk, int id, NarrowOut::Kind kind) {
+  if (kind == NarrowOut::Kind::none) return {};
+  const Place& to = place(chunk, id);
+  return {kind, to.data, to.stride, to.scale, to.zero};
+}
+
+// Steps whose kernels take [begin, end) of rows of one kind.
+template <class Fn>
+class RowStep : public Step {
+ protected:
+  RowStep(const Binder& binder, const StepDecl& decl, const char* op, Rows rows)
+      : decl_(decl), binder_(binder), rows_(rows), select_(op, "f32", kernels_) {}
+
+  template <class Args>
+  void run_rows(const Args& args, const Chunk& chunk, int thread, int threads) const {
+    const int64_t count = chunk.count(rows_);
+    const Range range = split(count, 1, thread, threads);
+    if (range.begin < range.end) select_(count)(args, range.begin, range.end);
+  }
+
+  const StepDecl decl_;
+  const Binder binder_;
+  const Rows rows_;
+  Selection<Fn> select_;
+};
+
+class EmbedStep final : public RowStep<EmbedFn> {
+ public:
+  EmbedStep(const Binder& binder, const StepDecl& decl)
+      : RowStep(binder, decl, "embed_rows", Rows::tokens), kind_(binder.narrow_kind(decl.also, decl.zero_point)) {}
+
+  void run(Chunk& chunk, int thread, int threads) const override {
+    EmbedArgs args;
+    args.cols = binder_.weight(decl_.word).cols;
+    args.token_ids = chunk.token_ids;
+    args.token_type_ids = chunk.token_type_ids;
+    args.positions = chunk.positions.data();
+    args.word = binder_.data<float>(decl_.word);
+    args.position = binder_.data<float>(decl_.position);
+    args.token_type = binder_.data<float>(decl_.token_type);
+    args.gamma = binder_.data<float>(decl_.gamma);
+    args.beta = binder_.data<float>(decl_.beta);
+    args.eps = decl_.eps;
+    args.out = f32_out(chunk, decl_.out);
+    args.out_stride = stride(chunk, decl_.out);
+    args.narrow = narrow_out(chunk, decl_.also, kind_);
+    run_rows(args, chunk, thread, threads);
+  }
+
+ private:
+  const NarrowOut::Kind kind_;
+};
+
+class NormStep final : public RowStep<NormFn> {
+ public:
+  NormStep(const Binder& binder, const StepDecl& decl)
+      : RowStep(binder, decl, "norm_rows", binder.value(decl.x).rows),
+        kind_(binder.narrow_kind(decl.also, decl.zero_point)) {}
+
+  void run(Chunk& chunk, int thread, int threads) const override {
+    NormArgs args;
+    args.cols = binder_.value(decl_.x).cols;
+    args.x = f32_in(chunk, decl_.x);
+    args.x_stride = stride(chunk, decl_.x);
+    args.residual = f32_in(chunk, decl_.other);
+    args.residual_stride = stride(chunk, decl_.other);
+    args.gamma = binder_.data<float>(decl_.gamma);
+    args.beta = binder_.data<float>(decl_.beta);
+    args.eps = decl_.eps;
+    args.out = f32_out(chunk, decl_.out);
+    args.out_stride = stride(chunk, decl_.out);
+    args.narrow = narrow_out(chunk, decl_.also, kind_);
+    run_rows(args, chunk, thread, threads);
+  }
+
+ private:
+  const NarrowOut::Kind kind_;
+};
+
+class NarrowStep final : public RowStep<NarrowFn> {
+ public:
+  NarrowStep(const Binder& binder, const StepDecl& decl)
+      : RowStep(binder, decl, "narrow_rows", binder.value(decl.x).rows),
+        kind_(binder.narrow_kind(decl.out, decl.zero_point)) {}
+
+  void run(Chunk& chunk, int thread, int threads) const override {
+    NarrowArgs args;
+    args.cols = binder_.value(decl_.x).cols;
+    args.x = f32_in(chunk, decl_.x);
+    args.x_stride = stride(chunk, decl_.x);
+    args.out = narrow_out(chunk, decl_.out, kind_);
+    run_rows(args, chunk, thread, threads);
+  }
+
+ private:
+  const NarrowOut::Kind kind_;
+};
+
+class ElementwiseStep final : public RowStep<ElementwiseFn> {
+ public:
+  ElementwiseStep(const Binder& binder, const StepDecl& decl)
+      : RowStep(binder, decl, "elementwise_rows", binder.value(decl.x).rows) {}
+
+  void run(Chunk& chunk, int thread, int threads) const override {
+    ElementwiseArgs args;
+    args.cols = binder_.value(decl_.x).cols;
+    args.x = f32_in(chunk, decl_.x);
+    args.x_stride = stride(chunk, decl_.x);
+    args.other = f32_in(chunk, decl_.other);
+    args.other_stride = stride(chunk, decl_.other);
+    args.factor = decl_.factor;
+    args.activation = decl_.act;
+    args.exact = binder_.exact();
+    args.out = f32_out(chunk, decl_.out);
+    args.out_stride = stride(chunk, decl_.out);
+    run_rows(args, chunk, thread, threads);
+  }
+};
+
+class PoolStep final : public RowStep<PoolFn> {
+ public:
+  PoolStep(const Binder& binder, const StepDecl& decl) : RowStep(binder, decl, "pool_rows", Rows::seqs) {}
+
+  void run(Chunk& chunk, int thread, int threads) const override {
+    PoolArgs args;
+    args.cols = binder_.value(decl_.x).cols;
+    args.x = f32_in(chunk, decl_.x);
+    args.x_stride = stride(chunk, decl_.x);
+    args.cu_seqlens = chunk.cu_seqlens.data();
+    args.mode = decl_.mode;
+    args.out = f32_out(chunk, decl_.out) + decl_.column;
+    args.out_stride = stride(chunk, decl_.out);
+    run_rows(args, chunk, thread, threads);
+  }
+};
+
+class GatherStep final : public RowStep<GatherFn> {
+ public:
+  GatherStep(const Binder& binder, const StepDecl& decl)
+      : RowStep(binder, decl, "gather_rows", decl.kind == StepKind::first ? Rows::seqs : Rows::selected) {}
+
+  void run(Chunk& chunk, int thread, int threads) const override {
+    GatherArgs args;
+    args.cols = binder_.value(decl_.x).cols;
+    args.x = f32_in(chunk, decl_.x);
+    args.x_stride = stride(chunk, decl_.x);
+    args.rows = decl_.kind == StepKind::first ? chunk.first_rows.data() : chunk.selected_rows.data();
+    args.out = f32_out(chunk, decl_.out);
+    args.out_stride = stride(chunk, decl_.out);
+    run_rows(args, chunk, thread, threads);
+  }
+};
+
+class NormalizeStep final : public RowStep<NormalizeFn> {
+ public:
+  NormalizeStep(const Binder& binder, const StepDecl& decl)
+      : RowStep(binder, decl, "normalize_rows", binder.value(decl.x).rows) {}
+
+  void run(Chunk& chunk, int thread, int threads) const override {
+    NormalizeArgs args;
+    args.cols = binder_.value(decl_.x).cols;
+    args.x = f32_in(chunk, decl_.x);
+    args.x_stride = stride(chunk, decl_.x);
+    args.out = f32_out(chunk, decl_.out);
+    args.out_stride = stride(chunk, decl_.out);
+    run_rows(args, chunk, thread, threads);
+  }
+};
+
+const char* gemm_op(DType x) {
+  switch (x) {
+    case DType::q8:
+      return "gemm_q8s8";
+    case DType::bf16:
+      return "gemm_bf16";
+    default:
+      return "gemm_f32";
+  }
+}
+
+class LinearStep final : public Step {
+ public:
+  LinearStep(const Binder& binder, const StepDecl& decl)
+      : decl_(decl), binder_(binder), select_(gemm_op(binder.value(decl.x).dtype), decl.arithmetic, kernels_) {}
+
+  void run(Chunk& chunk, int thread, int threads) const override {
+    const ValueDecl& x = binder_.value(decl_.x);
+    const Place& from = place(chunk, decl_.x);
+    GemmArgs args;
+    args.m = chunk.count(x.rows);
+    args.n = binder_.weight(decl_.w).rows;
+    args.k = x.cols;
+    args.a = from.data;
+    args.a_stride = from.stride;
+    args.a_scale = from.scale;
+    args.a_zero = from.zero;
+    args.w = binder_.data<std::byte>(decl_.w);
+    args.w_scale = binder_.data<float>(decl_.scale);
+    args.w_colsum = binder_.data<int32_t>(decl_.colsum);
+    args.bias = binder_.data<float>(decl_.bias);
+    args.c = f32_out(chunk, decl_.out);
+    args.c_stride = stride(chunk, decl_.out);
+    args.activation = decl_.act;
+    args.exact = binder_.exact();
+    const Tile tile = split_product(args.m, round_up(args.n, kPanel) / kPanel, thread, threads);
+    if (tile.rows.begin < tile.rows.end && tile.panels.begin < tile.panels.end) {
+      select_(args.m)(args, tile.rows.begin, tile.rows.end, tile.panels.begin, tile.panels.end);
+    }
+  }
+
+ private:
+  const StepDecl decl_;
+  const Binder binder_;
+  Selection<GemmFn> select_;
+};
+
+class AttentionStep final : public Step {
+ public:
+  AttentionStep(const Binder& binder, const StepDecl& decl, size_t index)
+      : decl_(decl), binder_(binder), index_(index), select_("attention", "f32", kernels_) {}
+
+  void run(Chunk& chunk, int thread, int threads) const override {
+    AttentionArgs args;
+    args.qkv = f32_in(chunk, decl_.x);
+    args.qkv_stride = stride(chunk, decl_.x);
+    args.cu_seqlens = chunk.cu_seqlens.data();
+    args.heads = decl_.heads;
+    args.head_dim = static_cast<int32_t>(binder_.value(decl_.x).cols / 3 / decl_.heads);
+    args.scale = decl_.factor;
+    args.bias = binder_.data<float>(decl_.bias);
+    args.bias_len = decl_.bias < 0 ? 0 : (binder_.weight(decl_.bias).cols + 1) / 2;
+    args.out = f32_out(chunk, decl_.out);
+    args.out_stride = stride(chunk, decl_.out);
+    args.exact = binder_.exact();
+    std::byte* scratch = chunk.scratch[static_cast<size_t>(thread)];
+    const int64_t tasks = chunk.count(Rows::seqs) * decl_.heads;
+    const AttentionFn fn = select_(chunk.count(Rows::tokens));
+    const auto one = [&](int64_t task) {
+      const int64_t seq = chunk.attention_order[static_cast<size_t>(task / decl_.heads)];
+      const int64_t len = chunk.cu_seqlens[static_cast<size_t>(seq) + 1] - chunk.cu_seqlens[static_cast<size_t>(seq)];
+      fn(args, seq, task % decl_.heads, 0, len, scratch);
+    };
+    if (threads == 1) {
+      for (int64_t task = 0; task < tasks; ++task) one(task);
+      return;
+    }
+    // Longest sequences first and each thread takes what is next: one long text does not idle the others.
+    for (int64_t task; (task = chunk.next_task[index_].fetch_add(1, std::memory_order_relaxed)) < tasks;) one(task);
+  }
+
+ private:
+  const StepDecl decl_;
+  const Binder binder_;
+  const size_t index_;
+  Selection<AttentionFn> select_;
+};
+
+}  // namespace
+
+std::unique_ptr<Step> bind_step(const Plan& plan, size_t index, const std::byte* weights) {
+  const StepDecl& decl = plan.steps[index];
+  const Binder binder(plan, weights);
+  switch (decl.kind) {
+    case StepKind::embed:
+      return std::make_unique<EmbedStep>(binder, decl);
+    case StepKind::norm:
+      return std::make_unique<NormStep>(binder, decl);
+    case StepKind::linear:
+      return std::make_unique<LinearStep>(binder, decl);
+    case StepKind::attention:
+      return std::make_unique<AttentionStep>(binder, decl, index);
+    case StepKind::narrow:
+      return std::make_unique<NarrowStep>(binder, decl);
+    case StepKind::elementwise:
+      return std::make_unique<ElementwiseStep>(binder, decl);
+    case StepKind::pool:
+      return std::make_unique<PoolStep>(binder, decl);
+    case StepKind::first:
+    case StepKind::select:
+      return std::make_unique<GatherStep>(binder, decl);
+    case StepKind::normalize:
+      return std::make_unique<NormalizeStep>(binder, decl);
+  }
+  throw PlanError("unknown kind of step");
+}
+
+int64_t scratch_bytes(const Plan& plan) {
+  int64_t most = 0;
+  for (const StepDecl& step : plan.steps) {
+    if (step.kind != StepKind::attention) continue;
+    const int64_t head_dim = plan.values[static_cast<size_t>(step.x)].cols / 3 / step.heads;
+    most = std::max(most, attention_scratch_bytes(plan.max_len, head_dim));
+  }
+  return round_up(most, 64);
+}
+
+}  // namespace encast

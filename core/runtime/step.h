@@ -1,0 +1,31 @@
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/chunk.h"
+#include "runtime/plan.h"
+
+namespace encast {
+
+// A step of the plan, bound to its weights and to the kernels that this machine runs it with.
+class Step {
+ public:
+  virtual ~Step() = default;
+  // The share of one thread of a team; no two threads write the same rows and columns.
+  virtual void run(Chunk& chunk, int thread, int threads) const = 0;
+  // Names of the kernels that it may call, for one row and upwards.
+  const std::vector<std::string>& kernels() const { return kernels_; }
+
+ protected:
+  std::vector<std::string> kernels_;
+};
+
+// Binds step `index` of the plan; throws ResourceError when no kernel of its arithmetic may run here.
+// `weights` is the start of the mapped file, checked against the plan before.
+std::unique_ptr<Step> bind_step(const Plan& plan, size_t index, const std::byte* weights);
+
+// Scratch bytes that each thread needs for any step of the plan.
+int64_t scratch_bytes(const Plan& plan);
+
+}  // namespace encast

@@ -1,0 +1,82 @@
+#include "runtime/weights.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <thread>
+
+#include "base/error.h"
+#include "base/xxh64.h"
+
+namespace encast {
+
+Weights::Weights(const std::string& path) : path_(path) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) throw ArtifactError(path + ": cannot be opened: " + std::strerror(errno));
+  struct stat facts;
+  if (fstat(file, &facts) != 0 || !S_ISREG(facts.st_mode) || facts.st_size <= 0) {
+    close(file);
+    throw ArtifactError(path + ": is not a regular file with content; compile the artifact again");
+  }
+  bytes_ = static_cast<uint64_t>(facts.st_size);
+  void* mapped = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file, 0);
+  const int error = errno;
+  close(file);
+  if (mapped == MAP_FAILED) throw ArtifactError(path + ": cannot be mapped: " + std::strerror(error));
+  data_ = static_cast<const std::byte*>(mapped);
+}
+
+Weights::~Weights() { munmap(const_cast<std::byte*>(data_), bytes_); }
+
+void Weights::verify(const std::vector<TensorRange>& tensors, int threads) const {
+  for (const TensorRange& tensor : tensors) {
+    if (tensor.offset > bytes_ || tensor.bytes > bytes_ - tensor.offset) {
+      throw ArtifactError(path_ + ": tensor " + tensor.name + " lies outside of the file, which has " +
+                          std::to_string(bytes_) + " bytes; it was truncated: compile the artifact again");
+    }
+  }
+  std::vector<const TensorRange*> order;
+  for (const TensorRange& tensor : tensors) order.push_back(&tensor);
+  std::sort(order.begin(), order.end(),
+            [](const TensorRange* a, const TensorRange* b) { return a->bytes > b->bytes; });
+  std::atomic<size_t> next{0};
+  std::atomic<const TensorRange*> damaged{nullptr};
+  const auto work = [&] {
+    for (size_t index; (index = next.fetch_add(1)) < order.size() && damaged.load() == nullptr;) {
+      const TensorRange& tensor = *order[index];
+      const std::byte* begin = data_ + tensor.offset;
+#ifdef MADV_POPULATE_READ
+      // One call maps the whole range; faults one by one would cost more than the hash. Best effort.
+      const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+      const uintptr_t first = reinterpret_cast<uintptr_t>(begin) / page * page;
+      madvise(reinterpret_cast<void*>(first), reinterpret_cast<uintptr_t>(begin) + tensor.bytes - first,
+              MADV_POPULATE_READ);
+#endif
+      if (xxh64(begin, tensor.bytes, 0) != tensor.xxh64) damaged.store(&tensor);
+    }
+  };
+  std::vector<std::thread> helpers;
+  for (int thread = 1; thread < threads; ++thread) {
+    try {
+      helpers.emplace_back(work);
+    } catch (const std::system_error&) {
+      break;  // the threads at hand do all of it
+    }
+  }
+  work();
+  for (std::thread& helper : helpers) helper.join();
+  if (const TensorRange* tensor = damaged.load()) {
+    throw ArtifactError(path_ + ": the checksum of tensor " + tensor->name + " (" + std::to_string(tensor->bytes) +
+                        " bytes at offset " + std::to_string(tensor->offset) +
+                        ") differs: the file is damaged; compile the artifact again");
+  }
+}
+
+}  // namespace encast
