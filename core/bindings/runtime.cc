@@ -43,7 +43,7 @@ Rows2d run(Executor& executor, const std::string& output, const Ids& token_ids, 
            const std::optional<Ids>& token_type_ids, const std::optional<Ids>& select) {
   const Request request = request_of(token_ids, cu_seqlens, token_type_ids, select);
   const Executor::Shape shape = executor.output_shape(output, request);
-  auto memory = std::make_unique<float[]>(static_cast<size_t>(shape.rows * shape.cols));
+  auto memory = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(shape.rows * shape.cols));
   {
     nb::gil_scoped_release release;
     executor.run(output, request, memory.get());
@@ -53,30 +53,9 @@ Rows2d run(Executor& executor, const std::string& output, const Ids& token_ids, 
   return Rows2d(data, {static_cast<size_t>(shape.rows), static_cast<size_t>(shape.cols)}, owner);
 }
 
-template <class E>
-void translate(nb::module_& errors, const char* name) {
-  // The classes live as long as the interpreter; their addresses are the translators' payload.
-  nb::object type = errors.attr(name);
-  nb::register_exception_translator(
-      [](const std::exception_ptr& pointer, void* payload) {
-        try {
-          std::rethrow_exception(pointer);
-        } catch (const E& error) {
-          PyErr_SetString(static_cast<PyObject*>(payload), error.what());
-        }
-      },
-      type.inc_ref().ptr());
-}
-
 }  // namespace
 
 void bind_runtime(nb::module_& m) {
-  nb::module_ errors = nb::module_::import_("encast.errors");
-  translate<PlanError>(errors, "PlanError");
-  translate<ArtifactError>(errors, "ArtifactError");
-  translate<InputError>(errors, "InputError");
-  translate<ResourceError>(errors, "ResourceError");
-
   nb::class_<Weights>(m, "Weights", "A weights file, mapped read-only and shared between processes.")
       .def(
           "__init__",
