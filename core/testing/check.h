@@ -75,10 +75,21 @@ std::string describe(const T& value) {
   throw CheckFailure(std::string(file) + ":" + std::to_string(line) + ": " + text);
 }
 
+// C strings compare by their text, everything else by ==.
+template <class A, class B>
+bool equal(const A& a, const B& b) {
+  if constexpr (std::is_convertible_v<const A&, std::string_view> &&
+                std::is_convertible_v<const B&, std::string_view>) {
+    return std::string_view(a) == std::string_view(b);
+  } else {
+    return a == b;
+  }
+}
+
 template <class A, class B>
 void check_eq(const A& a, const B& b, const char* text_a, const char* text_b, const std::string& note,
               const char* file, int line) {
-  if (!(a == b)) {
+  if (!equal(a, b)) {
     fail(file, line,
          std::string(text_a) + " == " + text_b + ": " + describe(a) + " and " + describe(b) + " " + note);
   }

@@ -1,0 +1,48 @@
+# Test, benchmark and fuzz programs, one a source file.
+
+function(encast_add_program source result)
+  encast_program_name(${source} name)
+  add_executable(${name} ${source})
+  target_link_libraries(${name} PRIVATE encast_core)
+  set(${result} ${name} PARENT_SCOPE)
+endfunction()
+
+if(ENCAST_TESTS)
+  enable_testing()
+  foreach(source IN LISTS encast_test_sources)
+    encast_add_program(${source} name)
+    add_test(NAME ${name} COMMAND ${name})
+    # 77: every test of the program was skipped (core/testing/check.h).
+    set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 600)
+    if(source MATCHES "/core/(parallel|runtime)/")
+      set_property(TEST ${name} PROPERTY LABELS threads)
+    endif()
+  endforeach()
+  # The environment is read once a process, so a forced level needs a run of its own.
+  foreach(level IN LISTS encast_isa_names ITEMS no_such_level)
+    add_test(NAME cpu_isa_test_forced_${level} COMMAND cpu_isa_test a_forced_level)
+    set_tests_properties(cpu_isa_test_forced_${level} PROPERTIES ENVIRONMENT ENCAST_ISA=${level})
+  endforeach()
+endif()
+
+if(ENCAST_BENCHES)
+  foreach(source IN LISTS encast_bench_sources)
+    encast_add_program(${source} name)
+  endforeach()
+endif()
+
+if(ENCAST_FUZZERS)
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    message(FATAL_ERROR "ENCAST_FUZZERS needs clang: libFuzzer is a part of it")
+  endif()
+  foreach(source IN LISTS encast_fuzz_sources)
+    encast_add_program(${source} name)
+    target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  endforeach()
+  if(NOT encast_fuzz_sources)
+    message(STATUS "encast: no *_fuzz.cc under core/")
+  endif()
+  # Coverage counters belong in the code under test, not in the targets alone.
+  target_compile_options(encast_flags INTERFACE -fsanitize=fuzzer-no-link)
+  target_link_options(encast_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()

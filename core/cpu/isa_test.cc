@@ -1,0 +1,98 @@
+#include "cpu/isa.h"
+
+#include <cstdlib>
+#include <string>
+
+#include "base/error.h"
+#include "cpu/features.h"
+#include "testing/check.h"
+
+namespace encast {
+namespace {
+
+// A processor with everything that the table can ask for.
+CpuidFacts everything() {
+  CpuidFacts facts;
+  facts.leaf1 = facts.leaf7_0 = facts.leaf7_1 = {~0u, ~0u, ~0u, ~0u};
+  facts.xcr0 = ~uint64_t{0};
+  facts.tile_permission = true;
+  return facts;
+}
+
+ENCAST_TEST(every_feature_of_the_table_is_decoded) {
+  for (const IsaInfo& level : isa_levels()) CHECK_EQ(missing_features(everything(), level.features), "");
+  CHECK_EQ(missing_features(everything(), "avx2 avx1024"), "avx1024");
+}
+
+ENCAST_TEST(nothing_is_there_without_bits) {
+  CHECK_EQ(missing_features({}, "avx2 fma f16c"), "avx2 fma f16c");
+  CHECK_EQ(missing_features({}, ""), "");
+}
+
+ENCAST_TEST(registers_must_be_saved_by_the_system) {
+  CpuidFacts facts = everything();
+  facts.xcr0 = 0x7;
+  CHECK(has_feature(facts, "avx2") && has_feature(facts, "avxvnni"));
+  CHECK(!has_feature(facts, "avx512f") && !has_feature(facts, "avx512bf16") &&
+        !has_feature(facts, "amxtile"));
+  facts.xcr0 = 0xe7;
+  CHECK(has_feature(facts, "avx512vl") && !has_feature(facts, "amxint8"));
+  facts.xcr0 = 0x3;
+  CHECK_EQ(missing_features(facts, "avx2 fma f16c"), "avx2 fma f16c");
+}
+
+ENCAST_TEST(tiles_need_the_kernels_permission) {
+  CpuidFacts facts = everything();
+  facts.tile_permission = false;
+  CHECK_EQ(missing_features(facts, "avx512f amxtile amxint8 amxbf16"), "amxtile amxint8 amxbf16");
+}
+
+// Haswell, from its data sheet: AVX2, FMA and F16C, and nothing after.
+ENCAST_TEST(haswell_stops_at_avx2) {
+  CpuidFacts facts;
+  facts.leaf1.ecx = 0x7ffafbff;
+  facts.leaf7_0.ebx = 0x000027ab;
+  facts.xcr0 = 0x7;
+  std::string usable;
+  for (const IsaInfo& level : isa_levels())
+    if (missing_features(facts, level.features).empty()) usable += std::string(level.name) + " ";
+  CHECK_EQ(usable, "scalar avx2 ");
+}
+
+ENCAST_TEST(the_compiler_agrees_about_this_processor) {
+  const CpuidFacts facts = read_cpuid();
+  CHECK_EQ(has_feature(facts, "avx2"), __builtin_cpu_supports("avx2") != 0);
+  CHECK_EQ(has_feature(facts, "fma"), __builtin_cpu_supports("fma") != 0);
+  CHECK_EQ(has_feature(facts, "avx512f"), __builtin_cpu_supports("avx512f") != 0);
+  CHECK_EQ(has_feature(facts, "avx512vl"), __builtin_cpu_supports("avx512vl") != 0);
+  CHECK_EQ(has_feature(facts, "avx512vnni"), __builtin_cpu_supports("avx512vnni") != 0);
+}
+
+ENCAST_TEST(levels_follow_the_table) {
+  CHECK_EQ(isa_levels().front().name, "scalar");
+  CHECK(isa_allowed(Isa::scalar));
+  for (const IsaInfo& level : isa_levels()) CHECK_EQ(isa_name(level.isa), level.name);
+}
+
+// The environment is read once, so a forced level is the business of a process of its own: CTest runs
+// this program again with ENCAST_ISA set (see cmake/tests.cmake).
+ENCAST_TEST(a_forced_level_is_the_best_one) {
+  const char* forced = std::getenv("ENCAST_ISA");
+  if (forced == nullptr) SKIP_TEST("ENCAST_ISA is not set");
+  for (const IsaInfo& level : isa_levels()) {
+    if (level.name != std::string(forced)) continue;
+    if (level.missing.empty()) {
+      CHECK_EQ(isa_name(isa_best()), forced);
+      for (const IsaInfo& other : isa_levels()) CHECK(!isa_allowed(other.isa) || other.isa <= level.isa);
+    } else {
+      CHECK_THROWS(isa_best(), ResourceError, level.missing);
+    }
+    return;
+  }
+  CHECK_THROWS(isa_best(), ResourceError, "is no level; this machine accepts scalar");
+}
+
+}  // namespace
+}  // namespace encast
+
+ENCAST_TEST_MAIN
