@@ -1,0 +1,92 @@
+"""The one list of environment variables that encast reads.
+
+Arguments of functions and options of the command line go before a knob, a knob goes before what encast
+would choose.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from encast.errors import InputError
+
+__all__ = ["CHUNK_TOKENS", "ISA", "KNOBS", "SPIN_US", "THREADS", "Knob"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Knob(Generic[T]):
+    """An environment variable with its type, its default and what it is for."""
+
+    name: str
+    default: T
+    accepts: str  # completes "NAME accepts ..."
+    doc: str
+    parse: Callable[[str], T]  # raises ValueError
+
+    def read(self, environ: Mapping[str, str] | None = None) -> T:
+        """The variable's value, or the default when it is unset or empty.
+
+        ``environ`` stands for ``os.environ`` when given. Raises ``InputError`` on a value that is not accepted.
+        """
+        text = (os.environ if environ is None else environ).get(self.name, "").strip()
+        if not text:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError:
+            raise InputError(
+                f"{self.name}={text!r} in the environment: {self.name} accepts {self.accepts}; "
+                f"correct it, or unset it for the default"
+            ) from None
+
+
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+            raise ValueError(text)
+        return int(text)
+
+    return parse
+
+
+def _word(text: str) -> str:
+    if not text.isascii() or not text.isalnum():
+        raise ValueError(text)
+    return text
+
+
+ISA: Knob[str | None] = Knob(
+    "ENCAST_ISA",
+    None,
+    "the name of an ISA level, as `encast doctor` lists them",
+    "The fastest ISA level that may run; faster ones are treated as absent. Read once, by the native core.",
+    _word,
+)
+THREADS: Knob[int | None] = Knob(
+    "ENCAST_THREADS",
+    None,
+    "a whole number from 1 to 4096",
+    "Threads of an engine. Without it: the physical cores that affinity mask and cgroup quota leave.",
+    _integer(1, 4096),
+)
+SPIN_US: Knob[int] = Knob(
+    "ENCAST_SPIN_US",
+    100,
+    "a whole number of microseconds from 0 to 1000000",
+    "How long a waiting thread spins before it sleeps: more answers quicker, less leaves the core to others.",
+    _integer(0, 1_000_000),
+)
+CHUNK_TOKENS: Knob[int | None] = Knob(
+    "ENCAST_CHUNK_TOKENS",
+    None,
+    "a whole number of tokens from 1 to 1048576",
+    "Tokens that a forward takes through all layers at a time. Without it: what fits this machine's caches.",
+    _integer(1, 1 << 20),
+)
+
+KNOBS: tuple[Knob[str | None] | Knob[int | None] | Knob[int], ...] = (ISA, THREADS, SPIN_US, CHUNK_TOKENS)
