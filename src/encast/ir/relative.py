@@ -29,7 +29,7 @@ def relative_buckets(distances: np.ndarray[Any, Any], buckets: int, max_distance
     starts = []
     for step in range(1, steps):
         wanted = max_distance**step * exact ** (steps - step)
-        start = int(round(wanted ** (1.0 / steps)))
+        start = round(wanted ** (1.0 / steps))
         while start**steps >= wanted:
             start -= 1
         while start**steps < wanted:
@@ -37,4 +37,5 @@ def relative_buckets(distances: np.ndarray[Any, Any], buckets: int, max_distance
         starts.append(start)
     size = np.abs(distances).astype(np.int64)
     large = exact + np.searchsorted(np.array(starts, np.int64), size, side="right")
-    return np.where(distances > 0, half, 0) + np.where(size < exact, size, large)
+    result: np.ndarray[Any, Any] = np.where(distances > 0, half, 0) + np.where(size < exact, size, large)
+    return result

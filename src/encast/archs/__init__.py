@@ -1,0 +1,8 @@
+"""Architectures: from a checkpoint to a graph of plain ops, one file an architecture.
+
+A file in this folder that registers an architecture (``encast.archs.base.architecture``) is all that it takes.
+"""
+
+from encast.archs.base import TASKS, build_graph, model_types
+
+__all__ = ["TASKS", "build_graph", "model_types"]

@@ -1,0 +1,300 @@
+"""The table of architectures, and how one of them becomes a graph."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from encast.archs.config import Config
+from encast.archs.encoder import Sizes
+from encast.archs.heads import SentenceModules, pool_sentences
+from encast.archs.modules import Modules
+from encast.archs.weights import TensorSource, Weights
+from encast.errors import CheckpointError, UnsupportedModelError
+from encast.ir import Graph, verify
+from encast.ir.types import ValueType
+
+__all__ = ["TASKS", "Architecture", "architecture", "build_graph", "model_types"]
+
+TASKS = ("features", "embed", "classify", "tag", "answer", "fill_mask")
+"""What a graph can be built for; ``features`` is the encoder alone."""
+
+_SUFFIXES = {
+    "Model": "features",
+    "ForSequenceClassification": "classify",
+    "ForTokenClassification": "tag",
+    "ForQuestionAnswering": "answer",
+    "ForMaskedLM": "fill_mask",
+}
+
+
+class CheckpointLike(Protocol):
+    """The part of ``importers``' ``Checkpoint`` that architectures read."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+
+    @property
+    def architecture(self) -> str: ...
+
+    @property
+    def tensors(self) -> TensorSource: ...
+
+    @property
+    def modules(self) -> SentenceModules | None: ...
+
+
+class Architecture(ABC):
+    """One family of encoders with its heads.
+
+    Subclasses declare where things stand in a checkpoint and write ``encode`` and the heads that differ.
+    """
+
+    prefix: ClassVar[str]
+    """What stands before the encoder's tensors in a checkpoint that has a head, with its dot."""
+
+    stem: ClassVar[tuple[str, ...]]
+    """The class names in ``architectures`` without their suffix, the usual one first."""
+
+    suffixes: ClassVar[Mapping[str, str]] = {}
+    """Further suffixes of class names, and the task that they stand for."""
+
+    markers: ClassVar[Mapping[str, str]]
+    """For every task with a head of its own: a tensor that only a checkpoint with this head has."""
+
+    unread: ClassVar[tuple[str, ...]]
+    """Patterns of tensors that may stay unread: parts of heads, and poolers that a task does not use."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.sizes = self.read_sizes()
+
+    @abstractmethod
+    def read_sizes(self) -> Sizes:
+        """The sizes that the config gives."""
+
+    @abstractmethod
+    def encode(self, encoder: Modules) -> str:
+        """Adds the encoder; returns the last hidden state, f32[tokens, hidden]."""
+
+    @abstractmethod
+    def classify(self, encoder: Modules, head: Modules, x: str, labels: int) -> str:
+        """Adds the sequence classification head; returns f32[seqs, labels]."""
+
+    @abstractmethod
+    def fill_mask(self, encoder: Modules, head: Modules, x: str) -> str:
+        """Adds the masked-LM head; returns f32[selected, vocab]."""
+
+    def tag(self, head: Modules, x: str, labels: int) -> str:
+        """Adds the token classification head; returns f32[tokens, labels]."""
+        return head.linear(x, "classifier", labels, self.sizes.hidden)
+
+    def answer(self, head: Modules, x: str) -> str:
+        """Adds the question answering head; returns f32[tokens, 2], start and end."""
+        return head.linear(x, "qa_outputs", 2, self.sizes.hidden)
+
+    def max_len(self) -> int:
+        """The longest sequence that the position table allows."""
+        return self.sizes.positions
+
+
+_TABLE: dict[str, type[Architecture]] = {}
+_Class = TypeVar("_Class", bound=type[Architecture])
+
+
+def architecture(*names: str) -> Callable[[_Class], _Class]:
+    """Registers a class for these values of ``model_type``."""
+
+    def register(cls: _Class) -> _Class:
+        _TABLE.update(dict.fromkeys(names, cls))
+        return cls
+
+    return register
+
+
+def _table() -> dict[str, type[Architecture]]:
+    package = importlib.import_module("encast.archs")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"encast.archs.{module.name}")
+    return _TABLE
+
+
+def model_types() -> dict[str, type[Architecture]]:
+    """Every supported ``model_type`` and its architecture."""
+    return dict(sorted(_table().items()))
+
+
+def build_graph(checkpoint: CheckpointLike, task: str | None = None) -> Graph:
+    """The graph of plain ops for a checkpoint.
+
+    ``task`` is one of ``TASKS``; without it, the checkpoint says it itself (``modules.json``, else
+    ``architectures``). Raises ``CheckpointError`` for a checkpoint that contradicts itself and
+    ``UnsupportedModelError`` for arithmetic or a head that is not there.
+    """
+    config = Config(checkpoint.config, f"{checkpoint.path}/config.json")
+    model_type, cls = _find_architecture(config, checkpoint.architecture)
+    _refuse_other_arithmetic(config)
+    weights = Weights(checkpoint.tensors, str(checkpoint.path))
+    chosen = _choose_task(cls, checkpoint, weights, task, config.where)
+    arch = cls(config)
+
+    graph = Graph()
+    graph.add_input("token_ids", ValueType("i32", ("tokens",)))
+    if arch.sizes.type_vocab > 1:
+        graph.add_input("token_type_ids", ValueType("i32", ("tokens",)))
+    prefixed = f"{cls.prefix}embeddings.word_embeddings.weight" in weights
+    encoder = Modules(graph, weights, cls.prefix if prefixed else "")
+    head = Modules(graph, weights)
+    hidden = arch.encode(encoder)
+    graph.outputs["last_hidden_state"] = hidden
+    labels = _add_head(arch, graph, encoder, head, hidden, chosen, checkpoint)
+    weights.check_all_used(cls.unread)
+    graph.meta = _meta(arch, graph, model_type, chosen, labels, checkpoint)
+    verify(graph)
+    return graph
+
+
+def _add_head(
+    arch: Architecture,
+    graph: Graph,
+    encoder: Modules,
+    head: Modules,
+    hidden: str,
+    task: str,
+    checkpoint: CheckpointLike,
+) -> list[str] | None:
+    """Adds what ``task`` needs on top of the last hidden state; returns the names of the labels, if it has any."""
+    if task == "embed":
+        graph.outputs["embedding"] = pool_sentences(
+            graph, hidden, arch.sizes.hidden, checkpoint.modules, str(checkpoint.path)
+        )
+    elif task == "answer":
+        graph.outputs["logits"] = arch.answer(head, hidden)
+    elif task == "fill_mask":
+        graph.add_input("select", ValueType("i32", ("selected",)))
+        graph.outputs["logits"] = arch.fill_mask(encoder, head, hidden)
+    elif task in ("classify", "tag"):
+        labels = arch.config.labels()
+        if task == "classify":
+            graph.outputs["logits"] = arch.classify(encoder, head, hidden, len(labels))
+        else:
+            graph.outputs["logits"] = arch.tag(head, hidden, len(labels))
+        return labels
+    return None
+
+
+def _find_architecture(config: Config, name: str) -> tuple[str, type[Architecture]]:
+    table = _table()
+    model_type = config.text("model_type")
+    if model_type is None:
+        # Configs of 2019 have no model_type; the class name tells it.
+        stem = re.sub(r"(For[A-Z]\w*|Model|LMHeadModel)$", "", name)
+        model_type = next((key for key, cls in table.items() if stem in cls.stem), None)
+    if model_type not in table:
+        said = f"model_type is {config.text('model_type')!r}" + (f" (architectures: {name})" if name else "")
+        raise UnsupportedModelError(f"{config.where}: {said}; encast has {sorted(table)}")
+    return model_type, table[model_type]
+
+
+def _refuse_other_arithmetic(config: Config) -> None:
+    config.refuse_unless("position_embedding_type", "absolute")
+    for switch in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):
+        config.refuse_unless(switch, False)
+    config.refuse_unless("pruned_heads", {})
+    # Weights stored in a quantised form, and models whose code is in the checkpoint.
+    config.refuse_unless("quantization_config")
+    config.refuse_unless("auto_map")
+
+
+def _choose_task(
+    cls: type[Architecture], checkpoint: CheckpointLike, weights: Weights, task: str | None, where: str
+) -> str:
+    name = checkpoint.architecture
+    # "TFBertModel" and "FlaxBertModel" are the same models in other frameworks.
+    match = re.fullmatch(r"(?:TF|Flax)?(\w+?)(Model|For[A-Z]\w*|LMHeadModel)", name)
+    declared = {**_SUFFIXES, **cls.suffixes}.get(match[2]) if match else ("features" if not name else None)
+    if task is not None:
+        return _check_task(cls, declared, weights, task, name, where)
+    if checkpoint.modules is not None:
+        return "embed"
+    if declared is None:
+        known = sorted({**_SUFFIXES, **cls.suffixes})
+        raise UnsupportedModelError(
+            f"{where}: architectures is {name!r}, a head that encast does not have; it has {cls.stem[0]} with {known}. "
+            "Ask for task 'features' or 'embed' to use the encoder alone"
+        )
+    if declared in cls.markers and not name and cls.markers[declared] not in weights:
+        return "features"
+    return declared
+
+
+def _check_task(
+    cls: type[Architecture], declared: str | None, weights: Weights, task: str, name: str, where: str
+) -> str:
+    if task not in TASKS:
+        raise UnsupportedModelError(f"no task is named {task!r}; encast has {list(TASKS)}")
+    if task in ("features", "embed", declared):
+        if task in cls.markers and cls.markers[task] not in weights:
+            raise UnsupportedModelError(
+                f"{where}: task {task!r} needs a head, and the checkpoint has no tensor {cls.markers[task]!r}; "
+                "take a checkpoint that was fine-tuned for it, or ask for 'features' or 'embed'"
+            )
+        return task
+    # Heads of different tasks may have the same tensors; so a class name that says one rules out the others.
+    if declared in (None, "features") and cls.markers[task] in weights:
+        return task
+    raise UnsupportedModelError(
+        f"{where}: task {task!r} needs a head that the checkpoint does not have (architectures: {name!r}); "
+        f"it can be built for {sorted({'features', 'embed'} | ({declared} if declared else set()))}"
+    )
+
+
+def _meta(
+    arch: Architecture,
+    graph: Graph,
+    model_type: str,
+    task: str,
+    labels: list[str] | None,
+    checkpoint: CheckpointLike,
+) -> dict[str, Any]:
+    """See ARCHITECTURE.md for the keys."""
+    sizes = arch.sizes
+    if arch.max_len() < 1:
+        raise CheckpointError(
+            f"{arch.config.where}: max_position_embeddings is {sizes.positions}, which leaves no position for a token"
+        )
+    modules = checkpoint.modules
+    return {
+        "arch": model_type,
+        "task": task,
+        "hidden": sizes.hidden,
+        "layers": max(node.layer for node in graph.nodes) + 1,
+        "heads": sizes.heads,
+        "vocab": sizes.vocab,
+        "type_vocab": sizes.type_vocab if sizes.type_vocab > 1 else 0,
+        "max_len": arch.max_len(),
+        "labels": labels,
+        "problem_type": arch.config.problem_type(len(labels or [])) if task == "classify" else None,
+        "similarity": modules.similarity if task == "embed" and modules is not None else None,
+        "expected": {
+            "qkv": {"per_layer": 1, "other": 0},
+            "attention": {"per_layer": 1, "other": 0},
+            "linear_activation": {"per_layer": 1, "other": sum(_is_head_activation(node) for node in graph.nodes)},
+            "add_layer_norm": {"per_layer": 2, "other": 0},
+            "embed_layer_norm": {"per_layer": 0, "other": 1},
+        },
+        "math": "exact",
+        "dtype": "f32",
+    }
+
+
+def _is_head_activation(node: Any) -> bool:
+    return bool(node.op == "activation" and node.layer < 0)

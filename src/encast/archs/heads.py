@@ -1,0 +1,127 @@
+"""The parts of heads that more than one architecture has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from encast.archs.encoder import Sizes
+from encast.archs.modules import Modules
+from encast.archs.weights import Float32
+from encast.errors import CheckpointError, UnsupportedModelError
+from encast.ir.ops import ACTIVATIONS, POOLING_MODES
+
+__all__ = ["DenseModule", "SentenceModules", "classify_first_token", "pool_sentences", "predict_tokens", "transform"]
+
+
+class DenseModule(Protocol):
+    """A dense layer behind the pooling: ``weight: f32[out, in]``, ``bias: f32[out]``, an activation or "none"."""
+
+    @property
+    def weight(self) -> Float32: ...
+
+    @property
+    def bias(self) -> Float32 | None: ...
+
+    @property
+    def activation(self) -> str: ...
+
+
+class SentenceModules(Protocol):
+    """What a sentence-transformers ``modules.json`` says, see ARCHITECTURE.md."""
+
+    @property
+    def pooling_modes(self) -> tuple[str, ...]: ...
+
+    @property
+    def dense(self) -> Sequence[DenseModule]: ...
+
+    @property
+    def normalize(self) -> bool: ...
+
+    @property
+    def similarity(self) -> str | None: ...
+
+
+def pool_sentences(graph: Any, x: str, width: int, modules: SentenceModules | None, where: str) -> str:
+    """Pooling, dense layers and normalisation as ``modules`` say: f32[seqs, dim].
+
+    Without them (a bare encoder) it is the mean over the tokens, not normalised, which is what
+    sentence-transformers makes of a bare encoder.
+    """
+    if modules is None:
+        return str(graph.add("pooling", x, name="pooling", modes=["mean"]))
+    modes = list(modules.pooling_modes)
+    wrong = [mode for mode in modes if mode not in POOLING_MODES]
+    if wrong or not modes:
+        raise UnsupportedModelError(
+            f"{where}: the pooling modes are {modes}; encast has one or several of {list(POOLING_MODES)}"
+        )
+    x = graph.add("pooling", x, name="pooling", modes=modes)
+    width *= len(modes)
+    for index, module in enumerate(modules.dense):
+        path = f"dense.{index}.linear"
+        if module.weight.ndim != 2 or module.weight.shape[1] != width:
+            raise CheckpointError(
+                f"{where}: dense module {index} has a weight of shape {list(module.weight.shape)}, what comes "
+                f"before it is {width} wide; modules.json and the weights do not fit"
+            )
+        weight = graph.add_constant(f"{path}.weight", module.weight)
+        if module.bias is not None and module.bias.shape != module.weight.shape[:1]:
+            raise CheckpointError(
+                f"{where}: dense module {index} has a bias of shape {list(module.bias.shape)}, its weight has "
+                f"{module.weight.shape[0]} rows; modules.json and the weights do not fit"
+            )
+        bias = graph.add_constant(f"{path}.bias", module.bias) if module.bias is not None else ""
+        x = graph.add("linear", x, weight, bias, name=path, activation="none")
+        if module.activation != "none":
+            if module.activation not in ACTIVATIONS:
+                raise UnsupportedModelError(
+                    f"{where}: dense module {index} has activation {module.activation!r}; "
+                    f"encast has {['none', *ACTIVATIONS]}"
+                )
+            x = graph.add("activation", x, name=f"{path}.activation", kind=module.activation)
+        width = module.weight.shape[0]
+    return str(graph.add("normalize", x, name="normalize")) if modules.normalize else x
+
+
+def classify_first_token(
+    dense: Modules, out: Modules, x: str, hidden: int, labels: int, *, dense_path: str, out_path: str, activation: str
+) -> str:
+    """First token, dense layer, activation, projection to the labels: f32[seqs, labels]."""
+    first = out.graph.add("first_token", x, name="first_token")
+    inner = dense.linear(first, dense_path, hidden, hidden)
+    inner = dense.activation(inner, activation, name=f"{dense_path}.activation")
+    return out.linear(inner, out_path, labels, hidden)
+
+
+def transform(head: Modules, x: str, sizes: Sizes, width: int, *, dense: str, norm: str, activation: str) -> str:
+    """The part of a masked-LM head before its decoder, for the selected rows: f32[selected, width]."""
+    x = head.graph.add("select_rows", x, "select", name="selected")
+    x = head.linear(x, dense, width, sizes.hidden)
+    x = head.activation(x, activation, name=f"{dense}.activation")
+    return head.layer_norm(x, norm, width, sizes.eps)
+
+
+def predict_tokens(
+    encoder: Modules, head: Modules, x: str, sizes: Sizes, width: int, *, decoder: str, bias: str, tied: bool
+) -> str:
+    """The decoder of a masked-LM head: f32[selected, vocab].
+
+    ``tied``: what the config says of ``tie_word_embeddings``. A checkpoint that holds its own decoder weights keeps
+    them where they differ from the word embeddings, whatever the config says, as transformers does. ``bias`` is an
+    older name of the decoder's bias.
+    """
+    words = "embeddings.word_embeddings.weight"
+    weight = f"{decoder}.weight"
+    if head.has(weight) and not head.same(weight, (sizes.vocab, width), words):
+        weight = head.constant(weight, sizes.vocab, width)
+    elif head.has(weight) or tied:
+        weight = encoder.constant(words, sizes.vocab, width)
+    else:
+        weight = head.constant(weight, sizes.vocab, width)
+    names = [name for name in (f"{decoder}.bias", bias) if name and head.has(name)] or [bias or f"{decoder}.bias"]
+    added = head.constant(names[0], sizes.vocab)
+    for other in names[1:]:
+        head.array(other, sizes.vocab)
+    return head.graph.add("linear", x, weight, added, name=decoder, activation="none")

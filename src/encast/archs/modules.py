@@ -1,0 +1,61 @@
+"""Writing graphs module by module, with the checkpoint's own paths as names."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from encast.archs.weights import Float32, Weights
+from encast.ir import Graph
+
+__all__ = ["Modules"]
+
+
+class Modules:
+    """The modules of a checkpoint under one prefix, added to one graph.
+
+    Constants and nodes are named by their path below the prefix, so that they are the same whether the encoder was
+    saved alone (no prefix) or under a head (``bert.``). A constant that several modules share is added once.
+    """
+
+    def __init__(self, graph: Graph, weights: Weights, prefix: str = "") -> None:
+        self.graph = graph
+        self.weights = weights
+        self.prefix = prefix
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has this tensor."""
+        return self.prefix + name in self.weights
+
+    def constant(self, name: str, *shape: int) -> str:
+        """The tensor of that path as a constant; returns its name in the graph."""
+        if name not in self.graph.constants:
+            self.graph.add_constant(name, self.weights.take(self.prefix + name, shape))
+        return name
+
+    def array(self, name: str, *shape: int) -> Float32:
+        """The tensor of that path without adding it to the graph."""
+        return self.weights.take(self.prefix + name, shape)
+
+    def embedding(self, ids: str, path: str, rows: int, dim: int) -> str:
+        """Module ``path``, an embedding table, read at ``ids``."""
+        return self.graph.add("embedding", ids, self.constant(f"{path}.weight", rows, dim), name=path)
+
+    def linear(self, x: str, path: str, size: int, inner: int, *, name: str = "", layer: int = -1) -> str:
+        """Module ``path``, ``x @ weight.T + bias`` with ``weight: f32[size, inner]``, as node ``name`` (``path``)."""
+        weight = self.constant(f"{path}.weight", size, inner)
+        bias = self.constant(f"{path}.bias", size)
+        return self.graph.add("linear", x, weight, bias, name=name or path, layer=layer, activation="none")
+
+    def layer_norm(self, x: str, path: str, size: int, eps: float, *, name: str = "", layer: int = -1) -> str:
+        """Module ``path``, a layer norm, as node ``name`` (``path``)."""
+        gamma = self.constant(f"{path}.weight", size)
+        beta = self.constant(f"{path}.bias", size)
+        return self.graph.add("layer_norm", x, gamma, beta, name=name or path, layer=layer, eps=eps)
+
+    def activation(self, x: str, kind: str, *, name: str, layer: int = -1) -> str:
+        """An activation, which has no path of its own in a checkpoint."""
+        return self.graph.add("activation", x, name=name, layer=layer, kind=kind)
+
+    def same(self, name: str, shape: tuple[int, ...], constant: str) -> bool:
+        """Whether the tensor of that path has exactly the values of a constant of the graph."""
+        return np.array_equal(self.array(name, *shape), self.graph.constants[constant].array)

@@ -1,0 +1,317 @@
+"""One function an op: its definition in ``encast.ir.ops``, spelled out in NumPy.
+
+An evaluator gets the context, the operands in the table's order (None for an absent one) and the attributes by
+name, and returns the value, or a tuple of values.
+"""
+
+# mypy: disable-error-code="no-any-return"
+# (NumPy types the result of an operator between two arrays as Any.)
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from encast.ir.relative import relative_buckets
+
+__all__ = ["EVALUATORS", "Context", "Float64", "Quantized"]
+
+Float64 = np.ndarray[Any, np.dtype[np.float64]]
+Ids = np.ndarray[Any, np.dtype[np.int32]]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What evaluators know of the batch besides their operands: ``cu_seqlens: i32[seqs + 1]``."""
+
+    cu_seqlens: Ids
+
+    def sequences(self) -> Iterator[tuple[slice, slice, int]]:
+        """For every sequence: its rows, its columns in a value of ``pairs``, and its length."""
+        pairs = 0
+        for begin, end in zip(self.cu_seqlens[:-1], self.cu_seqlens[1:], strict=True):
+            length = int(end) - int(begin)
+            yield slice(int(begin), int(end)), slice(pairs, pairs + length * length), length
+            pairs += length * length
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A q8 value: ``bytes: u8[rows, cols]``, ``scale: f32[rows]``, ``zero: i32[rows]``."""
+
+    bytes: np.ndarray[Any, np.dtype[np.uint8]]
+    scale: np.ndarray[Any, np.dtype[np.float32]]
+    zero: np.ndarray[Any, np.dtype[np.int32]]
+
+    def centred(self) -> Float64:
+        """``byte - zero``, exact."""
+        return self.bytes.astype(np.float64) - self.zero[:, None]
+
+
+EVALUATORS: dict[str, Callable[..., Any]] = {}
+
+
+def _evaluates(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        EVALUATORS[name] = function
+        return function
+
+    return register
+
+
+# Plain ops
+
+
+@_evaluates("position_ids")
+def _position_ids(context: Context, token_ids: Ids, *, offset: int, skip_id: int) -> Ids:
+    positions = np.empty_like(token_ids)
+    for rows, _, length in context.sequences():
+        if skip_id < 0:
+            positions[rows] = np.arange(length) + offset
+        else:
+            counted = token_ids[rows] != skip_id
+            positions[rows] = np.where(counted, np.cumsum(counted) - 1 + offset, offset - 1)
+    return positions
+
+
+@_evaluates("embedding")
+def _embedding(context: Context, ids: Ids, table: Float64) -> Float64:
+    return table[ids]
+
+
+@_evaluates("add")
+def _add(context: Context, a: Float64, b: Float64) -> Float64:
+    return a + b
+
+
+@_evaluates("scale")
+def _scale(context: Context, x: Float64, *, factor: float) -> Float64:
+    return x * factor
+
+
+@_evaluates("linear")
+def _linear(context: Context, x: Float64, weight: Float64, bias: Float64 | None, *, activation: str) -> Float64:
+    product = x @ weight.T
+    return _activated(product if bias is None else product + bias, activation)
+
+
+@_evaluates("layer_norm")
+def _layer_norm(context: Context, x: Float64, gamma: Float64, beta: Float64, *, eps: float) -> Float64:
+    centred = x - x.mean(axis=1, keepdims=True)
+    variance = (centred * centred).mean(axis=1, keepdims=True)
+    return centred / np.sqrt(variance + eps) * gamma + beta
+
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def _activated(x: Float64, kind: str) -> Float64:
+    if kind == "gelu":
+        return 0.5 * x * (1.0 + np.asarray(_erf(x / math.sqrt(2.0)), np.float64))
+    if kind == "gelu_tanh":
+        return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+    if kind == "relu":
+        return np.maximum(x, 0.0)
+    if kind == "silu":
+        # x * sigmoid(x), with the exponential of a number that is never positive, which cannot overflow.
+        decay = np.exp(-np.abs(x))
+        return x * np.where(x >= 0.0, 1.0, decay) / (1.0 + decay)
+    return np.tanh(x) if kind == "tanh" else x
+
+
+@_evaluates("activation")
+def _activation(context: Context, x: Float64, *, kind: str) -> Float64:
+    return _activated(x, kind)
+
+
+def _per_head(x: Float64, heads: int) -> Float64:
+    """``[rows, heads * head_dim]`` as ``[heads, rows, head_dim]``."""
+    return x.reshape(x.shape[0], heads, -1).transpose(1, 0, 2)
+
+
+@_evaluates("attention_scores")
+def _attention_scores(context: Context, q: Float64, k: Float64, *, heads: int) -> Float64:
+    parts = [
+        (_per_head(q[rows], heads) @ _per_head(k[rows], heads).transpose(0, 2, 1)).reshape(heads, -1)
+        for rows, _, _ in context.sequences()
+    ]
+    return np.concatenate([np.empty((heads, 0)), *parts], axis=1)
+
+
+@_evaluates("relative_bias")
+def _relative_bias(context: Context, scores: Float64, table: Float64, *, max_distance: int) -> Float64:
+    result = scores.copy()
+    for _, pairs, length in context.sequences():
+        positions = np.arange(length)
+        buckets = relative_buckets(positions[None, :] - positions[:, None], table.shape[0], max_distance)
+        result[:, pairs] += table[buckets.reshape(-1)].T
+    return result
+
+
+@_evaluates("softmax")
+def _softmax(context: Context, scores: Float64) -> Float64:
+    result = np.empty_like(scores)
+    for _, pairs, length in context.sequences():
+        rows = scores[:, pairs].reshape(-1, length)
+        powers = np.exp(rows - rows.max(axis=1, keepdims=True))
+        result[:, pairs] = (powers / powers.sum(axis=1, keepdims=True)).reshape(scores.shape[0], -1)
+    return result
+
+
+@_evaluates("attention_context")
+def _attention_context(context: Context, probs: Float64, v: Float64) -> Float64:
+    heads = probs.shape[0]
+    result = np.empty_like(v)
+    for rows, pairs, length in context.sequences():
+        mixed = probs[:, pairs].reshape(heads, length, length) @ _per_head(v[rows], heads)
+        result[rows] = mixed.transpose(1, 0, 2).reshape(length, -1)
+    return result
+
+
+@_evaluates("first_token")
+def _first_token(context: Context, x: Float64) -> Float64:
+    return x[context.cu_seqlens[:-1]]
+
+
+@_evaluates("select_rows")
+def _select_rows(context: Context, x: Float64, select: Ids) -> Float64:
+    return x[select]
+
+
+def _pooled(x: Float64, mode: str) -> Float64:
+    if mode == "cls":
+        return x[0]
+    if mode == "lasttoken":
+        return x[-1]
+    if mode == "max":
+        return x.max(axis=0)
+    if mode == "weightedmean":
+        weights = np.arange(1.0, len(x) + 1.0)
+        return weights @ x / weights.sum()
+    return x.sum(axis=0) / (len(x) if mode == "mean" else math.sqrt(len(x)))
+
+
+@_evaluates("pooling")
+def _pooling(context: Context, x: Float64, *, modes: Sequence[str]) -> Float64:
+    rows = [np.concatenate([_pooled(x[rows], mode) for mode in modes]) for rows, _, _ in context.sequences()]
+    return np.array(rows, np.float64).reshape(-1, x.shape[1] * len(modes))
+
+
+@_evaluates("normalize")
+def _normalize(context: Context, x: Float64) -> Float64:
+    return x / np.maximum(np.sqrt((x * x).sum(axis=1, keepdims=True)), 1e-12)
+
+
+# Fused ops
+
+
+@_evaluates("embed_layer_norm")
+def _embed_layer_norm(
+    context: Context,
+    token_ids: Ids,
+    token_type_ids: Ids | None,
+    word: Float64,
+    position: Float64 | None,
+    token_type: Float64 | None,
+    gamma: Float64,
+    beta: Float64,
+    *,
+    eps: float,
+    position_offset: int,
+    position_skip_id: int,
+) -> Float64:
+    total = word[token_ids]
+    if token_type is not None:
+        total = total + token_type[token_type_ids]
+    if position is not None:
+        total = total + position[_position_ids(context, token_ids, offset=position_offset, skip_id=position_skip_id)]
+    return _layer_norm(context, total, gamma, beta, eps=eps)
+
+
+@_evaluates("attention")
+def _attention(context: Context, qkv: Float64, bias: Float64 | None, *, heads: int, scale: float) -> Float64:
+    q, k, v = np.split(qkv, 3, axis=1)
+    scores = _attention_scores(context, q, k, heads=heads) * scale
+    if bias is not None:
+        reach = (bias.shape[1] + 1) // 2
+        for _, pairs, length in context.sequences():
+            positions = np.arange(length)
+            columns = positions[None, :] - positions[:, None] + reach - 1
+            scores[:, pairs] += bias[:, columns.reshape(-1)]
+    return _attention_context(context, _softmax(context, scores), v)
+
+
+@_evaluates("add_layer_norm")
+def _add_layer_norm(
+    context: Context, x: Float64, residual: Float64, gamma: Float64, beta: Float64, *, eps: float
+) -> Float64:
+    return _layer_norm(context, x + residual, gamma, beta, eps=eps)
+
+
+# Narrow arithmetic. The f32 steps are those of the formula in the op table, so that the integers are the kernels'.
+
+
+@_evaluates("quantize")
+def _quantize(context: Context, x: Float64, *, zero_point: bool) -> Quantized:
+    rows = x.astype(np.float32)
+    if zero_point:
+        low = np.minimum(rows.min(axis=1), np.float32(0))
+        extent = np.maximum(rows.max(axis=1), np.float32(0)) - low
+        steps = np.float32(255)
+    else:
+        low = np.zeros(len(rows), np.float32)
+        extent = np.abs(rows).max(axis=1)
+        steps = np.float32(127)
+    # A row so small that its reciprocal overflows is a row of zeros.
+    with np.errstate(divide="ignore", over="ignore"):
+        reciprocal = steps / extent
+    empty = ~np.isfinite(reciprocal)
+    reciprocal[empty] = 0
+    scale = np.where(empty, np.float32(0), extent / steps).astype(np.float32)
+    zero = np.rint(-low * reciprocal).astype(np.int32) if zero_point else np.full(len(rows), 128, np.int32)
+    levels = np.rint(rows * reciprocal[:, None]).astype(np.int32) + zero[:, None]
+    return Quantized(np.clip(levels, 0, 255).astype(np.uint8), scale, zero)
+
+
+@_evaluates("cast_bf16")
+def _cast_bf16(context: Context, x: Float64) -> Float64:
+    bits = x.astype(np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32).astype(np.float64)
+
+
+@_evaluates("linear_int8")
+def _linear_int8(
+    context: Context,
+    x: Quantized,
+    weight: np.ndarray[Any, np.dtype[np.int8]],
+    weight_scale: Float64,
+    bias: Float64 | None,
+    *,
+    activation: str,
+) -> Float64:
+    # Products are at most 255 * 127, so float64 sums of them are exact up to 2^38 columns.
+    sums = x.centred() @ weight.astype(np.float64).T
+    result = sums * (x.scale.astype(np.float64)[:, None] * weight_scale)
+    return _activated(result if bias is None else result + bias, activation)
+
+
+EVALUATORS["linear_bf16"] = _linear
+
+
+def _with_narrow(name: str) -> Callable[..., Any]:
+    def evaluate(context: Context, *operands: Any, also: str, **attrs: Any) -> tuple[Float64, Any]:
+        wide = EVALUATORS[name](context, *operands, **attrs)
+        if also == "bf16":
+            return wide, _cast_bf16(context, wide)
+        return wide, _quantize(context, wide, zero_point=also == "q8_zero_point")
+
+    return evaluate
+
+
+for _name in ("embed_layer_norm", "add_layer_norm", "layer_norm"):
+    EVALUATORS[_name + "_narrow"] = _with_narrow(_name)
