@@ -1,0 +1,6 @@
+"""Rewrites of the graph, one a file, and the pipeline that runs them in order."""
+
+from encast.passes.pipeline import optimise
+from encast.passes.report import FusionReport, Miss
+
+__all__ = ["FusionReport", "Miss", "optimise"]

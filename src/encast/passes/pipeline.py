@@ -1,0 +1,66 @@
+"""The passes in order, the verifier around each, and the count of fusions against the config's promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from encast.errors import StrictError
+from encast.ir import Graph, verify
+from encast.passes.choose_math import choose_math
+from encast.passes.drop_unused import drop_unused
+from encast.passes.fold_constants import fold_constants
+from encast.passes.fuse_add_layer_norm import fuse_add_layer_norm
+from encast.passes.fuse_attention import fuse_attention
+from encast.passes.fuse_embed_layer_norm import fuse_embed_layer_norm
+from encast.passes.fuse_linear_activation import fuse_linear_activation
+from encast.passes.fuse_narrow import fuse_narrow
+from encast.passes.report import FusionReport, Outcome, PassRecord, count_fusions
+from encast.passes.separate_weights import separate_weights
+from encast.passes.set_precision import set_precision
+from encast.quant.spec import QuantSpec
+
+__all__ = ["optimise"]
+
+
+def optimise(
+    graph: Graph, spec: QuantSpec, *, strict: bool = False, exact: bool = False
+) -> tuple[Graph, FusionReport]:
+    """A plain graph in, a fused one with the wanted precision out; the given graph stays as it is.
+
+    Raises ``StrictError`` when ``strict`` and a fusion that the config promises was not made, ``InputError``
+    when ``spec`` names what the graph lacks, ``GraphError`` when a pass broke the graph (a defect).
+    """
+    graph = graph.copy()
+    verify(graph)
+    passes: tuple[tuple[str, Callable[[Graph], Outcome]], ...] = (
+        ("drop_unused", drop_unused),
+        ("fold_constants", fold_constants),
+        ("fuse_attention", lambda graph: fuse_attention(graph, exact)),
+        ("fuse_linear_activation", fuse_linear_activation),
+        # Before fuse_add_layer_norm, which would take the last add of the embedding sum.
+        ("fuse_embed_layer_norm", fuse_embed_layer_norm),
+        ("fuse_add_layer_norm", fuse_add_layer_norm),
+        ("drop_unused", drop_unused),
+        ("set_precision", lambda graph: set_precision(graph, spec)),
+        ("fuse_narrow", fuse_narrow),
+        ("choose_math", lambda graph: choose_math(graph, exact)),
+        ("drop_unused", drop_unused),
+        ("separate_weights", separate_weights),
+    )
+    outcomes: list[Outcome] = []
+    records: list[PassRecord] = []
+    for name, run in passes:
+        outcome = run(graph)
+        verify(graph)
+        outcomes.append(outcome)
+        records.append(PassRecord(name, outcome.changes, len(graph.nodes)))
+    counts, misses = count_fusions(graph.meta["expected"], int(graph.meta["layers"]), outcomes)
+    linears = {
+        node.name: {"linear": "f32"}.get(node.op, node.op.removeprefix("linear_"))
+        for node in graph.nodes
+        if node.op in ("linear", "linear_bf16", "linear_int8")
+    }
+    report = FusionReport(counts, misses, tuple(records), linears)
+    if strict and misses:
+        raise StrictError(f"{report.describe_misses()}\ncompile without strict to accept the slower graph")
+    return graph, report

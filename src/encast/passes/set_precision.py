@@ -1,0 +1,95 @@
+"""Gives every linear the dtype that a ``QuantSpec`` asks for: narrow weights, and a narrow copy of what it reads.
+
+    linear(x)  →  linear_int8(quantize(x))   or   linear_bf16(cast_bf16(x))
+
+Linears that read one value share its narrow copy; layers that share their weights share the narrow ones. An f32
+weight that nothing reads any more is let go at once, so that a large model is never held twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from encast.errors import InputError
+from encast.ir import Graph, Node
+from encast.passes.patch import Index, Patch, apply, fresh_name
+from encast.passes.report import Outcome
+from encast.quant.rounding import bf16_bits, quantize_rows
+from encast.quant.spec import QuantSpec
+
+__all__ = ["set_precision"]
+
+
+def set_precision(graph: Graph, spec: QuantSpec) -> Outcome:
+    """Raises ``InputError`` for a pattern of ``spec.keep`` that no linear's name matches."""
+    linears = [node for node in graph.nodes if node.op == "linear"]
+    for pattern, _ in spec.keep:
+        if not any(fnmatchcase(node.name, pattern) for node in linears):
+            raise InputError(
+                f"the pattern {pattern!r} in keep matches no linear; their names are {[node.name for node in linears]}"
+            )
+    graph.meta["dtype"] = spec.dtype
+    narrowing = _Narrowing(graph, spec)
+    patches = [
+        Patch((node,), narrowing.narrowed(node, dtype)) for node in linears if (dtype := dtype_of(graph, node, spec)) != "f32"
+    ]
+    return Outcome(changes=apply(graph, patches))
+
+
+def dtype_of(graph: Graph, node: Node, spec: QuantSpec) -> str:
+    """The dtype of a linear's operands under ``spec``."""
+    outputs = graph.type_of(node.inputs[1]).shape[0]
+    rows = graph.type_of(node.outputs[0]).shape[0]
+    return spec.dtype_of(node.name, str(rows), int(outputs))
+
+
+class _Narrowing:
+    """Makes narrow operands, each once."""
+
+    def __init__(self, graph: Graph, spec: QuantSpec) -> None:
+        self._graph = graph
+        self._spec = spec
+        self._index = Index(graph)
+        self._values: dict[tuple[str, str], str] = {}
+        self._weights: dict[tuple[str, str], list[str]] = {}
+        self._readers = Counter(operand for node in graph.nodes for operand in set(node.inputs))
+
+    def narrowed(self, node: Node, dtype: str) -> tuple[Node, ...]:
+        """The nodes that take the place of ``node``."""
+        x, weight, bias = (*node.inputs, "")[:3]
+        before: list[Node] = []
+        if (x, dtype) not in self._values:
+            before.append(self._narrow_value(x, dtype, node.layer))
+            self._values[x, dtype] = before[0].outputs[0]
+        if (weight, dtype) not in self._weights:
+            self._weights[weight, dtype] = self._narrow_weight(weight, dtype)
+        self._readers[weight] -= 1
+        if not self._readers[weight]:
+            del self._graph.constants[weight]
+        inputs = [self._values[x, dtype], *self._weights[weight, dtype], bias]
+        return (*before, Node(f"linear_{dtype}", inputs, node.outputs, dict(node.attrs), node.name, node.layer))
+
+    def _narrow_value(self, x: str, dtype: str, layer: int) -> Node:
+        if dtype == "bf16":
+            name = fresh_name(self._graph, f"{x}.bf16")
+            return Node("cast_bf16", [x], [name], {}, name, layer)
+        name = fresh_name(self._graph, f"{x}.q8")
+        zero_point = self._spec.zero_point == "always"
+        if self._spec.zero_point == "after_activation":
+            maker = self._index.producer(x)
+            zero_point = maker is not None and (
+                maker.op == "activation" or maker.attrs.get("activation", "none") != "none"
+            )
+        return Node("quantize", [x], [name], {"zero_point": zero_point}, name, layer)
+
+    def _narrow_weight(self, weight: str, dtype: str) -> list[str]:
+        array = self._graph.constants[weight].array
+        name = fresh_name(self._graph, f"{weight}.{dtype}")
+        if dtype == "bf16":
+            return [self._graph.add_constant(name, bf16_bits(array), "bf16")]
+        narrow, scale = quantize_rows(array)
+        scale_name = fresh_name(self._graph, f"{name}.scale")
+        return [self._graph.add_constant(name, narrow), self._graph.add_constant(scale_name, scale.astype(np.float32))]

@@ -1,0 +1,5 @@
+"""Which numbers a compiled model computes with: plain data, and the rounding that makes narrow weights."""
+
+from encast.quant.spec import QuantSpec
+
+__all__ = ["QuantSpec"]
