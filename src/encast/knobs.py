@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar, overload
 
 from encast.errors import InputError
 
-__all__ = ["CHUNK_TOKENS", "ISA", "KNOBS", "SPIN_US", "THREADS", "Knob"]
+__all__ = ["KNOBS", "Knob", "get"]
 
 T = TypeVar("T")
 
@@ -60,28 +60,28 @@ def _word(text: str) -> str:
     return text
 
 
-ISA: Knob[str | None] = Knob(
+_ISA: Knob[str | None] = Knob(
     "ENCAST_ISA",
     None,
     "the name of an ISA level, as `encast doctor` lists them",
     "The fastest ISA level that may run; faster ones are treated as absent. Read once, by the native core.",
     _word,
 )
-THREADS: Knob[int | None] = Knob(
+_THREADS: Knob[int | None] = Knob(
     "ENCAST_THREADS",
     None,
     "a whole number from 1 to 4096",
     "Threads of an engine. Without it: the physical cores that affinity mask and cgroup quota leave.",
     _integer(1, 4096),
 )
-SPIN_US: Knob[int] = Knob(
+_SPIN_US: Knob[int] = Knob(
     "ENCAST_SPIN_US",
     100,
     "a whole number of microseconds from 0 to 1000000",
     "How long a waiting thread spins before it sleeps: more answers quicker, less leaves the core to others.",
     _integer(0, 1_000_000),
 )
-CHUNK_TOKENS: Knob[int | None] = Knob(
+_CHUNK_TOKENS: Knob[int | None] = Knob(
     "ENCAST_CHUNK_TOKENS",
     None,
     "a whole number of tokens from 1 to 1048576",
@@ -89,4 +89,18 @@ CHUNK_TOKENS: Knob[int | None] = Knob(
     _integer(1, 1 << 20),
 )
 
-KNOBS: tuple[Knob[str | None] | Knob[int | None] | Knob[int], ...] = (ISA, THREADS, SPIN_US, CHUNK_TOKENS)
+KNOBS: tuple[Knob[str | None] | Knob[int | None] | Knob[int], ...] = (_ISA, _THREADS, _SPIN_US, _CHUNK_TOKENS)
+
+
+@overload
+def get(name: Literal["ENCAST_ISA"]) -> str | None: ...
+@overload
+def get(name: Literal["ENCAST_SPIN_US"]) -> int: ...
+@overload
+def get(name: Literal["ENCAST_THREADS", "ENCAST_CHUNK_TOKENS"]) -> int | None: ...
+def get(name: str) -> str | int | None:
+    """The value of a knob of the list by its name; raises ``InputError`` as ``Knob.read`` does."""
+    for knob in KNOBS:
+        if knob.name == name:
+            return knob.read()
+    raise KeyError(f"{name} is no knob; the list is {', '.join(knob.name for knob in KNOBS)}")

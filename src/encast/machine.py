@@ -12,9 +12,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from encast import knobs
-from encast.errors import InputError
-
 __all__ = [
     "Cache",
     "CgroupLimits",
@@ -27,7 +24,7 @@ __all__ = [
     "pin_order",
     "read_machine",
     "this_machine",
-    "threads_to_use",
+    "usable_cores",
 ]
 
 # cgroup v1 says "no limit" with the largest multiple of the page size in 63 bits.
@@ -104,7 +101,7 @@ class Machine:
         return max(len(core.cpus) for core in self.cores)
 
     @property
-    def usable_cores(self) -> tuple[Core, ...]:
+    def allowed_cores(self) -> tuple[Core, ...]:
         """The cores of which the affinity mask leaves at least one CPU, reduced to those CPUs."""
         allowed = set(self.affinity)
         reduced = (Core(tuple(c for c in core.cpus if c in allowed), core.package, core.node) for core in self.cores)
@@ -127,23 +124,10 @@ def default_threads(machine: Machine) -> int:
 
     A quota is rounded down: threads beyond it would all be stopped for the rest of the period.
     """
-    threads = len(machine.usable_cores)
+    threads = len(machine.allowed_cores)
     if machine.cgroup.cpus is not None:
         threads = min(threads, int(machine.cgroup.cpus))
     return max(threads, 1)
-
-
-def threads_to_use(requested: int | None = None, machine: Machine | None = None) -> int:
-    """The number of threads: as requested, else as ``ENCAST_THREADS`` says, else ``default_threads``.
-
-    Raises ``InputError`` below 1.
-    """
-    if requested is not None:
-        if requested < 1:
-            raise InputError(f"threads={requested}: an engine needs at least 1 thread; None lets encast choose")
-        return requested
-    chosen = knobs.THREADS.read()
-    return chosen if chosen is not None else default_threads(machine if machine is not None else this_machine())
 
 
 def pin_order(machine: Machine) -> tuple[int, ...]:
@@ -152,9 +136,15 @@ def pin_order(machine: Machine) -> tuple[int, ...]:
     First one hardware thread of every core, node by node, so that a small team stays on one node; then the
     cores' second hardware threads in the same order, and so on.
     """
-    cores = sorted(machine.usable_cores, key=lambda core: (core.node, core.package, core.cpus))
+    cores = sorted(machine.allowed_cores, key=lambda core: (core.node, core.package, core.cpus))
     rounds = max((len(core.cpus) for core in cores), default=0)
     return tuple(core.cpus[turn] for turn in range(rounds) for core in cores if turn < len(core.cpus))
+
+
+def usable_cores(machine: Machine | None = None) -> list[int]:
+    """The CPUs for the threads of one process: ``default_threads`` of them, in ``pin_order``."""
+    machine = machine if machine is not None else this_machine()
+    return list(pin_order(machine)[: default_threads(machine)])
 
 
 def this_machine() -> Machine:

@@ -1,0 +1,217 @@
+"""``encast doctor``: what this machine is, and what stands in the way of speed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json as json_module
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from encast import knobs
+from encast.errors import EncastError
+from encast.machine import Machine, default_threads, this_machine, usable_cores
+
+__all__ = ["Finding", "Level", "diagnose", "doctor"]
+
+
+@dataclass(frozen=True)
+class Level:
+    """A row of the ISA table: ``missing`` features, and whether it is ``allowed`` (usable and not forbidden)."""
+
+    name: str
+    features: str
+    missing: str
+    allowed: bool
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that costs speed or will not work: what it is, and what to do about it."""
+
+    subject: str
+    problem: str
+    remedy: str
+
+
+def diagnose(machine: Machine, levels: Sequence[Level], knob_errors: Sequence[str] = ()) -> list[Finding]:
+    """What is wrong with the machine, in the order of the report. Pure: it judges the facts it is given."""
+    return [
+        *(Finding("knobs", error, "correct the variable, or unset it") for error in knob_errors),
+        *_isa_findings(levels),
+        *_cpu_findings(machine),
+        *_memory_findings(machine),
+    ]
+
+
+def _isa_findings(levels: Sequence[Level]) -> Iterator[Finding]:
+    usable = [level for level in levels if not level.missing]
+    allowed = [level for level in levels if level.allowed]
+    if usable and allowed and usable[-1].name != allowed[-1].name:
+        yield Finding(
+            "isa",
+            f"ENCAST_ISA holds kernels down to {allowed[-1].name}; this machine has {usable[-1].name}",
+            "unset ENCAST_ISA",
+        )
+    if [level.name for level in usable] == ["scalar"]:
+        missing = levels[1].missing if len(levels) > 1 else "vector instructions"
+        yield Finding(
+            "isa",
+            f"only the scalar kernels run here, many times slower: the processor does not show {missing}",
+            "in a virtual machine, choose a CPU model that passes AVX2 through (host, or x86-64-v3 and newer)",
+        )
+
+
+def _cpu_findings(machine: Machine) -> Iterator[Finding]:
+    cores, allowed = len(machine.cores), len(machine.allowed_cores)
+    quota = machine.cgroup.cpus
+    if allowed < cores:
+        yield Finding(
+            "affinity",
+            f"this process may use {allowed} of {cores} physical cores",
+            "start it without taskset, numactl or a cpuset if it should have them all",
+        )
+    if quota is not None and quota < 1:
+        yield Finding(
+            "cgroup",
+            f"the CPU quota is {quota:g} of one CPU: after {quota:.0%} of every period all threads are stopped",
+            "raise the limit to 1 CPU or more (Kubernetes resources.limits.cpu, docker --cpus)",
+        )
+    elif quota is not None and quota < allowed:
+        yield Finding(
+            "cgroup",
+            f"the CPU quota is {quota:g} CPUs, though {allowed} cores are in reach; {int(quota)} threads are used",
+            "raise the limit, or pin the container to whole cores (cpuset), which also steadies the latency",
+        )
+    if quota is not None and quota >= 1 and quota != int(quota):
+        yield Finding(
+            "cgroup",
+            f"the CPU quota {quota:g} is no whole number: {quota - int(quota):g} of a CPU cannot carry a thread",
+            "set the limit to a whole number of CPUs",
+        )
+    if machine.governor is not None and machine.governor in ("powersave", "conservative"):
+        yield Finding(
+            "frequency",
+            f"the frequency governor is {machine.governor}: short requests may run at a low clock",
+            "as root: cpupower frequency-set -g performance (laptops: it costs battery)",
+        )
+    homes = {core.node for core in machine.allowed_cores}
+    if len(homes) > 1:
+        yield Finding(
+            "numa",
+            f"the process spans {len(homes)} memory nodes; threads of one team would read weights from afar",
+            "start one process a node: numactl --cpunodebind=N --membind=N",
+        )
+
+
+def _memory_findings(machine: Machine) -> Iterator[Finding]:
+    empty = [node.index for node in machine.nodes if node.cpus and node.memory_bytes == 0]
+    if empty:
+        yield Finding(
+            "numa",
+            f"memory node {', '.join(map(str, empty))} has CPUs and no memory",
+            "fill its memory slots, or keep off its CPUs (numactl --cpunodebind)",
+        )
+    limit = machine.cgroup.memory_bytes
+    if limit is not None and limit < 512 << 20:
+        yield Finding(
+            "cgroup",
+            f"the memory limit is {_size(limit)}; the f32 weights of BERT-base alone are 420 MiB",
+            "raise the limit (Kubernetes resources.limits.memory, docker --memory)",
+        )
+    if machine.huge_pages.transparent == "never":
+        yield Finding(
+            "huge pages",
+            "transparent huge pages are off: large weight matrices miss the TLB more often",
+            "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        )
+
+
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Print processor, ISA levels, cores, memory and limits, and what is wrong with them."""
+    machine = this_machine()
+    errors: list[str] = []
+    for knob in knobs.KNOBS:
+        try:
+            knob.read()
+        except EncastError as error:
+            errors.append(str(error))
+    levels: list[Level] = []
+    from encast import _core
+
+    try:
+        levels = [Level(*row) for row in _core.isa_levels()]
+    except EncastError as error:
+        errors.append(str(error))
+    findings = diagnose(machine, levels, errors)
+    if json:
+        typer.echo(json_module.dumps(_document(machine, levels, findings), indent=2))
+        return
+    for subject, text in _lines(machine, levels):
+        typer.echo(f"{subject:<12}{text}")
+    typer.echo("")
+    if not findings:
+        typer.echo("Nothing is wrong with this machine.")
+    for finding in findings:
+        typer.echo(f"! {finding.subject}: {finding.problem}")
+        typer.echo(f"    {finding.remedy}")
+
+
+def _document(machine: Machine, levels: Sequence[Level], findings: Sequence[Finding]) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(machine),
+        "isa_levels": [dataclasses.asdict(level) for level in levels],
+        "isa_best": _best(levels),
+        "default_threads": default_threads(machine),
+        "thread_cpus": usable_cores(machine),
+        "knobs": {knob.name: knob.doc for knob in knobs.KNOBS},
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+    }
+
+
+def _best(levels: Sequence[Level]) -> str | None:
+    allowed = [level.name for level in levels if level.allowed]
+    return allowed[-1] if allowed else None
+
+
+def _lines(machine: Machine, levels: Sequence[Level]) -> Iterator[tuple[str, str]]:
+    yield "processor", machine.processor + (" (virtual machine)" if machine.virtual else "")
+    if levels:
+        yield "isa", ", ".join(level.name for level in levels if level.allowed) + f"; kernels use {_best(levels)}"
+        for level in levels:
+            if level.missing:
+                yield "", f"{level.name}: not here, lacks {level.missing}"
+            elif not level.allowed:
+                yield "", f"{level.name}: forbidden by ENCAST_ISA"
+    yield (
+        "cores",
+        f"{len(machine.cores)} physical, {len(machine.online)} hardware threads "
+        f"(SMT {machine.threads_per_core} a core); {len(machine.allowed_cores)} cores allowed",
+    )
+    yield "threads", f"{default_threads(machine)} by default, on CPUs {', '.join(map(str, usable_cores(machine)))}"
+    for cache in machine.caches:
+        shared = "" if cache.shared_by == 1 else f", shared by {cache.shared_by} hardware threads"
+        yield "cache", f"L{cache.level} {cache.kind} {_size(cache.bytes)}{shared}"
+    for node in machine.nodes:
+        memory = "memory unknown" if node.memory_bytes is None else _size(node.memory_bytes)
+        yield "numa", f"node {node.index}: {len(node.cpus)} CPUs, {memory}"
+    limits = machine.cgroup
+    quota = "no CPU quota" if limits.cpus is None else f"CPU quota {limits.cpus:g}"
+    cpuset = "no cpuset" if limits.cpuset is None else f"cpuset of {len(limits.cpuset)} CPUs"
+    memory = "no memory limit" if limits.memory_bytes is None else f"memory limit {_size(limits.memory_bytes)}"
+    yield "cgroup", f"{quota}, {cpuset}, {memory}"
+    yield "governor", machine.governor or "not shown by the kernel"
+    yield "allocator", machine.allocator
+    pages = machine.huge_pages
+    yield "huge pages", f"transparent: {pages.transparent or 'unknown'}; reserved {pages.reserved}, free {pages.free}"
+
+
+def _size(count: int) -> str:
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= scale:
+            return f"{count / scale:.4g} {unit}"
+    return f"{count} bytes"
