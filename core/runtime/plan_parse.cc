@@ -60,6 +60,7 @@ class Line {
     const size_t space = rest_.find(' ');
     const std::string_view found = rest_.substr(0, space);
     rest_ = space == std::string_view::npos ? std::string_view() : rest_.substr(space + 1);
+    if (space != std::string_view::npos && rest_.empty()) fail("ends in a space");
     if (found.empty()) fail(std::string("has an empty word where ") + what + " should stand");
     return found;
   }

@@ -71,6 +71,9 @@ class Validator {
     need(write(id, rows, cols).dtype == DType::f32, "makes a value of the wrong dtype");
   }
   void write_narrow(int id, Rows rows, int64_t cols) {
+    const int out = plan_.steps[index_].out;
+    need(out == id || plan_.values[static_cast<size_t>(out)].offset != ValueDecl::kCallerMemory,
+         "makes a narrow copy of a value in the caller's memory");
     const ValueDecl& value = write(id, rows, cols);
     need(value.dtype != DType::f32, "makes a narrow copy that is f32");
     need(value.offset != ValueDecl::kCallerMemory, "makes a narrow copy in the caller's memory");

@@ -1,0 +1,202 @@
+#include "runtime/executor.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "runtime/test_plan.h"
+#include "testing/check.h"
+
+namespace {
+std::atomic<long> allocations{0};
+}
+
+// Counts every allocation of the process through the replaceable operators; the core uses no malloc of its own.
+void* operator new(size_t bytes) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace encast {
+namespace {
+
+struct Texts {
+  std::vector<int32_t> ids, cu{0}, types, select;
+
+  void add(int64_t length, testing::Rng& rng) {
+    for (int64_t token = 0; token < length; ++token) {
+      ids.push_back(static_cast<int32_t>(rng.integer(0, 49)));
+      types.push_back(static_cast<int32_t>(rng.integer(0, 1)));
+      if (rng.integer(0, 3) == 0) select.push_back(static_cast<int32_t>(ids.size()) - 1);
+    }
+    cu.push_back(static_cast<int32_t>(ids.size()));
+  }
+  Request request() const {
+    return {ids.data(), static_cast<int64_t>(ids.size()), cu.data(), static_cast<int64_t>(cu.size()) - 1,
+            types.data(), select.data(), static_cast<int64_t>(select.size())};
+  }
+};
+
+std::vector<float> run(Executor& executor, const char* output, const Request& request) {
+  const Executor::Shape shape = executor.output_shape(output, request);
+  std::vector<float> out(static_cast<size_t>(shape.rows * shape.cols), NAN);
+  executor.run(output, request, out.data());
+  return out;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+class Model {
+ public:
+  Model() : file_(testing::test_weights()), weights_(std::make_shared<Weights>(file_.path())) {}
+  std::unique_ptr<Executor> instance(int threads, int spin_us = 100) {
+    return std::make_unique<Executor>(Plan::parse(testing::kTestPlan), weights_, TeamOptions{threads, {}, spin_us});
+  }
+
+ private:
+  testing::TemporaryFile file_;
+  std::shared_ptr<Weights> weights_;
+};
+
+ENCAST_TEST(bits_depend_on_neither_neighbours_nor_threads_nor_chunks) {
+  Model model;
+  testing::Rng rng(1);
+  Texts all;
+  std::vector<Texts> alone;
+  for (const int64_t length : {1, 40, 7, 17, 40, 40, 3, 25, 1, 1, 38, 16, 33}) {  // several chunks of 48
+    testing::Rng copy = rng;
+    all.add(length, rng);
+    alone.emplace_back().add(length, copy);
+  }
+  const auto one = model.instance(1);
+  for (const int threads : {1, 2, 3}) {
+    const auto team = model.instance(threads, threads == 3 ? 0 : 100);
+    for (const char* output : {"last_hidden_state", "embedding", "logits"}) {
+      const std::vector<float> together = run(*team, output, all.request());
+      std::vector<float> apart;
+      for (const Texts& text : alone) {
+        for (const float value : run(*one, output, text.request())) apart.push_back(value);
+      }
+      for (const float value : together) CHECK(std::isfinite(value));
+      CHECK(same_bits(together, apart));
+    }
+  }
+}
+
+ENCAST_TEST(outputs_are_written_whole_and_nothing_else) {
+  Model model;
+  testing::Rng rng(2);
+  Texts texts;
+  for (int text = 0; text < 9; ++text) texts.add(rng.integer(1, 40), rng);
+  const auto executor = model.instance(2);
+  const Request request = texts.request();
+  for (const char* output : {"last_hidden_state", "embedding", "logits"}) {
+    const Executor::Shape shape = executor->output_shape(output, request);
+    const auto size = static_cast<size_t>(shape.rows * shape.cols);
+    std::vector<float> out(size + 64, -7.0f);
+    executor->run(output, request, out.data());
+    for (size_t index = size; index < out.size(); ++index) CHECK_EQ(out[index], -7.0f);
+  }
+}
+
+ENCAST_TEST(a_forward_allocates_nothing) {
+  Model model;
+  testing::Rng rng(3);
+  Texts texts;
+  for (int text = 0; text < 12; ++text) texts.add(rng.integer(1, 40), rng);
+  const Request request = texts.request();
+  for (const int threads : {1, 2}) {
+    const auto executor = model.instance(threads);
+    std::vector<float> out(static_cast<size_t>(request.tokens * 32));
+    for (const char* output : {"last_hidden_state", "embedding", "logits"}) {
+      const long before = allocations.load();
+      executor->run(output, request, out.data());
+      CHECK_EQ(allocations.load() - before, 0L);
+    }
+  }
+}
+
+ENCAST_TEST(instances_run_side_by_side) {
+  Model model;
+  testing::Rng rng(4);
+  Texts texts;
+  for (int text = 0; text < 10; ++text) texts.add(rng.integer(1, 40), rng);
+  const auto first = model.instance(2);
+  const auto second = model.instance(2);
+  const std::vector<float> want = run(*first, "embedding", texts.request());
+  std::atomic<int> wrong{0};
+  const auto work = [&](Executor& executor) {
+    for (int round = 0; round < 20; ++round) {
+      if (!same_bits(run(executor, "embedding", texts.request()), want)) wrong.fetch_add(1);
+    }
+  };
+  // Two callers of one instance take turns.
+  std::thread a([&] { work(*first); }), b([&] { work(*second); }), c([&] { work(*first); });
+  a.join();
+  b.join();
+  c.join();
+  CHECK_EQ(wrong.load(), 0);
+}
+
+ENCAST_TEST(requests_out_of_range_are_refused) {
+  Model model;
+  const auto executor = model.instance(1);
+  testing::Rng rng(5);
+  Texts good;
+  good.add(5, rng);
+  good.add(6, rng);
+  good.select = {1, 7};
+  run(*executor, "logits", good.request());
+  const auto refused = [&](auto change) {
+    Texts bad = good;
+    change(bad);
+    std::vector<float> out(1000);
+    CHECK_THROWS(executor->run("logits", bad.request(), out.data()), InputError, "");
+  };
+  refused([](Texts& t) { t.ids[3] = 50; });
+  refused([](Texts& t) { t.ids[3] = -1; });
+  refused([](Texts& t) { t.types[3] = 2; });
+  refused([](Texts& t) { t.cu[1] = 0; });
+  refused([](Texts& t) { t.cu[1] = 12; });
+  refused([](Texts& t) { t.cu[0] = 1; });
+  refused([](Texts& t) { t.cu[2] = 10; });
+  refused([](Texts& t) { t.select = {7, 1}; });
+  refused([](Texts& t) { t.select = {1, 1}; });
+  refused([](Texts& t) { t.select = {11}; });
+  refused([](Texts& t) { t.select = {-1}; });
+  refused([&](Texts& t) { t.add(41, rng); });
+  CHECK_THROWS(run(*executor, "nothing", good.request()), InputError, "it has: last_hidden_state");
+}
+
+ENCAST_TEST(an_empty_batch_gives_no_rows) {
+  Model model;
+  const auto executor = model.instance(2);
+  const Texts none;
+  CHECK_EQ(run(*executor, "embedding", none.request()).size(), size_t{0});
+}
+
+ENCAST_TEST(damaged_weights_are_found) {
+  std::vector<uint8_t> bytes = testing::test_weights();
+  const testing::TemporaryFile file(bytes);
+  const Weights weights(file.path());
+  weights.verify({}, 2);
+  CHECK_THROWS((weights.verify({{"word", 0, 3200, 1}}, 2)), ArtifactError, "checksum of tensor word");
+  CHECK_THROWS((weights.verify({{"word", 64, ~uint64_t{0}, 1}}, 1)), ArtifactError, "outside of the file");
+  CHECK_THROWS((weights.verify({{"word", bytes.size() + 1, 0, 1}}, 1)), ArtifactError, "outside of the file");
+  CHECK_THROWS(Weights("/nonexistent/weights"), ArtifactError, "cannot be opened");
+  CHECK_THROWS(Weights("/tmp"), ArtifactError, "regular file");
+}
+
+}  // namespace
+}  // namespace encast
+
+ENCAST_TEST_MAIN

@@ -1,0 +1,106 @@
+#include "runtime/plan.h"
+
+#include <string>
+
+#include "base/error.h"
+#include "runtime/test_plan.h"
+#include "testing/check.h"
+
+namespace encast {
+namespace {
+
+// The good plan with one text replaced by another.
+std::string with(const std::string& from, const std::string& to) {
+  std::string text = testing::kTestPlan;
+  const size_t at = text.find(from);
+  if (at == std::string::npos) testing::fail(__FILE__, __LINE__, "the test plan does not hold: " + from);
+  return text.replace(at, from.size(), to);
+}
+
+void refused(const std::string& from, const std::string& to, const std::string& reason) {
+  try {
+    Plan::parse(with(from, to));
+  } catch (const PlanError& error) {
+    if (std::string(error.what()).find(reason) == std::string::npos) {
+      testing::fail(__FILE__, __LINE__, "refused for another reason: " + std::string(error.what()));
+    }
+    return;
+  }
+  testing::fail(__FILE__, __LINE__, "accepted: " + to);
+}
+
+ENCAST_TEST(the_good_plan_is_read_whole) {
+  const Plan plan = Plan::parse(testing::kTestPlan);
+  CHECK_EQ(plan.weights.size(), size_t{11});
+  CHECK_EQ(plan.values.size(), size_t{10});
+  CHECK_EQ(plan.steps.size(), size_t{10});
+  CHECK_EQ(plan.outputs.size(), size_t{3});
+  CHECK_EQ(plan.steps[0].skip, 1);
+  CHECK_EQ(plan.steps[0].eps, 1e-12f);
+  CHECK(plan.steps[3].act == Activation::gelu);
+  CHECK(plan.steps[6].mode == Pooling::max);
+  plan.check_weights(testing::kTestWeightBytes);
+  CHECK_THROWS(plan.check_weights(testing::kTestWeightBytes - 1), PlanError, "inside of the weights file");
+}
+
+ENCAST_TEST(grammar) {
+  refused("encast-plan 1", "encast-plan 2", "no plan of version 1");
+  refused("limits", "limit", "begins with");
+  refused("vocab=50", "vocab=0", "vocab is '0'");
+  refused("vocab=50", "vocab=5x", "vocab is");
+  refused("vocab=50 ", "", "where vocab= should stand");
+  refused("chunk_tokens=48", "chunk_tokens=39", "chunk_tokens");
+  refused("weight w1 ", "weight w2 ", "count up");
+  refused("f32 dense 50", "f64 dense 50", "dtype is 'f64'; accepted: f32");
+  refused("w0 f32 dense", "w0 q8 dense", "cannot be q8");
+  refused("@3200", "3200", "@offset");
+  refused("@3200", "@-64", "offset is");
+  refused("value v1 q8", "value v1 s8", "f32, bf16 or q8");
+  refused("value v1 q8 tokens 16 @4096", "value v1 q8 tokens 16 @-", "caller's memory is f32");
+  refused("step norm", "step nrom", "no kind of step");
+  refused("x=v4 other=v0", "x=v4 x=v0", "x twice");
+  refused("x=v4 other=v0 ", "other=v0 ", "lacks x=");
+  refused("eps=1e-5", "eps=nan", "finite");
+  refused("eps=1e-5", "eps=1e-5z", "finite");
+  refused("eps=1e-5", "epsilon=1e-5", "no key of norm");
+  refused("x=v5 out=v8", "x=v99 out=v8", "operand is '99'");
+  refused("mode=max", "mode=min", "mode is 'min'");
+  refused("output embedding v7", "output last_hidden_state v7", "declared twice");
+  refused("output logits v9\n", "output logits v9", "newline");
+  refused("out=v0 also=v1\n", "out=v0 also=v1 \n", "");
+  refused("step embed", "step  embed", "empty word");
+  CHECK_THROWS(Plan::parse(""), PlanError, "no limits");
+  CHECK_THROWS(Plan::parse("\n"), PlanError, "ends where");
+  CHECK_THROWS((Plan::parse(std::string("encast-plan 1\n\0\n", 16))), PlanError, "begins with");
+}
+
+ENCAST_TEST(meaning) {
+  refused("word=w0", "word=w5", "wrong dtype or layout");
+  refused("vocab=50", "vocab=51", "fewer word rows");
+  refused("max_len=40", "max_len=41", "too few positions");
+  refused("types=2", "types=3", "fewer token types");
+  refused("out=v0 also=v1", "out=v0 also=v2", "wrong shape");
+  refused("x=v1 w=w5", "x=v3 w=w5", "no step before");
+  refused("x=v1 w=w5 scale=w6 colsum=w7", "x=v1 w=w5", "needs scale and colsum");
+  refused("x=v1 w=w5", "x=v0 w=w5", "wrong dtype");
+  refused("scale=w6 colsum=w7", "scale=w10 colsum=w7", "wrong size");
+  refused("heads=2", "heads=3", "3 x heads");
+  refused("x=v4 other=v0 gamma", "x=v4 other=v2 gamma", "unlike shapes");
+  refused("gamma=w3 beta=w4 eps=1e-5", "gamma=w3 beta=w4 eps=-1", "negative eps");
+  refused("column=16", "column=24", "columns that do not exist");
+  refused("column=16", "column=32", "columns that do not exist");
+  refused("out=v3\n", "out=v2\n", "second time");
+  refused("output embedding v7", "output embedding v1", "not f32");
+  refused("x=v6 out=v7", "x=v7 out=v6", "no step before");
+  refused("value v8 f32 selected 16 @49152", "value v8 f32 selected 16 @-", "caller's memory");
+  refused("value v9 f32 selected 16 @-", "value v9 f32 selected 16 @262144", "arena");
+  refused("@8192", "@8200", "64-byte aligned");
+  // v0 is read by the norm, so v3 may not lie on it; a q8 value's scales count as its memory.
+  refused("value v3 f32 tokens 16 @20480", "value v3 f32 tokens 16 @0", "over v0");
+  refused("value v2 f32 tokens 48 @8192", "value v2 f32 tokens 48 @7168", "over v1");
+}
+
+}  // namespace
+}  // namespace encast
+
+ENCAST_TEST_MAIN

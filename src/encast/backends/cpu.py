@@ -1,0 +1,98 @@
+"""The CPU backend: executors of the native core over one shared mapping of the weights."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+import numpy as np
+
+from encast import knobs, machine
+from encast.artifact import Artifact
+from encast.batch import Batch
+from encast.errors import InputError, ResourceError
+from encast.lower import Target, lower
+
+__all__ = ["CpuRunnable"]
+
+Float32 = np.ndarray[Any, np.dtype[np.float32]]
+Int32 = np.ndarray[Any, np.dtype[np.int32]]
+
+
+class CpuRunnable:
+    """``instances`` executors of ``threads`` threads each; a call takes a free one or waits for it.
+
+    Verifies the checksums of all tensors when made. ``pin`` binds every executor's workers to cores of their
+    own, as far as the affinity mask and the cgroup leave cores; with fewer cores than threads it is off.
+    Raises ``ArtifactError``, ``InputError`` and ``ResourceError``.
+    """
+
+    def __init__(
+        self, artifact: Artifact, *, threads: int | None = None, instances: int = 1, pin: bool = True
+    ) -> None:
+        from encast import _core
+
+        if instances < 1 or (threads is not None and threads < 1):
+            raise InputError(f"threads={threads} and instances={instances} must be at least 1")
+        cores = machine.usable_cores()
+        if threads is None:
+            threads = knobs.get("ENCAST_THREADS") or max(1, len(cores) // instances)
+        target = Target.here(knobs.get("ENCAST_CHUNK_TOKENS"))
+        self.plan = lower(artifact.graph, artifact.tensors, target)
+        self.threads, self.instances = threads, instances
+        weights = _core.Weights(str(artifact.weights_path))
+        weights.verify(
+            [(name, tensor.offset, tensor.nbytes, tensor.xxh64) for name, tensor in artifact.tensors.items()],
+            max(1, len(cores)),
+        )
+        spin_us = knobs.get("ENCAST_SPIN_US")
+        pinned = pin and threads * instances <= len(cores)
+        self._executors = [
+            _core.Executor(
+                self.plan,
+                weights,
+                threads,
+                cores[index * threads : (index + 1) * threads] if pinned else [],
+                spin_us,
+            )
+            for index in range(instances)
+        ]
+        self._free: queue.LifoQueue[Any] = queue.LifoQueue()
+        for executor in reversed(self._executors):
+            self._free.put(executor)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def run(self, output: str, batch: Batch, select: Int32 | None = None) -> Float32:
+        """See ``Runnable.run``. Releases the GIL while the model runs."""
+        order = None
+        if select is not None and select.size > 1 and not bool(np.all(select[1:] > select[:-1])):
+            # The core takes rising rows, each once.
+            select, order = np.unique(select, return_inverse=True)
+        executor = self._free.get()
+        if executor is None:
+            self._free.put(None)
+            raise ResourceError("the engine is closed; load the artifact again")
+        try:
+            rows: Float32 = executor.run(output, batch.token_ids, batch.cu_seqlens, batch.token_type_ids, select)
+        finally:
+            self._free.put(executor)
+        return rows if order is None else rows[order]
+
+    def kernels(self) -> list[tuple[str, list[str]]]:
+        """For every step of the plan its text and the names of the kernels that it runs."""
+        steps = [line for line in self.plan.splitlines() if line.startswith("step ")]
+        return list(zip(steps, self._executors[0].kernels(), strict=True))
+
+    def close(self) -> None:
+        """Waits for running calls, then frees arenas, threads and the mapping."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for _ in self._executors:
+            self._free.get()
+        self._executors.clear()
+        # Every later call finds the mark that the engine is closed, and leaves it for the next.
+        self._free.put(None)

@@ -1,0 +1,6 @@
+"""Lowering: a stored graph and this machine to a plan; the only Python that knows ISA levels and memory."""
+
+from encast.lower.plan import StoredTensor, lower
+from encast.lower.target import Target
+
+__all__ = ["StoredTensor", "Target", "lower"]

@@ -1,0 +1,254 @@
+"""Graph to plan text: one step a node, a place for every value. The grammar stands in core/runtime/plan.h."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from encast.errors import UnsupportedModelError
+from encast.ir.graph import Graph, Node
+from encast.ir.types import ValueType
+from encast.lower.memory import Lifetime, place_values
+from encast.lower.target import Target
+
+__all__ = ["StoredTensor", "lower"]
+
+_ELEMENT_BYTES = {"f32": 4, "bf16": 2, "q8": 1}
+
+
+class StoredTensor(Protocol):
+    """Where a tensor of the artifact stands: ``offset`` bytes from the start of the weights file."""
+
+    @property
+    def offset(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class _Step:
+    kind: str
+    keys: Mapping[str, str]
+    reads: Mapping[str, str]
+    writes: Mapping[str, str]
+
+
+class _Lowering:
+    def __init__(self, graph: Graph, tensors: Mapping[str, StoredTensor], target: Target) -> None:
+        self.graph, self.tensors, self.target = graph, tensors, target
+        self.weights: dict[tuple[str, str], str] = {}
+        self.weight_lines: list[str] = []
+        self.steps: list[_Step] = []
+        self.values: dict[str, ValueType] = {}
+
+    # Operands
+
+    def weight(self, name: str, layout: str, *, stored: str | None = None) -> str:
+        """The id of a constant in one of the layouts; ``stored`` names the tensor when it is derived."""
+        stored = stored or name
+        key = (stored, layout)
+        if key not in self.weights:
+            type = self.graph.type_of(name)
+            if layout == "padded":
+                dtype, rows, cols = ("i32" if stored != name else type.dtype), 1, type.shape[0]
+            elif len(type.shape) == 1:
+                dtype, rows, cols = type.dtype, 1, int(type.shape[0])
+            else:
+                dtype, rows, cols = type.dtype, int(type.shape[0]), type.shape[1]
+            self.weights[key] = f"w{len(self.weights)}"
+            offset = self.tensors[stored].offset
+            self.weight_lines.append(f"weight {self.weights[key]} {dtype} {layout} {rows} {cols} @{offset}")
+        return self.weights[key]
+
+    def step(self, kind: str, node: Node, reads: Mapping[str, str], writes: Mapping[str, str], **keys: str) -> None:
+        self.steps.append(_Step(kind, {"name": node.name or node.outputs[0], **keys}, reads, writes))
+        for value in writes.values():
+            self.values[value] = self.graph.type_of(value)
+
+    # One method an op, found by name
+
+    def embed_layer_norm(self, node: Node) -> None:
+        _, _, word, position, token_type, gamma, beta = node.inputs
+        tables = {"word": word, "position": position, "token_type": token_type, "gamma": gamma, "beta": beta}
+        self.step(
+            "embed",
+            node,
+            {},
+            _outputs(node),
+            **{key: self.weight(name, "dense") for key, name in tables.items() if name},
+            eps=_real(node.attrs["eps"]),
+            offset=str(node.attrs["position_offset"]),
+            skip=str(node.attrs["position_skip_id"]),
+            **_narrow_keys(node),
+        )
+
+    def layer_norm(self, node: Node) -> None:
+        x, gamma, beta = node.inputs
+        self._norm(node, {"x": x}, gamma, beta)
+
+    def add_layer_norm(self, node: Node) -> None:
+        x, residual, gamma, beta = node.inputs
+        self._norm(node, {"x": x, "other": residual}, gamma, beta)
+
+    def _norm(self, node: Node, reads: Mapping[str, str], gamma: str, beta: str) -> None:
+        self.step(
+            "norm",
+            node,
+            reads,
+            _outputs(node),
+            gamma=self.weight(gamma, "dense"),
+            beta=self.weight(beta, "dense"),
+            eps=_real(node.attrs["eps"]),
+            **_narrow_keys(node),
+        )
+
+    def linear(self, node: Node) -> None:
+        self._linear(node, "f32", node.inputs[1], _operand(node, 2))
+
+    def linear_bf16(self, node: Node) -> None:
+        self._linear(node, "bf16", node.inputs[1], _operand(node, 2))
+
+    def linear_int8(self, node: Node) -> None:
+        weight, scale = node.inputs[1], node.inputs[2]
+        colsum = self.weight(scale, "padded", stored=f"{weight}.colsum")
+        self._linear(node, "q8", weight, _operand(node, 3), scale=self.weight(scale, "padded"), colsum=colsum)
+
+    def _linear(self, node: Node, dtype: str, weight: str, bias: str, **keys: str) -> None:
+        if bias:
+            keys["bias"] = self.weight(bias, "padded")
+        self.step(
+            "linear",
+            node,
+            {"x": node.inputs[0]},
+            _outputs(node),
+            w=self.weight(weight, "panels"),
+            act=node.attrs["activation"],
+            arithmetic=self.target.gemm[dtype],
+            **keys,
+        )
+
+    def attention(self, node: Node) -> None:
+        bias = _operand(node, 1)
+        self.step(
+            "attention",
+            node,
+            {"x": node.inputs[0]},
+            _outputs(node),
+            heads=str(node.attrs["heads"]),
+            factor=_real(node.attrs["scale"]),
+            **({"bias": self.weight(bias, "dense")} if bias else {}),
+        )
+
+    def quantize(self, node: Node) -> None:
+        zero_point = str(int(node.attrs["zero_point"]))
+        self.step("narrow", node, {"x": node.inputs[0]}, _outputs(node), zero_point=zero_point)
+
+    def cast_bf16(self, node: Node) -> None:
+        self.step("narrow", node, {"x": node.inputs[0]}, _outputs(node), zero_point="0")
+
+    def activation(self, node: Node) -> None:
+        self.step("elementwise", node, {"x": node.inputs[0]}, _outputs(node), factor="1", act=node.attrs["kind"])
+
+    def add(self, node: Node) -> None:
+        a, b = node.inputs
+        self.step("elementwise", node, {"x": a, "other": b}, _outputs(node), factor="1", act="none")
+
+    def scale(self, node: Node) -> None:
+        factor = _real(node.attrs["factor"])
+        self.step("elementwise", node, {"x": node.inputs[0]}, _outputs(node), factor=factor, act="none")
+
+    def pooling(self, node: Node) -> None:
+        width = self.graph.type_of(node.inputs[0]).shape[1]
+        assert isinstance(width, int)
+        for index, mode in enumerate(node.attrs["modes"]):
+            self.step("pool", node, {"x": node.inputs[0]}, _outputs(node), mode=mode, column=str(index * width))
+
+    def first_token(self, node: Node) -> None:
+        self.step("first", node, {"x": node.inputs[0]}, _outputs(node))
+
+    def select_rows(self, node: Node) -> None:
+        self.step("select", node, {"x": node.inputs[0]}, _outputs(node))
+
+    def normalize(self, node: Node) -> None:
+        self.step("normalize", node, {"x": node.inputs[0]}, _outputs(node))
+
+    # The whole
+
+    def lines(self) -> list[str]:
+        meta = self.graph.meta
+        chunk = max(self.target.chunk_tokens, int(meta["max_len"]))
+        ids = {value: f"v{index}" for index, value in enumerate(self.values)}
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for index, step in enumerate(self.steps):
+            for value in step.writes.values():
+                first.setdefault(value, index)
+                last[value] = index
+            for value in step.reads.values():
+                last[value] = index
+        read = {value for step in self.steps for value in step.reads.values()}
+        # A step with two outputs also runs for the sake of the other one, when nobody gives memory for the first.
+        sole = {value for step in self.steps if len(step.writes) == 1 for value in step.writes.values()}
+        outside = {value for value in self.graph.outputs.values() if value not in read and value in sole}
+        inside = [value for value in self.values if value not in outside]
+        spans = [Lifetime(_nbytes(self.values[value], chunk), first[value], last[value]) for value in inside]
+        offsets, arena = place_values(spans)
+        place = {value: str(offset) for value, offset in zip(inside, offsets, strict=True)}
+
+        lines = ["encast-plan 1"]
+        lines.append(
+            f"limits vocab={meta['vocab']} types={meta['type_vocab']} max_len={meta['max_len']} "
+            f"chunk_tokens={chunk} arena={arena} exact={int(meta['math'] == 'exact')}"
+        )
+        lines += self.weight_lines
+        for value, type in self.values.items():
+            lines.append(f"value {ids[value]} {type.dtype} {type.shape[0]} {type.shape[1]} @{place.get(value, '-')}")
+        for step in self.steps:
+            keys = {**step.keys, **{key: ids[value] for key, value in (*step.reads.items(), *step.writes.items())}}
+            lines.append(f"step {step.kind} " + " ".join(f"{key}={text}" for key, text in keys.items()))
+        lines += [f"output {public} {ids[value]}" for public, value in self.graph.outputs.items()]
+        return lines
+
+
+def lower(graph: Graph, tensors: Mapping[str, StoredTensor], target: Target) -> str:
+    """The plan's text for a target.
+
+    ``tensors`` gives the place of every stored tensor by name. Raises ``UnsupportedModelError`` for a node
+    that no step computes: its fusion was missed.
+    """
+    lowering = _Lowering(graph, tensors, target)
+    for node in graph.nodes:
+        method: Callable[[Node], None] | None = getattr(lowering, node.op.removesuffix("_narrow"), None)
+        if method is None:
+            raise UnsupportedModelError(
+                f"node {node.name!r}: {node.op} has no step of its own on this backend; it is computed only as part of "
+                "a fusion, which did not match. See: encast inspect"
+            )
+        method(node)
+    return "\n".join(lowering.lines()) + "\n"
+
+
+def _operand(node: Node, index: int) -> str:
+    return node.inputs[index] if index < len(node.inputs) else ""
+
+
+def _outputs(node: Node) -> dict[str, str]:
+    return dict(zip(("out", "also"), node.outputs, strict=False))
+
+
+def _narrow_keys(node: Node) -> dict[str, str]:
+    return {"zero_point": "1"} if node.attrs.get("also") == "q8_zero_point" else {}
+
+
+def _real(value: float) -> str:
+    """Shortest text that reads back as the same double, and so as the same f32 after one rounding."""
+    return repr(float(value))
+
+
+def _nbytes(type: ValueType, rows: int) -> int:
+    """Bytes of a value in the arena; the rule of ``ValueDecl::bytes`` in core/runtime/plan.h."""
+    element = _ELEMENT_BYTES[type.dtype]
+    cols = type.shape[1]
+    assert isinstance(cols, int)
+    stride = -(-cols * element // 64) * 64
+    extra = 2 * (-(-rows * 4 // 64) * 64) if type.dtype == "q8" else 0
+    return rows * stride + extra
