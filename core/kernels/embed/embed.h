@@ -1,8 +1,8 @@
 #pragma once
 #include "kernels/rows.h"
 
-// Contract: op embed_rows, arithmetic f32: out = word[id] (+ token_type[type]) (+ position[pos]), added in this
-// order, then layer norm when gamma is given. Ids are in range: the runtime has checked them.
+// Contract: op embed_rows, arithmetic f32: out = word[id] (+ token_type[type]) (+ position[pos]), added in
+// this order, then layer norm when gamma is given. Ids are in range: the runtime has checked them.
 namespace encast {
 
 struct EmbedArgs {

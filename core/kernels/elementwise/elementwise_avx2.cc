@@ -1,0 +1,9 @@
+#include "kernels/elementwise/elementwise_impl.h"
+
+namespace encast {
+
+void elementwise_f32_avx2(const ElementwiseArgs& args, int64_t row_begin, int64_t row_end) {
+  avx2::elementwise_rows(args, row_begin, row_end);
+}
+
+}  // namespace encast

@@ -1,0 +1,9 @@
+#include "kernels/embed/embed_impl.h"
+
+namespace encast {
+
+void embed_f32_scalar(const EmbedArgs& args, int64_t row_begin, int64_t row_end) {
+  scalar::embed_rows(args, row_begin, row_end);
+}
+
+}  // namespace encast

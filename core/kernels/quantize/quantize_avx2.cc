@@ -1,0 +1,9 @@
+#include "kernels/quantize/quantize_impl.h"
+
+namespace encast {
+
+void quantize_f32_avx2(const NarrowArgs& args, int64_t row_begin, int64_t row_end) {
+  avx2::narrow_rows(args, row_begin, row_end);
+}
+
+}  // namespace encast

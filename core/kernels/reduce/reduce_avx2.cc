@@ -1,0 +1,17 @@
+#include "kernels/reduce/reduce_impl.h"
+
+namespace encast {
+
+void reduce_pool_f32_avx2(const PoolArgs& args, int64_t seq_begin, int64_t seq_end) {
+  avx2::pool_rows(args, seq_begin, seq_end);
+}
+
+void reduce_gather_f32_avx2(const GatherArgs& args, int64_t row_begin, int64_t row_end) {
+  avx2::gather_rows(args, row_begin, row_end);
+}
+
+void reduce_normalize_f32_avx2(const NormalizeArgs& args, int64_t row_begin, int64_t row_end) {
+  avx2::normalize_rows(args, row_begin, row_end);
+}
+
+}  // namespace encast
