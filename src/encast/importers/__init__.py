@@ -1,0 +1,8 @@
+"""Importers: from a checkpoint folder or hub id to configuration, lazy tensors, modules and tokenizer."""
+
+from encast.importers.checkpoint import Checkpoint, open_checkpoint
+from encast.importers.sentence_modules import DenseModule, SentenceModules
+from encast.importers.tokenizer import TokenizerFiles
+from encast.importers.weights import TensorSource
+
+__all__ = ["Checkpoint", "DenseModule", "SentenceModules", "TensorSource", "TokenizerFiles", "open_checkpoint"]

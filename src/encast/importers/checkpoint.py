@@ -1,0 +1,107 @@
+"""Opening a checkpoint: a folder in the Hugging Face layout, or a hub id."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from encast.errors import CheckpointError
+from encast.importers.files import Folder, quote
+from encast.importers.hub import looks_like_hub_id, resolve_hub
+from encast.importers.model_files import read_tensors
+from encast.importers.sentence_modules import (
+    SentenceModules,
+    TransformerSettings,
+    read_modules,
+    read_transformer_settings,
+    transformer_folder,
+)
+from encast.importers.tokenizer import TokenizerFiles, read_tokenizer
+from encast.importers.weights import TensorSource
+
+__all__ = ["Checkpoint", "open_checkpoint"]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint says, validated, with its tensors still in the files.
+
+    ``path``: the folder with config.json; ``config``: its content; ``modules``: sentence-transformers'
+    modules, None when there are none. ``tokenizer`` is made when first asked for.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    tensors: TensorSource
+    modules: SentenceModules | None
+    source: str
+    revision: str | None = None
+    _folder: Folder = field(kw_only=True, repr=False)
+    _settings: TransformerSettings = field(kw_only=True, repr=False)
+
+    @property
+    def architecture(self) -> str:
+        """The first of config.json's ``architectures``, "" if it names none."""
+        names = self.config.get("architectures") or [""]
+        return str(names[0])
+
+    @cached_property
+    def tokenizer(self) -> TokenizerFiles:
+        """Raises ``CheckpointError`` or ``UnsupportedModelError`` when there is no usable tokenizer."""
+        return read_tokenizer(self._folder, self.config, self._settings)
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """``source`` as given, hub ``revision`` (or None) and ``files``: name → SHA-256 of every file read.
+
+        Files of the tokenizer count once ``tokenizer`` was asked for. Reads the weights from start to end.
+        """
+        return {"source": self.source, "revision": self.revision, "files": self._folder.ledger.digests()}
+
+
+def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = None) -> Checkpoint:
+    """Opens a folder or, when ``source`` is no existing path, a model of the hub (``owner/name``).
+
+    ``revision``: branch, tag or commit of a hub model. Validates every file's structure without reading
+    tensors. Raises ``CheckpointError`` when something is missing, damaged or contradicts itself, and
+    ``UnsupportedModelError`` on modules that encast does not have.
+    """
+    given = os.fspath(source)
+    path, commit = _locate(given, revision)
+    root = Folder(path)
+    folder = transformer_folder(root)
+    if not folder.has("config.json"):
+        adapter = (
+            " (it has a PEFT adapter; merge it into its base model first)" if folder.has("adapter_config.json") else ""
+        )
+        raise CheckpointError(
+            f"{folder.root}: no config.json{adapter}; a folder in the Hugging Face layout is needed, as "
+            "save_pretrained of transformers or sentence-transformers writes it"
+        )
+    config = folder.object("config.json")
+    names = config.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise CheckpointError(f"{folder.path('config.json')}: architectures must be a list of strings")
+    settings = read_transformer_settings(folder)
+    modules = read_modules(root, settings)
+    return Checkpoint(
+        folder.root, config, read_tensors(folder), modules, given, commit, _folder=folder, _settings=settings
+    )
+
+
+def _locate(source: str, revision: str | None) -> tuple[Path, str | None]:
+    if not source or "\0" in source:
+        raise CheckpointError(f"{quote(source)} names no checkpoint; a folder or a hub id (owner/name) is needed")
+    path = Path(source)
+    try:
+        exists = os.path.lexists(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{quote(source)}: {error}; a folder or a hub id (owner/name) is needed") from None
+    if exists:
+        return path, None
+    if not looks_like_hub_id(source):
+        raise CheckpointError(f"{quote(source)}: no such folder; a folder or a hub id (owner/name) is needed")
+    return resolve_hub(source, revision)

@@ -1,0 +1,96 @@
+"""Fetching a checkpoint from the Hugging Face hub, or finding it in the local cache."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from encast.errors import CheckpointError
+from encast.importers.model_files import WEIGHT_FILES
+
+__all__ = ["choose_files", "looks_like_hub_id", "resolve_hub"]
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
+_SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+_SMALL_FILES = {
+    "added_tokens.json",
+    "config.json",
+    "config_sentence_transformers.json",
+    "merges.txt",
+    "modules.json",
+    "sentencepiece.bpe.model",
+    "special_tokens_map.json",
+    "spiece.model",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+}
+_MODULE_FOLDER = re.compile(r"\d+_[A-Za-z]+")
+
+
+def looks_like_hub_id(source: str) -> bool:
+    """``name`` or ``owner/name``; not a path such as ``./name``, ``/name``, ``~/name`` or ``a/b/c``."""
+    return _HUB_ID.fullmatch(source) is not None and ".." not in source and "--" not in source
+
+
+def choose_files(names: list[str]) -> list[str]:
+    """The files of a repository that an import reads: the preferred weights of each folder, configs, tokenizer."""
+    chosen: list[str] = []
+    folders: dict[str, set[str]] = {}
+    for name in names:
+        path = PurePosixPath(name)
+        if len(path.parts) == 1 or (len(path.parts) == 2 and _MODULE_FOLDER.fullmatch(path.parts[0])):
+            folders.setdefault("" if len(path.parts) == 1 else path.parts[0], set()).add(path.name)
+    for folder, files in folders.items():
+        wanted = {name for name in files if name in _SMALL_FILES or re.fullmatch(r"sentence_.*_config\.json", name)}
+        weights = next((name for name in WEIGHT_FILES if name in files), None)
+        if weights is not None:
+            wanted.add(weights)
+            if weights.endswith(".index.json"):
+                suffix = "bin" if weights.startswith("pytorch") else "safetensors"
+                wanted.update(name for name in files if _SHARD.fullmatch(name) and name.endswith("." + suffix))
+        chosen.extend(f"{folder}/{name}" if folder else name for name in wanted)
+    return sorted(chosen)
+
+
+def resolve_hub(repo: str, revision: str | None = None) -> tuple[Path, str | None]:
+    """The local folder of a hub repository and its commit, downloading what is missing.
+
+    Without a network the local cache serves. Raises ``CheckpointError`` when neither does.
+    """
+    try:
+        import huggingface_hub as hub
+    except ImportError:
+        raise CheckpointError(
+            f"{repo!r} is no local folder, and the package huggingface_hub, which fetches models, is not installed; "
+            "install it or give a folder"
+        ) from None
+    # The hub's client raises errors of whatever network library its version uses, hence the broad handlers.
+    try:
+        files = choose_files(list(hub.HfApi().list_repo_files(repo, revision=revision)))
+    except Exception as error:
+        folder = _cached(hub, repo, revision, error)
+    else:
+        if "config.json" not in files and "modules.json" not in files:
+            raise CheckpointError(f"the hub repository {repo!r} has no config.json; it holds no model of this kind")
+        try:
+            folder = Path(hub.snapshot_download(repo, revision=revision, allow_patterns=files))
+        except Exception as error:
+            folder = _cached(hub, repo, revision, error)
+    return folder, folder.name if _COMMIT.fullmatch(folder.name) else None
+
+
+def _cached(hub: Any, repo: str, revision: str | None, error: Exception) -> Path:
+    try:
+        return Path(hub.snapshot_download(repo, revision=revision, local_files_only=True))
+    except Exception:
+        first_line = (str(error).strip().splitlines() or [""])[0][:300]
+        raise CheckpointError(
+            f"{repo!r}: no folder of this name, the hub did not give it ({type(error).__name__}: {first_line}), and it "
+            "is not in the local cache. Check the name, the network and, for private models, `hf auth login`; to work "
+            f"offline run `hf download {repo}` on a machine with a network and give the folder"
+        ) from error

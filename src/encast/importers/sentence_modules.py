@@ -1,0 +1,297 @@
+"""What sentence-transformers stores beside a model: ``modules.json`` and the folders it names.
+
+Both layouts are read: up to version 5.3 (``sentence_transformers.models.Pooling``, a boolean
+flag a pooling mode) and from 5.4 (``sentence_transformers.sentence_transformer.modules.pooling.Pooling``,
+one ``pooling_mode``). Whatever would change the arithmetic and is not understood is an
+``UnsupportedModelError`` that names the module and the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from encast.errors import CheckpointError, UnsupportedModelError
+from encast.importers.files import Folder, quote
+from encast.importers.model_files import read_tensors
+from encast.ir.ops import POOLING_MODES
+
+__all__ = ["DenseModule", "SentenceModules", "TransformerSettings", "read_modules", "read_transformer_settings"]
+
+_POOLING_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Flags of the older layout → mode, in the order in which their results stand side by side."""
+
+_DENSE_ACTIVATIONS = {
+    "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.activation.GELU": "gelu",
+    "torch.nn.modules.activation.ReLU": "relu",
+    "torch.nn.modules.activation.SiLU": "silu",
+    "torch.nn.modules.linear.Identity": "none",
+}
+
+_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+
+_TRANSFORMER_CONFIGS = (
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+)
+
+
+@dataclass(frozen=True)
+class DenseModule:
+    """``activation(x @ weight.T + bias)`` on sentence embeddings; ``weight: f32[out, in]``, ``bias: f32[out]``."""
+
+    weight: np.ndarray[Any, np.dtype[np.float32]]
+    bias: np.ndarray[Any, np.dtype[np.float32]] | None
+    activation: str
+
+
+@dataclass(frozen=True)
+class TransformerSettings:
+    """``sentence_bert_config.json``: how texts are cut and lowered before the model sees them."""
+
+    max_seq_length: int | None = None
+    do_lower_case: bool = False
+    task: str = "feature-extraction"
+
+
+@dataclass(frozen=True)
+class SentenceModules:
+    """Everything after the transformer of a sentence embedding model.
+
+    ``pooling_modes`` in the order of their results; then ``dense`` in order; then the Euclidean norm if
+    ``normalize``. ``prompts``: name → text put before an input; ``default_prompt_name`` names the one that
+    sentence-transformers uses unless told otherwise.
+    """
+
+    pooling_modes: tuple[str, ...]
+    dense: tuple[DenseModule, ...] = ()
+    normalize: bool = False
+    max_seq_length: int | None = None
+    do_lower_case: bool = False
+    prompts: Mapping[str, str] | None = None
+    default_prompt_name: str | None = None
+    similarity: str | None = None
+
+
+def transformer_folder(root: Folder) -> Folder:
+    """Where config.json and the weights lie: the root, or what ``modules.json`` names (``0_Transformer``)."""
+    if not root.has("modules.json"):
+        return root
+    kind, path, where = _entries(root)[0]
+    if kind != "Transformer":
+        raise UnsupportedModelError(f"{where} is a {kind}; the first module must be a Transformer")
+    return root.child(path, where) if path else root
+
+
+def read_transformer_settings(folder: Folder) -> TransformerSettings:
+    """``sentence_bert_config.json`` (or one of its older names) of the transformer's folder, if there is one."""
+    name = folder.pick(_TRANSFORMER_CONFIGS)
+    if name is None:
+        return TransformerSettings()
+    where = str(folder.path(name))
+    config = folder.object(name)
+    max_seq_length = config.get("max_seq_length")
+    if max_seq_length is not None and not (type(max_seq_length) is int and max_seq_length > 0):
+        raise CheckpointError(f"{where}: max_seq_length must be a positive integer or null")
+    do_lower_case = _flag(config, "do_lower_case", False, where)
+    for field in ("query_expansion", "query_length", "document_length"):
+        if config.get(field) is not None:
+            raise UnsupportedModelError(f"{where}: {field} is set (late interaction), which is not supported")
+    processing = config.get("processing_kwargs")
+    if processing:
+        raise UnsupportedModelError(
+            f"{where}: processing_kwargs change how texts are tokenised; remove or bake them in"
+        )
+    task = config.get("transformer_task", "feature-extraction")
+    output = {"feature-extraction": "last_hidden_state", "sequence-classification": "logits", "fill-mask": "logits"}
+    if not isinstance(task, str) or task not in output:
+        raise UnsupportedModelError(f"{where}: transformer_task is {quote(task)}; supported are {', '.join(output)}")
+    modalities = config.get("modality_config")
+    if modalities is not None:
+        text = modalities.get("text") if isinstance(modalities, dict) else None
+        if (
+            not isinstance(text, dict)
+            or text.get("method") != "forward"
+            or text.get("method_output_name") != output[task]
+        ):
+            raise UnsupportedModelError(
+                f"{where}: modality_config must give for text method forward and method_output_name {output[task]}"
+            )
+    return TransformerSettings(max_seq_length, do_lower_case, task)
+
+
+def read_modules(root: Folder, settings: TransformerSettings) -> SentenceModules | None:
+    """The modules after the transformer; None without ``modules.json`` and for cross-encoders.
+
+    Raises ``CheckpointError`` on damaged files and ``UnsupportedModelError`` on modules, fields or orders
+    that encast does not have.
+    """
+    if not root.has("modules.json"):
+        return None
+    entries = _entries(root)
+    if len(entries) == 1 and settings.task != "feature-extraction":
+        return None
+    if len(entries) < 2 or entries[1][0] != "Pooling":
+        raise UnsupportedModelError(
+            f"{root.path('modules.json')}: a Pooling module must follow the Transformer; there is "
+            f"{', '.join(kind for kind, _, _ in entries)}"
+        )
+    modes = _pooling_modes(root.child(entries[1][1], entries[1][2]))
+    dense: list[DenseModule] = []
+    normalize = False
+    for kind, path, where in entries[2:]:
+        if kind == "Normalize":
+            if path and root.has(path.split("/")[0]):
+                _check_names(root.child(path, where), optional=True)
+            normalize = True
+        elif kind == "Dense":
+            if normalize:
+                raise UnsupportedModelError(f"{where}: a Dense module after Normalize is not supported")
+            dense.append(_dense(root.child(path, where)))
+        elif kind != "Dropout":  # which does nothing at inference
+            raise UnsupportedModelError(f"{where}: a second {kind} module is not supported")
+    prompts, default, similarity = _model_settings(root)
+    return SentenceModules(
+        modes, tuple(dense), normalize, settings.max_seq_length, settings.do_lower_case, prompts, default, similarity
+    )
+
+
+def _entries(root: Folder) -> list[tuple[str, str, str]]:
+    """(kind, path, description for messages) of every module, in order."""
+    where = str(root.path("modules.json"))
+    entries: list[tuple[str, str, str]] = []
+    for index, entry in enumerate(root.array("modules.json")):
+        which = f"{where}: module {index}"
+        type_name = entry.get("type") if isinstance(entry, dict) else None
+        path = entry.get("path", "") if isinstance(entry, dict) else None
+        if not isinstance(type_name, str) or not isinstance(path, str):
+            raise CheckpointError(f"{which} must be an object with the strings type and path")
+        kind = type_name.rpartition(".")[2]
+        known = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
+        if not type_name.startswith("sentence_transformers.") or kind not in known:
+            raise UnsupportedModelError(
+                f"{which} has type {quote(type_name)}; supported are {', '.join(known)} of sentence_transformers"
+            )
+        if entry.get("kwargs"):
+            raise UnsupportedModelError(f"{which} ({kind}): the field kwargs is set, which is not supported")
+        entries.append((kind, path, f"{which} ({kind})"))
+    if not entries:
+        raise CheckpointError(f"{where}: no modules; at least Transformer and Pooling are needed")
+    return entries
+
+
+def _flag(config: Mapping[str, Any], field: str, default: bool, where: str) -> bool:
+    value = config.get(field, default)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise CheckpointError(f"{where}: {field} must be true or false")
+    return value
+
+
+def _check_fields(config: Mapping[str, Any], known: set[str], where: str) -> None:
+    for field, value in config.items():
+        if field not in known and value not in (None, False):
+            raise UnsupportedModelError(f"{where}: the field {quote(field)} is not understood and may change results")
+
+
+def _pooling_modes(folder: Folder) -> tuple[str, ...]:
+    where = str(folder.path("config.json"))
+    config = folder.object("config.json")
+    sizes = {"word_embedding_dimension", "embedding_dimension"}
+    _check_fields(config, {*_POOLING_FLAGS, *sizes, "pooling_mode", "include_prompt"}, where)
+    if not _flag(config, "include_prompt", True, where):
+        raise UnsupportedModelError(f"{where}: include_prompt is false; pooling without the prompt is not supported")
+    if "pooling_mode" in config:
+        named = config["pooling_mode"]
+        modes = tuple(named) if isinstance(named, list) else (named,)
+        for mode in modes:
+            if not isinstance(mode, str) or mode not in POOLING_MODES:
+                raise UnsupportedModelError(
+                    f"{where}: pooling_mode is {quote(mode)}; supported are {', '.join(POOLING_MODES)}"
+                )
+    else:
+        modes = tuple(mode for flag, mode in _POOLING_FLAGS.items() if _flag(config, flag, False, where))
+        if not any(flag in config for flag in _POOLING_FLAGS):
+            modes = ("mean",)  # the default of every version
+    if not modes or len(set(modes)) != len(modes):
+        raise CheckpointError(f"{where}: every pooling mode must be named at most once, and at least one be on")
+    return modes
+
+
+def _check_names(folder: Folder, *, optional: bool = False) -> dict[str, Any]:
+    """The config of a module, checked to read and write sentence embeddings."""
+    if optional and not folder.has("config.json"):
+        return {}
+    where = str(folder.path("config.json"))
+    config = folder.object("config.json")
+    for field in ("module_input_name", "module_output_name"):
+        if config.get(field) not in (None, "sentence_embedding"):
+            raise UnsupportedModelError(f"{where}: {field} is {quote(config[field])}; sentence_embedding is supported")
+    return config
+
+
+def _dense(folder: Folder) -> DenseModule:
+    where = str(folder.path("config.json"))
+    config = _check_names(folder)
+    sizes = {"in_features", "out_features"}
+    names = {"bias", "activation_function", "module_input_name", "module_output_name"}
+    _check_fields(config, {*sizes, *names}, where)
+    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+    if not isinstance(activation, str) or activation not in _DENSE_ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"{where}: activation_function is {quote(activation)}; supported are {', '.join(_DENSE_ACTIVATIONS)}"
+        )
+    tensors = read_tensors(folder)
+    has_bias = _flag(config, "bias", True, where)
+    expected = {"linear.weight", "linear.bias"} if has_bias else {"linear.weight"}
+    for name in tensors:
+        if name not in expected:
+            raise CheckpointError(f"{folder.root}: tensor {quote(name)} is none of {', '.join(sorted(expected))}")
+    weight = tensors.f32("linear.weight")
+    bias = tensors.f32("linear.bias") if has_bias else None
+    if weight.shape != (config.get("out_features"), config.get("in_features")):
+        raise CheckpointError(
+            f"{where}: linear.weight has shape {list(weight.shape)}, out_features and in_features say "
+            f"[{config.get('out_features')}, {config.get('in_features')}]"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise CheckpointError(f"{where}: linear.bias has shape {list(bias.shape)}, [{weight.shape[0]}] is needed")
+    return DenseModule(weight, bias, _DENSE_ACTIVATIONS[activation])
+
+
+def _model_settings(root: Folder) -> tuple[dict[str, str], str | None, str | None]:
+    name = "config_sentence_transformers.json"
+    if not root.has(name):
+        return {}, None, None
+    where = str(root.path(name))
+    config = root.object(name)
+    prompts = config.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise CheckpointError(f"{where}: prompts must be an object from names to texts")
+    default = config.get("default_prompt_name")
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        raise CheckpointError(f"{where}: default_prompt_name is {quote(default)}; prompts have {sorted(prompts)}")
+    similarity = config.get("similarity_fn_name")
+    if similarity is not None and similarity not in _SIMILARITIES:
+        raise UnsupportedModelError(
+            f"{where}: similarity_fn_name is {quote(similarity)}; supported are {', '.join(_SIMILARITIES)}"
+        )
+    if config.get("truncate_dim") is not None:
+        raise UnsupportedModelError(f"{where}: truncate_dim is set; shortened embeddings are not supported")
+    return prompts, default, similarity

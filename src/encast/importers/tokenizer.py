@@ -1,0 +1,108 @@
+"""The tokenizer of a checkpoint, as the text of a ``tokenizer.json``.
+
+A ``tokenizer.json`` is used as it is; without one the tokenizer is built from the vocabulary
+files (``tokenizer_build``). Texts are cut by whoever encodes them, to ``max_length``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer, normalizers
+
+from encast.errors import CheckpointError
+from encast.importers.files import Folder
+from encast.importers.sentence_modules import TransformerSettings
+from encast.importers.tokenizer_build import FAMILIES, Family, build_tokenizer, family_of, guarded
+from encast.importers.tokenizer_settings import ROLES, TokenizerSettings, read_tokenizer_settings
+
+__all__ = ["TokenizerFiles", "read_tokenizer"]
+
+_TOKENIZER_LIMIT = 256 << 20
+_NO_LIMIT = 10**6
+"""``model_max_length`` of tokenizers that know no limit is an absurd number (1e30); no encoder reaches this one."""
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """A tokenizer and what surrounds it.
+
+    ``json``: text of a ``tokenizers`` tokenizer.json, which may hold truncation and padding settings of
+    its own that users must override. ``max_length``: longest input in tokens, special ones included, by
+    ``tokenizer_config.json`` and ``sentence_bert_config.json``; None when neither limits it.
+    ``truncation_side``: ``left`` or ``right``. ``special_tokens``: role (``cls``, ``sep``, ``mask``, ``pad``,
+    ``unk``, ``bos``, ``eos``) → token, those that the vocabulary has. ``vocab_size``: one more than the
+    largest id, added tokens included.
+    """
+
+    json: str
+    max_length: int | None
+    truncation_side: str
+    special_tokens: Mapping[str, str]
+    vocab_size: int
+
+
+def read_tokenizer(folder: Folder, config: Mapping[str, Any], transformer: TransformerSettings) -> TokenizerFiles:
+    """Raises ``CheckpointError`` when the folder has no tokenizer, or one that is damaged, and
+    ``UnsupportedModelError`` when it is of a kind that is not known."""
+    settings = read_tokenizer_settings(folder)
+    family = family_of(settings, config)
+    if folder.has("tokenizer.json"):
+        where = str(folder.path("tokenizer.json"))
+        data = folder.read("tokenizer.json", _TOKENIZER_LIMIT)
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{where}: not UTF-8 at byte {error.start}; the file is damaged") from None
+        with guarded(where):
+            tokenizer = Tokenizer.from_str(text)
+    else:
+        where = str(folder.root)
+        tokenizer = build_tokenizer(folder, settings, family)
+        text = tokenizer.to_str()
+    if transformer.do_lower_case and not _lowers(json.loads(text).get("normalizer")):
+        # As sentence-transformers does it: before every other normalisation.
+        before = [tokenizer.normalizer] if tokenizer.normalizer is not None else []
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *before])
+        text = tokenizer.to_str()
+    with guarded(where):
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.encode("a", "b")
+        vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if vocab_size == 0:
+        raise CheckpointError(f"{where}: the tokenizer has an empty vocabulary")
+    return TokenizerFiles(
+        text,
+        _max_length(settings, transformer),
+        settings.truncation_side,
+        _special_tokens(tokenizer, settings, family),
+        vocab_size,
+    )
+
+
+def _max_length(settings: TokenizerSettings, transformer: TransformerSettings) -> int | None:
+    limits = [settings.max_length, transformer.max_seq_length]
+    return min((limit for limit in limits if limit is not None and limit < _NO_LIMIT), default=None)
+
+
+def _lowers(normalizer: Any) -> bool:
+    """Whether a normalizer, as tokenizer.json describes it, lowers its text."""
+    if not isinstance(normalizer, dict):
+        return False
+    if normalizer.get("type") == "Sequence":
+        return any(_lowers(inner) for inner in normalizer["normalizers"])
+    return normalizer.get("type") == "Lowercase" or normalizer.get("lowercase") is True
+
+
+def _special_tokens(tokenizer: Tokenizer, settings: TokenizerSettings, family: Family | None) -> dict[str, str]:
+    candidates: dict[str, str] = {}
+    for default in [family.defaults] if family else [each.defaults for each in FAMILIES]:
+        for role, token in default.items():
+            if tokenizer.token_to_id(token) is not None:
+                candidates.setdefault(role, token)
+    candidates.update({role: token.content for role, token in settings.special.items() if role in ROLES})
+    return {role: candidates[role] for role in ROLES if tokenizer.token_to_id(candidates.get(role, "")) is not None}
