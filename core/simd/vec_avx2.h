@@ -3,6 +3,7 @@
 
 // F32x16 as two ymm registers. Included by vec.h, which holds the contract.
 #define ENCAST_SIMD_LEVEL avx2
+#define ENCAST_SIMD_IS_AVX2
 
 namespace encast {
 inline namespace avx2 {

@@ -3,6 +3,7 @@
 
 // F32x16 as one zmm register. Included by vec.h, which holds the contract.
 #define ENCAST_SIMD_LEVEL avx512
+#define ENCAST_SIMD_IS_AVX512
 
 namespace encast {
 inline namespace avx512 {

@@ -3,6 +3,7 @@
 // F32x16 as an array of floats. Included by vec.h, which holds the contract.
 // fma is the C library's (correctly rounded, by instruction or in software), so that bits agree.
 #define ENCAST_SIMD_LEVEL scalar
+#define ENCAST_SIMD_IS_SCALAR
 
 namespace encast {
 inline namespace scalar {

@@ -12,9 +12,10 @@ struct AttentionArgs {
   const int32_t* cu_seqlens = nullptr;  // [seqs + 1], rows of qkv
   int32_t heads = 0, head_dim = 0;
   float scale = 1.0f;
-  const float* bias = nullptr;  // [heads, 2 * bias_len - 1] or null; score (i, j) gets column j - i + bias_len - 1
-  int64_t bias_len = 0;         // no sequence is longer when bias is given
-  float* out = nullptr;         // [tokens, heads * head_dim]
+  const float* bias =
+      nullptr;           // [heads, 2 * bias_len - 1] or null; score (i, j) gets column j - i + bias_len - 1
+  int64_t bias_len = 0;  // no sequence is longer when bias is given
+  float* out = nullptr;  // [tokens, heads * head_dim]
   int64_t out_stride = 0;
   bool exact = false;  // exp by libm in double instead of a polynomial
 };

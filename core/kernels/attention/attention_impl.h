@@ -1,0 +1,262 @@
+#pragma once
+#include "kernels/attention/attention.h"
+#include "kernels/attention/scratch.h"
+#include "simd/lanes.h"
+#include "simd/math.h"
+#include "simd/transpose.h"
+
+// The algorithm, once for every level; README.md has the drawing. A level chooses the register tile: kRows
+// queries by kVectors vectors of sixteen columns. Every output is one chain of fused multiply-adds over
+// head_dim (scores) or over the keys (context), in order, so neither the tile nor the query block is
+// seen in the bits.
+namespace encast {
+inline namespace ENCAST_SIMD_LEVEL {
+
+template <int n>
+struct Count {
+  static constexpr int value = n;
+};
+
+// body(Count<c>) with c = count, 1 <= count <= most.
+template <int most, class Body>
+ENCAST_SIMD void with_count(int64_t count, Body body) {
+  if constexpr (most > 1) {
+    if (count < most) {
+      with_count<most - 1>(count, body);
+      return;
+    }
+  }
+  body(Count<most>{});
+}
+
+// sum[i][v] += a[i][0 ... k-1] times columns 16v to 16v+15 of b[0 ... k-1].
+template <int rows, int vectors>
+ENCAST_SIMD void multiply_tile(F32x16 (&sum)[rows][vectors], const float* a, int64_t a_stride, const float* b,
+                               int64_t b_stride, int64_t k) {
+  for (int64_t p = 0; p < k; ++p) {
+    F32x16 columns[vectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) columns[v] = load(b + p * b_stride + 16 * v);
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; ++i) {
+      const F32x16 row = set1(a[i * a_stride + p]);
+#pragma GCC unroll 4
+      for (int v = 0; v < vectors; ++v) sum[i][v] = fma(row, columns[v], sum[i][v]);
+    }
+  }
+}
+
+// What one call works on.
+struct Head {
+  const float* q;  // row 0 of the sequence, columns of this head; likewise k and v
+  const float* k;
+  const float* v;
+  int64_t stride;
+  const float* bias;  // column of key - query = 0, or null
+  float scale;
+  bool exact;
+  float* out;
+  int64_t out_stride;
+  int64_t len, head_dim;
+  int64_t padded_len, padded_dim;
+  float* keys;  // parts of the scratch, see scratch.h
+  float* values;
+  float* scores;
+  float* context;
+};
+
+// Keys to panels: 16 keys by 16 dimensions at a time through the registers.
+static inline void pack_keys(const Head& head) {
+  for (int64_t key = 0; key < head.len; key += 16) {
+    float* panel = head.keys + key / kKeyPanel * kKeyPanel * head.head_dim + key % kKeyPanel;
+    for (int64_t dim = 0; dim < head.head_dim; dim += 16) {
+      const int64_t dims = head.head_dim - dim < 16 ? head.head_dim - dim : 16;
+      F32x16 block[16];
+      for (int64_t i = 0; i < 16; ++i) {
+        const float* row = head.k + (key + i) * head.stride + dim;
+        block[i] = key + i >= head.len ? set1(0.0f) : dims == 16 ? load(row) : load_partial(row, dims);
+      }
+      transpose(block);
+      for (int64_t i = 0; i < dims; ++i) store(panel + (dim + i) * kKeyPanel, block[i]);
+    }
+  }
+}
+
+// Values side by side: in place, rows of 3 * hidden floats would fall into few cache sets and many pages.
+static inline void pack_values(const Head& head) {
+  for (int64_t key = 0; key < head.len; ++key) {
+    const float* row = head.v + key * head.stride;
+    float* packed = head.values + key * head.padded_dim;
+    int64_t dim = 0;
+    for (; dim + 16 <= head.head_dim; dim += 16) store(packed + dim, load(row + dim));
+    if (dim < head.head_dim) store(packed + dim, load_partial(row + dim, head.head_dim - dim));
+  }
+}
+
+// scale * q k^T + bias of `rows` queries from `query` on against `vectors` times 16 keys from `key` on;
+// -infinity behind the last key.
+template <int rows, int vectors>
+ENCAST_SIMD void score_tile(const Head& head, int64_t query, int64_t key, float* scores) {
+  F32x16 sum[rows][vectors];
+#pragma GCC unroll 6
+  for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) sum[i][v] = set1(0.0f);
+  }
+  const float* panel = head.keys + key / kKeyPanel * kKeyPanel * head.head_dim + key % kKeyPanel;
+  multiply_tile(sum, head.q + query * head.stride, head.stride, panel, kKeyPanel, head.head_dim);
+  const F32x16 scale = set1(head.scale);
+#pragma GCC unroll 6
+  for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      const int64_t first = key + 16 * v, valid = head.len - first;
+      const float* bias = head.bias == nullptr ? nullptr : head.bias + (first - (query + i));
+      F32x16 score;
+      if (valid >= 16) {
+        score = bias == nullptr ? sum[i][v] * scale : fma(sum[i][v], scale, load(bias));
+      } else {
+        score = bias == nullptr ? sum[i][v] * scale : fma(sum[i][v], scale, load_partial(bias, valid));
+        score = select(first_lanes(valid), score, set1(-__builtin_inff()));
+      }
+      store(scores + i * head.padded_len + first, score);
+    }
+  }
+}
+
+// Scores of a block of queries. A panel of keys stays in L1 while all tiles of the block pass over it.
+template <int kRows, int kVectors>
+ENCAST_SIMD void score_block(const Head& head, int64_t query, int64_t rows) {
+  for (int64_t key = 0; key < head.len; key += 16 * kVectors) {
+    const int64_t vectors = (head.len - key + 15) / 16;
+    for (int64_t row = 0; row < rows; row += kRows) {
+      float* scores = head.scores + row * head.padded_len;
+      with_count<kRows>(rows - row, [&](auto r) ENCAST_SIMD_BODY {
+        with_count<kVectors>(vectors, [&](auto v) ENCAST_SIMD_BODY {
+          score_tile<r.value, v.value>(head, query + row, key, scores);
+        });
+      });
+    }
+  }
+}
+
+// scores = exp(scores - max), one row; returns the reciprocal of their sum. Lanes behind the last key become
+// 0.
+template <bool exact>
+ENCAST_SIMD float softmax_row(float* scores, int64_t len) {
+  const int64_t padded = round_up_to(len, 16);
+  F32x16 largest[kStreams], sum[kStreams];
+  fill(largest, -__builtin_inff());
+  fill(sum, 0.0f);
+  for_columns(padded, [&](int i, int64_t col, auto)
+                          ENCAST_SIMD_BODY { largest[i] = max(load(scores + col), largest[i]); });
+  const F32x16 top = set1(reduce_max(largest));
+  for_columns(padded, [&](int i, int64_t col, auto) ENCAST_SIMD_BODY {
+    const F32x16 below = load(scores + col) - top;
+    const F32x16 power = exact ? exp_exact(below) : exp(below);
+    store(scores + col, power);
+    sum[i] = sum[i] + power;
+  });
+  return 1.0f / reduce_add(sum);
+}
+
+// Keys a pass over the values: 128 rows of 64 columns are 32 KiB, most of L1.
+constexpr int64_t kKeysAPass = 128;
+
+// Adds keys [key, end) to columns from `col` on of the context of `rows` queries; at the last key the rows
+// are divided by their sums of exponentials and leave for `out`. Partial sums wait in the scratch as they
+// are.
+template <int rows, int vectors>
+ENCAST_SIMD void context_tile(const Head& head, int64_t query, int64_t row, int64_t col, int64_t key,
+                              int64_t end, const float* inverse_sums) {
+  float* context = head.context + row * head.padded_dim + col;
+  F32x16 sum[rows][vectors];
+#pragma GCC unroll 6
+  for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      sum[i][v] = key == 0 ? set1(0.0f) : load(context + i * head.padded_dim + 16 * v);
+    }
+  }
+  multiply_tile(sum, head.scores + row * head.padded_len + key, head.padded_len,
+                head.values + key * head.padded_dim + col, head.padded_dim, end - key);
+#pragma GCC unroll 6
+  for (int i = 0; i < rows; ++i) {
+    float* out = head.out + (query + row + i) * head.out_stride + col;
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      const int64_t left = head.head_dim - col - 16 * v;
+      if (end < head.len) {
+        store(context + i * head.padded_dim + 16 * v, sum[i][v]);
+      } else if (left >= 16) {
+        store(out + 16 * v, sum[i][v] * set1(inverse_sums[row + i]));
+      } else {
+        store_partial(out + 16 * v, left, sum[i][v] * set1(inverse_sums[row + i]));
+      }
+    }
+  }
+}
+
+template <int kRows, int kVectors>
+ENCAST_SIMD void context_block(const Head& head, int64_t query, int64_t rows, const float* inverse_sums) {
+  for (int64_t key = 0; key < head.len; key += kKeysAPass) {
+    const int64_t end = head.len - key < kKeysAPass ? head.len : key + kKeysAPass;
+    for (int64_t col = 0; col < head.padded_dim; col += 16 * kVectors) {
+      const int64_t vectors = (head.padded_dim - col) / 16;
+      for (int64_t row = 0; row < rows; row += kRows) {
+        with_count<kRows>(rows - row, [&](auto r) ENCAST_SIMD_BODY {
+          with_count<kVectors>(vectors, [&](auto v) ENCAST_SIMD_BODY {
+            context_tile<r.value, v.value>(head, query, row, col, key, end, inverse_sums);
+          });
+        });
+      }
+    }
+  }
+}
+
+template <int kRows, int kVectors>
+ENCAST_SIMD void attention(const AttentionArgs& args, int64_t seq, int64_t head_index, int64_t query_begin,
+                           int64_t query_end, void* scratch) {
+  if (query_begin >= query_end) return;
+  const int64_t first = args.cu_seqlens[seq], hidden = static_cast<int64_t>(args.heads) * args.head_dim;
+  const float* q = args.qkv + first * args.qkv_stride + head_index * args.head_dim;
+  const int64_t len = args.cu_seqlens[seq + 1] - first;
+  const ScratchParts parts = scratch_parts(len, args.head_dim);
+  float* keys = static_cast<float*>(scratch);
+  const Head head = {
+      .q = q,
+      .k = q + hidden,
+      .v = q + 2 * hidden,
+      .stride = args.qkv_stride,
+      .bias = args.bias == nullptr ? nullptr
+                                   : args.bias + head_index * (2 * args.bias_len - 1) + args.bias_len - 1,
+      .scale = args.scale,
+      .exact = args.exact,
+      .out = args.out + first * args.out_stride + head_index * args.head_dim,
+      .out_stride = args.out_stride,
+      .len = len,
+      .head_dim = args.head_dim,
+      .padded_len = round_up_to(len, kKeyPanel),
+      .padded_dim = round_up_to(args.head_dim, 16),
+      .keys = keys,
+      .values = keys + parts.keys,
+      .scores = keys + parts.keys + parts.values,
+      .context = keys + parts.keys + parts.values + parts.scores,
+  };
+  pack_keys(head);
+  pack_values(head);
+  const int64_t block = query_rows(len);
+  float inverse_sums[kMaxQueryRows];
+  for (int64_t query = query_begin; query < query_end; query += block) {
+    const int64_t rows = query_end - query < block ? query_end - query : block;
+    score_block<kRows, kVectors>(head, query, rows);
+    for (int64_t row = 0; row < rows; ++row) {
+      float* scores = head.scores + row * head.padded_len;
+      inverse_sums[row] = head.exact ? softmax_row<true>(scores, len) : softmax_row<false>(scores, len);
+    }
+    context_block<kRows, kVectors>(head, query, rows, inverse_sums);
+  }
+}
+
+}  // namespace ENCAST_SIMD_LEVEL
+}  // namespace encast
