@@ -184,9 +184,7 @@ class Graph:
         other = Graph()
         other.inputs, other.constants = dict(self.inputs), dict(self.constants)
         other.outputs, other.meta, other.values = dict(self.outputs), dict(self.meta), dict(self.values)
-        other.nodes = [
-            Node(n.op, list(n.inputs), list(n.outputs), dict(n.attrs), n.name, n.layer) for n in self.nodes
-        ]
+        other.nodes = [Node(n.op, list(n.inputs), list(n.outputs), dict(n.attrs), n.name, n.layer) for n in self.nodes]
         return other
 
     # Showing and storing

@@ -102,6 +102,12 @@ def _matrix(value: ValueType | None, name: str, dtype: str = "f32") -> ValueType
     return value
 
 
+def _columns(value: ValueType, name: str) -> int:
+    columns = value.shape[1]
+    _need(isinstance(columns, int), f"{name} is {value}; its columns must be a number")
+    return int(columns)
+
+
 def _vector(value: ValueType | None, name: str, size: Any, dtype: str = "f32") -> None:
     _need(
         value is not None and value.dtype == dtype and value.shape == (size,),
@@ -197,7 +203,7 @@ def _attention_scores(types: Any, attrs: Any) -> list[ValueType]:
     q, k = _matrix(types[0], "q"), _matrix(types[1], "k")
     _need(q == k, f"q is {q} and k is {k}; they must be alike")
     _need(q.shape[0] == "tokens", f"q is {q}; rows must be tokens")
-    _need(q.shape[1] % attrs["heads"] == 0, f"q is {q}: {attrs['heads']} heads do not divide its columns")
+    _need(_columns(q, "q") % attrs["heads"] == 0, f"q is {q}: {attrs['heads']} heads do not divide its columns")
     return [ValueType("f32", (attrs["heads"], "pairs"))]
 
 
@@ -226,7 +232,7 @@ def _attention_context(types: Any, attrs: Any) -> list[ValueType]:
     """For every head and sequence ``probs @ v``, heads side by side again."""
     probs, v = _matrix(types[0], "probs"), _matrix(types[1], "v")
     _need(probs.shape[1] == "pairs" and v.shape[0] == "tokens", f"probs are {probs}, v is {v}")
-    _need(v.shape[1] % probs.shape[0] == 0, f"v is {v}: {probs.shape[0]} heads do not divide its columns")
+    _need(_columns(v, "v") % int(probs.shape[0]) == 0, f"v is {v}: {probs.shape[0]} heads do not divide its columns")
     return [v]
 
 
@@ -300,11 +306,14 @@ def _attention(types: Any, attrs: Any) -> list[ValueType]:
     """
     qkv = _matrix(types[0], "qkv")
     _need(qkv.shape[0] == "tokens", f"qkv is {qkv}; rows must be tokens")
-    _need(qkv.shape[1] % (3 * attrs["heads"]) == 0, f"qkv is {qkv}: not 3 x {attrs['heads']} heads")
+    _need(_columns(qkv, "qkv") % (3 * attrs["heads"]) == 0, f"qkv is {qkv}: not 3 x {attrs['heads']} heads")
     if types[1] is not None:
         bias = _matrix(types[1], "bias")
-        _need(bias.shape[0] == attrs["heads"] and bias.shape[1] % 2 == 1, f"bias is {bias}; f32[heads, 2n-1] is needed")
-    return [ValueType("f32", ("tokens", qkv.shape[1] // 3))]
+        _need(
+            bias.shape[0] == attrs["heads"] and _columns(bias, "bias") % 2 == 1,
+            f"bias is {bias}; f32[heads, 2n-1] is needed",
+        )
+    return [ValueType("f32", ("tokens", _columns(qkv, "qkv") // 3))]
 
 
 @_op("add_layer_norm", "x residual gamma beta", {"eps": _is_float}, plain=False)
@@ -371,7 +380,11 @@ def _is_also(value: Any) -> bool:
     return value in ("q8", "q8_zero_point", "bf16")
 
 
-for _name, _infer in (("embed_layer_norm", _embed_layer_norm), ("add_layer_norm", _add_layer_norm), ("layer_norm", _layer_norm)):
+for _name, _infer in (
+    ("embed_layer_norm", _embed_layer_norm),
+    ("add_layer_norm", _add_layer_norm),
+    ("layer_norm", _layer_norm),
+):
     _op(
         _name + "_narrow",
         " ".join(OPS[_name].inputs),

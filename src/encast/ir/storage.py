@@ -28,7 +28,9 @@ def stored_forms(graph: Graph) -> dict[str, str]:
             if operand in graph.constants:
                 form = stored_form(node.op, place)
                 if forms.setdefault(operand, form) != form:
-                    raise GraphError(f"constant {operand!r} is read as {forms[operand]} and, by {node.name!r}, as {form}")
+                    raise GraphError(
+                        f"constant {operand!r} is read as {forms[operand]} and, by {node.name!r}, as {form}"
+                    )
     for name in graph.constants:
         if name not in forms:
             raise GraphError(f"constant {name!r} is read by no node")

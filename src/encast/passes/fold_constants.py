@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from encast.ir import Graph, Node
-from encast.passes.patch import Index, Mismatch, Patch, apply, fresh_name
+from encast.passes.patch import Index, MismatchError, Patch, apply, fresh_name
 from encast.passes.report import Outcome
 
 __all__ = ["fold_constants"]
@@ -22,7 +22,7 @@ def fold_constants(graph: Graph) -> Outcome:
         if _is_one_row(graph, node):
             try:
                 outcome.changes += _fold(graph, Index(graph), node)
-            except Mismatch:
+            except MismatchError:
                 continue
     return outcome
 
@@ -36,7 +36,7 @@ def _fold(graph: Graph, index: Index, node: Node) -> int:
     row = node.outputs[0]
     users = index.users(row)
     if len(users) != 1 or users[0].op != "add" or users[0].inputs.count(row) != 1:
-        raise Mismatch(f"{row!r} is not read by one add alone")
+        raise MismatchError(f"{row!r} is not read by one add alone")
     index.need_private(row, users[0])
     total = users[0]
     rest = total.inputs[1 - total.inputs.index(row)]
@@ -49,13 +49,13 @@ def _fold(graph: Graph, index: Index, node: Node) -> int:
         top = above[0]
     terms = [term for term in _terms(graph, index, top) if term is not node]
     if not terms:
-        raise Mismatch(f"no other table is added to {row!r}")
+        raise MismatchError(f"no other table is added to {row!r}")
     into = min(terms, key=lambda term: graph.constants[term.inputs[1]].array.shape[0])
     positional = [term for term in terms if _is_positional(index, term)]
     into = positional[0] if positional else into
     renamed = total.outputs[0]
     if index.is_output(renamed):
-        raise Mismatch(f"{renamed!r} is an output of the graph")
+        raise MismatchError(f"{renamed!r} is an output of the graph")
 
     table = into.inputs[1]
     name = fresh_name(graph, f"{table}+{node.inputs[1]}")

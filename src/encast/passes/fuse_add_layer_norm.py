@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from encast.ir import Graph, Node
-from encast.passes.patch import Index, Mismatch, Patch, apply
+from encast.passes.patch import Index, MismatchError, Patch, apply
 from encast.passes.report import Miss, Outcome
 
 __all__ = ["fuse_add_layer_norm"]
@@ -19,7 +19,7 @@ def fuse_add_layer_norm(graph: Graph) -> Outcome:
         try:
             total = index.made_by(node.inputs[0], "add")
             index.need_private(node.inputs[0], node)
-        except Mismatch as mismatch:
+        except MismatchError as mismatch:
             outcome.missed.append(Miss("add_layer_norm", node.layer, node.name, str(mismatch)))
             continue
         inputs = [*total.inputs, *node.inputs[1:]]

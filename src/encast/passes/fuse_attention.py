@@ -17,7 +17,7 @@ import numpy as np
 
 from encast.ir import Graph, Node
 from encast.ir.relative import relative_buckets
-from encast.passes.patch import Index, Mismatch, Patch, apply, fresh_name
+from encast.passes.patch import Index, MismatchError, Patch, apply, fresh_name
 from encast.passes.projections import ProjectionJoiner, need_joinable
 from encast.passes.report import Miss, Outcome
 
@@ -47,14 +47,14 @@ def fuse_attention(graph: Graph, exact: bool) -> Outcome:
     for context in [node for node in graph.nodes if node.op == "attention_context"]:
         try:
             match = _match(graph, index, context)
-        except Mismatch as mismatch:
+        except MismatchError as mismatch:
             outcome.missed.append(Miss("attention", context.layer, context.name, str(mismatch)))
             outcome.missed.append(Miss("qkv", context.layer, context.name, "the attention around it was not fused"))
             continue
         try:
             q, k, v = (index.made_by(value, "linear") for value in (match.q, match.k, match.v))
             need_joinable(graph, index, q, k, v)
-        except Mismatch as mismatch:
+        except MismatchError as mismatch:
             outcome.missed.append(Miss("qkv", context.layer, context.name, str(mismatch)))
             outcome.missed.append(Miss("attention", context.layer, context.name, "its projections cannot be joined"))
             continue
@@ -84,7 +84,7 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
     if node.op == "relative_bias":
         index.need_private(node.outputs[0], reader)
         if node.inputs[1] not in graph.constants:
-            raise Mismatch(f"{node.inputs[1]!r} is not a constant")
+            raise MismatchError(f"{node.inputs[1]!r} is not a constant")
         bias = node
         inner.append(node)
         node, reader = index.made_by(node.inputs[0], "attention_scores", "scale"), node
@@ -98,9 +98,9 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
     inner.append(scores)
     q, k = scores.inputs
     if len({q, k, v}) != 3:
-        raise Mismatch("two of query, key and value are the same value")
+        raise MismatchError("two of query, key and value are the same value")
     if graph.type_of(v) != graph.type_of(q):
-        raise Mismatch(f"queries are {graph.type_of(q)}, values are {graph.type_of(v)}")
+        raise MismatchError(f"queries are {graph.type_of(q)}, values are {graph.type_of(v)}")
     index.need_private(v, context)
     index.need_private(k, scores)
     index.need_private(q, scores)
@@ -111,7 +111,7 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
         q = scaled.inputs[0]
         index.need_private(q, scaled)
     if not factor > 0:
-        raise Mismatch(f"the scores are scaled by {factor}")
+        raise MismatchError(f"the scores are scaled by {factor}")
     return Match(tuple(inner), q, k, v, scores.attrs["heads"], factor, bias)
 
 

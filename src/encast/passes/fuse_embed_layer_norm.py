@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from encast.ir import Graph, Node
-from encast.passes.patch import Index, Mismatch, Patch, apply
+from encast.passes.patch import Index, MismatchError, Patch, apply
 from encast.passes.report import Miss, Outcome
 
 __all__ = ["fuse_embed_layer_norm"]
@@ -26,7 +26,7 @@ def fuse_embed_layer_norm(graph: Graph) -> Outcome:
             continue
         try:
             inner, tables, attrs = _match(graph, index, node)
-        except Mismatch as mismatch:
+        except MismatchError as mismatch:
             outcome.missed.append(Miss("embed_layer_norm", node.layer, node.name, str(mismatch)))
             continue
         types = "token_type_ids" if "token_type" in tables else ""
@@ -52,28 +52,28 @@ def _match(graph: Graph, index: Index, norm: Node) -> tuple[list[Node], dict[str
         index.need_private(value, reader)
         if node.op == "add":
             if node.inputs[0] == node.inputs[1]:
-                raise Mismatch(f"{node.name!r} adds {node.inputs[0]!r} to itself")
+                raise MismatchError(f"{node.name!r} adds {node.inputs[0]!r} to itself")
             pending += [(operand, node) for operand in node.inputs]
         else:
             kind = _kind(graph, index, node)
             if kind in tables:
-                raise Mismatch(f"two tables of kind {kind} are summed: {tables[kind]!r} and {node.inputs[1]!r}")
+                raise MismatchError(f"two tables of kind {kind} are summed: {tables[kind]!r} and {node.inputs[1]!r}")
             tables[kind] = node.inputs[1]
             if kind == "position":
                 source = index.made_by(node.inputs[0], "position_ids")
                 attrs = {f"position_{key}": value for key, value in source.attrs.items()}
         inner.append(node)
     if "word" not in tables:
-        raise Mismatch("no table is read by token_ids")
+        raise MismatchError("no table is read by token_ids")
     return inner, tables, attrs
 
 
 def _kind(graph: Graph, index: Index, node: Node) -> str:
     ids, table = node.inputs
     if table not in graph.constants:
-        raise Mismatch(f"the table {table!r} of {node.name!r} is not a constant")
+        raise MismatchError(f"the table {table!r} of {node.name!r} is not a constant")
     if ids in ("token_ids", "token_type_ids") and ids in graph.inputs:
         return {"token_ids": "word", "token_type_ids": "token_type"}[ids]
     if index.made_by(ids, "position_ids").inputs != ["token_ids"]:
-        raise Mismatch(f"the positions {ids!r} are not those of token_ids")
+        raise MismatchError(f"the positions {ids!r} are not those of token_ids")
     return "position"

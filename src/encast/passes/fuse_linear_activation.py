@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from encast.ir import Graph, Node
-from encast.passes.patch import Index, Mismatch, Patch, apply
+from encast.passes.patch import Index, MismatchError, Patch, apply
 from encast.passes.report import Miss, Outcome
 
 __all__ = ["fuse_linear_activation"]
@@ -20,8 +20,8 @@ def fuse_linear_activation(graph: Graph) -> Outcome:
             linear = index.made_by(node.inputs[0], "linear")
             index.need_private(node.inputs[0], node)
             if linear.attrs["activation"] != "none":
-                raise Mismatch(f"{linear.name!r} ends in {linear.attrs['activation']} already")
-        except Mismatch as mismatch:
+                raise MismatchError(f"{linear.name!r} ends in {linear.attrs['activation']} already")
+        except MismatchError as mismatch:
             outcome.missed.append(Miss("linear_activation", node.layer, node.name, str(mismatch)))
             continue
         attrs = {"activation": node.attrs["kind"]}

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from encast.errors import GraphError
 from encast.ir import Graph, Node
 
-__all__ = ["Index", "Mismatch", "Patch", "apply", "fresh_name"]
+__all__ = ["Index", "MismatchError", "Patch", "apply", "fresh_name"]
 
 
-class Mismatch(Exception):
+class MismatchError(Exception):
     """A pattern does not hold at a node; the text names the condition that failed."""
 
 
@@ -40,21 +40,21 @@ class Index:
         return value in self._outputs
 
     def made_by(self, value: str, *ops: str) -> Node:
-        """The node that makes ``value``, which must be of one of ``ops``; raises ``Mismatch``."""
+        """The node that makes ``value``, which must be of one of ``ops``; raises ``MismatchError``."""
         node = self._producers.get(value)
         if node is None or node.op not in ops:
             found = "no node" if node is None else f"{node.op} {node.name!r}"
-            raise Mismatch(f"{value!r} is made by {found}, not by {' or '.join(ops)}")
+            raise MismatchError(f"{value!r} is made by {found}, not by {' or '.join(ops)}")
         return node
 
     def need_private(self, value: str, *readers: Node) -> None:
-        """Raises ``Mismatch`` unless ``readers`` alone read ``value``, so that it may disappear."""
+        """Raises ``MismatchError`` unless ``readers`` alone read ``value``, so that it may disappear."""
         if self.is_output(value):
-            raise Mismatch(f"{value!r} is an output of the graph")
+            raise MismatchError(f"{value!r} is an output of the graph")
         allowed = {id(reader) for reader in readers}
         for user in self.users(value):
             if id(user) not in allowed:
-                raise Mismatch(f"{value!r} is also read by {user.op} {user.name!r}")
+                raise MismatchError(f"{value!r} is also read by {user.op} {user.name!r}")
 
 
 @dataclass(frozen=True)

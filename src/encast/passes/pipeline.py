@@ -22,9 +22,7 @@ from encast.quant.spec import QuantSpec
 __all__ = ["optimise"]
 
 
-def optimise(
-    graph: Graph, spec: QuantSpec, *, strict: bool = False, exact: bool = False
-) -> tuple[Graph, FusionReport]:
+def optimise(graph: Graph, spec: QuantSpec, *, strict: bool = False, exact: bool = False) -> tuple[Graph, FusionReport]:
     """A plain graph in, a fused one with the wanted precision out; the given graph stays as it is.
 
     Raises ``StrictError`` when ``strict`` and a fusion that the config promises was not made, ``InputError``

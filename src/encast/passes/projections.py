@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import math
-import os.path
 
 import numpy as np
 
 from encast.ir import Graph, Node
-from encast.passes.patch import Index, Mismatch, fresh_name
+from encast.passes.patch import Index, MismatchError, fresh_name
 
 __all__ = ["ProjectionJoiner", "need_joinable"]
 
 
 def need_joinable(graph: Graph, index: Index, q: Node, k: Node, v: Node) -> None:
-    """Raises ``Mismatch`` unless the three linears may become one."""
+    """Raises ``MismatchError`` unless the three linears may become one."""
     if len({id(q), id(k), id(v)}) != 3:
-        raise Mismatch("two of query, key and value are the same projection")
+        raise MismatchError("two of query, key and value are the same projection")
     for node in (q, k, v):
         if node.inputs[0] != q.inputs[0]:
-            raise Mismatch(f"{q.name!r} reads {q.inputs[0]!r}, {node.name!r} reads {node.inputs[0]!r}")
+            raise MismatchError(f"{q.name!r} reads {q.inputs[0]!r}, {node.name!r} reads {node.inputs[0]!r}")
         if node.attrs["activation"] != "none":
-            raise Mismatch(f"{node.name!r} ends in an activation")
+            raise MismatchError(f"{node.name!r} ends in an activation")
         if graph.type_of(node.inputs[1]) != graph.type_of(q.inputs[1]):
-            raise Mismatch(
+            raise MismatchError(
                 f"{q.name!r} is {graph.type_of(q.inputs[1])}, {node.name!r} is {graph.type_of(node.inputs[1])}"
             )
         for operand in node.inputs[1:]:
             if operand and operand not in graph.constants:
-                raise Mismatch(f"{operand!r} of {node.name!r} is not a constant")
+                raise MismatchError(f"{operand!r} of {node.name!r} is not a constant")
 
 
 class ProjectionJoiner:
@@ -79,5 +78,9 @@ class ProjectionJoiner:
 
 def _joined_name(*names: str) -> str:
     """``a.self.query``, ``a.self.key``, ``a.self.value`` → ``a.self.qkv``."""
-    parts = os.path.commonprefix([name.split(".")[:-1] for name in names])
-    return ".".join([*parts, "qkv"])
+    shared: list[str] = []
+    for parts in zip(*(name.split(".")[:-1] for name in names), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join([*shared, "qkv"])

@@ -34,7 +34,9 @@ def set_precision(graph: Graph, spec: QuantSpec) -> Outcome:
     graph.meta["dtype"] = spec.dtype
     narrowing = _Narrowing(graph, spec)
     patches = [
-        Patch((node,), narrowing.narrowed(node, dtype)) for node in linears if (dtype := dtype_of(graph, node, spec)) != "f32"
+        Patch((node,), narrowing.narrowed(node, dtype))
+        for node in linears
+        if (dtype := dtype_of(graph, node, spec)) != "f32"
     ]
     return Outcome(changes=apply(graph, patches))
 

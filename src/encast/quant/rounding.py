@@ -27,12 +27,12 @@ def bf16_bits(x: Array) -> Array:
         # Rounding would carry a NaN's payload into the sign; keep the top half and make it quiet.
         nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
         out[begin : begin + BLOCK] = np.where(nan, (bits >> np.uint32(16)) | np.uint32(0x40), rounded)
-    return out.reshape(x.shape)
+    return np.asarray(out.reshape(x.shape))
 
 
 def bf16_values(bits: Array) -> Array:
     """The f32 values of bf16 bit patterns (uint16), exactly."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.asarray((bits.astype(np.uint32) << np.uint32(16)).view(np.float32))
 
 
 def quantize_rows(weight: Array) -> tuple[Array, Array]:

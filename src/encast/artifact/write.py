@@ -1,0 +1,162 @@
+"""Writes an artifact: everything into a temporary sibling folder, then one rename. Nothing half-written stays."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from encast.artifact.card import (
+    CARD,
+    CARD_TEMPORARY,
+    FORMAT_VERSION,
+    GRAPH,
+    TOKENIZER,
+    WEIGHTS,
+    checksum,
+    hexadecimal,
+    seal,
+    sync_folder,
+    write_file,
+)
+from encast.artifact.pack import pack, stored_specs
+from encast.artifact.safetensors import Layout, layout
+from encast.errors import InputError, ResourceError
+from encast.ir import Graph, verify
+
+__all__ = ["check_target", "write"]
+
+FILES = (GRAPH, WEIGHTS, TOKENIZER, CARD)
+
+Progress = Callable[[int, int], None]
+
+
+def write(
+    out: str | os.PathLike[str],
+    graph: Graph,
+    tokenizer_json: str,
+    card: Mapping[str, Any],
+    *,
+    progress: Progress | None = None,
+) -> Path:
+    """Writes ``graph`` (with arrays), the tokenizer and the card to the folder ``out`` and returns its path.
+
+    ``card`` holds what the caller knows (source, quantisation, ...); sizes, checksums, versions and the time are
+    added. Weights are packed and written one at a time. ``progress(done, total)`` counts their bytes. An encast
+    artifact that stands at ``out`` is replaced once the new one is complete.
+
+    Raises ``InputError`` if ``out`` holds anything else, and ``ResourceError`` if the disk is full or the folder
+    cannot be written. On any exception ``out`` is as it was and no temporary folder stays.
+    """
+    verify(graph)
+    target = check_target(out)
+    temporary = target.parent / f".{target.name}.tmp-{secrets.token_hex(4)}"
+    try:
+        temporary.mkdir()
+        _fill(temporary, graph, tokenizer_json, card, progress)
+        _swap_in(temporary, target)
+    except OSError as error:
+        raise ResourceError(
+            f"the artifact {target} cannot be written: {error.strerror or error} "
+            f"({shutil.disk_usage(target.parent).free >> 20} MiB are free there); free space or choose another folder"
+        ) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def check_target(out: str | os.PathLike[str]) -> Path:
+    """The absolute path of ``out``, symbolic links resolved; raises ``InputError`` if nothing may be written there."""
+    target = Path(os.path.realpath(out))
+    if not target.parent.is_dir():
+        raise InputError(f"the folder {target.parent} does not exist; make it, or choose another place")
+    if not target.exists():
+        return target
+    if not target.is_dir():
+        raise InputError(f"{target} is a file; an artifact is a folder: choose another name")
+    others = [name for name in sorted(os.listdir(target)) if name not in FILES and not name.startswith(CARD_TEMPORARY)]
+    if others:
+        raise InputError(
+            f"{target} holds {others[0]!r}, so it is no encast artifact and is not replaced; choose another name"
+        )
+    return target
+
+
+def _fill(folder: Path, graph: Graph, tokenizer_json: str, card: Mapping[str, Any], progress: Progress | None) -> None:
+    small = {
+        GRAPH: (json.dumps(graph.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode(),
+        TOKENIZER: tokenizer_json.encode(),
+    }
+    for name, data in small.items():
+        write_file(folder / name, data)
+    plan = layout(stored_specs(graph), {"format": "encast", "format_version": str(FORMAT_VERSION)})
+    tensors = _write_weights(folder / WEIGHTS, graph, plan, progress or (lambda done, total: None))
+    head = {
+        "format": "encast",
+        "format_version": FORMAT_VERSION,
+        "encast_version": _version(),
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+    tail = {
+        "accuracy": [],
+        "sizes": {**{name: len(data) for name, data in small.items()}, WEIGHTS: plan.nbytes},
+        "files": {
+            **{name: hexadecimal(checksum(data)) for name, data in small.items()},
+            f"{WEIGHTS} header": hexadecimal(checksum(plan.header)),
+        },
+        "tensors": {name: hexadecimal(value) for name, value in tensors.items()},
+    }
+    write_file(folder / CARD, seal({**head, **card, **tail}))
+    sync_folder(folder)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("encast")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _write_weights(path: Path, graph: Graph, plan: Layout, progress: Progress) -> dict[str, int]:
+    """Writes header and tensors, and returns the tensors' checksums."""
+    checksums: dict[str, int] = {}
+    done = len(plan.header)
+    with path.open("xb") as file:
+        file.write(plan.header)
+        for name, spec, nbytes in plan.tensors:
+            packed = np.zeros(nbytes, np.uint8) if spec is None else pack(spec, graph.constants[spec.constant].array)
+            data = packed.reshape(-1).view(np.uint8).data
+            checksums[name] = checksum(data)
+            file.write(data)
+            done += nbytes
+            progress(done, plan.nbytes)
+        file.flush()
+        os.fsync(file.fileno())
+    return checksums
+
+
+def _swap_in(temporary: Path, target: Path) -> None:
+    """Renames a finished folder into place; what stood there goes only after the new one stands."""
+    if not target.exists():
+        os.rename(temporary, target)
+        sync_folder(target.parent)
+        return
+    old = target.parent / f".{target.name}.old-{secrets.token_hex(4)}"
+    try:
+        os.rename(target, old)
+        os.rename(temporary, target)
+        sync_folder(target.parent)
+    finally:
+        if old.exists():
+            if target.exists():
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                os.rename(old, target)

@@ -1,0 +1,111 @@
+"""The whole flow, from a checkpoint to an artifact. Start reading here; every line is a stage of ARCHITECTURE.md."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from encast import artifact
+from encast.archs import build_graph
+from encast.errors import CheckpointError, InputError
+from encast.importers import Checkpoint, open_checkpoint
+from encast.ir import Graph
+from encast.passes import FusionReport, optimise
+from encast.quant import QuantSpec
+
+__all__ = ["compile"]
+
+Progress = Callable[[str, int, int], None]
+
+
+def compile(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    dtype: str = "int8",
+    task: str | None = None,
+    quant: QuantSpec | None = None,
+    calibration: object = None,
+    strict: bool = False,
+    exact: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Compiles the checkpoint ``source`` (a folder or a hub id) and returns the path of the artifact.
+
+    ``out``: the artifact's folder; by default the checkpoint's name with ``.encast`` in the working directory.
+    ``dtype``: of weights and activations in products: ``int8``, ``bf16`` or ``f32``. ``quant``: which products
+    keep a wider one; its dtype must be ``dtype``. ``task``: what the model is for (``archs.TASKS``); by default
+    what the checkpoint says. ``strict``: a fusion that the config promises and that was not made is a
+    ``StrictError``. ``exact``: exp, erf and tanh by libm instead of polynomials. ``calibration`` must be None: the
+    scales of activations are found at run time, a row at a time. ``progress(stage, done, total)`` is called as
+    the work goes on.
+
+    Raises ``InputError`` for bad options, ``CheckpointError`` or ``UnsupportedModelError`` for a checkpoint that
+    cannot be used, and ``ResourceError`` when the artifact cannot be written. ``out`` then stays as it was.
+    """
+    spec = _spec(dtype, quant, calibration)
+    report_progress = progress or (lambda stage, done, total: None)
+    target = artifact.check_target(out if out is not None else f"{_name_of(source)}.encast")
+    report_progress("import", 0, 1)
+    checkpoint = open_checkpoint(source)
+    report_progress("build", 0, 1)
+    graph = build_graph(checkpoint, task)
+    _check_vocabulary(checkpoint, graph)
+    report_progress("optimise", 0, 1)
+    graph, fusions = optimise(graph, spec, strict=strict, exact=exact)
+    card = _card(checkpoint, graph, spec, fusions)
+    return artifact.write(
+        target,
+        graph,
+        checkpoint.tokenizer.json,
+        card,
+        progress=lambda done, total: report_progress("store", done, total),
+    )
+
+
+def _spec(dtype: str, quant: QuantSpec | None, calibration: object) -> QuantSpec:
+    if calibration is not None:
+        raise InputError(
+            "calibration was given, but none is needed: int8 activations get their scales at run time, a row at a "
+            "time; leave it out"
+        )
+    if quant is not None and quant.dtype != dtype:
+        raise InputError(f"dtype is {dtype!r} and quant.dtype is {quant.dtype!r}; give both alike")
+    return quant if quant is not None else QuantSpec(dtype)
+
+
+def _name_of(source: str | os.PathLike[str]) -> str:
+    text = os.fspath(source)
+    name = Path(text).resolve().name if os.path.lexists(text) else text.rstrip("/").rsplit("/", 1)[-1]
+    if not name or "\0" in name:
+        raise InputError(f"{text!r} gives the artifact no name; say where it should go with out")
+    return name
+
+
+def _check_vocabulary(checkpoint: Checkpoint, graph: Graph) -> None:
+    largest, rows = checkpoint.tokenizer.vocab_size - 1, int(graph.meta["vocab"])
+    if largest >= rows:
+        raise CheckpointError(
+            f"{checkpoint.path}: the tokenizer makes ids up to {largest}, the word embedding has {rows} rows: "
+            "tokenizer and weights are not of the same model, or its embedding was not resized after tokens were added"
+        )
+
+
+def _card(checkpoint: Checkpoint, graph: Graph, spec: QuantSpec, fusions: FusionReport) -> dict[str, object]:
+    tokenizer, modules = checkpoint.tokenizer, checkpoint.modules
+    return {
+        "source": checkpoint.provenance,
+        "arch": graph.meta["arch"],
+        "task": graph.meta["task"],
+        "dtype": spec.dtype,
+        "quant": spec.to_json(),
+        "math": graph.meta["math"],
+        "fusions": fusions.to_json(),
+        "tokenizer": {
+            "max_length": tokenizer.max_length,
+            "truncation_side": tokenizer.truncation_side,
+            "mask_token": tokenizer.special_tokens.get("mask"),
+        },
+        "prompts": None if modules is None else dict(modules.prompts or {}),
+    }
