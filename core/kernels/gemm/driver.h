@@ -1,0 +1,162 @@
+#pragma once
+#include "kernels/gemm/epilogue.h"
+
+// Blocking: which tile is computed when, and what becomes of its sums.
+//
+//   for blocks of rows                      whose `a` stays in L2 while all panels pass by
+//     for blocks of kBlockGroups            so that a panel's block is at most 256 KB and stays in L2 too
+//       for panels                          weights stream from memory or L3 once a row block
+//         for tiles of rows                 a few rows of `a` in L1
+//
+// Sums of all but the last block of k are stored into c as they are (f32, or the bits of int32) and loaded
+// again, which changes nothing. The last block goes through the epilogue in registers. Two kinds of panel take a
+// detour over a tile staged in L1: those cut off by n, because c must not be touched beyond it, and those with an
+// activation, whose polynomial would leave no room for the sums and be inlined for each of them.
+namespace encast {
+namespace {
+
+constexpr int64_t kBlockGroups = 1024;       // of k
+constexpr int64_t kBlockABytes = 256 << 10;  // of `a`, in a block of rows
+
+// What is asked of a tile: sums over `groups` groups of its rows and the panel's 64 columns.
+struct TileJob {
+  const uint8_t* a;
+  int64_t a_stride;  // bytes
+  const uint8_t* w;
+  int64_t groups;
+  const uint8_t* ahead;  // weights to prefetch
+  const float* resume;   // sums to go on from, or null for zeros
+  int64_t resume_stride;
+  float* sums;  // where the sums go as they are, or null: through the epilogue into c
+  int64_t sums_stride;
+  int64_t row, column;  // of the tile's first output
+};
+
+// Tiles made of a Dot.
+template <class DotType>
+struct DotTiles {
+  using Dot = DotType;
+  static constexpr int kRows = Dot::Shape::kRows;
+  static constexpr bool kHasEpilogue = true;
+
+  void run(const GemmArgs& args, const TileJob& job, int64_t rows) { run_from<1>(args, job, rows); }
+
+  void finish() {}
+
+  // Bytes that a tile with so many rows prefetches. A full tile asks for a part of the next panel, a short one
+  // is likely to be the only one and asks for all of it.
+  static int64_t ahead_bytes(int64_t rows, int64_t groups) {
+    const int64_t lines = rows < kRows ? 4 : 4 / Dot::Shape::vectors(kRows);
+    return lines * kVectorBytes * groups;
+  }
+
+ private:
+  template <int R>
+  static void run_from(const GemmArgs& args, const TileJob& job, int64_t rows) {
+    if (rows == R) return tile<R, Dot::Shape::vectors(R)>(args, job);
+    if constexpr (R < kRows) run_from<R + 1>(args, job, rows);
+  }
+
+  template <int R, int V>
+  [[gnu::noinline]] static void tile(const GemmArgs& args, const TileJob& job) {
+    constexpr int kLines = R < kRows ? V : 1;
+    for (int first = 0; first < kPanel; first += 16 * V) {
+      typename Dot::Sum sums[R][V];
+      ENCAST_UNROLL for (int i = 0; i < R; ++i) {
+        ENCAST_UNROLL for (int v = 0; v < V; ++v) {
+          sums[i][v] = job.resume == nullptr
+                           ? Dot::zero()
+                           : load_sums(job.resume + i * job.resume_stride + first + 16 * v, Dot::zero());
+        }
+      }
+      accumulate<Dot, R, V, kLines>(sums, job.a, job.a_stride, job.w + first / 16 * kVectorBytes, job.groups,
+                                    job.ahead + first / (16 * V) * kLines * kVectorBytes * job.groups);
+      if (job.sums != nullptr) {
+        ENCAST_UNROLL for (int i = 0; i < R; ++i) {
+          ENCAST_UNROLL for (int v = 0; v < V; ++v) {
+            store_sums(job.sums + i * job.sums_stride + first + 16 * v, sums[i][v]);
+          }
+        }
+        continue;
+      }
+      ENCAST_UNROLL for (int v = 0; v < V; ++v) {
+        const int64_t column = job.column + first + 16 * v;
+        const auto columns = Columns<Dot::kQuantized>::at(args, column);
+        ENCAST_UNROLL for (int i = 0; i < R; ++i) {
+          store_outputs<Dot>(args, columns, job.row + i, column, sums[i][v]);
+        }
+      }
+    }
+  }
+};
+
+// As many rows as keep their `a` in L2, in blocks of equal size so that none is left with a few rows.
+template <class Tiles>
+int64_t block_rows(int64_t rows, int64_t groups) {
+  const int64_t block_groups = groups < kBlockGroups ? groups : kBlockGroups;
+  const int64_t fitting = kBlockABytes / (kGroupBytes * (block_groups > 0 ? block_groups : 1));
+  const int64_t blocks = (rows + fitting - 1) / fitting;
+  const int64_t even = (rows + blocks - 1) / blocks;
+  return (even + Tiles::kRows - 1) / Tiles::kRows * Tiles::kRows;
+}
+
+// The body of every kernel: a GemmFn over some kind of tiles.
+template <class Tiles>
+ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
+                         int64_t panel_end) {
+  using Dot = typename Tiles::Dot;
+  if (m_begin >= m_end || panel_begin >= panel_end) return;
+  Tiles tiles;
+  alignas(64) float staged[Tiles::kRows * kPanel] = {};
+  const int64_t groups = (args.k + Dot::kGroup - 1) / Dot::kGroup;
+  const int64_t a_stride = args.a_stride * (kGroupBytes / Dot::kGroup);
+  const bool plain = args.activation == Activation::none;
+  const int64_t rows_step = block_rows<Tiles>(m_end - m_begin, groups);
+  for (int64_t block = m_begin; block < m_end; block += rows_step) {
+    const int64_t block_end = block + rows_step < m_end ? block + rows_step : m_end;
+    int64_t g = 0;
+    do {  // once at least: without k, c is the epilogue of zeros
+      const int64_t count = groups - g < kBlockGroups ? groups - g : kBlockGroups;
+      const bool last = g + count == groups;
+      for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+        const int64_t column = panel * kPanel;
+        const int64_t columns = args.n - column < kPanel ? args.n - column : kPanel;
+        const bool whole = columns == kPanel;
+        const uint8_t* w =
+            static_cast<const uint8_t*>(args.w) + panel * groups * kPanelBytes + g * kPanelBytes;
+        const uint8_t* const next = panel + 1 < panel_end ? w + groups * kPanelBytes : w;
+        const uint8_t* ahead = next;
+        for (int64_t row = block; row < block_end; row += Tiles::kRows) {
+          const int64_t rows = block_end - row < Tiles::kRows ? block_end - row : Tiles::kRows;
+          float* c = args.c + row * args.c_stride + column;
+          const bool stage = !whole || (last && !(plain && Tiles::kHasEpilogue));
+          const TileJob job = {
+              .a = static_cast<const uint8_t*>(args.a) + row * a_stride + g * kGroupBytes,
+              .a_stride = a_stride,
+              .w = w,
+              .groups = count,
+              .ahead = ahead,
+              .resume = g == 0 ? nullptr : whole ? c : staged,
+              .resume_stride = whole ? args.c_stride : kPanel,
+              .sums = stage ? staged : last ? nullptr : c,
+              .sums_stride = stage ? kPanel : args.c_stride,
+              .row = row,
+              .column = column,
+          };
+          if (g > 0 && !whole) copy_sums(c, args.c_stride, staged, kPanel, rows, columns);
+          tiles.run(args, job, rows);
+          if (stage && last) finish_tile<Dot>(args, staged, row, rows, column, columns);
+          if (stage && !last) copy_sums(staged, kPanel, c, args.c_stride, rows, columns);
+          // Once the next panel is all asked for, the present one stands in: it is in cache.
+          ahead += Tiles::ahead_bytes(rows, count);
+          if (ahead >= next + count * kPanelBytes) ahead = w;
+        }
+      }
+      g += count;
+    } while (g < groups);
+  }
+  tiles.finish();
+}
+
+}  // namespace
+}  // namespace encast

@@ -1,0 +1,95 @@
+#pragma once
+#include "kernels/gemm/gemm.h"
+#include "kernels/gemm/tile.h"
+#include "simd/activation.h"
+
+// What happens to sums after the last k, for sixteen columns at a time.
+namespace encast {
+namespace {
+
+// The operands of sixteen columns: loaded once, applied to every row of a tile. The auxiliary vectors of a
+// linear are padded to whole panels, so that these loads may be whole too.
+template <bool kQuantized>
+struct Columns;
+
+template <>
+struct Columns<false> {
+  const bool has_bias;
+  const F32x16 bias;
+
+  ENCAST_SIMD Columns at(const GemmArgs& args, int64_t column) {
+    return {args.bias != nullptr, args.bias != nullptr ? load(args.bias + column) : set1(0.0f)};
+  }
+  // Adding a zero for an absent bias would turn -0 into +0.
+  [[gnu::always_inline]] F32x16 value(const GemmArgs&, int64_t, F32x16 sums) const {
+    return has_bias ? sums + bias : sums;
+  }
+};
+
+template <>
+struct Columns<true> {
+  const F32x16 bias, scale;
+  const I32x16 weight_sums;
+
+  ENCAST_SIMD Columns at(const GemmArgs& args, int64_t column) {
+    return {args.bias != nullptr ? load(args.bias + column) : set1(0.0f), load(args.w_scale + column),
+            load_i32(args.w_colsum + column)};
+  }
+  [[gnu::always_inline]] F32x16 value(const GemmArgs& args, int64_t row, I32x16 sums) const {
+    const I32x16 centered = sums - set1(args.a_zero[row]) * weight_sums;
+    return fma(to_f32(centered), set1(args.a_scale[row]) * scale, bias);
+  }
+};
+
+// Sums in registers straight to c: whole vectors, no activation.
+template <class Dot>
+ENCAST_SIMD void store_outputs(const GemmArgs& args, const Columns<Dot::kQuantized>& columns, int64_t row,
+                               int64_t column, typename Dot::Sum sums) {
+  F32x16 value = columns.value(args, row, sums);
+  if (args.residual != nullptr) value = value + load(args.residual + row * args.residual_stride + column);
+  store(args.c + row * args.c_stride + column, value);
+}
+
+// How many of the sixteen lanes from column `first` on lie within `columns`.
+ENCAST_SIMD int64_t lanes_within(int64_t columns, int64_t first) {
+  const int64_t lanes = columns - first;
+  return lanes < 0 ? 0 : lanes > 16 ? 16 : lanes;
+}
+
+// A staged tile of sums, `rows` x kPanel, to the `columns` columns of c that exist. A row's four vectors go
+// together, so that their polynomials overlap.
+template <class Dot>
+[[gnu::noinline]] void finish_tile(const GemmArgs& args, const float* staged, int64_t row,
+                                           int64_t rows, int64_t column, int64_t columns) {
+  constexpr int kVectors = kPanel / 16;
+  for (int64_t i = row; i < row + rows; ++i, staged += kPanel) {
+    F32x16 values[kVectors];
+    ENCAST_UNROLL for (int v = 0; v < kVectors; ++v) {
+      const auto operands = Columns<Dot::kQuantized>::at(args, column + 16 * v);
+      values[v] = operands.value(args, i, load_sums(staged + 16 * v, Dot::zero()));
+    }
+    apply(args.activation, args.exact, values);
+    ENCAST_UNROLL for (int v = 0; v < kVectors; ++v) {
+      const int64_t lanes = lanes_within(columns, 16 * v);
+      const int64_t first = column + 16 * v;
+      if (args.residual != nullptr) {
+        values[v] = values[v] + load_partial(args.residual + i * args.residual_stride + first, lanes);
+      }
+      store_partial(args.c + i * args.c_stride + first, lanes, values[v]);
+    }
+  }
+}
+
+// Sums as they are, between c and a staged tile.
+[[gnu::noinline]] void copy_sums(const float* from, int64_t from_stride, float* to,
+                                                          int64_t to_stride, int64_t rows, int64_t columns) {
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t first = 0; first < columns; first += 16) {
+      const int64_t lanes = lanes_within(columns, first);
+      store_partial(to + i * to_stride + first, lanes, load_partial(from + i * from_stride + first, lanes));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace encast
