@@ -83,11 +83,11 @@ Executor::Executor(Plan plan, std::shared_ptr<const Weights> weights, TeamOption
 }
 
 size_t Executor::find_output(std::string_view output) const {
-  std::string known;
   for (size_t index = 0; index < plan_.outputs.size(); ++index) {
     if (plan_.outputs[index].name == output) return index;
-    known += (index == 0 ? "" : ", ") + plan_.outputs[index].name;
   }
+  std::string known;
+  for (const OutputDecl& one : plan_.outputs) known += (known.empty() ? "" : ", ") + one.name;
   throw InputError("this artifact has no output '" + std::string(output) + "'; it has: " + known);
 }
 
