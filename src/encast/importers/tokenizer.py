@@ -105,4 +105,8 @@ def _special_tokens(tokenizer: Tokenizer, settings: TokenizerSettings, family: F
             if tokenizer.token_to_id(token) is not None:
                 candidates.setdefault(role, token)
     candidates.update({role: token.content for role, token in settings.special.items() if role in ROLES})
-    return {role: candidates[role] for role in ROLES if tokenizer.token_to_id(candidates.get(role, "")) is not None}
+    return {
+        role: candidates[role]
+        for role in ROLES
+        if role in candidates and role not in settings.absent and tokenizer.token_to_id(candidates[role]) is not None
+    }

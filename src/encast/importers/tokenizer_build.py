@@ -6,7 +6,7 @@ What transformers 5 builds for the same files is the reference, quirks included
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -55,13 +55,13 @@ class Family:
     """Tokenizers that are built alike.
 
     ``classes``: names of transformers' tokenizer classes; ``model_types``: config.json's, for checkpoints
-    that name no class; ``defaults``: role → special token; ``files``: what is needed, for messages.
+    that name no class; ``defaults``: role → special token; ``optional``: roles that may be without one.
     """
 
     classes: tuple[str, ...]
     model_types: tuple[str, ...]
     defaults: Mapping[str, str]
-    files: str
+    optional: tuple[str, ...]
     build: Callable[[Folder, TokenizerSettings, Mapping[str, AddedToken]], Tokenizer]
 
 
@@ -107,6 +107,10 @@ def build_tokenizer(folder: Folder, settings: TokenizerSettings, family: Family 
         )
     special = {role: AddedToken(token, special=True) for role, token in family.defaults.items()}
     special.update(settings.special)
+    for role in settings.absent & set(special):
+        if role not in family.optional:
+            raise CheckpointError(f"{settings.where}: {role}_token is null, but a {family.classes[0]} needs one")
+        del special[role]
     with guarded(str(folder.root)):
         return family.build(folder, settings, special)
 
@@ -116,7 +120,10 @@ def _missing(folder: Folder, accepted: str) -> CheckpointError:
 
 
 def _add_special(
-    tokenizer: Tokenizer, settings: TokenizerSettings, special: Mapping[str, AddedToken], extra: list[AddedToken] | None
+    tokenizer: Tokenizer,
+    settings: TokenizerSettings,
+    special: Mapping[str, AddedToken],
+    symbols: Sequence[AddedToken] | None = None,
 ) -> None:
     """Registers added tokens (which may extend the vocabulary), then special ones by role, then extra ones."""
     named = {token.content for token in special.values()}
@@ -127,7 +134,10 @@ def _add_special(
         tokens.append(token)
     roles = [*(role for role in ROLES if role in special), *(name for name in special if name not in ROLES)]
     tokens.extend(special[role] for role in roles)
-    tokens.extend(settings.extra or () if extra is None else extra)
+    if settings.extra is not None:
+        tokens.extend(settings.extra)
+    else:
+        tokens.extend(settings.legacy_extra if symbols is None else symbols)
     seen: set[str] = set()
     for token in tokens:
         if token.content not in seen:
@@ -145,6 +155,13 @@ def _processor_token(tokenizer: Tokenizer, token: AddedToken) -> tuple[str, int]
     index = tokenizer.token_to_id(token.content)
     assert index is not None, "special tokens are added before the post-processor is made"
     return token.content, index
+
+
+def _greedy_mask(settings: TokenizerSettings, special: Mapping[str, AddedToken]) -> dict[str, AddedToken]:
+    tokens = dict(special)
+    if "mask" in tokens and ("mask" in settings.plain or "mask" not in settings.special):
+        tokens["mask"] = AddedToken(tokens["mask"].content, lstrip=True, special=True)
+    return tokens
 
 
 # WordPiece: BERT, DistilBERT, ELECTRA, MPNet
@@ -177,7 +194,7 @@ def _word_piece(folder: Folder, settings: TokenizerSettings, special: Mapping[st
 
 def _build_bert(folder: Folder, settings: TokenizerSettings, special: Mapping[str, AddedToken]) -> Tokenizer:
     tokenizer = _word_piece(folder, settings, special)
-    _add_special(tokenizer, settings, special, None)
+    _add_special(tokenizer, settings, special)
     cls, sep = special["cls"].content, special["sep"].content
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[f"{cls}:0", "$A:0", f"{sep}:0"],
@@ -189,14 +206,9 @@ def _build_bert(folder: Folder, settings: TokenizerSettings, special: Mapping[st
 
 def _build_mpnet(folder: Folder, settings: TokenizerSettings, special: Mapping[str, AddedToken]) -> Tokenizer:
     tokenizer = _word_piece(folder, settings, special)
-    # Tokens given as bare strings are looked for in the normalised text; the mask takes the space before it.
-    tokens = {
-        role: AddedToken(token.content, lstrip=role == "mask", normalized=True, special=True)
-        if role in settings.plain or role not in settings.special
-        else token
-        for role, token in special.items()
-    }
-    _add_special(tokenizer, settings, tokens, None)
+    # A mask given as a bare string takes the space before it.
+    tokens = _greedy_mask(settings, special)
+    _add_special(tokenizer, settings, tokens)
     tokenizer.post_processor = processors.RobertaProcessing(
         _processor_token(tokenizer, special["sep"]),
         _processor_token(tokenizer, special["cls"]),
@@ -237,7 +249,7 @@ def _build_roberta(folder: Folder, settings: TokenizerSettings, special: Mapping
     add_prefix_space = bool(settings.flag("add_prefix_space", False))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
-    _add_special(tokenizer, settings, special, None)
+    _add_special(tokenizer, settings, special)
     tokenizer.post_processor = processors.RobertaProcessing(
         _processor_token(tokenizer, special["sep"]),
         _processor_token(tokenizer, special["cls"]),
@@ -284,7 +296,7 @@ def _unigram(
 
 
 def _symbols(model: SentencePieceModel) -> list[AddedToken]:
-    """Control and user-defined pieces, which are found in raw text; they replace a config's extra tokens."""
+    """Control and user-defined pieces, which are found in raw text unless the config names extra tokens itself."""
     return [
         AddedToken(piece.text, normalized=False, special=piece.kind == CONTROL)
         for piece in model.pieces
@@ -321,9 +333,7 @@ def _build_xlm_roberta(folder: Folder, settings: TokenizerSettings, special: Map
 def _build_camembert(folder: Folder, settings: TokenizerSettings, special: Mapping[str, AddedToken]) -> Tokenizer:
     pad, unk = special["pad"].content, special["unk"].content
     head = [("<s>NOTUSED", 0.0), (pad, 0.0), ("</s>NOTUSED", 0.0), (unk, 0.0), ("<unk>NOTUSED", -100.0)]
-    tokens = dict(special)
-    if "mask" in settings.plain or "mask" not in settings.special:
-        tokens["mask"] = AddedToken(special["mask"].content, lstrip=True, special=True)
+    tokens = _greedy_mask(settings, special)
     return _build_fairseq(folder, settings, tokens, head, 1)
 
 
@@ -345,23 +355,25 @@ def _build_albert(folder: Folder, settings: TokenizerSettings, special: Mapping[
     return tokenizer
 
 
+_BOUNDS_AND_MASK = ("bos", "eos", "pad", "mask")
+
 FAMILIES = (
     Family(
         ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"),
         ("bert", "distilbert", "electra"),
         _BERT,
-        "vocab.txt",
+        ("pad", "mask"),
         _build_bert,
     ),
-    Family(("MPNetTokenizer",), ("mpnet",), {**_ROBERTA, "unk": "[UNK]"}, "vocab.txt", _build_mpnet),
-    Family(("RobertaTokenizer",), ("roberta",), _ROBERTA, "vocab.json with merges.txt", _build_roberta),
-    Family(("XLMRobertaTokenizer",), ("xlm-roberta",), _ROBERTA, "sentencepiece.bpe.model", _build_xlm_roberta),
-    Family(("CamembertTokenizer",), ("camembert",), _ROBERTA, "sentencepiece.bpe.model", _build_camembert),
+    Family(("MPNetTokenizer",), ("mpnet",), {**_ROBERTA, "unk": "[UNK]"}, _BOUNDS_AND_MASK, _build_mpnet),
+    Family(("RobertaTokenizer",), ("roberta",), _ROBERTA, _BOUNDS_AND_MASK, _build_roberta),
+    Family(("XLMRobertaTokenizer",), ("xlm-roberta",), _ROBERTA, ("cls", "sep"), _build_xlm_roberta),
+    Family(("CamembertTokenizer",), ("camembert",), _ROBERTA, ("cls", "sep"), _build_camembert),
     Family(
         ("AlbertTokenizer",),
         ("albert",),
         {"bos": "[CLS]", "eos": "[SEP]", **_BERT, "unk": "<unk>", "pad": "<pad>"},
-        "spiece.model",
+        _BOUNDS_AND_MASK,
         _build_albert,
     ),
 )

@@ -25,15 +25,18 @@ _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """``special``: role or custom name → token; ``plain``: those of them given as bare strings;
-    ``added``: (id, token) sorted by id; ``extra``: further special tokens."""
+    """``special``: role or custom name → token; ``plain``: those of them given as bare strings; ``absent``: roles
+    that are null; ``added``: (id, token) sorted by id; ``extra``: further special tokens, ``legacy_extra`` those
+    of special_tokens_map.json, which give way to ``extra`` and to a sentencepiece model's own."""
 
     where: str
     config: Mapping[str, Any]
     special: Mapping[str, AddedToken]
     plain: frozenset[str]
+    absent: frozenset[str]
     added: tuple[tuple[int, AddedToken], ...]
     extra: tuple[AddedToken, ...] | None
+    legacy_extra: tuple[AddedToken, ...]
 
     @property
     def tokenizer_class(self) -> str | None:
@@ -70,7 +73,10 @@ def read_tokenizer_settings(folder: Folder) -> TokenizerSettings:
     where = str(folder.path("tokenizer_config.json"))
     config = folder.object("tokenizer_config.json") if folder.has("tokenizer_config.json") else {}
     values: dict[str, Any] = {key: value for key, value in config.items() if _names_token(key, value)}
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
+    extra = config.get("extra_special_tokens") or config.get(
+        "additional_special_tokens", config.get("extra_special_tokens")
+    )
+    legacy: Any = None
     added: dict[int, AddedToken] = {}
     if "added_tokens_decoder" in config:
         for key, value in _object(config["added_tokens_decoder"], f"{where}: added_tokens_decoder").items():
@@ -81,7 +87,12 @@ def read_tokenizer_settings(folder: Folder) -> TokenizerSettings:
         if folder.has("special_tokens_map.json"):
             tokens = folder.object("special_tokens_map.json")
             values.update({key: value for key, value in tokens.items() if _names_token(key, value)})
-            extra = tokens.get("extra_special_tokens") or tokens.get("additional_special_tokens") or extra
+            legacy = tokens.get("additional_special_tokens")
+            more = tokens.get("extra_special_tokens")
+            if isinstance(more, list) and isinstance(extra, (list, type(None))):
+                extra = [*(extra or []), *more]
+            elif more is not None:
+                extra = more
         if folder.has("added_tokens.json"):
             named = {_token(value, where, special=True).content for value in values.values()}
             for content, index in folder.object("added_tokens.json").items():
@@ -92,7 +103,7 @@ def read_tokenizer_settings(folder: Folder) -> TokenizerSettings:
     if isinstance(extra, dict):
         values.update(extra)
         extra = None
-    if extra is not None and not isinstance(extra, list):
+    if not isinstance(extra, (list, type(None))) or not isinstance(legacy, (list, type(None))):
         raise CheckpointError(f"{where}: extra_special_tokens must be a list of tokens")
     by_content = {token.content: token for token in added.values()}
     roles: dict[str, AddedToken] = {}
@@ -105,9 +116,10 @@ def read_tokenizer_settings(folder: Folder) -> TokenizerSettings:
         if isinstance(value, str) and value not in by_content
     )
     extras = None if extra is None else tuple(_token(value, where, special=True) for value in extra)
-    return TokenizerSettings(
-        where, config, roles, plain, tuple(sorted(added.items(), key=lambda item: item[0])), extras
-    )
+    absent = frozenset(role for role in ROLES if config.get(role + "_token", "") is None and role not in roles)
+    legacy_extra = tuple(_token(value, where, special=True) for value in legacy or ())
+    by_id = tuple(sorted(added.items(), key=lambda item: item[0]))
+    return TokenizerSettings(where, config, roles, plain, absent, by_id, extras, legacy_extra)
 
 
 def _names_token(key: str, value: Any) -> bool:
