@@ -1,0 +1,144 @@
+"""Makes ``tests/golden``: what transformers answers, in float32 and float64, for the made checkpoints.
+
+Needs torch and transformers. Run from the repository root: ``python tests/make_golden.py [case ...]``. Every file
+holds, for one case of ``checkpoints.CASES``:
+
+- ``digest``: of the checkpoint that the numbers belong to; ``versions``: of torch and transformers
+- ``NAME_f64``, ``NAME_f32``: the outputs of the packed batch (``last_hidden_state``, ``embedding``, ``logits``)
+- ``rows`` (with ``last_hidden_state``): the rows that are kept
+- ``key_f64`` (``features`` only): the key projections of the 2-token sequence, ``[layers, 2, hidden]``. The bias of
+  a key adds the same number to all scores of a query, which softmax takes away again: no output can show it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from checkpoints import CASES, Case, Inputs, digest, inputs_of, make_case
+
+GOLDEN = Path(__file__).parent / "golden"
+SEQUENCE_OF_KEYS = 1
+
+
+def transformers_outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -> dict[str, np.ndarray[Any, Any]]:
+    """Runs the checkpoint with transformers, one sequence at a time (no padding), in ``float32`` or ``float64``."""
+    import torch
+    import transformers
+
+    classes = {
+        "features": transformers.AutoModel,
+        "embed": transformers.AutoModel,
+        "classify": transformers.AutoModelForSequenceClassification,
+        "tag": transformers.AutoModelForTokenClassification,
+        "answer": transformers.AutoModelForQuestionAnswering,
+        "fill_mask": transformers.AutoModelForMaskedLM,
+    }
+    model, loading = classes[case.head].from_pretrained(
+        folder, dtype=getattr(torch, dtype), attn_implementation="eager", output_loading_info=True
+    )
+    problems = {key: value for key, value in loading.items() if value}
+    if problems:
+        raise RuntimeError(f"{case.name}: transformers and the maker disagree about the tensors: {problems}")
+    model.eval()
+    keys: list[Any] = []
+    for name, module in model.named_modules():
+        if name.rsplit(".", 1)[-1] in ("key", "k", "k_lin"):
+            module.register_forward_hook(lambda module, args, result: keys.append(result[0].numpy()))
+    parts, kept_keys = [], []
+    with torch.no_grad():
+        for index, ids in enumerate(inputs.token_ids):
+            keys.clear()
+            arguments = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
+            if inputs.token_type_ids is not None:
+                arguments["token_type_ids"] = torch.tensor([inputs.token_type_ids[index]])
+            answer = model(**arguments)
+            if case.head == "answer":
+                parts.append(torch.stack([answer.start_logits[0], answer.end_logits[0]], dim=1).numpy())
+            elif case.head in ("features", "embed"):
+                parts.append(answer.last_hidden_state[0].numpy())
+            else:
+                parts.append(answer.logits[0].numpy() if case.head != "classify" else answer.logits.numpy())
+            if index == SEQUENCE_OF_KEYS:
+                kept_keys = list(keys)
+    if case.head == "embed":
+        return {"embedding": np.stack([embed(folder, torch.from_numpy(part)) for part in parts])}
+    packed = np.concatenate(parts)
+    if case.head == "features":
+        return {"last_hidden_state": packed, "key": np.stack(kept_keys)}
+    return {"logits": packed[inputs.select] if case.head == "fill_mask" else packed}
+
+
+def embed(folder: Path, x: Any) -> np.ndarray[Any, Any]:
+    """Pooling, dense and normalisation of one sequence, ``x: [tokens, hidden]``, as ``modules.json`` says."""
+    import json
+
+    import torch
+    from safetensors.torch import load_file
+
+    if not (folder / "modules.json").exists():
+        return x.mean(dim=0).numpy()
+    for module in json.loads((folder / "modules.json").read_text())[1:]:
+        kind = module["type"].rsplit(".", 1)[-1]
+        if kind == "Pooling":
+            config = json.loads((folder / module["path"] / "config.json").read_text())
+            weights = torch.arange(1, len(x) + 1, dtype=x.dtype)[:, None]
+            pooled = {
+                "pooling_mode_cls_token": x[0],
+                "pooling_mode_max_tokens": x.max(dim=0).values,
+                "pooling_mode_mean_tokens": x.mean(dim=0),
+                "pooling_mode_mean_sqrt_len_tokens": x.sum(dim=0) / len(x) ** 0.5,
+                "pooling_mode_weightedmean_tokens": (x * weights).sum(dim=0) / weights.sum(),
+                "pooling_mode_lasttoken": x[-1],
+            }
+            x = torch.cat([value for mode, value in pooled.items() if config[mode]])
+        elif kind == "Dense":
+            config = json.loads((folder / module["path"] / "config.json").read_text())
+            tensors = load_file(folder / module["path"] / "model.safetensors")
+            x = torch.nn.functional.linear(x, tensors["linear.weight"].to(x.dtype), tensors["linear.bias"].to(x.dtype))
+            activation = config["activation_function"].rsplit(".", 1)[-1]
+            x = getattr(torch.nn, activation)()(x)
+        elif kind == "Normalize":
+            x = torch.nn.functional.normalize(x, dim=0)
+    return x.numpy()
+
+
+def kept_rows(inputs: Inputs) -> np.ndarray[Any, Any]:
+    """The rows of hidden states that are committed: all but four in five of the longest sequence's."""
+    starts = np.cumsum([0, *map(len, inputs.token_ids)])
+    return np.array([row for row in range(starts[-1]) if not starts[3] <= row < starts[4] or (row - starts[3]) % 5 == 4])
+
+
+def make(case: Case, folder: Path) -> None:
+    import torch
+    import transformers
+
+    checkpoint, inputs = make_case(folder, case), inputs_of(case)
+    kept: dict[str, Any] = {
+        "digest": digest(checkpoint),
+        "versions": f"torch {torch.__version__}, transformers {transformers.__version__}",
+    }
+    for dtype, suffix in (("float64", "f64"), ("float32", "f32")):
+        for name, value in transformers_outputs(checkpoint, case, inputs, dtype).items():
+            if name == "key" and suffix == "f32":
+                continue
+            if name == "last_hidden_state":
+                kept["rows"] = kept_rows(inputs)
+                value = value[kept["rows"]]
+            kept[f"{name}_{suffix}"] = value
+    np.savez_compressed(GOLDEN / f"{case.name}.npz", **kept)
+
+
+def main() -> None:
+    GOLDEN.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in sys.argv[1:] or CASES:
+            make(CASES[name], Path(folder))
+            print(name, flush=True)
+
+
+if __name__ == "__main__":
+    main()
