@@ -1,0 +1,1 @@
+"""The command line: a module a verb, imported when the verb runs."""

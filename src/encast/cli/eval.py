@@ -1,0 +1,111 @@
+"""``encast eval``: a task's metrics on a labelled data set, alone or against another model."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from encast import engine as engines
+from encast.cli.progress import Progress
+from encast.cli.scoring import Scored, compare, score
+from encast.data.datasets import Dataset, open_dataset
+from encast.errors import InputError
+
+__all__ = ["eval_command"]
+
+
+def eval_command(
+    artifact: Annotated[Path, typer.Argument(help="A compiled artifact (NAME.encast).")],
+    dataset: Annotated[
+        Path, typer.Argument(help="GLUE table (.tsv), SQuAD (.json), words and labels (.conll) or .jsonl, also .gz.")
+    ],
+    task: Annotated[str, typer.Option(help="The artifact's task, to be sure of it; auto: whichever it is.")] = "auto",
+    metric: Annotated[str, typer.Option(help="One metric of the task; auto: all of them.")] = "auto",
+    against: Annotated[
+        str | None, typer.Option(help="Another artifact, or a checkpoint (measured in exact f32), to compare with.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: the usable cores.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+) -> None:
+    """Measure an artifact on a data set; metrics are points of 100, and go to the artifact's card."""
+    from encast.artifact import open as open_artifact
+    from encast.artifact import update_card
+
+    data = open_dataset(dataset)
+    if limit is not None:
+        data = replace(data, rows=data.rows[:limit])
+    own = _measure(artifact, data, task, metric, threads, quiet=json)
+    result: dict[str, Any] = _entry(own)
+    if against is not None:
+        with _artifact_of(against, own.task) as other_path:
+            other = _measure(other_path, data, own.task, metric, threads, quiet=json)
+        result["against"] = {"source": against, **_entry(other), **compare(own, other)}
+    measured = dict(open_artifact(artifact).card.get("accuracy") or {})
+    update_card(artifact, accuracy={**measured, _name(data): result})
+    if json:
+        print(json_module.dumps({"artifact": str(artifact), "dataset": str(dataset), **result}))
+    else:
+        _show(artifact, data, own, result)
+
+
+def _measure(path: Path, data: Dataset, task: str, metric: str, threads: int | None, *, quiet: bool) -> Scored:
+    began = time.monotonic()
+    with engines.load(path, threads=threads) as engine, Progress("rows", quiet=quiet) as progress:
+        if task not in ("auto", engine.task):
+            raise InputError(f"--task is {task!r}, {path} was compiled for {engine.task!r}")
+        found = score(engine, data, lambda done: progress.update(done, done / len(data.rows)))
+    if metric != "auto":
+        if metric not in found.metrics:
+            raise InputError(f"--metric is {metric!r}; {found.task} on this data set has {', '.join(found.metrics)}")
+        found = replace(found, metrics={metric: found.metrics[metric]})
+    return replace(found, seconds=time.monotonic() - began)
+
+
+@contextmanager
+def _artifact_of(source: str, task: str) -> Iterator[Path]:
+    """The artifact at ``source``, or a checkpoint compiled to exact f32 for as long as this lasts."""
+    path = Path(source)
+    if (path / "card.json").is_file() or (path / "graph.json").is_file():
+        yield path
+        return
+    from encast.compile import compile
+
+    print(f"encast: compiling {source} to exact f32 to compare with", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="encast-") as folder:
+        yield compile(source, Path(folder) / "against.encast", dtype="f32", task=task, exact=True)
+
+
+def _entry(scored: Scored) -> dict[str, Any]:
+    return {
+        "task": scored.task,
+        "rows": scored.rows,
+        "metrics": {name: round(value, 4) for name, value in scored.metrics.items()},
+        "seconds": round(scored.seconds, 3),
+    }
+
+
+def _name(data: Dataset) -> str:
+    """The data set's folder and file, without what differs between machines."""
+    return "/".join(Path(data.name).resolve().parts[-2:])
+
+
+def _show(artifact: Path, data: Dataset, own: Scored, result: dict[str, Any]) -> None:
+    other = result.get("against")
+    print(f"{artifact} on {_name(data)}: {own.task}, {own.rows:,} rows, {own.seconds:.1f} s")
+    for name, value in result["metrics"].items():
+        line = f"  {name:<20} {value:8.3f}"
+        if other is not None:
+            line += f"   against {other['metrics'][name]:8.3f}   {value - other['metrics'][name]:+.3f}"
+        print(line)
+    for name, value in (other or {}).get("agreement", {}).items():
+        print(f"  {name:<20} {value:8.6f}")

@@ -1,0 +1,59 @@
+"""Progress of long work on stderr: a bar on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """A context manager; ``quiet`` shows nothing."""
+
+    _SECONDS = 5.0
+
+    def __init__(self, what: str, *, quiet: bool = False) -> None:
+        """``what`` names the things that are counted: "rows"."""
+        self._what, self._quiet = what, quiet
+        self._began = self._said = time.monotonic()
+        self._bar: Any = None
+        self._job: Any = None
+
+    def __enter__(self) -> Progress:
+        if not self._quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                BarColumn(),
+                TextColumn("{task.fields[count]:,} {task.description}"),
+                TextColumn("{task.fields[rate]:,.0f}/s"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._job = self._bar.add_task(self._what, total=None, count=0, rate=0.0)
+            self._bar.start()
+        return self
+
+    def update(self, count: int, fraction: float | None) -> None:
+        """``count`` are done, which is ``fraction`` of the whole (None: unknown)."""
+        now = time.monotonic()
+        rate = count / max(now - self._began, 1e-9)
+        if self._bar is not None:
+            total = None if fraction is None else 1.0
+            self._bar.update(self._job, total=total, completed=fraction or 0.0, count=count, rate=rate)
+        elif not self._quiet and now - self._said >= self._SECONDS:
+            self._said = now
+            done = "" if fraction is None else f", {fraction:.0%}"
+            print(f"encast: {count:,} {self._what}{done}, {rate:,.0f} a second", file=sys.stderr)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()

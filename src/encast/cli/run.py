@@ -1,0 +1,196 @@
+"""``encast run``: the rows of a file in, an answer for each out, in the same order and in bounded memory."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from encast import engine as engines
+from encast.cli.progress import Progress
+from encast.data import FORMATS, OUTPUT_FORMATS, BadRow, BadRows, Row, RowReader, Writer, open_rows, open_writer
+from encast.engine import BATCH_TOKENS, Engine
+from encast.errors import EncastError, InputError
+from encast.tasks.table import FileTask, RunOptions, file_task
+
+__all__ = ["run_command"]
+
+_GROUP_ROWS = 1024
+_CHARACTERS_A_TOKEN = 4
+
+
+def run_command(
+    artifact: Annotated[Path, typer.Argument(help="A compiled artifact (NAME.encast).")],
+    input: Annotated[str, typer.Argument(help="A file of rows, gzipped or not; - is standard input.")] = "-",
+    task: Annotated[
+        str, typer.Option(help="embed, classify, answer, tag, rerank, fill_mask or features; auto: the artifact's.")
+    ] = "auto",
+    output: Annotated[str, typer.Option("--output", "-o", help="Where answers go; - is standard output.")] = "-",
+    format: Annotated[
+        str, typer.Option(help=f"{', '.join(OUTPUT_FORMATS)}; auto: by the name of the output, else jsonl.")
+    ] = "auto",
+    input_format: Annotated[
+        str, typer.Option(help=f"{', '.join(FORMATS)}; auto: by the name of the input, else text.")
+    ] = "auto",
+    text_column: Annotated[str | None, typer.Option(help="The column of the text (question, query).")] = None,
+    pair_column: Annotated[
+        str | None, typer.Option(help="The column of the second text (context, documents), if there is one.")
+    ] = None,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one run of the model.")] = BATCH_TOKENS,
+    errors: Annotated[
+        Path | None, typer.Option(help="Where bad rows go, as JSONL; default: beside the output, or stderr.")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(help="Tokens that neighbouring windows of a long context share (answer).")
+    ] = None,
+    on_long: Annotated[str, typer.Option(help="Texts beyond the model's length: truncate or error.")] = "truncate",
+    threads: Annotated[int | None, typer.Option(help="Threads an instance; default: the usable cores.")] = None,
+    instances: Annotated[int, typer.Option(help="Copies of the executor that share the weights.")] = 1,
+    json: Annotated[bool, typer.Option("--json", help="Print a summary as one JSON document.")] = False,
+) -> None:
+    """Answer the rows of a text file (a line a row), JSONL, CSV or Parquet.
+
+    Every answer names its row: the line on which it begins, from 1 (Parquet: its place). Rows that cannot be
+    read or answered go to the error file with the reason, and the rest go on.
+    """
+    if on_long not in ("truncate", "error"):
+        raise InputError(f"--on-long is {on_long!r}; truncate and error are known")
+    options = RunOptions("error" if on_long == "error" else "truncate", stride)
+    began = time.monotonic()
+    with engines.load(artifact, threads=threads, instances=instances, batch_tokens=batch_tokens) as engine:
+        name = _task_name(engine, task)
+        spec = file_task(name)
+        columns = _columns(spec, text_column, pair_column)
+        set_aside = BadRows(errors or (None if output == "-" else Path(output + ".errors.jsonl")))
+        with open_rows(input, columns, input_format) as reader:
+            writer = open_writer(output, {"row": "int", **spec.columns}, format, width=engine.dim)
+            with Progress("rows", quiet=json) as progress:
+                done = _Run(engine, spec, columns, options, reader, writer, set_aside, progress).run()
+    seconds = time.monotonic() - began
+    summary = {
+        "artifact": str(artifact),
+        "task": name,
+        "input": input,
+        "output": output,
+        "rows": done,
+        "bad_rows": set_aside.count,
+        "errors": str(set_aside.path) if set_aside.path and set_aside.count else None,
+        "seconds": round(seconds, 3),
+    }
+    if json:
+        print(json_module.dumps(summary), file=sys.stderr if output == "-" else sys.stdout)
+        return
+    where = f" in {set_aside.path}" if set_aside.path else ""
+    bad = f", {set_aside.count:,} bad rows{where}" if set_aside.count else ""
+    print(f"encast: {done:,} rows in {seconds:.1f} s{bad}", file=sys.stderr)
+
+
+class _Run:
+    """One pass over the input."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        spec: FileTask,
+        columns: Sequence[str],
+        options: RunOptions,
+        reader: RowReader,
+        writer: Writer,
+        set_aside: BadRows,
+        progress: Progress,
+    ) -> None:
+        self.engine, self.spec, self.columns, self.options = engine, spec, columns, options
+        self.reader, self.writer, self.set_aside, self.progress = reader, writer, set_aside, progress
+        self.done = 0
+        self.first_bad: BadRow | None = None
+
+    def run(self) -> int:
+        """The number of answered rows. When it breaks off, finished ones stay, and the error says where."""
+        try:
+            for group in self._groups():
+                self._finish_group(group)
+            if self.done == 0 and self.first_bad is not None:
+                self.writer.output.discard()
+                bad = self.first_bad
+                raise InputError(
+                    f"none of the {self.set_aside.count} rows could be used; the first bad one is row {bad.number}: "
+                    f"{bad.reason}"
+                )
+            self.writer.finish()
+        except BaseException as error:
+            kept = self.writer.keep()
+            note = f"the {self.done:,} finished rows are in {kept}" if kept else ""
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(*([note] if note else [])) from None
+            if isinstance(error, EncastError) and note:
+                raise type(error)(f"{error}; {note}") from None
+            raise
+        finally:
+            self.set_aside.close()
+        return self.done
+
+    def _groups(self) -> Iterator[list[Row]]:
+        """Rows in groups of about one run of the model; bad rows are set aside on the way."""
+        limit = self.engine.session.batch_tokens * _CHARACTERS_A_TOKEN
+        group: list[Row] = []
+        characters = 0
+        for row in self.reader:
+            if isinstance(row, BadRow):
+                self._set_aside(row)
+                continue
+            group.append(row)
+            characters += len(row.raw)
+            if characters >= limit or len(group) >= _GROUP_ROWS:
+                yield group
+                group, characters = [], 0
+        if group:
+            yield group
+
+    def _finish_group(self, group: list[Row]) -> None:
+        records: list[dict[str, Any]] = []
+        for answered in self._answers(group):
+            if isinstance(answered, BadRow):
+                self._set_aside(answered)
+            else:
+                records.append(answered)
+        self.writer.write(records)
+        self.done += len(records)
+        self.progress.update(self.done, self.reader.fraction())
+
+    def _answers(self, rows: list[Row]) -> list[dict[str, Any] | BadRow]:
+        """A record or a bad row for each; bits do not depend on neighbours, so halving finds the bad ones."""
+        values = [tuple(row.values[column] for column in self.columns) for row in rows]
+        try:
+            records = self.spec.run(self.engine, values, self.options)
+        except InputError as error:
+            if len(rows) == 1:
+                return [rows[0].bad(str(error).replace("texts[0]", "the text"))]
+            half = len(rows) // 2
+            return self._answers(rows[:half]) + self._answers(rows[half:])
+        return [{"row": row.number, **record} for row, record in zip(rows, records, strict=True)]
+
+    def _set_aside(self, bad: BadRow) -> None:
+        self.first_bad = self.first_bad or bad
+        self.set_aside.add(bad)
+
+
+def _task_name(engine: Engine, asked: str) -> str:
+    """The task to run; raises ``InputError`` when the artifact has no head for it."""
+    name = engine.task if asked == "auto" else asked
+    file_task(name)
+    if name != "features":
+        engine.session.need(f"--task {name}", *(("classify", "embed") if name == "rerank" else (name,)))
+    return name
+
+
+def _columns(spec: FileTask, text_column: str | None, pair_column: str | None) -> list[str]:
+    pair = pair_column or spec.pair
+    columns = [text_column or spec.text, *([pair] if pair else [])]
+    if len(set(columns)) != len(columns):
+        raise InputError(f"--text-column and --pair-column are both {columns[0]!r}; name two columns")
+    return columns

@@ -1,0 +1,167 @@
+"""Answers an evaluation set with an engine and scores the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from encast import metrics
+from encast.data.datasets import Dataset
+from encast.engine import Engine
+from encast.errors import InputError
+from encast.tasks.classify import Classification
+from encast.tasks.embed import SIMILARITIES
+from encast.tasks.tag import label_words
+
+__all__ = ["Scored", "compare", "score"]
+
+_BLOCK = 256
+
+
+@dataclass(frozen=True)
+class Scored:
+    """``metrics`` in points of 100; ``outputs`` are what two models are compared by, see ``compare``."""
+
+    task: str
+    rows: int
+    metrics: dict[str, float]
+    outputs: Any
+    seconds: float = 0.0
+
+
+def score(engine: Engine, data: Dataset, progress: Callable[[int], None] = lambda done: None) -> Scored:
+    """Answers every row and computes all metrics of the task; ``progress`` gets the number of rows done.
+
+    Raises ``InputError`` when the artifact's task and the data set do not go together, or a row cannot be
+    answered.
+    """
+    scorer = _SCORERS.get((data.kind, engine.task))
+    if scorer is None:
+        fitting = ", ".join(repr(task) for kind, task in _SCORERS if kind == data.kind)
+        raise InputError(
+            f"{data.name} holds {data.kind}, which an artifact for {engine.task!r} cannot be measured on; it takes one "
+            f"for {fitting}"
+        )
+    found, outputs = scorer(engine, data, progress)
+    undefined = [name for name, value in found.items() if not np.isfinite(value)]
+    if undefined:
+        raise InputError(
+            f"{', '.join(undefined)} of {len(data.rows)} rows of {data.name} cannot be computed: the answers, or the "
+            "gold values, are all equal or not finite; take more rows"
+        )
+    return Scored(engine.task, len(data.rows), {name: 100.0 * value for name, value in found.items()}, outputs)
+
+
+def compare(own: Scored, other: Scored) -> dict[str, Any]:
+    """How far two models agree on the same rows.
+
+    Embeddings: mean and minimum of the cosine between both models' vectors; otherwise the share of equal
+    answers (regression: the largest difference).
+    """
+    a, b = own.outputs, other.outputs
+    if own.task == "embed":
+        if a.shape != b.shape:
+            raise InputError(f"the models embed in {a.shape[1]} and {b.shape[1]} dimensions; nothing can be compared")
+        cosines = metrics.cosines(a, b)
+        return {"agreement": {"cosine_mean": float(cosines.mean()), "cosine_min": float(cosines.min())}}
+    if isinstance(a, np.ndarray):
+        return {"agreement": {"largest_difference": float(np.max(np.abs(a - b)))}}
+    return {"agreement": {"equal_answers": float(np.mean([x == y for x, y in zip(a, b, strict=True)]))}}
+
+
+Progress = Callable[[int], None]
+Found = tuple[dict[str, float], Any]
+
+
+def _blocks(rows: Sequence[Any], progress: Progress) -> Iterator[Sequence[Any]]:
+    for begin in range(0, len(rows), _BLOCK):
+        yield rows[begin : begin + _BLOCK]
+        progress(min(begin + _BLOCK, len(rows)))
+
+
+def _correlations(predicted: np.ndarray[Any, Any], gold: list[float]) -> dict[str, float]:
+    return {"spearman": metrics.spearman(predicted, gold), "pearson": metrics.pearson(predicted, gold)}
+
+
+def _embed_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
+    similarity = SIMILARITIES[engine.meta.get("similarity") or "cosine"]
+    vectors, likeness = [], []
+    for block in _blocks(data.rows, progress):
+        if any(isinstance(row.text, str) for row in block):
+            raise InputError(f"{data.name} scores single texts; embeddings are measured on pairs of texts")
+        both = engine.embed([text for row in block for text in row.text])
+        vectors.append(both)
+        likeness += [float(similarity(both[i : i + 1], both[i + 1 : i + 2])[0, 0]) for i in range(0, len(both), 2)]
+    return _correlations(np.array(likeness), [row.gold for row in data.rows]), np.concatenate(vectors)
+
+
+def _classified(engine: Engine, data: Dataset, progress: Progress) -> list[Classification]:
+    return [one for block in _blocks(data.rows, progress) for one in engine.classify([row.text for row in block])]
+
+
+def _regression_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
+    found = _classified(engine, data, progress)
+    if found[0].label is not None:
+        raise InputError(
+            f"{data.name} has scores, the artifact gives the classes {list(found[0].scores)}; it takes one "
+            "for regression"
+        )
+    values = np.array([one.score for one in found])
+    return _correlations(values, [row.gold for row in data.rows]), values
+
+
+def _class_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
+    found = _classified(engine, data, progress)
+    if found[0].label is None:
+        raise InputError(f"{data.name} has classes, the artifact is a regression and gives a number")
+    labels = list(found[0].scores)
+    gold = [_class_of(row.gold, labels, data.name) for row in data.rows]
+    predicted = [labels.index(one.label) for one in found if one.label is not None]
+    scores = {"accuracy": metrics.accuracy(predicted, gold)}
+    if len(labels) == 2:
+        scores["f1"] = metrics.f1_binary(predicted, gold)
+    scores["f1_macro"] = metrics.f1_macro(predicted, gold)
+    scores["mcc"] = metrics.matthews(predicted, gold)
+    return scores, predicted
+
+
+def _class_of(gold: str | float, labels: list[str], name: str) -> int:
+    """The index of a gold label: by the name of the model's label, else as a number."""
+    text = str(gold)
+    for index, label in enumerate(labels):
+        if label.casefold() == text.casefold():
+            return index
+    if text.isascii() and text.isdigit() and int(text) < len(labels):
+        return int(text)
+    raise InputError(
+        f"{name} has the label {text!r}; the model's are {labels}, or their numbers 0 to {len(labels) - 1}"
+    )
+
+
+def _answer_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
+    predicted: dict[str, str] = {}
+    for block in _blocks(data.rows, progress):
+        answers = engine.answer([row.question for row in block], [row.context for row in block])
+        predicted.update((row.id, answer.text) for row, answer in zip(block, answers, strict=True))
+    exact, f1 = metrics.squad_scores(predicted, {row.id: row.answers for row in data.rows})
+    return {"exact_match": exact, "f1": f1}, list(predicted.values())
+
+
+def _tag_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
+    predicted: list[list[str]] = []
+    for block in _blocks(data.rows, progress):
+        predicted += label_words(engine.session, [row.words for row in block])
+    found = metrics.entity_f1(predicted, [row.labels for row in data.rows])
+    return {"entity_f1": found.f1, "entity_precision": found.precision, "entity_recall": found.recall}, predicted
+
+
+_SCORERS: dict[tuple[str, str], Callable[[Engine, Dataset, Progress], Found]] = {
+    ("scores", "embed"): _embed_scores,
+    ("scores", "classify"): _regression_scores,
+    ("classes", "classify"): _class_scores,
+    ("answers", "answer"): _answer_scores,
+    ("entities", "tag"): _tag_scores,
+}

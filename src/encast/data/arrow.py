@@ -1,0 +1,37 @@
+"""pyarrow, which is an extra: imported where Parquet is used, with a clear error where it is absent."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from encast.errors import ResourceError
+
+__all__ = ["arrow_type", "pyarrow", "pyarrow_parquet"]
+
+
+def pyarrow() -> Any:
+    """The module ``pyarrow``; raises ``ResourceError`` when it is not installed."""
+    return _import("pyarrow")
+
+
+def pyarrow_parquet() -> Any:
+    """The module ``pyarrow.parquet``; raises ``ResourceError`` when it is not installed."""
+    return _import("pyarrow.parquet")
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ResourceError("Parquet needs pyarrow; install it with: pip install 'encast[parquet]'") from None
+
+
+def arrow_type(shape: Any) -> Any:
+    """The Arrow type of a column's shape: "int", "float", "f32", "str", ``[shape]`` or ``{name: shape}``."""
+    arrow = pyarrow()
+    if isinstance(shape, list):
+        return arrow.list_(arrow_type(shape[0]))
+    if isinstance(shape, dict):
+        return arrow.struct([(name, arrow_type(part)) for name, part in shape.items()])
+    return {"int": arrow.int64(), "float": arrow.float64(), "f32": arrow.float32(), "str": arrow.string()}[shape]

@@ -1,0 +1,47 @@
+"""What an evaluation set holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Dataset", "Labelled", "Question", "Sentence"]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A text (or a pair of texts) with its class, as written, or its score."""
+
+    text: str | tuple[str, str]
+    gold: str | float
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question on a context, with every annotator's answer."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Words and their BIO labels."""
+
+    words: tuple[str, ...]
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Rows of one kind.
+
+    ``kind``: "classes" (``Labelled`` by class), "scores" (``Labelled`` by score), "answers" (``Question``)
+    or "entities" (``Sentence``).
+    """
+
+    name: str
+    kind: str
+    rows: list[Any]

@@ -1,0 +1,253 @@
+"""Row readers: one row after the other, in bounded memory; what cannot be read comes as a ``BadRow``."""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+from types import TracebackType
+from typing import Any
+
+from encast.data.csv_records import parse_records
+from encast.data.rows import BadRow, Row
+from encast.data.source import MAX_ROW_BYTES, Line, Source
+from encast.errors import InputError
+
+__all__ = ["FORMATS", "CsvReader", "JsonlReader", "RowReader", "TextReader", "format_of", "open_rows"]
+
+
+class RowReader(ABC):
+    """Iterates over ``Row`` and ``BadRow`` in the order of the input; a context manager."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Row | BadRow]: ...
+
+    @abstractmethod
+    def fraction(self) -> float | None:
+        """How much has been read, 0 to 1; None when nobody knows."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> RowReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _LineReader(RowReader):
+    def __init__(self, path: str | os.PathLike[str], columns: Sequence[str]) -> None:
+        self._source = Source(path)
+        self._columns = list(columns)
+
+    def fraction(self) -> float | None:
+        return self._source.fraction()
+
+    def close(self) -> None:
+        self._source.close()
+
+
+class TextReader(_LineReader):
+    """A row a line, the line being its only column; an empty line is an empty text."""
+
+    def __iter__(self) -> Iterator[Row | BadRow]:
+        if len(self._columns) != 1:
+            raise InputError(
+                f"{self._source.name}: lines of text have one column, {', '.join(self._columns)} are needed; give "
+                "JSONL, CSV or Parquet"
+            )
+        for line in self._source.lines():
+            text = _decoded(line)
+            yield text if isinstance(text, BadRow) else Row(line.number, {self._columns[0]: text}, text)
+
+
+class JsonlReader(_LineReader):
+    """A JSON object a line; blank lines are passed over."""
+
+    def __iter__(self) -> Iterator[Row | BadRow]:
+        for line in self._source.lines():
+            text = _decoded(line)
+            if isinstance(text, BadRow):
+                yield text
+            elif text.strip():
+                yield self._row(line.number, text)
+
+    def _row(self, number: int, text: str) -> Row | BadRow:
+        try:
+            values = json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            return BadRow(number, f"malformed JSON: {error}", text)
+        if not isinstance(values, dict):
+            return BadRow(number, f"a JSON {_kind(values)} stands here; an object is needed", text)
+        for column in self._columns:
+            if column not in values:
+                return BadRow(number, f"no field {column!r}; the fields are {sorted(values)}", text)
+        return Row(number, values, text)
+
+
+class CsvReader(_LineReader):
+    """CSV as RFC 4180 has it, with a header line; empty lines are passed over."""
+
+    def __iter__(self) -> Iterator[Row | BadRow]:
+        header: list[str] | None = None
+        for number, raw, fields, reason in parse_records(self._source.lines(), MAX_ROW_BYTES):
+            text = raw.decode("utf-8", "backslashreplace")
+            if header is None:
+                header = self._header(reason, fields)
+                continue
+            if reason:
+                yield BadRow(number, reason, text)
+                continue
+            if len(fields) != len(header):
+                yield BadRow(number, f"{len(fields)} fields; the header has {len(header)}", text)
+                continue
+            try:
+                values = [field.decode() for field in fields]
+            except UnicodeDecodeError as error:
+                yield BadRow(number, f"byte {error.object[error.start]:#04x} is not UTF-8", text)
+                continue
+            yield Row(number, dict(zip(header, values, strict=True)), text)
+        if header is None and self._columns:
+            return  # an empty file has no rows, and no header to miss a column in
+
+    def _header(self, reason: str, fields: list[bytes]) -> list[str]:
+        names = [field.decode("utf-8", "backslashreplace") for field in fields]
+        if reason:
+            raise InputError(f"{self._source.name}: the header line cannot be read: {reason}")
+        _need_columns(self._source.name, self._columns, names)
+        return names
+
+
+def _need_columns(name: str, columns: Sequence[str], present: Sequence[str]) -> None:
+    repeated = sorted({column for column in present if list(present).count(column) > 1})
+    if repeated:
+        raise InputError(f"{name}: the column names {repeated} occur twice; rename one of each")
+    missing = [column for column in columns if column not in present]
+    if missing:
+        raise InputError(
+            f"{name}: no column {', '.join(map(repr, missing))}; the columns are {', '.join(map(repr, present))}: name "
+            "the right ones with --text-column and --pair-column"
+        )
+
+
+class ParquetReader(RowReader):
+    """A row a row; needs pyarrow, and a file that can be read from its end."""
+
+    def __init__(self, path: str | os.PathLike[str], columns: Sequence[str]) -> None:
+        from encast.data.arrow import pyarrow, pyarrow_parquet
+
+        if str(path) == "-":
+            raise InputError("Parquet cannot be read from standard input, its index is at its end; give a file")
+        self._arrow, self._name = pyarrow(), str(path)
+        with Source(path):  # for the usual messages when it cannot be opened
+            pass
+        try:
+            self._file: Any = pyarrow_parquet().ParquetFile(str(path))
+        except (OSError, self._arrow.ArrowException) as error:
+            raise InputError(
+                f"{path}: is not a Parquet file, or a damaged one ({error}); give another --input-format"
+            ) from None
+        self._rows = int(self._file.metadata.num_rows)
+        self._read = 0
+        _need_columns(self._name, columns, self._file.schema_arrow.names)
+        self._columns = list(columns)
+
+    def __iter__(self) -> Iterator[Row | BadRow]:
+        batches = self._file.iter_batches(batch_size=1024, columns=self._columns)
+        while True:
+            try:
+                batch = next(batches, None)
+            except (OSError, self._arrow.ArrowException) as error:
+                raise InputError(
+                    f"{self._name}: damaged after row {self._read} ({error}); fetch the file again"
+                ) from None
+            if batch is None:
+                return
+            columns = [self._values(batch.column(at)) for at in range(len(self._columns))]
+            for values in zip(*columns, strict=True):
+                self._read += 1
+                bad = next((value for value in values if isinstance(value, bytes)), None)
+                if bad is not None:
+                    yield BadRow(self._read, "a string that is not UTF-8", bad.decode("utf-8", "backslashreplace"))
+                    continue
+                fields = dict(zip(self._columns, values, strict=True))
+                yield Row(self._read, fields, json.dumps(fields, default=str, ensure_ascii=False))
+
+    def _values(self, column: Any) -> list[Any]:
+        try:
+            found: list[Any] = column.to_pylist()
+        except UnicodeDecodeError:
+            found = []
+            for value in column.cast(self._arrow.binary()).to_pylist():
+                try:
+                    found.append(value if value is None else value.decode())
+                except UnicodeDecodeError:
+                    found.append(value)
+        return found
+
+    def fraction(self) -> float | None:
+        return self._read / self._rows if self._rows else None
+
+    def close(self) -> None:
+        self._file.close()
+
+
+FORMATS: dict[str, type[TextReader] | type[JsonlReader] | type[CsvReader] | type[ParquetReader]] = {
+    "text": TextReader,
+    "jsonl": JsonlReader,
+    "csv": CsvReader,
+    "parquet": ParquetReader,
+}
+_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet", ".txt": "text", ".npy": "npy"}
+
+
+def format_of(path: str | os.PathLike[str]) -> str | None:
+    """The format that a file's name tells, ``.gz`` aside; None when it tells none."""
+    name = PurePath(path)
+    return _SUFFIXES.get((name.with_suffix("") if name.suffix == ".gz" else name).suffix.lower())
+
+
+def open_rows(path: str | os.PathLike[str], columns: Sequence[str], format: str = "auto") -> RowReader:
+    """A reader of the rows of a file, or of standard input (``"-"``).
+
+    ``columns`` are those that every row must have. "auto" goes by the file's suffix, and takes lines of
+    text where that says nothing. Raises ``InputError`` when the file cannot be read, misses a column or
+    the format is unknown.
+    """
+    if format == "auto":
+        found = format_of(path)
+        format = found if found in FORMATS else "text"
+    if format not in FORMATS:
+        raise InputError(f"input format {format!r} is unknown; {', '.join(FORMATS)} are known")
+    return FORMATS[format](path, columns)
+
+
+def _decoded(line: Line) -> str | BadRow:
+    if not line.whole:
+        return BadRow(
+            line.number,
+            f"longer than {MAX_ROW_BYTES} bytes; split the row, or check that the file has line ends",
+            line.data[: 1 << 16].decode("utf-8", "backslashreplace"),
+        )
+    try:
+        return line.data.decode()
+    except UnicodeDecodeError as error:
+        return BadRow(
+            line.number,
+            f"byte {line.data[error.start]:#04x} at {error.start} is not UTF-8",
+            line.data.decode("utf-8", "backslashreplace"),
+        )
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _kind(value: object) -> str:
+    names = {list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")

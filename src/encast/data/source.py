@@ -1,0 +1,126 @@
+"""Where rows come from: a file or standard input, gzipped or not, as bounded lines."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, cast
+
+from encast.errors import InputError
+
+__all__ = ["MAX_ROW_BYTES", "Line", "Source", "open_text"]
+
+MAX_ROW_BYTES = 1 << 24
+"""A longer row is a bad row, so that a file without line ends cannot fill the memory."""
+
+_BOM = b"\xef\xbb\xbf"
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class Line:
+    """``data`` without its line end; not ``whole``: only the first bytes of a line beyond the limit."""
+
+    number: int
+    data: bytes
+    whole: bool
+    end: bytes = b"\n"
+
+
+class Source:
+    """A binary stream with lines; a context manager. ``name`` stands in messages."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """``"-"`` is standard input. Gzip is told by its first bytes. Raises ``InputError``."""
+        self.name = "standard input" if str(path) == "-" else str(path)
+        if str(path) == "-":
+            self._raw: BinaryIO = sys.stdin.buffer
+            self._size = 0
+        else:
+            try:
+                self._raw = Path(path).open("rb")  # noqa: SIM115, closed by close
+            except OSError as error:
+                raise InputError(
+                    f"{path}: cannot be read ({error.strerror}); give a readable file, or - for standard input"
+                ) from None
+            self._size = os.fstat(self._raw.fileno()).st_size
+        peeked = cast(io.BufferedReader, self._raw).peek(2)[:2]
+        self.stream: BinaryIO = self._raw
+        if peeked == _GZIP:
+            self.stream = cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=self._raw), 1 << 16))
+
+    def fraction(self) -> float | None:
+        """How much has been read, 0 to 1; None for streams without a size."""
+        if not self._size or self._raw.closed:
+            return None
+        return min(1.0, self._raw.tell() / self._size)
+
+    def lines(self, max_bytes: int = MAX_ROW_BYTES) -> Iterator[Line]:
+        """Lines ended by LF or CRLF, without a leading byte order mark; memory is bounded by ``max_bytes``."""
+        number = 0
+        while True:
+            with self._reading(number):
+                data = self.stream.readline(max_bytes + 2)
+            if not data:
+                return
+            number += 1
+            if number == 1 and data.startswith(_BOM):
+                data = data[len(_BOM) :]
+            whole = data.endswith(b"\n") or len(data) < max_bytes + 2
+            while not whole and (rest := self._skip(number)):
+                if rest.endswith(b"\n"):
+                    break
+            end = b"\r\n" if data.endswith(b"\r\n") else b"\n" if data.endswith(b"\n") else b""
+            yield Line(number, data[: len(data) - len(end)] if end else data, whole, end)
+
+    def _skip(self, number: int) -> bytes:
+        with self._reading(number):
+            return self.stream.readline(1 << 20)
+
+    def read(self) -> bytes:
+        """Everything that is left."""
+        with self._reading(0):
+            return self.stream.read()
+
+    @contextmanager
+    def _reading(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise InputError(
+                f"{self.name}: damaged gzip data after line {number} ({error}); fetch the file again"
+            ) from None
+        except IsADirectoryError:
+            raise InputError(f"{self.name}: is a folder; give a file") from None
+        except OSError as error:
+            raise InputError(f"{self.name}: cannot be read after line {number} ({error.strerror})") from None
+
+    def close(self) -> None:
+        if self._raw is not sys.stdin.buffer:
+            self._raw.close()
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_text(path: str | os.PathLike[str]) -> str:
+    """A whole small file as text (UTF-8, with or without a byte order mark, gzipped or not)."""
+    with Source(path) as source:
+        data = source.read()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: byte {error.start} is not UTF-8; convert the file to UTF-8") from None

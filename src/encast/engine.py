@@ -1,0 +1,257 @@
+"""The engine: a loaded artifact, from token ids or texts to answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
+
+from encast.backends.base import Runnable, check_request
+from encast.batch import Batch
+from encast.errors import InputError
+from encast.ir.types import ValueType
+from encast.tasks.answer import Answer, answer
+from encast.tasks.classify import Classification, classify
+from encast.tasks.embed import embed
+from encast.tasks.fill_mask import Candidate, fill_mask
+from encast.tasks.rerank import rerank
+from encast.tasks.session import F32, Session
+from encast.tasks.tag import Tagging, tag
+from encast.tasks.tokenize import OnLong, Tokenizer
+
+if TYPE_CHECKING:
+    import os
+    from types import TracebackType
+
+    from encast.artifact import Artifact
+
+__all__ = ["BATCH_TOKENS", "Engine", "load"]
+
+BATCH_TOKENS = 8192
+"""Tokens of one run: enough to keep every core busy, little enough that Ctrl-C is heard within seconds."""
+
+
+class Engine:
+    """Answers for texts and token ids; a context manager, and safe to use from any number of threads.
+
+    Bits of an answer depend on its text and the artifact, never on the other texts of a call. Every
+    method returns answers in the order of its input and gives an empty result for an empty list.
+    Methods raise ``InputError`` for input that cannot be served, naming its index, and when the artifact
+    lacks the head that they need. Texts longer than ``max_length`` tokens are cut as the checkpoint's
+    tokenizer says, or raise with ``on_long="error"``.
+    """
+
+    def __init__(
+        self,
+        runnable: Runnable,
+        meta: Mapping[str, Any],
+        tokenizer: Tokenizer,
+        *,
+        dim: int | None = None,
+        batch_tokens: int = BATCH_TOKENS,
+    ) -> None:
+        """``meta`` is the graph's; ``dim`` is the size of an embedding (default: the hidden size)."""
+        if batch_tokens < 1:
+            raise InputError(f"batch_tokens is {batch_tokens}; 1 or more is needed")
+        self.meta = meta
+        self.dim = int(meta["hidden"]) if dim is None else dim
+        self._open: Session | None = Session(runnable, meta, tokenizer, batch_tokens)
+        self._closing = threading.Lock()
+
+    @property
+    def task(self) -> str:
+        """What the artifact was compiled for: features, embed, classify, tag, answer or fill_mask."""
+        return str(self.meta["task"])
+
+    @property
+    def max_length(self) -> int:
+        """Tokens, special ones included, after which a text is cut."""
+        return self.session.tokenizer.max_length
+
+    @property
+    def session(self) -> Session:
+        """What the functions of ``encast.tasks`` work with; raises ``InputError`` once the engine is closed."""
+        session = self._open
+        if session is None:
+            raise InputError("the engine is closed; load the artifact again")
+        return session
+
+    # Token ids
+
+    def forward(
+        self, token_ids: Sequence[Sequence[int]], token_type_ids: Sequence[Sequence[int]] | None = None
+    ) -> list[F32]:
+        """Last hidden states, ``f32[len_i, hidden]`` a sequence. Ids are taken as they are: no special tokens added."""
+        batch = Batch.of(token_ids, token_type_ids)
+        self._check(batch)
+        states: list[F32] = []
+        begin = 0
+        while begin < batch.seqs:
+            limit = batch.cu_seqlens[begin] + self.session.batch_tokens
+            end = max(begin + 1, int(np.searchsorted(batch.cu_seqlens, limit, "right")) - 1)
+            part = _slice(batch, begin, end)
+            states += np.split(self.session.runnable.run("last_hidden_state", part), part.cu_seqlens[1:-1])
+            begin = end
+        return states
+
+    def forward_packed(self, token_ids: Any, cu_seqlens: Any, token_type_ids: Any | None = None) -> F32:
+        """Last hidden states ``f32[tokens, hidden]`` of sequences that lie one after the other.
+
+        ``token_ids: i32[tokens]``, ``cu_seqlens: i32[n+1]``, ``token_type_ids: i32[tokens]``. Contiguous int32
+        arrays are read in place; other integers are converted. The whole batch is one run.
+        """
+        types = None if token_type_ids is None else _int32("token_type_ids", token_type_ids)
+        batch = Batch(_int32("token_ids", token_ids), _int32("cu_seqlens", cu_seqlens), types)
+        self._check(batch)
+        if batch.seqs == 0:
+            return np.empty((0, int(self.meta["hidden"])), np.float32)
+        return self.session.runnable.run("last_hidden_state", batch)
+
+    def _check(self, batch: Batch) -> None:
+        state = ValueType("f32", ("tokens", int(self.meta["hidden"])))
+        check_request(self.meta, {"last_hidden_state": state}, "last_hidden_state", batch)
+
+    # Texts
+
+    def embed(self, texts: Sequence[str], *, on_long: OnLong = "truncate") -> F32:
+        """Sentence embeddings ``f32[n, dim]``, pooled and normalised as the checkpoint says."""
+        return embed(self.session, texts, dim=self.dim, on_long=on_long)
+
+    def classify(
+        self, texts_or_pairs: Sequence[str] | Sequence[tuple[str, str]], *, on_long: OnLong = "truncate"
+    ) -> list[Classification]:
+        """A label with its score, and the scores of all labels, for every text or pair of texts."""
+        return classify(self.session, texts_or_pairs, on_long=on_long)
+
+    @overload
+    def answer(
+        self, question: str, context: str, *, stride: int | None = ..., max_answer_len: int = ..., n_best: int = ...
+    ) -> Answer: ...
+
+    @overload
+    def answer(
+        self,
+        question: list[str] | tuple[str, ...],
+        context: list[str] | tuple[str, ...],
+        *,
+        stride: int | None = ...,
+        max_answer_len: int = ...,
+        n_best: int = ...,
+    ) -> list[Answer]: ...
+
+    def answer(
+        self,
+        question: str | list[str] | tuple[str, ...],
+        context: str | list[str] | tuple[str, ...],
+        *,
+        stride: int | None = None,
+        max_answer_len: int = 30,
+        n_best: int = 20,
+    ) -> Answer | list[Answer]:
+        """The span of the context that answers the question; see ``encast.tasks.answer.answer``."""
+        return answer(self.session, question, context, stride=stride, max_answer_len=max_answer_len, n_best=n_best)
+
+    def tag(self, texts: Sequence[str], *, on_long: OnLong = "truncate") -> list[Tagging]:
+        """Entities with character offsets, and every token's label, for every text."""
+        return tag(self.session, texts, on_long=on_long)
+
+    def rerank(self, query: str, documents: Sequence[str], *, on_long: OnLong = "truncate") -> list[tuple[int, float]]:
+        """``(index of the document, score)``, best first; see ``encast.tasks.rerank.rerank``."""
+        return rerank(self.session, query, documents, dim=self.dim, on_long=on_long)
+
+    def fill_mask(
+        self, texts: Sequence[str], *, top_k: int = 5, on_long: OnLong = "truncate"
+    ) -> list[list[list[Candidate]]]:
+        """For every text, for every mask in it, the ``top_k`` likeliest tokens, best first."""
+        return fill_mask(self.session, texts, top_k=top_k, on_long=on_long)
+
+    # Life
+
+    def close(self) -> None:
+        """Frees threads and memory; later calls raise ``InputError``. Closing twice is fine."""
+        with self._closing:
+            session, self._open = self._open, None
+        close = getattr(session and session.runnable, "close", None)
+        if close is not None:
+            close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def load(
+    artifact: str | os.PathLike[str],
+    *,
+    device: Literal["cpu", "reference"] = "cpu",
+    threads: int | None = None,
+    instances: int = 1,
+    pin: bool = True,
+    batch_tokens: int = BATCH_TOKENS,
+) -> Engine:
+    """Opens a compiled artifact and readies it to run on this machine.
+
+    ``device``: "cpu", or "reference" for the slow NumPy float64 evaluation that the kernels are tested against.
+    ``threads`` per instance (default: the usable cores, divided by the instances); ``instances`` run
+    calls of several threads side by side and share one copy of the weights; ``pin`` binds threads to
+    cores. Raises ``ArtifactError`` for a damaged artifact, ``InputError`` for options that cannot be
+    met and ``ResourceError`` when the machine lacks something.
+    """
+    if device not in ("cpu", "reference"):
+        raise InputError(f"device is {device!r}; 'cpu' and 'reference' are known")
+    for name, value in (("threads", threads), ("instances", instances)):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise InputError(f"{name} is {value!r}; a whole number of 1 or more is needed")
+    # Here and not above, so that importing encast stays quick.
+    from encast import artifact as artifacts
+    from encast.backends.cpu import CpuRunnable
+    from encast.backends.reference import Reference
+
+    opened = artifacts.open(artifact)
+    tokenizer = _tokenizer(opened)
+    meta = opened.graph.meta
+    embedding = opened.graph.outputs.get("embedding")
+    dim = None if embedding is None else int(opened.graph.type_of(embedding).shape[1])
+    runnable: Runnable
+    if device == "reference":
+        opened.verify()
+        runnable = Reference(opened.load_graph())
+    else:
+        runnable = CpuRunnable(opened, threads=threads, instances=instances, pin=pin)
+    return Engine(runnable, meta, tokenizer, dim=dim, batch_tokens=batch_tokens)
+
+
+def _tokenizer(opened: Artifact) -> Tokenizer:
+    settings = opened.card.get("tokenizer") or {}
+    limits = [int(opened.graph.meta["max_len"])]
+    if settings.get("max_length"):
+        limits.append(int(settings["max_length"]))
+    return Tokenizer(
+        opened.tokenizer_json,
+        max_length=min(limits),
+        truncation_side=settings.get("truncation_side"),
+        mask_token=settings.get("mask_token"),
+    )
+
+
+def _slice(batch: Batch, begin: int, end: int) -> Batch:
+    first, last = batch.cu_seqlens[begin], batch.cu_seqlens[end]
+    types = None if batch.token_type_ids is None else batch.token_type_ids[first:last]
+    return Batch(batch.token_ids[first:last], batch.cu_seqlens[begin : end + 1] - first, types)
+
+
+def _int32(name: str, values: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
+    array = np.asarray(values)
+    if array.dtype == np.int32 and array.flags.c_contiguous:
+        return array
+    if array.size == 0 and array.ndim == 1:
+        return np.empty(0, np.int32)
+    if array.dtype.kind not in "iu" or array.min() < -(2**31) or array.max() >= 2**31:
+        raise InputError(f"{name} is {array.dtype}{list(array.shape)}; a vector of int32 is needed")
+    return np.ascontiguousarray(array, np.int32)

@@ -1,0 +1,21 @@
+"""Task metrics, NumPy alone. Fractions of 1, unless a function says otherwise."""
+
+from encast.metrics.classification import accuracy, f1_binary, f1_macro, matthews
+from encast.metrics.correlation import pearson, spearman
+from encast.metrics.entities import EntityScore, entity_f1, entity_spans
+from encast.metrics.squad import squad_scores
+from encast.metrics.vectors import cosines
+
+__all__ = [
+    "EntityScore",
+    "accuracy",
+    "cosines",
+    "entity_f1",
+    "entity_spans",
+    "f1_binary",
+    "f1_macro",
+    "matthews",
+    "pearson",
+    "spearman",
+    "squad_scores",
+]

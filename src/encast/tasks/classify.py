@@ -1,0 +1,82 @@
+"""Sequence classification and regression, of single texts and of pairs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from encast.tasks.session import F32, Session
+from encast.tasks.texts import check_texts_or_pairs
+from encast.tasks.tokenize import OnLong
+
+__all__ = ["Classification", "classify", "label_names", "problem_type", "score_rows", "softmax"]
+
+F64 = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Classification:
+    """``scores`` holds every label's score, in the order of the checkpoint's labels.
+
+    Single label: probabilities by softmax; several labels: an own probability each by sigmoid.
+    ``label`` and ``score`` are the best of them (the first of equals). Regression: ``label`` is None and
+    ``score`` is the (first) value.
+    """
+
+    label: str | None
+    score: float
+    scores: dict[str, float]
+
+
+def classify(session: Session, texts_or_pairs: object, *, on_long: OnLong = "truncate") -> list[Classification]:
+    """One ``Classification`` a row; a row is a text or a pair of texts."""
+    session.need("classify", "classify")
+    rows = check_texts_or_pairs(texts_or_pairs)
+    if not rows:
+        return []
+    logits = score_rows(session, rows, on_long=on_long)
+    names = label_names(session.meta, logits.shape[1])
+    kind = problem_type(session.meta, logits.shape[1])
+    return [_decide(row, names, kind) for row in logits.astype(np.float64)]
+
+
+def score_rows(session: Session, rows: list[Any], *, on_long: OnLong = "truncate") -> F32:
+    """The raw ``logits: f32[n, labels]`` of checked rows; ``n`` is at least one."""
+    return np.concatenate(
+        [session.runnable.run("logits", piece.batch) for piece in session.stream(rows, on_long=on_long)]
+    )
+
+
+def problem_type(meta: Mapping[str, Any], labels: int) -> str:
+    """``meta["problem_type"]``; when the checkpoint names none, one label means regression.
+
+    That is how ``transformers`` trains such a head.
+    """
+    return meta.get("problem_type") or ("regression" if labels == 1 else "single_label")
+
+
+def label_names(meta: Mapping[str, Any], labels: int) -> list[str]:
+    """A distinct name for every label: the checkpoint's, else ``LABEL_i``."""
+    names = list(meta.get("labels") or [])[:labels]
+    names += [f"LABEL_{index}" for index in range(len(names), labels)]
+    counts = Counter(names)
+    return [name if counts[name] == 1 else f"{name}_{index}" for index, name in enumerate(names)]
+
+
+def softmax(logits: F64) -> F64:
+    """Softmax of one row, ``f64[labels]``."""
+    powers = np.exp(logits - logits.max())
+    return np.asarray(powers / powers.sum())
+
+
+def _decide(logits: F64, names: list[str], kind: str) -> Classification:
+    if kind == "regression":
+        return Classification(None, float(logits[0]), dict(zip(names, logits.tolist(), strict=True)))
+    # 0.5 + 0.5 tanh(x / 2) is the sigmoid without overflow.
+    scores = softmax(logits) if kind == "single_label" else 0.5 + 0.5 * np.tanh(0.5 * logits)
+    best = int(np.argmax(scores))
+    return Classification(names[best], float(scores[best]), dict(zip(names, scores.tolist(), strict=True)))

@@ -1,0 +1,40 @@
+"""Sentence embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from encast.errors import InputError
+from encast.tasks.session import F32, Session
+from encast.tasks.texts import check_texts
+from encast.tasks.tokenize import OnLong
+
+__all__ = ["SIMILARITIES", "embed"]
+
+SIMILARITIES: dict[str, Callable[[F32, F32], F32]] = {
+    "cosine": lambda a, b: _units(a) @ _units(b).T,
+    "dot": lambda a, b: a @ b.T,
+    "euclidean": lambda a, b: -np.linalg.norm(a[:, None] - b[None], axis=2),
+    "manhattan": lambda a, b: -np.abs(a[:, None] - b[None]).sum(axis=2),
+}
+"""``f32[n, dim], f32[m, dim] -> f32[n, m]``, higher is nearer; names as in ``meta["similarity"]``."""
+
+
+def _units(vectors: F32) -> F32:
+    units: F32 = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
+    return units
+
+
+def embed(session: Session, texts: object, *, dim: int, on_long: OnLong = "truncate") -> F32:
+    """``f32[n, dim]``: one row a text, pooled and normalised as the checkpoint says."""
+    session.need("embed", "embed")
+    rows = check_texts(texts)
+    vectors = np.empty((len(rows), dim), np.float32)
+    for piece in session.stream(rows, on_long=on_long):
+        found = session.runnable.run("embedding", piece.batch)
+        if found.shape != (len(piece.encodings), dim):
+            raise InputError(f"the model gives {found.shape[1]} numbers a text, its artifact promises {dim}")
+        vectors[piece.first : piece.first + len(piece.encodings)] = found
+    return vectors

@@ -1,0 +1,47 @@
+"""Order documents by how well they fit a query."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from encast.errors import InputError
+from encast.tasks.classify import score_rows
+from encast.tasks.embed import SIMILARITIES, embed
+from encast.tasks.session import Session
+from encast.tasks.texts import check_text, check_texts
+from encast.tasks.tokenize import OnLong
+
+__all__ = ["rerank"]
+
+
+def rerank(
+    session: Session, query: object, documents: object, *, dim: int, on_long: OnLong = "truncate"
+) -> list[tuple[int, float]]:
+    """``(index of the document, score)``, best first, equal scores by index.
+
+    A classifier of pairs with one label (cross-encoder) scores with its logit; a sentence-embedding
+    artifact with its checkpoint's similarity, cosine when it names none. Raises ``InputError``
+    for other artifacts.
+    """
+    session.need("rerank", "classify", "embed")
+    query = check_text(query, "query")
+    rows = check_texts(documents, "documents")
+    if not rows:
+        return []
+    if session.meta["task"] == "embed":
+        name = session.meta.get("similarity") or "cosine"
+        if name not in SIMILARITIES:
+            raise InputError(f"the artifact compares by {name!r}; rerank knows {sorted(SIMILARITIES)}")
+        vectors = embed(session, [query, *rows], dim=dim, on_long=on_long)
+        # One product a document: a matrix product may round differently with the number of documents.
+        scores = [float(SIMILARITIES[name](vectors[:1], vectors[i : i + 1])[0, 0]) for i in range(1, len(vectors))]
+    else:
+        logits = score_rows(session, [(query, document) for document in rows], on_long=on_long)
+        if logits.shape[1] != 1:
+            raise InputError(
+                f"rerank needs a classifier with one label, this artifact has {logits.shape[1]}; use classify on "
+                "(query, document) pairs and order by the label that means relevant"
+            )
+        scores = logits[:, 0].tolist()
+    order = np.argsort(-np.array(scores), kind="stable")
+    return [(int(index), float(scores[index])) for index in order]

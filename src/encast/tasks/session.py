@@ -1,0 +1,120 @@
+"""What every task works with: a model that runs, its facts, and its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from encast.backends.base import Runnable
+from encast.batch import Batch
+from encast.errors import InputError
+from encast.tasks.texts import Text
+from encast.tasks.tokenize import Encoding, OnLong, Tokenizer
+
+__all__ = ["F32", "Piece", "Session", "pack"]
+
+F32 = np.ndarray[Any, np.dtype[np.float32]]
+
+_GROUP_ROWS = 1024
+_GROUP_CHARACTERS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Neighbouring rows that run together; ``first`` is the index of the first in the caller's list."""
+
+    first: int
+    encodings: list[Encoding]
+    batch: Batch
+
+
+@dataclass(frozen=True)
+class Session:
+    """``meta`` is the graph's (see ARCHITECTURE.md); ``batch_tokens`` bounds the tokens of one run.
+
+    Memory of a call is bounded by ``batch_tokens`` and by a group of 1,024 rows or 2^20 characters that
+    are tokenised together, besides the answers themselves. Bits of an answer do not depend on either.
+    """
+
+    runnable: Runnable
+    meta: Mapping[str, Any]
+    tokenizer: Tokenizer
+    batch_tokens: int
+
+    def need(self, method: str, *tasks: str) -> None:
+        """Raises ``InputError`` unless the artifact was compiled for one of ``tasks``."""
+        task = self.meta["task"]
+        if task not in tasks:
+            raise InputError(
+                f"{method} needs an artifact of the task {' or '.join(map(repr, tasks))}, this one was compiled for "
+                f"{task!r}; compile a checkpoint that has such a head with --task {tasks[0]} "
+                f"(encast.compile(..., task={tasks[0]!r}))"
+            )
+
+    def stream(
+        self,
+        rows: Sequence[Text],
+        *,
+        offsets: bool = False,
+        on_long: OnLong = "truncate",
+        weight: Callable[[Encoding], int] = len,
+    ) -> Iterator[Piece]:
+        """Tokenises rows and cuts them into pieces whose weights sum to at most ``batch_tokens``."""
+        for first, group in _groups(rows):
+            encodings = self.tokenizer.encode(group, offsets=offsets, on_long=on_long, first=first)
+            yield from self.pieces(encodings, first=first, weight=weight)
+
+    def pieces(
+        self, encodings: Sequence[Encoding], *, first: int = 0, weight: Callable[[Encoding], int] = len
+    ) -> Iterator[Piece]:
+        """Cuts encodings into pieces; one that weighs more than ``batch_tokens`` runs alone."""
+        begin = total = 0
+        for index, encoding in enumerate(encodings):
+            heavy = weight(encoding)
+            if index > begin and total + heavy > self.batch_tokens:
+                yield self._piece(encodings[begin:index], first + begin)
+                begin, total = index, 0
+            total += heavy
+        if begin < len(encodings):
+            yield self._piece(encodings[begin:], first + begin)
+
+    def _piece(self, encodings: Sequence[Encoding], first: int) -> Piece:
+        batch = pack(encodings, type_ids=self.meta["type_vocab"] > 1)
+        over = batch.token_ids >= self.meta["vocab"]
+        if over.any():
+            at = int(np.argmax(over))
+            row = first + int(np.searchsorted(batch.cu_seqlens, at, "right")) - 1
+            raise InputError(
+                f"texts[{row}] has the token {self.tokenizer.token(int(batch.token_ids[at]))!r} with id "
+                f"{batch.token_ids[at]}, the model embeds ids 0 to {self.meta['vocab'] - 1}; the checkpoint's "
+                "tokenizer and weights do not belong together, or its embedding was not resized after adding tokens"
+            )
+        return Piece(first, list(encodings), batch)
+
+
+def pack(encodings: Sequence[Encoding], *, type_ids: bool) -> Batch:
+    """A packed batch of encodings, with token types if asked for."""
+    cu_seqlens = np.zeros(len(encodings) + 1, np.int32)
+    np.cumsum([len(encoding) for encoding in encodings], out=cu_seqlens[1:])
+    tokens = int(cu_seqlens[-1])
+    ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int32, tokens)
+    if not type_ids:
+        return Batch(ids, cu_seqlens)
+    types = np.fromiter(chain.from_iterable(encoding.type_ids for encoding in encodings), np.int32, tokens)
+    return Batch(ids, cu_seqlens, types)
+
+
+def _groups(rows: Sequence[Text]) -> Iterator[tuple[int, Sequence[Text]]]:
+    begin = characters = 0
+    for index, row in enumerate(rows):
+        size = len(row) if isinstance(row, str) else len(row[0]) + len(row[1])
+        if index > begin and (index - begin >= _GROUP_ROWS or characters + size > _GROUP_CHARACTERS):
+            yield begin, rows[begin:index]
+            begin, characters = index, 0
+        characters += size
+    if begin < len(rows):
+        yield begin, rows[begin:]

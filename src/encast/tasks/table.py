@@ -1,0 +1,130 @@
+"""The tasks as files of rows see them: which columns go in, which come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from encast.errors import InputError
+from encast.tasks.embed import embed
+from encast.tasks.texts import check_text, check_texts
+from encast.tasks.tokenize import OnLong
+
+if TYPE_CHECKING:
+    from encast.engine import Engine
+
+__all__ = ["TABLE", "FileTask", "RunOptions", "file_task"]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run over a file may change: ``stride`` of question answering, and what long texts do."""
+
+    on_long: OnLong = "truncate"
+    stride: int | None = None
+
+
+@dataclass(frozen=True)
+class FileTask:
+    """One task over rows.
+
+    ``text`` and ``pair`` are the default names of its columns (``pair`` is None when the task reads one text);
+    ``columns``: name to shape of what it writes, see ``data.writers``; ``run`` answers rows (``(text,)`` or
+    ``(text, pair)`` values as read) with a record each, or raises ``InputError``.
+    """
+
+    text: str
+    pair: str | None
+    columns: Mapping[str, Any]
+    run: Callable[[Engine, Sequence[tuple[Any, ...]], RunOptions], list[dict[str, Any]]]
+
+
+def file_task(name: str) -> FileTask:
+    """The task of that name; raises ``InputError`` listing those there are."""
+    if name not in TABLE:
+        raise InputError(f"task {name!r} is unknown; auto, {', '.join(TABLE)} are known")
+    return TABLE[name]
+
+
+def _features(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
+    texts = check_texts([text for (text,) in rows])
+    records: list[dict[str, Any]] = []
+    for piece in engine.session.stream(texts, on_long=options.on_long):
+        states = _finite(engine.session.runnable.run("last_hidden_state", piece.batch))
+        records += [{"last_hidden_state": part} for part in np.split(states, piece.batch.cu_seqlens[1:-1])]
+    return records
+
+
+def _embed(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
+    vectors = embed(engine.session, [text for (text,) in rows], dim=engine.dim, on_long=options.on_long)
+    return [{"embedding": vector} for vector in _finite(vectors)]
+
+
+def _classify(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
+    found = engine.classify([row[0] if len(row) == 1 else row for row in rows], on_long=options.on_long)
+    _finite(np.array([result.score for result in found]))
+    return [
+        {
+            "label": result.label,
+            "score": result.score,
+            "scores": [{"label": label, "score": score} for label, score in result.scores.items()],
+        }
+        for result in found
+    ]
+
+
+def _answer(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
+    found = engine.answer([row[0] for row in rows], [row[1] for row in rows], stride=options.stride)
+    return [{"answer": one.text, "start": one.start, "end": one.end, "score": one.score} for one in found]
+
+
+def _tag(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
+    found = engine.tag([text for (text,) in rows], on_long=options.on_long)
+    return [{"entities": [vars(entity) for entity in tagging.entities]} for tagging in found]
+
+
+def _rerank(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = []
+    for query, documents in rows:
+        if not isinstance(documents, list):
+            raise InputError(f"documents are of type {type(documents).__name__}; a list of texts is needed")
+        ranking = engine.rerank(check_text(query, "query"), documents, on_long=options.on_long)
+        _finite(np.array([score for _, score in ranking]))
+        records.append({"ranking": [{"index": index, "score": score} for index, score in ranking]})
+    return records
+
+
+def _fill_mask(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
+    found = engine.fill_mask([text for (text,) in rows], on_long=options.on_long)
+    return [{"masks": [[vars(one) for one in candidates] for candidates in masks]} for masks in found]
+
+
+def _finite(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if not np.isfinite(values).all():
+        raise InputError("the model's answer is not a finite number; its weights overflow f32 on this text")
+    return values
+
+
+TABLE: Mapping[str, FileTask] = {
+    "features": FileTask("text", None, {"last_hidden_state": [["f32"]]}, _features),
+    "embed": FileTask("text", None, {"embedding": ["f32"]}, _embed),
+    "classify": FileTask(
+        "text", None, {"label": "str", "score": "float", "scores": [{"label": "str", "score": "float"}]}, _classify
+    ),
+    "answer": FileTask(
+        "question", "context", {"answer": "str", "start": "int", "end": "int", "score": "float"}, _answer
+    ),
+    "tag": FileTask(
+        "text",
+        None,
+        {"entities": [{"label": "str", "text": "str", "start": "int", "end": "int", "score": "float"}]},
+        _tag,
+    ),
+    "rerank": FileTask("query", "documents", {"ranking": [{"index": "int", "score": "float"}]}, _rerank),
+    "fill_mask": FileTask(
+        "text", None, {"masks": [[{"token": "str", "token_id": "int", "score": "float"}]]}, _fill_mask
+    ),
+}

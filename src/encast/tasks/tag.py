@@ -1,0 +1,139 @@
+"""Token classification: entities with character offsets, and the labels of tokens and words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from encast.tasks.classify import label_names, softmax
+from encast.tasks.session import F32, Session
+from encast.tasks.texts import check_texts
+from encast.tasks.tokenize import Encoding, OnLong
+
+__all__ = ["Entity", "Tagging", "TokenLabel", "label_words", "split_label", "tag"]
+
+
+@dataclass(frozen=True)
+class TokenLabel:
+    """The best label of one token, ``text[start:end]``, and its probability; ``word`` counts words."""
+
+    label: str
+    score: float
+    start: int
+    end: int
+    word: int
+
+
+@dataclass(frozen=True)
+class Entity:
+    """Neighbouring words of one type: ``text[start:end]``; ``score`` is the mean of its words' scores."""
+
+    label: str
+    text: str
+    start: int
+    end: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Tagging:
+    """What was found in one text: its entities, and the label of every token (special ones left out)."""
+
+    entities: list[Entity]
+    tokens: list[TokenLabel]
+
+
+def tag(session: Session, texts: object, *, on_long: OnLong = "truncate") -> list[Tagging]:
+    """One ``Tagging`` a text.
+
+    A word has the label of its first token. Words group into entities by their BIO labels (BIOES and
+    BILOU as well): ``B-`` begins one, ``I-`` continues one of its own type and else begins one, ``O`` is
+    outside; labels without such a prefix group as if they had ``I-``. Words beyond the model's length
+    are not labelled.
+    """
+    session.need("tag", "tag")
+    rows = check_texts(texts)
+    found: list[Tagging] = []
+    for piece in session.stream(rows, offsets=True, on_long=on_long):
+        logits = session.runnable.run("logits", piece.batch)
+        names = label_names(session.meta, logits.shape[1])
+        for index, encoding in enumerate(piece.encodings):
+            begin, end = piece.batch.cu_seqlens[index : index + 2]
+            text = rows[piece.first + index]
+            tokens = _label_tokens(encoding, logits[begin:end], names, text)
+            found.append(Tagging(_group_entities(tokens, text), tokens))
+    return found
+
+
+def label_words(session: Session, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+    """A label for every word of sentences that are already split, for scoring against gold labels.
+
+    The words are joined by spaces and tokenised as a text; a word has the label of its first token, and
+    "O" when it has none (cut off, or nothing that the tokenizer knows).
+    """
+    labelled: list[list[str]] = []
+    for words, tagging in zip(sentences, tag(session, [" ".join(words) for words in sentences]), strict=True):
+        labels, begin, at = [], 0, 0
+        for word in words:
+            end = begin + len(word)
+            while at < len(tagging.tokens) and tagging.tokens[at].end <= begin:
+                at += 1
+            inside = at < len(tagging.tokens) and tagging.tokens[at].start < end
+            labels.append(tagging.tokens[at].label if inside else "O")
+            begin = end + 1
+        labelled.append(labels)
+    return labelled
+
+
+def split_label(label: str) -> tuple[str, str]:
+    """``(prefix, type)``: ``B-PER`` is ``("B", "PER")``, ``PER`` is ``("I", "PER")``, ``O`` is ``("O", "")``."""
+    if label == "O":
+        return "O", ""
+    prefix, dash, kind = label.partition("-")
+    return (prefix, kind) if dash and prefix in ("B", "I", "E", "L", "S", "U") else ("I", label)
+
+
+def _label_tokens(encoding: Encoding, logits: F32, names: list[str], text: str) -> list[TokenLabel]:
+    tokens = []
+    rows = zip(encoding.word_ids, encoding.offsets, logits.astype(np.float64), strict=True)
+    for word, (start, end), row in rows:
+        if word is None:
+            continue
+        while start < end and text[start].isspace():
+            start += 1  # some tokenizers count the space before a word to the word
+        if start == end:
+            continue
+        scores = softmax(row)
+        best = int(np.argmax(scores))
+        tokens.append(TokenLabel(names[best], float(scores[best]), start, end, word))
+    return tokens
+
+
+def _group_entities(tokens: Sequence[TokenLabel], text: str) -> list[Entity]:
+    entities: list[Entity] = []
+    kind, start, end, scores = "", 0, 0, list[float]()
+
+    def close() -> None:
+        if kind:
+            entities.append(Entity(kind, text[start:end], start, end, float(np.mean(scores))))
+
+    word = None
+    for token in tokens:
+        if token.word == word:
+            if kind:
+                end = token.end
+            continue
+        word = token.word
+        prefix, own = split_label(token.label)
+        if own != kind or prefix in ("B", "S", "U"):
+            close()
+            kind, start, scores = own, token.start, []
+        end = token.end
+        scores.append(token.score)
+        if prefix in ("S", "U"):
+            close()
+            kind = ""
+    close()
+    return entities

@@ -1,0 +1,135 @@
+"""Text to token ids, with truncation as the checkpoint's tokenizer asks for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Literal
+
+from tokenizers import Encoding
+from tokenizers import Tokenizer as Backend
+
+from encast.errors import ArtifactError, InputError
+from encast.tasks.texts import Text
+
+__all__ = ["Encoding", "OnLong", "Tokenizer"]
+
+OnLong = Literal["truncate", "error"]
+
+_MASKS = ("[MASK]", "<mask>")
+
+
+class Tokenizer:
+    """A ``tokenizers`` tokenizer that never pads and cuts rows at ``max_length`` tokens.
+
+    ``max_length`` counts special tokens. Both library objects inside are configured once and only read
+    afterwards, so that one instance serves any number of threads. The library tokenises a batch on all
+    cores unless the environment says ``TOKENIZERS_PARALLELISM=false``.
+    """
+
+    def __init__(
+        self,
+        json_text: str,
+        *,
+        max_length: int,
+        truncation_side: str | None = None,
+        mask_token: str | None = None,
+    ) -> None:
+        """``truncation_side`` ("left" or "right") defaults to what the JSON says, then to "right".
+
+        Raises ``ArtifactError`` when the JSON is no tokenizer or ``max_length`` leaves no room for text.
+        """
+        self._json = json_text
+        self.max_length = max_length
+        cutting = self._load()
+        stored = cutting.truncation or {}
+        self.truncation_side = truncation_side or str(stored.get("direction", "right")).lower()
+        special = cutting.num_special_tokens_to_add(True)
+        if max_length <= special:
+            raise ArtifactError(
+                f"tokenizer: at most {max_length} tokens a row, of which {special} are special tokens of a pair; "
+                "compile the checkpoint again with a larger max_length"
+            )
+        cutting.enable_truncation(max_length, strategy="longest_first", direction=self.truncation_side)
+        self._cutting = cutting
+        self._mask_token = mask_token
+
+    def _load(self) -> Backend:
+        try:
+            backend = Backend.from_str(self._json)
+        except Exception as error:  # the library raises bare Exception
+            raise ArtifactError(f"tokenizer.json is not a tokenizer ({error}); compile the checkpoint again") from None
+        backend.no_padding()
+        backend.no_truncation()
+        return backend
+
+    @cached_property
+    def _whole(self) -> Backend:
+        """The tokenizer without truncation; made at its first use, because large vocabularies take a while."""
+        return self._load()
+
+    @cached_property
+    def mask_token_id(self) -> int | None:
+        """The id of the mask token; None when the tokenizer has none."""
+        added = {item["content"] for item in json.loads(self._json).get("added_tokens") or []}
+        for token in (self._mask_token, *(mask for mask in _MASKS if mask in added)):
+            if token is not None and (found := self._cutting.token_to_id(token)) is not None:
+                return found
+        return None
+
+    @property
+    def mask_token(self) -> str | None:
+        """The text of the mask token; None when the tokenizer has none."""
+        return None if self.mask_token_id is None else self._cutting.id_to_token(self.mask_token_id)
+
+    def token(self, token_id: int) -> str:
+        """The text of one token, without marks of word pieces; "" for ids that no token has."""
+        text = self._cutting.decode([token_id], skip_special_tokens=False)
+        return text.strip() or (self._cutting.id_to_token(token_id) or "")
+
+    def encode(
+        self, rows: Sequence[Text], *, offsets: bool = False, on_long: OnLong = "truncate", first: int = 0
+    ) -> list[Encoding]:
+        """Encodings with special tokens, one a row, each at most ``max_length`` tokens.
+
+        Without ``offsets`` their character offsets are not computed. ``first`` is the index of the first
+        row in the caller's list, for messages. Raises ``InputError`` for a row that is longer when
+        ``on_long`` is "error", and for one that has no token at all.
+        """
+        if on_long not in ("truncate", "error"):
+            raise InputError(f"on_long is {on_long!r}; 'truncate' and 'error' are known")
+        batch = list(rows)
+        encodings = self._cutting.encode_batch(batch) if offsets else self._cutting.encode_batch_fast(batch)
+        for index, encoding in enumerate(encodings, first):
+            if len(encoding) == 0:
+                raise InputError(f"texts[{index}] has no tokens, and this tokenizer adds no special ones; leave it out")
+            if on_long == "error" and encoding.overflowing:
+                raise InputError(
+                    f"texts[{index}] is longer than {self.max_length} tokens; shorten it, or let it be cut with "
+                    "on_long='truncate'"
+                )
+        return encodings
+
+    def windows(self, question: str, context: str, stride: int | None = None) -> list[Encoding]:
+        """Encodings of (question, part of the context) that together cover the whole context.
+
+        Neighbouring windows share ``stride`` tokens of the context (default: 128, or half of a window
+        when that is less). A question that leaves less than half of ``max_length`` is cut at its end.
+        Offsets refer to the whole context. Raises ``InputError`` when ``stride`` is negative or does
+        not fit a window.
+        """
+        backend = self._whole
+        asked = backend.encode(question, add_special_tokens=False)
+        read = backend.encode(context, add_special_tokens=False)
+        room = self.max_length - backend.num_special_tokens_to_add(True)
+        if len(asked) > room // 2:
+            asked.truncate(room // 2)
+        room -= len(asked)
+        overlap = min(128, room // 2) if stride is None else stride
+        if not 0 <= overlap < room:
+            raise InputError(f"stride is {overlap}; a window holds {room} tokens of the context, give 0 to {room - 1}")
+        if len(read) <= room:
+            return [backend.post_process(asked, read)]
+        read.truncate(room, stride=overlap)
+        return [backend.post_process(asked, part) for part in (read, *read.overflowing)]
