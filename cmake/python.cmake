@@ -17,8 +17,17 @@ find_package(nanobind CONFIG REQUIRED)
 nanobind_add_module(_core NB_STATIC STABLE_ABI ${encast_binding_sources})
 target_link_libraries(_core PRIVATE encast_core)
 if(NOT ENCAST_SANITIZE)
-  # The C++ runtime travels inside the module (zig links its own anyway), so that the wheel needs nothing but
-  # glibc; its symbols stay inside, so that another extension's runtime cannot meet them.
-  target_link_options(_core PRIVATE -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL)
+  # The C++ runtime travels inside the module, so that the wheel needs nothing but glibc, and nothing but the
+  # module's entry is exported, so that another extension's runtime cannot meet it.
+  include(CheckLinkerFlag)
+  foreach(flag -static-libstdc++ -static-libgcc -Wl,--gc-sections
+               -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/cmake/exports.map)
+    get_filename_component(word ${flag} NAME)
+    string(MAKE_C_IDENTIFIER "encast_linker_has_${word}" known)
+    check_linker_flag(CXX ${flag} ${known})
+    if(${known})
+      target_link_options(_core PRIVATE ${flag})
+    endif()
+  endforeach()
 endif()
 install(TARGETS _core LIBRARY DESTINATION encast)
