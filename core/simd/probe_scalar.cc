@@ -1,0 +1,7 @@
+#include "simd/probe_impl.h"
+
+namespace encast {
+
+ProbeTable probe_table_scalar() { return scalar::probe_table(); }
+
+}  // namespace encast
