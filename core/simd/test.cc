@@ -292,18 +292,18 @@ ENCAST_TEST(polynomials_stay_within_their_errors) {
              level.name);
     CHECK_LE(measure(level, "exp", -104.0f, -87.0f, [](double x) { return std::exp(x); }).absolute, 0x1p-149,
              level.name);
-    CHECK_LE(measure(level, "erf", -4.5f, 4.5f, [](double x) { return std::erf(x); }).absolute, 2.8e-7,
+    CHECK_LE(measure(level, "erf", -4.5f, 4.5f, [](double x) { return std::erf(x); }).absolute, 3e-7,
              level.name);
     CHECK_LE(measure(level, "tanh", -10.0f, 10.0f, [](double x) { return std::tanh(x); }).ulps, 1.5,
              level.name);
     CHECK_LE(measure(level, "tanh", -1e-3f, 1e-3f, [](double x) { return std::tanh(x); }).ulps, 1.5,
              level.name);
-    CHECK_LE(measure(level, "gelu", -12.0f, 0.0f, gelu).absolute, 4.5e-7, level.name);
-    CHECK_LE(measure(level, "gelu", 0.0f, 12.0f, gelu).ulps, 3.6, level.name);
+    CHECK_LE(measure(level, "gelu", -12.0f, 0.0f, gelu).absolute, 5e-7, level.name);
+    CHECK_LE(measure(level, "gelu", 0.0f, 12.0f, gelu).ulps, 4.0, level.name);
     CHECK_LE(measure(level, "gelu_tanh", -12.0f, 0.0f, gelu_tanh).absolute, 5e-8, level.name);
-    CHECK_LE(measure(level, "gelu_tanh", 0.0f, 12.0f, gelu_tanh).ulps, 1.7, level.name);
+    CHECK_LE(measure(level, "gelu_tanh", 0.0f, 12.0f, gelu_tanh).ulps, 2.0, level.name);
     CHECK_LE(measure(level, "silu", -100.0f, 0.0f, silu).absolute, 5e-8, level.name);
-    CHECK_LE(measure(level, "silu", 0.0f, 100.0f, silu).ulps, 1.6, level.name);
+    CHECK_LE(measure(level, "silu", 0.0f, 100.0f, silu).ulps, 1.8, level.name);
   }
 }
 
