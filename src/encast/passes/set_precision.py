@@ -28,9 +28,8 @@ def set_precision(graph: Graph, spec: QuantSpec) -> Outcome:
     linears = [node for node in graph.nodes if node.op == "linear"]
     for pattern, _ in spec.keep:
         if not any(fnmatchcase(node.name, pattern) for node in linears):
-            raise InputError(
-                f"the pattern {pattern!r} in keep matches no linear; their names are {[node.name for node in linears]}"
-            )
+            names = ", ".join(node.name for node in linears[:6]) + (", ..." if len(linears) > 6 else "")
+            raise InputError(f"the pattern {pattern!r} in keep matches none of the {len(linears)} products: {names}")
     graph.meta["dtype"] = spec.dtype
     narrowing = _Narrowing(graph, spec)
     patches = [

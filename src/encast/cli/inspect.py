@@ -1,0 +1,124 @@
+"""``encast inspect``: what an artifact holds, and the fusions that were promised against those made."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from encast import artifact as artifacts
+from encast.artifact import Artifact
+from encast.errors import StrictError
+from encast.passes.report import OUTSIDE, FusionReport
+from encast.quant import QuantSpec
+
+__all__ = ["inspect_command", "size", "summary"]
+
+
+def inspect_command(
+    artifact: Annotated[Path, typer.Argument(help="A compiled artifact (NAME.encast).")],
+    graph: Annotated[bool, typer.Option("--graph", help="Print the graph instead, a line a value.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the plan for this machine instead.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail if a fusion that the config promises is missed.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show what an artifact holds: fusions, dtypes, sizes, accuracy. Every checksum is verified."""
+    opened = artifacts.open(artifact)
+    opened.verify()
+    report = FusionReport.from_json(opened.card["fusions"])
+    shown: dict[str, Any] = {}
+    if graph:
+        shown["graph"] = str(opened.graph)
+    if plan:
+        from encast.lower import Target, lower
+
+        shown["plan"] = lower(opened.graph, opened.tensors, Target.here())
+    if json:
+        document = {"artifact": str(opened.path), "meta": opened.graph.meta, "card": opened.card, **shown}
+        typer.echo(json_module.dumps(document, indent=2))
+    else:
+        for text in shown.values():
+            typer.echo(text.rstrip("\n"))
+        if not shown:
+            for line in summary(opened):
+                typer.echo(line)
+    if strict and report.misses:
+        raise StrictError(report.describe_misses())
+
+
+def summary(opened: Artifact) -> Iterator[str]:
+    """The facts of an artifact for people, a line each."""
+    card, meta = opened.card, opened.graph.meta
+    yield f"{'source':<12}{card['source']['source']}"
+    yield (
+        f"{'model':<12}{meta['arch']}, {meta['task']}: {meta['layers']} layers, hidden {meta['hidden']}, "
+        f"{meta['heads']} heads, vocabulary {meta['vocab']:,}, texts up to {meta['max_len']} tokens"
+    )
+    outputs = [f"{name} {opened.graph.type_of(value)}" for name, value in opened.graph.outputs.items()]
+    yield f"{'outputs':<12}{', '.join(outputs)}"
+    yield f"{'numbers':<12}{_numbers(QuantSpec.from_json(card['quant']))}; {meta['math']} math"
+    yield f"{'size':<12}" + ", ".join(f"{name} {size(count)}" for name, count in card["sizes"].items())
+    yield f"{'weights':<12}" + ", ".join(f"{dtype} {size(count)}" for dtype, count in _weight_bytes(opened).items())
+    yield f"{'made':<12}{card['created']} by encast {card['encast_version']}"
+    for entry in card["accuracy"]:
+        yield f"{'accuracy':<12}{json_module.dumps(entry, ensure_ascii=False)}"
+    yield ""
+    report = FusionReport.from_json(card["fusions"])
+    yield from _fusion_table(opened, report)
+    if report.misses:
+        yield ""
+        yield from report.describe_misses().splitlines()
+
+
+def size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 100_000 else f"{count / 1e3:.1f} kB"
+
+
+def _numbers(spec: QuantSpec) -> str:
+    kept = "".join(f", {pattern} {dtype}" for pattern, dtype in spec.keep)
+    if spec.dtype != "int8":
+        return spec.dtype + kept
+    zero = {"always": "with zero points", "never": "symmetric", "after_activation": "zero points after activations"}
+    return f"int8, weights a scale an output, activations a scale a row, {zero[spec.zero_point]}{kept}"
+
+
+def _weight_bytes(opened: Artifact) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for tensor in opened.tensors.values():
+        counts[tensor.dtype] += tensor.nbytes
+    return counts
+
+
+def _fusion_table(opened: Artifact, report: FusionReport) -> Iterator[str]:
+    """A row a layer: fusions made of fusions expected, and the dtypes of the layer's products."""
+    products: dict[int, Counter[str]] = {}
+    for node in opened.graph.nodes:
+        if node.op.startswith("linear"):
+            products.setdefault(node.layer, Counter())[node.op.removeprefix("linear").removeprefix("_") or "f32"] += 1
+    layers = sorted({layer for rows in report.counts.values() for layer in rows} | set(products), key=_outside_last)
+    rows = [["layer", *report.counts, "products"]]
+    for layer in layers:
+        cells = ["outside" if layer == OUTSIDE else str(layer)]
+        for fusion in report.counts:
+            expected, actual = report.counts[fusion].get(layer, (0, 0))
+            cells.append(f"{actual}/{expected}{' MISSED' if actual < expected else ''}" if expected or actual else "-")
+        cells.append(", ".join(f"{count} {dtype}" for dtype, count in products.get(layer, {}).items()) or "-")
+        rows.append(cells)
+    yield "fusions made / expected, and the dtypes of products"
+    yield from _aligned(rows)
+
+
+def _outside_last(layer: int) -> tuple[bool, int]:
+    return layer == OUTSIDE, layer
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
