@@ -35,5 +35,6 @@ NB_MODULE(_core, m) {
   m.doc() = "The native core of encast: kernels, runtime, machine facts.";
   nb::register_exception_translator(translate);
   encast::bind_cpu(m);
+  encast::bind_peak(m);
   encast::bind_runtime(m);
 }

@@ -1,0 +1,20 @@
+#include "cpu/peak_loop.h"
+
+namespace encast {
+namespace {
+
+alignas(32) constexpr float kOnes[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+
+#define FMA(i) "vfmadd231ps %%ymm14,%%ymm15,%%ymm" #i "\n"
+// Bytes reach a 32-bit sum in three instructions.
+#define MADD(i)                          \
+  "vpmaddubsw %%ymm15,%%ymm14,%%ymm12\n" \
+  "vpmaddwd %%ymm15,%%ymm12,%%ymm13\n"   \
+  "vpaddd %%ymm13,%%ymm" #i ",%%ymm" #i "\n"
+
+}  // namespace
+
+ENCAST_PEAK_LOOP(peak_f32_avx2, ENCAST_PEAK_BEGIN_YMM, ENCAST_PEAK_12(FMA), ENCAST_PEAK_END)
+ENCAST_PEAK_LOOP(peak_int8_avx2, ENCAST_PEAK_BEGIN_YMM, ENCAST_PEAK_6(MADD), ENCAST_PEAK_END)
+
+}  // namespace encast
