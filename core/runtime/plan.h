@@ -43,8 +43,9 @@ struct ValueDecl {
   int64_t cols = 0;
   int64_t offset = kCallerMemory;
 
-  // Elements from one row to the next in the arena: 64-byte aligned rows.
-  int64_t stride() const { return round_up(cols, 64 / static_cast<int64_t>(element_bytes(dtype))); }
+  // Elements from one row to the next in the arena: rows are 64-byte aligned, and narrow ones hold the 64-column
+  // padding that their kernels fill (kernels/rows.h).
+  int64_t stride() const { return round_up(cols, dtype == DType::f32 ? 16 : 64); }
   // Bytes in the arena for `capacity` rows; a q8 value ends in its scales and zero points.
   int64_t bytes(int64_t capacity) const {
     const int64_t aux = dtype == DType::q8 ? 2 * round_up(capacity * 4, 64) : 0;

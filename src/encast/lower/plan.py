@@ -249,6 +249,7 @@ def _nbytes(type: ValueType, rows: int) -> int:
     element = _ELEMENT_BYTES[type.dtype]
     cols = type.shape[1]
     assert isinstance(cols, int)
-    stride = -(-cols * element // 64) * 64
+    multiple = 16 if type.dtype == "f32" else 64
+    stride = -(-cols // multiple) * multiple * element
     extra = 2 * (-(-rows * 4 // 64) * 64) if type.dtype == "q8" else 0
     return rows * stride + extra
