@@ -65,9 +65,12 @@ sys.modules[__name__].__class__ = _Package
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("encast")
+        try:
+            return version("encast")
+        except PackageNotFoundError:  # run from a source tree that is not installed
+            return "0+unknown"
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'encast' has no attribute {name!r}; it has {', '.join(__all__)}")

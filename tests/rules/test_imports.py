@@ -1,0 +1,179 @@
+"""Who may import whom: the layers of the design, read off the source."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import encast
+
+SOURCE = Path(__file__).parent.parent.parent / "src" / "encast"
+
+# What each part may import from encast, beside itself. The longest matching name decides; a part that stands
+# nowhere in the table fails the test, so that a new one gets its place by decision.
+ALLOWED: dict[str, set[str]] = {
+    "__init__": {"batch", "compile", "engine", "errors", "quant"},
+    "errors": set(),
+    "knobs": {"errors"},
+    "machine": {"errors"},
+    "batch": {"errors"},
+    "ir": {"errors"},
+    "quant": {"errors"},
+    "sparsity": {"errors"},
+    "importers": {"errors", "ir"},
+    "archs": {"errors", "ir", "importers.weights"},
+    "passes": {"errors", "ir", "quant", "sparsity"},
+    "artifact": {"errors", "ir", "_core"},
+    "plan": {"errors"},
+    "lower": {"errors", "ir", "plan", "knobs", "machine", "_core"},
+    "backends": {"errors", "batch", "ir"},
+    "backends.cpu": {"errors", "batch", "ir", "artifact", "lower", "plan", "knobs", "machine", "_core"},
+    "tasks": {"errors", "batch", "backends.base"},
+    "engine": {"errors", "batch", "ir", "artifact", "backends", "tasks"},
+    "compile": {"errors", "ir", "importers", "archs", "passes", "quant", "sparsity", "artifact", "backends"},
+    "data": {"errors"},
+    "metrics": {"errors"},
+    "launch": {"errors", "knobs", "machine"},
+    "bench": {"errors", "batch", "backends.base", "tasks", "data", "metrics", "launch", "knobs", "machine"},
+    "serve": {"errors", "batch", "backends.base", "tasks", "data", "metrics", "launch", "knobs", "machine"},
+    "cluster": {"errors", "serve", "bench", "launch"},
+    "compress": {"errors", "data", "metrics", "importers", "quant", "sparsity"},
+}
+NOBODY_IMPORTS = "cli"  # and it imports everything
+ONLY_CLI_IMPORTS = "compress"
+
+# Packages from the index: who may import them, at any time.
+OUTSIDE: dict[str, set[str] | None] = {
+    "numpy": None,
+    "huggingface_hub": {"importers"},
+    "tokenizers": {"importers", "tasks"},
+    "safetensors": {"importers", "artifact", "compress"},
+    "typer": {"cli"},
+    "rich": {"cli"},
+    "pyarrow": {"data"},
+    "torch": {"backends.gpu", "compress", "bench.peers"},
+    "transformers": {"backends.gpu", "compress", "bench.peers"},
+    "triton": {"backends.gpu"},
+    "onnx": {"importers.onnx"},
+    "tensorflow": {"importers.tensorflow"},
+    "onnxruntime": {"bench.peers"},
+    "openvino": {"bench.peers"},
+    "hydra": {"bench"},
+    "optuna": {"bench"},
+    "psutil": {"bench", "launch"},
+    "matplotlib": {"bench"},
+    "ray": {"cluster"},
+}
+HEAVY = {"torch", "transformers", "onnx", "ray", "hydra", "onnxruntime", "tensorflow", "pyarrow", "tokenizers", "typer"}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        yield name.removesuffix(".__init__") or name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(name: str, module: ast.Module) -> Iterator[str]:
+    """Dotted names that a module imports when it runs, its functions' imports included."""
+    skipped: set[ast.AST] = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            skipped |= {child for statement in node.body for child in ast.walk(statement)}
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: relative imports hide where a name comes from; write encast.{node.module}"
+            # The name may be a submodule or a thing inside; either way the parent is imported.
+            inner = node.module in ("encast", "encast.backends", "encast.importers")
+            yield from (f"{node.module}.{alias.name}" if inner else str(node.module) for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "__import__"):
+            yield from (str(argument.value) for argument in node.args[:1] if isinstance(argument, ast.Constant))
+
+
+def within(name: str, parts: set[str]) -> bool:
+    return any(name == part or name.startswith(part + ".") for part in parts)
+
+
+def rule_of(name: str) -> set[str] | None:
+    fitting = [part for part in ALLOWED if within(name, {part})]
+    return ALLOWED[max(fitting, key=len)] if fitting else None
+
+
+MODULES = list(modules())
+
+
+@pytest.mark.parametrize(("name", "module"), MODULES, ids=[name for name, _ in MODULES])
+def test_layers(name: str, module: ast.Module) -> None:
+    part = name.split(".")[0]
+    if part == NOBODY_IMPORTS:
+        return
+    allowed = rule_of(name)
+    assert allowed is not None, f"{name} has no place in ALLOWED; decide what it may import"
+    for imported in imports(name, module):
+        if not imported.startswith("encast."):
+            assert imported != "encast", f"{name}: import the part, not the package"
+            continue
+        target = imported.removeprefix("encast.")
+        assert not within(target, {NOBODY_IMPORTS}), f"{name} imports {imported}: only people call the command line"
+        assert not within(target, {ONLY_CLI_IMPORTS}) or part == ONLY_CLI_IMPORTS, f"{name} imports {imported}"
+        assert within(target, {part} | allowed), f"{name} imports {imported}; it may import {sorted(allowed)}"
+
+
+@pytest.mark.parametrize(("name", "module"), MODULES, ids=[name for name, _ in MODULES])
+def test_packages_from_the_index(name: str, module: ast.Module) -> None:
+    for imported in imports(name, module):
+        package = imported.split(".")[0]
+        if package in sys.stdlib_module_names or package == "encast":
+            continue
+        assert package in OUTSIDE, f"{name} imports {package}, which is no dependency of encast"
+        users = OUTSIDE[package]
+        assert users is None or within(name, users), f"{name} imports {package}; only {sorted(users)} may"
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def loaded_by(code: str) -> set[str]:
+    """Names and packages in ``sys.modules`` after the code ran in a fresh interpreter, beyond what started it."""
+    names = run(f"import sys; before = set(sys.modules)\n{code}\nprint(*(set(sys.modules) - before))").split()
+    return {*names, *(name.split(".")[0] for name in names)}
+
+
+def test_importing_encast_pulls_in_nothing_heavy() -> None:
+    assert not loaded_by("import encast") & (HEAVY | {"numpy", "encast._core"})
+
+
+def test_using_the_engine_pulls_in_no_framework() -> None:
+    names = loaded_by("import encast; encast.Engine, encast.compile, encast.QuantSpec, encast.Batch")
+    assert "encast.engine" in names
+    assert not names & (HEAVY - {"tokenizers"})
+
+
+def test_the_command_line_loads_verbs_when_they_run() -> None:
+    names = loaded_by("import encast.cli.main")
+    assert "typer" in names
+    assert not names & {"numpy", "encast.engine", "encast.compile", "tokenizers"}
+
+
+def test_compile_stays_the_function() -> None:
+    """The module of the same name must not hide it, in whichever order they are imported."""
+    for first in ("import encast.compile", "from encast.compile import compile", "import encast; encast.compile"):
+        run(
+            f"{first}\nimport encast, sys, inspect\nassert inspect.isfunction(encast.compile), encast.compile\n"
+            "assert inspect.ismodule(sys.modules['encast.compile'])"
+        )
+
+
+def test_the_public_names() -> None:
+    names = run("import encast\nfor name in encast.__all__:\n    getattr(encast, name)\n    print(name)").split()
+    assert {"compile", "load", "Engine", "Batch", "QuantSpec", "EncastError", "__version__"} <= set(names)
+    with pytest.raises(AttributeError, match=r"it has .*compile"):
+        _ = encast.nonsense
