@@ -1,0 +1,176 @@
+#include "kernels/norm/norm.h"
+
+#include "kernels/norm/reference.h"
+#include "kernels/quantize/reference.h"
+#include "testing/check.h"
+#include "testing/kernels.h"
+#include "testing/random.h"
+
+using namespace encast;
+using namespace encast::testing;
+
+namespace encast {
+#define ENCAST_KERNEL(op, name, arithmetic, isa, min_rows, Fn) extern std::remove_pointer_t<Fn> name;
+#include "kernels/norm/kernels.inc"
+#undef ENCAST_KERNEL
+}  // namespace encast
+
+namespace {
+
+const ManifestRow kManifest[] = {
+#define ENCAST_KERNEL ENCAST_KERNEL_ROW
+#include "kernels/norm/kernels.inc"
+#undef ENCAST_KERNEL
+};
+
+struct Problem {
+  Problem(int64_t rows, int64_t cols, Rng& rng)
+      : x(rows, cols, cols + 5),
+        residual(rows, cols, cols + 7),
+        gamma(static_cast<size_t>(cols)),
+        beta(static_cast<size_t>(cols)) {
+    for (int64_t i = 0; i < rows; ++i) {
+      // Means away from zero and sizes far apart: a row whose mean was left out must show.
+      const float size = std::exp2(static_cast<float>(rng.integer(-6, 6)));
+      const float mean = rng.uniform(-4.0f, 4.0f) * size;
+      rng.fill_normal({x.row(i), static_cast<size_t>(cols)}, mean, size);
+      rng.fill_normal({residual.row(i), static_cast<size_t>(cols)}, mean, size);
+      x.at(i, rng.integer(0, cols - 1)) *= 30;  // an outlier channel
+    }
+    rng.fill_normal(gamma.span(), 1.0f, 0.3f);
+    rng.fill_normal(beta.span(), 0.0f, 0.5f);
+    x.buffer.make_read_only();
+    residual.buffer.make_read_only();
+    gamma.make_read_only();
+    beta.make_read_only();
+  }
+
+  NormArgs args(GuardedMatrix<float>& out, bool with_residual) const {
+    NormArgs args;
+    args.cols = x.cols;
+    args.x = x.data();
+    args.x_stride = x.stride;
+    args.residual = with_residual ? residual.data() : nullptr;
+    args.residual_stride = residual.stride;
+    args.gamma = gamma.data();
+    args.beta = beta.data();
+    args.eps = 1e-5f;
+    args.out = out.data();
+    args.out_stride = out.stride;
+    return args;
+  }
+
+  ReferenceNorm expected(int64_t row, bool with_residual) const {
+    std::vector<double> sum(static_cast<size_t>(x.cols)), error(sum.size(), 0.0);
+    for (size_t j = 0; j < sum.size(); ++j) {
+      const int64_t col = static_cast<int64_t>(j);
+      sum[j] = x.at(row, col);
+      if (with_residual) {
+        sum[j] += residual.at(row, col);
+        error[j] = kEpsilonF32 * std::abs(sum[j]);
+      }
+    }
+    return reference_norm(sum, error, gamma.data(), beta.data(), static_cast<double>(1e-5f));
+  }
+
+  GuardedMatrix<float> x, residual;
+  GuardedBuffer<float> gamma, beta;
+};
+
+void check_shape(int64_t rows, int64_t cols, Rng& rng) {
+  const Problem problem(rows, cols, rng);
+  for (const bool with_residual : {false, true}) {
+    for (const NarrowOut::Kind kind : kNarrowKinds) {
+      GuardedMatrix<float> first(rows, cols, cols);
+      bool is_first = true;
+      for (const auto& kernel : runnable<NormFn>(kManifest, "norm_rows")) {
+        const std::string note = std::string(kernel.name) + " cols=" + std::to_string(cols) +
+                                 " residual=" + std::to_string(with_residual) +
+                                 " kind=" + std::to_string(static_cast<int>(kind));
+        GuardedMatrix<float> out(rows, cols, cols + 2);
+        NarrowBuffers narrow(kind, rows, cols, (cols + 63) / 64 * 64 + 64);
+        NormArgs args = problem.args(out, with_residual);
+        args.narrow = narrow.out();
+        kernel.fn(args, 0, rows / 2);
+        kernel.fn(args, rows / 2, rows);
+        CHECK(out.check_gaps() && narrow.check_gaps(), note);
+        for (int64_t i = 0; i < rows; ++i) {
+          if (is_first) std::copy_n(out.row(i), cols, first.row(i));
+          CHECK_SAME_BITS(first.row(i), out.row(i), static_cast<size_t>(cols), note, " row ", i);
+          narrow.check_row(i, out.row(i), cols, note);
+          const ReferenceNorm want = problem.expected(i, with_residual);
+          for (size_t j = 0; j < want.value.size(); ++j) {
+            CHECK_LE(std::abs(out.at(i, static_cast<int64_t>(j)) - want.value[j]), want.bound[j], note,
+                     " row ", i, " column ", j);
+          }
+        }
+        is_first = false;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+ENCAST_TEST(every_width_stays_within_the_bound) {
+  Rng rng;
+  for (int64_t cols = 1; cols <= 130; ++cols) check_shape(3, cols, rng);
+  for (int64_t cols : {312, 384, 768, 1024}) check_shape(4, cols, rng);
+}
+
+ENCAST_TEST(out_may_be_an_operand) {
+  constexpr int64_t kRows = 5, kCols = 100;
+  Rng rng(1);
+  const Problem problem(kRows, kCols, rng);
+  for (const auto& kernel : runnable<NormFn>(kManifest, "norm_rows")) {
+    GuardedMatrix<float> apart(kRows, kCols, kCols);
+    kernel.fn(problem.args(apart, true), 0, kRows);
+    for (const bool is_x : {true, false}) {
+      const GuardedMatrix<float>& source = is_x ? problem.x : problem.residual;
+      GuardedMatrix<float> both(kRows, kCols, kCols);
+      for (int64_t i = 0; i < kRows; ++i) std::copy_n(source.row(i), kCols, both.row(i));
+      NormArgs args = problem.args(both, true);
+      (is_x ? args.x : args.residual) = both.data();
+      (is_x ? args.x_stride : args.residual_stride) = both.stride;
+      kernel.fn(args, 0, kRows);
+      CHECK_SAME_BITS(apart.data(), both.data(), apart.buffer.size(), kernel.name, " x ", is_x);
+    }
+  }
+}
+
+ENCAST_TEST(only_the_asked_rows_are_written) {
+  constexpr int64_t kRows = 5, kCols = 33;
+  Rng rng(2);
+  const Problem problem(kRows, kCols, rng);
+  for (const auto& kernel : runnable<NormFn>(kManifest, "norm_rows")) {
+    GuardedMatrix<float> out(kRows, kCols, kCols);
+    kernel.fn(problem.args(out, true), 1, 3);
+    for (int64_t i : {0, 3, 4}) CHECK(out.untouched(i, 0, kCols), kernel.name, " row ", i);
+    CHECK(!out.untouched(1, 0, kCols) && !out.untouched(2, 0, kCols), kernel.name);
+  }
+}
+
+// A constant row has variance 0: the answer is beta, not NaN.
+ENCAST_TEST(constant_rows_give_beta) {
+  constexpr int64_t kCols = 384;
+  GuardedMatrix<float> x(1, kCols), out(1, kCols);
+  GuardedBuffer<float> gamma(kCols), beta(kCols);
+  for (size_t j = 0; j < kCols; ++j) {
+    x.at(0, static_cast<int64_t>(j)) = 3.0f;
+    gamma[j] = 2.0f;
+    beta[j] = static_cast<float>(j);
+  }
+  for (const auto& kernel : runnable<NormFn>(kManifest, "norm_rows")) {
+    NormArgs args;
+    args.cols = kCols;
+    args.x = x.data();
+    args.gamma = gamma.data();
+    args.beta = beta.data();
+    args.eps = 1e-12f;
+    args.out = out.data();
+    kernel.fn(args, 0, 1);
+    CHECK_SAME_BITS(out.data(), beta.data(), kCols, kernel.name);
+  }
+}
+
+ENCAST_TEST_MAIN
