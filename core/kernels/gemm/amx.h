@@ -5,16 +5,16 @@
 // Tiles of AMX, written over a thin interface of tile instructions, so that the same source runs on the
 // processor (x86_amx.cc) and on a stand-in in plain C++ (amx_stand_in.h, for the tests).
 //
-// A tile register holds 16 rows of 64 bytes. One instruction adds to 16 x 16 sums the products of 16 rows of `a`,
-// 16 groups each, and 16 groups of a panel, 16 columns each: a panel is in the order that it wants, with
+// A tile register holds 16 rows of 64 bytes. One instruction adds to 16 x 16 sums the products of 16 rows of
+// `a`, 16 groups each, and 16 groups of a panel, 16 columns each: a panel is in the order that it wants, with
 // kPanelBytes from group to group. Of the eight registers
 //
 //              B6: columns 0-15   B7: columns 16-31
 //   A4: rows 0-15    C0                C1              32 x 32 outputs: four loads for four products
 //   A5: rows 16-31   C2                C3
 //
-// The last groups, fewer than 16, are copied into zeroed blocks. Rows that do not exist are left out by the tile
-// configuration, which therefore changes with the number of rows.
+// The last groups, fewer than 16, are copied into zeroed blocks. Rows that do not exist are left out by the
+// tile configuration, which therefore changes with the number of rows.
 namespace encast {
 namespace {
 
@@ -131,7 +131,8 @@ class AmxTiles {
   }
 
   template <bool lower>
-  [[gnu::always_inline]] void multiply(const uint8_t* a, int64_t a_stride, const uint8_t* w, int64_t w_stride) {
+  [[gnu::always_inline]] void multiply(const uint8_t* a, int64_t a_stride, const uint8_t* w,
+                                       int64_t w_stride) {
     tiles_.template load<6>(w, w_stride);
     tiles_.template load<7>(w + kVectorBytes, w_stride);
     tiles_.template load<4>(a, a_stride);

@@ -4,8 +4,8 @@
 
 #include "kernels/gemm/amx.h"
 
-// The tile instructions in plain C++, after the operation sections of Intel's manual. What the processor would
-// fault on stops the program.
+// The tile instructions in plain C++, after the operation sections of Intel's manual. What the processor
+// would fault on stops the program.
 namespace encast {
 namespace {
 
@@ -99,9 +99,7 @@ class AmxStandIn {
     std::memcpy(&sums.bytes[i][4 * j], &result, sizeof result);
   }
 
-  static float flush(float x) {
-    return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x;
-  }
+  static float flush(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
   static float widen(const uint8_t* p) {
     const uint32_t bits = uint32_t{load_as<uint16_t>(p)} << 16;
     return flush(load_as<float>(&bits));

@@ -9,9 +9,10 @@
 //         for tiles of rows                 a few rows of `a` in L1
 //
 // Sums of all but the last block of k are stored into c as they are (f32, or the bits of int32) and loaded
-// again, which changes nothing. The last block goes through the epilogue in registers. Two kinds of panel take a
-// detour over a tile staged in L1: those cut off by n, because c must not be touched beyond it, and those with an
-// activation, whose polynomial would leave no room for the sums and be inlined for each of them.
+// again, which changes nothing. The last block goes through the epilogue in registers. Two kinds of panel
+// take a detour over a tile staged in L1: those cut off by n, because c must not be touched beyond it, and
+// those with an activation, whose polynomial would leave no room for the sums and be inlined for each of
+// them.
 namespace encast {
 namespace {
 
@@ -43,8 +44,8 @@ struct DotTiles {
 
   void finish() {}
 
-  // Bytes that a tile with so many rows prefetches. A full tile asks for a part of the next panel, a short one
-  // is likely to be the only one and asks for all of it.
+  // Bytes that a tile with so many rows prefetches. A full tile asks for a part of the next panel, a short
+  // one is likely to be the only one and asks for all of it.
   static int64_t ahead_bytes(int64_t rows, int64_t groups) {
     const int64_t lines = rows < kRows ? 4 : 4 / Dot::Shape::vectors(kRows);
     return lines * kVectorBytes * groups;
@@ -136,9 +137,13 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
               .w = w,
               .groups = count,
               .ahead = ahead,
-              .resume = g == 0 ? nullptr : whole ? c : staged,
+              .resume = g == 0  ? nullptr
+                        : whole ? c
+                                : staged,
               .resume_stride = whole ? args.c_stride : kPanel,
-              .sums = stage ? staged : last ? nullptr : c,
+              .sums = stage  ? staged
+                      : last ? nullptr
+                             : c,
               .sums_stride = stage ? kPanel : args.c_stride,
               .row = row,
               .column = column,

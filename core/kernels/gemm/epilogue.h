@@ -59,8 +59,8 @@ ENCAST_SIMD int64_t lanes_within(int64_t columns, int64_t first) {
 // A staged tile of sums, `rows` x kPanel, to the `columns` columns of c that exist. A row's four vectors go
 // together, so that their polynomials overlap.
 template <class Dot>
-[[gnu::noinline]] void finish_tile(const GemmArgs& args, const float* staged, int64_t row,
-                                           int64_t rows, int64_t column, int64_t columns) {
+[[gnu::noinline]] void finish_tile(const GemmArgs& args, const float* staged, int64_t row, int64_t rows,
+                                   int64_t column, int64_t columns) {
   constexpr int kVectors = kPanel / 16;
   for (int64_t i = row; i < row + rows; ++i, staged += kPanel) {
     F32x16 values[kVectors];
@@ -81,8 +81,8 @@ template <class Dot>
 }
 
 // Sums as they are, between c and a staged tile.
-[[gnu::noinline]] void copy_sums(const float* from, int64_t from_stride, float* to,
-                                                          int64_t to_stride, int64_t rows, int64_t columns) {
+[[gnu::noinline]] void copy_sums(const float* from, int64_t from_stride, float* to, int64_t to_stride,
+                                 int64_t rows, int64_t columns) {
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t first = 0; first < columns; first += 16) {
       const int64_t lanes = lanes_within(columns, first);

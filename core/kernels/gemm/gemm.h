@@ -32,10 +32,10 @@ struct GemmArgs {
   const float* bias = nullptr;        // [n rounded up to 64] or null
   const float* residual = nullptr;    // [m, n] or null; never the memory of c
   int64_t residual_stride = 0;
-  float* c = nullptr;                 // never written beyond n columns
+  float* c = nullptr;  // never written beyond n columns
   int64_t c_stride = 0;
   Activation activation = Activation::none;
-  bool exact = false;                 // activations by libm in double instead of polynomials
+  bool exact = false;  // activations by libm in double instead of polynomials
 };
 
 // Computes rows [m_begin, m_end) and panels [panel_begin, panel_end); panel p holds columns 64p to 64p+63.

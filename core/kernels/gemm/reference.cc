@@ -51,6 +51,15 @@ double activate(Activation activation, double x) {
   return x;
 }
 
+// Arithmetic s8 up to the activation: every rounding is the contract's.
+float dequantized(const GemmArgs& args, const int8_t* w, int64_t row, int64_t column) {
+  const auto* a = static_cast<const uint8_t*>(args.a) + row * args.a_stride;
+  int64_t sum = 0;
+  for (int64_t k = 0; k < args.k; ++k) sum += (int64_t{a[k]} - args.a_zero[row]) * w[k];
+  return std::fma(static_cast<float>(sum), args.a_scale[row] * args.w_scale[column],
+                  args.bias != nullptr ? args.bias[column] : 0.0f);
+}
+
 // n roundings in a row: n u / (1 - n u), Higham, Accuracy and Stability of Numerical Algorithms, lemma 3.1.
 double gamma(int64_t n) {
   const double nu = static_cast<double>(n) * kUnitRoundoff;
@@ -82,44 +91,38 @@ GemmReference gemm_reference(GemmOperands operands, const GemmArgs& args, const 
   GemmReference result;
   result.c.resize(static_cast<size_t>(args.m * args.n));
   result.bound.resize(result.c.size());
+  const bool exact = operands == GemmOperands::q8s8 && args.activation == Activation::none;
   for (int64_t i = 0; i < args.m; ++i) {
     for (int64_t j = 0; j < args.n; ++j) {
       double value = 0, error = 0;
       if (operands == GemmOperands::q8s8) {
-        const auto* a = static_cast<const uint8_t*>(args.a) + i * args.a_stride;
-        const auto* weights = static_cast<const int8_t*>(w) + j * args.k;
-        int64_t sum = 0;
-        for (int64_t k = 0; k < args.k; ++k) sum += (int64_t{a[k]} - args.a_zero[i]) * weights[k];
-        value = std::fma(static_cast<float>(sum), args.a_scale[i] * args.w_scale[j],
-                         args.bias != nullptr ? args.bias[j] : 0.0f);
+        value = dequantized(args, static_cast<const int8_t*>(w) + j * args.k, i, j);
       } else {
-        double magnitude = 0;
+        double magnitude = args.bias != nullptr ? std::fabs(args.bias[j]) : 0.0;
+        value = args.bias != nullptr ? args.bias[j] : 0.0;
         for (int64_t k = 0; k < args.k; ++k) {
           const double product =
               element(operands, args.a, i * args.a_stride + k) * element(operands, w, j * args.k + k);
           value += product;
           magnitude += std::fabs(product);
         }
-        if (args.bias != nullptr) value += args.bias[j];
-        if (args.bias != nullptr) magnitude += std::fabs(args.bias[j]);
-        // One rounding a product and one for the bias. The bf16 instructions round every product too, and
-        // flush what is subnormal.
+        // One rounding for every k and for the bias. The bf16 instructions round the products too, and flush
+        // what is subnormal.
         const int64_t roundings = operands == GemmOperands::bf16 ? 2 * args.k + 2 : args.k + 1;
         error = gamma(roundings) * magnitude + static_cast<double>(roundings) * 0x1p-126;
       }
       if (args.activation != Activation::none) {
         value = activate(args.activation, value);
-        // No activation is steeper than 1.13. Their own error stays below 4 u of the value (simd/README.md)
-        // plus 4 u near zero, where cancellation is absolute.
+        // No activation is steeper than 1.13; their polynomials and the rounding of the result add the rest.
         error = 1.13 * error + 8 * kUnitRoundoff * (std::fabs(value) + 1);
       }
       if (args.residual != nullptr) {
-        const double residual = args.residual[i * args.residual_stride + j];
-        error += kUnitRoundoff * (std::fabs(value + residual) + error);
-        value += residual;
-        if (error == kUnitRoundoff * std::fabs(value)) {  // exact so far: the sum is rounded once
-          value = static_cast<float>(value);
-          error = 0;
+        const float residual = args.residual[i * args.residual_stride + j];
+        if (exact) {
+          value = static_cast<float>(value) + residual;
+        } else {
+          value += residual;
+          error += kUnitRoundoff * (std::fabs(value) + error);
         }
       }
       result.c[static_cast<size_t>(i * args.n + j)] = value;

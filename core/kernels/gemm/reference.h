@@ -10,8 +10,8 @@ namespace encast {
 
 enum class GemmOperands : uint8_t { f32, q8s8, bf16 };
 
-// Weights [n, k], row-major, of the operands' element (f32, s8, bf16 bits), in panels. 64-byte aligned memory of
-// gemm_packed_bytes is the caller's.
+// Weights [n, k], row-major, of the operands' element (f32, s8, bf16 bits), in panels. 64-byte aligned memory
+// of gemm_packed_bytes is the caller's.
 int64_t gemm_packed_bytes(GemmOperands operands, int64_t n, int64_t k);
 void gemm_pack(GemmOperands operands, const void* w, int64_t n, int64_t k, void* packed);
 
@@ -21,8 +21,8 @@ struct GemmReference {
   std::vector<double> bound;
 };
 
-// All of `args` but w and c, with the weights as a matrix. Integer sums are exact and their epilogue is rounded
-// as the contract says, so that without an activation the bound of q8s8 is 0.
+// All of `args` but w and c, with the weights as a matrix. Integer sums are exact and their epilogue is
+// rounded as the contract says, so that without an activation the bound of q8s8 is 0.
 GemmReference gemm_reference(GemmOperands operands, const GemmArgs& args, const void* w);
 
 }  // namespace encast

@@ -35,8 +35,8 @@ void gemm_f32_f32_f32_4x16_scalar(const GemmArgs& args, int64_t m_begin, int64_t
                                   int64_t panel_end) {
   compute<DotTiles<DotF32<Shape4x16>>>(args, m_begin, m_end, panel_begin, panel_end);
 }
-void gemm_bf16_bf16_f32_4x16_scalar(const GemmArgs& args, int64_t m_begin, int64_t m_end,
-                                    int64_t panel_begin, int64_t panel_end) {
+void gemm_bf16_bf16_f32_4x16_scalar(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
+                                    int64_t panel_end) {
   compute<DotTiles<DotBF16<Shape4x16>>>(args, m_begin, m_end, panel_begin, panel_end);
 }
 void gemm_q8_s8_s32_4x16_scalar(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,

@@ -3,8 +3,8 @@
 
 // The register tile, written once for every operand type and ISA level.
 //
-// All packed layouts look alike in bytes. A *group* is as many k as fill 4 bytes of a row of `a` (1 f32, 2 bf16,
-// 4 q8), and a panel holds 64 columns of 4 bytes for each group:
+// All packed layouts look alike in bytes. A *group* is as many k as fill 4 bytes of a row of `a` (1 f32, 2
+// bf16, 4 q8), and a panel holds 64 columns of 4 bytes for each group:
 //
 //   panel   group 0: | column 0 | column 1 | ... | column 63 |   256 bytes
 //           group 1: | column 0 | ...                            in each column: the group's k, ascending
@@ -76,9 +76,7 @@ ENCAST_SIMD void accumulate(typename Dot::Sum (&sums)[R][V], const uint8_t* a, i
 }
 
 ENCAST_SIMD F32x16 load_sums(const float* p, F32x16) { return load(p); }
-ENCAST_SIMD I32x16 load_sums(const float* p, I32x16) {
-  return load_i32(reinterpret_cast<const int32_t*>(p));
-}
+ENCAST_SIMD I32x16 load_sums(const float* p, I32x16) { return load_i32(reinterpret_cast<const int32_t*>(p)); }
 ENCAST_SIMD void store_sums(float* p, F32x16 sums) { store(p, sums); }
 ENCAST_SIMD void store_sums(float* p, I32x16 sums) { store_i32(reinterpret_cast<int32_t*>(p), sums); }
 

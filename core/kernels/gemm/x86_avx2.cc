@@ -9,8 +9,9 @@ namespace {
 // vpmaddwd adds two products of 16 bits into 32, exactly.
 //
 //   bytes of a 32-bit lane    | k0 | k1 | k2 | k3 |
-//   phase 0                   |   k0    |   k2    |     row: and 0x00ff        columns: shift left, then right
-//   phase 1                   |   k1    |   k3    |     row: shift right       columns: shift right (signed)
+//   phase 0                   |   k0    |   k2    |     row: and 0x00ff        columns: shift left, then
+//   right phase 1                   |   k1    |   k3    |     row: shift right       columns: shift right
+//   (signed)
 struct DotQ8 : DotQ8Base<Shape6x16> {
   static constexpr int kPhases = 2;
   template <int P>

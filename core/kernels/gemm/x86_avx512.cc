@@ -30,8 +30,8 @@ void gemm_f32_f32_f32_6x64_avx512(const GemmArgs& args, int64_t m_begin, int64_t
                                   int64_t panel_end) {
   compute<DotTiles<DotF32<Shape6x64>>>(args, m_begin, m_end, panel_begin, panel_end);
 }
-void gemm_bf16_bf16_f32_6x64_avx512(const GemmArgs& args, int64_t m_begin, int64_t m_end,
-                                    int64_t panel_begin, int64_t panel_end) {
+void gemm_bf16_bf16_f32_6x64_avx512(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
+                                    int64_t panel_end) {
   compute<DotTiles<DotBF16<Shape6x64>>>(args, m_begin, m_end, panel_begin, panel_end);
 }
 void gemm_q8_s8_s32_6x64_avx512(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,

@@ -22,8 +22,8 @@ struct DotQ8 : DotQ8Base<Shape6x64> {
 
 }  // namespace
 
-void gemm_q8_s8_s32_6x64_avx512vnni(const GemmArgs& args, int64_t m_begin, int64_t m_end,
-                                    int64_t panel_begin, int64_t panel_end) {
+void gemm_q8_s8_s32_6x64_avx512vnni(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
+                                    int64_t panel_end) {
   compute<DotTiles<DotQ8>>(args, m_begin, m_end, panel_begin, panel_end);
 }
 
