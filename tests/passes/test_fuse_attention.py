@@ -1,0 +1,205 @@
+"""Attention fuses when it computes exactly what the fused op computes, and says why when it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from graphs import Builder, batch, encoder
+
+from encast.backends.reference import Reference
+from encast.ir import Graph, Node, verify
+from encast.passes.fuse_attention import fuse_attention
+from encast.passes.report import Outcome
+
+
+def one_attention(**options: object) -> tuple[Builder, Graph]:
+    builder = Builder(layers=1)
+    x = builder.embeddings()
+    builder.graph.outputs["last_hidden_state"] = builder.attention(x, "attention", 0, **options)  # type: ignore[arg-type]
+    return builder, builder.graph
+
+
+def fused(graph: Graph, exact: bool = False) -> tuple[Graph, Outcome]:
+    changed = graph.copy()
+    outcome = fuse_attention(changed, exact)
+    changed.drop_unused()
+    verify(changed)
+    return changed, outcome
+
+
+def node(graph: Graph, op: str, name: str = "") -> Node:
+    return next(node for node in graph.nodes if node.op == op and name in node.name)
+
+
+@pytest.mark.parametrize("scale", ["scores", "q", "none"])
+@pytest.mark.parametrize("relative", [False, True])
+def test_every_form_fuses_to_the_same_bits(scale: str, relative: bool) -> None:
+    """Heads of 16: the factor 1/4 is a power of two, so that folding it is exact."""
+    _, graph = one_attention(scale=scale, relative=relative)
+    changed, outcome = fused(graph)
+    assert outcome.fused == [("qkv", 0), ("attention", 0)]
+    attention = node(changed, "attention")
+    assert attention.attrs == {"heads": 2, "scale": 1.0}
+    requests = batch(graph)
+    plain = Reference(graph).evaluate("last_hidden_state", requests)
+    assert np.abs(Reference(changed).evaluate("last_hidden_state", requests) - plain).max() < 1e-14
+
+
+def test_qkv_holds_all_rows_of_q_then_k_then_v() -> None:
+    _, graph = one_attention()
+    changed, _ = fused(graph)
+    weight = changed.constants["attention.self.qkv.weight"].array
+    bias = changed.constants["attention.self.qkv.bias"].array
+    for index, (part, factor) in enumerate((("query", 0.25), ("key", 1.0), ("value", 1.0))):
+        rows = slice(32 * index, 32 * (index + 1))
+        assert (weight[rows] == graph.constants[f"attention.self.{part}.weight"].array * factor).all()
+        assert (bias[rows] == graph.constants[f"attention.self.{part}.bias"].array * factor).all()
+
+
+def test_exact_mode_leaves_a_factor_that_would_round() -> None:
+    builder = Builder(layers=1, hidden=24, heads=2)
+    builder.graph.outputs["last_hidden_state"] = builder.attention(builder.embeddings(), "attention", 0)
+    graph = builder.graph
+    changed, _ = fused(graph, exact=True)
+    assert node(changed, "attention").attrs["scale"] == pytest.approx(12**-0.5)
+    assert (
+        changed.constants["attention.self.qkv.weight"].array[:24]
+        == graph.constants["attention.self.query.weight"].array
+    ).all()
+    folded, _ = fused(graph)
+    assert node(folded, "attention").attrs["scale"] == 1.0
+
+
+def test_folding_rounds_once() -> None:
+    builder = Builder(layers=1, hidden=24, heads=2)
+    builder.graph.outputs["last_hidden_state"] = builder.attention(builder.embeddings(), "attention", 0)
+    changed, _ = fused(builder.graph)
+    weight = builder.graph.constants["attention.self.query.weight"].array
+    wanted = (weight.astype(np.float64) * 12**-0.5).astype(np.float32)
+    assert (changed.constants["attention.self.qkv.weight"].array[:24] == wanted).all()
+
+
+def test_missing_biases_become_zeros_and_no_bias_stays_none() -> None:
+    for part in ("query", "key", "value", "all"):
+        _, graph = one_attention()
+        for linear in graph.nodes:
+            if linear.op == "linear" and part in (linear.name.rpartition(".")[2], "all"):
+                del linear.inputs[2:]
+        changed, _ = fused(graph)
+        joined = node(changed, "linear")
+        assert bool(joined.inputs[2]) == (part != "all")
+        requests = batch(graph)
+        plain = Reference(graph).evaluate("last_hidden_state", requests)
+        assert np.abs(Reference(changed).evaluate("last_hidden_state", requests) - plain).max() < 1e-14
+
+
+def test_layers_that_share_weights_share_the_joined_ones() -> None:
+    graph = encoder(layers=4, shared=True, relative=True)
+    changed, outcome = fused(graph)
+    assert outcome.changes == 4
+    joined = [node for node in changed.nodes if node.name.endswith("qkv")]
+    assert len(joined) == 4
+    assert len({tuple(node.inputs[1:]) for node in joined}) == 1
+    assert len({node.inputs[1] for node in changed.nodes if node.op == "attention"}) == 1
+
+
+def test_the_distance_table_reaches_max_len() -> None:
+    _, graph = one_attention(relative=True)
+    changed, _ = fused(graph)
+    assert changed.type_of(node(changed, "attention").inputs[1]).shape == (2, 2 * 24 - 1)
+
+
+def also_output(value: str) -> Callable[[Graph], None]:
+    def spoil(graph: Graph) -> None:
+        graph.outputs["extra"] = value
+
+    return spoil
+
+
+def also_read(value: str) -> Callable[[Graph], None]:
+    def spoil(graph: Graph) -> None:
+        graph.outputs["extra"] = graph.add("scale", value, name="extra", factor=2.0)
+
+    return spoil
+
+
+def other_source(part: str) -> Callable[[Graph], None]:
+    def spoil(graph: Graph) -> None:
+        linear = node(graph, "linear", part)
+        embedded = graph.nodes.index(node(graph, "layer_norm"))
+        doubled = Node("scale", ["embeddings.LayerNorm"], ["doubled"], {"factor": 2.0}, "doubled")
+        graph.nodes.insert(embedded + 1, doubled)
+        graph.values["doubled"] = graph.type_of("embeddings.LayerNorm")
+        linear.inputs[0] = "doubled"
+
+    return spoil
+
+
+def activated(part: str) -> Callable[[Graph], None]:
+    def spoil(graph: Graph) -> None:
+        node(graph, "linear", part).attrs["activation"] = "relu"
+
+    return spoil
+
+
+def same_key_as_query(graph: Graph) -> None:
+    scores = node(graph, "attention_scores")
+    scores.inputs[1] = scores.inputs[0]
+
+
+def value_is_no_projection(graph: Graph) -> None:
+    node(graph, "attention_context").inputs[1] = "embeddings.LayerNorm"
+
+
+def negative_factor(graph: Graph) -> None:
+    node(graph, "scale").attrs["factor"] = -1.0
+
+
+MISSES = {
+    "scores are an output": (also_output("attention.scores"), "output of the graph"),
+    "scaled scores are an output": (also_output("attention.scaled"), "output of the graph"),
+    "biased scores are read": (also_read("attention.biased"), "also read by scale 'extra'"),
+    "probabilities are read": (also_read("attention.probs"), "also read by scale 'extra'"),
+    "query is read": (also_read("attention.self.query"), "also read by scale 'extra'"),
+    "key is an output": (also_output("attention.self.key"), "output of the graph"),
+    "value is read": (also_read("attention.self.value"), "also read by scale 'extra'"),
+    "query of another source": (other_source("query"), "reads 'embeddings.LayerNorm'"),
+    "value of another source": (other_source("value"), "reads 'doubled'"),
+    "activation on the key": (activated("key"), "ends in an activation"),
+    "key is the query": (same_key_as_query, "the same value"),
+    "value is no projection": (value_is_no_projection, "also read by"),
+    "negative factor": (negative_factor, "scaled by -1.0"),
+}
+
+
+@pytest.mark.parametrize("miss", MISSES)
+def test_near_misses_stay_plain_and_say_why(miss: str) -> None:
+    spoil, reason = MISSES[miss]
+    _, graph = one_attention(relative=True)
+    spoil(graph)
+    verify(graph)
+    before = {node.name for node in graph.nodes}
+    changed, outcome = fused(graph)
+    assert outcome.fused == []
+    assert any(reason in missed.reason for missed in outcome.missed), outcome.missed
+    assert {missed.fusion for missed in outcome.missed} == {"attention", "qkv"}
+    assert {node.name for node in changed.nodes} <= before
+    assert "attention" not in {node.op for node in changed.nodes}
+
+
+def test_values_of_another_width_stay_plain() -> None:
+    builder = Builder(layers=1)
+    x = builder.embeddings()
+    q, k = (builder.linear(x, f"a.{part}", 32, 0) for part in "qk")
+    v = builder.linear(x, "a.v", 64, 0)
+    scores = builder.graph.add("attention_scores", q, k, name="scores", layer=0, heads=2)
+    probs = builder.graph.add("softmax", scores, name="probs", layer=0)
+    builder.graph.outputs["last_hidden_state"] = builder.graph.add(
+        "attention_context", probs, v, name="context", layer=0
+    )
+    changed, outcome = fused(builder.graph)
+    assert not outcome.fused
+    assert "values are f32[tokens, 64]" in outcome.missed[0].reason
+    assert str(changed) == str(builder.graph)
