@@ -1,0 +1,93 @@
+"""Plans as text, an architecture and a target each, committed under tests/plans and reviewed as diffs.
+
+    ENCAST_WRITE_PLANS=1 python -m pytest tests/engine/test_plans.py
+
+writes them anew. Weight offsets are left out: they belong to the artifact, not to the plan's shape.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from cases import open_case
+
+from encast import _core
+from encast.artifact.pack import stored_specs
+from encast.errors import UnsupportedModelError
+from encast.ir import Graph, ValueType
+from encast.lower import Target, lower
+from encast.lower.memory import Lifetime, place_values
+from encast.passes import optimise
+from encast.quant import QuantSpec
+
+PLANS = Path(__file__).parent.parent / "plans"
+TARGETS = {
+    "scalar": Target({"f32": "f32", "q8": "s8", "bf16": "bf16_fma"}, 64),
+    "avx512bf16": Target({"f32": "f32", "q8": "s8", "bf16": "bf16_dp"}, 1024),
+}
+CASES = [
+    ("bert-embed", "int8", "avx512bf16"),
+    ("bert-embed", "f32", "scalar"),
+    ("bert-classify", "bf16", "avx512bf16"),
+    ("distilbert-classify", "int8", "avx512bf16"),
+    ("roberta-tag", "int8", "avx512bf16"),
+    ("electra-answer", "bf16", "scalar"),
+    ("mpnet-fill_mask", "int8", "avx512bf16"),
+    ("albert-odd", "int8", "scalar"),
+]
+
+
+class _Offset:
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+
+
+def _plan(graph: Graph, dtype: str, target: Target) -> str:
+    graph, _ = optimise(graph, QuantSpec(dtype), strict=True)
+    offset, tensors = 0, {}
+    for spec in stored_specs(graph):
+        tensors[spec.name] = _Offset(offset)
+        offset += -(-spec.nbytes // 64) * 64
+    return lower(graph, tensors, target)
+
+
+@pytest.mark.parametrize(("case", "dtype", "target"), CASES, ids="-".join)
+def test_plan_is_the_committed_one(
+    case: str, dtype: str, target: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    plan = _plan(open_case(case, tmp_path_factory).graph, dtype, TARGETS[target])
+    _core.check_plan(plan)
+    shown = re.sub(r"^(weight .*) @\d+$", r"\1", plan, flags=re.MULTILINE)
+    path = PLANS / f"{case}-{dtype}-{target}.txt"
+    if os.environ.get("ENCAST_WRITE_PLANS"):
+        path.write_text(shown)
+    assert shown == path.read_text()
+
+
+def test_every_committed_plan_has_a_case() -> None:
+    assert {path.stem for path in PLANS.glob("*.txt")} == {"-".join(case) for case in CASES}
+
+
+def test_an_op_without_a_step_is_refused() -> None:
+    graph = Graph()
+    graph.add_input("token_ids", ValueType("i32", ("tokens",)))
+    graph.outputs["last_hidden_state"] = graph.add("position_ids", "token_ids", name="lost", offset=0, skip_id=-1)
+    with pytest.raises(UnsupportedModelError, match=r"'lost'.*position_ids.*encast inspect"):
+        lower(graph, {}, TARGETS["scalar"])
+
+
+def test_places_do_not_overlap_while_both_live() -> None:
+    spans = [Lifetime(size, first, first + length) for first in range(12) for size, length in ((640, 3), (65, 1), (1, 7))]
+    offsets, arena = place_values(spans)
+    ends = [offset + span.nbytes for offset, span in zip(offsets, spans, strict=True)]
+    assert all(offset % 64 == 0 for offset in offsets)
+    assert max(ends) <= arena
+    for i, a in enumerate(spans):
+        for j, b in enumerate(spans[:i]):
+            if a.first <= b.last and b.first <= a.last:
+                assert ends[i] <= offsets[j] or ends[j] <= offsets[i]
+    # Twelve steps' worth of values reuse the place of four.
+    assert arena < sum(span.nbytes for span in spans) / 2
