@@ -1,0 +1,174 @@
+"""Fuzzes the readers of checkpoint files; anything but an EncastError or a good result is a defect.
+
+    python tests/fuzz/fuzz_checkpoint.py tests/fuzz/corpus/checkpoint            libFuzzer, with atheris installed
+    python tests/fuzz/fuzz_checkpoint.py --mutate 10000 tests/fuzz/corpus/checkpoint   without it: random mutations
+    python tests/fuzz/fuzz_checkpoint.py --write tests/fuzz/corpus/checkpoint          makes the committed corpus
+
+The first byte of an input picks the reader, the rest is what it reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import struct
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from encast.errors import EncastError
+from encast.importers.checkpoint import open_checkpoint
+from encast.importers.files import MappedFile
+from encast.importers.safetensors_file import parse_header, read_safetensors
+from encast.importers.sentencepiece_model import parse_sentencepiece
+from encast.importers.state_pickle import read_state_pickle
+from encast.importers.torch_file import read_torch_file
+from encast.importers.weights import WEIGHT_DTYPES, TensorSource
+
+__all__ = ["READERS", "run_input"]
+
+_SMALL = 1 << 20
+_SCRATCH = tempfile.TemporaryDirectory()
+
+
+def _file(data: bytes, name: str) -> MappedFile:
+    path = Path(_SCRATCH.name) / name
+    path.write_bytes(data)
+    return MappedFile(path)
+
+
+def _touch(tensors: TensorSource) -> None:
+    for name in tensors:
+        if tensors.dtype(name) in WEIGHT_DTYPES:
+            tensors.f32(name)
+
+
+def _header(data: bytes) -> None:
+    parse_header(data[2:], int.from_bytes(data[:2], "little"), "fuzz")
+
+
+def _safetensors(data: bytes) -> None:
+    _touch(TensorSource(read_safetensors(_file(data, "model.safetensors")), "fuzz"))
+
+
+def _torch(data: bytes) -> None:
+    _touch(TensorSource(read_torch_file(_file(data, "pytorch_model.bin")), "fuzz"))
+
+
+def _folder(data: bytes) -> None:
+    """Text files of a folder, separated by zero bytes, beside a good model."""
+    names = ("config.json", "modules.json", "1_Pooling/config.json", "tokenizer_config.json", "vocab.txt")
+    root = Path(_SCRATCH.name) / "folder"
+    (root / "1_Pooling").mkdir(parents=True, exist_ok=True)
+    (root / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+    for name, content in zip(names, data.split(b"\0"), strict=False):
+        (root / name).write_bytes(content)
+    _ = open_checkpoint(root).tokenizer
+
+
+READERS: tuple[Callable[[bytes], object], ...] = (
+    _header,
+    _safetensors,
+    _torch,
+    lambda data: read_state_pickle(data, "fuzz"),
+    lambda data: parse_sentencepiece(data, "fuzz"),
+    _folder,
+)
+
+
+def run_input(data: bytes) -> bool:
+    """Whether the input is accepted; raises whatever a reader raises other than ``EncastError``."""
+    if not data or len(data) > _SMALL:
+        return False
+    try:
+        READERS[data[0] % len(READERS)](data[1:])
+    except EncastError:
+        return False
+    return True
+
+
+def _corpus() -> dict[str, bytes]:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "importers"))
+    import checkpoint_files as files
+    import numpy as np
+
+    arrays = {"w": np.ones((3, 2), "f4"), "h": np.ones(4, "f2"), "b": np.ones(2, "u2"), "i": np.arange(3)}
+    safetensors = files.safetensors_bytes(arrays)
+    length = int.from_bytes(safetensors[:8], "little")
+    data_size = len(safetensors) - 8 - length
+    state = files.state_pickle({"w": files.tensor_opcodes("FloatStorage", "0", 6, 0, [3, 2], [2, 1])})
+    piece = b"\x0a\x09\x0a\x02ab\x15\x00\x00\x80\xbf"
+    trie = struct.pack("<I", 1024) + bytes(1024) + b"\0"
+    charsmap = b"\x12" + bytes([len(trie) & 0x7F | 0x80, len(trie) >> 7]) + trie
+    normaliser = b"\x1a" + bytes([len(charsmap) & 0x7F | 0x80, len(charsmap) >> 7]) + charsmap
+    folder = [
+        b'{"architectures": ["BertModel"], "model_type": "bert"}',
+        b'[{"type": "sentence_transformers.models.Transformer", "path": ""},'
+        b' {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]',
+        b'{"word_embedding_dimension": 3, "pooling_mode_mean_tokens": true}',
+        b'{"do_lower_case": true, "model_max_length": 512, "mask_token": {"content": "[MASK]", "lstrip": true}}',
+        b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello\n##s\n",
+    ]
+    return {
+        "header": bytes([0]) + data_size.to_bytes(2, "little") + safetensors[8 : 8 + length],
+        "safetensors": bytes([1]) + safetensors,
+        "torch": bytes([2]) + files.torch_zip({"w": arrays["w"], "i": arrays["i"]}),
+        "pickle": bytes([3]) + state,
+        "sentencepiece": bytes([4]) + piece + piece + normaliser,
+        "folder": bytes([5]) + b"\0".join(folder),
+    }
+
+
+def _mutations(seeds: list[bytes], count: int, seed: int) -> None:
+    chooser = random.Random(seed)
+    accepted = 0
+    for _ in range(count):
+        data = bytearray(chooser.choice(seeds))
+        for _ in range(chooser.randint(1, 6)):
+            at = chooser.randrange(1, len(data) + 1)
+            match chooser.randrange(4):
+                case 0 if at < len(data):
+                    data[at] = chooser.randrange(256)
+                case 1:
+                    del data[at : at + chooser.randint(1, 16)]
+                case 2:
+                    data[at:at] = chooser.randbytes(chooser.randint(1, 8))
+                case _:
+                    other = chooser.choice(seeds)
+                    start = chooser.randrange(len(other))
+                    data[at:at] = other[start : start + chooser.randint(1, 32)]
+        try:
+            accepted += run_input(bytes(data))
+        except BaseException:
+            Path("fuzz_checkpoint.crash").write_bytes(data)
+            print("the input is in fuzz_checkpoint.crash", file=sys.stderr)
+            raise
+    print(f"{count} mutations of {len(seeds)} inputs with seed {seed}: {accepted} accepted, the others refused")
+
+
+def _main() -> None:
+    if "--mutate" not in sys.argv and "--write" not in sys.argv:
+        import atheris
+
+        with atheris.instrument_imports():
+            import encast.importers  # noqa: F401
+        atheris.Setup(sys.argv, run_input)
+        atheris.Fuzz()
+        return
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mutate", type=int, metavar="COUNT")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("corpus", type=Path)
+    options = parser.parse_args()
+    if options.write:
+        options.corpus.mkdir(parents=True, exist_ok=True)
+        for name, data in _corpus().items():
+            (options.corpus / name).write_bytes(data)
+    if options.mutate:
+        _mutations([path.read_bytes() for path in sorted(options.corpus.iterdir())], options.mutate, options.seed)
+
+
+if __name__ == "__main__":
+    _main()
