@@ -1,0 +1,137 @@
+"""What ``encast doctor`` and ``encast kernels`` say."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from encast.cli.doctor import Finding, Level, diagnose
+from encast.machine import CgroupLimits, Core, HugePages, Machine, MemoryNode
+
+FEATURES = ("", "avx2 fma", "avx2 fma avx512f")
+NAMES = ("scalar", "avx2", "avx512")
+ALL = [Level(name, features, "", True) for name, features in zip(NAMES, FEATURES, strict=True)]
+HEALTHY = Machine(
+    processor="Made-up Processor 9000",
+    virtual=False,
+    online=(0, 1, 2, 3),
+    affinity=(0, 1, 2, 3),
+    cores=tuple(Core((cpu,), 0, 0) for cpu in range(4)),
+    caches=(),
+    nodes=(MemoryNode(0, (0, 1, 2, 3), 8 << 30),),
+    cgroup=CgroupLimits(),
+    memory_bytes=8 << 30,
+    governor="performance",
+    huge_pages=HugePages("madvise", 2 << 20, 0, 0),
+    allocator="glibc",
+)
+
+
+def found(levels: list[Level] = ALL, **changes: object) -> list[Finding]:
+    return diagnose(dataclasses.replace(HEALTHY, **changes), levels)  # type: ignore[arg-type]
+
+
+def test_a_healthy_machine_has_no_findings() -> None:
+    assert found() == []
+    assert found(cgroup=CgroupLimits(4.0, (0, 1, 2, 3), 4 << 30)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "subject", "words"),
+    [
+        ({"affinity": (1, 2)}, "affinity", "2 of 4 physical cores"),
+        ({"cgroup": CgroupLimits(cpus=0.5)}, "cgroup", "0.5 of one CPU: after 50% of every period"),
+        ({"cgroup": CgroupLimits(cpus=2.0)}, "cgroup", "2 CPUs, though 4 cores are in reach; 2 threads are used"),
+        ({"cgroup": CgroupLimits(memory_bytes=100 << 20)}, "cgroup", "memory limit is 100 MiB"),
+        ({"governor": "powersave"}, "frequency", "governor is powersave"),
+        ({"huge_pages": HugePages("never", None, 0, 0)}, "huge pages", "are off"),
+        ({"nodes": (MemoryNode(0, (0, 1, 2, 3), 0),)}, "numa", "memory node 0 has CPUs and no memory"),
+        ({"cores": tuple(Core((cpu,), 0, cpu % 2) for cpu in range(4))}, "numa", "spans 2 memory nodes"),
+    ],
+)
+def test_each_trouble_is_one_finding_with_a_remedy(changes: dict[str, object], subject: str, words: str) -> None:
+    (finding,) = found(**changes)
+    assert finding.subject == subject
+    assert words in finding.problem
+    assert finding.remedy
+
+
+def test_a_quota_that_is_no_whole_number_says_so() -> None:
+    problems = [finding.problem for finding in found(cgroup=CgroupLimits(cpus=2.5))]
+    assert len(problems) == 2
+    assert "0.5 of a CPU cannot carry a thread" in problems[1]
+
+
+def test_levels() -> None:
+    scalar_only = [ALL[0], Level("avx2", FEATURES[1], "avx2 fma", False), Level("avx512", FEATURES[2], "avx2", False)]
+    (finding,) = found(levels=scalar_only)
+    assert "does not show avx2 fma" in finding.problem
+    forced = [ALL[0], ALL[1], dataclasses.replace(ALL[2], allowed=False)]
+    (finding,) = found(levels=forced)
+    assert "down to avx2; this machine has avx512" in finding.problem
+
+
+def test_knob_errors_are_findings() -> None:
+    (finding,) = diagnose(HEALTHY, ALL, ["ENCAST_THREADS='x' is wrong"])
+    assert (finding.subject, finding.problem) == ("knobs", "ENCAST_THREADS='x' is wrong")
+
+
+def encast(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from encast.cli.main import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def test_the_report_of_this_machine() -> None:
+    pytest.importorskip("encast._core", reason="the native core is not built")
+    done = encast("doctor", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert set(report["affinity"]) == os.sched_getaffinity(0)
+    assert report["isa_levels"][0] == {"name": "scalar", "features": "", "missing": "", "allowed": True}
+    assert len(report["thread_cpus"]) == report["default_threads"]
+    lines = encast("doctor").stdout.splitlines()
+    assert any(line.split()[:1] == ["isa"] and report["isa_best"] in line for line in lines)
+
+
+def test_a_wrong_level_is_a_finding_and_no_crash() -> None:
+    pytest.importorskip("encast._core", reason="the native core is not built")
+    done = encast("doctor", "--json", ENCAST_ISA="sse9")
+    assert done.returncode == 0
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert "ENCAST_ISA=sse9 is no level; this machine accepts scalar" in finding["problem"]
+
+
+def test_kernels_lists_what_is_chosen() -> None:
+    core = pytest.importorskip("encast._core", reason="the native core is not built")
+    done = encast("kernels", "--json")
+    rows = json.loads(done.stdout)
+    assert [row["name"] for row in rows] == [row["name"] for row in core.kernels()]
+    for row in rows:
+        of_class = (row["op"], row["arithmetic"])
+        chosen = [count for count in (1, 16, 1024) if core.select_kernel(*of_class, count) == row["name"]]
+        assert row["chosen_for"] == chosen
+    assert any(row["chosen_for"] for row in rows)
+    table = encast("kernels").stdout.splitlines()
+    assert len(table) == len(rows) + 1
+
+
+def test_a_forced_level_chooses_only_its_kernels() -> None:
+    pytest.importorskip("encast._core", reason="the native core is not built")
+    rows = json.loads(encast("kernels", "--json", ENCAST_ISA="scalar").stdout)
+    assert {row["isa"] for row in rows if row["chosen_for"]} == {"scalar"}
+    assert {row["isa"] for row in rows if row["allowed"]} == {"scalar"}
+    done = encast("kernels", ENCAST_ISA="sse9")
+    assert done.returncode == 2
+    assert "accepts scalar" in done.stderr
+    assert "Traceback" not in done.stderr
