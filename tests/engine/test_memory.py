@@ -1,0 +1,152 @@
+"""What an engine keeps in memory: weights shared between processes, an arena that does not grow with the batch."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from compiled import minilm_folder, open_cpu, same_bits
+
+import encast
+from encast import artifact
+from encast.backends.cpu import CpuRunnable
+from encast.batch import Batch
+from encast.errors import ArtifactError, InputError, ResourceError
+
+WAITING = """
+import sys
+from encast import artifact
+from encast.backends.cpu import CpuRunnable
+
+cpu = CpuRunnable(artifact.open(sys.argv[1]), threads=1)
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return encast.compile(minilm_folder(), tmp_path_factory.mktemp("minilm") / "m.encast", dtype="int8")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """The process id of another process that has the artifact open."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITING, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        yield process.pid
+    finally:
+        process.communicate("")
+
+
+def _weights_pss(pid: int) -> int:
+    """Proportional set size of the mapping of weights.safetensors, in kB."""
+    total, mine = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            mine = line.endswith("/weights.safetensors")
+        elif mine and line.startswith("Pss:"):
+            total += int(line.split()[1])
+    return total
+
+
+def test_processes_share_the_weights(minilm: Path) -> None:
+    with _opened(minilm) as first:
+        alone = _weights_pss(first)
+        assert alone * 1024 > 0.9 * (minilm / "weights.safetensors").stat().st_size
+        with _opened(minilm) as second:
+            assert abs(_weights_pss(first) / alone - 0.5) < 0.05
+            assert abs(_weights_pss(second) / alone - 0.5) < 0.05
+
+
+def test_instances_share_the_weights(minilm: Path) -> None:
+    opened = artifact.open(minilm)
+    cpu = CpuRunnable(opened, threads=1, instances=4)
+    mappings = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(opened.weights_path) in line]
+    assert len(mappings) == 1
+    cpu.close()
+    del cpu
+    gc.collect()
+    assert str(opened.weights_path) not in Path("/proc/self/maps").read_text()
+
+
+def _resident_kb() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1])
+
+
+def test_memory_does_not_grow_with_the_batch(minilm: Path) -> None:
+    cpu = CpuRunnable(artifact.open(minilm), threads=2)
+
+    def batch(seqs: int) -> Batch:
+        return Batch(np.full(seqs * 128, 2000, np.int32), np.arange(0, seqs * 128 + 1, 128, dtype=np.int32))
+
+    small, large = batch(16), batch(160)
+    cpu.run("embedding", small)
+    before = _resident_kb()
+    cpu.run("embedding", large)
+    assert _resident_kb() - before < 1024
+
+
+def test_callers_of_one_engine_get_their_own_answers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    cpu = open_cpu("bert-embed", "int8", tmp_path_factory, threads=1, instances=2)
+    rng = np.random.default_rng(0)
+    batches = [Batch.of([rng.integers(0, 200, size).tolist()]) for size in (1, 5, 17, 30, 44, 48)]
+    wanted = [cpu.run("embedding", batch) for batch in batches]
+    wrong: list[int] = []
+
+    def call(index: int) -> None:
+        for _ in range(30):
+            if not same_bits(cpu.run("embedding", batches[index]), wanted[index]):
+                wrong.append(index)
+
+    callers = [threading.Thread(target=call, args=(index,)) for index in range(len(batches))]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not wrong
+
+
+def test_a_closed_backend_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
+    cpu = open_cpu("bert-embed", "f32", tmp_path_factory, threads=1, instances=2)
+    cpu.close()
+    cpu.close()
+    for _ in range(3):
+        with pytest.raises(ResourceError, match="closed"):
+            cpu.run("embedding", Batch.of([[1, 2]]))
+
+
+@pytest.mark.parametrize("options", [{"threads": 0}, {"instances": 0}, {"threads": -1}])
+def test_impossible_options(options: dict[str, int], tmp_path_factory: pytest.TempPathFactory) -> None:
+    with pytest.raises(InputError, match="at least 1"):
+        open_cpu("bert-embed", "f32", tmp_path_factory, **options)
+
+
+def test_damaged_weights_are_refused(tmp_path: Path) -> None:
+    path = encast.compile(minilm_folder(), tmp_path / "m.encast", dtype="int8")
+    weights = path / "weights.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 16
+    weights.write_bytes(data)
+    with pytest.raises(ArtifactError, match=r"checksum of tensor .* compile the artifact again"):
+        CpuRunnable(artifact.open(path), threads=2)
+
+
+def test_selected_rows_may_come_in_any_order(tmp_path_factory: pytest.TempPathFactory) -> None:
+    cpu = open_cpu("bert-fill_mask", "f32", tmp_path_factory, threads=1)
+    batch = Batch.of([[1, 2, 3], [4, 5, 6, 7]])
+    rising = cpu.run("logits", batch, np.array([0, 2, 5], np.int32))
+    mixed = cpu.run("logits", batch, np.array([5, 0, 5, 2], np.int32))
+    assert same_bits(mixed, rising[[2, 0, 2, 1]])
