@@ -31,12 +31,16 @@ endfunction()
 # Wrapper scripts around the wheel's `zig`, in the build folder. CMake runs the compiler checks in projects of
 # their own, which see nothing of this file but the path of the compiler: so the wrapper carries everything.
 function(encast_use_zig)
-  find_package(Python 3.10 COMPONENTS Interpreter)
-  if(NOT Python_EXECUTABLE)
+  # Not find_package(Python): before project() it would cache a wrong suffix of extension modules.
+  set(python ${Python_EXECUTABLE})
+  if(NOT python)
+    find_program(python NAMES python3 python NO_CACHE)
+  endif()
+  if(NOT python)
     return()
   endif()
   execute_process(
-    COMMAND ${Python_EXECUTABLE} -c
+    COMMAND ${python} -c
             "import os, sysconfig, ziglang
 print(os.path.join(os.path.dirname(ziglang.__file__), 'zig'), 'musl' in (sysconfig.get_config_var('SOABI') or ''), sep='|', end='')"
     OUTPUT_VARIABLE answer RESULT_VARIABLE status ERROR_QUIET)
