@@ -1,7 +1,11 @@
 #include "cpu/peak.h"
 
+#include <time.h>
+
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <numeric>
 #include <system_error>
 #include <thread>
 
@@ -17,7 +21,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kRounds = 5;
+// Many short rounds: a few of them run at the highest clock frequency.
+constexpr double kRoundSeconds = 0.01;
+constexpr int kMinRounds = 5;
 constexpr int kMaxThreads = 4096;
 constexpr double kMaxSeconds = 60;
 // Some ten microseconds: the clock is asked seldom enough, and no round is overrun by much.
@@ -27,37 +33,46 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// The threads begin together; the round ends with the last of them.
+// Processor time of the calling thread: what other processes take from it does not count.
+double thread_seconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// One round: all threads work side by side, and their rates are added.
 double operations_a_second(const PeakProbe& probe, int threads, double seconds) {
   std::atomic<int> waiting{threads};
   std::atomic<bool> abandoned{false};
-  std::atomic<int64_t> passes{0};
-  const auto work = [&] {
+  std::vector<double> rates(static_cast<size_t>(threads));
+  const auto work = [&](int index) {
     waiting.fetch_sub(1);
-    while (waiting.load() > 0)
+    while (waiting.load() > 0) {
       if (abandoned.load()) return;
+      std::this_thread::yield();
+    }
     const Clock::time_point start = Clock::now();
-    int64_t mine = 0;
+    const double busy = thread_seconds();
+    int64_t passes = 0;
     do {
       probe.run(kPassesAtATime);
-      mine += kPassesAtATime;
+      passes += kPassesAtATime;
     } while (seconds_since(start) < seconds);
-    passes.fetch_add(mine);
+    rates[static_cast<size_t>(index)] = static_cast<double>(passes * probe.ops) / (thread_seconds() - busy);
   };
   std::vector<std::thread> others;
   others.reserve(static_cast<size_t>(threads - 1));
   try {
-    for (int i = 1; i < threads; ++i) others.emplace_back(work);
+    for (int i = 1; i < threads; ++i) others.emplace_back(work, i);
   } catch (const std::system_error& error) {
     abandoned.store(true);
     for (std::thread& thread : others) thread.join();
     throw ResourceError("the peak of " + std::to_string(threads) +
                         " threads cannot be measured: " + error.what() + "; ask for fewer threads");
   }
-  const Clock::time_point start = Clock::now();
-  work();
+  work(0);
   for (std::thread& thread : others) thread.join();
-  return static_cast<double>(passes.load() * probe.ops) / seconds_since(start);
+  return std::accumulate(rates.begin(), rates.end(), 0.0);
 }
 
 }  // namespace
@@ -88,9 +103,10 @@ double peak_ops_per_second(std::string_view dtype, int threads, double seconds) 
   if (!(seconds > 0 && seconds <= kMaxSeconds))
     throw InputError("seconds is " + std::to_string(seconds) + "; more than 0 and at most 60 are accepted");
   const PeakProbe& probe = peak_probe(dtype);
+  const int rounds = std::max(kMinRounds, static_cast<int>(seconds / kRoundSeconds));
   double best = 0;
-  for (int round = 0; round < kRounds; ++round) {
-    const double rate = operations_a_second(probe, threads, seconds / kRounds);
+  for (int round = 0; round < rounds; ++round) {
+    const double rate = operations_a_second(probe, threads, seconds / rounds);
     if (rate > best) best = rate;
   }
   return best;

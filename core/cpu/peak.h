@@ -26,8 +26,9 @@ const std::vector<PeakProbe>& peak_probes();
 // Throws InputError for another dtype.
 const PeakProbe& peak_probe(std::string_view dtype);
 
-// Operations a second of `threads` threads at once: the best of five rounds that take `seconds` (0 to 60)
-// together. Throws InputError, or ResourceError when the threads cannot be started.
+// Operations a second of `threads` threads at once: the best of many short rounds that take `seconds`
+// (0 to 60) together. A second is one of the threads' processor time, so a busy machine gives the same
+// answer. Throws InputError, or ResourceError when the threads cannot be started.
 double peak_ops_per_second(std::string_view dtype, int threads, double seconds);
 
 }  // namespace encast
