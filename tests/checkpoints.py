@@ -48,6 +48,8 @@ _SUFFIXES = {
 _ROBERTAS = ("roberta", "xlm-roberta", "camembert")
 _BYTE_LEVEL_VOCAB = 300  # 256 bytes, 5 special tokens, 39 merges
 _OUTLIER = 16.0
+_WORDS = "the of and to in is was for on that with as it by he at from are this"
+_TAILS = "ing ed er es ly tion al en est th an on or ar"
 
 
 @dataclass(frozen=True)
@@ -494,8 +496,8 @@ def _words(start: str, inside: str) -> Iterator[str]:
     yield from (start + letter for letter in letters)
     yield from (inside + letter for letter in letters)
     yield from ".,!?'\"()-:;"
-    yield from (start + word for word in "the of and to in is was for on that with as it by he at from are this".split())
-    yield from (inside + tail for tail in "ing ed er es ly tion al en est th an on or ar".split())
+    yield from (start + word for word in _WORDS.split())
+    yield from (inside + tail for tail in _TAILS.split())
     for left in "bcdfglmnprst":
         for right in "aeiou":
             yield start + left + right
@@ -539,7 +541,9 @@ def _cases() -> Iterator[Case]:
     yield Case("distilbert-head_dim-7", "distilbert", "features", {**small, "hidden": 21, "heads": 3, "inner": 17})
     yield Case("bert-head_dim-1", "bert", "classify", {**small, "hidden": 8, "heads": 8})
     yield Case("bert-one-head", "bert", "classify", {**small, "heads": 1, "labels": 1})
-    yield Case("bert-multi_label", "bert", "classify", {**small, "labels": 7, "problem_type": "multi_label_classification"})
+    yield Case(
+        "bert-multi_label", "bert", "classify", {**small, "labels": 7, "problem_type": "multi_label_classification"}
+    )
     yield Case("roberta-regression", "roberta", "classify", {**small, "labels": 1, "problem_type": "regression"})
     yield Case("bert-one-type", "bert", "features", {**small, "type_vocab": 1})
     yield Case("roberta-two-types", "roberta", "features", {**small, "type_vocab": 2})

@@ -109,7 +109,9 @@ def embed(folder: Path, x: Any) -> np.ndarray[Any, Any]:
 def kept_rows(inputs: Inputs) -> np.ndarray[Any, Any]:
     """The rows of hidden states that are committed: all but four in five of the longest sequence's."""
     starts = np.cumsum([0, *map(len, inputs.token_ids)])
-    return np.array([row for row in range(starts[-1]) if not starts[3] <= row < starts[4] or (row - starts[3]) % 5 == 4])
+    return np.array(
+        [row for row in range(starts[-1]) if not starts[3] <= row < starts[4] or (row - starts[3]) % 5 == 4]
+    )
 
 
 def make(case: Case, folder: Path) -> None:

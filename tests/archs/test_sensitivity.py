@@ -1,0 +1,187 @@
+"""No term can be lost silently: whatever is taken out of a graph, the comparison with transformers must notice.
+
+Every test breaks one thing (a bias, a norm's gamma, a table, a residual, the scale, an activation, the walls between
+sequences, the order of positions) and asks that the output leaves the bound that float32 engines are held to, so that
+what is proven here for the reference holds for every engine that is compared within that bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from bounds import allowed_difference, largest_excess
+from cases import CASES, Opened, open_case
+
+from encast.backends.reference import EVALUATORS, Context
+from encast.ir import Constant, Graph
+
+FEATURES = [name for name, case in CASES.items() if case.head == "features"]
+HEADS = [name for name, case in CASES.items() if case.head != "features"]
+# Softmax takes a key's bias away again, see test_golden.test_keys_match_transformers.
+KEY_BIASES = tuple(f"{path}.bias" for path in (".key", ".attn.k", ".k_lin"))
+
+Table = dict[str, Callable[..., Any]]
+
+
+def with_constant(graph: Graph, name: str, change: Callable[[Any], Any]) -> Graph:
+    """A copy in which one constant is changed."""
+    other = graph.copy()
+    old = other.constants[name]
+    other.constants[name] = Constant(old.type, np.ascontiguousarray(change(old.array), old.array.dtype))
+    return other
+
+
+def broken_constants(graph: Graph) -> Iterator[tuple[str, Graph]]:
+    """Every constant, lost: biases, betas and tables zero, gammas one, weights without their last input."""
+    gammas = {node.inputs[1] for node in graph.nodes if node.op == "layer_norm"}
+    for name, constant in graph.constants.items():
+        if name in gammas:
+            yield f"{name} = 1", with_constant(graph, name, np.ones_like)
+        elif constant.array.ndim == 1 or "embeddings" in name or "relative_attention_bias" in name:
+            yield f"{name} = 0", with_constant(graph, name, np.zeros_like)
+        else:
+            yield (
+                f"{name} short",
+                with_constant(graph, name, lambda w: np.where(np.arange(w.shape[1]) == w.shape[1] - 1, 0, w)),
+            )
+    for name in graph.constants:
+        if "token_type_embeddings.weight" in name and "position" not in name:
+            yield f"{name} row 1 = row 0", with_constant(graph, name, lambda t: np.repeat(t[:1], len(t), axis=0))
+
+
+def broken_nodes(graph: Graph) -> Iterator[tuple[str, Table]]:
+    """Evaluators that do the n-th application of an op wrongly."""
+    wrong: dict[str, list[tuple[str, Callable[..., Any]]]] = {
+        "add": [("without a", lambda context, a, b: b), ("without b", lambda context, a, b: a)],
+        "scale": [("left out", lambda context, x, *, factor: x)],
+        "activation": [
+            ("left out", lambda context, x, *, kind: x),
+            ("another", lambda context, x, *, kind: EVALUATORS["activation"](context, x, kind=_other(kind))),
+        ],
+        "layer_norm": [("left out", lambda context, x, gamma, beta, *, eps: x * gamma + beta)],
+        "relative_bias": [
+            ("mirrored", _mirrored),
+            ("left out", lambda context, scores, table, *, max_distance: scores),
+        ],
+        "softmax": [("left out", lambda context, scores: scores)],
+        "position_ids": [("all first", _all_first), ("not restarted", _not_restarted), ("shifted", _shifted)],
+        "normalize": [("left out", lambda context, x: x)],
+        "first_token": [("last", lambda context, x: x[context.cu_seqlens[1:] - 1])],
+        "select_rows": [("rolled", lambda context, x, select: np.roll(x, 1, axis=0)[select])],
+    }
+    counts: dict[str, int] = {}
+    for node in graph.nodes:
+        index = counts[node.op] = counts.get(node.op, -1) + 1
+        for how, function in wrong.get(node.op, []):
+            yield f"{node.name} ({node.op}) {how}", _nth(node.op, index, function)
+    for layer in range(counts["softmax"] + 1):
+        yield f"layer {layer}: no walls between sequences", _without_walls(layer)
+    if any(node.op == "position_ids" and node.attrs["skip_id"] >= 0 for node in graph.nodes):
+        yield "padding tokens count as positions", {**EVALUATORS, "position_ids": _counts_padding}
+
+
+def _other(kind: str) -> str:
+    # The two gelus are the closest pair: taking one for the other must show.
+    return {"gelu": "gelu_tanh", "gelu_tanh": "gelu"}.get(kind, "gelu")
+
+
+def _mirrored(context: Context, scores: Any, table: Any, *, max_distance: int) -> Any:
+    half = len(table) // 2
+    return EVALUATORS["relative_bias"](context, scores, np.roll(table, half, axis=0), max_distance=max_distance)
+
+
+def _all_first(context: Context, ids: Any, *, offset: int, skip_id: int) -> Any:
+    return np.full_like(ids, offset)
+
+
+def _not_restarted(context: Context, ids: Any, *, offset: int, skip_id: int) -> Any:
+    return np.minimum(np.arange(len(ids)) + offset, 40 + offset).astype(np.int32)
+
+
+def _shifted(context: Context, ids: Any, *, offset: int, skip_id: int) -> Any:
+    return EVALUATORS["position_ids"](context, ids, offset=offset + 1, skip_id=skip_id)
+
+
+def _counts_padding(context: Context, ids: Any, *, offset: int, skip_id: int) -> Any:
+    return EVALUATORS["position_ids"](context, ids, offset=offset, skip_id=-1)
+
+
+def _nth(op: str, index: int, wrong: Callable[..., Any]) -> Table:
+    calls = iter(range(1 << 30))
+
+    def evaluate(*operands: Any, **attrs: Any) -> Any:
+        return (wrong if next(calls) == index else EVALUATORS[op])(*operands, **attrs)
+
+    return {**EVALUATORS, op: evaluate}
+
+
+def _without_walls(layer: int) -> Table:
+    """Attention of one layer over the whole batch as if it were one sequence."""
+    table = dict(EVALUATORS)
+    for op in ("attention_scores", "relative_bias", "softmax", "attention_context"):
+
+        def evaluate(
+            context: Context, *operands: Any, _op: str = op, _calls: Any = iter(range(1 << 30)), **attrs: Any
+        ) -> Any:
+            one = replace(context, cu_seqlens=context.cu_seqlens[[0, -1]])
+            return EVALUATORS[_op](one if next(_calls) == layer else context, *operands, **attrs)
+
+        evaluate.__kwdefaults__["_calls"] = iter(range(1 << 30))
+        table[op] = evaluate
+    return table
+
+
+def unnoticed(opened: Opened, broken: Iterator[tuple[str, Graph | Table]]) -> list[str]:
+    exact, allowed = allowed_difference(opened.graph, opened.output, opened.batch, opened.select)
+    exact, allowed = opened.kept(exact), opened.kept(allowed)
+    assert largest_excess(opened.golden("f64"), exact, allowed) < 1.0
+    result = []
+    count = 0
+    for name, change in broken:
+        got = opened.evaluate(change) if isinstance(change, Graph) else opened.evaluate(evaluators=change)
+        count += 1
+        if largest_excess(got, opened.golden("f64"), allowed) <= 1.0:
+            result.append(name)
+    assert count > 0
+    return result
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_every_constant_of_an_encoder_is_needed(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    opened = open_case(name, tmp_path_factory)
+    expected = [f"{name} = 0" for name in opened.graph.constants if name.endswith(KEY_BIASES)]
+    assert unnoticed(opened, broken_constants(opened.graph)) == expected
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_every_node_of_an_encoder_is_needed(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    opened = open_case(name, tmp_path_factory)
+    assert unnoticed(opened, broken_nodes(opened.graph)) == []
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_every_part_of_a_head_is_needed(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    opened = open_case(name, tmp_path_factory)
+    inside = {name for node in opened.graph.nodes if node.layer >= 0 for name in (node.name, *node.inputs)}
+
+    def outside(broken: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        return (item for item in broken if item[0].split(" ")[0] not in inside and not item[0].startswith("layer "))
+
+    assert unnoticed(opened, outside(broken_constants(opened.graph))) == []
+    assert unnoticed(opened, outside(broken_nodes(opened.graph))) == []
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_lost_key_bias_shows_in_the_keys(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    opened = open_case(name, tmp_path_factory)
+    wanted = opened.golden_array("key_f64")
+    scores = [node for node in opened.graph.nodes if node.op == "attention_scores"]
+    begin, end = opened.batch.cu_seqlens[1:3]
+    for bias in [name for name in opened.graph.constants if name.endswith(KEY_BIASES)]:
+        broken = replace(opened, graph=with_constant(opened.graph, bias, np.zeros_like)).values()
+        got = np.stack([broken[node.inputs[1]][begin:end] for node in scores])
+        assert np.abs(got - wanted).max() > 1e-3
