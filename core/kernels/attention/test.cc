@@ -196,6 +196,30 @@ ENCAST_TEST(long_sequences) {
   check_shape(1100, 8, true, rng);
 }
 
+// Above 4096 keys the scores outgrow their share of L2, and the scratch with them.
+ENCAST_TEST(a_very_long_sequence) {
+  Rng rng(7);
+  Problem problem({5000}, 1, 3, false, rng);
+  for (const auto& kernel : kernels()) {
+    GuardedMatrix<float> out(5000, 3);
+    kernel.fn(problem.args(out), 0, 0, 4980, 5000, problem.scratch.data());
+    CHECK(problem.scratch.check_slack(), kernel.name);
+    for (int64_t q = 4980; q < 5000; ++q) check_row(problem, out, 0, 0, q, kernel.name);
+  }
+}
+
+// Exact powers round differently from the polynomial's somewhere, or the flag is not heard.
+ENCAST_TEST(exact_is_another_arithmetic) {
+  Rng rng(8);
+  Problem problem({64}, 2, 32, false, rng);
+  for (const auto& kernel : kernels()) {
+    GuardedMatrix<float> fast(64, 64), exact(64, 64);
+    problem.run(kernel, fast, false);
+    problem.run(kernel, exact, true);
+    CHECK(!std::equal(fast.buffer.begin(), fast.buffer.end(), exact.buffer.begin()), kernel.name);
+  }
+}
+
 // Scores far apart: without the maximum taken off, exp would overflow.
 ENCAST_TEST(peaked_scores) {
   Rng rng(3);
