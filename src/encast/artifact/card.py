@@ -74,9 +74,10 @@ def read_card(folder: Path) -> dict[str, Any]:
     card = parse_json(data, str(path))
     if not isinstance(card, dict) or card.get("format") != "encast":
         raise ArtifactError(f"{path} is not the card of an encast artifact")
-    if card.get("format_version") != FORMAT_VERSION:
+    version = card.get("format_version")
+    if type(version) is not int or version != FORMAT_VERSION:
         raise ArtifactError(
-            f"{path}: the artifact has format version {card.get('format_version')!r} (made by encast "
+            f"{path}: the artifact has format version {version!r} (made by encast "
             f"{card.get('encast_version')!r}), this encast reads version {FORMAT_VERSION}: compile the checkpoint again"
         )
     begin, end = len(_PREFIX), len(_PREFIX) + len(_BLANK)
