@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from encast import artifact
-from encast.archs import build_graph
+from encast.archs import TASKS, build_graph
 from encast.errors import CheckpointError, InputError
 from encast.importers import Checkpoint, open_checkpoint
 from encast.ir import Graph
@@ -44,6 +44,8 @@ def compile(
     Raises ``InputError`` for bad options, ``CheckpointError`` or ``UnsupportedModelError`` for a checkpoint that
     cannot be used, and ``ResourceError`` when the artifact cannot be written. ``out`` then stays as it was.
     """
+    if task is not None and task not in TASKS:
+        raise InputError(f"task is {task!r}; one of {', '.join(TASKS)} is needed")
     spec = _spec(dtype, quant, calibration)
     report_progress = progress or (lambda stage, done, total: None)
     target = artifact.check_target(out if out is not None else f"{_name_of(source)}.encast")

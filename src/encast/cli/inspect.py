@@ -12,7 +12,7 @@ import typer
 
 from encast import artifact as artifacts
 from encast.artifact import Artifact
-from encast.errors import StrictError
+from encast.errors import ArtifactError, StrictError
 from encast.passes.report import OUTSIDE, FusionReport
 from encast.quant import QuantSpec
 
@@ -31,7 +31,7 @@ def inspect_command(
     """Show what an artifact holds: fusions, dtypes, sizes, accuracy. Every checksum is verified."""
     opened = artifacts.open(artifact)
     opened.verify()
-    report = FusionReport.from_json(opened.card["fusions"])
+    report = FusionReport.from_json(_fact(opened, "fusions"))
     shown: dict[str, Any] = {}
     if graph:
         shown["graph"] = str(opened.graph)
@@ -52,24 +52,34 @@ def inspect_command(
         raise StrictError(report.describe_misses())
 
 
+def _fact(opened: Artifact, *names: str) -> Any:
+    """An entry of the card, which has a right checksum and may still come from another program."""
+    value: Any = opened.card
+    for name in names:
+        if not isinstance(value, dict) or name not in value:
+            raise ArtifactError(f"{opened.path}: the card lacks {'/'.join(names)}; compile the checkpoint again")
+        value = value[name]
+    return value
+
+
 def summary(opened: Artifact) -> Iterator[str]:
-    """The facts of an artifact for people, a line each."""
-    card, meta = opened.card, opened.graph.meta
-    yield f"{'source':<12}{card['source']['source']}"
+    """The facts of an artifact for people, a line each; raises ``ArtifactError`` if its card lacks one."""
+    meta = opened.graph.meta
+    yield f"{'source':<12}{_fact(opened, 'source', 'source')}"
     yield (
         f"{'model':<12}{meta['arch']}, {meta['task']}: {meta['layers']} layers, hidden {meta['hidden']}, "
         f"{meta['heads']} heads, vocabulary {meta['vocab']:,}, texts up to {meta['max_len']} tokens"
     )
     outputs = [f"{name} {opened.graph.type_of(value)}" for name, value in opened.graph.outputs.items()]
     yield f"{'outputs':<12}{', '.join(outputs)}"
-    yield f"{'numbers':<12}{_numbers(QuantSpec.from_json(card['quant']))}; {meta['math']} math"
-    yield f"{'size':<12}" + ", ".join(f"{name} {size(count)}" for name, count in card["sizes"].items())
+    yield f"{'numbers':<12}{_numbers(QuantSpec.from_json(_fact(opened, 'quant')))}; {meta['math']} math"
+    yield f"{'size':<12}" + ", ".join(f"{name} {size(count)}" for name, count in _fact(opened, "sizes").items())
     yield f"{'weights':<12}" + ", ".join(f"{dtype} {size(count)}" for dtype, count in _weight_bytes(opened).items())
-    yield f"{'made':<12}{card['created']} by encast {card['encast_version']}"
-    for entry in card["accuracy"]:
+    yield f"{'made':<12}{_fact(opened, 'created')} by encast {_fact(opened, 'encast_version')}"
+    for entry in _fact(opened, "accuracy"):
         yield f"{'accuracy':<12}{json_module.dumps(entry, ensure_ascii=False)}"
     yield ""
-    report = FusionReport.from_json(card["fusions"])
+    report = FusionReport.from_json(_fact(opened, "fusions"))
     yield from _fusion_table(opened, report)
     if report.misses:
         yield ""

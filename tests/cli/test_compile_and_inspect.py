@@ -1,0 +1,209 @@
+"""``encast.compile``, and the verbs compile and inspect, on small checkpoints of two architectures."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import open_case
+
+import encast
+from encast import artifact
+from encast.cli.main import main
+from encast.errors import CheckpointError, InputError, StrictError
+from encast.passes import pipeline
+from encast.passes.report import Miss, Outcome
+from encast.quant import QuantSpec
+
+Run = Any
+
+
+@pytest.fixture
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return open_case("bert-classify", tmp_path_factory).folder
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def miss_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass that finds nothing, which is what a form of attention that nobody foresaw looks like."""
+
+    def fuse(graph: Any, exact: bool) -> Outcome:
+        return Outcome(missed=[Miss("attention", 1, "encoder.layer.1.attention", "the scores are doubled")])
+
+    monkeypatch.setattr(pipeline, "fuse_attention", fuse)
+
+
+class TestCompile:
+    def test_default_place_is_the_name_in_the_working_directory(
+        self, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        path = encast.compile(checkpoint)
+        assert path == tmp_path / f"{checkpoint.name}.encast"
+        assert artifact.open(path).card["dtype"] == "int8"
+        assert encast.compile(f"{checkpoint}/") == path
+
+    def test_the_card_tells_where_it_comes_from(self, checkpoint: Path, tmp_path: Path) -> None:
+        spec = QuantSpec("bf16", keep=(("*.0.*", "f32"),))
+        opened = artifact.open(
+            encast.compile(checkpoint, tmp_path / "m.encast", dtype="bf16", quant=spec, exact=True, strict=True)
+        )
+        card = opened.card
+        assert card["source"]["source"] == str(checkpoint)
+        assert set(card["source"]["files"]) >= {"config.json", "model.safetensors"}
+        assert QuantSpec.from_json(card["quant"]) == spec
+        assert (card["task"], card["arch"], card["math"], card["dtype"]) == ("classify", "bert", "exact", "bf16")
+        assert card["accuracy"] == []
+        assert {"max_length", "truncation_side", "mask_token"} == set(card["tokenizer"])
+        assert json.loads(opened.tokenizer_json)["model"]
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"dtype": "int4"}, "one of f32, bf16, int8"),
+            ({"calibration": ["a text"]}, "none is needed"),
+            ({"quant": QuantSpec("bf16")}, "dtype is 'int8' and quant.dtype is 'bf16'"),
+            ({"task": "translate"}, "one of features, embed"),
+            ({"quant": QuantSpec(keep=(("nothing", "f32"),))}, "'nothing'"),
+            ({"out": "nowhere/m.encast"}, "does not exist"),
+        ],
+    )
+    def test_bad_options(
+        self, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(InputError, match=message):
+            encast.compile(checkpoint, **options)
+        assert os.listdir(tmp_path) == []
+
+    def test_a_tokenizer_that_is_larger_than_the_embedding(self, checkpoint: Path, tmp_path: Path) -> None:
+        folder = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
+        with (folder / "vocab.txt").open("a") as file:
+            file.write("oneword\ntoomany\n" * 500)
+        for name in ("tokenizer.json", "added_tokens.json"):
+            (folder / name).unlink(missing_ok=True)
+        with pytest.raises(CheckpointError, match=r"makes ids up to \d+, the word embedding has \d+ rows"):
+            encast.compile(folder, tmp_path / "m.encast")
+        assert os.listdir(tmp_path) == ["checkpoint"]
+
+    def test_strict(self, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        miss_attention(monkeypatch)
+        with pytest.raises(StrictError, match=r"layer 1: attention .*: the scores are doubled"):
+            encast.compile(checkpoint, tmp_path / "m.encast", strict=True)
+        assert os.listdir(tmp_path) == []
+        report = artifact.open(encast.compile(checkpoint, tmp_path / "m.encast")).card["fusions"]
+        assert "the scores are doubled" in [miss["reason"] for miss in report["misses"]]
+
+    def test_stages_are_reported_in_order(self, checkpoint: Path, tmp_path: Path) -> None:
+        seen: list[str] = []
+        encast.compile(checkpoint, tmp_path / "m.encast", progress=lambda stage, done, total: seen.append(stage))
+        assert list(dict.fromkeys(seen)) == ["import", "build", "optimise", "store"]
+
+    def test_an_interrupt_leaves_nothing(self, checkpoint: Path, tmp_path: Path) -> None:
+        def stop(stage: str, done: int, total: int) -> None:
+            if stage == "store":
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            encast.compile(checkpoint, tmp_path / "m.encast", progress=stop)
+        assert os.listdir(tmp_path) == []
+
+
+class TestVerbs:
+    def test_compile_says_what_it_did(self, run: Run, checkpoint: Path, tmp_path: Path) -> None:
+        code, out, _ = run("compile", checkpoint, "--out", tmp_path / "m.encast", "--keep", "*.0.*=bf16", "--strict")
+        assert code == 0
+        assert f"{tmp_path / 'm.encast'}:" in out
+        assert "layer    qkv  attention  linear_activation  add_layer_norm  embed_layer_norm  products" in out
+        rows = {line.split()[0]: line for line in out.splitlines() if line[:1].isdigit()}
+        assert "1/1  1/1        1/1                2/2             -                 4 bf16" in rows["0"]
+        assert rows["1"].endswith("4 int8")
+
+    def test_compile_json(self, run: Run, checkpoint: Path, tmp_path: Path) -> None:
+        code, out, err = run("compile", checkpoint, "-o", tmp_path / "m.encast", "--dtype", "f32", "--json")
+        assert (code, err) == (0, "")
+        assert json.loads(out)["card"]["dtype"] == "f32"
+
+    def test_a_quant_file(self, run: Run, checkpoint: Path, tmp_path: Path) -> None:
+        (tmp_path / "q.json").write_text('{"zero_point": "never"}')
+        code, out, _ = run("compile", checkpoint, "-o", tmp_path / "m.encast", "--quant", tmp_path / "q.json")
+        assert code == 0
+        assert "symmetric" in out
+
+    @pytest.mark.parametrize("text", ["{", "[]", '{"zero": 1}', '{"dtype": "int3"}', None])
+    def test_a_bad_quant_file(self, run: Run, checkpoint: Path, tmp_path: Path, text: str | None) -> None:
+        if text is not None:
+            (tmp_path / "q.json").write_text(text)
+        code, _, err = run("compile", checkpoint, "-o", tmp_path / "m.encast", "--quant", tmp_path / "q.json")
+        assert code == 2
+        assert err.startswith("encast: error: ")
+        assert not (tmp_path / "m.encast").exists()
+
+    @pytest.mark.parametrize(
+        "options", [["--dtype", "int4"], ["--keep", "x"], ["--keep", "x=f32"], ["--calibration", "c"]]
+    )
+    def test_bad_options(self, run: Run, checkpoint: Path, tmp_path: Path, options: list[str]) -> None:
+        code, _, err = run("compile", checkpoint, "-o", tmp_path / "m.encast", *options)
+        assert code == 2
+        assert "encast: error: " in err
+
+    def test_inspect(self, run: Run, checkpoint: Path, tmp_path: Path) -> None:
+        path = encast.compile(checkpoint, tmp_path / "m.encast")
+        artifact.update_card(path, accuracy=[{"metric": "accuracy", "value": 0.93}])
+        code, out, _ = run("inspect", path, "--strict")
+        assert code == 0
+        for text in ("bert, classify: 3 layers", '"value": 0.93', "with zero points; fast math", "weights.safetensors"):
+            assert text in out
+        code, out, _ = run("inspect", path, "--json")
+        assert json.loads(out)["meta"]["arch"] == "bert"
+        code, out, _ = run("inspect", path, "--graph")
+        assert out == str(artifact.open(path).graph)
+        code, out, _ = run("inspect", path, "--plan")
+        assert out.startswith("encast-plan ")
+
+    def test_inspect_strict_fails_on_a_miss(
+        self, run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        miss_attention(monkeypatch)
+        path = encast.compile(checkpoint, tmp_path / "m.encast")
+        code, out, err = run("inspect", path)
+        assert (code, err) == (0, "")
+        assert "0/1 MISSED" in out
+        assert "the scores are doubled" in out
+        code, _, err = run("inspect", path, "--strict")
+        assert code == 2
+        assert "layer 1: attention" in err
+
+    def test_inspect_finds_damaged_weights(self, run: Run, checkpoint: Path, tmp_path: Path) -> None:
+        path = encast.compile(checkpoint, tmp_path / "m.encast")
+        weights = bytearray((path / "weights.safetensors").read_bytes())
+        weights[-1] ^= 1
+        (path / "weights.safetensors").write_bytes(weights)
+        code, _, err = run("inspect", path)
+        assert code == 2
+        assert "does not match its checksum" in err
+
+    def test_inspect_of_a_foreign_card(self, run: Run, checkpoint: Path, tmp_path: Path) -> None:
+        """Checksums are right, facts are missing."""
+        from encast.artifact.card import seal
+
+        path = encast.compile(checkpoint, tmp_path / "m.encast")
+        card = json.loads((path / "card.json").read_bytes())
+        for fact in ("source", "quant", "sizes", "fusions", "accuracy", "created"):
+            (path / "card.json").write_bytes(seal({key: value for key, value in card.items() if key != fact}))
+            code, _, err = run("inspect", path)
+            assert code == 2, fact
+            assert "card" in err
