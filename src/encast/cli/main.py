@@ -39,9 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arguments and arguments[0] in VERBS:
             return _run_verb(arguments[0], arguments[1:], show_traceback)
         return _call(_overview(), arguments, "encast")
-    except BrokenPipeError:
-        _silence_stdout()
-        return 141
+    except (KeyboardInterrupt, Exception) as error:
+        return _report(error, show_traceback)
 
 
 def _run_verb(verb: str, arguments: list[str], show_traceback: bool) -> int:
@@ -118,6 +117,14 @@ def _silence_stdout() -> None:
     os.close(nowhere)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        import encast
+
+        typer.echo(encast.__version__)
+        raise typer.Exit
+
+
 def _overview() -> typer.Typer:
     app = typer.Typer(
         name="encast",
@@ -127,17 +134,10 @@ def _overview() -> typer.Typer:
         help="Compile BERT-family encoders and run them. `encast VERB --help` explains a verb.",
     )
 
-    def show_version(wanted: bool) -> None:
-        if wanted:
-            import encast
-
-            typer.echo(encast.__version__)
-            raise typer.Exit
-
     @app.callback()
     def overview(
         version: Annotated[
-            bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+            bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
         ] = False,
     ) -> None:
         pass

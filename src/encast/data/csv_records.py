@@ -24,8 +24,8 @@ def parse_records(lines: Iterable[Line], max_bytes: int) -> Iterator[CsvRecord]:
     """Yields the records; memory is bounded by ``max_bytes`` a record.
 
     A quote opens a quoted field only at a field's beginning (elsewhere it stands for itself), and two
-    quotes inside of a quoted field are one. When a quoted field never closes, only the line that opens it is
-    bad, and reading goes on with the next line: one stray quote cannot swallow a file.
+    quotes inside of a quoted field are one. When a quoted field never closes, or goes on behind its closing
+    quote, only the line that opens it is bad, and reading goes on with the next line: one stray quote cannot swallow a file.
     """
     waiting: deque[Line] = deque()
     source = iter(lines)
@@ -57,7 +57,9 @@ def parse_records(lines: Iterable[Line], max_bytes: int) -> Iterator[CsvRecord]:
         try:
             yield CsvRecord(line.number, raw, _fields(raw), "")
         except ValueError as error:
-            yield CsvRecord(line.number, raw, [], str(error))
+            # The quote that closes the field may as well be the opening one of a later record.
+            waiting.extendleft(reversed(taken[1:]))
+            yield CsvRecord(line.number, line.data, [], str(error))
 
 
 def _ends_inside(data: bytes, inside: bool) -> bool:

@@ -152,8 +152,8 @@ class NpyWriter(Writer):
         super().__init__(output, columns)
         vectors = [name for name, shape in columns.items() if shape == ["f32"]]
         if len(vectors) != 1 or width is None or not output.regular:
-            output.discard()
             why = "only embeddings are one vector a row" if output.regular else f"{output.name} is no regular file"
+            output.discard()
             raise InputError(f"npy cannot be written here: {why}; choose --format jsonl, csv or parquet")
         self._column, self._width, self._rows = vectors[0], width, 0
         output.append(self._header())

@@ -99,7 +99,7 @@ class Tokenizer:
         """
         if on_long not in ("truncate", "error"):
             raise InputError(f"on_long is {on_long!r}; 'truncate' and 'error' are known")
-        batch = list(rows)
+        batch = [row if isinstance(row, str) else self._shortened(row) for row in rows]
         encodings = self._cutting.encode_batch(batch) if offsets else self._cutting.encode_batch_fast(batch)
         for index, encoding in enumerate(encodings, first):
             if len(encoding) == 0:
@@ -120,11 +120,13 @@ class Tokenizer:
         not fit a window.
         """
         backend = self._whole
-        asked = backend.encode(question, add_special_tokens=False)
         read = backend.encode(context, add_special_tokens=False)
         room = self.max_length - backend.num_special_tokens_to_add(True)
-        if len(asked) > room // 2:
-            asked.truncate(room // 2)
+        asked = backend.encode(question, add_special_tokens=False)
+        while len(asked) > room // 2:
+            # Not by Encoding.truncate: what it cuts off would be paired with every window, see _shortened.
+            question = question[: min(asked.offsets[room // 2 - 1][1], len(question) - 1)]
+            asked = backend.encode(question, add_special_tokens=False)
         room -= len(asked)
         overlap = min(128, room // 2) if stride is None else stride
         if not 0 <= overlap < room:
@@ -133,3 +135,22 @@ class Tokenizer:
             return [backend.post_process(asked, read)]
         read.truncate(room, stride=overlap)
         return [backend.post_process(asked, part) for part in (read, *read.overflowing)]
+
+    def _shortened(self, pair: tuple[str, str]) -> tuple[str, str]:
+        """A pair that is cut to the same tokens as the given one, without parts far beyond the cut.
+
+        The library also encodes all that it cuts off, in windows, each of one text with each of the other:
+        two texts of 100,000 characters would take minutes. The cut depends on the lengths only as far as
+        ``max_length`` and on which text is the longer one.
+        """
+        if min(map(len, pair)) <= 4 * self.max_length:
+            return pair
+        first, second = (self._whole.encode(text, add_special_tokens=False).offsets for text in pair)
+        longer = len(first) > len(second)
+        return self._beginning(pair[0], first, 2 + longer), self._beginning(pair[1], second, 3 - longer)
+
+    def _beginning(self, text: str, offsets: list[tuple[int, int]], factor: int) -> str:
+        keep = factor * self.max_length
+        if len(offsets) <= keep:
+            return text
+        return text[: offsets[keep - 1][1]] if self.truncation_side == "right" else text[offsets[-keep][0] :]

@@ -30,13 +30,14 @@ def open_dataset(path: str | os.PathLike[str]) -> Dataset:
     """Reads an evaluation set, gzipped or not; its kind follows from the file's suffix.
 
     ``.tsv``: GLUE table; ``.json``: SQuAD; ``.conll``, ``.bio``: words and labels; ``.jsonl``: see
-    ``read_jsonl``. For a folder, its ``dev.tsv``. Raises ``InputError``.
+    ``read_jsonl``. For a folder, its ``dev.tsv`` or ``dev.tsv.gz``. Raises ``InputError``.
     """
     path = Path(path)
     if path.is_dir():
-        if not (path / "dev.tsv").is_file():
+        inside = [path / name for name in ("dev.tsv", "dev.tsv.gz") if (path / name).is_file()]
+        if not inside:
             raise InputError(f"{path}: a folder without dev.tsv; name the file ({_SUFFIXES})")
-        path = path / "dev.tsv"
+        path = inside[0]
     plain = path.with_suffix("") if path.suffix == ".gz" else path
     read = _READERS.get(plain.suffix.lower())
     if read is None:

@@ -1,0 +1,147 @@
+"""Metrics against their definitions, known values and published scores."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from encast import metrics
+from encast.errors import InputError
+from encast.metrics.squad import normalize_answer
+
+SQUAD = Path(__file__).resolve().parents[3] / "shared" / "data" / "squad-v1.1"
+
+
+def test_pearson_and_spearman_of_known_data() -> None:
+    # Anscombe's first set: the correlation is 0.81642 by its construction.
+    x = [10, 8, 13, 9, 11, 14, 6, 4, 12, 7, 5]
+    y = [8.04, 6.95, 7.58, 8.81, 8.33, 9.96, 7.24, 4.26, 10.84, 4.82, 5.68]
+    assert metrics.pearson(x, y) == pytest.approx(0.81642, abs=5e-6)
+    # Without ties it is 1 - 6 sum d^2 / (n (n^2 - 1)), and the squares of the ranks' differences sum to 40.
+    assert metrics.spearman(x, y) == pytest.approx(1 - 6 * 40 / (11 * 120), abs=1e-12)
+    assert metrics.spearman([1, 2, 3], [10, 100, 1000]) == pytest.approx(1.0)
+
+
+def test_spearman_gives_ties_their_average_rank() -> None:
+    # Ranks (1, 2.5, 2.5, 4) and (1, 2, 3, 4): 4.5 / sqrt(4.5 * 5).
+    assert metrics.spearman([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(4.5 / math.sqrt(4.5 * 5))
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=30))
+def test_spearman_is_pearson_of_counted_ranks(pairs: list[tuple[int, int]]) -> None:
+    def ranks(values: list[int]) -> list[float]:
+        return [sum(v < value for v in values) + (values.count(value) + 1) / 2 for value in values]
+
+    x, y = [a for a, _ in pairs], [b for _, b in pairs]
+    expected = metrics.pearson(ranks(x), ranks(y))
+    found = metrics.spearman(x, y)
+    assert (math.isnan(found) and math.isnan(expected)) or found == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_constant_has_no_correlation() -> None:
+    assert math.isnan(metrics.spearman([1, 1, 1], [1, 2, 3]))
+
+
+@pytest.mark.parametrize(("x", "y"), [([1], [1]), ([], []), ([1, 2], [1, 2, 3]), ([[1, 2]], [[1, 2]])])
+def test_correlation_refuses(x: list[float], y: list[float]) -> None:
+    with pytest.raises(InputError):
+        metrics.pearson(x, y)
+
+
+def test_classification_of_a_known_table() -> None:
+    # tp 4, fn 1, fp 2, tn 3
+    gold = [1] * 5 + [0] * 5
+    predicted = [1, 1, 1, 1, 0, 1, 1, 0, 0, 0]
+    assert metrics.accuracy(predicted, gold) == 0.7
+    assert metrics.f1_binary(predicted, gold) == pytest.approx(8 / 11)
+    assert metrics.f1_binary(predicted, gold, positive=0) == pytest.approx(6 / 9)
+    assert metrics.f1_macro(predicted, gold) == pytest.approx((8 / 11 + 6 / 9) / 2)
+    assert metrics.matthews(predicted, gold) == pytest.approx((4 * 3 - 2 * 1) / math.sqrt(6 * 5 * 5 * 4))
+
+
+def test_matthews_of_three_classes() -> None:
+    # Covariances of one-hot codes, as the definition has it.
+    predicted, gold = np.array([0, 1, 2, 2, 1, 0, 0]), np.array([0, 1, 2, 1, 1, 2, 0])
+    a, b = np.eye(3)[predicted], np.eye(3)[gold]
+    a, b = a - a.mean(0), b - b.mean(0)
+    expected = (a * b).sum() / math.sqrt((a * a).sum() * (b * b).sum())
+    assert metrics.matthews(predicted, gold) == pytest.approx(expected)
+
+
+def test_degenerate_classes() -> None:
+    assert metrics.matthews([1, 1], [0, 1]) == 0.0
+    assert metrics.f1_binary([0, 0], [0, 0]) == 0.0
+    with pytest.raises(InputError):
+        metrics.accuracy([], [])
+    with pytest.raises(InputError):
+        metrics.accuracy([1], [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("labels", "spans"),
+    [
+        ("B-X I-X O B-Y", {(0, 2, "X"), (3, 4, "Y")}),
+        ("I-X I-X", {(0, 2, "X")}),
+        ("B-X B-X I-X", {(0, 1, "X"), (1, 3, "X")}),
+        ("B-X I-Y I-Y", {(0, 1, "X"), (1, 3, "Y")}),
+        ("O I-X O I-X", {(1, 2, "X"), (3, 4, "X")}),
+        ("B-creative-work I-creative-work", {(0, 2, "creative-work")}),
+        ("", set()),
+    ],
+)
+def test_entity_spans(labels: str, spans: set[tuple[int, int, str]]) -> None:
+    assert metrics.entity_spans(labels.split()) == spans
+
+
+def test_entity_f1_counts_exact_spans_of_the_right_type() -> None:
+    gold = ["B-X I-X O B-Y".split(), "B-X O".split()]
+    predicted = ["B-X I-X O B-X".split(), "B-X I-X".split()]
+    found = metrics.entity_f1(predicted, gold)
+    assert (found.precision, found.recall, found.f1) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
+    assert metrics.entity_f1(gold, gold).f1 == 1.0
+    assert metrics.entity_f1([["O"]], [["O"]]).f1 == 0.0
+    with pytest.raises(InputError, match="sentence 0"):
+        metrics.entity_f1([["O"]], [["O", "O"]])
+    with pytest.raises(InputError, match="1 sentences"):
+        metrics.entity_f1([["O"]], [])
+
+
+def test_squad_normalisation() -> None:
+    assert normalize_answer("  The  U.S. (an Apple)\tand a_b ") == "us apple and ab"
+    assert normalize_answer("theatre another") == "theatre another"
+
+
+def test_squad_scores_take_the_best_answer_and_miss_what_is_missing() -> None:
+    answers = {"a": ["the cat sat", "dog"], "b": ["x y"], "c": ["z"]}
+    exact, f1 = metrics.squad_scores({"a": "Cat!", "b": "x y.", "d": "?"}, answers)
+    assert exact == pytest.approx(1 / 3)
+    assert f1 == pytest.approx((2 / 3 + 1 + 0) / 3)
+    with pytest.raises(InputError):
+        metrics.squad_scores({}, {})
+
+
+@pytest.mark.skipif(not SQUAD.is_dir(), reason=f"{SQUAD} is not there")
+@pytest.mark.parametrize(("name", "exact", "f1"), [("bert-ensemble", 86.206, 92.196), ("match-lstm-ensemble", 67.635, 76.756)])
+def test_squad_scores_equal_the_published_ones(name: str, exact: float, f1: float) -> None:
+    from encast.data.datasets import open_dataset
+
+    with gzip.open(SQUAD / f"dev-predictions.{name}.json.gz") as file:
+        predicted = json.load(file)
+    data = open_dataset(SQUAD / "dev-v1.1.rebuilt.json.gz")
+    assert len(data.rows) == 10_570
+    found = metrics.squad_scores(predicted, {row.id: row.answers for row in data.rows})
+    assert [round(100 * value, 3) for value in found] == [exact, f1]
+
+
+def test_cosines() -> None:
+    found = metrics.cosines([[1, 0], [1, 1], [0, 0], [2, 0]], [[2, 0], [1, 0], [1, 1], [-1, 0]])
+    np.testing.assert_allclose(found, [1, math.sqrt(0.5), 0, -1], atol=1e-15)
+    with pytest.raises(InputError):
+        metrics.cosines([[1]], [[1, 2]])

@@ -1,0 +1,92 @@
+"""Entities from BIO labels, word by word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_engine import VOCAB, fake_engine
+
+from encast.tasks.tag import label_words, split_label
+
+LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+
+
+def _rule(by_token: dict[str, str], labels: list[str] = LABELS) -> Any:
+    by_id = {VOCAB[token]: labels.index(label) for token, label in by_token.items()}
+
+    def rule(ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        logits = np.zeros((len(ids), len(labels)))
+        logits[np.arange(len(ids)), [by_id.get(int(at), 0) for at in ids]] = 4.0
+        return logits
+
+    return rule
+
+
+def _found(text: str, by_token: dict[str, str], labels: list[str] = LABELS) -> list[tuple[str, str]]:
+    (tagging,) = fake_engine("tag", _rule(by_token, labels), labels=labels).tag([text])
+    for entity in tagging.entities:
+        assert text[entity.start : entity.end] == entity.text
+        assert entity.score == pytest.approx(np.exp(4) / (np.exp(4) + len(labels) - 1))
+    return [(entity.label, entity.text) for entity in tagging.entities]
+
+
+def test_words_group_into_entities() -> None:
+    found = _found(
+        "John  Smith lives in New York.",
+        {"john": "B-PER", "smith": "I-PER", "new": "B-LOC", "york": "I-LOC"},
+    )
+    assert found == [("PER", "John  Smith"), ("LOC", "New York")]
+
+
+def test_a_word_has_the_label_of_its_first_token() -> None:
+    # "bz" is b + ##z: the second token's own label does not count.
+    assert _found("bz cat", {"b": "B-PER", "##z": "B-LOC"}) == [("PER", "bz")]
+    assert _found("bz cat", {"##z": "B-LOC"}) == []
+
+
+def test_b_begins_and_a_change_of_type_divides() -> None:
+    assert _found("john smith", {"john": "B-PER", "smith": "B-PER"}) == [("PER", "john"), ("PER", "smith")]
+    assert _found("john york", {"john": "B-PER", "york": "I-LOC"}) == [("PER", "john"), ("LOC", "york")]
+    assert _found("the york new", {"york": "I-LOC", "new": "I-LOC"}) == [("LOC", "york new")]
+    assert _found("john the smith", {"john": "B-PER", "smith": "I-PER"}) == [("PER", "john"), ("PER", "smith")]
+
+
+def test_other_schemes() -> None:
+    bilou = ["O", "B-X", "I-X", "L-X", "U-X"]
+    assert _found("john smith paris york", {"john": "B-X", "smith": "L-X", "paris": "U-X", "york": "U-X"}, bilou) == [
+        ("X", "john smith"),
+        ("X", "paris"),
+        ("X", "york"),
+    ]
+    assert _found("cat john smith", {"john": "PER", "smith": "PER"}, ["O", "PER"]) == [("PER", "john smith")]
+    assert split_label("creative-work") == ("I", "creative-work")
+    assert split_label("B-creative-work") == ("B", "creative-work")
+
+
+def test_tokens_carry_offsets_and_no_special_ones() -> None:
+    (tagging,) = fake_engine("tag", _rule({"b": "B-PER"}), labels=LABELS).tag(["the bz"])
+    assert [(t.label, t.start, t.end, t.word) for t in tagging.tokens] == [
+        ("O", 0, 3, 0),
+        ("B-PER", 4, 5, 1),
+        ("O", 5, 6, 1),
+    ]
+
+
+def test_empty_text_has_no_entities() -> None:
+    (tagging,) = fake_engine("tag", _rule({}), labels=LABELS).tag([""])
+    assert tagging.entities == []
+    assert tagging.tokens == []
+
+
+def test_labels_of_split_words() -> None:
+    engine = fake_engine("tag", _rule({"b": "B-PER", "york": "B-LOC", "-": "I-LOC"}), labels=LABELS, max_length=12)
+    sentences = [["bz", "cat", "york"], ["cat-york"], ["\u200b", "york"], ["cat"] * 20 + ["york"], []]
+    assert label_words(engine.session, sentences) == [
+        ["B-PER", "O", "B-LOC"],
+        ["O"],
+        ["O", "B-LOC"],
+        ["O"] * 21,
+        [],
+    ]
