@@ -110,4 +110,5 @@ def _card(checkpoint: Checkpoint, graph: Graph, spec: QuantSpec, fusions: Fusion
             "mask_token": tokenizer.special_tokens.get("mask"),
         },
         "prompts": None if modules is None else dict(modules.prompts or {}),
+        "default_prompt": None if modules is None else modules.default_prompt_name,
     }

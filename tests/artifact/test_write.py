@@ -263,11 +263,11 @@ class TestUpdateCard:
     def test_sets_what_was_measured(self, tmp_path: Path) -> None:
         path = write_artifact(tmp_path / "m.encast")
         before = artifact.open(path).card
-        artifact.update_card(path, accuracy=[{"dataset": "STS-B", "spearman": 86.6}])
+        artifact.update_card(path, accuracy={"STS-B": {"spearman": 86.6}})
         opened = artifact.open(path)
         opened.verify()
-        assert opened.card["accuracy"] == [{"dataset": "STS-B", "spearman": 86.6}]
-        assert {**opened.card, "accuracy": [], "checksum": ""} == {**before, "checksum": ""}
+        assert opened.card["accuracy"] == {"STS-B": {"spearman": 86.6}}
+        assert {**opened.card, "accuracy": {}, "checksum": ""} == {**before, "checksum": ""}
         assert sorted(os.listdir(path)) == sorted(FILES)
 
     def test_what_compile_wrote_is_fixed(self, tmp_path: Path) -> None:
@@ -284,12 +284,12 @@ class TestUpdateCard:
 
         monkeypatch.setattr(cards.os, "replace", full)
         with pytest.raises(ResourceError, match="No space left"):
-            artifact.update_card(path, accuracy=[])
+            artifact.update_card(path, accuracy={})
         monkeypatch.undo()
         assert everything(path) == before
 
     def test_numbers_that_json_lacks_are_refused(self, tmp_path: Path) -> None:
         path = write_artifact(tmp_path / "m.encast")
         with pytest.raises(ValueError, match="JSON"):
-            artifact.update_card(path, accuracy=[float("nan")])
+            artifact.update_card(path, accuracy={"a": float("nan")})
         json.loads((path / "card.json").read_bytes())

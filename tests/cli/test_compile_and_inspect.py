@@ -66,7 +66,7 @@ class TestCompile:
         assert set(card["source"]["files"]) >= {"config.json", "model.safetensors"}
         assert QuantSpec.from_json(card["quant"]) == spec
         assert (card["task"], card["arch"], card["math"], card["dtype"]) == ("classify", "bert", "exact", "bf16")
-        assert card["accuracy"] == []
+        assert card["accuracy"] == {}
         assert {"max_length", "truncation_side", "mask_token"} == set(card["tokenizer"])
         assert json.loads(opened.tokenizer_json)["model"]
 
@@ -162,10 +162,15 @@ class TestVerbs:
 
     def test_inspect(self, run: Run, checkpoint: Path, tmp_path: Path) -> None:
         path = encast.compile(checkpoint, tmp_path / "m.encast")
-        artifact.update_card(path, accuracy=[{"metric": "accuracy", "value": 0.93}])
+        artifact.update_card(path, accuracy={"SST-2": {"metric": "accuracy", "value": 0.93}})
         code, out, _ = run("inspect", path, "--strict")
         assert code == 0
-        for text in ("bert, classify: 3 layers", '"value": 0.93', "with zero points; fast math", "weights.safetensors"):
+        for text in (
+            "bert, classify: 3 layers",
+            'SST-2: {"metric": "accuracy", "value": 0.93}',
+            "with zero points; fast math",
+            "weights.safetensors",
+        ):
             assert text in out
         code, out, _ = run("inspect", path, "--json")
         assert json.loads(out)["meta"]["arch"] == "bert"

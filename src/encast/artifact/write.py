@@ -106,7 +106,7 @@ def _fill(folder: Path, graph: Graph, tokenizer_json: str, card: Mapping[str, An
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
     tail = {
-        "accuracy": [],
+        "accuracy": {},
         "sizes": {**{name: len(data) for name, data in small.items()}, WEIGHTS: plan.nbytes},
         "files": {
             **{name: hexadecimal(checksum(data)) for name, data in small.items()},

@@ -76,8 +76,8 @@ def summary(opened: Artifact) -> Iterator[str]:
     yield f"{'size':<12}" + ", ".join(f"{name} {size(count)}" for name, count in _fact(opened, "sizes").items())
     yield f"{'weights':<12}" + ", ".join(f"{dtype} {size(count)}" for dtype, count in _weight_bytes(opened).items())
     yield f"{'made':<12}{_fact(opened, 'created')} by encast {_fact(opened, 'encast_version')}"
-    for entry in _fact(opened, "accuracy"):
-        yield f"{'accuracy':<12}{json_module.dumps(entry, ensure_ascii=False)}"
+    for name, result in dict(_fact(opened, "accuracy")).items():
+        yield f"{'accuracy':<12}{name}: {json_module.dumps(result, ensure_ascii=False)}"
     yield ""
     report = FusionReport.from_json(_fact(opened, "fusions"))
     yield from _fusion_table(opened, report)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,20 +147,7 @@ class Graph:
     def is_output(self, value: str) -> bool:
         return value in self.outputs.values()
 
-    # Changing (used by passes through ``passes/patch.py``)
-
-    def replace(self, removed: Iterable[Node], added: list[Node]) -> None:
-        """Puts ``added`` where the last of ``removed`` stood; outputs may keep their names."""
-        gone = {id(node) for node in removed}
-        last = max(index for index, node in enumerate(self.nodes) if id(node) in gone)
-        kept_before = [node for node in self.nodes[: last + 1] if id(node) not in gone]
-        for node in self.nodes:
-            if id(node) in gone:
-                for output in node.outputs:
-                    del self.values[output]
-        self.nodes = kept_before + added + self.nodes[last + 1 :]
-        for node in added:
-            self.values.update(zip(node.outputs, self.infer(node), strict=True))
+    # Changing (more in ``passes/patch.py``)
 
     def drop_unused(self) -> list[str]:
         """Removes nodes, constants and inputs that no output needs; returns the names of what went."""
