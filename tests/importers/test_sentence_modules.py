@@ -221,7 +221,7 @@ def test_module_errors(tmp_path: Path, modules: list[tuple[str, str]], message: 
 
 def test_dropout_is_nothing_at_inference(tmp_path: Path) -> None:
     modules = [(OLD + "Transformer", ""), (OLD + "Pooling", "1_Pooling"), (OLD + "Dropout", "2_Dropout")]
-    assert modules_of(tmp_path, modules, {"1_Pooling": MEAN}) == SentenceModules(("mean",), prompts={})
+    assert modules_of(tmp_path, modules, {"1_Pooling": MEAN}) == SentenceModules(("mean",))
 
 
 def test_normalize_of_tokens_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import json
 import mmap
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
@@ -188,9 +188,9 @@ class Folder:
         inside = "/".join(parts)
         return Folder(self.root / inside, self.ledger, f"{self._prefix}{inside}/")
 
-    def pick(self, names: tuple[str, ...], test: Callable[[str], bool] | None = None) -> str | None:
+    def pick(self, names: Iterable[str]) -> str | None:
         """The first of ``names`` that is here."""
-        return next((name for name in names if self.has(name) and (test is None or test(name))), None)
+        return next((name for name in names if self.has(name)), None)
 
 
 def _open_regular(path: Path) -> Any:

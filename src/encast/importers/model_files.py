@@ -33,7 +33,7 @@ _OTHER_WEIGHTS = {
 
 def read_tensors(folder: Folder) -> TensorSource:
     """The tensors of the folder's model; raises ``CheckpointError`` when there is none or it is damaged."""
-    name = folder.pick(tuple(WEIGHT_FILES))
+    name = folder.pick(WEIGHT_FILES)
     if name is None:
         others = [f"{file} ({what})" for file, what in _OTHER_WEIGHTS.items() if folder.has(file)]
         found = f"; there is {', '.join(others)}, which is not read" if others else ""

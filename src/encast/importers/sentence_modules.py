@@ -9,7 +9,7 @@ one ``pooling_mode``). Whatever would change the arithmetic and is not understoo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,7 @@ class SentenceModules:
     normalize: bool = False
     max_seq_length: int | None = None
     do_lower_case: bool = False
-    prompts: Mapping[str, str] | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     similarity: str | None = None
 
@@ -109,9 +109,9 @@ def read_transformer_settings(folder: Folder) -> TransformerSettings:
     if max_seq_length is not None and not (type(max_seq_length) is int and max_seq_length > 0):
         raise CheckpointError(f"{where}: max_seq_length must be a positive integer or null")
     do_lower_case = _flag(config, "do_lower_case", False, where)
-    for field in ("query_expansion", "query_length", "document_length"):
-        if config.get(field) is not None:
-            raise UnsupportedModelError(f"{where}: {field} is set (late interaction), which is not supported")
+    for name in ("query_expansion", "query_length", "document_length"):
+        if config.get(name) is not None:
+            raise UnsupportedModelError(f"{where}: {name} is set (late interaction), which is not supported")
     processing = config.get("processing_kwargs")
     if processing:
         raise UnsupportedModelError(
@@ -205,9 +205,9 @@ def _flag(config: Mapping[str, Any], field: str, default: bool, where: str) -> b
 
 
 def _check_fields(config: Mapping[str, Any], known: set[str], where: str) -> None:
-    for field, value in config.items():
-        if field not in known and value not in (None, False):
-            raise UnsupportedModelError(f"{where}: the field {quote(field)} is not understood and may change results")
+    for name, value in config.items():
+        if name not in known and value not in (None, False):
+            raise UnsupportedModelError(f"{where}: the field {quote(name)} is not understood and may change results")
 
 
 def _pooling_modes(folder: Folder) -> tuple[str, ...]:
@@ -240,9 +240,9 @@ def _check_names(folder: Folder, *, optional: bool = False) -> dict[str, Any]:
         return {}
     where = str(folder.path("config.json"))
     config = folder.object("config.json")
-    for field in ("module_input_name", "module_output_name"):
-        if config.get(field) not in (None, "sentence_embedding"):
-            raise UnsupportedModelError(f"{where}: {field} is {quote(config[field])}; sentence_embedding is supported")
+    for name in ("module_input_name", "module_output_name"):
+        if config.get(name) not in (None, "sentence_embedding"):
+            raise UnsupportedModelError(f"{where}: {name} is {quote(config[name])}; sentence_embedding is supported")
     return config
 
 

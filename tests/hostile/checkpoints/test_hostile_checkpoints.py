@@ -218,6 +218,8 @@ LYING_ARCHIVES: dict[str, tuple[bytes, str]] = {
     "negative shape": (strided(0, [-1], [1]), "arguments that it does not take"),
     "more strides than dimensions": (strided(0, [2], [1, 1]), "arguments that it does not take"),
     "storage of another module": (strided(0, [4], [1], module="os"), r"a storage of type 'os\.FloatStorage'"),
+    "entry beyond the end": (
+        patched(b"\x10\0\0\0" * 2, b"\xff\xff\0\0" * 2), "reaches beyond the end of the file"),
     "local header elsewhere": (patched(b"PK\x03\x04", b"PK\x03\x05")[:0] + b"PK\x03\x04" + WHOLE[4:].replace(
         b"PK\x03\x04", b"PK\x03\x05"), "not where the directory says"),
 }  # fmt: skip
@@ -331,6 +333,24 @@ def test_pickle_bombs(tmp_path: Path, case: str) -> None:
     folder = write(tmp_path, files.torch_zip(pickle=BOMBS[case]()), "pytorch_model.bin")
     with pytest.raises(CheckpointError):
         read_tensors(folder)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("long of 255 bytes", "an integer of 255 bytes"),
+        ("negative long", "an integer of -1 bytes"),
+        ("string of 2^64 - 1 bytes", "ends early"),
+        ("such a tuple as key", "a dict key of type tuple"),
+        ("name without end", "a name without an end"),
+        ("too long", "less than 4194304"),
+        ("unknown memo", "malformed"),
+        ("odd items", "malformed"),
+    ],
+)
+def test_pickle_bombs_are_told_apart(case: str, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_state_pickle(BOMBS[case](), "x.bin")
 
 
 # Folders and configuration
