@@ -121,18 +121,15 @@ def _nth(op: str, index: int, wrong: Callable[..., Any]) -> Table:
 
 def _without_walls(layer: int) -> Table:
     """Attention of one layer over the whole batch as if it were one sequence."""
-    table = dict(EVALUATORS)
-    for op in ("attention_scores", "relative_bias", "softmax", "attention_context"):
 
-        def evaluate(
-            context: Context, *operands: Any, _op: str = op, _calls: Any = iter(range(1 << 30)), **attrs: Any
-        ) -> Any:
-            one = replace(context, cu_seqlens=context.cu_seqlens[[0, -1]])
-            return EVALUATORS[_op](one if next(_calls) == layer else context, *operands, **attrs)
+    def merged(op: str) -> Callable[..., Any]:
+        def evaluate(context: Context, *operands: Any, **attrs: Any) -> Any:
+            return EVALUATORS[op](replace(context, cu_seqlens=context.cu_seqlens[[0, -1]]), *operands, **attrs)
 
-        evaluate.__kwdefaults__["_calls"] = iter(range(1 << 30))
-        table[op] = evaluate
-    return table
+        return evaluate
+
+    ops = ("attention_scores", "relative_bias", "softmax", "attention_context")
+    return {**EVALUATORS, **{op: _nth(op, layer, merged(op))[op] for op in ops}}
 
 
 def unnoticed(opened: Opened, broken: Iterator[tuple[str, Graph | Table]]) -> list[str]:

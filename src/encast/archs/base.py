@@ -150,7 +150,7 @@ def build_graph(checkpoint: CheckpointLike, task: str | None = None) -> Graph:
     graph.add_input("token_ids", ValueType("i32", ("tokens",)))
     if arch.sizes.type_vocab > 1:
         graph.add_input("token_type_ids", ValueType("i32", ("tokens",)))
-    prefixed = f"{cls.prefix}embeddings.word_embeddings.weight" in weights
+    prefixed = any(name.startswith(cls.prefix) for name in checkpoint.tensors)
     encoder = Modules(graph, weights, cls.prefix if prefixed else "")
     head = Modules(graph, weights)
     hidden = arch.encode(encoder)

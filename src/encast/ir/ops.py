@@ -329,9 +329,9 @@ def _quantize(types: Any, attrs: Any) -> list[ValueType]:
 
     Symmetric: ``scale = max|x| / 127``, ``byte = round(x / scale) + 128``. With a zero point:
     ``lo = min(x, 0)``, ``hi = max(x, 0)``, ``scale = (hi - lo) / 255``, ``zero = round(-lo / scale)``,
-    ``byte = clamp(round(x / scale) + zero, 0, 255)``. Rounding is to nearest, ties to even; a row of
-    zeros has scale 0. Both divisions are done as a product with the f32 reciprocal ``127 / max`` or
-    ``255 / (hi - lo)``.
+    ``byte = clamp(round(x / scale) + zero, 0, 255)``. Rounding is to nearest, ties to even. Both divisions
+    are done as a product with the f32 reciprocal ``127 / max`` or ``255 / (hi - lo)``; a row of zeros, or one
+    so small that its reciprocal overflows, has scale 0.
     """
     x = _matrix(types[0], "x")
     return [ValueType("q8", x.shape)]
