@@ -81,7 +81,7 @@ class AmxTiles {
   }
 
   // Two halves of a panel read all of it, so the next one is left to the hardware's prefetchers.
-  static int64_t ahead_bytes(int64_t, int64_t) { return 0; }
+  static int lines_ahead(int64_t) { return 0; }
 
  private:
   template <bool lower>

@@ -25,8 +25,9 @@ struct TileJob {
   int64_t a_stride;  // bytes
   const uint8_t* w;
   int64_t groups;
-  const uint8_t* ahead;  // weights to prefetch
-  const float* resume;   // sums to go on from, or null for zeros
+  const uint8_t* ahead;  // weights to prefetch, so many cache lines a group
+  int lines_ahead;
+  const float* resume;  // sums to go on from, or null for zeros
   int64_t resume_stride;
   float* sums;  // where the sums go as they are, or null: through the epilogue into c
   int64_t sums_stride;
@@ -44,23 +45,31 @@ struct DotTiles {
 
   void finish() {}
 
-  // Bytes that a tile with so many rows prefetches. A full tile asks for a part of the next panel, a short
-  // one is likely to be the only one and asks for all of it.
-  static int64_t ahead_bytes(int64_t rows, int64_t groups) {
-    const int64_t lines = rows < kRows ? 4 : 4 / Dot::Shape::vectors(kRows);
-    return lines * kVectorBytes * groups;
+  // Cache lines of the next panel to prefetch with each group, when this one is gone through by so many
+  // tiles. Together they ask for all four lines of a group, spread out, so that memory has the time that the
+  // products take. Tiles narrower than the panel go through it more than once and ask for it all.
+  static int lines_ahead(int64_t tiles) {
+    if (Dot::Shape::vectors(kRows) < kPanelVectors || tiles == 1) return 4;
+    return tiles <= 3 ? 2 : 1;
   }
 
  private:
   template <int R>
   static void run_from(const GemmArgs& args, const TileJob& job, int64_t rows) {
-    if (rows == R) return tile<R, Dot::Shape::vectors(R)>(args, job);
+    if (rows == R) return run_tile<R>(args, job);
     if constexpr (R < kRows) run_from<R + 1>(args, job, rows);
   }
 
-  template <int R, int V>
+  template <int R>
+  static void run_tile(const GemmArgs& args, const TileJob& job) {
+    constexpr int V = Dot::Shape::vectors(R);
+    if (V < kPanelVectors || job.lines_ahead == 4) return tile<R, V, V>(args, job);
+    if (R < kRows || job.lines_ahead == 2) return tile<R, V, 2>(args, job);
+    if constexpr (R == kRows && V == kPanelVectors) return tile<R, V, 1>(args, job);
+  }
+
+  template <int R, int V, int kLines>
   [[gnu::noinline]] static void tile(const GemmArgs& args, const TileJob& job) {
-    constexpr int kLines = R < kRows ? V : 1;
     for (int first = 0; first < kPanel; first += 16 * V) {
       typename Dot::Sum sums[R][V];
       ENCAST_UNROLL for (int i = 0; i < R; ++i) {
@@ -127,6 +136,7 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
             static_cast<const uint8_t*>(args.w) + panel * groups * kPanelBytes + g * kPanelBytes;
         const uint8_t* const next = panel + 1 < panel_end ? w + groups * kPanelBytes : w;
         const uint8_t* ahead = next;
+        const int lines_ahead = Tiles::lines_ahead((block_end - block + Tiles::kRows - 1) / Tiles::kRows);
         for (int64_t row = block; row < block_end; row += Tiles::kRows) {
           const int64_t rows = block_end - row < Tiles::kRows ? block_end - row : Tiles::kRows;
           float* c = args.c + row * args.c_stride + column;
@@ -137,6 +147,7 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
               .w = w,
               .groups = count,
               .ahead = ahead,
+              .lines_ahead = lines_ahead,
               .resume = g == 0  ? nullptr
                         : whole ? c
                                 : staged,
@@ -153,7 +164,7 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
           if (stage && last) finish_tile<Dot>(args, staged, row, rows, column, columns);
           if (stage && !last) copy_sums(staged, kPanel, c, args.c_stride, rows, columns);
           // Once the next panel is all asked for, the present one stands in: it is in cache.
-          ahead += Tiles::ahead_bytes(rows, count);
+          ahead += lines_ahead * kVectorBytes * count;
           if (ahead >= next + count * kPanelBytes) ahead = w;
         }
       }

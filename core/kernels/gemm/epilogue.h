@@ -61,15 +61,14 @@ ENCAST_SIMD int64_t lanes_within(int64_t columns, int64_t first) {
 template <class Dot>
 [[gnu::noinline]] void finish_tile(const GemmArgs& args, const float* staged, int64_t row, int64_t rows,
                                    int64_t column, int64_t columns) {
-  constexpr int kVectors = kPanel / 16;
   for (int64_t i = row; i < row + rows; ++i, staged += kPanel) {
-    F32x16 values[kVectors];
-    ENCAST_UNROLL for (int v = 0; v < kVectors; ++v) {
+    F32x16 values[kPanelVectors];
+    ENCAST_UNROLL for (int v = 0; v < kPanelVectors; ++v) {
       const auto operands = Columns<Dot::kQuantized>::at(args, column + 16 * v);
       values[v] = operands.value(args, i, load_sums(staged + 16 * v, Dot::zero()));
     }
     apply(args.activation, args.exact, values);
-    ENCAST_UNROLL for (int v = 0; v < kVectors; ++v) {
+    ENCAST_UNROLL for (int v = 0; v < kPanelVectors; ++v) {
       const int64_t lanes = lanes_within(columns, 16 * v);
       const int64_t first = column + 16 * v;
       if (args.residual != nullptr) {

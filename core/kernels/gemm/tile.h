@@ -24,6 +24,7 @@ namespace {
 constexpr int64_t kGroupBytes = 4;    // of a row of `a`, or of a column of a panel
 constexpr int64_t kPanelBytes = 256;  // one group of a panel
 constexpr int64_t kVectorBytes = 64;  // sixteen columns of it, one cache line
+constexpr int kPanelVectors = 4;
 
 // Largest number of rows of a tile, and how many vectors of sixteen columns one with so many rows has.
 // 24 sums, 4 vectors of weights, 1 broadcast: 29 of 32 zmm registers.
