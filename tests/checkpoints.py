@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from checkpoint_tokenizers import BYTE_LEVEL_VOCAB, write_tokenizer
 from safetensors.numpy import save_file
 
 __all__ = ["ARCHS", "CASES", "HEADS", "Case", "Inputs", "digest", "inputs_of", "make_case", "make_checkpoint"]
@@ -46,10 +47,7 @@ _SUFFIXES = {
     "fill_mask": "ForMaskedLM",
 }
 _ROBERTAS = ("roberta", "xlm-roberta", "camembert")
-_BYTE_LEVEL_VOCAB = 300  # 256 bytes, 5 special tokens, 39 merges
 _OUTLIER = 16.0
-_WORDS = "the of and to in is was for on that with as it by he at from are this"
-_TAILS = "ing ed er es ly tion al en est th an on or ar"
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ def make_checkpoint(
         hidden=hidden,
         heads=heads,
         inner=inner or 2 * hidden,
-        vocab=max(vocab, _BYTE_LEVEL_VOCAB) if arch == "roberta" else vocab,
+        vocab=max(vocab, BYTE_LEVEL_VOCAB) if arch == "roberta" else vocab,
         seed=seed,
         positions=positions,
         type_vocab=type_vocab if type_vocab is not None else (1 if arch in _ROBERTAS else 2),
@@ -146,7 +144,7 @@ def make_checkpoint(
     if old_names:
         tensors = {_old_name(name): array for name, array in tensors.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    _write_tokenizer(folder, spec, tokenizer_json)
+    write_tokenizer(folder, arch, _STEMS[arch], spec.vocab, spec.positions, tokenizer_json)
     if pooling:
         _write_modules(folder, spec)
     return folder
@@ -418,95 +416,6 @@ def _write_modules(folder: Path, spec: _Spec) -> None:
     ]
     (folder / "modules.json").write_text(json.dumps(modules, indent=2))
     _write_json(folder / "sentence_bert_config.json", {"max_seq_length": 40, "do_lower_case": False})
-
-
-# Tokenizers
-
-
-def _write_tokenizer(folder: Path, spec: _Spec, whole: bool) -> None:
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-
-    arch = spec.arch
-    limit = spec.positions - (2 if arch in (*_ROBERTAS, "mpnet") else 0)
-    settings: dict[str, Any] = {"model_max_length": limit}
-    if arch in (*_ROBERTAS, "mpnet"):
-        special = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
-        first, last, mask = "<s>", "</s>", "<mask>"
-    elif arch == "albert":
-        special = {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]"}
-        first, last, mask = "[CLS]", "[SEP]", "[MASK]"
-    else:
-        special = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]"}
-        first, last, mask = "[CLS]", "[SEP]", "[MASK]"
-    settings.update({f"{key}_token": token for key, token in special.items()}, mask_token=mask)
-    ids: dict[str, int] = {token: index for index, token in enumerate([*special.values(), mask])}
-
-    if arch == "roberta":
-        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-        merges = _merges(_BYTE_LEVEL_VOCAB - len(ids) - len(letters))
-        for piece in [*letters, *("".join(merge) for merge in merges)]:
-            ids[piece] = len(ids)
-        _write_json(folder / "vocab.json", ids)
-        lines = ["#version: 0.2", *(" ".join(merge) for merge in merges)]
-        (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, unk_token="<unk>"))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        settings["tokenizer_class"] = "RobertaTokenizer"
-    elif arch in ("xlm-roberta", "camembert", "albert"):
-        for piece in _words("▁", ""):
-            if len(ids) < spec.vocab:
-                ids.setdefault(piece, len(ids))
-        scores = [(token, -0.1 * index) for token, index in ids.items()]
-        tokenizer = Tokenizer(models.Unigram(scores, unk_id=ids["<unk>"], byte_fallback=False))
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        settings["tokenizer_class"] = _STEMS[arch] + "Tokenizer"
-        whole = True
-    else:
-        for piece in _words("", "##"):
-            if len(ids) < spec.vocab:
-                ids.setdefault(piece, len(ids))
-        (folder / "vocab.txt").write_text("\n".join(ids) + "\n", encoding="utf-8")
-        unknown = special["unk"]
-        tokenizer = Tokenizer(models.WordPiece(ids, unk_token=unknown))
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        settings.update(tokenizer_class=_STEMS[arch] + "Tokenizer", do_lower_case=True)
-    tokenizer.add_special_tokens([*special.values(), mask])
-    second = ids[last]
-    if arch in _ROBERTAS or arch == "mpnet":
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{first} $A {last}",
-            pair=f"{first} $A {last} {last} $B {last}",
-            special_tokens=[(first, ids[first]), (last, second)],
-        )
-    else:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{first} $A {last}",
-            pair=f"{first} $A {last} $B:1 {last}:1",
-            special_tokens=[(first, ids[first]), (last, second)],
-        )
-    if whole:
-        tokenizer.save(str(folder / "tokenizer.json"))
-    _write_json(folder / "tokenizer_config.json", settings)
-
-
-def _words(start: str, inside: str) -> Iterator[str]:
-    """Pieces of a vocabulary: single characters first, so that every ASCII text has a tokenisation."""
-    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-    yield from (start + letter for letter in letters)
-    yield from (inside + letter for letter in letters)
-    yield from ".,!?'\"()-:;"
-    yield from (start + word for word in _WORDS.split())
-    yield from (inside + tail for tail in _TAILS.split())
-    for left in "bcdfglmnprst":
-        for right in "aeiou":
-            yield start + left + right
-            yield inside + left + right
-
-
-def _merges(count: int) -> list[tuple[str, str]]:
-    pairs = [(left, right) for right in "aeiou" for left in "tnrsldhcm"]
-    return [("Ġ", "t"), ("Ġ", "a"), *pairs][:count]
 
 
 def _write_json(path: Path, data: Any) -> None:
