@@ -75,7 +75,7 @@ def cells_of(arch: str, head: str, folder: Path) -> Iterator[Cell]:
     batch = Batch.of(inputs.token_ids, inputs.token_type_ids)
     select = np.array(inputs.select, np.int32) if head == "fill_mask" else None
     output = {"features": "last_hidden_state", "embed": "embedding"}.get(head, "logits")
-    request = {"token_ids": batch.token_ids, "cu_seqlens": batch.cu_seqlens, "output": np.array(output)}
+    request: dict[str, Any] = {"token_ids": batch.token_ids, "cu_seqlens": batch.cu_seqlens, "output": np.array(output)}
     if batch.token_type_ids is not None:
         request["token_type_ids"] = batch.token_type_ids
     if select is not None:

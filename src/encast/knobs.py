@@ -85,7 +85,7 @@ _CHUNK_TOKENS: Knob[int | None] = Knob(
     "ENCAST_CHUNK_TOKENS",
     None,
     "a whole number of tokens from 1 to 1048576",
-    "Tokens that a forward takes through all layers at a time. Without it: what fits this machine's caches.",
+    "Tokens that a forward takes through all layers at a time. Without it: 1024.",
     _integer(1, 1 << 20),
 )
 
