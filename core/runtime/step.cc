@@ -98,6 +98,20 @@ class RowStep : public Step {
   RowStep(const Binder& binder, const StepDecl& decl, const char* op, Rows rows)
       : decl_(decl), binder_(binder), rows_(rows), select_(op, "f32", kernels_) {}
 
+  // The operands that all of them have.
+  template <class Args>
+  Args operands(const Chunk& chunk) const {
+    Args args;
+    args.cols = binder_.value(decl_.x).cols;
+    args.x = f32_in(chunk, decl_.x);
+    args.x_stride = stride(chunk, decl_.x);
+    if constexpr (requires { args.out_stride; }) {
+      args.out = f32_out(chunk, decl_.out);
+      args.out_stride = stride(chunk, decl_.out);
+    }
+    return args;
+  }
+
   template <class Args>
   void run_rows(const Args& args, const Chunk& chunk, int thread, int threads) const {
     const int64_t count = chunk.count(rows_);
@@ -145,17 +159,12 @@ class NormStep final : public RowStep<NormFn> {
         kind_(binder.narrow_kind(decl.also, decl.zero_point)) {}
 
   void run(Chunk& chunk, int thread, int threads) const override {
-    NormArgs args;
-    args.cols = binder_.value(decl_.x).cols;
-    args.x = f32_in(chunk, decl_.x);
-    args.x_stride = stride(chunk, decl_.x);
+    auto args = operands<NormArgs>(chunk);
     args.residual = f32_in(chunk, decl_.other);
     args.residual_stride = stride(chunk, decl_.other);
     args.gamma = binder_.data<float>(decl_.gamma);
     args.beta = binder_.data<float>(decl_.beta);
     args.eps = decl_.eps;
-    args.out = f32_out(chunk, decl_.out);
-    args.out_stride = stride(chunk, decl_.out);
     args.narrow = narrow_out(chunk, decl_.also, kind_);
     run_rows(args, chunk, thread, threads);
   }
@@ -171,10 +180,7 @@ class NarrowStep final : public RowStep<NarrowFn> {
         kind_(binder.narrow_kind(decl.out, decl.zero_point)) {}
 
   void run(Chunk& chunk, int thread, int threads) const override {
-    NarrowArgs args;
-    args.cols = binder_.value(decl_.x).cols;
-    args.x = f32_in(chunk, decl_.x);
-    args.x_stride = stride(chunk, decl_.x);
+    auto args = operands<NarrowArgs>(chunk);
     args.out = narrow_out(chunk, decl_.out, kind_);
     run_rows(args, chunk, thread, threads);
   }
@@ -189,17 +195,12 @@ class ElementwiseStep final : public RowStep<ElementwiseFn> {
       : RowStep(binder, decl, "elementwise_rows", binder.value(decl.x).rows) {}
 
   void run(Chunk& chunk, int thread, int threads) const override {
-    ElementwiseArgs args;
-    args.cols = binder_.value(decl_.x).cols;
-    args.x = f32_in(chunk, decl_.x);
-    args.x_stride = stride(chunk, decl_.x);
+    auto args = operands<ElementwiseArgs>(chunk);
     args.other = f32_in(chunk, decl_.other);
     args.other_stride = stride(chunk, decl_.other);
     args.factor = decl_.factor;
     args.activation = decl_.act;
     args.exact = binder_.exact();
-    args.out = f32_out(chunk, decl_.out);
-    args.out_stride = stride(chunk, decl_.out);
     run_rows(args, chunk, thread, threads);
   }
 };
@@ -209,14 +210,10 @@ class PoolStep final : public RowStep<PoolFn> {
   PoolStep(const Binder& binder, const StepDecl& decl) : RowStep(binder, decl, "pool_rows", Rows::seqs) {}
 
   void run(Chunk& chunk, int thread, int threads) const override {
-    PoolArgs args;
-    args.cols = binder_.value(decl_.x).cols;
-    args.x = f32_in(chunk, decl_.x);
-    args.x_stride = stride(chunk, decl_.x);
+    auto args = operands<PoolArgs>(chunk);
     args.cu_seqlens = chunk.cu_seqlens.data();
     args.mode = decl_.mode;
-    args.out = f32_out(chunk, decl_.out) + decl_.column;
-    args.out_stride = stride(chunk, decl_.out);
+    args.out += decl_.column;
     run_rows(args, chunk, thread, threads);
   }
 };
@@ -227,13 +224,8 @@ class GatherStep final : public RowStep<GatherFn> {
       : RowStep(binder, decl, "gather_rows", decl.kind == StepKind::first ? Rows::seqs : Rows::selected) {}
 
   void run(Chunk& chunk, int thread, int threads) const override {
-    GatherArgs args;
-    args.cols = binder_.value(decl_.x).cols;
-    args.x = f32_in(chunk, decl_.x);
-    args.x_stride = stride(chunk, decl_.x);
+    auto args = operands<GatherArgs>(chunk);
     args.rows = decl_.kind == StepKind::first ? chunk.first_rows.data() : chunk.selected_rows.data();
-    args.out = f32_out(chunk, decl_.out);
-    args.out_stride = stride(chunk, decl_.out);
     run_rows(args, chunk, thread, threads);
   }
 };
@@ -244,12 +236,7 @@ class NormalizeStep final : public RowStep<NormalizeFn> {
       : RowStep(binder, decl, "normalize_rows", binder.value(decl.x).rows) {}
 
   void run(Chunk& chunk, int thread, int threads) const override {
-    NormalizeArgs args;
-    args.cols = binder_.value(decl_.x).cols;
-    args.x = f32_in(chunk, decl_.x);
-    args.x_stride = stride(chunk, decl_.x);
-    args.out = f32_out(chunk, decl_.out);
-    args.out_stride = stride(chunk, decl_.out);
+    auto args = operands<NormalizeArgs>(chunk);
     run_rows(args, chunk, thread, threads);
   }
 };

@@ -30,7 +30,7 @@ def open_cpu(
     return CpuRunnable(artifact.open(_compiled(name, dtype, exact, opened.folder)), **options)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _compiled(name: str, dtype: str, exact: bool, folder: Path) -> Path:
     out = folder.with_name(f"{name}-{dtype}-{'exact' if exact else 'fast'}.encast")
     return encast.compile(folder, out, dtype=dtype, task=task_of(CASES[name]), strict=True, exact=exact)

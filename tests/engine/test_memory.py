@@ -107,9 +107,8 @@ def test_callers_of_one_engine_get_their_own_answers(tmp_path_factory: pytest.Te
     wrong: list[int] = []
 
     def call(index: int) -> None:
-        for _ in range(30):
-            if not same_bits(cpu.run("embedding", batches[index]), wanted[index]):
-                wrong.append(index)
+        answers = [cpu.run("embedding", batches[index]) for _ in range(30)]
+        wrong.extend(index for answer in answers if not same_bits(answer, wanted[index]))
 
     callers = [threading.Thread(target=call, args=(index,)) for index in range(len(batches))]
     for caller in callers:

@@ -80,7 +80,8 @@ def test_an_op_without_a_step_is_refused() -> None:
 
 
 def test_places_do_not_overlap_while_both_live() -> None:
-    spans = [Lifetime(size, first, first + length) for first in range(12) for size, length in ((640, 3), (65, 1), (1, 7))]
+    sizes = ((640, 3), (65, 1), (1, 7))
+    spans = [Lifetime(size, first, first + length) for first in range(12) for size, length in sizes]
     offsets, arena = place_values(spans)
     ends = [offset + span.nbytes for offset, span in zip(offsets, spans, strict=True)]
     assert all(offset % 64 == 0 for offset in offsets)

@@ -36,8 +36,11 @@ def folder() -> Path:
     return Path(spec.origin).parent / "model"
 
 
+Theirs = tuple[list[list[int]], list[np.ndarray], np.ndarray]
+
+
 @pytest.fixture(scope="module")
-def theirs(folder: Path) -> tuple[list[list[int]], list[np.ndarray], np.ndarray]:
+def theirs(folder: Path) -> Theirs:
     """Token ids, last hidden states and normalised mean embeddings, a text at a time, so without padding."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
@@ -50,7 +53,7 @@ def theirs(folder: Path) -> tuple[list[list[int]], list[np.ndarray], np.ndarray]
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["fast", "exact"])
-def test_f32(folder: Path, theirs: tuple[list[list[int]], list[np.ndarray], np.ndarray], exact: bool, tmp_path: Path) -> None:
+def test_f32(folder: Path, theirs: Theirs, exact: bool, tmp_path: Path) -> None:
     ids, states, pooled = theirs
     with encast.load(encast.compile(folder, tmp_path / "m.encast", dtype="f32", exact=exact)) as engine:
         got, embeddings = engine.forward(ids), engine.embed(TEXTS)
@@ -63,6 +66,6 @@ def test_f32(folder: Path, theirs: tuple[list[list[int]], list[np.ndarray], np.n
     assert (embeddings * pooled).sum(1).min() >= 0.999999
 
 
-def test_bf16(folder: Path, theirs: tuple[list[list[int]], list[np.ndarray], np.ndarray], tmp_path: Path) -> None:
+def test_bf16(folder: Path, theirs: Theirs, tmp_path: Path) -> None:
     with encast.load(encast.compile(folder, tmp_path / "m.encast", dtype="bf16")) as engine:
         assert (engine.embed(TEXTS) * theirs[2]).sum(1).mean() >= 0.9999

@@ -28,9 +28,7 @@ class CpuRunnable:
     Raises ``ArtifactError``, ``InputError`` and ``ResourceError``.
     """
 
-    def __init__(
-        self, artifact: Artifact, *, threads: int | None = None, instances: int = 1, pin: bool = True
-    ) -> None:
+    def __init__(self, artifact: Artifact, *, threads: int | None = None, instances: int = 1, pin: bool = True) -> None:
         from encast import _core
 
         if instances < 1 or (threads is not None and threads < 1):
