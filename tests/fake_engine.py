@@ -23,7 +23,7 @@ VOCAB = {
     for index, token in enumerate(
         ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         + _WORDS.split()
-        + [letter for letter in _LETTERS]
+        + list(_LETTERS)
         + ["##" + letter for letter in _LETTERS]
     )
 }

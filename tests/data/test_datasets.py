@@ -24,7 +24,9 @@ def _file(folder: Path, name: str, text: str) -> Path:
 def test_glue_tables(tmp_path: Path, suffix: str) -> None:
     sst = open_dataset(_file(tmp_path, "sst" + suffix, 'sentence\tlabel\na "quoted word \t1\nb\t0\n'))
     assert (sst.kind, sst.rows) == ("classes", [Labelled('a "quoted word ', "1"), Labelled("b", "0")])
-    mrpc = open_dataset(_file(tmp_path, "m" + suffix, "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n1\t7\t8\ta\tb\r\n"))
+    mrpc = open_dataset(
+        _file(tmp_path, "m" + suffix, "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n1\t7\t8\ta\tb\r\n")
+    )
     assert (mrpc.kind, mrpc.rows) == ("classes", [Labelled(("a", "b"), "1")])
     stsb = open_dataset(_file(tmp_path, "s" + suffix, "index\tsentence1\tsentence2\tscore\n0\ta\tb\t2.50\n"))
     assert (stsb.kind, stsb.rows) == ("scores", [Labelled(("a", "b"), 2.5)])
@@ -38,7 +40,9 @@ def test_a_folder_stands_for_its_dev_set(tmp_path: Path) -> None:
 
 
 def test_squad(tmp_path: Path) -> None:
-    data = {"data": [{"paragraphs": [{"context": "c", "qas": [{"id": 1, "question": "q", "answers": [{"text": "c"}]}]}]}]}
+    data = {
+        "data": [{"paragraphs": [{"context": "c", "qas": [{"id": 1, "question": "q", "answers": [{"text": "c"}]}]}]}]
+    }
     assert open_dataset(_file(tmp_path, "s.json", json.dumps(data))).rows == [Question("1", "q", "c", ("c",))]
 
 
@@ -58,7 +62,11 @@ def test_conll(tmp_path: Path) -> None:
         ({"sentence1": "a", "sentence2": "b", "score": 2}, "scores", Labelled(("a", "b"), 2.0)),
         ({"text": "a", "label": 2.5}, "scores", Labelled("a", 2.5)),
         ({"question": "q", "context": "c", "answers": ["c"]}, "answers", Question("0", "q", "c", ("c",))),
-        ({"id": "x", "question": "q", "context": "c", "answers": [{"text": "c"}]}, "answers", Question("x", "q", "c", ("c",))),
+        (
+            {"id": "x", "question": "q", "context": "c", "answers": [{"text": "c"}]},
+            "answers",
+            Question("x", "q", "c", ("c",)),
+        ),
         ({"words": ["a"], "labels": ["O"]}, "entities", Sentence(("a",), ("O",))),
     ],
 )
@@ -78,7 +86,11 @@ def test_jsonl(tmp_path: Path, line: dict[str, object], kind: str, row: object) 
         ("s.tsv", "sentence\tscore\na\tx\n", "line 2 has the score 'x'"),
         ("s.json", "{", "SQuAD"),
         ("s.json", "[]", "SQuAD"),
-        ("s.json", '{"data": [{"paragraphs": [{"context": "c", "qas": [{"id": 1, "question": "q", "answers": []}]}]}]}', "no answer"),
+        (
+            "s.json",
+            '{"data": [{"paragraphs": [{"context": "c", "qas": [{"id": 1, "question": "q", "answers": []}]}]}]}',
+            "no answer",
+        ),
         ("s.conll", "word\n", "line 1"),
         ("s.conll", "a\tO\nb\t\n", "line 2"),
         ("s.jsonl", '{"text": "a", "label": 1}\n{"text": 2, "label": 1}\n', "line 2"),

@@ -37,7 +37,7 @@ def _file(folder: Path, name: str, data: bytes) -> Path:
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("last", [True, False])
 def test_text_is_a_row_a_line(tmp_path: Path, end: bytes, last: bool) -> None:
-    data = b"\xef\xbb\xbf" + end.join(["one".encode(), b"", "dr\u00e9i\u2028 x".encode()]) + (end if last else b"")
+    data = b"\xef\xbb\xbf" + end.join([b"one", b"", "dr\u00e9i\u2028 x".encode()]) + (end if last else b"")
     assert _read(_file(tmp_path, "a.txt", data), ["text"]) == [(1, "one"), (2, ""), (3, "dr\u00e9i\u2028 x")]
 
 
@@ -107,7 +107,8 @@ def test_bad_json_spoils_its_row_only(tmp_path: Path, line: bytes, reason: str) 
 
 def test_csv_of_rfc_4180(tmp_path: Path) -> None:
     data = (
-        b'\xef\xbb\xbfid,text\r\n1,"a, ""quoted"" word"\r\n2,"two\r\nlines\n\nand more"\r\n\r\n3,5" pipe\r\n4,""\r\n"5",\xc3\xa9'
+        b'\xef\xbb\xbfid,text\r\n1,"a, ""quoted"" word"\r\n2,"two\r\nlines\n\nand more"\r\n\r\n'
+        b'3,5" pipe\r\n4,""\r\n"5",\xc3\xa9'
     )
     assert _read(_file(tmp_path, "a.csv", data), ["text", "id"]) == [
         (2, 'a, "quoted" word', "1"),
@@ -122,11 +123,13 @@ def test_bad_csv_spoils_its_row_only(tmp_path: Path) -> None:
     data = b'text,id\na,1\nb\nc,1,2\n"d"x,1\ne\xff,1\nf,1\n"never closed,1\ng,1\n"h\ni",1\n'
     rows = _read(_file(tmp_path, "a.csv", data), ["text"])
     assert rows[0] == (2, "a")
-    assert [row[0] for row in rows] == [2, 3, 4, 5, 6, 7, 8, 10]
+    assert [row[0] for row in rows] == list(range(2, 11))
     assert ["fields" in rows[at][1] for at in (1, 2)] == [True, True]
     assert "closing quote" in rows[3][1]
     assert "not UTF-8" in rows[4][1]
     assert rows[5] == (7, "f")
+    assert "closing quote" in rows[6][1]
+    assert rows[7:] == [(9, "g"), (10, "h\ni")]
 
 
 def test_a_quote_that_never_closes_swallows_nothing(tmp_path: Path) -> None:
@@ -146,7 +149,11 @@ def test_csv_records_are_bounded() -> None:
 
 @pytest.mark.parametrize(
     ("data", "message"),
-    [(b"id,other\n1,2\n", "no column 'text'; the columns are 'id', 'other'"), (b"text,text\n1,2\n", "twice"), (b'"text\n', "header")],
+    [
+        (b"id,other\n1,2\n", "no column 'text'; the columns are 'id', 'other'"),
+        (b"text,text\n1,2\n", "twice"),
+        (b'"text\n', "header"),
+    ],
 )
 def test_a_csv_header_that_does_not_fit_ends_it(tmp_path: Path, data: bytes, message: str) -> None:
     with pytest.raises(InputError, match=message):

@@ -126,7 +126,7 @@ def test_a_device_is_written_to_directly(format: str) -> None:
 
 def test_a_full_disk_is_named() -> None:
     writer = open_writer("/dev/full", COLUMNS, "jsonl")
-    with pytest.raises(ResourceError, match="/dev/full: writing failed after 0 bytes .*make room"):
+    with pytest.raises(ResourceError, match=r"/dev/full: writing failed after 0 bytes .*make room"):
         writer.write(RECORDS)
     assert writer.keep() is None
 

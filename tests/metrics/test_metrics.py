@@ -101,8 +101,8 @@ def test_entity_spans(labels: str, spans: set[tuple[int, int, str]]) -> None:
 
 
 def test_entity_f1_counts_exact_spans_of_the_right_type() -> None:
-    gold = ["B-X I-X O B-Y".split(), "B-X O".split()]
-    predicted = ["B-X I-X O B-X".split(), "B-X I-X".split()]
+    gold = [["B-X", "I-X", "O", "B-Y"], ["B-X", "O"]]
+    predicted = [["B-X", "I-X", "O", "B-X"], ["B-X", "I-X"]]
     found = metrics.entity_f1(predicted, gold)
     assert (found.precision, found.recall, found.f1) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
     assert metrics.entity_f1(gold, gold).f1 == 1.0
@@ -128,7 +128,9 @@ def test_squad_scores_take_the_best_answer_and_miss_what_is_missing() -> None:
 
 
 @pytest.mark.skipif(not SQUAD.is_dir(), reason=f"{SQUAD} is not there")
-@pytest.mark.parametrize(("name", "exact", "f1"), [("bert-ensemble", 86.206, 92.196), ("match-lstm-ensemble", 67.635, 76.756)])
+@pytest.mark.parametrize(
+    ("name", "exact", "f1"), [("bert-ensemble", 86.206, 92.196), ("match-lstm-ensemble", 67.635, 76.756)]
+)
 def test_squad_scores_equal_the_published_ones(name: str, exact: float, f1: float) -> None:
     from encast.data.datasets import open_dataset
 

@@ -123,6 +123,8 @@ def test_no_allowed_span_scores_higher(words: list[str], max_answer_len: int, st
     tokenizer: Tokenizer = fake_engine("answer", max_length=12).session.tokenizer
     windows = tokenizer.windows("who is", " ".join(words), stride)
     best = max(
-        -span.loss for w in windows for span in _best_spans(w, _noise(np.array(w.ids)).astype(np.float64), max_answer_len, 3)
+        -span.loss
+        for w in windows
+        for span in _best_spans(w, _noise(np.array(w.ids)).astype(np.float64), max_answer_len, 3)
     )
     assert best == _brute(windows, max_answer_len)

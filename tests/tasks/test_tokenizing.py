@@ -115,7 +115,12 @@ def test_no_room_for_text_is_refused() -> None:
 
 
 def _covered(windows: list[Any]) -> set[int]:
-    return {offset for w in windows for offset, part in zip([o[0] for o in w.offsets], w.sequence_ids, strict=True) if part == 1}
+    return {
+        offset
+        for w in windows
+        for offset, part in zip([o[0] for o in w.offsets], w.sequence_ids, strict=True)
+        if part == 1
+    }
 
 
 @pytest.mark.parametrize("stride", [None, 0, 1, 3])

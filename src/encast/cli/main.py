@@ -89,7 +89,7 @@ def _report(error: BaseException, show_traceback: bool) -> int:
         _silence_stdout()
         return 141
     if show_traceback:
-        traceback.print_exception(error)
+        _print("".join(traceback.format_exception(error)).rstrip())
     if isinstance(error, KeyboardInterrupt):
         _say(f"interrupted{''.join(f'; {note}' for note in error.args)}")
         return 130
@@ -105,9 +105,13 @@ def _report(error: BaseException, show_traceback: bool) -> int:
 
 
 def _say(text: str) -> None:
+    _print(f"encast: {text}")
+
+
+def _print(text: str) -> None:
     # Names of files and texts of users may hold what stderr's encoding does not.
     encoding = sys.stderr.encoding or "utf-8"
-    print("encast: " + text.encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr)
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr)
 
 
 def _silence_stdout() -> None:

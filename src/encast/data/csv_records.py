@@ -23,9 +23,10 @@ class CsvRecord(NamedTuple):
 def parse_records(lines: Iterable[Line], max_bytes: int) -> Iterator[CsvRecord]:
     """Yields the records; memory is bounded by ``max_bytes`` a record.
 
-    A quote opens a quoted field only at a field's beginning (elsewhere it stands for itself), and two
-    quotes inside of a quoted field are one. When a quoted field never closes, or goes on behind its closing
-    quote, only the line that opens it is bad, and reading goes on with the next line: one stray quote cannot swallow a file.
+    A quote opens a quoted field only at a field's beginning (elsewhere it stands for itself), and two quotes
+    inside of a quoted field are one. When a quoted field never closes, or goes on behind its closing quote,
+    only the line that opens it is bad, and reading goes on with the next line: one stray quote cannot
+    swallow a file.
     """
     waiting: deque[Line] = deque()
     source = iter(lines)

@@ -55,12 +55,15 @@ class _LineReader(RowReader):
 class TextReader(_LineReader):
     """A row a line, the line being its only column; an empty line is an empty text."""
 
-    def __iter__(self) -> Iterator[Row | BadRow]:
-        if len(self._columns) != 1:
+    def __init__(self, path: str | os.PathLike[str], columns: Sequence[str]) -> None:
+        if len(columns) != 1:
             raise InputError(
-                f"{self._source.name}: lines of text have one column, {', '.join(self._columns)} are needed; give "
-                "JSONL, CSV or Parquet"
+                f"{path}: lines of text have one column, {', '.join(columns)} are needed; give JSONL, CSV or Parquet, "
+                "with --input-format if the file's name does not tell"
             )
+        super().__init__(path, columns)
+
+    def __iter__(self) -> Iterator[Row | BadRow]:
         for line in self._source.lines():
             text = _decoded(line)
             yield text if isinstance(text, BadRow) else Row(line.number, {self._columns[0]: text}, text)
@@ -112,8 +115,6 @@ class CsvReader(_LineReader):
                 yield BadRow(number, f"byte {error.object[error.start]:#04x} is not UTF-8", text)
                 continue
             yield Row(number, dict(zip(header, values, strict=True)), text)
-        if header is None and self._columns:
-            return  # an empty file has no rows, and no header to miss a column in
 
     def _header(self, reason: str, fields: list[bytes]) -> list[str]:
         names = [field.decode("utf-8", "backslashreplace") for field in fields]

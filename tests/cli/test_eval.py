@@ -1,0 +1,165 @@
+"""``encast eval``: every kind of data set against an engine whose answers are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_engine import VOCAB, fake_engine
+
+import encast.artifact
+from encast.cli.main import main
+
+LABELS = ["O", "B-per", "I-per"]
+
+
+def _load(artifact: Any, **options: Any) -> Any:
+    name = Path(artifact).name
+    rules: dict[str, Any] = {
+        "embed": lambda ids: [1.0, float(ids[1]), 0.0, 0.0],
+        "embed2": lambda ids: [1.0, float(ids[1]), 0.5 * float(ids[1]), 0.0],
+        "classify": lambda ids: [1.0, 2.0 * float(ids[1] == VOCAB["cat"])],
+        "value": lambda ids: [float(ids[1])],
+        "constant": lambda ids: [0.0],
+        "answer": lambda ids: np.repeat((ids == VOCAB["paris"])[:, None] * 9.0, 2, axis=1),
+        "tag": lambda ids: np.eye(3)[(ids == VOCAB["john"]) + 2 * (ids == VOCAB["smith"])],
+    }
+    task = {"embed2": "embed", "value": "classify", "constant": "classify"}.get(name, name)
+    labels = {"tag": LABELS, "classify": ["negative", "positive"]}.get(name)
+    return fake_engine(task, rules[name], labels=labels, max_length=64)
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    kept: dict[str, Any] = {"accuracy": {"older/set.tsv": {"rows": 1}}}
+
+    class Opened:
+        card = kept
+
+    monkeypatch.setattr("encast.engine.load", _load)
+    monkeypatch.setattr(encast.artifact, "open", lambda path: Opened())
+    monkeypatch.setattr(encast.artifact, "update_card", lambda path, **entries: kept.update(entries))
+    return kept
+
+
+def _data(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+SCORES = "sentence1\tsentence2\tscore\nthe\tmat\t1\nthe\tcat\t4\nthe\tthe\t5\n"
+CLASSES = "sentence\tlabel\ncat\t1\nmat\t0\ncat\tNegative\nthe\tPOSITIVE\n"
+QUESTION = {"id": "1", "question": "where", "answers": [{"text": "the Paris!"}]}
+SQUAD = json.dumps({"data": [{"paragraphs": [{"context": "cat in Paris", "qas": [QUESTION]}]}]})
+CONLL = "john\tB-per\nsmith\tI-per\n\njohn\tO\n\ncat\tB-per\n"
+
+
+@pytest.mark.parametrize(
+    ("artifact", "name", "text", "metrics"),
+    [
+        ("embed", "s.tsv", SCORES, {"spearman": 100.0}),
+        ("value", "v.tsv", "sentence\tscore\ncat\t5\nthe\t4\nmat\t6\n", {"spearman": 50.0}),
+        ("classify", "c.tsv", CLASSES, {"accuracy": 50.0, "f1": 50.0, "f1_macro": 50.0, "mcc": 0.0}),
+        ("answer", "a.json", SQUAD, {"exact_match": 100.0, "f1": 100.0}),
+        ("tag", "t.conll", CONLL, {"entity_f1": 50.0, "entity_precision": 50.0, "entity_recall": 50.0}),
+    ],
+)
+def test_metrics_of_every_task(
+    tmp_path: Path, cards: Any, capsys: pytest.CaptureFixture[str], artifact: str, name: str, text: str, metrics: Any
+) -> None:
+    if artifact == "value":
+        metrics = {"spearman": 100.0 * (1 - 6 * _rank_distance() / 24)}
+    assert main(["eval", artifact, _data(tmp_path, name, text), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for metric, value in metrics.items():
+        assert found["metrics"][metric] == pytest.approx(value, abs=1e-3)
+    key = f"{tmp_path.name}/{name}"
+    assert set(cards["accuracy"]) == {"older/set.tsv", key}
+    assert cards["accuracy"][key]["metrics"] == found["metrics"]
+
+
+def _rank_distance() -> int:
+    """Squares of the rank differences of the values, which are the words' ids, and the gold scores 5, 4, 6."""
+    ids = [VOCAB["cat"], VOCAB["the"], VOCAB["mat"]]
+    ranks = [sorted(ids).index(one) + 1 for one in ids]
+    return sum((a - b) ** 2 for a, b in zip(ranks, [2, 1, 3], strict=True))
+
+
+def test_against_another_artifact(tmp_path: Path, cards: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "embed2"
+    other.mkdir()
+    (other / "card.json").write_text("{}")
+    arguments = ["eval", "embed", _data(tmp_path, "s.tsv", SCORES), "--against", str(other)]
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["against"]
+    ids = [VOCAB[word] for word in ("the", "mat", "the", "cat", "the", "the")]
+    cosines = [(1 + i * i) / np.sqrt((1 + i * i) * (1 + 1.25 * i * i)) for i in ids]
+    assert found["agreement"]["cosine_mean"] == pytest.approx(np.mean(cosines))
+    assert found["agreement"]["cosine_min"] == pytest.approx(min(cosines))
+    assert main(arguments) == 0
+    assert "cosine_min" in capsys.readouterr().out
+
+
+def test_against_a_checkpoint_compiles_it_exactly(
+    tmp_path: Path, cards: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[Any] = []
+
+    def compile(source: str, out: Path, **options: Any) -> Path:
+        calls.append((source, options))
+        return out.with_name("embed2")
+
+    import encast.compile  # the module must be there before its function is replaced
+
+    monkeypatch.setattr(sys_modules()["encast.compile"], "compile", compile)
+    arguments = ["eval", "embed", _data(tmp_path, "s.tsv", SCORES), "--against", "some/model", "--json"]
+    assert main(arguments) == 0, capsys.readouterr().err
+    assert calls == [("some/model", {"dtype": "f32", "task": "embed", "exact": True})]
+    assert encast.compile is not None
+
+
+def sys_modules() -> dict[str, Any]:
+    import sys
+
+    return dict(sys.modules)
+
+
+def test_limit_and_metric(tmp_path: Path, cards: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    data = _data(tmp_path, "c.tsv", CLASSES)
+    assert main(["eval", "classify", data, "--limit", "2", "--metric", "accuracy", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["rows"], found["metrics"]) == (2, {"accuracy": 100.0})
+
+
+@pytest.mark.parametrize(
+    ("artifact", "name", "text", "options", "message"),
+    [
+        ("embed", "c.tsv", CLASSES, [], "it takes one for 'classify'"),
+        ("tag", "a.json", SQUAD, [], "it takes one for 'answer'"),
+        ("value", "c.tsv", CLASSES, [], "regression"),
+        ("classify", "s.tsv", SCORES, [], "regression"),
+        ("classify", "c.tsv", "sentence\tlabel\ncat\t7\n", [], "label '7'"),
+        ("embed", "v.tsv", "sentence\tscore\ncat\t5\n", [], "pairs"),
+        ("constant", "s.tsv", SCORES, [], "cannot be computed"),
+        ("embed", "s.tsv", SCORES, ["--limit", "1"], "at least 2"),
+        ("embed", "s.tsv", SCORES, ["--metric", "accuracy"], "spearman, pearson"),
+        ("embed", "s.tsv", SCORES, ["--task", "tag"], "compiled for 'embed'"),
+    ],
+)
+def test_what_does_not_go_together_is_said(
+    tmp_path: Path,
+    cards: Any,
+    capsys: pytest.CaptureFixture[str],
+    artifact: str,
+    name: str,
+    text: str,
+    options: list[str],
+    message: str,
+) -> None:
+    assert main(["eval", artifact, _data(tmp_path, name, text), *options]) == 2
+    assert message in capsys.readouterr().err
+    assert set(cards["accuracy"]) == {"older/set.tsv"}
