@@ -56,7 +56,7 @@ class CallerPlace {
 
 }  // namespace
 
-Team::Team(TeamOptions options) : options_(std::move(options)), size_(options_.threads) {
+Team::Team(TeamOptions options) : options_(std::move(options)), size_(options_.threads), pid_(getpid()) {
   if (size_ < 1) throw ResourceError("a team needs at least one thread, not " + std::to_string(size_));
   if (!options_.cpus.empty() && static_cast<int>(options_.cpus.size()) != size_) {
     throw ResourceError(std::to_string(options_.cpus.size()) + " CPUs given for " + std::to_string(size_) +
@@ -93,6 +93,10 @@ Team::Team(TeamOptions options) : options_(std::move(options)), size_(options_.t
 }
 
 Team::~Team() {
+  if (getpid() != pid_) {
+    for (std::thread& worker : workers_) worker.detach();
+    return;
+  }
   stop_ = true;
   advance(epoch_);
   for (std::thread& worker : workers_) worker.join();

@@ -1,9 +1,12 @@
 #include "parallel/team.h"
 
 #include <sched.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <memory>
 #include <vector>
 
 #include "base/error.h"
@@ -95,6 +98,22 @@ ENCAST_TEST(pinned_workers_stand_on_their_cpu_and_the_caller_keeps_its_mask) {
   cpu_set_t after;
   CHECK_EQ(sched_getaffinity(0, sizeof(after), &after), 0);
   CHECK(CPU_EQUAL(&allowed, &after));
+}
+
+ENCAST_TEST(a_forked_child_can_let_go_of_the_team) {
+  auto team = std::make_unique<Team>(TeamOptions{3, {}, 0});
+  auto nothing = [](int) {};
+  team->run(nothing);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(10);  // a child that waits for threads which it does not have is killed
+    team.reset();
+    _exit(0);
+  }
+  int status = -1;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  team->run(nothing);
 }
 
 ENCAST_TEST(impossible_teams_are_refused) {

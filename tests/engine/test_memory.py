@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -125,6 +127,27 @@ def test_a_closed_backend_says_so(tmp_path_factory: pytest.TempPathFactory) -> N
     for _ in range(3):
         with pytest.raises(ResourceError, match="closed"):
             cpu.run("embedding", Batch.of([[1, 2]]))
+
+
+def test_a_forked_child_is_told_to_load_again(tmp_path_factory: pytest.TempPathFactory) -> None:
+    cpu = open_cpu("bert-embed", "f32", tmp_path_factory, threads=2)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            cpu.run("embedding", Batch.of([[1, 2]]))
+            message = "an answer"
+        except ResourceError as error:
+            message = str(error)
+        del cpu
+        os.write(writer, message.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        assert "load the artifact in the child" in answer.read()
+    assert os.waitpid(child, 0)[1] == 0
+    cpu.run("embedding", Batch.of([[1, 2]]))
 
 
 @pytest.mark.parametrize("options", [{"threads": 0}, {"instances": 0}, {"threads": -1}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from typing import Any
@@ -61,9 +62,15 @@ class CpuRunnable:
             self._free.put(executor)
         self._lock = threading.Lock()
         self._closed = False
+        self._pid = os.getpid()
 
     def run(self, output: str, batch: Batch, select: Int32 | None = None) -> Float32:
         """See ``Runnable.run``. Releases the GIL while the model runs."""
+        if os.getpid() != self._pid:
+            raise ResourceError(
+                f"this engine was loaded in process {self._pid}, and a forked child has none of its threads; load the "
+                "artifact in the child: the weights are shared all the same"
+            )
         order = None
         if select is not None and select.size > 1 and not bool(np.all(select[1:] > select[:-1])):
             # The core takes rising rows, each once.
