@@ -12,7 +12,7 @@ namespace {
 //   phase 0                   |   k0    |   k2    |     row: and 0x00ff        columns: shift left, then
 //   right phase 1                   |   k1    |   k3    |     row: shift right       columns: shift right
 //   (signed)
-struct DotQ8 : DotQ8Base<Shape6x16> {
+struct DotQ8 : DotQ8Base<Shape5x16> {
   static constexpr int kPhases = 2;
   template <int P>
   ENCAST_SIMD __m256i row(const uint8_t* p) {
@@ -45,11 +45,11 @@ void gemm_f32_f32_f32_6x16_avx2(const GemmArgs& args, int64_t m_begin, int64_t m
                                 int64_t panel_end) {
   compute<DotTiles<DotF32<Shape6x16>>>(args, m_begin, m_end, panel_begin, panel_end);
 }
-void gemm_bf16_bf16_f32_6x16_avx2(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
+void gemm_bf16_bf16_f32_5x16_avx2(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
                                   int64_t panel_end) {
-  compute<DotTiles<DotBF16<Shape6x16>>>(args, m_begin, m_end, panel_begin, panel_end);
+  compute<DotTiles<DotBF16<Shape5x16>>>(args, m_begin, m_end, panel_begin, panel_end);
 }
-void gemm_q8_s8_s32_6x16_avx2(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
+void gemm_q8_s8_s32_5x16_avx2(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
                               int64_t panel_end) {
   compute<DotTiles<DotQ8>>(args, m_begin, m_end, panel_begin, panel_end);
 }
