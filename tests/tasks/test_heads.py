@@ -54,6 +54,12 @@ def test_rerank_orders_pairs_by_their_logit_and_ties_by_index() -> None:
     assert engine.rerank("who", ["sat", "the", "cat", "mat"]) == [(3, 2.0), (0, 0.5), (2, 0.5), (1, -1.0)]
 
 
+def test_rerank_keeps_the_order_of_many_equal_documents() -> None:
+    engine = fake_engine("classify", lambda ids: [0.5 if ids[-2] == VOCAB["cat"] else 1.0])
+    found = engine.rerank("who", ["cat", "mat"] * 40)
+    assert [index for index, _ in found] == [*range(1, 80, 2), *range(0, 80, 2)]
+
+
 def test_rerank_refuses_several_labels() -> None:
     with pytest.raises(InputError, match="one label, this artifact has 2"):
         fake_engine("classify", lambda ids: [0.0, 1.0]).rerank("who", ["cat"])

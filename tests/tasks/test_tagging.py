@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_engine import VOCAB, fake_engine
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
 
 from encast.tasks.tag import label_words, split_label
 
@@ -90,3 +92,26 @@ def test_labels_of_split_words() -> None:
         ["O"] * 21,
         [],
     ]
+
+
+def _spacing_tokenizer() -> str:
+    """A tokenizer that counts the space before a word to the word, as SentencePiece models do."""
+    vocab = {"[UNK]": 0, "\u2581john": 1, "\u2581smith": 2, "\u2581the": 3}
+    backend = Backend(models.WordLevel(vocab, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    return str(backend.to_str())
+
+
+def test_a_space_before_a_word_is_no_part_of_it() -> None:
+    text = "the john smith"
+    assert Backend.from_str(_spacing_tokenizer()).encode(text).offsets[1] == (3, 8)
+    engine = fake_engine(
+        "tag", lambda ids: np.eye(3)[np.minimum(ids, 2) * (ids < 3)], labels=LABELS[:3], json_text=_spacing_tokenizer()
+    )
+    (entity,) = engine.tag([text])[0].entities
+    assert (entity.text, entity.start, entity.end) == ("john smith", 4, 14)
+    engine = fake_engine(
+        "answer", lambda ids: np.repeat((ids == 2)[:, None] * 5.0, 2, axis=1), json_text=_spacing_tokenizer()
+    )
+    answer = engine.answer("the", text)
+    assert (answer.text, answer.start, answer.end) == ("smith", 9, 14)
