@@ -69,26 +69,25 @@ def limit_seconds(artifact: Artifact, lengths: list[int], peaks: dict[str, float
     return seconds
 
 
-def medians(calls: dict[str, Callable[[], object]], seconds: float = 1.5) -> dict[str, float]:
-    """The median time of each call; they take turns, so that a busy machine slows all of them alike."""
+def medians(calls: dict[str, Callable[[], object]], rounds: int = 5, seconds: float = 0.15) -> dict[str, float]:
+    """The median time of each call; they take turns of a moment, so that a busy machine slows all of them alike."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
+    for _ in range(rounds):
         for name, call in calls.items():
-            begin = time.perf_counter()
             call()
-            times[name].append(time.perf_counter() - begin)
+            end = time.perf_counter() + seconds
+            while not times[name] or time.perf_counter() < end:
+                begin = time.perf_counter()
+                call()
+                times[name].append(time.perf_counter() - begin)
     return {name: statistics.median(found) for name, found in times.items()}
 
 
 def show_speed(engines: dict[str, encast.Engine], opened: dict[str, Artifact], texts: list[str]) -> None:
     threads = knobs.get("ENCAST_THREADS") or len(usable_cores())
     sentences = [encoding.ids for encoding in engines["f32"].session.tokenizer.encode(texts)]
-    length = min(128, engines["f32"].max_length)
-    batches = {"1 sentence": sentences[:1], f"{len(texts)} sentences": sentences}
-    batches["32 long texts"] = [(sentences[0] * length)[:length]] * 32
+    long_text = (sentences[0] * 128)[: min(128, engines["f32"].max_length)]
+    batches = {"1 sentence": sentences[:1], f"{len(texts)} sentences": sentences, "32 long texts": [long_text] * 32}
     peaks = {dtype: _core.peak_ops_per_second(dtype, threads, 0.5) for dtype in DTYPES}
     shown = ", ".join(f"{dtype} {peak / 1e9:,.0f}" for dtype, peak in peaks.items())
     print(f"\nspeed on {threads} threads, kernels up to {_core.isa_best()}")
@@ -123,7 +122,6 @@ def main() -> None:
     source = options.checkpoint or minilm()
     texts = (HERE / "texts.txt").read_text(encoding="utf-8").split("\n")[:-1]
     opened: dict[str, Artifact] = {}
-    engines: dict[str, encast.Engine] = {}
     try:
         options.out.mkdir(parents=True, exist_ok=True)
         for dtype in DTYPES:
@@ -133,20 +131,15 @@ def main() -> None:
             size, took = sum(opened[dtype].card["sizes"].values()) / 1e6, time.perf_counter() - begin
             print(f"compiled {options.checkpoint or 'all-MiniLM-L6-v2'} to {dtype}: {size:.0f} MB in {took:.1f} s")
         show_fusions(opened["int8"])
-        for dtype in DTYPES:
-            engines[dtype] = encast.load(opened[dtype].path)
-        vectors = {dtype: engine.embed(texts) for dtype, engine in engines.items()}
-        norms = np.prod([np.linalg.norm(v, axis=1) for v in vectors.values()], axis=0)
-        cosines = np.sum(vectors["f32"] * vectors["int8"], axis=1) / norms
-        mean, worst = cosines.mean(), cosines.min()
-        print(f"\nint8 against f32 on {len(texts)} sentences: cosine {mean:.4f} on average, {worst:.4f} at worst")
-        show_speed(engines, opened, texts)
-        show_neighbours(engines["int8"], texts, vectors["int8"])
+        with encast.load(opened["f32"].path) as f32, encast.load(opened["int8"].path) as int8:
+            a, b = f32.embed(texts), int8.embed(texts)
+            cosines = np.sum(a * b, axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+            mean, worst = cosines.mean(), cosines.min()
+            print(f"\nint8 against f32 on {len(texts)} sentences: cosine {mean:.4f} on average, {worst:.4f} at worst")
+            show_speed({"f32": f32, "int8": int8}, opened, texts)
+            show_neighbours(int8, texts, b)
     except (encast.EncastError, OSError) as error:
         sys.exit(f"demo: {error}")
-    finally:
-        for engine in engines.values():
-            engine.close()
 
 
 if __name__ == "__main__":
