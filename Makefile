@@ -84,7 +84,7 @@ else
 		$(addprefix -DCMAKE_CXX_COMPILER=,$(shell command -v clang++-16)) > build/tidy.log || \
 		{ cat build/tidy.log; exit 1; }
 	@echo $(TIDY) -p build/tidy ...
-	@printf '%s\n' $(TIDY_SOURCES) | xargs -P $(JOBS) -n 4 $(TIDY) -p build/tidy --quiet 2> build/tidy.log || \
+	@printf '%s\n' $(TIDY_SOURCES) | xargs -P $(JOBS) -n 4 $(TIDY) -p build/tidy --quiet > build/tidy.log 2>&1 || \
 		{ cat build/tidy.log; exit 1; }
 endif
 
