@@ -40,6 +40,9 @@
 // not part of the contract. MXCSR is as the ABI sets it up: to nearest, subnormals kept.
 
 #define ENCAST_SIMD static inline __attribute__((always_inline))
+// For tiles that come in dozens of shapes: a function each, or the caller's size costs minutes of compile
+// time under the sanitizers.
+#define ENCAST_SIMD_TILE static __attribute__((noinline))
 
 #if defined(ENCAST_SIMD_SCALAR)
 #include "simd/vec_scalar.h"

@@ -96,7 +96,7 @@ static inline void pack_values(const Head& head) {
 // scale * q k^T + bias of `rows` queries from `query` on against `vectors` times 16 keys from `key` on;
 // -infinity behind the last key.
 template <int rows, int vectors>
-ENCAST_SIMD void score_tile(const Head& head, int64_t query, int64_t key, float* scores) {
+ENCAST_SIMD_TILE void score_tile(const Head& head, int64_t query, int64_t key, float* scores) {
   F32x16 sum[rows][vectors];
 #pragma GCC unroll 6
   for (int i = 0; i < rows; ++i) {
@@ -143,7 +143,7 @@ ENCAST_SIMD void score_block(const Head& head, int64_t query, int64_t rows) {
 // scores = exp(scores - max), one row; returns the reciprocal of their sum. Lanes behind the last key become
 // 0.
 template <bool exact>
-ENCAST_SIMD float softmax_row(float* scores, int64_t len) {
+ENCAST_SIMD_TILE float softmax_row(float* scores, int64_t len) {
   const int64_t padded = round_up_to(len, 16);
   F32x16 largest[kStreams], sum[kStreams];
   fill(largest, -__builtin_inff());
@@ -167,8 +167,8 @@ constexpr int64_t kKeysAPass = 128;
 // are divided by their sums of exponentials and leave for `out`. Partial sums wait in the scratch as they
 // are.
 template <int rows, int vectors>
-ENCAST_SIMD void context_tile(const Head& head, int64_t query, int64_t row, int64_t col, int64_t key,
-                              int64_t end, const float* inverse_sums) {
+ENCAST_SIMD_TILE void context_tile(const Head& head, int64_t query, int64_t row, int64_t col, int64_t key,
+                                   int64_t end, const float* inverse_sums) {
   float* context = head.context + row * head.padded_dim + col;
   F32x16 sum[rows][vectors];
 #pragma GCC unroll 6
