@@ -54,7 +54,7 @@ def _plan(graph: Graph, dtype: str, target: Target) -> str:
     return lower(graph, tensors, target)
 
 
-@pytest.mark.parametrize(("case", "dtype", "target"), CASES, ids="-".join)
+@pytest.mark.parametrize(("case", "dtype", "target"), CASES, ids=map("-".join, CASES))
 def test_plan_is_the_committed_one(
     case: str, dtype: str, target: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

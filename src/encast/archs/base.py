@@ -148,7 +148,7 @@ def build_graph(checkpoint: CheckpointLike, task: str | None = None) -> Graph:
 
     graph = Graph()
     graph.add_input("token_ids", ValueType("i32", ("tokens",)))
-    if arch.sizes.type_vocab > 1:
+    if arch.sizes.type_vocab:
         graph.add_input("token_type_ids", ValueType("i32", ("tokens",)))
     prefixed = any(name.startswith(cls.prefix) for name in checkpoint.tensors)
     encoder = Modules(graph, weights, cls.prefix if prefixed else "")
@@ -279,7 +279,7 @@ def _meta(
         "layers": max(node.layer for node in graph.nodes) + 1,
         "heads": sizes.heads,
         "vocab": sizes.vocab,
-        "type_vocab": sizes.type_vocab if sizes.type_vocab > 1 else 0,
+        "type_vocab": sizes.type_vocab,
         "max_len": arch.max_len(),
         "labels": labels,
         "problem_type": arch.config.problem_type(len(labels or [])) if task == "classify" else None,

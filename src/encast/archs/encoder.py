@@ -80,25 +80,15 @@ class LayerPaths:
 def sum_embeddings(encoder: Modules, sizes: Sizes, *, offset: int = 0, skip_id: int = -1) -> str:
     """Word, token-type and position rows added in this order, then layer norm: f32[tokens, embedding].
 
-    With ``type_vocab`` 0 there is no token-type table. With 1 the only row is added to every position row here,
-    once, instead of to every token: (type + position) is rounded to f32 before the word row is added, where
-    transformers rounds (word + type), so bits may differ by the rounding of one addition. ``offset`` and ``skip_id``
-    are those of op ``position_ids``.
+    With ``type_vocab`` 0 there is no token-type table. ``offset`` and ``skip_id`` are those of op ``position_ids``.
     """
     graph, dim = encoder.graph, sizes.embedding
     total = encoder.embedding("token_ids", "embeddings.word_embeddings", sizes.vocab, dim)
-    positions = "embeddings.position_embeddings.weight"
-    if sizes.type_vocab > 1:
+    if sizes.type_vocab:
         types = encoder.embedding("token_type_ids", "embeddings.token_type_embeddings", sizes.type_vocab, dim)
         total = graph.add("add", total, types, name="embeddings.word_and_token_type")
-    if sizes.type_vocab == 1:
-        row = encoder.array("embeddings.token_type_embeddings.weight", 1, dim)
-        table = encoder.array(positions, sizes.positions, dim)
-        folded = graph.add_constant("embeddings.position_and_token_type_embeddings.weight", table + row)
-    else:
-        folded = encoder.constant(positions, sizes.positions, dim)
     ids = graph.add("position_ids", "token_ids", name="embeddings.position_ids", offset=offset, skip_id=skip_id)
-    rows = graph.add("embedding", ids, folded, name="embeddings.position_embeddings")
+    rows = encoder.embedding(ids, "embeddings.position_embeddings", sizes.positions, dim)
     total = graph.add("add", total, rows, name="embeddings.sum")
     return encoder.layer_norm(total, "embeddings.LayerNorm", dim, sizes.eps)
 
