@@ -51,13 +51,18 @@ class Engine:
         *,
         dim: int | None = None,
         batch_tokens: int = BATCH_TOKENS,
+        prompts: Mapping[str, str] | None = None,
+        default_prompt: str | None = None,
     ) -> None:
-        """``meta`` is the graph's; ``dim`` is the size of an embedding (default: the hidden size)."""
+        """``meta`` is the graph's; ``dim`` is the size of an embedding (default: the hidden size).
+
+        ``prompts``: name to text, of which ``default_prompt`` names the one that ``embed`` uses unless told otherwise.
+        """
         if batch_tokens < 1:
             raise InputError(f"batch_tokens is {batch_tokens}; 1 or more is needed")
         self.meta = meta
         self.dim = int(meta["hidden"]) if dim is None else dim
-        self._open: Session | None = Session(runnable, meta, tokenizer, batch_tokens)
+        self._open: Session | None = Session(runnable, meta, tokenizer, batch_tokens, prompts or {}, default_prompt)
         self._closing = threading.Lock()
 
     @property
@@ -115,9 +120,12 @@ class Engine:
 
     # Texts
 
-    def embed(self, texts: Sequence[str], *, on_long: OnLong = "truncate") -> F32:
-        """Sentence embeddings ``f32[n, dim]``, pooled and normalised as the checkpoint says."""
-        return embed(self.session, texts, dim=self.dim, on_long=on_long)
+    def embed(self, texts: Sequence[str], *, on_long: OnLong = "truncate", prompt_name: str | None = None) -> F32:
+        """Sentence embeddings ``f32[n, dim]``, pooled and normalised as the checkpoint says.
+
+        The checkpoint's prompt of that name goes before every text: its default for None, none for "".
+        """
+        return embed(self.session, texts, dim=self.dim, on_long=on_long, prompt_name=prompt_name)
 
     def classify(
         self, texts_or_pairs: Sequence[str] | Sequence[tuple[str, str]], *, on_long: OnLong = "truncate"
@@ -224,7 +232,15 @@ def load(
         runnable = Reference(opened.load_graph())
     else:
         runnable = CpuRunnable(opened, threads=threads, instances=instances, pin=pin)
-    return Engine(runnable, meta, tokenizer, dim=dim, batch_tokens=batch_tokens)
+    return Engine(
+        runnable,
+        meta,
+        tokenizer,
+        dim=dim,
+        batch_tokens=batch_tokens,
+        prompts=opened.card.get("prompts"),
+        default_prompt=opened.card.get("default_prompt"),
+    )
 
 
 def _tokenizer(opened: Artifact) -> Tokenizer:

@@ -48,6 +48,9 @@ def run_command(
     stride: Annotated[
         int | None, typer.Option(help="Tokens that neighbouring windows of a long context share (answer).")
     ] = None,
+    prompt_name: Annotated[
+        str | None, typer.Option(help="The checkpoint's prompt before every text (embed); default: as it says.")
+    ] = None,
     on_long: Annotated[str, typer.Option(help="Texts beyond the model's length: truncate or error.")] = "truncate",
     threads: Annotated[int | None, typer.Option(help="Threads an instance; default: the usable cores.")] = None,
     instances: Annotated[int, typer.Option(help="Copies of the executor that share the weights.")] = 1,
@@ -60,7 +63,7 @@ def run_command(
     """
     if on_long not in ("truncate", "error"):
         raise InputError(f"--on-long is {on_long!r}; truncate and error are known")
-    options = RunOptions("error" if on_long == "error" else "truncate", stride)
+    options = RunOptions("error" if on_long == "error" else "truncate", stride, prompt_name)
     began = time.monotonic()
     with engines.load(artifact, threads=threads, instances=instances, batch_tokens=batch_tokens) as engine:
         name = _task_name(engine, task)

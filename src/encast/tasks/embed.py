@@ -27,10 +27,13 @@ def _units(vectors: F32) -> F32:
     return units
 
 
-def embed(session: Session, texts: object, *, dim: int, on_long: OnLong = "truncate") -> F32:
-    """``f32[n, dim]``: one row a text, pooled and normalised as the checkpoint says."""
+def embed(
+    session: Session, texts: object, *, dim: int, on_long: OnLong = "truncate", prompt_name: str | None = None
+) -> F32:
+    """``f32[n, dim]``: one row a text, pooled and normalised as the checkpoint says; see ``Session.prompt``."""
     session.need("embed", "embed")
-    rows = check_texts(texts)
+    prompt = session.prompt(prompt_name)
+    rows = [prompt + text for text in check_texts(texts)]
     vectors = np.empty((len(rows), dim), np.float32)
     for piece in session.stream(rows, on_long=on_long):
         found = session.runnable.run("embedding", piece.batch)

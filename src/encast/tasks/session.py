@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -44,6 +44,20 @@ class Session:
     meta: Mapping[str, Any]
     tokenizer: Tokenizer
     batch_tokens: int
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+
+    def prompt(self, name: str | None) -> str:
+        """The text that goes before every text to embed, as sentence-transformers does: the prompt of that name,
+        the checkpoint's default for None, nothing for "". Raises ``InputError`` for a name that it lacks.
+        """
+        name = self.default_prompt if name is None else name
+        if not name:
+            return ""
+        if name not in self.prompts:
+            known = ", ".join(map(repr, self.prompts)) or "none"
+            raise InputError(f'prompt_name is {name!r}; this artifact\'s prompts: {known} (and "" for no prompt)')
+        return self.prompts[name]
 
     def need(self, method: str, *tasks: str) -> None:
         """Raises ``InputError`` unless the artifact was compiled for one of ``tasks``."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from encast.errors import InputError
-from encast.tasks.embed import embed
 from encast.tasks.texts import check_text, check_texts
 from encast.tasks.tokenize import OnLong
 
@@ -21,10 +20,11 @@ __all__ = ["TABLE", "FileTask", "RunOptions", "file_task"]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run over a file may change: ``stride`` of question answering, and what long texts do."""
+    """What a run over a file may change: what long texts do, ``stride`` of answering, the prompt of embedding."""
 
     on_long: OnLong = "truncate"
     stride: int | None = None
+    prompt_name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _features(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptio
 
 
 def _embed(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
-    vectors = embed(engine.session, [text for (text,) in rows], dim=engine.dim, on_long=options.on_long)
+    vectors = engine.embed([text for (text,) in rows], on_long=options.on_long, prompt_name=options.prompt_name)
     return [{"embedding": vector} for vector in _finite(vectors)]
 
 
