@@ -5,8 +5,10 @@
 // Activations over sixteen lanes, as transformers defines them:
 //
 //   gelu       x Phi(x) = x/2 (1 + erf(x / sqrt 2))
-//   gelu_tanh  x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), which is x / (1 + e^-2z), z the argument of
-//   tanh silu       x / (1 + e^-x) relu, tanh
+//   gelu_tanh  x/2 (1 + tanh(z)), z = sqrt(2/pi) (x + 0.044715 x^3), which is x / (1 + e^-2z)
+//   silu       x / (1 + e^-x)
+//   relu       max(x, 0)
+//   tanh
 //
 // At -infinity gelu, gelu_tanh and silu are -0, their limit (the formulas taken literally give NaN).
 namespace encast {

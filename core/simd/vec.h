@@ -13,27 +13,36 @@
 //
 // Operations (F: F32x16, I: I32x16, M: Mask16; n: number of lanes, 0 to 16):
 //
-//   F load(const float*)                 no alignment is needed
+//   F load(const float*)                        no alignment is needed
 //   F load_partial(const float*, n, fill = 0)   lanes from n on hold `fill`; memory behind n is not touched
-//   void store(float*, F)   void store_partial(float*, n, F)
-//   I load_i32(const int32_t*)   void store_i32(int32_t*, I)
-//   I load_u8(const uint8_t*)            16 bytes, zero-extended
-//   void store_u8(uint8_t*, I)           16 bytes, clamped to 0 ... 255
-//   I load_u16(const uint16_t*)   void store_u16(uint16_t*, I)   stored lanes must be 0 to 65535
-//   F load_bf16(const uint16_t*)         exact
-//   I to_bf16(F)   void store_bf16(uint16_t*, F)   to nearest, ties to even, subnormals kept, NaN stays a
-//   quiet NaN F set1(float)   I set1(int32_t)
-//   + - * /                              IEEE, rounded once; I has + - * with wrap-around, and & | ^
-//   F fma(a, b, c)                       a * b + c, rounded once
-//   F fnma(a, b, c)                      c - a * b, rounded once
-//   F max(a, b)   F min(a, b)            a > b ? a : b and a < b ? a : b: b when either is NaN or both are
-//   zero I max(a, b)   I min(a, b)            signed F abs(a)   F sqrt(a) F round(a) to an integral value,
-//   ties to even I to_i32(F)                          to nearest, ties to even; INT32_MIN when NaN or out of
-//   range F to_f32(I)                          to nearest, ties to even I bits(F)   F from_bits(I)
-//   reinterpretation I shift_left<s>(I)   I shift_right<s>(I)   logical M less(a, b)   M less_equal(a, b)
-//   false when either is NaN M is_nan(a)   M first_lanes(n) F select(m, a, b)   I select(m, a, b)   a where m
-//   is set, else b F times_power_of_2(a, n)             a * 2^n rounded once; n integral, -252 to 252, |a| in
-//   [0.5, 2) float reduce_add(F)   float reduce_max(F)   int32_t reduce_max(I)
+//   void store(float*, F)
+//   void store_partial(float*, n, F)
+//   I load_i32(const int32_t*)
+//   void store_i32(int32_t*, I)
+//   I load_u8(const uint8_t*)                   16 bytes, zero-extended
+//   void store_u8(uint8_t*, I)                  16 bytes, clamped to 0 ... 255
+//   I load_u16(const uint16_t*)
+//   void store_u16(uint16_t*, I)                lanes must be 0 to 65535
+//   F load_bf16(const uint16_t*)                exact
+//   I to_bf16(F)                                to nearest, ties to even, subnormals kept, NaN stays NaN
+//   void store_bf16(uint16_t*, F)               the same
+//   F set1(float), I set1(int32_t)
+//   + - * /                                     IEEE, rounded once; I wraps around and has & | ^, no /
+//   F fma(a, b, c)                              a * b + c, rounded once
+//   F fnma(a, b, c)                             c - a * b, rounded once
+//   F max(a, b), F min(a, b)                    a > b ? a : b and a < b ? a : b: b if one is NaN or both 0
+//   I max(a, b), I min(a, b)                    signed
+//   F abs(a), F sqrt(a)
+//   F round(a)                                  to an integral value, ties to even
+//   I to_i32(F)                                 to nearest, ties to even; INT32_MIN if NaN or out of range
+//   F to_f32(I)                                 to nearest, ties to even
+//   I bits(F), F from_bits(I)                   reinterpretation
+//   I shift_left<s>(I), I shift_right<s>(I)     logical
+//   M less(a, b), M less_equal(a, b)            false when either is NaN
+//   M is_nan(a), M first_lanes(n)
+//   F select(m, a, b), I select(m, a, b)        a where m is set, else b
+//   F times_power_of_2(a, n)                    a * 2^n rounded once; n integral, |n| <= 252, |a| in [0.5, 2)
+//   float reduce_add(F), float reduce_max(F), int32_t reduce_max(I)
 //
 // Reductions fold the upper half onto the lower one: lanes i and i+8, then i+4, i+2, i+1, the lower lane
 // as the left operand. An operation that makes a NaN makes one on every level; its sign and payload are
