@@ -4,8 +4,8 @@
 // exp, erf, tanh over sixteen lanes: polynomials of fused multiply-adds, no tables, no branches.
 // Measured errors stand in README.md; test.cc holds them. NaN gives NaN, infinities their limits.
 //
-// The coefficients are minimax fits (weighted least squares iterated after Lawson, in 50 digits, then
-// rounded to f32 and measured again in f32).
+// The coefficients are minimax fits: least squares reweighted after Lawson, in double, then rounded to f32
+// and measured again in f32 arithmetic.
 namespace encast {
 inline namespace ENCAST_SIMD_LEVEL {
 
