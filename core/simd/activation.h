@@ -1,5 +1,5 @@
 #pragma once
-#include "kernels/gemm/gemm.h"
+#include "base/activation.h"
 #include "simd/math.h"
 
 // Activations over sixteen lanes, as transformers defines them:

@@ -1,5 +1,7 @@
 #pragma once
-#include "kernels/gemm/gemm.h"
+#include <cstdint>
+
+#include "base/activation.h"
 
 // Contract: op elementwise_rows, arithmetic f32: out = activation(factor * x (+ other)), a row at a time.
 namespace encast {

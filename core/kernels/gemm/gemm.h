@@ -1,6 +1,8 @@
 #pragma once
 #include <cstdint>
 
+#include "base/activation.h"
+
 // Contract of the family: c = activation(a @ w + bias) (+ residual), c: f32[m, n].
 //
 // op gemm_f32:   a f32[m, k],  w f32  packed [n/64][k][64]       arithmetic f32
@@ -15,8 +17,6 @@
 //                 c = fma(float(sum), a_scale[row] * w_scale[col], bias) (bias 0 when absent).
 // Then the activation, then + residual.
 namespace encast {
-
-enum class Activation : uint8_t { none, gelu, gelu_tanh, relu, silu, tanh };
 
 constexpr int kPanel = 64;  // columns of a packed weight panel
 
