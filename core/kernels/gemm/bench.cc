@@ -99,10 +99,11 @@ class Workload {
   }
 
   // The first and the last row, which are of different tiles when there are many.
-  bool right(GemmFn fn) {
-    run(fn);
+  bool right(const KernelInfo& kernel) {
+    run(reinterpret_cast<GemmFn>(kernel.fn));
+    const bool fma_in_order = std::string_view(kernel.arithmetic) == "bf16_fma";
     for (const int64_t row : {int64_t{0}, shape_.m - 1}) {
-      const GemmReference expected = problem_.reference_of_row(row);
+      const GemmReference expected = problem_.reference_of_row(row, fma_in_order);
       for (int64_t j = 0; j < shape_.n; ++j) {
         const double c = c_.get()[row * shape_.n + j];
         const auto at = static_cast<size_t>(j);
@@ -134,7 +135,7 @@ bool bench_shape(const Shape& shape, std::vector<Timing>& timings, double second
     for (Timing* timing : chosen) {
       timing->seconds.clear();
       timing->spent = 0;
-      if (!workload.right(reinterpret_cast<GemmFn>(timing->kernel->fn))) {
+      if (!workload.right(*timing->kernel)) {
         std::printf("  %-44s WRONG\n", timing->kernel->name);
         all_right = false;
       }

@@ -77,16 +77,18 @@ class Problem {
     return args;
   }
 
-  GemmReference reference() const { return gemm_reference(operands_, args(nullptr, 0), w_.data()); }
+  GemmReference reference(bool fma_in_order) const {
+    return gemm_reference(operands_, args(nullptr, 0), w_.data(), fma_in_order);
+  }
 
-  GemmReference reference_of_row(int64_t row) const {
+  GemmReference reference_of_row(int64_t row, bool fma_in_order) const {
     GemmArgs one = args(nullptr, 0);
     one.m = 1;
     one.a = a_.data() + row * a_stride_ * element_;
     if (one.a_scale != nullptr) one.a_scale += row;
     if (one.a_zero != nullptr) one.a_zero += row;
     if (one.residual != nullptr) one.residual += row * one.residual_stride;
-    return gemm_reference(operands_, one, w_.data());
+    return gemm_reference(operands_, one, w_.data(), fma_in_order);
   }
 
   void fill_bytes(uint8_t a, int8_t w) {

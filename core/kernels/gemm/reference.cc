@@ -40,7 +40,8 @@ double activate(Activation activation, double x) {
     case Activation::gelu:
       return 0.5 * x * std::erfc(-x * std::sqrt(0.5));
     case Activation::gelu_tanh:
-      return 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x)));
+      // x/2 (1 + tanh z) without the cancellation: x / (1 + e^-2z).
+      return x / (1 + std::exp(-2 * std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x)));
     case Activation::relu:
       return x > 0 ? x : 0;
     case Activation::silu:
@@ -60,10 +61,37 @@ float dequantized(const GemmArgs& args, const int8_t* w, int64_t row, int64_t co
                   args.bias != nullptr ? args.bias[column] : 0.0f);
 }
 
+// Arithmetic f32 and bf16_fma up to the activation.
+float fused_in_order(GemmOperands operands, const GemmArgs& args, const void* w, int64_t row,
+                     int64_t column) {
+  float sum = 0;
+  for (int64_t k = 0; k < args.k; ++k) {
+    sum = std::fma(static_cast<float>(element(operands, args.a, row * args.a_stride + k)),
+                   static_cast<float>(element(operands, w, column * args.k + k)), sum);
+  }
+  return args.bias != nullptr ? sum + args.bias[column] : sum;
+}
+
 // n roundings in a row: n u / (1 - n u), Higham, Accuracy and Stability of Numerical Algorithms, lemma 3.1.
 double gamma(int64_t n) {
   const double nu = static_cast<double>(n) * kUnitRoundoff;
   return nu / (1 - nu);
+}
+
+// The same in double, with what any order of f32 sums may be off by. The bf16 instructions round products and
+// sums, and flush what is subnormal.
+double in_double(GemmOperands operands, const GemmArgs& args, const void* w, int64_t row, int64_t column,
+                 double* error) {
+  double sum = args.bias != nullptr ? args.bias[column] : 0.0, magnitude = std::fabs(sum);
+  for (int64_t k = 0; k < args.k; ++k) {
+    const double product =
+        element(operands, args.a, row * args.a_stride + k) * element(operands, w, column * args.k + k);
+    sum += product;
+    magnitude += std::fabs(product);
+  }
+  const int64_t roundings = 2 * args.k + 2;
+  *error = gamma(roundings) * magnitude + static_cast<double>(roundings) * 0x1p-126;
+  return sum;
 }
 
 }  // namespace
@@ -87,38 +115,31 @@ void gemm_pack(GemmOperands operands, const void* w, int64_t n, int64_t k, void*
   }
 }
 
-GemmReference gemm_reference(GemmOperands operands, const GemmArgs& args, const void* w) {
+GemmReference gemm_reference(GemmOperands operands, const GemmArgs& args, const void* w, bool fma_in_order) {
   GemmReference result;
   result.c.resize(static_cast<size_t>(args.m * args.n));
   result.bound.resize(result.c.size());
-  const bool exact = operands == GemmOperands::q8s8 && args.activation == Activation::none;
   for (int64_t i = 0; i < args.m; ++i) {
     for (int64_t j = 0; j < args.n; ++j) {
-      double value = 0, error = 0;
+      double value, error = 0;
       if (operands == GemmOperands::q8s8) {
         value = dequantized(args, static_cast<const int8_t*>(w) + j * args.k, i, j);
+      } else if (operands == GemmOperands::f32 || fma_in_order) {
+        value = fused_in_order(operands, args, w, i, j);
       } else {
-        double magnitude = args.bias != nullptr ? std::fabs(args.bias[j]) : 0.0;
-        value = args.bias != nullptr ? args.bias[j] : 0.0;
-        for (int64_t k = 0; k < args.k; ++k) {
-          const double product =
-              element(operands, args.a, i * args.a_stride + k) * element(operands, w, j * args.k + k);
-          value += product;
-          magnitude += std::fabs(product);
-        }
-        // One rounding for every k and for the bias. The bf16 instructions round the products too, and flush
-        // what is subnormal.
-        const int64_t roundings = operands == GemmOperands::bf16 ? 2 * args.k + 2 : args.k + 1;
-        error = gamma(roundings) * magnitude + static_cast<double>(roundings) * 0x1p-126;
+        value = in_double(operands, args, w, i, j, &error);
       }
       if (args.activation != Activation::none) {
         value = activate(args.activation, value);
-        // No activation is steeper than 1.13; their polynomials and the rounding of the result add the rest.
-        error = 1.13 * error + 8 * kUnitRoundoff * (std::fabs(value) + 1);
+        // No activation is steeper than 1.13. A polynomial may be off by some units in the last place, and
+        // where it approaches zero by as much as it would be at one.
+        const double own = args.exact ? 1.001 * kUnitRoundoff * std::fabs(value) + 0x1p-149
+                                      : 8 * kUnitRoundoff * (std::fabs(value) + 1);
+        error = 1.13 * error + own;
       }
       if (args.residual != nullptr) {
         const float residual = args.residual[i * args.residual_stride + j];
-        if (exact) {
+        if (error == 0) {
           value = static_cast<float>(value) + residual;
         } else {
           value += residual;

@@ -21,8 +21,9 @@ struct GemmReference {
   std::vector<double> bound;
 };
 
-// All of `args` but w and c, with the weights as a matrix. Integer sums are exact and their epilogue is
-// rounded as the contract says, so that without an activation the bound of q8s8 is 0.
-GemmReference gemm_reference(GemmOperands operands, const GemmArgs& args, const void* w);
+// All of `args` but w and c, with the weights as a matrix. What the contract fixes to the last bit has bound
+// 0 before the activation: arithmetic f32, s8 and, with `fma_in_order`, bf16_fma; with `exact` the activation
+// adds its rounding alone.
+GemmReference gemm_reference(GemmOperands operands, const GemmArgs& args, const void* w, bool fma_in_order);
 
 }  // namespace encast

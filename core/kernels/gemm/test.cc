@@ -82,8 +82,8 @@ std::vector<Spec> sweep() {
   return specs;
 }
 
-void check_against_reference(const Problem& problem, const Outputs& outputs) {
-  const GemmReference reference = problem.reference();
+void check_against_reference(const Problem& problem, const Outputs& outputs, bool fma_in_order = false) {
+  const GemmReference reference = problem.reference(fma_in_order);
   for (int64_t i = 0; i < problem.spec().m; ++i) {
     for (int64_t j = 0; j < problem.spec().n; ++j) {
       const auto at = static_cast<size_t>(i * problem.spec().n + j);
@@ -100,7 +100,7 @@ void check_kernel(const KernelInfo& kernel) {
     const Problem problem(operands_of(kernel), spec);
     Outputs outputs(problem);
     outputs.run(function_of(kernel));
-    check_against_reference(problem, outputs);
+    check_against_reference(problem, outputs, std::string_view(kernel.arithmetic) == "bf16_fma");
     if (first == function_of(kernel) || !isa_allowed(first_of_class(kernel).isa)) continue;
     Outputs expected(problem);
     expected.run(first);
