@@ -1,31 +1,32 @@
-#include <immintrin.h>
-
 #include "kernels/gemm/amx.h"
 
 namespace encast {
 namespace {
 
+// In assembly, because GCC's intrinsics take the register's number as a token and no template parameter. No
+// compiler uses tile registers of its own accord.
 struct Instructions {
-  void configure(const TileConfig& config) { _tile_loadconfig(&config); }
-  void release() { _tile_release(); }
+  void configure(const TileConfig& config) { asm volatile("ldtilecfg %0" : : "m"(config)); }
+  void release() { asm volatile("tilerelease"); }
   template <int t>
   [[gnu::always_inline]] void zero() {
-    _tile_zero(t);
+    asm volatile("tilezero %%tmm%c0" : : "i"(t));
   }
   template <int t>
   [[gnu::always_inline]] void load(const void* p, int64_t stride) {
-    _tile_loadd(t, p, stride);
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(t) : "memory");
   }
   template <int t>
   [[gnu::always_inline]] void store(void* p, int64_t stride) {
-    _tile_stored(t, p, stride);
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(stride), "i"(t) : "memory");
   }
+  // c += a * b; AT&T order: b first.
   template <class Dot, int c, int a, int b>
   [[gnu::always_inline]] void multiply() {
     if constexpr (Dot::kQuantized) {
-      _tile_dpbusd(c, a, b);
+      asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(c), "i"(a), "i"(b));
     } else {
-      _tile_dpbf16ps(c, a, b);
+      asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(c), "i"(a), "i"(b));
     }
   }
 };
