@@ -66,22 +66,26 @@ void bind_runtime(nb::module_& m) {
           "path"_a)
       .def(
           "verify",
-          [](const Weights& self, const std::vector<std::tuple<std::string, uint64_t, uint64_t, uint64_t>>& tensors,
-             int threads) {
+          [](const Weights& self,
+             const std::vector<std::tuple<std::string, uint64_t, uint64_t, uint64_t>>& tensors, int threads) {
             std::vector<TensorRange> ranges;
-            for (const auto& [name, offset, bytes, hash] : tensors) ranges.push_back({name, offset, bytes, hash});
+            for (const auto& [name, offset, bytes, hash] : tensors)
+              ranges.push_back({name, offset, bytes, hash});
             nb::gil_scoped_release release;
             self.verify(ranges, threads);
           },
-          "tensors"_a, "threads"_a, "Checks (name, offset, bytes, xxh64) of every tensor; raises ArtifactError.");
+          "tensors"_a, "threads"_a,
+          "Checks (name, offset, bytes, xxh64) of every tensor; raises ArtifactError.");
 
-  nb::class_<Executor>(m, "Executor", "One instance: a plan, an arena and a team of threads over shared weights.")
+  nb::class_<Executor>(m, "Executor",
+                       "One instance: a plan, an arena and a team of threads over shared weights.")
       .def(
           "__init__",
           [](Executor* self, const std::string& plan, std::shared_ptr<Weights> weights, int threads,
              std::vector<int> cpus, int spin_us) {
             nb::gil_scoped_release release;
-            new (self) Executor(Plan::parse(plan), std::move(weights), TeamOptions{threads, std::move(cpus), spin_us});
+            new (self) Executor(Plan::parse(plan), std::move(weights),
+                                TeamOptions{threads, std::move(cpus), spin_us});
           },
           "plan"_a, "weights"_a, "threads"_a, "cpus"_a, "spin_us"_a)
       .def("run", &run, "output"_a, "token_ids"_a, "cu_seqlens"_a, "token_type_ids"_a.none() = nb::none(),

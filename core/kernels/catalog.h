@@ -19,8 +19,8 @@ struct KernelInfo {
   const char* name;        // family_operands_tile_isa, e.g. gemm_q8_s8_s32_6x64_avx512vnni
   const char* arithmetic;  // class, e.g. f32, s8, bf16_fma, bf16_dp, bf16_tile
   Isa isa;
-  int min_rows;            // selection uses it from this many rows on
-  AnyKernel fn;            // cast to the family's function type
+  int min_rows;  // selection uses it from this many rows on
+  AnyKernel fn;  // cast to the family's function type
 };
 
 // All rows, in manifest order, usable here or not.

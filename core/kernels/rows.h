@@ -8,8 +8,8 @@ namespace encast {
 struct NarrowOut {
   enum class Kind : uint8_t { none, q8_symmetric, q8_zero_point, bf16 };
   Kind kind = Kind::none;
-  void* data = nullptr;     // u8 or bf16
-  int64_t stride = 0;       // elements; columns up to round_up(cols, 64) are written (q8: the zero point, bf16: 0)
+  void* data = nullptr;  // u8 or bf16
+  int64_t stride = 0;  // elements; columns up to round_up(cols, 64) are written (q8: the zero point, bf16: 0)
   float* scale = nullptr;   // [rows], q8 only
   int32_t* zero = nullptr;  // [rows], q8 only; 128 when symmetric
 };

@@ -19,8 +19,8 @@ struct TeamOptions {
 // to pin, so it is moved for the length of a run, and only if it stands on a worker's CPU.
 class Team {
  public:
-  // Throws ResourceError when a thread cannot be started or pinned. A forked child has none of the threads: there a
-  // team can only be destroyed.
+  // Throws ResourceError when a thread cannot be started or pinned. A forked child has none of the threads:
+  // there a team can only be destroyed.
   explicit Team(TeamOptions options);
   ~Team();
   Team(const Team&) = delete;
@@ -49,7 +49,7 @@ class Team {
   Job job_ = nullptr;
   void* data_ = nullptr;
   bool stop_ = false;
-  int pid_;  // of the process whose threads these are
+  int pid_;                                          // of the process whose threads these are
   alignas(64) std::atomic<uint32_t> epoch_{0};       // one more for every run
   alignas(64) std::atomic<uint32_t> generation_{0};  // one more for every barrier passed
   alignas(64) std::atomic<int> arrived_{0};

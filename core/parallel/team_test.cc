@@ -21,7 +21,9 @@ ENCAST_TEST(every_thread_runs_once_a_run) {
     for (const int spin_us : {0, 50}) {
       Team team({threads, {}, spin_us});
       std::vector<std::atomic<int>> counts(static_cast<size_t>(threads));
-      auto job = [&](int thread) { counts[static_cast<size_t>(thread)].fetch_add(1, std::memory_order_relaxed); };
+      auto job = [&](int thread) {
+        counts[static_cast<size_t>(thread)].fetch_add(1, std::memory_order_relaxed);
+      };
       for (int run = 0; run < 300; ++run) team.run(job);
       for (const auto& count : counts) CHECK_EQ(count.load(), 300);
     }

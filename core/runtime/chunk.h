@@ -12,24 +12,24 @@ namespace encast {
 // A value's place while a chunk runs.
 struct Place {
   std::byte* data = nullptr;
-  int64_t stride = 0;        // elements
-  float* scale = nullptr;    // q8 only
-  int32_t* zero = nullptr;   // q8 only
+  int64_t stride = 0;       // elements
+  float* scale = nullptr;   // q8 only
+  int32_t* zero = nullptr;  // q8 only
 };
 
-// What a forward works on: whole sequences, at most chunk_tokens tokens together. Everything here is allocated
-// when the executor is made and reused by every chunk.
+// What a forward works on: whole sequences, at most chunk_tokens tokens together. Everything here is
+// allocated when the executor is made and reused by every chunk.
 struct Chunk {
-  int64_t rows[kRowKinds] = {};                  // of tokens, seqs, selected
-  const int32_t* token_ids = nullptr;            // [tokens]
-  const int32_t* token_type_ids = nullptr;       // [tokens]; zeros when the caller gave none
-  std::vector<int32_t> positions;                // [tokens], of the embed step
-  std::vector<int32_t> cu_seqlens;               // [seqs + 1], from 0
-  std::vector<int32_t> first_rows;               // [seqs]
-  std::vector<int32_t> selected_rows;            // [selected], from the chunk's first token
-  std::vector<int32_t> attention_order;          // [seqs], longest first
-  std::vector<Place> places;                     // of every value
-  std::vector<std::byte*> scratch;               // of every thread
+  int64_t rows[kRowKinds] = {};                       // of tokens, seqs, selected
+  const int32_t* token_ids = nullptr;                 // [tokens]
+  const int32_t* token_type_ids = nullptr;            // [tokens]; zeros when the caller gave none
+  std::vector<int32_t> positions;                     // [tokens], of the embed step
+  std::vector<int32_t> cu_seqlens;                    // [seqs + 1], from 0
+  std::vector<int32_t> first_rows;                    // [seqs]
+  std::vector<int32_t> selected_rows;                 // [selected], from the chunk's first token
+  std::vector<int32_t> attention_order;               // [seqs], longest first
+  std::vector<Place> places;                          // of every value
+  std::vector<std::byte*> scratch;                    // of every thread
   std::unique_ptr<std::atomic<int64_t>[]> next_task;  // of every step that hands out its work piece by piece
 
   int64_t count(Rows kind) const { return rows[static_cast<size_t>(kind)]; }

@@ -11,7 +11,8 @@ namespace encast {
 namespace {
 
 std::byte* map_arena(size_t bytes) {
-  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* data =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data == MAP_FAILED) {
     throw ResourceError("no memory for an arena of " + std::to_string(bytes) +
                         " bytes; lower ENCAST_CHUNK_TOKENS or the number of instances");
@@ -28,7 +29,8 @@ std::vector<uint32_t> needed_steps(const Plan& plan, int value) {
   std::vector<uint32_t> steps;
   for (size_t index = plan.steps.size(); index-- > 0;) {
     const StepDecl& step = plan.steps[index];
-    const bool used = wanted[static_cast<size_t>(step.out)] || (step.also >= 0 && wanted[static_cast<size_t>(step.also)]);
+    const bool used =
+        wanted[static_cast<size_t>(step.out)] || (step.also >= 0 && wanted[static_cast<size_t>(step.also)]);
     if (!used) continue;
     steps.push_back(static_cast<uint32_t>(index));
     for (int id : {step.x, step.other}) {
@@ -136,8 +138,8 @@ void Executor::check(const OutputDecl& output, const Request& request) const {
 void Executor::fill_positions() {
   for (int64_t seq = 0; seq < chunk_.count(Rows::seqs); ++seq) {
     int32_t next = embed_->offset;
-    for (int32_t row = chunk_.cu_seqlens[static_cast<size_t>(seq)]; row < chunk_.cu_seqlens[static_cast<size_t>(seq) + 1];
-         ++row) {
+    for (int32_t row = chunk_.cu_seqlens[static_cast<size_t>(seq)];
+         row < chunk_.cu_seqlens[static_cast<size_t>(seq) + 1]; ++row) {
       const bool skipped = embed_->skip >= 0 && chunk_.token_ids[row] == embed_->skip;
       chunk_.positions[static_cast<size_t>(row)] = skipped ? embed_->offset - 1 : next++;
     }
@@ -157,7 +159,8 @@ int64_t Executor::prepare(const Request& request, int64_t first_seq, int64_t& fi
   const int32_t end = request.cu_seqlens[seq];
   chunk_.cu_seqlens[static_cast<size_t>(seqs)] = end - start;
   chunk_.token_ids = request.token_ids + start;
-  chunk_.token_type_ids = request.token_type_ids == nullptr ? no_types_.data() : request.token_type_ids + start;
+  chunk_.token_type_ids =
+      request.token_type_ids == nullptr ? no_types_.data() : request.token_type_ids + start;
   int64_t selected = 0;
   while (first_selected + selected < request.selected && request.select[first_selected + selected] < end) {
     chunk_.selected_rows[static_cast<size_t>(selected)] = request.select[first_selected + selected] - start;
@@ -167,7 +170,8 @@ int64_t Executor::prepare(const Request& request, int64_t first_seq, int64_t& fi
   chunk_.rows[static_cast<size_t>(Rows::tokens)] = end - start;
   chunk_.rows[static_cast<size_t>(Rows::seqs)] = seqs;
   chunk_.rows[static_cast<size_t>(Rows::selected)] = selected;
-  for (size_t step = 0; step < steps_.size(); ++step) chunk_.next_task[step].store(0, std::memory_order_relaxed);
+  for (size_t step = 0; step < steps_.size(); ++step)
+    chunk_.next_task[step].store(0, std::memory_order_relaxed);
   if (embed_ != nullptr && embed_->position >= 0) fill_positions();
   if (team_.size() > 1) {
     const auto order = chunk_.attention_order.begin();
@@ -175,9 +179,8 @@ int64_t Executor::prepare(const Request& request, int64_t first_seq, int64_t& fi
       return chunk_.cu_seqlens[static_cast<size_t>(at) + 1] - chunk_.cu_seqlens[static_cast<size_t>(at)];
     };
     std::iota(order, order + seqs, 0);
-    std::sort(order, order + seqs, [&](int32_t a, int32_t b) {
-      return length(a) != length(b) ? length(a) > length(b) : a < b;
-    });
+    std::sort(order, order + seqs,
+              [&](int32_t a, int32_t b) { return length(a) != length(b) ? length(a) > length(b) : a < b; });
   } else {
     std::iota(chunk_.attention_order.begin(), chunk_.attention_order.begin() + seqs, 0);
   }

@@ -15,7 +15,8 @@ namespace {
 std::atomic<long> allocations{0};
 }
 
-// Counts every allocation of the process through the replaceable operators; the core uses no malloc of its own.
+// Counts every allocation of the process through the replaceable operators; the core uses no malloc of its
+// own.
 void* operator new(size_t bytes) {
   allocations.fetch_add(1, std::memory_order_relaxed);
   if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
@@ -39,8 +40,13 @@ struct Texts {
     cu.push_back(static_cast<int32_t>(ids.size()));
   }
   Request request() const {
-    return {ids.data(), static_cast<int64_t>(ids.size()), cu.data(), static_cast<int64_t>(cu.size()) - 1,
-            types.data(), select.data(), static_cast<int64_t>(select.size())};
+    return {ids.data(),
+            static_cast<int64_t>(ids.size()),
+            cu.data(),
+            static_cast<int64_t>(cu.size()) - 1,
+            types.data(),
+            select.data(),
+            static_cast<int64_t>(select.size())};
   }
 };
 
@@ -59,7 +65,8 @@ class Model {
  public:
   Model() : file_(testing::test_weights()), weights_(std::make_shared<Weights>(file_.path())) {}
   std::unique_ptr<Executor> instance(int threads, int spin_us = 100) {
-    return std::make_unique<Executor>(Plan::parse(testing::kTestPlan), weights_, TeamOptions{threads, {}, spin_us});
+    return std::make_unique<Executor>(Plan::parse(testing::kTestPlan), weights_,
+                                      TeamOptions{threads, {}, spin_us});
   }
 
  private:

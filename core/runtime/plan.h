@@ -15,7 +15,7 @@
 //   weight w0 f32 dense 30522 384 @4096          rows cols, at a byte offset of the weights file
 //   weight w1 s8 panels 1152 384 @46886912       n k, packed in panels of 64 columns
 //   weight w2 f32 padded 1 1152 @...             a vector padded to a multiple of 64
-//   value v0 f32 tokens 384 @0                   rows cols, at a byte offset of the arena; @- : caller's memory
+//   value v0 f32 tokens 384 @0                   rows cols, at a byte offset of the arena; @-: outside of it
 //   step embed name=embeddings word=w0 ... out=v0 also=v1
 //   output last_hidden_state v9
 //
@@ -43,8 +43,8 @@ struct ValueDecl {
   int64_t cols = 0;
   int64_t offset = kCallerMemory;
 
-  // Elements from one row to the next in the arena: rows are 64-byte aligned, and narrow ones hold the 64-column
-  // padding that their kernels fill (kernels/rows.h).
+  // Elements from one row to the next in the arena: rows are 64-byte aligned, and narrow ones hold the
+  // 64-column padding that their kernels fill (kernels/rows.h).
   int64_t stride() const { return round_up(cols, dtype == DType::f32 ? 16 : 64); }
   // Bytes in the arena for `capacity` rows; a q8 value ends in its scales and zero points.
   int64_t bytes(int64_t capacity) const {

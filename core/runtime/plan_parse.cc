@@ -22,7 +22,8 @@ struct StepForm {
   const char* keys;
 };
 constexpr StepForm kStepForms[] = {
-    {StepKind::embed, "embed", "word gamma? beta? position? token_type? eps offset skip out also? zero_point?"},
+    {StepKind::embed, "embed",
+     "word gamma? beta? position? token_type? eps offset skip out also? zero_point?"},
     {StepKind::norm, "norm", "x other? gamma beta eps out also? zero_point?"},
     {StepKind::linear, "linear", "x w scale? colsum? bias? act arithmetic out"},
     {StepKind::attention, "attention", "x bias? heads factor out"},
@@ -37,7 +38,7 @@ constexpr StepForm kStepForms[] = {
 constexpr std::string_view kRowNames[] = {"tokens", "seqs", "selected"};
 constexpr std::string_view kLayoutNames[] = {"dense", "panels", "padded"};
 constexpr std::string_view kActivationNames[] = {"none", "gelu", "gelu_tanh", "relu", "silu", "tanh"};
-constexpr std::string_view kPoolingNames[] = {"cls",  "max",           "mean", "mean_sqrt_len_tokens",
+constexpr std::string_view kPoolingNames[] = {"cls",          "max",      "mean", "mean_sqrt_len_tokens",
                                               "weightedmean", "lasttoken"};
 constexpr std::string_view kDTypeNames[] = {
 #define ENCAST_DTYPE(name, bytes) #name,
@@ -99,7 +100,8 @@ class Line {
   // An id of a declared item: the prefix and a number below count.
   int id(std::string_view text, char prefix, size_t count, const char* what) const {
     if (text.empty() || text[0] != prefix || count == 0) {
-      fail(std::string(what) + " is '" + std::string(text.substr(0, 40)) + "', not a declared " + prefix + "N");
+      fail(std::string(what) + " is '" + std::string(text.substr(0, 40)) + "', not a declared " + prefix +
+           "N");
     }
     return static_cast<int>(integer(text.substr(1), what, 0, static_cast<int64_t>(count) - 1));
   }
@@ -174,33 +176,70 @@ void parse_value(Line& line, Plan& plan) {
   plan.values.push_back(value);
 }
 
-void set_key(const Line& line, std::string_view key, std::string_view text, const Plan& plan, StepDecl& step) {
-  const auto value = [&] { return line.id(text, 'v', plan.values.size(), "operand"); };
-  const auto weight = [&] { return line.id(text, 'w', plan.weights.size(), "operand"); };
-  if (key == "x") step.x = value();
-  else if (key == "other") step.other = value();
-  else if (key == "out") step.out = value();
-  else if (key == "also") step.also = value();
-  else if (key == "word") step.word = weight();
-  else if (key == "position") step.position = weight();
-  else if (key == "token_type") step.token_type = weight();
-  else if (key == "gamma") step.gamma = weight();
-  else if (key == "beta") step.beta = weight();
-  else if (key == "w") step.w = weight();
-  else if (key == "scale") step.scale = weight();
-  else if (key == "colsum") step.colsum = weight();
-  else if (key == "bias") step.bias = weight();
-  else if (key == "eps") step.eps = line.real(text, "eps");
-  else if (key == "factor") step.factor = line.real(text, "factor");
-  else if (key == "heads") step.heads = static_cast<int32_t>(line.integer(text, "heads", 1, 1 << 16));
-  else if (key == "offset") step.offset = static_cast<int32_t>(line.integer(text, "offset", 0, 1 << 20));
-  else if (key == "skip") step.skip = static_cast<int32_t>(line.integer(text, "skip", -1, kMaxRows - 1));
-  else if (key == "column") step.column = static_cast<int32_t>(line.integer(text, "column", 0, kMaxCols));
-  else if (key == "zero_point") step.zero_point = line.integer(text, "zero_point", 0, 1) == 1;
-  else if (key == "act") step.act = line.choice<Activation>(text, "act", kActivationNames);
-  else if (key == "mode") step.mode = line.choice<Pooling>(text, "mode", kPoolingNames);
-  else if (key == "arithmetic") step.arithmetic = text;
-  else if (key == "name") step.name = text;
+// Keys whose value is the id of a value or of a weight.
+struct OperandKey {
+  std::string_view key;
+  char prefix;
+  int StepDecl::*member;
+};
+constexpr OperandKey kOperandKeys[] = {
+    {"x", 'v', &StepDecl::x},
+    {"other", 'v', &StepDecl::other},
+    {"out", 'v', &StepDecl::out},
+    {"also", 'v', &StepDecl::also},
+    {"word", 'w', &StepDecl::word},
+    {"position", 'w', &StepDecl::position},
+    {"token_type", 'w', &StepDecl::token_type},
+    {"gamma", 'w', &StepDecl::gamma},
+    {"beta", 'w', &StepDecl::beta},
+    {"w", 'w', &StepDecl::w},
+    {"scale", 'w', &StepDecl::scale},
+    {"colsum", 'w', &StepDecl::colsum},
+    {"bias", 'w', &StepDecl::bias},
+};
+
+// Keys whose value is an integer, with their range.
+struct IntegerKey {
+  std::string_view key;
+  int32_t StepDecl::*member;
+  int64_t low, high;
+};
+constexpr IntegerKey kIntegerKeys[] = {
+    {"heads", &StepDecl::heads, 1, 1 << 16},
+    {"offset", &StepDecl::offset, 0, 1 << 20},
+    {"skip", &StepDecl::skip, -1, kMaxRows - 1},
+    {"column", &StepDecl::column, 0, kMaxCols},
+};
+
+void set_key(const Line& line, std::string_view key, std::string_view text, const Plan& plan,
+             StepDecl& step) {
+  for (const OperandKey& operand : kOperandKeys) {
+    if (key != operand.key) continue;
+    const size_t count = operand.prefix == 'v' ? plan.values.size() : plan.weights.size();
+    step.*operand.member = line.id(text, operand.prefix, count, "operand");
+    return;
+  }
+  for (const IntegerKey& integer : kIntegerKeys) {
+    if (key != integer.key) continue;
+    step.*integer.member =
+        static_cast<int32_t>(line.integer(text, integer.key.data(), integer.low, integer.high));
+    return;
+  }
+  if (key == "eps") {
+    step.eps = line.real(text, "eps");
+  } else if (key == "factor") {
+    step.factor = line.real(text, "factor");
+  } else if (key == "zero_point") {
+    step.zero_point = line.integer(text, "zero_point", 0, 1) == 1;
+  } else if (key == "act") {
+    step.act = line.choice<Activation>(text, "act", kActivationNames);
+  } else if (key == "mode") {
+    step.mode = line.choice<Pooling>(text, "mode", kPoolingNames);
+  } else if (key == "arithmetic") {
+    step.arithmetic = text;
+  } else if (key == "name") {
+    step.name = text;
+  }
 }
 
 void parse_step(Line& line, Plan& plan) {
@@ -216,11 +255,13 @@ void parse_step(Line& line, Plan& plan) {
   while (!line.done()) {
     const std::string_view word = line.word("key=value");
     const size_t equals = word.find('=');
-    if (equals == std::string_view::npos) line.fail("'" + std::string(word.substr(0, 40)) + "' is no key=value");
+    if (equals == std::string_view::npos)
+      line.fail("'" + std::string(word.substr(0, 40)) + "' is no key=value");
     const std::string_view key = word.substr(0, equals);
     bool optional = false;
     if (key != "name" && !form_has(form->keys, key, optional)) {
-      line.fail("'" + std::string(key.substr(0, 40)) + "' is no key of " + form->name + ", which has: " + form->keys);
+      line.fail("'" + std::string(key.substr(0, 40)) + "' is no key of " + form->name +
+                ", which has: " + form->keys);
     }
     const std::string mark = std::string(key) + " ";
     if (seen.find(" " + mark) != std::string::npos) line.fail("has " + std::string(key) + " twice");
@@ -254,13 +295,15 @@ const char* step_name(StepKind kind) { return kStepForms[static_cast<size_t>(kin
 const char* rows_name(Rows rows) { return kRowNames[static_cast<size_t>(rows)].data(); }
 
 Plan parse_plan(std::string_view text) {
-  if (text.size() > kMaxText) throw PlanError("the plan has " + std::to_string(text.size()) + " bytes; too many");
+  if (text.size() > kMaxText)
+    throw PlanError("the plan has " + std::to_string(text.size()) + " bytes; too many");
   Plan plan;
   size_t number = 0;
   bool limits = false;
   while (!text.empty()) {
     const size_t newline = text.find('\n');
-    if (newline == std::string_view::npos) throw PlanError("the plan does not end in a newline: it was truncated");
+    if (newline == std::string_view::npos)
+      throw PlanError("the plan does not end in a newline: it was truncated");
     Line line(text.substr(0, newline), ++number);
     text.remove_prefix(newline + 1);
     const std::string_view word = line.word("a declaration");

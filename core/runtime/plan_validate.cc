@@ -44,7 +44,8 @@ class Validator {
       if (value.offset == ValueDecl::kCallerMemory) continue;
       if (value.offset % 64 != 0 || value.offset > plan_.arena ||
           value.bytes(capacity(plan_)) > plan_.arena - value.offset) {
-        throw PlanError("value v" + std::to_string(id) + " does not lie 64-byte aligned inside of the arena of " +
+        throw PlanError("value v" + std::to_string(id) +
+                        " does not lie 64-byte aligned inside of the arena of " +
                         std::to_string(plan_.arena) + " bytes");
       }
     }
@@ -126,7 +127,8 @@ class Validator {
         need(x.rows == Rows::tokens, "pools rows that are not tokens");
         need(step.out >= 0, "writes no value");
         const int64_t cols = plan_.values[static_cast<size_t>(step.out)].cols;
-        need(step.column % x.cols == 0 && step.column + x.cols <= cols, "pools into columns that do not exist");
+        need(step.column % x.cols == 0 && step.column + x.cols <= cols,
+             "pools into columns that do not exist");
         write_f32(step.out, Rows::seqs, cols);
         return;
       }
@@ -187,7 +189,8 @@ class Validator {
 
   void check_attention(const StepDecl& step) {
     const ValueDecl& x = read(step.x, DType::f32);
-    need(x.rows == Rows::tokens && x.cols % (3 * int64_t{step.heads}) == 0, "has columns that are not 3 x heads");
+    need(x.rows == Rows::tokens && x.cols % (3 * int64_t{step.heads}) == 0,
+         "has columns that are not 3 x heads");
     need(x.cols / 3 / step.heads <= 1024, "has heads wider than 1024");
     if (step.bias >= 0) {
       const WeightDecl& bias = weight(step.bias, DType::f32, WeightLayout::dense);
@@ -255,8 +258,10 @@ uint64_t WeightDecl::bytes() const {
 void Plan::check_weights(uint64_t file_bytes) const {
   for (size_t id = 0; id < weights.size(); ++id) {
     const WeightDecl& weight = weights[id];
-    if (weight.offset % 64 != 0 || weight.offset > file_bytes || weight.bytes() > file_bytes - weight.offset) {
-      throw PlanError("weight w" + std::to_string(id) + " does not lie 64-byte aligned inside of the weights file of " +
+    if (weight.offset % 64 != 0 || weight.offset > file_bytes ||
+        weight.bytes() > file_bytes - weight.offset) {
+      throw PlanError("weight w" + std::to_string(id) +
+                      " does not lie 64-byte aligned inside of the weights file of " +
                       std::to_string(file_bytes) + " bytes");
     }
   }

@@ -128,7 +128,8 @@ class RowStep : public Step {
 class EmbedStep final : public RowStep<EmbedFn> {
  public:
   EmbedStep(const Binder& binder, const StepDecl& decl)
-      : RowStep(binder, decl, "embed_rows", Rows::tokens), kind_(binder.narrow_kind(decl.also, decl.zero_point)) {}
+      : RowStep(binder, decl, "embed_rows", Rows::tokens),
+        kind_(binder.narrow_kind(decl.also, decl.zero_point)) {}
 
   void run(Chunk& chunk, int thread, int threads) const override {
     EmbedArgs args;
@@ -255,7 +256,9 @@ const char* gemm_op(DType x) {
 class LinearStep final : public Step {
  public:
   LinearStep(const Binder& binder, const StepDecl& decl)
-      : decl_(decl), binder_(binder), select_(gemm_op(binder.value(decl.x).dtype), decl.arithmetic, kernels_) {}
+      : decl_(decl),
+        binder_(binder),
+        select_(gemm_op(binder.value(decl.x).dtype), decl.arithmetic, kernels_) {}
 
   void run(Chunk& chunk, int thread, int threads) const override {
     const ValueDecl& x = binder_.value(decl_.x);
@@ -311,7 +314,8 @@ class AttentionStep final : public Step {
     const AttentionFn fn = select_(chunk.count(Rows::tokens));
     const auto one = [&](int64_t task) {
       const int64_t seq = chunk.attention_order[static_cast<size_t>(task / decl_.heads)];
-      const int64_t len = chunk.cu_seqlens[static_cast<size_t>(seq) + 1] - chunk.cu_seqlens[static_cast<size_t>(seq)];
+      const int64_t len =
+          chunk.cu_seqlens[static_cast<size_t>(seq) + 1] - chunk.cu_seqlens[static_cast<size_t>(seq)];
       fn(args, seq, task % decl_.heads, 0, len, scratch);
     };
     if (threads == 1) {
@@ -319,7 +323,8 @@ class AttentionStep final : public Step {
       return;
     }
     // Longest sequences first and each thread takes what is next: one long text does not idle the others.
-    for (int64_t task; (task = chunk.next_task[index_].fetch_add(1, std::memory_order_relaxed)) < tasks;) one(task);
+    for (int64_t task; (task = chunk.next_task[index_].fetch_add(1, std::memory_order_relaxed)) < tasks;)
+      one(task);
   }
 
  private:

@@ -73,8 +73,8 @@ void Weights::verify(const std::vector<TensorRange>& tensors, int threads) const
   work();
   for (std::thread& helper : helpers) helper.join();
   if (const TensorRange* tensor = damaged.load()) {
-    throw ArtifactError(path_ + ": the checksum of tensor " + tensor->name + " (" + std::to_string(tensor->bytes) +
-                        " bytes at offset " + std::to_string(tensor->offset) +
+    throw ArtifactError(path_ + ": the checksum of tensor " + tensor->name + " (" +
+                        std::to_string(tensor->bytes) + " bytes at offset " + std::to_string(tensor->offset) +
                         ") differs: the file is damaged; compile the artifact again");
   }
 }
