@@ -79,7 +79,7 @@ def _spec(dtype: str, quant: QuantSpec | None, calibration: object) -> QuantSpec
 
 def _name_of(source: str | os.PathLike[str]) -> str:
     text = os.fspath(source)
-    name = Path(text).resolve().name if os.path.lexists(text) else text.rstrip("/").rsplit("/", 1)[-1]
+    name = Path(os.path.abspath(text)).name if os.path.lexists(text) else text.rstrip("/").rsplit("/", 1)[-1]
     if not name or "\0" in name:
         raise InputError(f"{text!r} gives the artifact no name; say where it should go with out")
     return name

@@ -245,12 +245,9 @@ def load(
 
 def _tokenizer(opened: Artifact) -> Tokenizer:
     settings = opened.card.get("tokenizer") or {}
-    limits = [int(opened.graph.meta["max_len"])]
-    if settings.get("max_length"):
-        limits.append(int(settings["max_length"]))
     return Tokenizer(
         opened.tokenizer_json,
-        max_length=min(limits),
+        max_length=opened.max_length,
         truncation_side=settings.get("truncation_side"),
         mask_token=settings.get("mask_token"),
     )

@@ -68,7 +68,7 @@ def summary(opened: Artifact) -> Iterator[str]:
     yield f"{'source':<12}{_fact(opened, 'source', 'source')}"
     yield (
         f"{'model':<12}{meta['arch']}, {meta['task']}: {meta['layers']} layers, hidden {meta['hidden']}, "
-        f"{meta['heads']} heads, vocabulary {meta['vocab']:,}, texts up to {meta['max_len']} tokens"
+        f"{meta['heads']} heads, vocabulary {meta['vocab']:,}, texts up to {opened.max_length} tokens"
     )
     outputs = [f"{name} {opened.graph.type_of(value)}" for name, value in opened.graph.outputs.items()]
     yield f"{'outputs':<12}{', '.join(outputs)}"

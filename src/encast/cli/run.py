@@ -89,7 +89,7 @@ def run_command(
         print(json_module.dumps(summary), file=sys.stderr if output == "-" else sys.stdout)
         return
     where = f" in {set_aside.path}" if set_aside.path else ""
-    bad = f", {set_aside.count:,} bad rows{where}" if set_aside.count else ""
+    bad = f", {set_aside.count:,} bad row{'s' if set_aside.count > 1 else ''}{where}" if set_aside.count else ""
     print(f"encast: {done:,} rows in {seconds:.1f} s{bad}", file=sys.stderr)
 
 
