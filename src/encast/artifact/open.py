@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from encast.artifact.card import GRAPH, TOKENIZER, WEIGHTS, checksum, hexadecimal, read_card, read_small
+from encast.artifact.facts import check_card, check_graph
 from encast.artifact.pack import NUMPY_DTYPES, stored_specs, unpack
 from encast.artifact.safetensors import PAD, StoredTensor, header_size, parse_header
 from encast.artifact.strict_json import parse_json
@@ -21,25 +22,6 @@ from encast.ir import Constant, Graph, verify
 __all__ = ["Artifact", "open"]
 
 Array = np.ndarray[Any, Any]
-
-_INPUTS = {"token_ids": "i32[tokens]", "token_type_ids": "i32[tokens]", "select": "i32[selected]"}
-
-_META: dict[str, tuple[type, ...]] = {
-    "arch": (str,),
-    "task": (str,),
-    "hidden": (int,),
-    "layers": (int,),
-    "heads": (int,),
-    "vocab": (int,),
-    "type_vocab": (int,),
-    "max_len": (int,),
-    "labels": (list, type(None)),
-    "problem_type": (str, type(None)),
-    "similarity": (str, type(None)),
-    "expected": (dict,),
-    "math": (str,),
-    "dtype": (str,),
-}
 
 
 @dataclass(frozen=True)
@@ -102,15 +84,16 @@ class Artifact:
 def open(path: str | os.PathLike[str]) -> Artifact:
     """Opens the artifact folder ``path``.
 
-    Checked are the card (version, checksum), the checksums of graph, tokenizer and weights header, the graph
-    against the op table, and that the weights file holds exactly the tensors that the graph's constants are
-    stored as, aligned, without gaps or overlaps. The tensors' bytes are checked by ``Artifact.verify`` or
-    by the backend that maps them. Raises ``ArtifactError``.
+    Checked are the card (version, checksum, what a run reads of it), the checksums of graph, tokenizer and weights
+    header, the graph against the op table and its own facts, and that the weights file holds exactly the tensors
+    that the graph's constants are stored as, aligned, without gaps or overlaps. The tensors' bytes are checked by
+    ``Artifact.verify`` or by the backend that maps them. Raises ``ArtifactError``.
     """
     folder = Path(path)
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is no folder; an artifact is a folder that `encast compile` wrote")
     card = read_card(folder)
+    check_card(card, folder)
     files, sums = _checksums(card, "files", folder), _checksums(card, "tensors", folder)
     graph_bytes = _checked(folder / GRAPH, files)
     tokenizer_bytes = _checked(folder / TOKENIZER, files)
@@ -161,13 +144,7 @@ def _graph(data: bytes, path: Path) -> Graph:
         verify(graph)
     except GraphError as error:
         raise ArtifactError(f"{path}: {error}") from None
-    for name, type in graph.inputs.items():
-        if _INPUTS.get(name) != str(type):
-            raise ArtifactError(f"{path}: the graph has an input {name}: {type}; a batch offers {_INPUTS}")
-    for key, kinds in _META.items():
-        value = graph.meta.get(key)
-        if key not in graph.meta or not isinstance(value, kinds) or isinstance(value, bool):
-            raise ArtifactError(f"{path}: meta[{key!r}] is {value!r}, which no compiled graph has")
+    check_graph(graph, path)
     return graph
 
 

@@ -46,6 +46,8 @@ class _Lowering:
         """The id of a constant in one of the layouts; ``stored`` names the tensor when it is derived."""
         stored = stored or name
         key = (stored, layout)
+        if name not in self.graph.constants:
+            raise UnsupportedModelError(f"{name!r} is read as a weight, which no step takes unless it is a constant")
         if key not in self.weights:
             type = self.graph.type_of(name)
             if layout == "padded":
@@ -60,6 +62,11 @@ class _Lowering:
         return self.weights[key]
 
     def step(self, kind: str, node: Node, reads: Mapping[str, str], writes: Mapping[str, str], **keys: str) -> None:
+        for value in reads.values():
+            if value not in self.values:
+                raise UnsupportedModelError(
+                    f"node {node.name!r} computes with {value!r}, which no step before it makes; fold constants first"
+                )
         self.steps.append(_Step(kind, {"name": node.name or node.outputs[0], **keys}, reads, writes))
         for value in writes.values():
             self.values[value] = self.graph.type_of(value)

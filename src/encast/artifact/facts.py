@@ -1,0 +1,142 @@
+"""The facts of a graph and a card that whoever runs an artifact takes at their word, checked when it is opened.
+
+Checksums tell damage, not lies: a file with right checksums may still come from another program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from encast.errors import ArtifactError
+from encast.ir import Graph
+from encast.ir.types import ValueType
+
+__all__ = ["check_card", "check_graph"]
+
+MAX_NODES = 1 << 15
+"""Planning the memory of more would take minutes; 1,024 layers, the most that a checkpoint may have, need a third."""
+
+_INPUTS = {"token_ids": "i32[tokens]", "token_type_ids": "i32[tokens]", "select": "i32[selected]"}
+_HEADS = {
+    "features": None,
+    "embed": ("embedding", "seqs"),
+    "classify": ("logits", "seqs"),
+    "tag": ("logits", "tokens"),
+    "answer": ("logits", "tokens"),
+    "fill_mask": ("logits", "selected"),
+}
+"""Task to the output of its head and the rows of that."""
+
+Check = Callable[[Any], bool]
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_prompts(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+
+
+def _is_sizes(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_count(0), value.values()))
+
+
+def _count(least: int) -> Check:
+    return lambda value: type(value) is int and least <= value < 1 << 31
+
+
+def _one_of(*known: str) -> Check:
+    return lambda value: isinstance(value, str) and value in known
+
+
+def _optional(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+_META: Mapping[str, Check] = {
+    "arch": _is_text,
+    "task": _one_of(*_HEADS),
+    "hidden": _count(1),
+    "layers": _count(0),
+    "heads": _count(1),
+    "vocab": _count(1),
+    "type_vocab": _count(0),
+    "max_len": _count(1),
+    "labels": _optional(_is_texts),
+    "problem_type": _optional(_one_of("single_label", "multi_label", "regression")),
+    "similarity": _optional(_one_of("cosine", "dot", "euclidean", "manhattan")),
+    "expected": _is_table,
+    "math": _one_of("fast", "exact"),
+    "dtype": _one_of("f32", "bf16", "int8"),
+}
+# Every entry may be absent: cards are also written by tools that know less.
+_CARD: Mapping[str, Check] = {
+    "tokenizer": _is_table,
+    "prompts": _is_prompts,
+    "default_prompt": _is_text,
+    "sizes": _is_sizes,
+    "accuracy": _is_table,
+}
+_TOKENIZER: Mapping[str, Check] = {
+    "max_length": _count(1),
+    "truncation_side": _one_of("left", "right"),
+    "mask_token": _is_text,
+}
+
+
+def check_graph(graph: Graph, path: Path) -> None:
+    """Raises ``ArtifactError`` unless a verified graph is one that ``archs`` and ``passes`` could have made."""
+    if len(graph.nodes) > MAX_NODES:
+        raise ArtifactError(f"{path}: the graph has {len(graph.nodes)} nodes; at most {MAX_NODES} are accepted")
+    for name, type in graph.inputs.items():
+        if _INPUTS.get(name) != str(type):
+            raise ArtifactError(f"{path}: the graph has an input {name}: {type}; a batch offers {_INPUTS}")
+    for key, accepts in _META.items():
+        if key not in graph.meta or not accepts(graph.meta[key]):
+            raise ArtifactError(f"{path}: meta[{key!r}] is {graph.meta.get(key)!r}, which no compiled graph has")
+    _check_outputs(graph, path)
+
+
+def _check_outputs(graph: Graph, path: Path) -> None:
+    meta = graph.meta
+    rows = {"last_hidden_state": "tokens"}
+    if head := _HEADS[meta["task"]]:
+        rows[head[0]] = head[1]
+    if set(graph.outputs) != set(rows):
+        raise ArtifactError(
+            f"{path}: the graph has the outputs {sorted(graph.outputs)}; {meta['task']} has {sorted(rows)}"
+        )
+    for name, value in graph.outputs.items():
+        type = graph.type_of(value)
+        if value not in graph.values or type.dtype != "f32" or type.shape[0] != rows[name]:
+            raise ArtifactError(
+                f"{path}: output {name!r} is {type} of {value!r}; computed f32[{rows[name]}, ...] is needed"
+            )
+    if graph.type_of(graph.outputs["last_hidden_state"]) != ValueType("f32", ("tokens", meta["hidden"])):
+        raise ArtifactError(f"{path}: last_hidden_state is not f32[tokens, {meta['hidden']}], as meta says")
+    columns = {"answer": 2, "classify": len(meta["labels"] or []), "tag": len(meta["labels"] or [])}.get(meta["task"])
+    if columns and graph.type_of(graph.outputs["logits"]).shape[1] != columns:
+        raise ArtifactError(f"{path}: logits have not {columns} columns, as task and labels say")
+
+
+def check_card(card: Mapping[str, Any], path: Path) -> None:
+    """Raises ``ArtifactError`` for an entry of a card that a run would read and that has another form."""
+    for table, checks, where in ((card, _CARD, ""), (card.get("tokenizer"), _TOKENIZER, "tokenizer/")):
+        for key, accepts in checks.items():
+            value = table.get(key) if isinstance(table, Mapping) else None
+            if value is not None and not accepts(value):
+                raise ArtifactError(f"{path}: the card's {where}{key} is {value!r}, which no compiled artifact has")
+    default = card.get("default_prompt")
+    if default is not None and default not in (card.get("prompts") or {}):
+        raise ArtifactError(f"{path}: the card's default_prompt is {default!r}, which is not among its prompts")

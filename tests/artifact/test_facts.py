@@ -1,0 +1,128 @@
+"""Artifacts whose checksums are right and whose facts are lies: refused when they are opened."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import make_checkpoint
+from made import edit_card, refresh
+
+import encast
+from encast.errors import ArtifactError, EncastError
+
+Lie = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("facts")
+    made = {}
+    for task in ("embed", "classify", "answer"):
+        folder = make_checkpoint(root / task, "bert", task, layers=1, hidden=16, heads=2)
+        made[task] = encast.compile(folder, root / f"{task}.encast", dtype="f32", task=task)
+    return made
+
+
+def meta(**facts: Any) -> Lie:
+    return lambda graph: graph["meta"].update(facts)
+
+
+def first_output(value: Callable[[dict[str, Any]], str]) -> Lie:
+    return lambda graph: graph["outputs"].update(last_hidden_state=value(graph))
+
+
+def chain(graph: dict[str, Any]) -> None:
+    value = graph["outputs"]["last_hidden_state"]
+    for index in range(40_000):
+        node = {"op": "normalize", "inputs": [value], "outputs": [f"n{index}"], "attrs": {}, "name": "n", "layer": -1}
+        graph["nodes"].append(node)
+        value = f"n{index}"
+    graph["outputs"]["last_hidden_state"] = value
+
+
+GRAPHS: dict[str, tuple[str, Lie, str]] = {
+    "labels that are lists": ("classify", meta(labels=[["a"], "b", "c"]), "labels"),
+    "labels that are numbers": ("classify", meta(labels=[1, 2, 3]), "labels"),
+    "a label too few": ("classify", meta(labels=["a", "b"]), "not 2 columns"),
+    "unknown problem": ("classify", meta(problem_type="guess"), "problem_type"),
+    "unknown similarity": ("embed", meta(similarity="taste"), "similarity"),
+    "unknown math": ("embed", meta(math="new"), "math"),
+    "unknown task": ("embed", meta(task="sing"), "task"),
+    "task of another head": ("embed", meta(task="classify"), "has the outputs"),
+    "task of other rows": ("classify", meta(task="tag"), "tokens"),
+    "answers of three columns": ("classify", meta(task="answer"), "tokens"),
+    "hidden size below zero": ("embed", meta(hidden=-1), "hidden"),
+    "hidden size that lies": ("embed", meta(hidden=32), "as meta says"),
+    "no vocabulary": ("embed", meta(vocab=0), "vocab"),
+    "true for a number": ("embed", meta(heads=True), "heads"),
+    "longest text of nothing": ("embed", meta(max_len=0), "max_len"),
+    "longest text without end": ("embed", meta(max_len=10**12), "max_len"),
+    "an input as output": ("embed", first_output(lambda graph: "token_ids"), "computed f32"),
+    "a weight as output": ("embed", first_output(lambda graph: next(iter(graph["constants"]))), "computed f32"),
+    "an output missing": ("embed", lambda graph: graph["outputs"].pop("embedding"), "has the outputs"),
+    "an output too many": (
+        "embed",
+        lambda graph: graph["outputs"].update(more=graph["outputs"]["embedding"]),
+        "has the outputs",
+    ),
+    "more nodes than anything has": ("embed", chain, "nodes"),
+}
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_lies_of_a_graph(kind: str, artifacts: dict[str, Path], tmp_path: Path) -> None:
+    task, lie, reason = GRAPHS[kind]
+    copy = Path(shutil.copytree(artifacts[task], tmp_path / "copy.encast"))
+    graph = json.loads((copy / "graph.json").read_bytes())
+    lie(graph)
+    refresh(copy, "graph.json", json.dumps(graph).encode())
+    with pytest.raises(ArtifactError, match=reason):
+        encast.load(copy, threads=1)
+
+
+CARDS: dict[str, tuple[Lie, str]] = {
+    "tokenizer is a list": (lambda card: card.update(tokenizer=[1]), "tokenizer"),
+    "length is text": (lambda card: card.update(tokenizer={"max_length": "long"}), "max_length"),
+    "length below zero": (lambda card: card.update(tokenizer={"max_length": -5}), "max_length"),
+    "no such side": (lambda card: card.update(tokenizer={"truncation_side": "up"}), "truncation_side"),
+    "mask is a number": (lambda card: card.update(tokenizer={"mask_token": 7}), "mask_token"),
+    "prompts are a list": (lambda card: card.update(prompts=["query: "]), "prompts"),
+    "prompt is a number": (lambda card: card.update(prompts={"query": 1}), "prompts"),
+    "default prompt is a list": (lambda card: card.update(default_prompt=["query"]), "default_prompt"),
+    "default prompt of another": (lambda card: card.update(default_prompt="zz"), "not among its prompts"),
+    "sizes are texts": (lambda card: card.update(sizes={"graph.json": "big"}), "sizes"),
+    "accuracy is a number": (lambda card: card.update(accuracy=3), "accuracy"),
+}
+
+
+@pytest.mark.parametrize("kind", CARDS)
+def test_lies_of_a_card(kind: str, artifacts: dict[str, Path], tmp_path: Path) -> None:
+    lie, reason = CARDS[kind]
+    copy = Path(shutil.copytree(artifacts["embed"], tmp_path / "copy.encast"))
+    edit_card(copy, lie)
+    with pytest.raises(ArtifactError, match=reason):
+        encast.load(copy, threads=1)
+
+
+STEPS: dict[str, tuple[str, Callable[[str, str], list[str]], dict[str, Any], str]] = {
+    "computes on a weight": ("normalize", lambda value, weight: [weight], {}, "no step before it makes"),
+    "a computed weight": ("linear", lambda value, weight: [value, value], {"activation": "none"}, "is a constant"),
+}
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_operands_of_the_wrong_kind(kind: str, artifacts: dict[str, Path], tmp_path: Path) -> None:
+    op, operands, attrs, reason = STEPS[kind]
+    copy = Path(shutil.copytree(artifacts["embed"], tmp_path / "copy.encast"))
+    graph = json.loads((copy / "graph.json").read_bytes())
+    weight = next(name for name in graph["constants"] if "word" in name)
+    inputs = operands(graph["outputs"]["last_hidden_state"], weight)
+    graph["nodes"].append({"op": op, "inputs": inputs, "outputs": ["z"], "attrs": attrs, "name": "z", "layer": -1})
+    refresh(copy, "graph.json", json.dumps(graph).encode())
+    with pytest.raises(EncastError, match=reason):
+        encast.load(copy, threads=1)
