@@ -10,7 +10,7 @@ import numpy as np
 
 from encast.errors import InputError
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "Int32", "int32_vector"]
 
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -38,11 +38,11 @@ class Batch:
     @staticmethod
     def of(token_ids: Sequence[Sequence[int]], token_type_ids: Sequence[Sequence[int]] | None = None) -> Batch:
         """Packs lists of ids; raises ``InputError`` on empty sequences, non-integers and unequal lengths."""
-        if token_type_ids is not None and [len(s) for s in token_type_ids] != [len(s) for s in token_ids]:
+        lengths = _lengths(token_ids, "token_ids")
+        if token_type_ids is not None and _lengths(token_type_ids, "token_type_ids") != lengths:
             raise InputError(
                 "token_type_ids and token_ids differ in their lengths; give one token type for every token"
             )
-        lengths = [len(sequence) for sequence in token_ids]
         for index, length in enumerate(lengths):
             if length == 0:
                 raise InputError(f"sequence {index} is empty; every sequence needs at least one token id")
@@ -57,11 +57,29 @@ class Batch:
         )
 
 
+def int32_vector(name: str, values: Any) -> Int32:
+    """Integers as ``i32[n]``: contiguous int32 arrays as they are, others converted; raises ``InputError``."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):  # rows of unequal lengths
+        raise InputError(f"{name} is no vector of integers, but nested; a vector of int32 is needed") from None
+    if array.ndim == 1 and array.size == 0:
+        return np.empty(0, np.int32)
+    fits = array.dtype.kind in "iu" and array.ndim == 1
+    if not fits or array.min() < np.iinfo(np.int32).min or array.max() > np.iinfo(np.int32).max:
+        raise InputError(f"{name} is {array.dtype}{list(array.shape)}; a vector of int32 is needed")
+    return np.ascontiguousarray(array, np.int32)
+
+
+def _lengths(sequences: Sequence[Sequence[int]], name: str) -> list[int]:
+    try:
+        return [len(sequence) for sequence in sequences]
+    except TypeError:
+        raise InputError(f"{name} holds no sequences; a list of lists of integers is needed, [ids] for one") from None
+
+
 def _flat(sequences: Sequence[Sequence[int]], name: str) -> Int32:
-    flat = [item for sequence in sequences for item in sequence]
-    array = np.asarray(flat if flat else np.empty(0, np.int32))
-    if array.dtype.kind not in "iu" or array.ndim != 1:
-        raise InputError(f"{name} holds something other than integers")
-    if array.size and (array.min() < -(2**31) or array.max() >= 2**31):
-        raise InputError(f"{name} holds an integer outside of int32")
-    return array.astype(np.int32)
+    try:
+        return int32_vector(name, [item for sequence in sequences for item in sequence])
+    except InputError:
+        raise InputError(f"{name} holds something other than integers that fit int32") from None

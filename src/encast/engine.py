@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from encast.backends.base import Runnable, check_request
-from encast.batch import Batch
+from encast.batch import Batch, int32_vector
 from encast.errors import InputError
 from encast.ir.types import ValueType
 from encast.tasks.answer import Answer, answer
@@ -31,6 +31,9 @@ __all__ = ["BATCH_TOKENS", "Engine", "load"]
 
 BATCH_TOKENS = 8192
 """Tokens of one run: enough to keep every core busy, little enough that Ctrl-C is heard within seconds."""
+
+MOST_BATCH_TOKENS = (1 << 31) - 1
+"""Offsets into a batch are int32."""
 
 
 class Engine:
@@ -58,8 +61,7 @@ class Engine:
 
         ``prompts``: name to text, of which ``default_prompt`` names the one that ``embed`` uses unless told otherwise.
         """
-        if batch_tokens < 1:
-            raise InputError(f"batch_tokens is {batch_tokens}; 1 or more is needed")
+        _need_count("batch_tokens", batch_tokens, MOST_BATCH_TOKENS)
         self.meta = meta
         self.dim = int(meta["hidden"]) if dim is None else dim
         self._open: Session | None = Session(runnable, meta, tokenizer, batch_tokens, prompts or {}, default_prompt)
@@ -94,7 +96,7 @@ class Engine:
         states: list[F32] = []
         begin = 0
         while begin < batch.seqs:
-            limit = batch.cu_seqlens[begin] + self.session.batch_tokens
+            limit = int(batch.cu_seqlens[begin]) + self.session.batch_tokens
             end = max(begin + 1, int(np.searchsorted(batch.cu_seqlens, limit, "right")) - 1)
             part = _slice(batch, begin, end)
             states += np.split(self.session.runnable.run("last_hidden_state", part), part.cu_seqlens[1:-1])
@@ -107,8 +109,8 @@ class Engine:
         ``token_ids: i32[tokens]``, ``cu_seqlens: i32[n+1]``, ``token_type_ids: i32[tokens]``. Contiguous int32
         arrays are read in place; other integers are converted. The whole batch is one run.
         """
-        types = None if token_type_ids is None else _int32("token_type_ids", token_type_ids)
-        batch = Batch(_int32("token_ids", token_ids), _int32("cu_seqlens", cu_seqlens), types)
+        types = None if token_type_ids is None else int32_vector("token_type_ids", token_type_ids)
+        batch = Batch(int32_vector("token_ids", token_ids), int32_vector("cu_seqlens", cu_seqlens), types)
         self._check(batch)
         if batch.seqs == 0:
             return np.empty((0, int(self.meta["hidden"])), np.float32)
@@ -213,9 +215,8 @@ def load(
     """
     if device not in ("cpu", "reference"):
         raise InputError(f"device is {device!r}; 'cpu' and 'reference' are known")
-    for name, value in (("threads", threads), ("instances", instances)):
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise InputError(f"{name} is {value!r}; a whole number of 1 or more is needed")
+    for name, value in (("threads", 1 if threads is None else threads), ("instances", instances)):
+        _need_count(name, value, 4096)
     # Here and not above, so that importing encast stays quick.
     from encast import artifact as artifacts
     from encast.backends.cpu import CpuRunnable
@@ -253,18 +254,12 @@ def _tokenizer(opened: Artifact) -> Tokenizer:
     )
 
 
+def _need_count(name: str, value: object, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise InputError(f"{name} is {value!r}; a whole number from 1 to {most} is needed")
+
+
 def _slice(batch: Batch, begin: int, end: int) -> Batch:
     first, last = batch.cu_seqlens[begin], batch.cu_seqlens[end]
     types = None if batch.token_type_ids is None else batch.token_type_ids[first:last]
     return Batch(batch.token_ids[first:last], batch.cu_seqlens[begin : end + 1] - first, types)
-
-
-def _int32(name: str, values: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
-    array = np.asarray(values)
-    if array.dtype == np.int32 and array.flags.c_contiguous:
-        return array
-    if array.size == 0 and array.ndim == 1:
-        return np.empty(0, np.int32)
-    if array.dtype.kind not in "iu" or array.min() < -(2**31) or array.max() >= 2**31:
-        raise InputError(f"{name} is {array.dtype}{list(array.shape)}; a vector of int32 is needed")
-    return np.ascontiguousarray(array, np.int32)

@@ -6,6 +6,9 @@ would have been accepted, and what to do next.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 __all__ = [
     "ArtifactError",
     "CheckpointError",
@@ -16,6 +19,7 @@ __all__ = [
     "ResourceError",
     "StrictError",
     "UnsupportedModelError",
+    "translated",
 ]
 
 
@@ -53,3 +57,17 @@ class ResourceError(EncastError):
 
 class StrictError(EncastError):
     """Something fell back while ``strict`` was asked for."""
+
+
+@contextmanager
+def translated(make: Callable[[str], EncastError]) -> Iterator[None]:
+    """Turns what a library written in Rust raises, its panics included, into what ``make`` makes of the first line."""
+    try:
+        yield
+    except EncastError:
+        raise
+    except BaseException as error:
+        # A panic arrives as pyo3's PanicException, which is not an Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise make((str(error).strip().splitlines() or [type(error).__name__])[0][:300]) from error

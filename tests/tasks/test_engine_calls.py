@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_engine import HIDDEN, VOCAB, fake_engine
 
+from encast.engine import load
 from encast.errors import InputError
 
 
@@ -84,6 +86,10 @@ def test_nothing_in_is_nothing_out() -> None:
         ([2**40, 1], [0, 2], None, "token_ids"),
         ([[0], [1]], [0, 2], None, "token_ids"),
         ([0] * 33, [0, 33], None, "at most 32"),
+        (np.empty((0, 3), np.int64), [0], None, "token_ids is int64"),
+        ([[0], [1, 2]], [0, 2], None, "token_ids is no vector"),
+        (5, [0, 1], None, "token_ids is int64"),
+        (None, [0, 1], None, "token_ids is object"),
     ],
 )
 def test_forward_packed_refuses(ids: Any, cu: Any, types: Any, message: str) -> None:
@@ -102,6 +108,11 @@ def test_forward_packed_refuses(ids: Any, cu: Any, types: Any, message: str) -> 
         ([[1.5]], None, "integers"),
         ([["a"]], None, "integers"),
         ([[1, 2]], [[0]], "token_type_ids"),
+        ([1, 2], None, "token_ids holds no sequences"),
+        (None, None, "token_ids holds no sequences"),
+        ([[1]], [None], "token_type_ids holds no sequences"),
+        ([[[1], [2, 3]]], None, "integers"),
+        ([[2**31]], None, "fit int32"),
     ],
 )
 def test_forward_refuses_before_anything_runs(ids: Any, types: Any, message: str) -> None:
@@ -156,6 +167,21 @@ def test_threads_may_share_an_engine() -> None:
         np.testing.assert_array_equal(result, alone)
 
 
-def test_batch_tokens_must_be_positive() -> None:
-    with pytest.raises(InputError, match="batch_tokens"):
-        fake_engine("embed", batch_tokens=0)
+@pytest.mark.parametrize("wrong", [0, -1, 2**31, 1.5, "5", True, None], ids=repr)
+def test_batch_tokens_must_be_a_count(wrong: Any) -> None:
+    with pytest.raises(InputError, match=r"batch_tokens is .* a whole number from 1 to"):
+        fake_engine("embed", batch_tokens=wrong)
+
+
+def test_the_largest_run_is_one_run() -> None:
+    engine = fake_engine("features", batch_tokens=2**31 - 1)
+    engine.forward([[1, 2]] * 3)
+    assert [batch.seqs for batch in _runnable(engine).batches] == [3]
+
+
+@pytest.mark.parametrize(
+    "options", [{"threads": 2**40}, {"threads": True}, {"instances": 10**6}, {"threads": 1.5}], ids=str
+)
+def test_counts_of_threads_and_instances(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a whole number from 1 to 4096"):
+        load(tmp_path, **options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from typing import Any
 
 import numpy as np
@@ -96,6 +98,50 @@ def test_a_token_beyond_the_embedding_is_named() -> None:
         engine.embed(["cat", "the", "in paris"])
 
 
+def _with_cls(token_id: int) -> str:
+    """A tokenizer whose post-processor names an id that its vocabulary does not have."""
+    described = json.loads(tokenizer_json())
+    described["post_processor"]["special_tokens"]["[CLS]"]["ids"] = [token_id]
+    return json.dumps(described)
+
+
+@pytest.mark.parametrize("token_id", [len(VOCAB), 2**31 - 1, 2**31, 2**32 - 1])
+def test_ids_that_only_the_post_processor_knows_are_refused(token_id: int) -> None:
+    engine = fake_engine("embed", json_text=_with_cls(token_id))
+    with pytest.raises(InputError, match=r"texts\[0\] has the token .* with id"):
+        engine.embed(["cat"])
+
+
+def _with_model(**model: Any) -> str:
+    return json.dumps({**json.loads(tokenizer_json(specials=False)), "model": model, "added_tokens": []})
+
+
+def _with_normaliser(units: int) -> str:
+    """A compiled normalisation that leads outside of itself, which makes the library panic."""
+    table = (4 * units).to_bytes(4, "little") + b"\xff\xff\x0f\x00" * units
+    charsmap = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
+    return json.dumps({**json.loads(tokenizer_json()), "normalizer": charsmap})
+
+
+@pytest.mark.parametrize(
+    ("json_text", "reason"),
+    [
+        (_with_model(type="WordLevel", vocab={"cat": 0}, unk_token="[UNK]"), "UNK"),
+        (_with_model(type="Unigram", vocab=[["c", 0.0]], unk_id=None), "unk_id"),
+        (_with_normaliser(1), "index out of bounds"),
+    ],
+    ids=["no unknown token", "no unknown id", "panic"],
+)
+def test_what_the_library_raises_while_encoding_is_an_input_error(json_text: str, reason: str) -> None:
+    tokenizer = Tokenizer(json_text, max_length=16)
+    with pytest.raises(InputError, match=rf"texts\[7\] cannot be tokenised: .*{reason}"):
+        tokenizer.encode(["dog"], first=7)
+    with pytest.raises(InputError, match=r"one of texts\[0\] to texts\[1\]"):
+        tokenizer.encode(["dog", "dog"])
+    with pytest.raises(InputError, match=reason):
+        tokenizer.windows("dog", "dog")
+
+
 def test_an_empty_text_needs_special_tokens() -> None:
     assert fake_engine("embed").embed([""]).shape[0] == 1
     engine = fake_engine("embed", json_text=tokenizer_json(specials=False))
@@ -135,6 +181,25 @@ def test_windows_cover_the_context(stride: int | None) -> None:
     first, second = [[o for o, p in zip(w.offsets, w.sequence_ids, strict=True) if p == 1] for w in windows[:2]]
     assert first[len(first) - shared :] == second[:shared] or shared == 0
     assert second[shared][0] == first[-1][0] + 4
+
+
+def test_windows_without_room_for_a_question_drop_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer(tokenizer_json(), max_length=4)
+    calls = []
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(whole, name)
+
+        def encode(self, *args: Any, **options: Any) -> Any:
+            calls.append(args)
+            return whole.encode(*args, **options)
+
+    whole = tokenizer._whole
+    monkeypatch.setitem(tokenizer.__dict__, "_whole", Counting())
+    windows = tokenizer.windows("who " * 500, "cat sat", 0)
+    assert [window.ids for window in windows] == [_ids("[CLS]", "[SEP]", word, "[SEP]") for word in ("cat", "sat")]
+    assert len(calls) == 3
 
 
 def test_windows_cut_a_question_that_leaves_no_room() -> None:

@@ -6,14 +6,14 @@ What transformers 5 builds for the same files is the reference, quirks included
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from encast.errors import CheckpointError, EncastError, UnsupportedModelError
+from encast.errors import CheckpointError, UnsupportedModelError, translated
 from encast.importers.files import Folder, parse_json, quote
 from encast.importers.sentencepiece_model import (
     CONTROL,
@@ -65,22 +65,14 @@ class Family:
     build: Callable[[Folder, TokenizerSettings, Mapping[str, AddedToken]], Tokenizer]
 
 
-@contextmanager
-def guarded(where: str) -> Iterator[None]:
+def guarded(where: str) -> AbstractContextManager[None]:
     """Turns what the tokenizers library raises, Rust panics included, into a ``CheckpointError``."""
-    try:
-        yield
-    except EncastError:
-        raise
-    except BaseException as error:
-        # A Rust panic arrives as pyo3's PanicException, which is not an Exception.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        raise CheckpointError(
-            f"{where}: not a tokenizer that the tokenizers library accepts ({first_line}); it is damaged or needs "
-            "a newer version of that library"
-        ) from error
+    return translated(
+        lambda reason: CheckpointError(
+            f"{where}: not a tokenizer that the tokenizers library accepts ({reason}); it is damaged or needs a newer "
+            "version of that library"
+        )
+    )
 
 
 def family_of(settings: TokenizerSettings, config: Mapping[str, Any]) -> Family | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from encast.backends.base import Runnable
-from encast.batch import Batch
+from encast.batch import Batch, Int32
 from encast.errors import InputError
 from encast.tasks.texts import Text
 from encast.tasks.tokenize import Encoding, OnLong, Tokenizer
@@ -111,15 +111,20 @@ class Session:
 
 
 def pack(encodings: Sequence[Encoding], *, type_ids: bool) -> Batch:
-    """A packed batch of encodings, with token types if asked for."""
+    """A packed batch of encodings, with token types if asked for.
+
+    Tokenizers may name ids up to 2^32 - 1; those past int32 become its largest number, which no model embeds.
+    """
     cu_seqlens = np.zeros(len(encodings) + 1, np.int32)
     np.cumsum([len(encoding) for encoding in encodings], out=cu_seqlens[1:])
     tokens = int(cu_seqlens[-1])
-    ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int32, tokens)
-    if not type_ids:
-        return Batch(ids, cu_seqlens)
-    types = np.fromiter(chain.from_iterable(encoding.type_ids for encoding in encodings), np.int32, tokens)
-    return Batch(ids, cu_seqlens, types)
+    ids = _flat((encoding.ids for encoding in encodings), tokens)
+    return Batch(ids, cu_seqlens, _flat((encoding.type_ids for encoding in encodings), tokens) if type_ids else None)
+
+
+def _flat(rows: Iterable[Sequence[int]], tokens: int) -> Int32:
+    wide = np.fromiter(chain.from_iterable(rows), np.int64, tokens)
+    return np.minimum(wide, np.iinfo(np.int32).max).astype(np.int32)
 
 
 def _groups(rows: Sequence[Text]) -> Iterator[tuple[int, Sequence[Text]]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Literal
 
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
-from encast.errors import ArtifactError, InputError
+from encast.errors import ArtifactError, InputError, translated
 from encast.tasks.texts import Text
 
 __all__ = ["Encoding", "OnLong", "Tokenizer"]
@@ -49,17 +50,17 @@ class Tokenizer:
         if max_length <= special:
             raise ArtifactError(
                 f"tokenizer: at most {max_length} tokens a row, of which {special} are special tokens of a pair; "
-                "compile the checkpoint again with a larger max_length"
+                "that is less than a compiled artifact has; compile the checkpoint again"
             )
         cutting.enable_truncation(max_length, strategy="longest_first", direction=self.truncation_side)
         self._cutting = cutting
         self._mask_token = mask_token
 
     def _load(self) -> Backend:
-        try:
+        with translated(
+            lambda reason: ArtifactError(f"tokenizer.json is not a tokenizer ({reason}); compile the checkpoint again")
+        ):
             backend = Backend.from_str(self._json)
-        except Exception as error:  # the library raises bare Exception
-            raise ArtifactError(f"tokenizer.json is not a tokenizer ({error}); compile the checkpoint again") from None
         backend.no_padding()
         backend.no_truncation()
         return backend
@@ -99,8 +100,10 @@ class Tokenizer:
         """
         if on_long not in ("truncate", "error"):
             raise InputError(f"on_long is {on_long!r}; 'truncate' and 'error' are known")
-        batch = [row if isinstance(row, str) else self._shortened(row) for row in rows]
-        encodings = self._cutting.encode_batch(batch) if offsets else self._cutting.encode_batch_fast(batch)
+        which = f"texts[{first}]" if len(rows) == 1 else f"one of texts[{first}] to texts[{first + len(rows) - 1}]"
+        with _answering(which):
+            batch = [row if isinstance(row, str) else self._shortened(row) for row in rows]
+            encodings = self._cutting.encode_batch(batch) if offsets else self._cutting.encode_batch_fast(batch)
         for index, encoding in enumerate(encodings, first):
             if len(encoding) == 0:
                 raise InputError(f"texts[{index}] has no tokens, and this tokenizer adds no special ones; leave it out")
@@ -120,13 +123,15 @@ class Tokenizer:
         not fit a window.
         """
         backend = self._whole
-        read = backend.encode(context, add_special_tokens=False)
         room = self.max_length - backend.num_special_tokens_to_add(True)
-        asked = backend.encode(question, add_special_tokens=False)
-        while len(asked) > room // 2:
-            # Not by Encoding.truncate: what it cuts off would be paired with every window, see _shortened.
-            question = question[: min(asked.offsets[room // 2 - 1][1], len(question) - 1)]
+        with _answering("the context or the question"):
+            read = backend.encode(context, add_special_tokens=False)
             asked = backend.encode(question, add_special_tokens=False)
+            while len(asked) > room // 2:
+                # Not by Encoding.truncate: what it cuts off would be paired with every window, see _shortened.
+                end = asked.offsets[room // 2 - 1][1] if room > 1 else 0
+                question = question[: min(end, len(question) - 1)]
+                asked = backend.encode(question, add_special_tokens=False)
         room -= len(asked)
         overlap = min(128, room // 2) if stride is None else stride
         if not 0 <= overlap < room:
@@ -154,3 +159,12 @@ class Tokenizer:
         if len(offsets) <= keep:
             return text
         return text[: offsets[keep - 1][1]] if self.truncation_side == "right" else text[offsets[-keep][0] :]
+
+
+def _answering(which: str) -> AbstractContextManager[None]:
+    """Turns what the library raises while it encodes (a vocabulary without an unknown token, a panic) into errors."""
+    return translated(
+        lambda reason: InputError(
+            f"{which} cannot be tokenised: {reason}; leave it out, or mend the checkpoint's tokenizer and compile again"
+        )
+    )
