@@ -150,6 +150,20 @@ def test_a_forked_child_is_told_to_load_again(tmp_path_factory: pytest.TempPathF
     cpu.run("embedding", Batch.of([[1, 2]]))
 
 
+def test_a_forked_child_may_close_what_its_parent_uses(tmp_path_factory: pytest.TempPathFactory) -> None:
+    cpu = open_cpu("bert-embed", "f32", tmp_path_factory, threads=2)
+    executor = cpu._free.get()  # as a call that runs in another thread has it
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        cpu.close()
+        del cpu
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    cpu._free.put(executor)
+    cpu.run("embedding", Batch.of([[1, 2]]))
+
+
 @pytest.mark.parametrize("options", [{"threads": 0}, {"instances": 0}, {"threads": -1}])
 def test_impossible_options(options: dict[str, int], tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(InputError, match="at least 1"):

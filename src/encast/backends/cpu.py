@@ -91,13 +91,20 @@ class CpuRunnable:
         return list(zip(steps, self._executors[0].kernels(), strict=True))
 
     def close(self) -> None:
-        """Waits for running calls, then frees arenas, threads and the mapping."""
+        """Waits for running calls, then frees arenas, threads and the mapping.
+
+        In a forked child it frees nothing: a call that ran in the parent at the fork never ends here.
+        """
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        for _ in self._executors:
-            self._free.get()
-        self._executors.clear()
-        # Every later call finds the mark that the engine is closed, and leaves it for the next.
-        self._free.put(None)
+        try:
+            for _ in self._executors:
+                self._free.get()
+            self._executors.clear()
+        finally:
+            # Every later call finds the mark that the engine is closed, and leaves it for the next.
+            self._free.put(None)
