@@ -53,7 +53,7 @@ def compile(
     checkpoint = open_checkpoint(source)
     report_progress("build", 0, 1)
     graph = build_graph(checkpoint, task)
-    _check_vocabulary(checkpoint, graph)
+    _check_tokenizer(checkpoint, graph)
     report_progress("optimise", 0, 1)
     graph, fusions = optimise(graph, spec, strict=strict, exact=exact)
     card = _card(checkpoint, graph, spec, fusions)
@@ -85,8 +85,16 @@ def _name_of(source: str | os.PathLike[str]) -> str:
     return name
 
 
-def _check_vocabulary(checkpoint: Checkpoint, graph: Graph) -> None:
-    largest, rows = checkpoint.tokenizer.vocab_size - 1, int(graph.meta["vocab"])
+def _check_tokenizer(checkpoint: Checkpoint, graph: Graph) -> None:
+    tokenizer = checkpoint.tokenizer
+    longest = min(int(graph.meta["max_len"]), tokenizer.max_length or int(graph.meta["max_len"]))
+    if longest <= tokenizer.special_count:
+        raise CheckpointError(
+            f"{checkpoint.path}: texts may have {longest} tokens, and a pair of texts gets {tokenizer.special_count} "
+            "special ones, which leaves none for the texts; correct max_position_embeddings in config.json, "
+            "model_max_length in tokenizer_config.json or max_seq_length in sentence_bert_config.json"
+        )
+    largest, rows = tokenizer.vocab_size - 1, int(graph.meta["vocab"])
     if largest >= rows:
         raise CheckpointError(
             f"{checkpoint.path}: the tokenizer makes ids up to {largest}, the word embedding has {rows} rows: "

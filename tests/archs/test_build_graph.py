@@ -296,6 +296,21 @@ def test_hostile_eps_is_refused(value: Any, tmp_path: Path) -> None:
         build(with_config(made(tmp_path), layer_norm_eps=value))
 
 
+def test_an_integer_may_be_an_eps(tmp_path: Path) -> None:
+    graph = build(with_config(made(tmp_path), layer_norm_eps=1))
+    assert {node.attrs["eps"] for node in graph.nodes if node.op == "layer_norm"} == {1.0}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_sizes_that_kernels_do_not_have_are_refused_before_anything_is_written(arch: str, tmp_path: Path) -> None:
+    name = "hidden_dim" if arch == "distilbert" else "intermediate_size"
+    with pytest.raises(UnsupportedModelError, match="65537 inner ones"):
+        build(with_config(made(tmp_path, arch), **{name: 65537}))
+    heads, hidden = ("n_heads", "dim") if arch == "distilbert" else ("num_attention_heads", "hidden_size")
+    with pytest.raises(UnsupportedModelError, match="1 heads of 1025 columns"):
+        build(with_config(made(tmp_path, arch), **{heads: 1, hidden: 1025, name: 2}))
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_numbers_that_json_does_not_have(value: float) -> None:
     config = Config({"layer_norm_eps": value, "hidden_size": value}, "config.json")
@@ -329,7 +344,7 @@ def test_contradictions_in_a_config(arch: str, changes: dict[str, Any], message:
         ({"0": "a", "2": "b", "3": "c"}, "keys of id2label must be 0 to 2"),
         ({"0": "a", "1": 2, "2": "c"}, "must map indices to strings"),
         (["a", "b", "c"], "must map indices to strings"),
-        ({}, "keys of id2label"),
+        ({}, "id2label is empty"),
         ({"0": "a", "1": "b"}, r"'classifier.weight' has shape \[3, 8\], the config promises \[2, 8\]"),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from cases import open_case
+from checkpoints import make_checkpoint
 
 import encast
 from encast import artifact
@@ -98,6 +99,18 @@ class TestCompile:
         with pytest.raises(CheckpointError, match=r"makes ids up to \d+, the word embedding has \d+ rows"):
             encast.compile(folder, tmp_path / "m.encast")
         assert os.listdir(tmp_path) == ["checkpoint"]
+
+    def test_positions_that_special_tokens_use_up(self, tmp_path: Path) -> None:
+        folder = make_checkpoint(tmp_path / "checkpoint", "bert", "features", layers=1, positions=3)
+        with pytest.raises(CheckpointError, match=r"may have 3 tokens, and a pair of texts gets 3 special ones"):
+            encast.compile(folder, tmp_path / "m.encast")
+        assert os.listdir(tmp_path) == ["checkpoint"]
+
+    @pytest.mark.parametrize("out", ["a\0b", "long" * 100])
+    def test_names_that_no_folder_can_have(self, checkpoint: Path, tmp_path: Path, out: str) -> None:
+        with pytest.raises(InputError, match="cannot hold an artifact"):
+            encast.compile(checkpoint, f"{tmp_path}/{out}")
+        assert os.listdir(tmp_path) == []
 
     def test_strict(self, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         miss_attention(monkeypatch)

@@ -64,7 +64,7 @@ class Albert(Architecture):
 
     def read_sizes(self) -> Sizes:
         sizes = Sizes.read(self.config, activation="gelu_new")
-        return replace(sizes, embedding=self.config.count("embedding_size", default=128))
+        return replace(sizes, embedding=self.config.count("embedding_size", default=128)).checked(self.config)
 
     def encode(self, encoder: Modules) -> str:
         sizes = self.sizes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,11 +68,11 @@ class Config:
         _, value = self._find((name,))
         if value is _ABSENT:
             return default
-        if not isinstance(value, float) or not math.isfinite(value) or not 0.0 < value <= 1.0:
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.0 < value <= 1.0:
             raise CheckpointError(
                 f"{self.where}: {name} is {value!r}; a number above 0 and at most 1 is needed: correct the file"
             )
-        return value
+        return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean; null counts as absent."""
@@ -119,7 +118,9 @@ class Config:
             return [f"LABEL_{index}" for index in range(self.count("num_labels", default=2))]
         if not isinstance(value, Mapping) or not all(isinstance(label, str) for label in value.values()):
             raise CheckpointError(f"{self.where}: id2label must map indices to strings; it is {_short(value)}")
-        if sorted(map(str, value)) != sorted(str(index) for index in range(len(value))) or not value:
+        if not value:
+            raise CheckpointError(f"{self.where}: id2label is empty; give every label an entry, or leave it out")
+        if sorted(map(str, value)) != sorted(str(index) for index in range(len(value))):
             raise CheckpointError(
                 f"{self.where}: the keys of id2label must be 0 to {len(value) - 1} without a gap; they are "
                 f"{_short(list(value))}"

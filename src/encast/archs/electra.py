@@ -40,7 +40,7 @@ class Electra(Architecture):
 
     def read_sizes(self) -> Sizes:
         sizes = Sizes.read(self.config)
-        return replace(sizes, embedding=self.config.count("embedding_size", default=128))
+        return replace(sizes, embedding=self.config.count("embedding_size", default=128)).checked(self.config)
 
     def encode(self, encoder: Modules) -> str:
         sizes = self.sizes

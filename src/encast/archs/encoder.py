@@ -7,12 +7,16 @@ from dataclasses import dataclass, field
 
 from encast.archs.config import Config
 from encast.archs.modules import Modules
-from encast.errors import CheckpointError
+from encast.errors import CheckpointError, UnsupportedModelError
 
 __all__ = ["LayerPaths", "Sizes", "encoder_layer", "sum_embeddings"]
 
 # A graph has about 17 nodes a layer, and layers that share their weights cost the checkpoint nothing.
 MOST_LAYERS = 1024
+WIDEST_HEAD = 1024
+"""Columns of a head, for which attention kernels have scratch memory."""
+WIDEST = 1 << 16
+"""Columns that a product may sum over: 255 * 127 times as many fit an int32."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,18 @@ class Sizes:
         ).checked(config)
 
     def checked(self, config: Config) -> Sizes:
-        """Itself, if the heads divide the hidden size; else raises ``CheckpointError``."""
+        """Itself, if the heads divide the hidden size, else raises ``CheckpointError``; ``UnsupportedModelError`` for
+        sizes that the kernels do not have.
+        """
         if self.hidden % self.heads:
             raise CheckpointError(
                 f"{config.where}: the hidden size is {self.hidden} and the number of attention heads {self.heads}, "
                 "which does not divide it: correct the file"
+            )
+        if self.hidden // self.heads > WIDEST_HEAD or max(self.hidden, self.inner, self.embedding) > WIDEST:
+            raise UnsupportedModelError(
+                f"{config.where}: {self.heads} heads of {self.hidden // self.heads} columns, {self.inner} inner ones, "
+                f"tables of {self.embedding}; encast has heads of at most {WIDEST_HEAD} and all else of {WIDEST}"
             )
         return self
 

@@ -75,14 +75,20 @@ def write(
 
 def check_target(out: str | os.PathLike[str]) -> Path:
     """The absolute path of ``out``, symbolic links resolved; raises ``InputError`` if nothing may be written there."""
-    target = Path(os.path.realpath(out))
-    if not target.parent.is_dir():
-        raise InputError(f"the folder {target.parent} does not exist; make it, or choose another place")
-    if not target.exists():
-        return target
-    if not target.is_dir():
-        raise InputError(f"{target} is a file; an artifact is a folder: choose another name")
-    others = [name for name in sorted(os.listdir(target)) if name not in FILES and not name.startswith(CARD_TEMPORARY)]
+    try:
+        target = Path(os.path.realpath(out))
+        if not target.parent.is_dir():
+            raise InputError(f"the folder {target.parent} does not exist; make it, or choose another place")
+        if not target.exists():
+            return target
+        if not target.is_dir():
+            raise InputError(f"{target} is a file; an artifact is a folder: choose another name")
+        names = sorted(os.listdir(target))
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:  # no permission, a name too long, a NUL in it
+        raise InputError(f"{out!r} cannot hold an artifact ({error}); choose another place") from None
+    others = [name for name in names if name not in FILES and not name.startswith(CARD_TEMPORARY)]
     if others:
         raise InputError(
             f"{target} holds {others[0]!r}, so it is no encast artifact and is not replaced; choose another name"

@@ -35,7 +35,7 @@ class TokenizerFiles:
     ``tokenizer_config.json`` and ``sentence_bert_config.json``; None when neither limits it.
     ``truncation_side``: ``left`` or ``right``. ``special_tokens``: role (``cls``, ``sep``, ``mask``, ``pad``,
     ``unk``, ``bos``, ``eos``) → token, those that the vocabulary has. ``vocab_size``: one more than the
-    largest id, added tokens included.
+    largest id, added tokens included. ``special_count``: special tokens that a pair of texts gets.
     """
 
     json: str
@@ -43,6 +43,7 @@ class TokenizerFiles:
     truncation_side: str
     special_tokens: Mapping[str, str]
     vocab_size: int
+    special_count: int
 
 
 def read_tokenizer(folder: Folder, config: Mapping[str, Any], transformer: TransformerSettings) -> TokenizerFiles:
@@ -81,6 +82,7 @@ def read_tokenizer(folder: Folder, config: Mapping[str, Any], transformer: Trans
         settings.truncation_side,
         _special_tokens(tokenizer, settings, family),
         vocab_size,
+        tokenizer.num_special_tokens_to_add(True),
     )
 
 
