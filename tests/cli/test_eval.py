@@ -12,6 +12,7 @@ from fake_engine import VOCAB, fake_engine
 
 import encast.artifact
 from encast.cli.main import main
+from encast.errors import ResourceError
 
 LABELS = ["O", "B-per", "I-per"]
 
@@ -163,3 +164,16 @@ def test_what_does_not_go_together_is_said(
     assert main(["eval", artifact, _data(tmp_path, name, text), *options]) == 2
     assert message in capsys.readouterr().err
     assert set(cards["accuracy"]) == {"older/set.tsv"}
+
+
+def test_a_card_that_cannot_be_written_comes_after_the_result(
+    tmp_path: Path, cards: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Any, **entries: Any) -> None:
+        raise ResourceError("card.json cannot be updated")
+
+    monkeypatch.setattr(encast.artifact, "update_card", refuse)
+    assert main(["eval", "embed", _data(tmp_path, "s.tsv", SCORES)]) == 2
+    captured = capsys.readouterr()
+    assert "spearman" in captured.out
+    assert "cannot be updated" in captured.err

@@ -42,6 +42,8 @@ def test_a_verb_runs_with_its_options(monkeypatch: pytest.MonkeyPatch, capsys: p
         (KeyboardInterrupt(), 130, "encast: interrupted\n"),
         (KeyboardInterrupt("3 rows are kept"), 130, "encast: interrupted; 3 rows are kept\n"),
         (MemoryError(), 2, "out of memory"),
+        (OSError(28, "No space left on device"), 2, "encast: error: No space left on device\n"),
+        (PermissionError(13, "Permission denied", "a/b"), 2, "encast: error: a/b: Permission denied\n"),
         (ZeroDivisionError("oops"), 1, "ZeroDivisionError: oops\nencast: this is a defect"),
         (ArtifactError("caf\u00e9 \ud83d"), 2, "\\ud83d"),
     ],
@@ -89,3 +91,23 @@ def test_the_overview_imports_no_verb() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=True)
     assert done.stderr.strip() == b"[]"
+
+
+@pytest.mark.parametrize(
+    ("streams", "code", "message"),
+    [
+        ("<&-", 0, ""),
+        (">&-", 2, "standard output is closed"),
+        (">/dev/full", 2, "No space left"),
+        ("<&- 2>&-", 0, ""),
+        ("<&- >&- 2>&-", 2, ""),
+    ],
+)
+def test_standard_streams_that_are_closed_or_full(streams: str, code: int, message: str) -> None:
+    shell = f'"$0" -m encast.cli.main kernels {streams}'
+    done = subprocess.run(["/bin/sh", "-c", shell, sys.executable], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "defect" not in done.stderr
+    assert "Exception ignored" not in done.stderr

@@ -314,3 +314,23 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
 
     small, large = peak(2_000), peak(60_000)
     assert large - small < 16_000  # KiB; the file has 1.9 MB, its answers as records some 60 MB
+
+
+@pytest.mark.parametrize("output", ["in.txt", "out.jsonl"])
+@pytest.mark.parametrize("errors", ["in.txt", "out.jsonl", "link"])
+def test_files_of_a_run_must_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str, errors: str
+) -> None:
+    source = _file(tmp_path, "in.txt", "cat\nmat\n")
+    (tmp_path / "link").symlink_to(source)
+    if (output, errors) == ("out.jsonl", "out.jsonl"):
+        _file(tmp_path, "out.jsonl", "older")
+    assert main(["run", "embed", source, "-o", str(tmp_path / output), "--errors", str(tmp_path / errors)]) == 2
+    assert "are one file" in capsys.readouterr().err
+    assert Path(source).read_text() == "cat\nmat\n"
+
+
+def test_a_closed_standard_input_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["run", "embed"]) == 2
+    assert "standard input is closed" in capsys.readouterr().err

@@ -91,6 +91,13 @@ def test_jsonl(tmp_path: Path, line: dict[str, object], kind: str, row: object) 
             '{"data": [{"paragraphs": [{"context": "c", "qas": [{"id": 1, "question": "q", "answers": []}]}]}]}',
             "no answer",
         ),
+        (
+            "s.json",
+            '{"data": [{"paragraphs": [{"context": "c", "qas": '
+            '[{"id": 1, "question": "q", "answers": [{"text": 5}]}]}]}]}',
+            "5 is no text",
+        ),
+        ("s.jsonl", '{"question": "q", "context": "c", "answers": [{"text": 5}]}\n', "5 is no text"),
         ("s.conll", "word\n", "line 1"),
         ("s.conll", "a\tO\nb\t\n", "line 2"),
         ("s.jsonl", '{"text": "a", "label": 1}\n{"text": 2, "label": 1}\n', "line 2"),

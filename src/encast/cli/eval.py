@@ -50,12 +50,13 @@ def eval_command(
         with _artifact_of(against, own.task) as other_path:
             other = _measure(other_path, data, own.task, metric, threads, quiet=json)
         result["against"] = {"source": against, **_entry(other), **compare(own, other)}
-    measured = dict(open_artifact(artifact).card.get("accuracy") or {})
-    update_card(artifact, accuracy={**measured, _name(data): result})
+    # Shown before it is written: the card may lie in a folder that is read only.
     if json:
         print(json_module.dumps({"artifact": str(artifact), "dataset": str(dataset), **result}))
     else:
         _show(artifact, data, own, result)
+    measured = dict(open_artifact(artifact).card.get("accuracy") or {})
+    update_card(artifact, accuracy={**measured, _name(data): result})
 
 
 def _measure(path: Path, data: Dataset, task: str, metric: str, threads: int | None, *, quiet: bool) -> Scored:

@@ -33,6 +33,8 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line (default: the process's own) and returns its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not _have_streams():
+        return 2
     show_traceback = arguments[:1] == ["--traceback"]
     arguments = arguments[1:] if show_traceback else arguments
     try:
@@ -96,6 +98,12 @@ def _report(error: BaseException, show_traceback: bool) -> int:
     if isinstance(error, EncastError):
         _say(f"error: {error}")
         return 2
+    if isinstance(error, OSError):
+        # What the machine refuses (a full disk behind standard output, say) is no defect.
+        _say(f"error: {': '.join(str(part) for part in (error.filename, error.strerror or error) if part)}")
+        if not _can_flush():
+            _silence_stdout()
+        return 2
     if isinstance(error, MemoryError):
         _say("error: out of memory; free some, or lower --batch-tokens or --instances")
         return 2
@@ -112,6 +120,27 @@ def _print(text: str) -> None:
     # Names of files and texts of users may hold what stderr's encoding does not.
     encoding = sys.stderr.encoding or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr)
+
+
+def _have_streams() -> bool:
+    """Stands in for closed standard streams, lest files get their numbers; False when answers have nowhere to go."""
+    missing = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None]
+    for name in missing:
+        # The lowest free numbers come first, and those are the ones that are missing.
+        descriptor = os.open(os.devnull, os.O_RDWR)
+        if name == "stderr":
+            sys.stderr = open(descriptor, "w")  # noqa: SIM115, for as long as the process lives
+    if "stdout" in missing:
+        _say("error: standard output is closed; leave it open, or redirect it to /dev/null")
+    return "stdout" not in missing
+
+
+def _can_flush() -> bool:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
 
 
 def _silence_stdout() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json as json_module
+import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,7 +70,9 @@ def run_command(
         name = _task_name(engine, task)
         spec = file_task(name)
         columns = _columns(spec, text_column, pair_column)
-        set_aside = BadRows(errors or (None if output == "-" else Path(output + ".errors.jsonl")))
+        error_file = errors or (None if output == "-" else Path(output + ".errors.jsonl"))
+        _need_unlike({"the input": input, "--output": output, "--errors": "-" if error_file is None else error_file})
+        set_aside = BadRows(error_file)
         with open_rows(input, columns, input_format) as reader:
             writer = open_writer(output, {"row": "int", **spec.columns}, format, width=engine.dim)
             with Progress("rows", quiet=json) as progress:
@@ -189,6 +192,19 @@ def _task_name(engine: Engine, asked: str) -> str:
     if name != "features":
         engine.session.need(f"--task {name}", *(("classify", "embed") if name == "rerank" else (name,)))
     return name
+
+
+def _need_unlike(files: Mapping[str, str | Path]) -> None:
+    """Raises ``InputError`` when two of the files are one, of which a run would lose the content."""
+    seen: dict[str, str] = {}
+    for name, path in files.items():
+        real = os.path.realpath(path)
+        # Standard streams, devices and pipes may serve twice.
+        if str(path) == "-" or (os.path.exists(real) and not os.path.isfile(real)):
+            continue
+        if real in seen:
+            raise InputError(f"{seen[real]} and {name} are one file, {path}; name another one")
+        seen[real] = name
 
 
 def _columns(spec: FileTask, text_column: str | None, pair_column: str | None) -> list[str]:

@@ -42,6 +42,8 @@ class Source:
         """``"-"`` is standard input. Gzip is told by its first bytes. Raises ``InputError``."""
         self.name = "standard input" if str(path) == "-" else str(path)
         if str(path) == "-":
+            if sys.stdin is None:
+                raise InputError("standard input is closed; give a file")
             self._raw: BinaryIO = sys.stdin.buffer
             self._size = 0
         else:

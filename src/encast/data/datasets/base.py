@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Dataset", "Labelled", "Question", "Sentence"]
+__all__ = ["Dataset", "Labelled", "Question", "Sentence", "text_of"]
 
 
 @dataclass(frozen=True)
@@ -45,3 +45,10 @@ class Dataset:
     name: str
     kind: str
     rows: list[Any]
+
+
+def text_of(value: object) -> str:
+    """The value, if it is a text; else raises ``TypeError``."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value

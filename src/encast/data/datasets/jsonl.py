@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from encast.data.datasets.base import Dataset, Labelled, Question, Sentence
+from encast.data.datasets.base import Dataset, Labelled, Question, Sentence, text_of
 from encast.errors import InputError
 
 __all__ = ["read_jsonl"]
@@ -41,27 +41,22 @@ def read_jsonl(name: str, text: str) -> Dataset:
 
 def _row(item: dict[str, Any], index: int) -> tuple[str, Labelled | Question | Sentence]:
     if "words" in item:
-        words, labels = tuple(map(_text, item["words"])), tuple(map(_text, item["labels"]))
+        words, labels = tuple(map(text_of, item["words"])), tuple(map(text_of, item["labels"]))
         if len(words) != len(labels):
             raise ValueError(f"{len(words)} words and {len(labels)} labels")
         return "entities", Sentence(words, labels)
     if "context" in item:
-        answers = tuple(answer["text"] if isinstance(answer, dict) else _text(answer) for answer in item["answers"])
+        answers = tuple(text_of(answer["text"] if isinstance(answer, dict) else answer) for answer in item["answers"])
         if not answers:
             raise ValueError("no answers")
-        return "answers", Question(str(item.get("id", index)), _text(item["question"]), _text(item["context"]), answers)
+        question, context = text_of(item["question"]), text_of(item["context"])
+        return "answers", Question(str(item.get("id", index)), question, context, answers)
     pair = ("sentence1", "sentence2") if "sentence1" in item else ("text", "pair")
-    text = _text(item[pair[0]])
-    both = (text, _text(item[pair[1]])) if pair[1] in item else text
+    text = text_of(item[pair[0]])
+    both = (text, text_of(item[pair[1]])) if pair[1] in item else text
     if "score" in item:
         return "scores", Labelled(both, float(item["score"]))
     label = item["label"]
     if isinstance(label, float) and not label.is_integer():
         return "scores", Labelled(both, label)
     return "classes", Labelled(both, str(int(label)) if isinstance(label, float) else str(label))
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from encast.data.datasets.base import Dataset, Question
+from encast.data.datasets.base import Dataset, Question, text_of
 from encast.errors import InputError
 
 __all__ = ["read_squad"]
@@ -20,9 +20,9 @@ def read_squad(name: str, text: str) -> Dataset:
         rows = [
             Question(
                 str(asked["id"]),
-                asked["question"],
-                paragraph["context"],
-                tuple(answer["text"] for answer in asked["answers"]),
+                text_of(asked["question"]),
+                text_of(paragraph["context"]),
+                tuple(text_of(answer["text"]) for answer in asked["answers"]),
             )
             for article in data["data"]
             for paragraph in article["paragraphs"]
