@@ -1,7 +1,10 @@
 #include "runtime/plan_parse.h"
 
+#include <locale.h>
+
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/error.h"
@@ -10,7 +13,10 @@ namespace encast {
 namespace {
 
 constexpr size_t kMaxText = size_t{64} << 20;
-constexpr size_t kMaxItems = size_t{1} << 20;
+constexpr size_t kMaxLines = size_t{1}
+                             << 16;  // twenty times the deepest model's; checks are quadratic in them
+constexpr size_t kMaxOutputs = 64;
+constexpr int64_t kMaxTokens = int64_t{1} << 20;
 constexpr int64_t kMaxRows = int64_t{1} << 31;
 constexpr int64_t kMaxCols = int64_t{1} << 24;
 constexpr int64_t kMaxBytes = int64_t{1} << 46;
@@ -79,12 +85,14 @@ class Line {
     return value;
   }
   float real(std::string_view text, const char* what) const {
-    // strtof, since libc++ before 20 has no from_chars for floating point; the copy ends the string.
+    // strtof, since libc++ before 20 has no from_chars for floating point; the copy ends the string. In a
+    // locale of its own: the program's may write 0,5.
+    static const locale_t plain = newlocale(LC_ALL_MASK, "C", nullptr);
     char copy[64] = {};
     if (text.empty() || text.size() >= sizeof(copy)) fail(std::string(what) + " is no number");
     std::memcpy(copy, text.data(), text.size());
     char* end = nullptr;
-    const float value = std::strtof(copy, &end);
+    const float value = strtof_l(copy, &end, plain);
     if (end != copy + text.size() || !std::isfinite(value)) fail(std::string(what) + " is no finite number");
     return value;
   }
@@ -139,8 +147,8 @@ bool form_has(std::string_view keys, std::string_view key, bool& optional) {
 void parse_limits(Line& line, Plan& plan) {
   plan.vocab = line.integer(line.value_of("vocab"), "vocab", 1, kMaxRows - 1);
   plan.types = line.integer(line.value_of("types"), "types", 0, kMaxCols);
-  plan.max_len = line.integer(line.value_of("max_len"), "max_len", 1, kMaxCols);
-  plan.chunk_tokens = line.integer(line.value_of("chunk_tokens"), "chunk_tokens", plan.max_len, kMaxCols);
+  plan.max_len = line.integer(line.value_of("max_len"), "max_len", 1, kMaxTokens);
+  plan.chunk_tokens = line.integer(line.value_of("chunk_tokens"), "chunk_tokens", plan.max_len, kMaxTokens);
   plan.arena = line.integer(line.value_of("arena"), "arena", 0, kMaxBytes);
   plan.exact = line.integer(line.value_of("exact"), "exact", 0, 1) == 1;
 }
@@ -286,6 +294,7 @@ void parse_output(Line& line, Plan& plan) {
   for (const OutputDecl& other : plan.outputs) {
     if (other.name == output.name) line.fail("output " + output.name + " is declared twice");
   }
+  if (plan.outputs.size() == kMaxOutputs) line.fail("is one output too many");
   plan.outputs.push_back(std::move(output));
 }
 
@@ -327,7 +336,7 @@ Plan parse_plan(std::string_view text) {
                 "'; accepted: one limits, then weight, value, step, output");
     }
     line.end();
-    if (number > kMaxItems) throw PlanError("the plan has too many lines");
+    if (number > kMaxLines) throw PlanError("the plan has too many lines");
   }
   if (!limits) throw PlanError("the plan has no limits line");
   return plan;

@@ -1,5 +1,6 @@
 #include "runtime/plan.h"
 
+#include <clocale>
 #include <string>
 
 #include "base/error.h"
@@ -87,8 +88,14 @@ ENCAST_TEST(meaning) {
   refused("heads=2", "heads=3", "3 x heads");
   refused("x=v4 other=v0 gamma", "x=v4 other=v2 gamma", "unlike shapes");
   refused("gamma=w3 beta=w4 eps=1e-5", "gamma=w3 beta=w4 eps=-1", "negative eps");
-  refused("column=16", "column=24", "columns that do not exist");
-  refused("column=16", "column=32", "columns that do not exist");
+  refused("column=16", "column=24", "other than the next");
+  refused("column=16", "column=32", "other than the next");
+  refused("column=16", "column=0", "other than the next");
+  refused("step pool name=pool x=v5 mode=max column=16 out=v6\n", "", "no step before");
+  refused("value v6 f32 seqs 32", "value v6 f32 seqs 24", "other than the next");
+  refused("value v6 f32 seqs 32", "value v6 f32 selected 32", "wrong shape");
+  refused("step linear name=qkv", "step embed word=w0 eps=1 offset=0 skip=-1 out=v3\nstep linear name=qkv",
+          "a second embed");
   refused("out=v3\n", "out=v2\n", "second time");
   refused("output embedding v7", "output embedding v1", "not f32");
   refused("x=v6 out=v7", "x=v7 out=v6", "no step before");
@@ -98,6 +105,30 @@ ENCAST_TEST(meaning) {
   // v0 is read by the norm, so v3 may not lie on it; a q8 value's scales count as its memory.
   refused("value v3 f32 tokens 16 @20480", "value v3 f32 tokens 16 @0", "over v0");
   refused("value v2 f32 tokens 48 @8192", "value v2 f32 tokens 48 @7168", "over v1");
+}
+
+// Checks take time and memory with the square of some of these.
+ENCAST_TEST(plans_of_absurd_size_are_refused) {
+  std::string outputs;
+  for (int index = 0; index < 100; ++index) outputs += "output o" + std::to_string(index) + " v5\n";
+  refused("output embedding v7\n", outputs, "one output too many");
+  std::string weights;
+  for (int index = 11; index < 70000; ++index)
+    weights += "weight w" + std::to_string(index) + " f32 dense 1 1 @0\n";
+  refused("value v0 ", weights + "value v0 ", "too many lines");
+  refused("chunk_tokens=48", "chunk_tokens=1048577", "chunk_tokens is");
+}
+
+// Any library of the process may have called setlocale.
+ENCAST_TEST(numbers_are_read_alike_in_every_locale) {
+  const char* found = nullptr;
+  for (const char* name : {"de_DE.UTF-8", "de_DE.utf8", "de_DE", "fr_FR.UTF-8", "fr_FR.utf8"}) {
+    if (found == nullptr) found = std::setlocale(LC_NUMERIC, name);
+  }
+  if (found == nullptr) SKIP_TEST("no locale with a decimal comma is installed");
+  const Plan plan = Plan::parse(testing::kTestPlan);
+  std::setlocale(LC_NUMERIC, "C");
+  CHECK_EQ(plan.steps[2].factor, 0.35f);
 }
 
 }  // namespace

@@ -16,12 +16,12 @@ class Validator {
 
   void run() {
     check_arena();
-    made_.assign(plan_.values.size(), false);
+    made_.assign(plan_.values.size(), 0);
     for (index_ = 0; index_ < plan_.steps.size(); ++index_) check_step(plan_.steps[index_]);
     if (plan_.outputs.empty()) throw PlanError("the plan has no output");
     for (const OutputDecl& output : plan_.outputs) {
       const ValueDecl& value = plan_.values[static_cast<size_t>(output.value)];
-      if (!made_[static_cast<size_t>(output.value)] || value.dtype != DType::f32) {
+      if (!is_made(output.value) || value.dtype != DType::f32) {
         throw PlanError("output " + output.name + " is never made, or not f32");
       }
     }
@@ -51,8 +51,11 @@ class Validator {
     }
   }
 
+  bool is_made(int id) const {
+    return made_[static_cast<size_t>(id)] == plan_.values[static_cast<size_t>(id)].cols;
+  }
   const ValueDecl& read(int id, DType dtype) const {
-    need(id >= 0 && made_[static_cast<size_t>(id)], "reads a value that no step before it makes");
+    need(id >= 0 && is_made(id), "reads a value that no step before it makes");
     const ValueDecl& value = plan_.values[static_cast<size_t>(id)];
     need(value.dtype == dtype, "reads a value of the wrong dtype");
     need(value.offset != ValueDecl::kCallerMemory, "reads a value that lies in the caller's memory");
@@ -61,11 +64,9 @@ class Validator {
   const ValueDecl& write(int id, Rows rows, int64_t cols) {
     need(id >= 0, "writes no value");
     const ValueDecl& value = plan_.values[static_cast<size_t>(id)];
-    // Pooling steps write one value side by side.
-    need(!made_[static_cast<size_t>(id)] || plan_.steps[index_].kind == StepKind::pool,
-         "makes a value a second time");
+    need(made_[static_cast<size_t>(id)] == 0, "makes a value a second time");
     need(value.rows == rows && value.cols == cols, "makes a value of the wrong shape");
-    made_[static_cast<size_t>(id)] = true;
+    made_[static_cast<size_t>(id)] = cols;
     return value;
   }
   void write_f32(int id, Rows rows, int64_t cols) {
@@ -126,10 +127,13 @@ class Validator {
         const ValueDecl& x = read(step.x, DType::f32);
         need(x.rows == Rows::tokens, "pools rows that are not tokens");
         need(step.out >= 0, "writes no value");
-        const int64_t cols = plan_.values[static_cast<size_t>(step.out)].cols;
-        need(step.column % x.cols == 0 && step.column + x.cols <= cols,
-             "pools into columns that do not exist");
-        write_f32(step.out, Rows::seqs, cols);
+        const ValueDecl& out = plan_.values[static_cast<size_t>(step.out)];
+        need(out.rows == Rows::seqs && out.dtype == DType::f32, "makes a value of the wrong shape or dtype");
+        // Side by side, so that none is left as the memory was.
+        int64_t& made = made_[static_cast<size_t>(step.out)];
+        need(step.column == made && made + x.cols <= out.cols,
+             "pools into columns other than the next ones of the value");
+        made += x.cols;
         return;
       }
       case StepKind::first:
@@ -150,6 +154,8 @@ class Validator {
   static bool same(const ValueDecl& a, const ValueDecl& b) { return a.rows == b.rows && a.cols == b.cols; }
 
   void check_embed(const StepDecl& step) {
+    need(!embeds_, "is a second embed; positions are counted for one");
+    embeds_ = true;
     const WeightDecl& word = weight(step.word, DType::f32, WeightLayout::dense);
     need(word.rows >= plan_.vocab, "has fewer word rows than the vocabulary");
     if (step.position >= 0) {
@@ -235,7 +241,8 @@ class Validator {
 
   const Plan& plan_;
   size_t index_ = 0;
-  std::vector<bool> made_;
+  std::vector<int64_t> made_;  // columns of every value that steps have made
+  bool embeds_ = false;
 };
 
 }  // namespace
