@@ -1,5 +1,6 @@
 #include "runtime/executor.h"
 
+#include <immintrin.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -21,6 +22,20 @@ std::byte* map_arena(size_t bytes) {
   madvise(data, bytes, MADV_HUGEPAGE);
   return static_cast<std::byte*>(data);
 }
+
+// MXCSR as the ABI sets it up, which kernels count on (simd/vec.h), on this thread while it lives. The caller
+// may have come with subnormals flushed or another rounding, and workers inherit what their creator had:
+// without this bits would depend on the thread that a row falls to.
+class PlainFloatMode {
+ public:
+  PlainFloatMode() : before_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+  ~PlainFloatMode() { _mm_setcsr(before_); }
+  PlainFloatMode(const PlainFloatMode&) = delete;
+  PlainFloatMode& operator=(const PlainFloatMode&) = delete;
+
+ private:
+  const unsigned before_;
+};
 
 // The steps that an output needs, by walking back from it.
 std::vector<uint32_t> needed_steps(const Plan& plan, int value) {
@@ -208,6 +223,7 @@ void Executor::run(std::string_view output, const Request& request, float* out) 
     target.data = reinterpret_cast<std::byte*>(out + written * value.cols);
     target.stride = value.cols;
     auto share = [&](int thread) {
+      const PlainFloatMode plain;
       for (const uint32_t step : steps) {
         steps_[step]->run(chunk_, thread, team_.size());
         if (step != steps.back()) team_.barrier();
