@@ -39,6 +39,14 @@ Request request_of(const Ids& token_ids, const Ids& cu_seqlens, const std::optio
   return request;
 }
 
+// A path as the file system spells it, which need not be UTF-8.
+std::string path_of(nb::handle path) {
+  PyObject* bytes = nullptr;
+  if (PyUnicode_FSConverter(path.ptr(), &bytes) == 0) throw nb::python_error();
+  const nb::object owner = nb::steal(bytes);
+  return {PyBytes_AsString(bytes), static_cast<size_t>(PyBytes_Size(bytes))};
+}
+
 Rows2d run(Executor& executor, const std::string& output, const Ids& token_ids, const Ids& cu_seqlens,
            const std::optional<Ids>& token_type_ids, const std::optional<Ids>& select) {
   const Request request = request_of(token_ids, cu_seqlens, token_type_ids, select);
@@ -59,9 +67,10 @@ void bind_runtime(nb::module_& m) {
   nb::class_<Weights>(m, "Weights", "A weights file, mapped read-only and shared between processes.")
       .def(
           "__init__",
-          [](Weights* self, const std::string& path) {
+          [](Weights* self, nb::object path) {
+            const std::string native = path_of(path);
             nb::gil_scoped_release release;
-            new (self) Weights(path);
+            new (self) Weights(native);
           },
           "path"_a)
       .def(

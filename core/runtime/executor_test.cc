@@ -1,5 +1,9 @@
 #include "runtime/executor.h"
 
+#include <immintrin.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
@@ -132,6 +136,25 @@ ENCAST_TEST(a_forward_allocates_nothing) {
   }
 }
 
+ENCAST_TEST(bits_do_not_depend_on_the_float_mode_of_the_caller) {
+  Model model;
+  testing::Rng rng(6);
+  Texts texts;
+  for (int text = 0; text < 9; ++text) texts.add(rng.integer(1, 40), rng);
+  const auto made_before = model.instance(2);
+  const std::vector<float> want = run(*made_before, "embedding", texts.request());
+  const unsigned plain = _mm_getcsr();
+  const unsigned odd = plain | 0x8040u | 0x4000u;  // subnormals flushed, rounding up
+  _mm_setcsr(odd);
+  const auto made_within = model.instance(2);
+  const bool same = same_bits(run(*made_before, "embedding", texts.request()), want) &&
+                    same_bits(run(*made_within, "embedding", texts.request()), want);
+  const unsigned after = _mm_getcsr();
+  _mm_setcsr(plain);
+  CHECK(same);
+  CHECK_EQ(after & 0xffc0u, odd & 0xffc0u);  // all but the sticky flags
+}
+
 ENCAST_TEST(instances_run_side_by_side) {
   Model model;
   testing::Rng rng(4);
@@ -201,6 +224,13 @@ ENCAST_TEST(damaged_weights_are_found) {
   CHECK_THROWS((weights.verify({{"word", bytes.size() + 1, 0, 1}}, 1)), ArtifactError, "outside of the file");
   CHECK_THROWS(Weights("/nonexistent/weights"), ArtifactError, "cannot be opened");
   CHECK_THROWS(Weights("/tmp"), ArtifactError, "regular file");
+  // A pipe would block until somebody writes to it.
+  const std::string pipe = file.path() + ".pipe";
+  CHECK_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  alarm(10);
+  CHECK_THROWS((Weights(pipe)), ArtifactError, "regular file");
+  alarm(0);
+  unlink(pipe.c_str());
 }
 
 }  // namespace

@@ -24,8 +24,7 @@ class Weights {
   const std::byte* data() const { return data_; }
   uint64_t bytes() const { return bytes_; }
 
-  // Checks the XXH64 of every range with `threads` threads; throws ArtifactError naming the first that
-  // differs.
+  // Checks the XXH64 of the ranges with `threads` threads; throws ArtifactError naming one that differs.
   void verify(const std::vector<TensorRange>& tensors, int threads) const;
 
  private:
