@@ -36,11 +36,11 @@ ENCAST_SIMD Extremes layer_norm_row(int64_t cols, const LayerNorm& norm, float* 
 
   Extremes extremes = no_extremes();
   for_columns(cols, [&](int, int64_t col, auto lanes) ENCAST_SIMD_BODY {
-    const F32x16 unit = (load(out + col, lanes) - set1(mean)) * inverse;
+    // Lanes past the row hold the mean, gamma = 0 and beta = 0: a zero, or a NaN when the whole row is one.
+    const F32x16 unit = (load(out + col, lanes, mean) - set1(mean)) * inverse;
     const F32x16 y = fma(unit, load(norm.gamma + col, lanes), load(norm.beta + col, lanes));
     store(out + col, lanes, y);
-    include(extremes,
-            y);  // lanes past the row hold beta = 0 and gamma = 0: a zero, or NaN when the row has one
+    include(extremes, y);
   });
   return extremes;
 }

@@ -173,4 +173,34 @@ ENCAST_TEST(constant_rows_give_beta) {
   }
 }
 
+// What a vector holds behind the last column must not reach the scale of the row: there mean / deviation may
+// overflow where the row itself does not.
+ENCAST_TEST(lanes_past_a_row_of_huge_values_leave_its_scale_alone) {
+  constexpr int64_t kCols = 20;
+  GuardedMatrix<float> x(1, kCols), out(1, kCols);
+  GuardedBuffer<float> gamma(kCols), beta(kCols);
+  for (size_t j = 0; j < kCols; ++j) {
+    x.at(0, static_cast<int64_t>(j)) = 0x1p+110f;
+    gamma[j] = 2.0f;
+    beta[j] = static_cast<float>(j) - 7;
+  }
+  for (const auto& kernel : runnable<NormFn>(kManifest, "norm_rows")) {
+    for (const NarrowOut::Kind kind : kNarrowKinds) {
+      NarrowBuffers narrow(kind, 1, kCols, 64);
+      NormArgs args;
+      args.cols = kCols;
+      args.x = x.data();
+      args.gamma = gamma.data();
+      args.beta = beta.data();
+      args.eps = 1e-12f;
+      args.out = out.data();
+      args.out_stride = kCols;
+      args.narrow = narrow.out();
+      kernel.fn(args, 0, 1);
+      CHECK_SAME_BITS(out.data(), beta.data(), kCols, kernel.name);
+      narrow.check_row(0, out.row(0), kCols, kernel.name);
+    }
+  }
+}
+
 ENCAST_TEST_MAIN
