@@ -94,7 +94,9 @@ Team::Team(TeamOptions options) : options_(std::move(options)), size_(options_.t
 
 Team::~Team() {
   if (getpid() != pid_) {
-    for (std::thread& worker : workers_) worker.detach();
+    // The threads stayed in the parent: here their handles name nothing that could be joined or detached, and
+    // a std::thread must not be destroyed with one. They are left where they are.
+    static_cast<void>(new std::vector<std::thread>(std::move(workers_)));
     return;
   }
   stop_ = true;
