@@ -77,15 +77,17 @@ def test_damaged_files_are_unknown_too(tmp_path: Path) -> None:
             "sys/devices/system/cpu/cpu0/topology/physical_package_id": "-1\n",
             "sys/devices/system/cpu/cpu0/cache/index0/level": "one\n",
             "sys/devices/system/cpu/cpu0/cache/index0/size": "big\n",
+            "proc/self/status": "Cpus_allowed_list:\tsome\n",
         },
         "/",
-        {"cpu.max": "lots of it\n", "memory.max": "?\n"},
+        {"cpu.max": "1000 of it\n", "memory.max": "?\n"},
     )
     machine = read_machine(tree(tmp_path, files))
     assert [core.cpus for core in machine.cores] == [(0,), (1,), (2,), (3,)]
     assert machine.cores[0].package == 0
     assert machine.caches == ()
     assert machine.cgroup.cpus is None
+    assert machine.affinity == (0, 1, 2, 3)
 
 
 def test_siblings_numbered_side_by_side(tmp_path: Path) -> None:
@@ -128,6 +130,13 @@ def test_the_calling_threads_mask_goes_first(tmp_path: Path) -> None:
         "proc/thread-self/status": "Cpus_allowed_list:\t3\n",
     }
     assert read_machine(tree(tmp_path, files)).affinity == (3,)
+
+
+def test_cpus_that_a_container_numbers_anew_go_by_the_kernels_numbers(tmp_path: Path) -> None:
+    files = {**topology(["0", "1"], "0-1"), "proc/self/status": "Cpus_allowed_list:\t6-7\n"}
+    machine = read_machine(tree(tmp_path, files))
+    assert machine.affinity == (6, 7)
+    assert usable_cores(machine) == [6, 7]
 
 
 def test_memory_nodes_order_the_pinning(tmp_path: Path) -> None:

@@ -156,6 +156,10 @@ def read_machine(root: Path | str = "/") -> Machine:
     """Reads the facts below ``root``."""
     tree = _Tree(Path(root))
     online = _online(tree)
+    allowed = _mask(tree) or online
+    if not set(allowed) & set(online):
+        # LXCFS shows a container as many CPUs as it has, numbered anew; threads are bound by the kernel's numbers.
+        online = allowed
     nodes = _nodes(tree, online)
     cpuinfo = tree.text("proc/cpuinfo") or ""
     name = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
@@ -165,7 +169,7 @@ def read_machine(root: Path | str = "/") -> Machine:
         processor=name[1].strip() if name else "unknown",
         virtual=flags is not None and "hypervisor" in flags[1].split(),
         online=online,
-        affinity=_affinity(tree, online, limits.cpuset),
+        affinity=_affinity(online, allowed, limits.cpuset),
         cores=_cores(tree, online, nodes),
         caches=_caches(tree, online),
         nodes=nodes,
@@ -224,13 +228,20 @@ def _online(tree: _Tree) -> tuple[int, ...]:
     return tuple(int(number) for number in processors) or tuple(range(os.cpu_count() or 1))
 
 
-def _affinity(tree: _Tree, online: tuple[int, ...], cpuset: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The mask as the kernel reports it. It already lies within the cpuset, except where files disagree."""
+def _mask(tree: _Tree) -> tuple[int, ...]:
+    """The calling thread's affinity mask as the kernel reports it, which may name CPUs that are offline."""
     status = tree.text("proc/thread-self/status") or tree.text("proc/self/status") or ""
     listed = re.search(r"^Cpus_allowed_list:\s*(\S+)$", status, re.MULTILINE)
-    allowed = set(parse_cpu_list(listed[1])) if listed else set(online)
-    within = tuple(cpu for cpu in online if cpu in allowed and (cpuset is None or cpu in cpuset))
-    return within or tuple(cpu for cpu in online if cpu in allowed) or online
+    try:
+        return parse_cpu_list(listed[1]) if listed else ()
+    except ValueError:
+        return ()
+
+
+def _affinity(online: tuple[int, ...], allowed: tuple[int, ...], cpuset: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The online CPUs of the mask. It already lies within the cpuset, except where files disagree."""
+    usable = tuple(cpu for cpu in online if cpu in allowed)
+    return tuple(cpu for cpu in usable if cpuset is None or cpu in cpuset) or usable
 
 
 def _cores(tree: _Tree, online: tuple[int, ...], nodes: Iterable[MemoryNode]) -> tuple[Core, ...]:
@@ -312,8 +323,9 @@ def _cgroup_limits(tree: _Tree) -> CgroupLimits:
     for controllers, folder in _cgroup_folders(tree):
         if controllers is None:
             quota, _, period = (tree.word(f"{folder}/cpu.max") or "").partition(" ")
-            if quota.isdigit() and int(period or 100_000) > 0:
-                quotas.append(int(quota) / int(period or 100_000))
+            period = period or "100000"
+            if quota.isdecimal() and period.isdecimal() and int(period) > 0:
+                quotas.append(int(quota) / int(period))
             cpuset = tree.cpu_list(f"{folder}/cpuset.cpus.effective")
             memory = tree.integer(f"{folder}/memory.max")
         else:
