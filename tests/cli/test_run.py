@@ -155,6 +155,29 @@ def test_answers_that_are_no_numbers_are_bad_rows(tmp_path: Path) -> None:
     assert "finite" in _lines(tmp_path / "out.jsonl.errors.jsonl")[0]["reason"]
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("task", ["tag", "answer", "fill_mask"])
+def test_logits_that_are_no_numbers_are_bad_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, value: float
+) -> None:
+    def rule(ids: Any) -> Any:
+        logits = np.zeros((len(ids), 2 if task != "fill_mask" else len(VOCAB)))
+        logits[ids == VOCAB["paris"]] = value
+        return logits
+
+    def selected(ids: Any) -> Any:
+        return rule(ids) + (value if VOCAB["paris"] in ids else 0.0)
+
+    engine = fake_engine(task, selected if task == "fill_mask" else rule, labels=["O", "B-LOC"])
+    monkeypatch.setattr("encast.engine.load", lambda artifact, **options: engine)
+    rows = [{"text": f"{word} [MASK]", "question": "where", "context": word} for word in ("cat", "paris", "mat")]
+    source = _file(tmp_path, "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "out.jsonl"
+    assert main(["run", task, source, "-o", str(out)]) == 0
+    assert [row["row"] for row in _lines(out)] == [1, 3]
+    assert "finite" in _lines(tmp_path / "out.jsonl.errors.jsonl")[0]["reason"]
+
+
 def test_a_file_of_bad_rows_alone_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.jsonl"
     assert main(["run", "embed", _file(tmp_path, "a.jsonl", "{\n[\n"), "-o", str(out)]) == 2

@@ -10,7 +10,7 @@ import numpy as np
 
 from encast.errors import InputError
 from encast.tasks.classify import softmax
-from encast.tasks.session import Session
+from encast.tasks.session import Session, need_finite
 from encast.tasks.texts import check_text, check_texts
 from encast.tasks.tokenize import Encoding
 
@@ -82,7 +82,7 @@ def _answers(
             owners += [owner] * len(made)
         found: list[list[_Span]] = [[] for _ in group]
         for piece in session.pieces(windows):
-            logits = session.runnable.run("logits", piece.batch).astype(np.float64)
+            logits = need_finite(session.runnable.run("logits", piece.batch)).astype(np.float64)
             for index, window in enumerate(piece.encodings):
                 begin_row, end_row = piece.batch.cu_seqlens[index : index + 2]
                 spans = _best_spans(window, logits[begin_row:end_row], max_answer_len, n_best)

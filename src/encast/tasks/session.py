@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from encast.errors import InputError
 from encast.tasks.texts import Text
 from encast.tasks.tokenize import Encoding, OnLong, Tokenizer
 
-__all__ = ["F32", "Piece", "Session", "pack"]
+__all__ = ["F32", "Piece", "Session", "need_finite", "pack"]
 
 F32 = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -108,6 +108,16 @@ class Session:
                 "tokenizer and weights do not belong together, or its embedding was not resized after adding tokens"
             )
         return Piece(first, list(encodings), batch)
+
+
+Array = TypeVar("Array", bound=np.ndarray[Any, Any])
+
+
+def need_finite(values: Array) -> Array:
+    """The values; raises ``InputError`` when one is NaN or infinite."""
+    if not np.isfinite(values).all():
+        raise InputError("the model's answer is not a finite number; its weights overflow f32 on this text")
+    return values
 
 
 def pack(encodings: Sequence[Encoding], *, type_ids: bool) -> Batch:

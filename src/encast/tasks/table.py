@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from encast.errors import InputError
+from encast.tasks.session import need_finite
 from encast.tasks.texts import check_text, check_texts
 from encast.tasks.tokenize import OnLong
 
@@ -53,19 +54,19 @@ def _features(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptio
     texts = check_texts([text for (text,) in rows])
     records: list[dict[str, Any]] = []
     for piece in engine.session.stream(texts, on_long=options.on_long):
-        states = _finite(engine.session.runnable.run("last_hidden_state", piece.batch))
+        states = need_finite(engine.session.runnable.run("last_hidden_state", piece.batch))
         records += [{"last_hidden_state": part} for part in np.split(states, piece.batch.cu_seqlens[1:-1])]
     return records
 
 
 def _embed(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
     vectors = engine.embed([text for (text,) in rows], on_long=options.on_long, prompt_name=options.prompt_name)
-    return [{"embedding": vector} for vector in _finite(vectors)]
+    return [{"embedding": vector} for vector in need_finite(vectors)]
 
 
 def _classify(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
     found = engine.classify([row[0] if len(row) == 1 else row for row in rows], on_long=options.on_long)
-    _finite(np.array([result.score for result in found]))
+    need_finite(np.array([result.score for result in found]))
     return [
         {
             "label": result.label,
@@ -92,7 +93,7 @@ def _rerank(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptions
         if not isinstance(documents, list):
             raise InputError(f"documents are of type {type(documents).__name__}; a list of texts is needed")
         ranking = engine.rerank(check_text(query, "query"), documents, on_long=options.on_long)
-        _finite(np.array([score for _, score in ranking]))
+        need_finite(np.array([score for _, score in ranking]))
         records.append({"ranking": [{"index": index, "score": score} for index, score in ranking]})
     return records
 
@@ -100,12 +101,6 @@ def _rerank(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptions
 def _fill_mask(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
     found = engine.fill_mask([text for (text,) in rows], on_long=options.on_long)
     return [{"masks": [[vars(one) for one in candidates] for candidates in masks]} for masks in found]
-
-
-def _finite(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if not np.isfinite(values).all():
-        raise InputError("the model's answer is not a finite number; its weights overflow f32 on this text")
-    return values
 
 
 TABLE: Mapping[str, FileTask] = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from encast.tasks.classify import label_names, softmax
-from encast.tasks.session import F32, Session
+from encast.tasks.session import F32, Session, need_finite
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import Encoding, OnLong
 
@@ -57,7 +57,7 @@ def tag(session: Session, texts: object, *, on_long: OnLong = "truncate") -> lis
     rows = check_texts(texts)
     found: list[Tagging] = []
     for piece in session.stream(rows, offsets=True, on_long=on_long):
-        logits = session.runnable.run("logits", piece.batch)
+        logits = need_finite(session.runnable.run("logits", piece.batch))
         names = label_names(session.meta, logits.shape[1])
         for index, encoding in enumerate(piece.encodings):
             begin, end = piece.batch.cu_seqlens[index : index + 2]
