@@ -71,7 +71,8 @@ _THREADS: Knob[int | None] = Knob(
     "ENCAST_THREADS",
     None,
     "a whole number from 1 to 4096",
-    "Threads of an engine. Without it: the physical cores that affinity mask and cgroup quota leave.",
+    "Threads of every instance of an engine. Without it: the physical cores that affinity mask and cgroup quota "
+    "leave, divided by the instances.",
     _integer(1, 4096),
 )
 _SPIN_US: Knob[int] = Knob(

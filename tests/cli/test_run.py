@@ -357,3 +357,17 @@ def test_a_closed_standard_input_says_so(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(sys, "stdin", None)
     assert main(["run", "embed"]) == 2
     assert "standard input is closed" in capsys.readouterr().err
+
+
+def test_instances_answer_groups_side_by_side_in_order(tmp_path: Path) -> None:
+    """Several groups at once give the file that one instance gives, bad rows included."""
+    rows = [f"row {index} " + "cat " * (index % 7) for index in range(3000)]
+    source = tmp_path / "rows.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" if i % 500 else "{\n" for i, text in enumerate(rows)))
+    written = []
+    for instances in (1, 3):
+        out = tmp_path / f"{instances}.jsonl"
+        assert main(["run", "embed", str(source), "-o", str(out), "--instances", str(instances)]) == 0
+        written.append((out.read_bytes(), out.with_name(out.name + ".errors.jsonl").read_bytes()))
+    assert written[0] == written[1]
+    assert written[0][0].count(b"\n") == 3000 - 6

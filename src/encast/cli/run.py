@@ -6,7 +6,9 @@ import json as json_module
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,7 +78,7 @@ def run_command(
         with open_rows(input, columns, input_format) as reader:
             writer = open_writer(output, {"row": "int", **spec.columns}, format, width=engine.dim)
             with Progress("rows", quiet=json) as progress:
-                done = _Run(engine, spec, columns, options, reader, writer, set_aside, progress).run()
+                done = _Run(engine, spec, columns, options, reader, writer, set_aside, progress, instances).run()
     seconds = time.monotonic() - began
     summary = {
         "artifact": str(artifact),
@@ -109,17 +111,19 @@ class _Run:
         writer: Writer,
         set_aside: BadRows,
         progress: Progress,
+        instances: int,
     ) -> None:
         self.engine, self.spec, self.columns, self.options = engine, spec, columns, options
         self.reader, self.writer, self.set_aside, self.progress = reader, writer, set_aside, progress
+        self.instances = instances
         self.done = 0
         self.first_bad: BadRow | None = None
 
     def run(self) -> int:
         """The number of answered rows. When it breaks off, finished ones stay, and the error says where."""
         try:
-            for group in self._groups():
-                self._finish_group(group)
+            for answers in self._answered_groups():
+                self._finish_group(answers)
             if self.done == 0 and self.first_bad is not None:
                 self.writer.output.discard()
                 bad = self.first_bad
@@ -157,9 +161,23 @@ class _Run:
         if group:
             yield group
 
-    def _finish_group(self, group: list[Row]) -> None:
+    def _answered_groups(self) -> Iterator[list[dict[str, Any] | BadRow]]:
+        """Answers in the order of the input, from as many groups side by side as there are instances."""
+        pool = ThreadPoolExecutor(self.instances)
+        under_way: deque[Future[list[dict[str, Any] | BadRow]]] = deque()
+        try:
+            for group in self._groups():
+                under_way.append(pool.submit(self._answers, group))
+                if len(under_way) > self.instances:
+                    yield under_way.popleft().result()
+            while under_way:
+                yield under_way.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _finish_group(self, answers: list[dict[str, Any] | BadRow]) -> None:
         records: list[dict[str, Any]] = []
-        for answered in self._answers(group):
+        for answered in answers:
             if isinstance(answered, BadRow):
                 self._set_aside(answered)
             else:
