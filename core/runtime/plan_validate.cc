@@ -31,8 +31,8 @@ class Validator {
  private:
   [[noreturn]] void fail(const std::string& what) const {
     const StepDecl& step = plan_.steps[index_];
-    throw PlanError("plan step " + std::to_string(index_) + " (" + step_name(step.kind) + " " + step.name +
-                    "): " + what);
+    throw PlanError("plan step " + std::to_string(index_) + " (" + step_name(step.kind) + " " +
+                    step.name.substr(0, 80) + "): " + what);
   }
   void need(bool condition, const char* what) const {
     if (!condition) fail(what);

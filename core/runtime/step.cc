@@ -33,9 +33,9 @@ class Selection {
       names.emplace_back(best->name);
     }
     if (choices_.empty()) {
-      throw ResourceError("no kernel of " + std::string(op) + " with arithmetic '" + std::string(arithmetic) +
-                          "' may run on this machine at ENCAST_ISA=" + isa_name(isa_best()) +
-                          "; open the artifact again to plan it for this machine");
+      throw ResourceError("no kernel of " + std::string(op) + " with arithmetic '" +
+                          std::string(arithmetic.substr(0, 40)) + "' may run on this machine at ENCAST_ISA=" +
+                          isa_name(isa_best()) + "; open the artifact again to plan it for this machine");
     }
   }
 

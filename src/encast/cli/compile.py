@@ -40,7 +40,7 @@ def compile_command(
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail if a fusion that the config promises is missed.")
     ] = False,
-    exact: Annotated[bool, typer.Option("--exact", help="exp, erf and tanh by libm instead of polynomials.")] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="exp, erf and tanh by libm, not polynomials.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Turn a checkpoint into an artifact that runs anywhere, and say what was fused.
