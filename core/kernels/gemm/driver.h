@@ -39,7 +39,7 @@ template <class DotType>
 struct DotTiles {
   using Dot = DotType;
   static constexpr int kRows = Dot::Shape::kRows;
-  static constexpr bool kHasEpilogue = true;
+  static constexpr bool kHasEpilogue = Dot::Shape::kEpilogue;
 
   void run(const GemmArgs& args, const TileJob& job, int64_t rows) { run_from<1>(args, job, rows); }
 
@@ -81,7 +81,7 @@ struct DotTiles {
       }
       accumulate<Dot, R, V, kLines>(sums, job.a, job.a_stride, job.w + first / 16 * kVectorBytes, job.groups,
                                     job.ahead + first / (16 * V) * kLines * kVectorBytes * job.groups);
-      if (job.sums != nullptr) {
+      if (!kHasEpilogue || job.sums != nullptr) {
         ENCAST_UNROLL for (int i = 0; i < R; ++i) {
           ENCAST_UNROLL for (int v = 0; v < V; ++v) {
             store_sums(job.sums + i * job.sums_stride + first + 16 * v, sums[i][v]);
@@ -89,11 +89,13 @@ struct DotTiles {
         }
         continue;
       }
-      ENCAST_UNROLL for (int v = 0; v < V; ++v) {
-        const int64_t column = job.column + first + 16 * v;
-        const auto columns = Columns<Dot::kQuantized>::at(args, column);
-        ENCAST_UNROLL for (int i = 0; i < R; ++i) {
-          store_outputs<Dot>(args, columns, job.row + i, column, sums[i][v]);
+      if constexpr (kHasEpilogue) {
+        ENCAST_UNROLL for (int v = 0; v < V; ++v) {
+          const int64_t column = job.column + first + 16 * v;
+          const auto columns = Columns<Dot::kQuantized>::at(args, column);
+          ENCAST_UNROLL for (int i = 0; i < R; ++i) {
+            store_outputs<Dot>(args, columns, job.row + i, column, sums[i][v]);
+          }
         }
       }
     }

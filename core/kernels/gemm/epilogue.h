@@ -56,25 +56,38 @@ ENCAST_SIMD int64_t lanes_within(int64_t columns, int64_t first) {
   return lanes < 0 ? 0 : lanes > 16 ? 16 : lanes;
 }
 
-// A staged tile of sums, `rows` x kPanel, to the `columns` columns of c that exist. A row's four vectors go
-// together, so that their polynomials overlap.
+// Vectors whose polynomials are evaluated together. Each is a chain of dependent steps, so several hide each
+// other's latency: int8 with gelu at 1024 x 3072 x 768 takes 6.5 ms one by one and 5.7 ms by four on AVX-512.
+// Where there are sixteen registers it makes no difference but in the size of the code.
+#if defined(__AVX512F__)
+constexpr int kActivatedTogether = 4;
+#else
+constexpr int kActivatedTogether = 1;
+#endif
+
+// A staged tile of sums, `rows` x kPanel, to the `columns` columns of c that exist. Values stay in registers
+// from the sums on: a function of its own for the activation, which would need no copy for each Dot, but
+// reads them from memory, makes int8 with gelu a third slower.
 template <class Dot>
 [[gnu::noinline]] void finish_tile(const GemmArgs& args, const float* staged, int64_t row, int64_t rows,
                                    int64_t column, int64_t columns) {
   for (int64_t i = row; i < row + rows; ++i, staged += kPanel) {
-    F32x16 values[kPanelVectors];
-    ENCAST_UNROLL for (int v = 0; v < kPanelVectors; ++v) {
-      const auto operands = Columns<Dot::kQuantized>::at(args, column + 16 * v);
-      values[v] = operands.value(args, i, load_sums(staged + 16 * v, Dot::zero()));
-    }
-    apply(args.activation, args.exact, values);
-    ENCAST_UNROLL for (int v = 0; v < kPanelVectors; ++v) {
-      const int64_t lanes = lanes_within(columns, 16 * v);
-      const int64_t first = column + 16 * v;
-      if (args.residual != nullptr) {
-        values[v] = values[v] + load_partial(args.residual + i * args.residual_stride + first, lanes);
+    for (int64_t first = 0; first < kPanel; first += 16 * kActivatedTogether) {
+      F32x16 values[kActivatedTogether];
+      ENCAST_UNROLL for (int v = 0; v < kActivatedTogether; ++v) {
+        const int64_t from = first + 16 * v;
+        const auto operands = Columns<Dot::kQuantized>::at(args, column + from);
+        values[v] = operands.value(args, i, load_sums(staged + from, Dot::zero()));
       }
-      store_partial(args.c + i * args.c_stride + first, lanes, values[v]);
+      apply(args.activation, args.exact, values);
+      ENCAST_UNROLL for (int v = 0; v < kActivatedTogether; ++v) {
+        const int64_t from = first + 16 * v, lanes = lanes_within(columns, from);
+        const int64_t to = column + from;
+        if (args.residual != nullptr) {
+          values[v] = values[v] + load_partial(args.residual + i * args.residual_stride + to, lanes);
+        }
+        store_partial(args.c + i * args.c_stride + to, lanes, values[v]);
+      }
     }
   }
 }
