@@ -68,7 +68,7 @@ Team::Team(TeamOptions options) : options_(std::move(options)), size_(options_.t
   std::string failure;
   for (int thread = 1; thread < size_ && failure.empty(); ++thread) {
     try {
-      workers_.emplace_back(&Team::work, this, thread);
+      workers_->emplace_back(&Team::work, this, thread);
     } catch (const std::system_error& error) {
       failure = "thread " + std::to_string(thread) + " of " + std::to_string(size_) +
                 " could not be started: " + error.what() + "; ask for fewer threads";
@@ -77,7 +77,7 @@ Team::Team(TeamOptions options) : options_(std::move(options)), size_(options_.t
     if (!options_.cpus.empty()) {
       const int cpu = options_.cpus[static_cast<size_t>(thread)];
       const cpu_set_t place = set_of(cpu);
-      if (pthread_setaffinity_np(workers_.back().native_handle(), sizeof(place), &place) != 0) {
+      if (pthread_setaffinity_np(workers_->back().native_handle(), sizeof(place), &place) != 0) {
         failure = "a thread could not be pinned to CPU " + std::to_string(cpu) +
                   "; it is offline or outside of this process's affinity mask";
       }
@@ -87,7 +87,7 @@ Team::Team(TeamOptions options) : options_(std::move(options)), size_(options_.t
     // Workers that did start still count themselves against size_: let them go without a barrier.
     stop_ = true;
     advance(epoch_);
-    for (std::thread& worker : workers_) worker.join();
+    for (std::thread& worker : *workers_) worker.join();
     throw ResourceError(failure);
   }
 }
@@ -95,13 +95,13 @@ Team::Team(TeamOptions options) : options_(std::move(options)), size_(options_.t
 Team::~Team() {
   if (getpid() != pid_) {
     // The threads stayed in the parent: here their handles name nothing that could be joined or detached, and
-    // a std::thread must not be destroyed with one. They are left where they are.
-    static_cast<void>(new std::vector<std::thread>(std::move(workers_)));
+    // a std::thread must not be destroyed with one.
+    static_cast<void>(workers_.release());
     return;
   }
   stop_ = true;
   advance(epoch_);
-  for (std::thread& worker : workers_) worker.join();
+  for (std::thread& worker : *workers_) worker.join();
 }
 
 void Team::start(Job job, void* data) {

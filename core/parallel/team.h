@@ -1,6 +1,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -54,7 +55,8 @@ class Team {
   alignas(64) std::atomic<uint32_t> generation_{0};  // one more for every barrier passed
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int> sleepers_{0};
-  std::vector<std::thread> workers_;
+  // By pointer, so that a forked child can leave the handles where they are.
+  std::unique_ptr<std::vector<std::thread>> workers_ = std::make_unique<std::vector<std::thread>>();
 };
 
 }  // namespace encast
