@@ -44,6 +44,7 @@ $(VENV)/ready: cmake/build_backend.py pyproject.toml
 	$(PIP) install --quiet --requirement $(VENV)/build-requirements.txt
 	@touch $@
 
+# pip is asked each time: it rebuilds what changed.
 install: $(VENV)/ready
 	$(PIP) install --quiet --no-build-isolation --editable . -C build-dir=$(BUILD)
 
@@ -127,7 +128,8 @@ sanitize-python: install-tests
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 		ENCAST_SANITIZED=1 build/asan-python/venv/bin/python -m pytest --ignore=tests/reference
 
-fuzz: $(VENV)/ready
+# The reader of checkpoints is Python: it gets random mutations of its corpus.
+fuzz: install
 	$(need-sanitizer)
 	$(PRESET) fuzz
 	$(BIN)/cmake --build --preset fuzz
@@ -140,6 +142,7 @@ fuzz: $(VENV)/ready
 			$$(test -e tests/fuzz/$$name.dict && echo -dict=tests/fuzz/$$name.dict) \
 			$$found tests/fuzz/corpus/$$name || exit 1; \
 	done
+	$(BIN)/python tests/fuzz/fuzz_checkpoint.py --mutate $$((500 * $(FUZZ_SECONDS))) tests/fuzz/corpus/checkpoint
 
 bench: $(VENV)/ready
 	$(BIN)/cmake -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja --preset release
