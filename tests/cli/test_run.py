@@ -226,7 +226,12 @@ def test_what_cannot_be_done_is_said_in_a_line(
 
 def _start(*arguments: str, task: str = "embed", seconds: float = 0.0, **options: Any) -> subprocess.Popen[bytes]:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-    return subprocess.Popen([*PROGRAM, task, str(seconds), *arguments], **pipes)
+
+    def listen() -> None:
+        # What a shell starts in the background inherits a Ctrl-C that is ignored.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    return subprocess.Popen([*PROGRAM, task, str(seconds), *arguments], preexec_fn=listen, **pipes)
 
 
 def test_standard_input_to_standard_output() -> None:
