@@ -224,14 +224,19 @@ def test_what_cannot_be_done_is_said_in_a_line(
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
-def _start(*arguments: str, task: str = "embed", seconds: float = 0.0, **options: Any) -> subprocess.Popen[bytes]:
+def _start(
+    *arguments: str, task: str = "embed", seconds: float = 0.0, file_size: int | None = None, **options: Any
+) -> subprocess.Popen[bytes]:
+    """``file_size``: the byte beyond which writing a file fails, as on a full disk."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
 
-    def listen() -> None:
+    def prepare() -> None:
         # What a shell starts in the background inherits a Ctrl-C that is ignored.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if file_size is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
 
-    return subprocess.Popen([*PROGRAM, task, str(seconds), *arguments], preexec_fn=listen, **pipes)
+    return subprocess.Popen([*PROGRAM, task, str(seconds), *arguments], preexec_fn=prepare, **pipes)
 
 
 def test_standard_input_to_standard_output() -> None:
@@ -309,10 +314,7 @@ def test_a_full_disk_keeps_the_finished_rows(tmp_path: Path, format: str) -> Non
     rows = _file(tmp_path, "a.txt", "the cat sat\n" * 5_000)
     out = tmp_path / f"out.{format}"
 
-    def limit() -> None:  # writing beyond it fails like on a full disk
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_001, 20_001))
-
-    process = _start("run", "x", rows, "-o", str(out), "--batch-tokens", "100", preexec_fn=limit)
+    process = _start("run", "x", rows, "-o", str(out), "--batch-tokens", "100", file_size=20_001)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2, err
     assert b"make room" in err
