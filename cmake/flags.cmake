@@ -9,8 +9,8 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
                         "use clang ${ENCAST_CLANG_MINIMUM}, GCC ${ENCAST_GCC_MINIMUM} or newer, "
                         "or `pip install ziglang` and leave CXX unset")
   endif()
-  message(WARNING "encast: built with GCC, the int8 kernels reach less than half of the speed that clang gives "
-                  "them (GCC spills the accumulators). Install clang ${ENCAST_CLANG_MINIMUM} or newer, or "
+  message(WARNING "encast: built with GCC, kernels written with intrinsics may reach less than half of the speed that "
+                  "clang gives them (GCC spills the accumulators). Install clang ${ENCAST_CLANG_MINIMUM} or newer, or "
                   "`pip install ziglang` and leave CXX unset.")
 elseif(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   if(CMAKE_CXX_COMPILER_VERSION VERSION_LESS ENCAST_CLANG_MINIMUM)
@@ -36,6 +36,10 @@ find_package(Threads REQUIRED)
 add_library(encast_flags INTERFACE)
 target_compile_options(encast_flags INTERFACE -ffp-contract=off -fno-math-errno -Wall -Wextra -Werror=return-type)
 target_link_libraries(encast_flags INTERFACE Threads::Threads)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # False alarms out of GCC's own headers: the undefined operand of its AVX-512 intrinsics, std::string's copies.
+  target_compile_options(encast_flags INTERFACE -Wno-uninitialized -Wno-maybe-uninitialized -Wno-restrict)
+endif()
 if(ENCAST_SANITIZE)
   # -O1 after the build type's level: the unrolled kernels with a check at every access take minutes at -O3.
   # vptr checks need a runtime of their own, which a module loaded by Python does not get.
