@@ -55,8 +55,12 @@ def export_onnx(checkpoint: Path, folder: Path) -> dict[str, Path]:
     names = ["input_ids", "attention_mask", "token_type_ids"]
 
     class LastHiddenState(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
         def forward(self, ids: Any, mask: Any, types: Any) -> Any:
-            return model(input_ids=ids, attention_mask=mask, token_type_ids=types).last_hidden_state
+            return self.model(input_ids=ids, attention_mask=mask, token_type_ids=types).last_hidden_state
 
     ones = torch.ones(2, 16, dtype=torch.long)
     axes = {name: {0: "batch", 1: "length"} for name in (*names, "out")}
