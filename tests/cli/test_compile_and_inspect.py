@@ -165,9 +165,7 @@ class TestVerbs:
         assert err.startswith("encast: error: ")
         assert not (tmp_path / "m.encast").exists()
 
-    @pytest.mark.parametrize(
-        "options", [["--dtype", "int4"], ["--keep", "x"], ["--keep", "x=f32"], ["--calibration", "c"]]
-    )
+    @pytest.mark.parametrize("options", [["--dtype", "int4"], ["--keep", "x"], ["--keep", "x=f32"]])
     def test_bad_options(self, run: Run, checkpoint: Path, tmp_path: Path, options: list[str]) -> None:
         code, _, err = run("compile", checkpoint, "-o", tmp_path / "m.encast", *options)
         assert code == 2

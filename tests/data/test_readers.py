@@ -230,3 +230,18 @@ def test_bad_rows_are_kept_as_jsonl(tmp_path: Path) -> None:
     assert first == {"row": 3, "reason": "why", "raw": "caf\u00e9 \ud83d"}
     assert (len(second["raw"]), second["cut"]) == (65_536, True)
     assert bad_rows.count == 2
+
+
+@pytest.mark.parametrize("name", ["rows.tsv", "rows.tsv.gz", "rows.json", "rows.npy"])
+def test_a_table_of_another_kind_is_not_taken_for_text(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"a\tb\n")
+    with pytest.raises(InputError, match=r"is no format that rows are read from.*--input-format text"):
+        open_rows(path, ["text"])
+
+
+def test_any_file_can_be_read_as_text_when_asked(tmp_path: Path) -> None:
+    path = tmp_path / "rows.tsv"
+    path.write_bytes(b"a\tb\n")
+    with open_rows(path, ["text"], "text") as reader:
+        assert [row.values["text"] for row in reader if isinstance(row, Row)] == ["a\tb"]

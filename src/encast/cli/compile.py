@@ -36,7 +36,6 @@ def compile_command(
         list[str] | None,
         typer.Option(help="PATTERN=DTYPE: products of that name get a wider dtype; may be given several times."),
     ] = None,
-    calibration: Annotated[str | None, typer.Option(help="Refused: activations get their scales at run time.")] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail if a fusion that the config promises is missed.")
     ] = False,
@@ -56,7 +55,6 @@ def compile_command(
             dtype=spec.dtype,
             task=task,
             quant=spec,
-            calibration=calibration,
             strict=strict,
             exact=exact,
             progress=lambda stage, done, total: progress.update(done >> 20, done / total),

@@ -206,11 +206,17 @@ FORMATS: dict[str, type[TextReader] | type[JsonlReader] | type[CsvReader] | type
 }
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet", ".txt": "text", ".npy": "npy"}
 
+_NOT_LINES_OF_TEXT = (".tsv", ".json", ".npy", ".xlsx", ".arrow", ".feather")
+
 
 def format_of(path: str | os.PathLike[str]) -> str | None:
     """The format that a file's name tells, ``.gz`` aside; None when it tells none."""
+    return _SUFFIXES.get(_suffix(path))
+
+
+def _suffix(path: str | os.PathLike[str]) -> str:
     name = PurePath(path)
-    return _SUFFIXES.get((name.with_suffix("") if name.suffix == ".gz" else name).suffix.lower())
+    return (name.with_suffix("") if name.suffix == ".gz" else name).suffix.lower()
 
 
 def open_rows(path: str | os.PathLike[str], columns: Sequence[str], format: str = "auto") -> RowReader:
@@ -218,8 +224,13 @@ def open_rows(path: str | os.PathLike[str], columns: Sequence[str], format: str 
 
     ``columns`` are those that every row must have. "auto" goes by the file's suffix, and takes lines of
     text where that says nothing. Raises ``InputError`` when the file cannot be read, misses a column or
-    the format is unknown.
+    the format is unknown, or when its suffix says that it holds something else.
     """
+    if format == "auto" and _suffix(path) in _NOT_LINES_OF_TEXT:
+        raise InputError(
+            f"{path}: {_suffix(path)} is no format that rows are read from; {', '.join(FORMATS)} are. Convert the file, "
+            "or say --input-format text to take its lines as they stand"
+        )
     if format == "auto":
         found = format_of(path)
         format = found if found in FORMATS else "text"
