@@ -228,8 +228,8 @@ def open_rows(path: str | os.PathLike[str], columns: Sequence[str], format: str 
     """
     if format == "auto" and _suffix(path) in _NOT_LINES_OF_TEXT:
         raise InputError(
-            f"{path}: {_suffix(path)} is no format that rows are read from; {', '.join(FORMATS)} are. Convert the file, "
-            "or say --input-format text to take its lines as they stand"
+            f"{path}: {_suffix(path)} is no format that rows are read from; {', '.join(FORMATS)} are. Convert the "
+            "file, or say --input-format text to take its lines as they stand"
         )
     if format == "auto":
         found = format_of(path)
