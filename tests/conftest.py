@@ -2,5 +2,11 @@
 
 import os
 
+from hypothesis import settings
+
 # The suites multiply thousands of tiny matrices, on which NumPy's BLAS threads only wait for each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# No test depends on how fast the machine is.
+settings.register_profile("encast", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("encast")

@@ -289,7 +289,7 @@ JSON = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 @given(data=st.data())
 def test_any_json_in_place_of_any_part_of_the_graph(copy: Path, data: st.DataObject) -> None:
     original = (copy / "graph.json").read_bytes()
@@ -313,7 +313,7 @@ def test_any_json_in_place_of_any_part_of_the_graph(copy: Path, data: st.DataObj
         (copy / "card.json").write_bytes(card)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.binary(max_size=200))
 def test_any_bytes_as_header(data: bytes) -> None:
     header = len(data).to_bytes(8, "little") + data

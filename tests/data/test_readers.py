@@ -163,7 +163,7 @@ def test_a_csv_header_that_does_not_fit_ends_it(tmp_path: Path, data: bytes, mes
 _CELL = st.text(st.sampled_from('ab",\r\n \u00e9\u2028'), max_size=8)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(_CELL, _CELL), max_size=8), st.sampled_from(["\n", "\r\n"]))
 def test_csv_reads_what_a_csv_writer_wrote(rows: list[tuple[str, str]], end: str) -> None:
     text = io.StringIO(newline="")
@@ -177,7 +177,7 @@ def test_csv_reads_what_a_csv_writer_wrote(rows: list[tuple[str, str]], end: str
     assert found == rows
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.binary(max_size=6).map(lambda b: b.replace(b"\n", b'"')), max_size=8))
 def test_csv_survives_anything(data: list[bytes]) -> None:
     lines = [Line(i, line, True) for i, line in enumerate(data, 1)]

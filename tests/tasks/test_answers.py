@@ -115,7 +115,7 @@ def _brute(windows: list[Encoding], max_answer_len: int) -> float:
     return best
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(WORDS), min_size=1, max_size=60), st.integers(1, 8), st.integers(0, 3))
 def test_no_allowed_span_scores_higher(words: list[str], max_answer_len: int, stride: int) -> None:
     from encast.tasks.answer import _best_spans

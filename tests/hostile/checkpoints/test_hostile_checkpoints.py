@@ -504,7 +504,7 @@ def test_flipped_bits_are_refused_or_harmless(tmp_path: Path, name: str) -> None
     assert refused > len(whole) // 4
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(header=st.binary(max_size=200), size=st.integers(0, 64))
 def test_random_headers(header: bytes, size: int) -> None:
     with pytest.raises(CheckpointError):
@@ -521,7 +521,7 @@ ENTRIES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=500, suppress_health_check=[HealthCheck.too_slow])
 @given(header=st.dictionaries(st.text(max_size=3), ENTRIES | NUMBERS, max_size=4), size=st.integers(0, 64))
 def test_headers_of_plausible_entries(header: dict[str, Any], size: int) -> None:
     """What is accepted covers the data exactly, entry by entry."""
@@ -556,7 +556,7 @@ OPCODES = st.sampled_from(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(parts=st.lists(OPCODES, max_size=40))
 def test_random_programs(parts: list[bytes]) -> None:
     """A program of random opcodes gives plain data or a CheckpointError."""
@@ -575,7 +575,7 @@ def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 SCALARS = st.none() | st.booleans() | st.integers(-(2**100), 2**100) | st.floats() | st.text()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(value=st.recursive(SCALARS, containers), protocol=st.integers(2, 5))
 def test_plain_values_are_read_as_pickle_reads_them(value: Any, protocol: int) -> None:
     assert repr(read_state_pickle(pickle.dumps(value, protocol), "fuzz")) == repr(value)
