@@ -144,6 +144,7 @@ fuzz: install
 			$$found tests/fuzz/corpus/$$name || exit 1; \
 	done
 	$(BIN)/python tests/fuzz/fuzz_checkpoint.py --mutate $$((500 * $(FUZZ_SECONDS))) tests/fuzz/corpus/checkpoint
+	$(BIN)/python tests/fuzz/fuzz_artifact.py --mutate $$((100 * $(FUZZ_SECONDS))) tests/fuzz/corpus/artifact
 
 bench: $(VENV)/ready
 	$(BIN)/cmake -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja --preset release

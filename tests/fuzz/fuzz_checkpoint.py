@@ -1,23 +1,14 @@
-"""Fuzzes the readers of checkpoint files; anything but an EncastError or a good result is a defect.
-
-    python tests/fuzz/fuzz_checkpoint.py tests/fuzz/corpus/checkpoint            libFuzzer, with atheris installed
-    python tests/fuzz/fuzz_checkpoint.py --mutate 10000 tests/fuzz/corpus/checkpoint   without it: random mutations
-    python tests/fuzz/fuzz_checkpoint.py --write tests/fuzz/corpus/checkpoint          makes the committed corpus
-
-The first byte of an input picks the reader, the rest is what it reads.
-"""
+"""Fuzzes the readers of checkpoint files; driver.py says how to run it."""
 
 from __future__ import annotations
 
-import argparse
-import random
 import struct
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
-from encast.errors import EncastError
+from driver import Reader, main
+
 from encast.importers.checkpoint import open_checkpoint
 from encast.importers.files import MappedFile
 from encast.importers.safetensors_file import parse_header, read_safetensors
@@ -26,9 +17,8 @@ from encast.importers.state_pickle import read_state_pickle
 from encast.importers.torch_file import read_torch_file
 from encast.importers.weights import WEIGHT_DTYPES, TensorSource
 
-__all__ = ["READERS", "run_input"]
+__all__ = ["READERS", "corpus"]
 
-_SMALL = 1 << 20
 _SCRATCH = tempfile.TemporaryDirectory()
 
 
@@ -67,7 +57,7 @@ def _folder(data: bytes) -> None:
     _ = open_checkpoint(root).tokenizer
 
 
-READERS: tuple[Callable[[bytes], object], ...] = (
+READERS: tuple[Reader, ...] = (
     _header,
     _safetensors,
     _torch,
@@ -77,18 +67,8 @@ READERS: tuple[Callable[[bytes], object], ...] = (
 )
 
 
-def run_input(data: bytes) -> bool:
-    """Whether the input is accepted; raises whatever a reader raises other than ``EncastError``."""
-    if not data or len(data) > _SMALL:
-        return False
-    try:
-        READERS[data[0] % len(READERS)](data[1:])
-    except EncastError:
-        return False
-    return True
-
-
-def _corpus() -> dict[str, bytes]:
+def corpus() -> dict[str, bytes]:
+    """One good input for every reader."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "importers"))
     import checkpoint_files as files
     import numpy as np
@@ -120,55 +100,5 @@ def _corpus() -> dict[str, bytes]:
     }
 
 
-def _mutations(seeds: list[bytes], count: int, seed: int) -> None:
-    chooser = random.Random(seed)
-    accepted = 0
-    for _ in range(count):
-        data = bytearray(chooser.choice(seeds))
-        for _ in range(chooser.randint(1, 6)):
-            at = chooser.randrange(1, len(data) + 1)
-            match chooser.randrange(4):
-                case 0 if at < len(data):
-                    data[at] = chooser.randrange(256)
-                case 1:
-                    del data[at : at + chooser.randint(1, 16)]
-                case 2:
-                    data[at:at] = chooser.randbytes(chooser.randint(1, 8))
-                case _:
-                    other = chooser.choice(seeds)
-                    start = chooser.randrange(len(other))
-                    data[at:at] = other[start : start + chooser.randint(1, 32)]
-        try:
-            accepted += run_input(bytes(data))
-        except BaseException:
-            Path("fuzz_checkpoint.crash").write_bytes(data)
-            print("the input is in fuzz_checkpoint.crash", file=sys.stderr)
-            raise
-    print(f"{count} mutations of {len(seeds)} inputs with seed {seed}: {accepted} accepted, the others refused")
-
-
-def _main() -> None:
-    if "--mutate" not in sys.argv and "--write" not in sys.argv:
-        import atheris
-
-        with atheris.instrument_imports():
-            import encast.importers  # noqa: F401
-        atheris.Setup(sys.argv, run_input)
-        atheris.Fuzz()
-        return
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mutate", type=int, metavar="COUNT")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true")
-    parser.add_argument("corpus", type=Path)
-    options = parser.parse_args()
-    if options.write:
-        options.corpus.mkdir(parents=True, exist_ok=True)
-        for name, data in _corpus().items():
-            (options.corpus / name).write_bytes(data)
-    if options.mutate:
-        _mutations([path.read_bytes() for path in sorted(options.corpus.iterdir())], options.mutate, options.seed)
-
-
 if __name__ == "__main__":
-    _main()
+    main(READERS, corpus)
