@@ -29,9 +29,9 @@ interrupted; 141 the reader of standard output went away.
 
 def parameters(function: Callable[..., Any]) -> Iterator[tuple[str, ParameterInfo, Any]]:
     """The names, what typer is told about them, and the defaults."""
-    hints = typing.get_type_hints(function, include_extras=True)
-    for name, parameter in inspect.signature(function).parameters.items():
-        yield name, typing.get_args(hints[name])[1], parameter.default
+    # Not typing.get_type_hints: before Python 3.11 it hides the annotation of a None default inside of an Optional.
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        yield name, typing.get_args(parameter.annotation)[1], parameter.default
 
 
 def option_row(name: str, info: ParameterInfo, default: Any) -> str:
