@@ -80,8 +80,11 @@ class AmxTiles {
     if (configured_rows_ > 0) tiles_.release();
   }
 
+  // A tile instruction takes as long for one row as for sixteen.
+  static int64_t tile_rows(int64_t rows_left) { return rows_left < kRows ? rows_left : kRows; }
+
   // Two halves of a panel read all of it, so the next one is left to the hardware's prefetchers.
-  static int lines_ahead(int64_t) { return 0; }
+  static int64_t ahead_step(int64_t, int64_t) { return 0; }
 
  private:
   template <bool lower>

@@ -25,9 +25,9 @@ struct TileJob {
   int64_t a_stride;  // bytes
   const uint8_t* w;
   int64_t groups;
-  const uint8_t* ahead;  // weights to prefetch, so many cache lines a group
-  int lines_ahead;
-  const float* resume;  // sums to go on from, or null for zeros
+  const uint8_t* ahead;  // weights to prefetch,
+  int64_t ahead_step;    //   so many bytes a group
+  const float* resume;   // sums to go on from, or null for zeros
   int64_t resume_stride;
   float* sums;  // where the sums go as they are, or null: through the epilogue into c
   int64_t sums_stride;
@@ -45,12 +45,19 @@ struct DotTiles {
 
   void finish() {}
 
-  // Cache lines of the next panel to prefetch with each group, when this one is gone through by so many
-  // tiles. Together they ask for all four lines of a group, spread out, so that memory has the time that the
-  // products take. Tiles narrower than the panel go through it more than once and ask for it all.
-  static int lines_ahead(int64_t tiles) {
-    if (Dot::Shape::vectors(kRows) < kPanelVectors || tiles == 1) return 4;
-    return tiles <= 3 ? 2 : 1;
+  // Rows are shared out evenly: 16 are 6, 5 and 5, because a tile of 4 or less is bound by its loads.
+  static int64_t tile_rows(int64_t rows_left) {
+    const int64_t tiles = (rows_left + kRows - 1) / kRows;
+    return (rows_left + tiles - 1) / tiles;
+  }
+
+  // Bytes to prefetch with each group, so that `bytes` are asked for in the course of `groups`: spread
+  // evenly, because memory then has all the time that the products take. Tiles narrower than the panel go
+  // through it more than once and ask for it all.
+  static int64_t ahead_step(int64_t bytes, int64_t groups) {
+    if (Dot::Shape::vectors(kRows) < kPanelVectors) return kPanelBytes;
+    const int64_t step = (bytes + groups - 1) / groups;
+    return step < kPanelBytes ? step : kPanelBytes;
   }
 
  private:
@@ -63,9 +70,11 @@ struct DotTiles {
   template <int R>
   static void run_tile(const GemmArgs& args, const TileJob& job) {
     constexpr int V = Dot::Shape::vectors(R);
-    if (V < kPanelVectors || job.lines_ahead == 4) return tile<R, V, V>(args, job);
-    if (R < kRows || job.lines_ahead == 2) return tile<R, V, 2>(args, job);
-    if constexpr (R == kRows && V == kPanelVectors) return tile<R, V, 1>(args, job);
+    if constexpr (V == kPanelVectors && R > kRows / 2) {
+      if (job.ahead_step <= kVectorBytes) return tile<R, V, 1>(args, job);
+    }
+    if (V < kPanelVectors || job.ahead_step > 2 * kVectorBytes) return tile<R, V, V>(args, job);
+    return tile<R, V, 2>(args, job);
   }
 
   template <int R, int V, int kLines>
@@ -80,7 +89,8 @@ struct DotTiles {
         }
       }
       accumulate<Dot, R, V, kLines>(sums, job.a, job.a_stride, job.w + first / 16 * kVectorBytes, job.groups,
-                                    job.ahead + first / (16 * V) * kLines * kVectorBytes * job.groups);
+                                    job.ahead + first / (16 * V) * job.groups * V * kVectorBytes,
+                                    V < kPanelVectors ? V * kVectorBytes : job.ahead_step);
       if (!kHasEpilogue || job.sums != nullptr) {
         ENCAST_UNROLL for (int i = 0; i < R; ++i) {
           ENCAST_UNROLL for (int v = 0; v < V; ++v) {
@@ -112,6 +122,12 @@ int64_t block_rows(int64_t rows, int64_t groups) {
   return (even + Tiles::kRows - 1) / Tiles::kRows * Tiles::kRows;
 }
 
+// Weights that come next, to be prefetched while a panel is multiplied.
+struct Ahead {
+  const uint8_t* at;
+  int64_t bytes;
+};
+
 // The body of every kernel: a GemmFn over some kind of tiles.
 template <class Tiles>
 ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
@@ -124,6 +140,12 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
   const int64_t a_stride = args.a_stride * (kGroupBytes / Dot::kGroup);
   const bool plain = args.activation == Activation::none;
   const int64_t rows_step = block_rows<Tiles>(m_end - m_begin, groups);
+  // The weights of a panel from group g on, as far as its block of k goes.
+  const auto weights = [&](int64_t panel, int64_t g) {
+    const int64_t count = groups - g < kBlockGroups ? groups - g : kBlockGroups;
+    return Ahead{static_cast<const uint8_t*>(args.w) + (panel * groups + g) * kPanelBytes,
+                 count * kPanelBytes};
+  };
   for (int64_t block = m_begin; block < m_end; block += rows_step) {
     const int64_t block_end = block + rows_step < m_end ? block + rows_step : m_end;
     int64_t g = 0;
@@ -134,13 +156,16 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
         const int64_t column = panel * kPanel;
         const int64_t columns = args.n - column < kPanel ? args.n - column : kPanel;
         const bool whole = columns == kPanel;
-        const uint8_t* w =
-            static_cast<const uint8_t*>(args.w) + panel * groups * kPanelBytes + g * kPanelBytes;
-        const uint8_t* const next = panel + 1 < panel_end ? w + groups * kPanelBytes : w;
-        const uint8_t* ahead = next;
-        const int lines_ahead = Tiles::lines_ahead((block_end - block + Tiles::kRows - 1) / Tiles::kRows);
-        for (int64_t row = block; row < block_end; row += Tiles::kRows) {
-          const int64_t rows = block_end - row < Tiles::kRows ? block_end - row : Tiles::kRows;
+        const uint8_t* const w = weights(panel, g).at;
+        Ahead next = panel + 1 < panel_end ? weights(panel + 1, g)
+                     : !last               ? weights(panel_begin, g + count)
+                     : block_end < m_end   ? weights(panel_begin, 0)
+                                         : Ahead{static_cast<const uint8_t*>(args.next_w), args.next_w_bytes};
+        const int64_t row_tiles = (block_end - block + Tiles::kRows - 1) / Tiles::kRows;
+        const int64_t step =
+            next.bytes > 0 && count > 0 ? Tiles::ahead_step(next.bytes, row_tiles * count) : 0;
+        for (int64_t row = block, rows; row < block_end; row += rows) {
+          rows = Tiles::tile_rows(block_end - row);
           float* c = args.c + row * args.c_stride + column;
           const bool stage = !whole || (last && !(plain && Tiles::kHasEpilogue));
           const TileJob job = {
@@ -148,8 +173,9 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
               .a_stride = a_stride,
               .w = w,
               .groups = count,
-              .ahead = ahead,
-              .lines_ahead = lines_ahead,
+              // Once all that comes next is asked for, the present panel stands in: it is in cache.
+              .ahead = next.at != nullptr ? next.at : w,
+              .ahead_step = step,
               .resume = g == 0  ? nullptr
                         : whole ? c
                                 : staged,
@@ -165,9 +191,8 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
           tiles.run(args, job, rows);
           if (stage && last) finish_tile<Dot>(args, staged, row, rows, column, columns);
           if (stage && !last) copy_sums(staged, kPanel, c, args.c_stride, rows, columns);
-          // Once the next panel is all asked for, the present one stands in: it is in cache.
-          ahead += lines_ahead * kVectorBytes * count;
-          if (ahead >= next + count * kPanelBytes) ahead = w;
+          next.at += step * count;
+          next.bytes -= step * count;
         }
       }
       g += count;

@@ -36,6 +36,10 @@ struct GemmArgs {
   int64_t c_stride = 0;
   Activation activation = Activation::none;
   bool exact = false;  // activations by libm in double instead of polynomials
+  // What the calling thread reads first in its next product: prefetched while the last panel is multiplied. A
+  // hint without effect on results; null when nothing follows.
+  const void* next_w = nullptr;
+  int64_t next_w_bytes = 0;
 };
 
 // Computes rows [m_begin, m_end) and panels [panel_begin, panel_end); panel p holds columns 64p to 64p+63.

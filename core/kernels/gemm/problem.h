@@ -74,6 +74,9 @@ class Problem {
     args.c_stride = c_stride;
     args.activation = spec_.activation;
     args.exact = spec_.exact;
+    // Prefetched at most: at its end begins a guard page.
+    args.next_w = packed_.data() + packed_.size();
+    args.next_w_bytes = 3 * kPanel * spec_.k;
     return args;
   }
 

@@ -59,10 +59,10 @@ struct Shape4x16 {
 #define ENCAST_UNROLL _Pragma("GCC unroll 16")
 
 // sums[i][v] += row i of `a` times columns 16v to 16v+15 of `w`, over `groups` groups in order.
-// Each group prefetches `kLines` cache lines from `ahead` on.
+// Each group prefetches `kLines` cache lines from `ahead` on, which moves on by `ahead_step` bytes.
 template <class Dot, int R, int V, int kLines>
 ENCAST_SIMD void accumulate(typename Dot::Sum (&sums)[R][V], const uint8_t* a, int64_t a_stride,
-                            const uint8_t* w, int64_t groups, const uint8_t* ahead) {
+                            const uint8_t* w, int64_t groups, const uint8_t* ahead, int64_t ahead_step) {
   for (int64_t g = 0; g < groups; ++g) {
     ENCAST_UNROLL for (int line = 0; line < kLines; ++line) {
       __builtin_prefetch(ahead + line * kVectorBytes, 0, 2);
@@ -84,7 +84,7 @@ ENCAST_SIMD void accumulate(typename Dot::Sum (&sums)[R][V], const uint8_t* a, i
     }
     a += kGroupBytes;
     w += kPanelBytes;
-    ahead += kLines * kVectorBytes;
+    ahead += ahead_step;
   }
 }
 
