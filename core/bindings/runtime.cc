@@ -48,17 +48,39 @@ std::string path_of(nb::handle path) {
 }
 
 Rows2d run(Executor& executor, const std::string& output, const Ids& token_ids, const Ids& cu_seqlens,
-           const std::optional<Ids>& token_type_ids, const std::optional<Ids>& select) {
+           const std::optional<Ids>& token_type_ids, const std::optional<Ids>& select, Trace* trace) {
   const Request request = request_of(token_ids, cu_seqlens, token_type_ids, select);
   const Executor::Shape shape = executor.output_shape(output, request);
   auto memory = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(shape.rows * shape.cols));
   {
     nb::gil_scoped_release release;
-    executor.run(output, request, memory.get());
+    executor.run(output, request, memory.get(), trace);
   }
   float* data = memory.release();
   nb::capsule owner(data, [](void* pointer) noexcept { delete[] static_cast<float*>(pointer); });
   return Rows2d(data, {static_cast<size_t>(shape.rows), static_cast<size_t>(shape.cols)}, owner);
+}
+
+using Events = nb::ndarray<int64_t, nb::numpy, nb::shape<-1, 7>, nb::c_contig>;
+
+// Events as rows of thread, step, chunk, first row, rows, begin and end in nanoseconds from the run's begin.
+Events events_of(const Trace& trace) {
+  size_t count = 0;
+  for (const auto& events : trace.threads) count += events.size();
+  auto memory = std::make_unique_for_overwrite<int64_t[]>(7 * count);
+  int64_t* to = memory.get();
+  for (const auto& events : trace.threads) {
+    for (const TraceEvent& event : events) {
+      for (const int64_t field :
+           {int64_t{event.thread}, int64_t{event.step}, int64_t{event.chunk}, event.first_row, event.rows,
+            event.begin_ns - trace.begin_ns, event.end_ns - trace.begin_ns}) {
+        *to++ = field;
+      }
+    }
+  }
+  int64_t* data = memory.release();
+  nb::capsule owner(data, [](void* pointer) noexcept { delete[] static_cast<int64_t*>(pointer); });
+  return Events(data, {count, 7}, owner);
 }
 
 }  // namespace
@@ -97,8 +119,27 @@ void bind_runtime(nb::module_& m) {
                                 TeamOptions{threads, std::move(cpus), spin_us});
           },
           "plan"_a, "weights"_a, "threads"_a, "cpus"_a, "spin_us"_a)
-      .def("run", &run, "output"_a, "token_ids"_a, "cu_seqlens"_a, "token_type_ids"_a.none() = nb::none(),
-           "select"_a.none() = nb::none(), "f32[rows, cols] of an output; raises InputError.")
+      .def(
+          "run",
+          [](Executor& self, const std::string& output, const Ids& token_ids, const Ids& cu_seqlens,
+             const std::optional<Ids>& token_type_ids, const std::optional<Ids>& select) {
+            return run(self, output, token_ids, cu_seqlens, token_type_ids, select, nullptr);
+          },
+          "output"_a, "token_ids"_a, "cu_seqlens"_a, "token_type_ids"_a.none() = nb::none(),
+          "select"_a.none() = nb::none(), "f32[rows, cols] of an output; raises InputError.")
+      .def(
+          "trace",
+          [](Executor& self, const std::string& output, const Ids& token_ids, const Ids& cu_seqlens,
+             const std::optional<Ids>& token_type_ids, const std::optional<Ids>& select) {
+            Trace trace;
+            Rows2d rows = run(self, output, token_ids, cu_seqlens, token_type_ids, select, &trace);
+            return std::make_tuple(rows, trace.end_ns - trace.begin_ns, events_of(trace));
+          },
+          "output"_a, "token_ids"_a, "cu_seqlens"_a, "token_type_ids"_a.none() = nb::none(),
+          "select"_a.none() = nb::none(),
+          "As run, and what every thread did: the run's nanoseconds, and i64[events, 7] of thread, step of "
+          "the plan,\n"
+          "chunk, first row, rows, begin and end in nanoseconds from the run's begin.")
       .def("kernels", &Executor::kernels, "Names of the kernels of every step of the plan, in order.")
       .def_prop_ro("arena_bytes", &Executor::arena_bytes);
 

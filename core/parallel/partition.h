@@ -2,18 +2,39 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/dtype.h"
+
 // How work is split over threads: pure functions of sizes. Bits never depend on them.
 namespace encast {
+
+constexpr int64_t kRowGrain = 6;  // rows of a register tile
 
 struct Range {
   int64_t begin, end;
 };
 
-// Part `part` of `parts` of [0, count), in multiples of `grain`; parts differ by at most one grain.
-constexpr Range split(int64_t count, int64_t grain, int part, int parts) {
-  const int64_t units = (count + grain - 1) / grain;
-  return {std::min(count, units * part / parts * grain), std::min(count, units * (part + 1) / parts * grain)};
+// Part `part` of `parts` of a range, in multiples of `grain` from its begin; parts differ by at most one
+// grain.
+constexpr Range split(Range range, int64_t grain, int part, int parts) {
+  const int64_t units = (range.end - range.begin + grain - 1) / grain;
+  return {std::min(range.end, range.begin + units * part / parts * grain),
+          std::min(range.end, range.begin + units * (part + 1) / parts * grain)};
 }
+
+// [0, rows) in blocks of at most `most` rows, a multiple of kRowGrain, that `parts` threads take one by one:
+// as many as give each thread the same number, alike to within kRowGrain.
+struct Blocks {
+  int64_t rows, count;
+
+  constexpr Blocks(int64_t all, int64_t most, int parts) : rows(all) {
+    const int64_t units = (all + kRowGrain - 1) / kRowGrain,
+                  most_units = std::max(most / kRowGrain, int64_t{1});
+    count = std::min(units, round_up(round_up(units, most_units) / most_units, parts));
+  }
+  constexpr Range at(int64_t index) const {
+    return split({0, rows}, kRowGrain, static_cast<int>(index), static_cast<int>(count));
+  }
+};
 
 struct Tile {
   Range rows, panels;
@@ -21,14 +42,14 @@ struct Tile {
 
 // A product's share of one thread. Few rows: over panels, so that each weight is read by one core only. Many:
 // over blocks of rows, which stay in the cache of the core that made them. In between: what idles less.
-constexpr Tile split_product(int64_t rows, int64_t panels, int part, int parts) {
-  constexpr int64_t kRowGrain = 6;     // rows of a register tile
+constexpr Tile split_product(Range rows, int64_t panels, int part, int parts) {
   constexpr int64_t kStreamRows = 64;  // below this many rows a core the weights' bytes are the bound
-  const int64_t row_units = (rows + kRowGrain - 1) / kRowGrain;
+  const int64_t count = rows.end - rows.begin;
+  const int64_t row_units = (count + kRowGrain - 1) / kRowGrain;
   const int64_t by_rows = (row_units + parts - 1) / parts * panels;
   const int64_t by_panels = (panels + parts - 1) / parts * row_units;
-  const bool over_panels = rows < kStreamRows * parts ? by_panels <= by_rows : by_panels < by_rows;
-  if (over_panels) return {{0, rows}, split(panels, 1, part, parts)};
+  const bool over_panels = count < kStreamRows * parts ? by_panels <= by_rows : by_panels < by_rows;
+  if (over_panels) return {rows, split({0, panels}, 1, part, parts)};
   return {split(rows, kRowGrain, part, parts), {0, panels}};
 }
 

@@ -133,7 +133,7 @@ ENCAST_TEST(split_covers_everything_once) {
       for (int parts = 1; parts < 6; ++parts) {
         int64_t next = 0;
         for (int part = 0; part < parts; ++part) {
-          const Range range = split(count, grain, part, parts);
+          const Range range = split({0, count}, grain, part, parts);
           CHECK_EQ(range.begin, next);
           CHECK_LE(range.begin, range.end);
           CHECK(range.end == count || range.end % grain == 0);
@@ -145,13 +145,36 @@ ENCAST_TEST(split_covers_everything_once) {
   }
 }
 
+ENCAST_TEST(blocks_cover_everything_once_and_are_alike) {
+  for (int64_t rows = 0; rows < 300; ++rows) {
+    for (const int64_t most : {16, 32, 48, 96}) {
+      for (int parts = 1; parts < 5; ++parts) {
+        const Blocks blocks(rows, most, parts);
+        int64_t next = 0, least = most, largest = 0;
+        for (int64_t index = 0; index < blocks.count; ++index) {
+          const Range range = blocks.at(index);
+          CHECK_EQ(range.begin, next);
+          CHECK(range.end > range.begin && range.end - range.begin <= most);
+          next = range.end;
+          largest = std::max(largest, range.end - range.begin);
+          if (index + 1 < blocks.count) least = std::min(least, range.end - range.begin);
+        }
+        CHECK_EQ(next, rows);
+        // The last block alone may hold a register tile that is not whole.
+        CHECK(blocks.count < 2 || largest - least <= kRowGrain);
+        CHECK(blocks.count % parts == 0 || blocks.count == (rows + kRowGrain - 1) / kRowGrain);
+      }
+    }
+  }
+}
+
 ENCAST_TEST(split_product_covers_everything_once) {
   for (const int64_t rows : {0, 1, 5, 6, 7, 31, 32, 100, 128, 500, 1024}) {
     for (const int64_t panels : {1, 2, 3, 12, 48}) {
       for (int parts = 1; parts < 5; ++parts) {
         std::vector<int> seen(static_cast<size_t>(rows * panels), 0);
         for (int part = 0; part < parts; ++part) {
-          const Tile tile = split_product(rows, panels, part, parts);
+          const Tile tile = split_product({0, rows}, panels, part, parts);
           for (int64_t row = tile.rows.begin; row < tile.rows.end; ++row) {
             for (int64_t panel = tile.panels.begin; panel < tile.panels.end; ++panel) {
               ++seen[static_cast<size_t>(row * panels + panel)];

@@ -28,9 +28,7 @@ struct Chunk {
   std::vector<int32_t> first_rows;                    // [seqs]
   std::vector<int32_t> selected_rows;                 // [selected], from the chunk's first token
   std::vector<int32_t> attention_order;               // [seqs], longest first
-  std::vector<Place> places;                          // of every value
-  std::vector<std::byte*> scratch;                    // of every thread
-  std::unique_ptr<std::atomic<int64_t>[]> next_task;  // of every step that hands out its work piece by piece
+  std::unique_ptr<std::atomic<int64_t>[]> next_task;  // of every stage: work is handed out piece by piece
 
   int64_t count(Rows kind) const { return rows[static_cast<size_t>(kind)]; }
 };

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 
 #include "base/error.h"
@@ -37,26 +38,47 @@ class PlainFloatMode {
   const unsigned before_;
 };
 
-// The steps that an output needs, by walking back from it.
-std::vector<uint32_t> needed_steps(const Plan& plan, int value) {
-  std::vector<bool> wanted(plan.values.size(), false);
+// Whether every step is needed for an output, by walking back from it.
+std::vector<bool> needed_steps(const Plan& plan, int value) {
+  std::vector<bool> wanted(plan.values.size(), false), needed(plan.steps.size(), false);
   wanted[static_cast<size_t>(value)] = true;
-  std::vector<uint32_t> steps;
   for (size_t index = plan.steps.size(); index-- > 0;) {
     const StepDecl& step = plan.steps[index];
-    const bool used =
+    needed[index] =
         wanted[static_cast<size_t>(step.out)] || (step.also >= 0 && wanted[static_cast<size_t>(step.also)]);
-    if (!used) continue;
-    steps.push_back(static_cast<uint32_t>(index));
+    if (!needed[index]) continue;
     for (int id : {step.x, step.other}) {
       if (id >= 0) wanted[static_cast<size_t>(id)] = true;
     }
   }
-  std::reverse(steps.begin(), steps.end());
-  return steps;
+  return needed;
+}
+
+// Where a value lies in memory for `capacity` rows, of which the first is `first_row`.
+Place place_of(const ValueDecl& value, std::byte* memory, int64_t capacity, int64_t first_row) {
+  Place place;
+  place.stride = value.stride();
+  place.data = memory - first_row * place.stride * static_cast<int64_t>(element_bytes(value.dtype));
+  if (value.dtype == DType::q8) {
+    std::byte* aux = memory + capacity * place.stride;
+    place.scale = reinterpret_cast<float*>(aux) - first_row;
+    place.zero = reinterpret_cast<int32_t*>(aux + round_up(capacity * 4, 64)) - first_row;
+  }
+  return place;
+}
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 }  // namespace
+
+Place Executor::place_in_block(const ValueDecl& value, std::byte* memory, int64_t capacity,
+                               int64_t first_row) const {
+  return place_of(value, memory + value.offset * (capacity / ValueDecl::kBlockUnit), capacity, first_row);
+}
 
 void Executor::Unmap::operator()(std::byte* data) const { munmap(data, bytes); }
 
@@ -68,28 +90,28 @@ Executor::Executor(Plan plan, std::shared_ptr<const Weights> weights, TeamOption
     if (plan_.steps[index].kind == StepKind::embed) embed_ = &plan_.steps[index];
   }
   chunk_.next_task = std::make_unique<std::atomic<int64_t>[]>(steps_.size());
-  for (const OutputDecl& output : plan_.outputs) needed_.push_back(needed_steps(plan_, output.value));
+  for (const OutputDecl& output : plan_.outputs) stages_.push_back(needed_stages(output.value));
 
   const int64_t scratch = scratch_bytes(plan_);
-  arena_bytes_ = round_up(plan_.arena, 64) + scratch * team_.size() + 64;
+  const int64_t block = plan_.block * (plan_.block_rows / ValueDecl::kBlockUnit);
+  const int64_t arena = round_up(plan_.arena, 64);
+  arena_bytes_ = arena + (block + scratch) * team_.size() + 64;
   arena_ = {map_arena(static_cast<size_t>(arena_bytes_)), Unmap{static_cast<size_t>(arena_bytes_)}};
+  block_memory_ = arena_.get() + arena;
+  for (int thread = 0; thread < team_.size(); ++thread) {
+    scratch_.push_back(block_memory_ + block * team_.size() + scratch * thread);
+  }
   const int64_t capacity = plan_.chunk_tokens;
   for (const ValueDecl& value : plan_.values) {
-    Place place;
-    place.stride = value.stride();
-    if (value.offset != ValueDecl::kCallerMemory) {
-      place.data = arena_.get() + value.offset;
-      if (value.dtype == DType::q8) {
-        std::byte* aux = place.data + capacity * value.stride();
-        place.scale = reinterpret_cast<float*>(aux);
-        place.zero = reinterpret_cast<int32_t*>(aux + round_up(capacity * 4, 64));
-      }
+    if (value.offset == ValueDecl::kCallerMemory) {
+      common_.push_back({.stride = value.cols});
+    } else if (value.in_block) {
+      common_.push_back(place_in_block(value, block_memory_, plan_.block_rows * team_.size(), 0));
+    } else {
+      common_.push_back(place_of(value, arena_.get() + value.offset, capacity, 0));
     }
-    chunk_.places.push_back(place);
   }
-  for (int thread = 0; thread < team_.size(); ++thread) {
-    chunk_.scratch.push_back(arena_.get() + round_up(plan_.arena, 64) + scratch * thread);
-  }
+  own_.assign(static_cast<size_t>(team_.size()), common_);
   const auto size = static_cast<size_t>(capacity);
   no_types_.assign(size, 0);
   chunk_.positions.resize(size);
@@ -97,6 +119,31 @@ Executor::Executor(Plan plan, std::shared_ptr<const Weights> weights, TeamOption
   chunk_.first_rows.resize(size);
   chunk_.selected_rows.resize(size);
   chunk_.attention_order.resize(size);
+}
+
+std::vector<Executor::Stage> Executor::needed_stages(int value) const {
+  const std::vector<int> numbers = plan_.stages();
+  const std::vector<bool> needed = needed_steps(plan_, value);
+  std::vector<Stage> stages;
+  int current = -1;
+  for (size_t index = 0; index < plan_.steps.size(); ++index) {
+    if (!needed[index]) continue;
+    const StepDecl& step = plan_.steps[index];
+    if (numbers[index] != current) {
+      stages.push_back({.rows = plan_.values[static_cast<size_t>(step.out)].rows});
+      current = numbers[index];
+    }
+    Stage& stage = stages.back();
+    stage.steps.push_back(static_cast<uint32_t>(index));
+    stage.mixes_rows = step.kind == StepKind::attention;
+    stage.has_product = stage.has_product || step.kind == StepKind::linear;
+    for (int id : {step.out, step.also}) {
+      if (id >= 0 && plan_.values[static_cast<size_t>(id)].in_block) {
+        stage.block_values.push_back(static_cast<uint32_t>(id));
+      }
+    }
+  }
+  return stages;
 }
 
 size_t Executor::find_output(std::string_view output) const {
@@ -202,37 +249,86 @@ int64_t Executor::prepare(const Request& request, int64_t first_seq, int64_t& fi
   return seq;
 }
 
-void Executor::run(std::string_view output, const Request& request, float* out) {
+void Executor::run_step(uint32_t step, const Share& share, int thread,
+                        std::vector<TraceEvent>* events) const {
+  if (events == nullptr) {
+    steps_[step]->run(share);
+    return;
+  }
+  const int64_t begin = now_ns();
+  steps_[step]->run(share);
+  events->push_back({begin, now_ns(), thread, static_cast<int32_t>(step), share.rows.begin,
+                     share.rows.end - share.rows.begin, chunk_number_});
+}
+
+void Executor::run_stage(const Stage& stage, int thread, std::vector<TraceEvent>* events) {
+  const int threads = team_.size();
+  const int64_t rows = chunk_.count(stage.rows);
+  std::byte* scratch = scratch_[static_cast<size_t>(thread)];
+  const bool together = stage.mixes_rows || (stage.has_product && rows < plan_.stream_rows * threads);
+  if (together && (threads > 1 || stage.mixes_rows)) {
+    const Share share = {chunk_, common_.data(), scratch, {0, rows}, thread, threads};
+    for (const uint32_t step : stage.steps) {
+      run_step(step, share, thread, events);
+      if (step != stage.steps.back()) team_.barrier();
+    }
+    return;
+  }
+  Places& places = own_[static_cast<size_t>(thread)];
+  std::byte* memory = block_memory_ + plan_.block * (plan_.block_rows / ValueDecl::kBlockUnit) * thread;
+  const Blocks blocks(rows, plan_.block_rows, threads);
+  std::atomic<int64_t>& next = chunk_.next_task[stage.steps.front()];
+  for (int64_t block; (block = next.fetch_add(1, std::memory_order_relaxed)) < blocks.count;) {
+    const Range range = blocks.at(block);
+    for (const uint32_t id : stage.block_values) {
+      places[id] = place_in_block(plan_.values[id], memory, plan_.block_rows, range.begin);
+    }
+    const Share share = {chunk_, places.data(), scratch, range};
+    for (const uint32_t step : stage.steps) run_step(step, share, thread, events);
+  }
+}
+
+void Executor::run(std::string_view output, const Request& request, float* out, Trace* trace) {
   const size_t which = find_output(output);
   const OutputDecl& decl = plan_.outputs[which];
   check(decl, request);
   const std::lock_guard<std::mutex> lock(mutex_);
-  const ValueDecl& value = plan_.values[static_cast<size_t>(decl.value)];
-  Place& target = chunk_.places[static_cast<size_t>(decl.value)];
-  const Place arena_place = target;
-  const std::vector<uint32_t>& steps = needed_[which];
+  const auto id = static_cast<size_t>(decl.value);
+  const ValueDecl& value = plan_.values[id];
+  const Place arena_place = common_[id];
+  const auto put = [&](const Place& place) {
+    common_[id] = place;
+    for (Places& places : own_) places[id] = place;
+  };
+  const std::vector<Stage>& stages = stages_[which];
   Request rest = request;
   if (value.rows != Rows::selected) rest.selected = 0;
+  if (trace != nullptr) {
+    trace->threads.assign(static_cast<size_t>(team_.size()), {});
+    trace->begin_ns = now_ns();
+  }
 
+  chunk_number_ = 0;
   int64_t selected = 0;
   int64_t written = 0;
-  for (int64_t seq = 0; seq < request.seqs;) {
+  for (int64_t seq = 0; seq < request.seqs; ++chunk_number_) {
     seq = prepare(rest, seq, selected);
     if (value.rows == Rows::selected && chunk_.count(Rows::selected) == 0) continue;
     // Steps that make the output write straight into the caller's rows.
-    target.data = reinterpret_cast<std::byte*>(out + written * value.cols);
-    target.stride = value.cols;
+    put({.data = reinterpret_cast<std::byte*>(out + written * value.cols), .stride = value.cols});
     auto share = [&](int thread) {
       const PlainFloatMode plain;
-      for (const uint32_t step : steps) {
-        steps_[step]->run(chunk_, thread, team_.size());
-        if (step != steps.back()) team_.barrier();
+      auto* events = trace == nullptr ? nullptr : &trace->threads[static_cast<size_t>(thread)];
+      for (const Stage& stage : stages) {
+        run_stage(stage, thread, events);
+        if (&stage != &stages.back()) team_.barrier();
       }
     };
     team_.run(share);
     written += chunk_.count(value.rows);
   }
-  target = arena_place;
+  put(arena_place);
+  if (trace != nullptr) trace->end_ns = now_ns();
 }
 
 std::vector<std::vector<std::string>> Executor::kernels() const {

@@ -24,7 +24,27 @@ struct Request {
   int64_t selected = 0;
 };
 
+// What a thread did when, in nanoseconds of the steady clock. A stage's steps come once for every block of
+// rows.
+struct TraceEvent {
+  int64_t begin_ns, end_ns;
+  int32_t thread, step;
+  int64_t first_row, rows;  // of the chunk
+  int32_t chunk;
+};
+
+// The events of one run, thread by thread.
+struct Trace {
+  int64_t begin_ns = 0, end_ns = 0;
+  std::vector<std::vector<TraceEvent>> threads;
+};
+
 // One instance: a plan, an arena and a team of threads over shared weights.
+//
+// A chunk passes through the plan stage by stage (plan.h), with a barrier after each. With many rows a thread
+// takes one block of rows after another through all steps of the stage, alone: their values stay in its
+// caches, and nobody waits. With few, all threads do each step together, products by panels, so that each
+// weight is read by one core only, and meet after each step.
 class Executor {
  public:
   // Throws PlanError, ResourceError.
@@ -39,7 +59,8 @@ class Executor {
   // Runs what the output needs, a chunk of whole sequences at a time, and writes f32[rows, cols] to out.
   // Allocates nothing. One run at a time; a second caller waits. Throws InputError before any work when ids,
   // token types, lengths or selected rows are out of range.
-  void run(std::string_view output, const Request& request, float* out);
+  // With a trace, every thread notes what it does; that allocates.
+  void run(std::string_view output, const Request& request, float* out, Trace* trace = nullptr);
 
   // Kernel names, a list for every step of the plan.
   std::vector<std::vector<std::string>> kernels() const;
@@ -47,6 +68,20 @@ class Executor {
   int64_t arena_bytes() const { return arena_bytes_; }
 
  private:
+  // The steps of a stage that an output needs.
+  struct Stage {
+    std::vector<uint32_t> steps;
+    std::vector<uint32_t> block_values;  // values in the memory of a block
+    Rows rows = Rows::tokens;
+    bool mixes_rows = false;  // attention: hands its work out itself
+    bool has_product = false;
+  };
+  using Places = std::vector<Place>;
+
+  std::vector<Stage> needed_stages(int value) const;
+  Place place_in_block(const ValueDecl& value, std::byte* memory, int64_t capacity, int64_t first_row) const;
+  void run_stage(const Stage& stage, int thread, std::vector<TraceEvent>* events);
+  void run_step(uint32_t step, const Share& share, int thread, std::vector<TraceEvent>* events) const;
   size_t find_output(std::string_view output) const;
   void check(const OutputDecl& output, const Request& request) const;
   int64_t prepare(const Request& request, int64_t first_seq, int64_t& first_selected);
@@ -60,11 +95,16 @@ class Executor {
   const Plan plan_;
   const std::shared_ptr<const Weights> weights_;
   std::vector<std::unique_ptr<Step>> steps_;
-  std::vector<std::vector<uint32_t>> needed_;  // steps of every output, in order
+  std::vector<std::vector<Stage>> stages_;  // that every output needs
   const StepDecl* embed_ = nullptr;
   int64_t arena_bytes_ = 0;
   std::unique_ptr<std::byte, Unmap> arena_;
+  std::byte* block_memory_ = nullptr;  // of all threads, one after the other
+  std::vector<std::byte*> scratch_;    // of every thread
+  Places common_;                      // values as they lie when all threads work on one step
+  std::vector<Places> own_;            // and as each thread sees them while it works on a block
   std::vector<int32_t> no_types_;
+  int32_t chunk_number_ = 0;
   Chunk chunk_;
   Team team_;
   std::mutex mutex_;

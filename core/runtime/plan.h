@@ -11,15 +11,23 @@
 // The plan: what one machine runs, as text that people review and this loader validates.
 //
 //   encast-plan 1
-//   limits vocab=30522 types=2 max_len=512 chunk_tokens=1024 arena=8650752 exact=0
+//   limits vocab=30522 types=2 max_len=512 chunk_tokens=1024 arena=8650752 block_rows=48 stream_rows=48
+//          block=36864 exact=0                   (one line)
 //   weight w0 f32 dense 30522 384 @4096          rows cols, at a byte offset of the weights file
 //   weight w1 s8 panels 1152 384 @46886912       n k, packed in panels of 64 columns
 //   weight w2 f32 padded 1 1152 @...             a vector padded to a multiple of 64
-//   value v0 f32 tokens 384 @0                   rows cols, at a byte offset of the arena; @-: outside of it
+//   value v0 f32 tokens 384 @0                   rows cols, at a byte offset of the arena; @-: outside of it;
+//   value v1 q8 tokens 384 @+6144                @+: in the memory of a block of rows, see Stages
 //   step embed name=embeddings word=w0 ... out=v0 also=v1
 //   output last_hidden_state v9
 //
 // Ids count up from 0 in the order of declaration. The keys of every kind of step stand in kStepForms.
+//
+// Stages. Consecutive steps that make rows of one kind, each row from the same row of what they read, are a
+// stage: a thread may take a block of rows through all of them while their values stay in its caches.
+// Attention, which mixes rows, is a stage of its own. Values that live within one stage may lie in the
+// block's memory, where offsets are given for every 16 rows of the block. Values of the arena keep their
+// memory for whole stages.
 namespace encast {
 
 enum class Rows : uint8_t { tokens, seqs, selected };
@@ -38,15 +46,18 @@ struct WeightDecl {
 
 struct ValueDecl {
   static constexpr int64_t kCallerMemory = -1;
+  static constexpr int64_t kBlockUnit = 16;  // rows for which offsets in a block's memory are given
   DType dtype = DType::f32;
   Rows rows = Rows::tokens;
   int64_t cols = 0;
   int64_t offset = kCallerMemory;
+  bool in_block = false;  // offset is one of the block's memory, not of the arena
 
   // Elements from one row to the next in the arena: rows are 64-byte aligned, and narrow ones hold the
   // 64-column padding that their kernels fill (kernels/rows.h).
   int64_t stride() const { return round_up(cols, dtype == DType::f32 ? 16 : 64); }
-  // Bytes in the arena for `capacity` rows; a q8 value ends in its scales and zero points.
+  // Bytes for `capacity` rows; a q8 value ends in its scales and zero points. Linear in multiples of
+  // kBlockUnit rows.
   int64_t bytes(int64_t capacity) const {
     const int64_t aux = dtype == DType::q8 ? 2 * round_up(capacity * 4, 64) : 0;
     return capacity * stride() * static_cast<int64_t>(element_bytes(dtype)) + aux;
@@ -88,11 +99,17 @@ struct OutputDecl {
 
 struct Plan {
   int64_t vocab = 0, types = 0, max_len = 0, chunk_tokens = 0, arena = 0;
+  int64_t block_rows = 0;   // most rows that a thread takes through a stage at a time
+  int64_t stream_rows = 0;  // with fewer rows a thread, threads share a product's weights instead of its rows
+  int64_t block = 0;        // bytes of a block's memory for every kBlockUnit rows
   bool exact = false;
   std::vector<WeightDecl> weights;
   std::vector<ValueDecl> values;
   std::vector<StepDecl> steps;
   std::vector<OutputDecl> outputs;
+
+  // The stage of every step, counting up from 0.
+  std::vector<int> stages() const;
 
   // Parses and validates; throws PlanError naming the line or the step. Checked: every number's range, every
   // operand's existence, dtype and shape, that values are made before they are read, that no step writes

@@ -20,6 +20,7 @@ constexpr int64_t kMaxTokens = int64_t{1} << 20;
 constexpr int64_t kMaxRows = int64_t{1} << 31;
 constexpr int64_t kMaxCols = int64_t{1} << 24;
 constexpr int64_t kMaxBytes = int64_t{1} << 46;
+constexpr int64_t kMaxBlockBytes = int64_t{1} << 36;
 
 // The keys of every kind of step; a trailing ? marks an optional one. Every step may have name=.
 struct StepForm {
@@ -150,6 +151,9 @@ void parse_limits(Line& line, Plan& plan) {
   plan.max_len = line.integer(line.value_of("max_len"), "max_len", 1, kMaxTokens);
   plan.chunk_tokens = line.integer(line.value_of("chunk_tokens"), "chunk_tokens", plan.max_len, kMaxTokens);
   plan.arena = line.integer(line.value_of("arena"), "arena", 0, kMaxBytes);
+  plan.block_rows = line.integer(line.value_of("block_rows"), "block_rows", 16, kMaxTokens);
+  plan.stream_rows = line.integer(line.value_of("stream_rows"), "stream_rows", 1, plan.block_rows);
+  plan.block = line.integer(line.value_of("block"), "block", 0, kMaxBlockBytes);
   plan.exact = line.integer(line.value_of("exact"), "exact", 0, 1) == 1;
 }
 
@@ -173,8 +177,11 @@ void parse_value(Line& line, Plan& plan) {
   value.dtype = line.choice<DType>(line.word("a dtype"), "dtype", kDTypeNames);
   value.rows = line.choice<Rows>(line.word("a row symbol"), "row symbol", kRowNames);
   value.cols = line.integer(line.word("cols"), "cols", 1, kMaxCols);
-  const std::string_view at = line.at();
-  value.offset = at == "-" ? ValueDecl::kCallerMemory : line.integer(at, "offset", 0, kMaxBytes);
+  std::string_view at = line.at();
+  value.in_block = at[0] == '+';
+  if (value.in_block) at.remove_prefix(1);
+  value.offset =
+      at == "-" && !value.in_block ? ValueDecl::kCallerMemory : line.integer(at, "offset", 0, kMaxBytes);
   if (value.dtype != DType::f32 && value.dtype != DType::bf16 && value.dtype != DType::q8) {
     line.fail("a value is f32, bf16 or q8");
   }

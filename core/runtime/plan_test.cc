@@ -57,7 +57,7 @@ ENCAST_TEST(grammar) {
   refused("@3200", "3200", "@offset");
   refused("@3200", "@-64", "offset is");
   refused("value v1 q8", "value v1 s8", "f32, bf16 or q8");
-  refused("value v1 q8 tokens 16 @4096", "value v1 q8 tokens 16 @-", "caller's memory is f32");
+  refused("value v1 q8 tokens 16 @+0", "value v1 q8 tokens 16 @-", "caller's memory is f32");
   refused("step norm", "step nrom", "no kind of step");
   refused("x=v4 other=v0", "x=v4 x=v0", "x twice");
   refused("x=v4 other=v0 ", "other=v0 ", "lacks x=");
@@ -103,8 +103,23 @@ ENCAST_TEST(meaning) {
   refused("value v9 f32 selected 16 @-", "value v9 f32 selected 16 @262144", "arena");
   refused("@8192", "@8200", "64-byte aligned");
   // v0 is read by the norm, so v3 may not lie on it; a q8 value's scales count as its memory.
-  refused("value v3 f32 tokens 16 @20480", "value v3 f32 tokens 16 @0", "over v0");
-  refused("value v2 f32 tokens 48 @8192", "value v2 f32 tokens 48 @7168", "over v1");
+  refused("value v3 f32 tokens 16 @20480", "value v3 f32 tokens 16 @0", "v3 lies over v0");
+  refused("value v3 f32 tokens 16 @20480", "value v3 f32 tokens 16 @8192", "v3 lies over v2");
+  // Within a stage one thread may read v3 while another already writes v5.
+  refused("value v5 f32 tokens 16 @28672", "value v5 f32 tokens 16 @20480", "v5 lies over v3");
+}
+
+ENCAST_TEST(memory_of_a_block) {
+  refused("block=1152", "block=1088", "inside of the block of 1088");
+  refused("@+0\nvalue v5", "@+32\nvalue v5", "64-byte aligned");
+  refused("@+0\nvalue v5", "@+-\nvalue v5", "offset is");
+  refused("block_rows=16", "block_rows=24", "no multiple of 16");
+  refused("stream_rows=8", "stream_rows=17", "stream_rows is");
+  refused("value v3 f32 tokens 16 @20480", "value v3 f32 tokens 16 @+0", "v3 lies in the memory of a block");
+  refused("value v9 f32 selected 16 @-", "value v9 f32 selected 16 @+0", "output logits lies");
+  // v8 and v9 are made by one stage, in which both are alive.
+  const std::string both = with("value v8 f32 selected 16 @49152", "value v8 f32 selected 16 @+0");
+  Plan::parse(both);
 }
 
 // Checks take time and memory with the square of some of these.

@@ -15,7 +15,10 @@ class Validator {
   explicit Validator(const Plan& plan) : plan_(plan) {}
 
   void run() {
-    check_arena();
+    if (plan_.block_rows % ValueDecl::kBlockUnit != 0) {
+      throw PlanError("block_rows is no multiple of " + std::to_string(ValueDecl::kBlockUnit));
+    }
+    check_places();
     made_.assign(plan_.values.size(), 0);
     for (index_ = 0; index_ < plan_.steps.size(); ++index_) check_step(plan_.steps[index_]);
     if (plan_.outputs.empty()) throw PlanError("the plan has no output");
@@ -24,6 +27,7 @@ class Validator {
       if (!is_made(output.value) || value.dtype != DType::f32) {
         throw PlanError("output " + output.name + " is never made, or not f32");
       }
+      if (value.in_block) throw PlanError("output " + output.name + " lies in the memory of a block");
     }
     check_lifetimes();
   }
@@ -38,15 +42,19 @@ class Validator {
     if (!condition) fail(what);
   }
 
-  void check_arena() const {
+  // Bytes of a value where it lies: in the arena, or in the memory of a block.
+  int64_t bytes(const ValueDecl& value) const {
+    return value.bytes(value.in_block ? ValueDecl::kBlockUnit : capacity(plan_));
+  }
+
+  void check_places() const {
     for (size_t id = 0; id < plan_.values.size(); ++id) {
       const ValueDecl& value = plan_.values[id];
       if (value.offset == ValueDecl::kCallerMemory) continue;
-      if (value.offset % 64 != 0 || value.offset > plan_.arena ||
-          value.bytes(capacity(plan_)) > plan_.arena - value.offset) {
-        throw PlanError("value v" + std::to_string(id) +
-                        " does not lie 64-byte aligned inside of the arena of " +
-                        std::to_string(plan_.arena) + " bytes");
+      const int64_t size = value.in_block ? plan_.block : plan_.arena;
+      if (value.offset % 64 != 0 || value.offset > size || bytes(value) > size - value.offset) {
+        throw PlanError("value v" + std::to_string(id) + " does not lie 64-byte aligned inside of the " +
+                        (value.in_block ? "block" : "arena") + " of " + std::to_string(size) + " bytes");
       }
     }
   }
@@ -206,36 +214,57 @@ class Validator {
     write_f32(step.out, Rows::tokens, x.cols / 3);
   }
 
-  // No step may write memory that holds a value which it or a later step still reads.
+  // Steps from the one that makes a value to the last that reads it.
+  struct Life {
+    size_t first = ~size_t{0}, last = 0;
+  };
+
+  // No step may write memory that holds a value which it or a later step still reads. Values of the arena
+  // live for whole stages: while one thread is at a stage's last step, another may be at its first.
   void check_lifetimes() const {
-    const size_t count = plan_.values.size();
-    std::vector<size_t> last(count, 0);
+    const std::vector<int> stages = plan_.stages();
+    std::vector<Life> lives(plan_.values.size());
+    size_t stage_begin = 0;
     for (size_t step = 0; step < plan_.steps.size(); ++step) {
-      for (int id : {plan_.steps[step].x, plan_.steps[step].other}) {
-        if (id >= 0) last[static_cast<size_t>(id)] = step;
-      }
-      // What is being written is alive until the step ends, and a pooled value over all of its steps.
-      for (int id : {plan_.steps[step].out, plan_.steps[step].also}) {
-        if (id >= 0) last[static_cast<size_t>(id)] = std::max(last[static_cast<size_t>(id)], step);
+      if (stages[step] != stages[stage_begin]) stage_begin = step;
+      size_t stage_end = step;
+      while (stage_end + 1 < stages.size() && stages[stage_end + 1] == stages[step]) ++stage_end;
+      const StepDecl& decl = plan_.steps[step];
+      for (int id : {decl.x, decl.other, decl.out, decl.also}) {
+        if (id < 0) continue;
+        const bool in_block = plan_.values[static_cast<size_t>(id)].in_block;
+        Life& life = lives[static_cast<size_t>(id)];
+        if (in_block && life.last > 0 && life.first < stage_begin) {
+          throw PlanError("plan step " + std::to_string(step) + ": v" + std::to_string(id) +
+                          " lies in the memory of a block, which ended with an earlier stage");
+        }
+        life.first = std::min(life.first, in_block ? step : stage_begin);
+        life.last = std::max(life.last, in_block ? step : stage_end);
       }
     }
-    std::vector<int> live;
-    for (size_t step = 0; step < plan_.steps.size(); ++step) {
-      for (int id : {plan_.steps[step].out, plan_.steps[step].also}) {
-        if (id < 0 || std::find(live.begin(), live.end(), id) != live.end()) continue;
-        const ValueDecl& value = plan_.values[static_cast<size_t>(id)];
-        if (value.offset == ValueDecl::kCallerMemory) continue;
-        for (int other : live) {
-          const ValueDecl& held = plan_.values[static_cast<size_t>(other)];
-          if (value.offset < held.offset + held.bytes(capacity(plan_)) &&
-              held.offset < value.offset + value.bytes(capacity(plan_))) {
-            throw PlanError("plan step " + std::to_string(step) + ": writes v" + std::to_string(id) +
-                            " over v" + std::to_string(other) + ", which is still read");
-          }
+    check_overlaps(lives);
+  }
+
+  void check_overlaps(const std::vector<Life>& lives) const {
+    std::vector<size_t> ids;
+    for (size_t id = 0; id < lives.size(); ++id) {
+      const bool placed = plan_.values[id].offset != ValueDecl::kCallerMemory;
+      if (placed && lives[id].first <= lives[id].last) ids.push_back(id);
+    }
+    std::sort(ids.begin(), ids.end(), [&](size_t a, size_t b) { return lives[a].first < lives[b].first; });
+    std::vector<size_t> live;
+    for (const size_t id : ids) {
+      const ValueDecl& value = plan_.values[id];
+      std::erase_if(live, [&](size_t other) { return lives[other].last < lives[id].first; });
+      for (const size_t other : live) {
+        const ValueDecl& held = plan_.values[other];
+        if (value.in_block == held.in_block && value.offset < held.offset + bytes(held) &&
+            held.offset < value.offset + bytes(value)) {
+          throw PlanError("v" + std::to_string(id) + " lies over v" + std::to_string(other) +
+                          " while both are alive");
         }
-        live.push_back(id);
       }
-      std::erase_if(live, [&](int id) { return last[static_cast<size_t>(id)] <= step; });
+      live.push_back(id);
     }
   }
 
@@ -248,6 +277,21 @@ class Validator {
 }  // namespace
 
 void validate_plan(const Plan& plan) { Validator(plan).run(); }
+
+std::vector<int> Plan::stages() const {
+  std::vector<int> stages;
+  const auto kind = [&](const StepDecl& step) { return values[static_cast<size_t>(step.out)].rows; };
+  for (size_t index = 0; index < steps.size(); ++index) {
+    if (index == 0) {
+      stages.push_back(0);
+      continue;
+    }
+    const StepDecl &before = steps[index - 1], &step = steps[index];
+    const bool alone = before.kind == StepKind::attention || step.kind == StepKind::attention;
+    stages.push_back(stages.back() + (alone || kind(before) != kind(step) ? 1 : 0));
+  }
+  return stages;
+}
 
 uint64_t WeightDecl::bytes() const {
   const auto element = static_cast<int64_t>(element_bytes(dtype));

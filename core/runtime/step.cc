@@ -78,16 +78,16 @@ class Binder {
   const std::byte* weights_;
 };
 
-const Place& place(const Chunk& chunk, int id) { return chunk.places[static_cast<size_t>(id)]; }
-const float* f32_in(const Chunk& chunk, int id) {
-  return id < 0 ? nullptr : reinterpret_cast<const float*>(place(chunk, id).data);
+const Place& place(const Share& share, int id) { return share.places[static_cast<size_t>(id)]; }
+const float* f32_in(const Share& share, int id) {
+  return id < 0 ? nullptr : reinterpret_cast<const float*>(place(share, id).data);
 }
-float* f32_out(const Chunk& chunk, int id) { return reinterpret_cast<float*>(place(chunk, id).data); }
-int64_t stride(const Chunk& chunk, int id) { return id < 0 ? 0 : place(chunk, id).stride; }
+float* f32_out(const Share& share, int id) { return reinterpret_cast<float*>(place(share, id).data); }
+int64_t stride(const Share& share, int id) { return id < 0 ? 0 : place(share, id).stride; }
 
-NarrowOut narrow_out(const Chunk& chunk, int id, NarrowOut::Kind kind) {
+NarrowOut narrow_out(const Share& share, int id, NarrowOut::Kind kind) {
   if (kind == NarrowOut::Kind::none) return {};
-  const Place& to = place(chunk, id);
+  const Place& to = place(share, id);
   return {kind, to.data, to.stride, to.scale, to.zero};
 }
 
@@ -100,23 +100,22 @@ class RowStep : public Step {
 
   // The operands that all of them have.
   template <class Args>
-  Args operands(const Chunk& chunk) const {
+  Args operands(const Share& share) const {
     Args args;
     args.cols = binder_.value(decl_.x).cols;
-    args.x = f32_in(chunk, decl_.x);
-    args.x_stride = stride(chunk, decl_.x);
+    args.x = f32_in(share, decl_.x);
+    args.x_stride = stride(share, decl_.x);
     if constexpr (requires { args.out_stride; }) {
-      args.out = f32_out(chunk, decl_.out);
-      args.out_stride = stride(chunk, decl_.out);
+      args.out = f32_out(share, decl_.out);
+      args.out_stride = stride(share, decl_.out);
     }
     return args;
   }
 
   template <class Args>
-  void run_rows(const Args& args, const Chunk& chunk, int thread, int threads) const {
-    const int64_t count = chunk.count(rows_);
-    const Range range = split(count, 1, thread, threads);
-    if (range.begin < range.end) select_(count)(args, range.begin, range.end);
+  void run_rows(const Args& args, const Share& share) const {
+    const Range range = split(share.rows, 1, share.part, share.parts);
+    if (range.begin < range.end) select_(range.end - range.begin)(args, range.begin, range.end);
   }
 
   const StepDecl decl_;
@@ -131,22 +130,22 @@ class EmbedStep final : public RowStep<EmbedFn> {
       : RowStep(binder, decl, "embed_rows", Rows::tokens),
         kind_(binder.narrow_kind(decl.also, decl.zero_point)) {}
 
-  void run(Chunk& chunk, int thread, int threads) const override {
+  void run(const Share& share) const override {
     EmbedArgs args;
     args.cols = binder_.weight(decl_.word).cols;
-    args.token_ids = chunk.token_ids;
-    args.token_type_ids = chunk.token_type_ids;
-    args.positions = chunk.positions.data();
+    args.token_ids = share.chunk.token_ids;
+    args.token_type_ids = share.chunk.token_type_ids;
+    args.positions = share.chunk.positions.data();
     args.word = binder_.data<float>(decl_.word);
     args.position = binder_.data<float>(decl_.position);
     args.token_type = binder_.data<float>(decl_.token_type);
     args.gamma = binder_.data<float>(decl_.gamma);
     args.beta = binder_.data<float>(decl_.beta);
     args.eps = decl_.eps;
-    args.out = f32_out(chunk, decl_.out);
-    args.out_stride = stride(chunk, decl_.out);
-    args.narrow = narrow_out(chunk, decl_.also, kind_);
-    run_rows(args, chunk, thread, threads);
+    args.out = f32_out(share, decl_.out);
+    args.out_stride = stride(share, decl_.out);
+    args.narrow = narrow_out(share, decl_.also, kind_);
+    run_rows(args, share);
   }
 
  private:
@@ -159,15 +158,15 @@ class NormStep final : public RowStep<NormFn> {
       : RowStep(binder, decl, "norm_rows", binder.value(decl.x).rows),
         kind_(binder.narrow_kind(decl.also, decl.zero_point)) {}
 
-  void run(Chunk& chunk, int thread, int threads) const override {
-    auto args = operands<NormArgs>(chunk);
-    args.residual = f32_in(chunk, decl_.other);
-    args.residual_stride = stride(chunk, decl_.other);
+  void run(const Share& share) const override {
+    auto args = operands<NormArgs>(share);
+    args.residual = f32_in(share, decl_.other);
+    args.residual_stride = stride(share, decl_.other);
     args.gamma = binder_.data<float>(decl_.gamma);
     args.beta = binder_.data<float>(decl_.beta);
     args.eps = decl_.eps;
-    args.narrow = narrow_out(chunk, decl_.also, kind_);
-    run_rows(args, chunk, thread, threads);
+    args.narrow = narrow_out(share, decl_.also, kind_);
+    run_rows(args, share);
   }
 
  private:
@@ -180,10 +179,10 @@ class NarrowStep final : public RowStep<NarrowFn> {
       : RowStep(binder, decl, "narrow_rows", binder.value(decl.x).rows),
         kind_(binder.narrow_kind(decl.out, decl.zero_point)) {}
 
-  void run(Chunk& chunk, int thread, int threads) const override {
-    auto args = operands<NarrowArgs>(chunk);
-    args.out = narrow_out(chunk, decl_.out, kind_);
-    run_rows(args, chunk, thread, threads);
+  void run(const Share& share) const override {
+    auto args = operands<NarrowArgs>(share);
+    args.out = narrow_out(share, decl_.out, kind_);
+    run_rows(args, share);
   }
 
  private:
@@ -195,14 +194,14 @@ class ElementwiseStep final : public RowStep<ElementwiseFn> {
   ElementwiseStep(const Binder& binder, const StepDecl& decl)
       : RowStep(binder, decl, "elementwise_rows", binder.value(decl.x).rows) {}
 
-  void run(Chunk& chunk, int thread, int threads) const override {
-    auto args = operands<ElementwiseArgs>(chunk);
-    args.other = f32_in(chunk, decl_.other);
-    args.other_stride = stride(chunk, decl_.other);
+  void run(const Share& share) const override {
+    auto args = operands<ElementwiseArgs>(share);
+    args.other = f32_in(share, decl_.other);
+    args.other_stride = stride(share, decl_.other);
     args.factor = decl_.factor;
     args.activation = decl_.act;
     args.exact = binder_.exact();
-    run_rows(args, chunk, thread, threads);
+    run_rows(args, share);
   }
 };
 
@@ -210,12 +209,12 @@ class PoolStep final : public RowStep<PoolFn> {
  public:
   PoolStep(const Binder& binder, const StepDecl& decl) : RowStep(binder, decl, "pool_rows", Rows::seqs) {}
 
-  void run(Chunk& chunk, int thread, int threads) const override {
-    auto args = operands<PoolArgs>(chunk);
-    args.cu_seqlens = chunk.cu_seqlens.data();
+  void run(const Share& share) const override {
+    auto args = operands<PoolArgs>(share);
+    args.cu_seqlens = share.chunk.cu_seqlens.data();
     args.mode = decl_.mode;
     args.out += decl_.column;
-    run_rows(args, chunk, thread, threads);
+    run_rows(args, share);
   }
 };
 
@@ -224,10 +223,11 @@ class GatherStep final : public RowStep<GatherFn> {
   GatherStep(const Binder& binder, const StepDecl& decl)
       : RowStep(binder, decl, "gather_rows", decl.kind == StepKind::first ? Rows::seqs : Rows::selected) {}
 
-  void run(Chunk& chunk, int thread, int threads) const override {
-    auto args = operands<GatherArgs>(chunk);
-    args.rows = decl_.kind == StepKind::first ? chunk.first_rows.data() : chunk.selected_rows.data();
-    run_rows(args, chunk, thread, threads);
+  void run(const Share& share) const override {
+    auto args = operands<GatherArgs>(share);
+    args.rows =
+        decl_.kind == StepKind::first ? share.chunk.first_rows.data() : share.chunk.selected_rows.data();
+    run_rows(args, share);
   }
 };
 
@@ -236,9 +236,9 @@ class NormalizeStep final : public RowStep<NormalizeFn> {
   NormalizeStep(const Binder& binder, const StepDecl& decl)
       : RowStep(binder, decl, "normalize_rows", binder.value(decl.x).rows) {}
 
-  void run(Chunk& chunk, int thread, int threads) const override {
-    auto args = operands<NormalizeArgs>(chunk);
-    run_rows(args, chunk, thread, threads);
+  void run(const Share& share) const override {
+    auto args = operands<NormalizeArgs>(share);
+    run_rows(args, share);
   }
 };
 
@@ -260,11 +260,11 @@ class LinearStep final : public Step {
         binder_(binder),
         select_(gemm_op(binder.value(decl.x).dtype), decl.arithmetic, kernels_) {}
 
-  void run(Chunk& chunk, int thread, int threads) const override {
+  void run(const Share& share) const override {
     const ValueDecl& x = binder_.value(decl_.x);
-    const Place& from = place(chunk, decl_.x);
+    const Place& from = place(share, decl_.x);
     GemmArgs args;
-    args.m = chunk.count(x.rows);
+    args.m = share.rows.end;
     args.n = binder_.weight(decl_.w).rows;
     args.k = x.cols;
     args.a = from.data;
@@ -275,13 +275,14 @@ class LinearStep final : public Step {
     args.w_scale = binder_.data<float>(decl_.scale);
     args.w_colsum = binder_.data<int32_t>(decl_.colsum);
     args.bias = binder_.data<float>(decl_.bias);
-    args.c = f32_out(chunk, decl_.out);
-    args.c_stride = stride(chunk, decl_.out);
+    args.c = f32_out(share, decl_.out);
+    args.c_stride = stride(share, decl_.out);
     args.activation = decl_.act;
     args.exact = binder_.exact();
-    const Tile tile = split_product(args.m, round_up(args.n, kPanel) / kPanel, thread, threads);
+    const Tile tile = split_product(share.rows, round_up(args.n, kPanel) / kPanel, share.part, share.parts);
     if (tile.rows.begin < tile.rows.end && tile.panels.begin < tile.panels.end) {
-      select_(args.m)(args, tile.rows.begin, tile.rows.end, tile.panels.begin, tile.panels.end);
+      select_(share.rows.end - share.rows.begin)(args, tile.rows.begin, tile.rows.end, tile.panels.begin,
+                                                 tile.panels.end);
     }
   }
 
@@ -296,34 +297,35 @@ class AttentionStep final : public Step {
   AttentionStep(const Binder& binder, const StepDecl& decl, size_t index)
       : decl_(decl), binder_(binder), index_(index), select_("attention", "f32", kernels_) {}
 
-  void run(Chunk& chunk, int thread, int threads) const override {
+  void run(const Share& share) const override {
     AttentionArgs args;
-    args.qkv = f32_in(chunk, decl_.x);
-    args.qkv_stride = stride(chunk, decl_.x);
-    args.cu_seqlens = chunk.cu_seqlens.data();
+    args.qkv = f32_in(share, decl_.x);
+    args.qkv_stride = stride(share, decl_.x);
+    args.cu_seqlens = share.chunk.cu_seqlens.data();
     args.heads = decl_.heads;
     args.head_dim = static_cast<int32_t>(binder_.value(decl_.x).cols / 3 / decl_.heads);
     args.scale = decl_.factor;
     args.bias = binder_.data<float>(decl_.bias);
     args.bias_len = decl_.bias < 0 ? 0 : (binder_.weight(decl_.bias).cols + 1) / 2;
-    args.out = f32_out(chunk, decl_.out);
-    args.out_stride = stride(chunk, decl_.out);
+    args.out = f32_out(share, decl_.out);
+    args.out_stride = stride(share, decl_.out);
     args.exact = binder_.exact();
-    std::byte* scratch = chunk.scratch[static_cast<size_t>(thread)];
-    const int64_t tasks = chunk.count(Rows::seqs) * decl_.heads;
-    const AttentionFn fn = select_(chunk.count(Rows::tokens));
+    std::byte* scratch = share.scratch;
+    const int64_t tasks = share.chunk.count(Rows::seqs) * decl_.heads;
+    const AttentionFn fn = select_(share.chunk.count(Rows::tokens));
     const auto one = [&](int64_t task) {
-      const int64_t seq = chunk.attention_order[static_cast<size_t>(task / decl_.heads)];
-      const int64_t len =
-          chunk.cu_seqlens[static_cast<size_t>(seq) + 1] - chunk.cu_seqlens[static_cast<size_t>(seq)];
+      const int64_t seq = share.chunk.attention_order[static_cast<size_t>(task / decl_.heads)];
+      const int64_t len = share.chunk.cu_seqlens[static_cast<size_t>(seq) + 1] -
+                          share.chunk.cu_seqlens[static_cast<size_t>(seq)];
       fn(args, seq, task % decl_.heads, 0, len, scratch);
     };
-    if (threads == 1) {
+    if (share.parts == 1) {
       for (int64_t task = 0; task < tasks; ++task) one(task);
       return;
     }
     // Longest sequences first and each thread takes what is next: one long text does not idle the others.
-    for (int64_t task; (task = chunk.next_task[index_].fetch_add(1, std::memory_order_relaxed)) < tasks;)
+    for (int64_t task;
+         (task = share.chunk.next_task[index_].fetch_add(1, std::memory_order_relaxed)) < tasks;)
       one(task);
   }
 

@@ -3,17 +3,29 @@
 #include <string>
 #include <vector>
 
+#include "parallel/partition.h"
 #include "runtime/chunk.h"
 #include "runtime/plan.h"
 
 namespace encast {
 
+// What one thread computes of a step: its part of `rows`, which are of the kind that the step makes. Taking a
+// block of rows through several steps, a thread is alone with it (parts = 1) and sees values of the block's
+// memory where it has them; see Executor.
+struct Share {
+  Chunk& chunk;
+  const Place* places;  // of every value
+  std::byte* scratch;
+  Range rows;
+  int part = 0, parts = 1;
+};
+
 // A step of the plan, bound to its weights and to the kernels that this machine runs it with.
 class Step {
  public:
   virtual ~Step() = default;
-  // The share of one thread of a team; no two threads write the same rows and columns.
-  virtual void run(Chunk& chunk, int thread, int threads) const = 0;
+  // No two parts write the same rows and columns.
+  virtual void run(const Share& share) const = 0;
   // Names of the kernels that it may call, for one row and upwards.
   const std::vector<std::string>& kernels() const { return kernels_; }
 

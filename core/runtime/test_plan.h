@@ -13,7 +13,8 @@ namespace encast::testing {
 
 constexpr const char* kTestPlan =
     "encast-plan 1\n"
-    "limits vocab=50 types=2 max_len=40 chunk_tokens=48 arena=262144 exact=0\n"
+    "limits vocab=50 types=2 max_len=40 chunk_tokens=48 arena=262144 block_rows=16 "
+    "stream_rows=8 block=1152 exact=0\n"
     "weight w0 f32 dense 50 16 @0\n"
     "weight w1 f32 dense 42 16 @3200\n"
     "weight w2 f32 dense 2 16 @5888\n"
@@ -26,10 +27,10 @@ constexpr const char* kTestPlan =
     "weight w9 f32 panels 16 16 @7936\n"
     "weight w10 f32 padded 1 16 @12032\n"
     "value v0 f32 tokens 16 @0\n"
-    "value v1 q8 tokens 16 @4096\n"
+    "value v1 q8 tokens 16 @+0\n"
     "value v2 f32 tokens 48 @8192\n"
     "value v3 f32 tokens 16 @20480\n"
-    "value v4 f32 tokens 16 @24576\n"
+    "value v4 f32 tokens 16 @+0\n"
     "value v5 f32 tokens 16 @28672\n"
     "value v6 f32 seqs 32 @40960\n"
     "value v7 f32 seqs 32 @-\n"

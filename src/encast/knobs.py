@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, Literal, TypeVar, overload
 
 from encast.errors import InputError
@@ -60,6 +61,16 @@ def _word(text: str) -> str:
     return text
 
 
+def _folder(text: str) -> Path:
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:  # no such user, or no home
+        raise ValueError(text) from None
+    if not path.is_absolute() or "\0" in text:
+        raise ValueError(text)
+    return path
+
+
 _ISA: Knob[str | None] = Knob(
     "ENCAST_ISA",
     None,
@@ -89,8 +100,38 @@ _CHUNK_TOKENS: Knob[int | None] = Knob(
     "Tokens that a forward takes through all layers at a time. Without it: 1024.",
     _integer(1, 1 << 20),
 )
+_BLOCK_ROWS: Knob[int | None] = Knob(
+    "ENCAST_BLOCK_ROWS",
+    None,
+    "a whole number of rows from 16 to 65536",
+    "Rows that a thread takes through the steps between two attentions at a time, rounded up to a multiple of 16. "
+    "Without it: as many as keep their values in the core's own cache.",
+    _integer(16, 1 << 16),
+)
+_STREAM_ROWS: Knob[int | None] = Knob(
+    "ENCAST_STREAM_ROWS",
+    None,
+    "a whole number of rows from 1 to 65536",
+    "With fewer rows a thread than this, threads share a product's weights instead of its rows. Without it: 48.",
+    _integer(1, 1 << 16),
+)
+_CACHE_DIR: Knob[Path | None] = Knob(
+    "ENCAST_CACHE_DIR",
+    None,
+    "the absolute path of a folder",
+    "Where measurements of this machine are kept. Without it: encast/ below XDG_CACHE_HOME, or ~/.cache/encast.",
+    _folder,
+)
 
-KNOBS: tuple[Knob[str | None] | Knob[int | None] | Knob[int], ...] = (_ISA, _THREADS, _SPIN_US, _CHUNK_TOKENS)
+KNOBS: tuple[Knob[str | None] | Knob[Path | None] | Knob[int | None] | Knob[int], ...] = (
+    _ISA,
+    _THREADS,
+    _SPIN_US,
+    _CHUNK_TOKENS,
+    _BLOCK_ROWS,
+    _STREAM_ROWS,
+    _CACHE_DIR,
+)
 
 
 @overload
@@ -98,8 +139,12 @@ def get(name: Literal["ENCAST_ISA"]) -> str | None: ...
 @overload
 def get(name: Literal["ENCAST_SPIN_US"]) -> int: ...
 @overload
-def get(name: Literal["ENCAST_THREADS", "ENCAST_CHUNK_TOKENS"]) -> int | None: ...
-def get(name: str) -> str | int | None:
+def get(
+    name: Literal["ENCAST_THREADS", "ENCAST_CHUNK_TOKENS", "ENCAST_BLOCK_ROWS", "ENCAST_STREAM_ROWS"],
+) -> int | None: ...
+@overload
+def get(name: Literal["ENCAST_CACHE_DIR"]) -> Path | None: ...
+def get(name: str) -> str | Path | int | None:
     """The value of a knob of the list by its name; raises ``InputError`` as ``Knob.read`` does."""
     for knob in KNOBS:
         if knob.name == name:

@@ -58,9 +58,18 @@ def test_bits_depend_on_the_text_alone(
     monkeypatch.setenv("ENCAST_CHUNK_TOKENS", "1")
     small_chunks = open_cpu(name, dtype, tmp_path_factory, threads=2)
     monkeypatch.delenv("ENCAST_CHUNK_TOKENS")
+    # Threads alone with small blocks of rows, and threads that share every product.
+    monkeypatch.setenv("ENCAST_BLOCK_ROWS", "16")
+    monkeypatch.setenv("ENCAST_STREAM_ROWS", "1")
+    small_blocks = open_cpu(name, dtype, tmp_path_factory, threads=2)
+    monkeypatch.setenv("ENCAST_BLOCK_ROWS", "1024")
+    monkeypatch.setenv("ENCAST_STREAM_ROWS", "1024")
+    together_always = open_cpu(name, dtype, tmp_path_factory, threads=2)
+    monkeypatch.delenv("ENCAST_BLOCK_ROWS")
+    monkeypatch.delenv("ENCAST_STREAM_ROWS")
     several = open_cpu(name, dtype, tmp_path_factory, threads=1, instances=3)
     rng = np.random.default_rng(5)
-    for cpu in (one, two, small_chunks, several):
+    for cpu in (one, two, small_chunks, small_blocks, together_always, several):
         for _ in range(4):
             order = rng.permutation(len(texts))
             together = _run(cpu, [texts[index] for index in order], output)

@@ -37,8 +37,7 @@ class CpuRunnable:
         cores = machine.usable_cores()
         if threads is None:
             threads = knobs.get("ENCAST_THREADS") or max(1, len(cores) // instances)
-        target = Target.here(knobs.get("ENCAST_CHUNK_TOKENS"))
-        self.plan = lower(artifact.graph, artifact.tensors, target)
+        self.plan = lower(artifact.graph, artifact.tensors, Target.here())
         self.threads, self.instances = threads, instances
         weights = _core.Weights(str(artifact.weights_path))
         weights.verify(

@@ -14,6 +14,9 @@ from encast.lower.target import Target
 
 __all__ = ["StoredTensor", "lower"]
 
+_BLOCK_UNIT = 16
+"""Rows for which offsets in the memory of a block are given; ``ValueDecl::kBlockUnit`` of core/runtime/plan.h."""
+
 _ELEMENT_BYTES = {"f32": 4, "bf16": 2, "q8": 1}
 
 
@@ -180,35 +183,62 @@ class _Lowering:
 
     # The whole
 
+    def stages(self) -> list[int]:
+        """The stage of every step; the rule stands in core/runtime/plan.h."""
+        stages: list[int] = []
+        for index, step in enumerate(self.steps):
+            before = self.steps[index - 1] if index else step
+            alone = "attention" in (before.kind, step.kind)
+            cut = index > 0 and (alone or self.made_rows(before) != self.made_rows(step))
+            stages.append(stages[-1] + cut if stages else 0)
+        return stages
+
+    def made_rows(self, step: _Step) -> str:
+        return str(self.values[step.writes["out"]].shape[0])
+
+    def places(self, chunk: int) -> tuple[dict[str, str], int, int]:
+        """The place of every value as the plan spells it, the bytes of the arena and of 16 rows of a block."""
+        stages = self.stages()
+        uses: dict[str, list[int]] = {}
+        for index, step in enumerate(self.steps):
+            for value in (*step.reads.values(), *step.writes.values()):
+                uses.setdefault(value, []).append(index)
+        read = {value for step in self.steps for value in step.reads.values()}
+        # A step with two outputs also runs for the sake of the other one, when nobody gives memory for the first.
+        sole = {value for step in self.steps if len(step.writes) == 1 for value in step.writes.values()}
+        outputs = set(self.graph.outputs.values())
+        outside = {value for value in outputs if value not in read and value in sole}
+        within = {
+            value: stages[used[0]] == stages[used[-1]] and value not in outputs
+            for value, used in uses.items()
+            if value not in outside
+        }
+        block = [value for value, local in within.items() if local]
+        arena = [value for value, local in within.items() if not local]
+        block_spans = [Lifetime(_nbytes(self.values[v], _BLOCK_UNIT), uses[v][0], uses[v][-1]) for v in block]
+        arena_spans = [Lifetime(_nbytes(self.values[v], chunk), stages[uses[v][0]], stages[uses[v][-1]]) for v in arena]
+        block_offsets, block_bytes = place_values(block_spans)
+        arena_offsets, arena_bytes = place_values(arena_spans)
+        spelled = {value: "-" for value in outside}
+        spelled |= {value: f"+{offset}" for value, offset in zip(block, block_offsets, strict=True)}
+        spelled |= {value: str(offset) for value, offset in zip(arena, arena_offsets, strict=True)}
+        return spelled, arena_bytes, block_bytes
+
     def lines(self) -> list[str]:
         meta = self.graph.meta
         chunk = max(self.target.chunk_tokens, int(meta["max_len"]))
         ids = {value: f"v{index}" for index, value in enumerate(self.values)}
-        first: dict[str, int] = {}
-        last: dict[str, int] = {}
-        for index, step in enumerate(self.steps):
-            for value in step.writes.values():
-                first.setdefault(value, index)
-                last[value] = index
-            for value in step.reads.values():
-                last[value] = index
-        read = {value for step in self.steps for value in step.reads.values()}
-        # A step with two outputs also runs for the sake of the other one, when nobody gives memory for the first.
-        sole = {value for step in self.steps if len(step.writes) == 1 for value in step.writes.values()}
-        outside = {value for value in self.graph.outputs.values() if value not in read and value in sole}
-        inside = [value for value in self.values if value not in outside]
-        spans = [Lifetime(_nbytes(self.values[value], chunk), first[value], last[value]) for value in inside]
-        offsets, arena = place_values(spans)
-        place = {value: str(offset) for value, offset in zip(inside, offsets, strict=True)}
-
+        place, arena, block = self.places(chunk)
+        block_rows = self.target.rows_of_block(block / _BLOCK_UNIT)
         lines = ["encast-plan 1"]
         lines.append(
             f"limits vocab={meta['vocab']} types={meta['type_vocab']} max_len={meta['max_len']} "
-            f"chunk_tokens={chunk} arena={arena} exact={int(meta['math'] == 'exact')}"
+            f"chunk_tokens={chunk} arena={arena} block_rows={block_rows} "
+            f"stream_rows={min(self.target.stream_rows, block_rows)} block={block} exact={int(meta['math'] == 'exact')}"
         )
         lines += self.weight_lines
         for value, type in self.values.items():
-            lines.append(f"value {ids[value]} {type.dtype} {type.shape[0]} {type.shape[1]} @{place.get(value, '-')}")
+            lines.append(f"value {ids[value]} {type.dtype} {type.shape[0]} {type.shape[1]} @{place[value]}")
         for step in self.steps:
             keys = {**step.keys, **{key: ids[value] for key, value in (*step.reads.items(), *step.writes.items())}}
             lines.append(f"step {step.kind} " + " ".join(f"{key}={text}" for key, text in keys.items()))

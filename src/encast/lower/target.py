@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from encast import knobs
 from encast.errors import ResourceError
+from encast.machine import this_machine
 
 __all__ = ["DEFAULT_CHUNK_TOKENS", "GEMM_CLASSES", "Target"]
 
@@ -23,20 +25,46 @@ GEMM_CLASSES = {
 
 @dataclass(frozen=True)
 class Target:
-    """``gemm``: operand dtype to arithmetic class. ``chunk_tokens``: raised to the model's longest text."""
+    """``gemm``: operand dtype to arithmetic class. ``chunk_tokens``: raised to the model's longest text.
+
+    ``block_bytes``: what the values of a block of rows may take, so that they stay in a core's own cache;
+    ``block_rows`` says it in rows, rounded up to a multiple of 16. ``stream_rows``: with fewer rows a thread, threads share a
+    product's weights instead of its rows.
+    """
 
     gemm: dict[str, str]
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
+    block_bytes: int = 896 << 10
+    block_rows: int | None = None
+    stream_rows: int = 48
+
+    def rows_of_block(self, bytes_per_row: float) -> int:
+        """Most rows that a thread takes through the steps of a stage at a time, a multiple of 16."""
+        if self.block_rows is not None:
+            return -(-self.block_rows // 16) * 16
+        fitting = int(self.block_bytes / max(bytes_per_row, 1.0))
+        return max(32, min(192, fitting // 16 * 16))
 
     @staticmethod
-    def here(chunk_tokens: int | None = None) -> Target:
-        """This machine, at the ISA level that ``ENCAST_ISA`` allows; raises ``ResourceError``."""
+    def here() -> Target:
+        """This machine, at the ISA level that ``ENCAST_ISA`` allows and with the other knobs.
+
+        Raises ``ResourceError`` when no kernel may run, ``InputError`` for a knob out of range.
+        """
         from encast import _core
 
-        return Target.choose(_core.select_kernel, chunk_tokens)
+        target = Target.choose(_core.select_kernel)
+        core_cache = max((cache.bytes // cache.shared_by for cache in this_machine().caches if cache.level == 2), default=0)
+        return replace(
+            target,
+            chunk_tokens=knobs.get("ENCAST_CHUNK_TOKENS") or target.chunk_tokens,
+            block_bytes=core_cache * 7 // 8 or target.block_bytes,
+            block_rows=knobs.get("ENCAST_BLOCK_ROWS"),
+            stream_rows=knobs.get("ENCAST_STREAM_ROWS") or target.stream_rows,
+        )
 
     @staticmethod
-    def choose(select_kernel: Callable[[str, str, int], str | None], chunk_tokens: int | None = None) -> Target:
+    def choose(select_kernel: Callable[[str, str, int], str | None]) -> Target:
         """The fastest class of every operand dtype for which ``select_kernel(op, class, rows)`` finds a kernel."""
         gemm = {}
         for dtype, (op, classes) in GEMM_CLASSES.items():
@@ -44,4 +72,4 @@ class Target:
             if not usable:
                 raise ResourceError(f"no kernel of {op} may run on this machine; {classes} exist, see: encast kernels")
             gemm[dtype] = usable[0]
-        return Target(gemm, DEFAULT_CHUNK_TOKENS if chunk_tokens is None else chunk_tokens)
+        return Target(gemm)
