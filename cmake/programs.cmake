@@ -14,7 +14,7 @@ if(ENCAST_TESTS)
     add_test(NAME ${name} COMMAND ${name})
     # 77: every test of the program was skipped (core/testing/check.h).
     set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 600)
-    if(source MATCHES "/core/(parallel|runtime)/")
+    if(source MATCHES "/core/(parallel|runtime|timing)/")
       set_property(TEST ${name} PROPERTY LABELS threads)
     endif()
   endforeach()

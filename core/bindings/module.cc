@@ -37,4 +37,5 @@ NB_MODULE(_core, m) {
   encast::bind_cpu(m);
   encast::bind_peak(m);
   encast::bind_runtime(m);
+  encast::bind_timing(m);
 }
