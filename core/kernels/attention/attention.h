@@ -2,7 +2,10 @@
 #include <cstdint>
 
 // Contract: self-attention inside every sequence of a packed batch.
-// op attention, arithmetic f32: out = softmax(scale * q k^T + bias) v, a head at a time.
+// op attention: out = softmax(scale * q k^T + bias) v, a head at a time. Arithmetic:
+//   f32                both products of f32 operands
+//   bf16_fma, bf16_dp  of operands (powers too) rounded to bf16, sums in f32
+//   s8                 of integer codes, sums exact; src/encast/ir/ops.py (attention) defines the codes
 // The bits of a row depend on its own sequence only: not on neighbours, not on the query block.
 namespace encast {
 
@@ -11,7 +14,7 @@ struct AttentionArgs {
   int64_t qkv_stride = 0;
   const int32_t* cu_seqlens = nullptr;  // [seqs + 1], rows of qkv
   int32_t heads = 0, head_dim = 0;
-  float scale = 1.0f;
+  float scale = 1.0f;  // positive
   const float* bias =
       nullptr;           // [heads, 2 * bias_len - 1] or null; score (i, j) gets column j - i + bias_len - 1
   int64_t bias_len = 0;  // no sequence is longer when bias is given

@@ -1,33 +1,18 @@
 #pragma once
 #include "kernels/attention/attention.h"
 #include "kernels/attention/scratch.h"
+#include "kernels/attention/tiles.h"
 #include "simd/lanes.h"
 #include "simd/math.h"
 #include "simd/transpose.h"
 
-// The algorithm, once for every level; README.md has the drawing. A level chooses the register tile: kRows
-// queries by kVectors vectors of sixteen columns. Every output is one chain of fused multiply-adds over
-// head_dim (scores) or over the keys (context), in order, so neither the tile nor the query block is
-// seen in the bits.
+// Classes f32 and bf16_fma, once for every level; README.md has the drawing. bf16_fma rounds its operands to
+// bf16, which it keeps in f32, and then computes as f32 does: products of bf16 are exact there. A level
+// chooses the register tile: kRows queries by kVectors vectors of sixteen columns. Every output is one chain
+// of fused multiply-adds over head_dim (scores) or over the keys (context), in order, so neither the tile nor
+// the query block is seen in the bits.
 namespace encast {
 inline namespace ENCAST_SIMD_LEVEL {
-
-template <int n>
-struct Count {
-  static constexpr int value = n;
-};
-
-// body(Count<c>) with c = count, 1 <= count <= most.
-template <int most, class Body>
-ENCAST_SIMD void with_count(int64_t count, Body body) {
-  if constexpr (most > 1) {
-    if (count < most) {
-      with_count<most - 1>(count, body);
-      return;
-    }
-  }
-  body(Count<most>{});
-}
 
 // sum[i][v] += a[i][0 ... k-1] times columns 16v to 16v+15 of b[0 ... k-1].
 template <int rows, int vectors>
@@ -63,10 +48,19 @@ struct Head {
   float* values;
   float* scores;
   float* context;
+  float* queries;
 };
 
+// What class bf16_fma makes of an operand, and f32 does not.
+template <bool kRounded>
+ENCAST_SIMD F32x16 operand(F32x16 x) {
+  if constexpr (kRounded) return from_bits(shift_left<16>(to_bf16(x)));
+  return x;
+}
+
 // Keys to panels: 16 keys by 16 dimensions at a time through the registers.
-static inline void pack_keys(const Head& head) {
+template <bool kRounded>
+ENCAST_SIMD_TILE void pack_keys(const Head& head) {
   for (int64_t key = 0; key < head.len; key += 16) {
     float* panel = head.keys + key / kKeyPanel * kKeyPanel * head.head_dim + key % kKeyPanel;
     for (int64_t dim = 0; dim < head.head_dim; dim += 16) {
@@ -77,26 +71,30 @@ static inline void pack_keys(const Head& head) {
         block[i] = key + i >= head.len ? set1(0.0f) : dims == 16 ? load(row) : load_partial(row, dims);
       }
       transpose(block);
-      for (int64_t i = 0; i < dims; ++i) store(panel + (dim + i) * kKeyPanel, block[i]);
+      for (int64_t i = 0; i < dims; ++i) store(panel + (dim + i) * kKeyPanel, operand<kRounded>(block[i]));
     }
   }
 }
 
-// Values side by side: in place, rows of 3 * hidden floats would fall into few cache sets and many pages.
-static inline void pack_values(const Head& head) {
-  for (int64_t key = 0; key < head.len; ++key) {
-    const float* row = head.v + key * head.stride;
-    float* packed = head.values + key * head.padded_dim;
+// Values, and a block's queries, side by side: in place, rows of 3 * hidden floats would fall into few cache
+// sets and many pages.
+template <bool kRounded>
+ENCAST_SIMD_TILE void pack_rows(const Head& head, const float* rows, int64_t count, float* packed) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float* row = rows + i * head.stride;
     int64_t dim = 0;
-    for (; dim + 16 <= head.head_dim; dim += 16) store(packed + dim, load(row + dim));
-    if (dim < head.head_dim) store(packed + dim, load_partial(row + dim, head.head_dim - dim));
+    for (; dim + 16 <= head.head_dim; dim += 16) store(packed + dim, operand<kRounded>(load(row + dim)));
+    if (dim < head.head_dim) {
+      store(packed + dim, operand<kRounded>(load_partial(row + dim, head.head_dim - dim)));
+    }
+    packed += head.padded_dim;
   }
 }
 
-// scale * q k^T + bias of `rows` queries from `query` on against `vectors` times 16 keys from `key` on;
-// -infinity behind the last key.
+// scale * q k^T + bias of `rows` queries from row `row` of the block on against `vectors` times 16 keys from
+// `key` on; -infinity behind the last key.
 template <int rows, int vectors>
-ENCAST_SIMD_TILE void score_tile(const Head& head, int64_t query, int64_t key, float* scores) {
+ENCAST_SIMD_TILE void score_tile(const Head& head, int64_t query, int64_t row, int64_t key) {
   F32x16 sum[rows][vectors];
 #pragma GCC unroll 6
   for (int i = 0; i < rows; ++i) {
@@ -104,14 +102,15 @@ ENCAST_SIMD_TILE void score_tile(const Head& head, int64_t query, int64_t key, f
     for (int v = 0; v < vectors; ++v) sum[i][v] = set1(0.0f);
   }
   const float* panel = head.keys + key / kKeyPanel * kKeyPanel * head.head_dim + key % kKeyPanel;
-  multiply_tile(sum, head.q + query * head.stride, head.stride, panel, kKeyPanel, head.head_dim);
+  multiply_tile(sum, head.queries + row * head.padded_dim, head.padded_dim, panel, kKeyPanel, head.head_dim);
+  float* scores = head.scores + row * head.padded_len;
   const F32x16 scale = set1(head.scale);
 #pragma GCC unroll 6
   for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) {
       const int64_t first = key + 16 * v, valid = head.len - first;
-      const float* bias = head.bias == nullptr ? nullptr : head.bias + (first - (query + i));
+      const float* bias = head.bias == nullptr ? nullptr : head.bias + (first - (query + row + i));
       F32x16 score;
       if (valid >= 16) {
         score = bias == nullptr ? sum[i][v] * scale : fma(sum[i][v], scale, load(bias));
@@ -130,11 +129,9 @@ ENCAST_SIMD void score_block(const Head& head, int64_t query, int64_t rows) {
   for (int64_t key = 0; key < head.len; key += 16 * kVectors) {
     const int64_t vectors = (head.len - key + 15) / 16;
     for (int64_t row = 0; row < rows; row += kRows) {
-      float* scores = head.scores + row * head.padded_len;
       with_count<kRows>(rows - row, [&](auto r) ENCAST_SIMD_BODY {
-        with_count<kVectors>(vectors, [&](auto v) ENCAST_SIMD_BODY {
-          score_tile<r.value, v.value>(head, query + row, key, scores);
-        });
+        with_count<kVectors>(
+            vectors, [&](auto v) ENCAST_SIMD_BODY { score_tile<r.value, v.value>(head, query, row, key); });
       });
     }
   }
@@ -142,7 +139,7 @@ ENCAST_SIMD void score_block(const Head& head, int64_t query, int64_t rows) {
 
 // scores = exp(scores - max), one row; returns the reciprocal of their sum. Lanes behind the last key become
 // 0.
-template <bool exact>
+template <bool exact, bool kRounded>
 ENCAST_SIMD_TILE float softmax_row(float* scores, int64_t len) {
   const int64_t padded = round_up_to(len, 16);
   F32x16 largest[kStreams], sum[kStreams];
@@ -153,7 +150,7 @@ ENCAST_SIMD_TILE float softmax_row(float* scores, int64_t len) {
   const F32x16 top = set1(reduce_max(largest));
   for_columns(padded, [&](int i, int64_t col, auto) ENCAST_SIMD_BODY {
     const F32x16 below = load(scores + col) - top;
-    const F32x16 power = exact ? exp_exact(below) : exp(below);
+    const F32x16 power = operand<kRounded>(exact ? exp_exact(below) : exp(below));
     store(scores + col, power);
     sum[i] = sum[i] + power;
   });
@@ -214,7 +211,7 @@ ENCAST_SIMD void context_block(const Head& head, int64_t query, int64_t rows, co
   }
 }
 
-template <int kRows, int kVectors>
+template <int kRows, int kVectors, bool kRounded>
 ENCAST_SIMD void attention(const AttentionArgs& args, int64_t seq, int64_t head_index, int64_t query_begin,
                            int64_t query_end, void* scratch) {
   if (query_begin >= query_end) return;
@@ -242,17 +239,20 @@ ENCAST_SIMD void attention(const AttentionArgs& args, int64_t seq, int64_t head_
       .values = keys + parts.keys,
       .scores = keys + parts.keys + parts.values,
       .context = keys + parts.keys + parts.values + parts.scores,
+      .queries = keys + parts.keys + parts.values + parts.scores + parts.context,
   };
-  pack_keys(head);
-  pack_values(head);
+  pack_keys<kRounded>(head);
+  pack_rows<kRounded>(head, head.v, len, head.values);
   const int64_t block = query_rows(len);
   float inverse_sums[kMaxQueryRows];
   for (int64_t query = query_begin; query < query_end; query += block) {
     const int64_t rows = query_end - query < block ? query_end - query : block;
+    pack_rows<kRounded>(head, head.q + query * head.stride, rows, head.queries);
     score_block<kRows, kVectors>(head, query, rows);
     for (int64_t row = 0; row < rows; ++row) {
       float* scores = head.scores + row * head.padded_len;
-      inverse_sums[row] = head.exact ? softmax_row<true>(scores, len) : softmax_row<false>(scores, len);
+      inverse_sums[row] =
+          head.exact ? softmax_row<true, kRounded>(scores, len) : softmax_row<false, kRounded>(scores, len);
     }
     context_block<kRows, kVectors>(head, query, rows, inverse_sums);
   }

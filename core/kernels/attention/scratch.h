@@ -1,13 +1,14 @@
 #pragma once
 #include <cstdint>
 
-// How one call divides its scratch. All sizes are in floats and multiples of 16, so every part starts on a
-// 64-byte boundary when the whole does.
+// How one call divides its scratch. First classes f32 and bf16_fma: all sizes are in floats and multiples of
+// 16, so every part starts on a 64-byte boundary when the whole does.
 //
 //   keys     [len/64][head_dim][64]          panels of 64 keys, transposed
 //   values   [len][head_dim rounded to 16]   zero-padded
 //   scores   [rows][len rounded to 64]       of one block of queries
 //   context  [rows][head_dim rounded to 16]  of the same block
+//   queries  [rows][head_dim rounded to 16]  of the same block
 namespace encast {
 namespace {
 
@@ -29,8 +30,8 @@ constexpr int64_t query_rows(int64_t len) {
 }
 
 struct ScratchParts {
-  int64_t keys, values, scores, context;
-  constexpr int64_t floats() const { return keys + values + scores + context; }
+  int64_t keys, values, scores, context, queries;
+  constexpr int64_t floats() const { return keys + values + scores + context + queries; }
 };
 
 // Never smaller for a longer sequence: scratch made for the longest serves all others.
@@ -39,7 +40,46 @@ constexpr ScratchParts scratch_parts(int64_t len, int64_t head_dim) {
   const int64_t full = kMaxQueryRows * padded_len, least = kMinQueryRows * padded_len;
   const int64_t bounded = full < kScoreFloats ? full : kScoreFloats;
   return {padded_len * head_dim, padded_len * padded_dim, bounded > least ? bounded : least,
-          kMaxQueryRows * padded_dim};
+          kMaxQueryRows * padded_dim, kMaxQueryRows * padded_dim};
+}
+
+// The narrow classes (narrow_impl.h), in bytes; every part is a multiple of 64. A group is 32 bits of codes:
+// 4 bytes or 2 halves. Keys come in blocks, and only one block's scores and powers exist at a time.
+//
+//   keys         [len/64][groups of head_dim][64][group]   panels of 64 keys
+//   corrections  [len/64][64] i32                          what the offset of query codes adds to scores
+//   values       [groups of len][dims][group]              dims: head_dim rounded to 16
+//   queries      [48][groups of head_dim, 64 bytes][group]
+//   scores       [48][block] f32                           block: len rounded to 64, at most kKeyBlock
+//   powers       [48][groups of block][group]
+//   context      [48][dims] f32                            between the blocks
+//   lanes        [48][16] f32                              partial maxima, then partial sums
+//   rows         [6][48] f32                               what is known of a query
+//   channels     [5][dims] f32                             what is known of a column of keys or values
+constexpr int64_t kKeyBlock = 1024;
+constexpr int64_t kRowVectors = 6, kChannelVectors = 5;
+
+struct NarrowParts {
+  int64_t keys, corrections, values, queries, scores, powers, context, lanes, rows, channels;
+  constexpr int64_t bytes() const {
+    return keys + corrections + values + queries + scores + powers + context + lanes + rows + channels;
+  }
+};
+
+constexpr NarrowParts narrow_parts(int64_t len, int64_t head_dim, int64_t group) {
+  const int64_t padded_len = round_up_to(len, kKeyPanel), dims = round_up_to(head_dim, 16);
+  const int64_t block = padded_len < kKeyBlock ? padded_len : kKeyBlock, code = 4 / group;
+  const int64_t query_bytes = round_up_to(head_dim * code, 64);
+  return {.keys = padded_len * round_up_to(head_dim, group) * code,
+          .corrections = padded_len * 4,
+          .values = padded_len * dims * code,
+          .queries = kMaxQueryRows * query_bytes,
+          .scores = kMaxQueryRows * block * 4,
+          .powers = kMaxQueryRows * block * code,
+          .context = kMaxQueryRows * dims * 4,
+          .lanes = kMaxQueryRows * 64,
+          .rows = kRowVectors * kMaxQueryRows * 4,
+          .channels = kChannelVectors * dims * 4};
 }
 
 }  // namespace

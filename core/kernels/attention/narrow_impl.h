@@ -1,0 +1,606 @@
+#pragma once
+#include "kernels/attention/attention.h"
+#include "kernels/attention/narrow_codes.h"
+#include "kernels/attention/scratch.h"
+#include "kernels/attention/tiles.h"
+#include "simd/lanes.h"
+#include "simd/math.h"
+#include "simd/transpose.h"
+
+// Attention in narrow products, once for every level; README.md has the drawing, ir/ops.py the definition.
+//
+// A level brings Products, which has
+//   kRows, kVectors            of its largest register tile
+//   kGroup                     codes of 32 bits: 4 bytes or 2 halves
+//   kIntegers                  codes are integers with scales; else bf16
+//   kOffset                    what is added to the codes of queries: 128 where the instruction wants them
+//                              unsigned, else 0. Sums start at minus kOffset times the sum of the key's codes
+//   Sum                        sixteen sums: I32x16 or F32x16
+//   row(p), columns(p)         operands: a group of a row for all columns, a group of sixteen columns
+//   add(sum, row, columns)
+// Integer sums are exact, everything else is a fixed order of operations on the virtual lanes, so all levels
+// of integers give the same bits.
+namespace encast {
+inline namespace ENCAST_SIMD_LEVEL {
+
+constexpr float kLog2E = 0x1.715476p+0f;
+constexpr int64_t kPrefetchTokens = 8;
+constexpr float kQueryLevels = 127.0f, kPowerLevels = 255.0f;
+
+// What one call works on; parts of the scratch are drawn in scratch.h.
+struct NarrowHead {
+  const float* q;  // row 0 of the sequence, columns of this head; likewise k and v
+  const float* k;
+  const float* v;
+  int64_t stride;
+  const float* bias;  // column of key - query = 0, or null
+  float scale, unit;  // of scores; unit makes them exponents of 2, or of e for exact powers
+  bool exact;
+  float* out;
+  int64_t out_stride;
+  int64_t len, head_dim, dims;  // dims: head_dim rounded up to 16
+  uint8_t* keys;
+  int64_t panel_bytes;
+  int32_t* corrections;
+  uint8_t* values;
+  uint8_t* queries;
+  int64_t query_bytes;
+  float* scores;
+  int64_t score_stride;
+  uint8_t* powers;
+  int64_t power_bytes;
+  float* context;
+  float* lanes;
+  float *factors, *tops, *sums, *decays, *inverses, *ones;  // [rows]
+  float *key_centre, *key_inverse, *key_scale;              // [dims]
+  float *value_centre, *value_scale;
+};
+
+// 2^x for x <= 0 to 1e-4 (integers: a code is 1/255) or 3e-6 (bf16: a code is 2^-8 of itself), with 2^0
+// exact. Least squares reweighted after Lawson, as in simd/math.h. NaN passes.
+template <bool kIntegers>
+ENCAST_SIMD F32x16 power_of_2(F32x16 x) {
+  x = max(set1(-100.0f), x);
+  const F32x16 n = round(x), f = x - n;
+  F32x16 sum;
+  if constexpr (kIntegers) {
+    sum = fma(f, set1(0x1.c2a1eap-5f), set1(0x1.f00c6ap-3f));
+  } else {
+    sum = fma(f, set1(0x1.3a02e0p-7f), set1(0x1.c9fc5ap-5f));
+    sum = fma(f, sum, set1(0x1.ec0378p-3f));
+  }
+  sum = fma(f, sum, set1(kIntegers ? 0x1.62f5fcp-1f : 0x1.62e12cp-1f));
+  return times_power_of_2(fma(f, sum, set1(1.0f)), n);
+}
+template <bool kIntegers, bool exact>
+ENCAST_SIMD F32x16 power(F32x16 x) {
+  if constexpr (exact) return exp_exact(max(set1(-100.0f), x));
+  return power_of_2<kIntegers>(x);
+}
+
+// Sixteen dimensions from `dim` on of a row; what lies behind the last one is 0.
+ENCAST_SIMD F32x16 load_dims(const NarrowHead& head, const float* row, int64_t dim) {
+  const int64_t left = head.head_dim - dim;
+  return left >= 16 ? load(row + dim) : left > 0 ? load_partial(row + dim, left) : set1(0.0f);
+}
+
+// Lane i: the sum, or the largest, of the lanes of vector i, folded as reductions are.
+ENCAST_SIMD F32x16 add_lanes(F32x16 (&rows)[16]) {
+  transpose(rows);
+#pragma GCC unroll 4
+  for (int width = 8; width > 0; width /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < width; ++i) rows[i] = rows[i] + rows[i + width];
+  }
+  return rows[0];
+}
+ENCAST_SIMD F32x16 max_lanes(F32x16 (&rows)[16]) {
+  transpose(rows);
+#pragma GCC unroll 4
+  for (int width = 8; width > 0; width /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < width; ++i) rows[i] = max(rows[i], rows[i + width]);
+  }
+  return rows[0];
+}
+
+// The reciprocal of a scale; a column or row so small that it overflows counts as zeros.
+ENCAST_SIMD F32x16 reciprocal_or_zero(F32x16 levels, F32x16 extent) {
+  const F32x16 reciprocal = levels / extent;
+  return select(less(reciprocal, set1(__builtin_inff())), reciprocal,
+                select(is_nan(extent), extent, set1(0.0f)));
+}
+
+// Smallest, largest and sum of `vectors` times sixteen columns over the tokens. Smallest and largest pass
+// over a NaN; the sum keeps it.
+template <int vectors>
+ENCAST_SIMD_TILE void column_range(const float* x, int64_t stride, int64_t len, int64_t last_lanes,
+                                   F32x16 (&low)[4], F32x16 (&high)[4], F32x16 (&sum)[4]) {
+  const auto get = [&](const float* row, int v) ENCAST_SIMD_BODY {
+    return v + 1 < vectors || last_lanes == 16 ? load(row + 16 * v) : load_partial(row + 16 * v, last_lanes);
+  };
+  F32x16 least[vectors], most[vectors], total[vectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < vectors; ++v) least[v] = most[v] = total[v] = get(x, v);
+  for (int64_t token = 1; token < len; ++token) {
+    const float* row = x + token * stride;
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      __builtin_prefetch(row + kPrefetchTokens * stride + 16 * v);
+      const F32x16 value = get(row, v);
+      least[v] = min(value, least[v]);
+      most[v] = max(value, most[v]);
+      total[v] = total[v] + value;
+    }
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < vectors; ++v) {
+    low[v] = least[v];
+    high[v] = most[v];
+    sum[v] = total[v];
+  }
+}
+
+// Keys: centred between the extremes of a column, which softmax cannot see. Values: around the column's mean,
+// so that powers too small for a code still count with the mean.
+static inline void measure_columns(const NarrowHead& head) {
+  const F32x16 levels = set1(kQueryLevels), half = set1(0.5f);
+  for (int64_t dim = 0; dim < head.dims; dim += 64) {
+    const int64_t vectors = head.dims - dim < 64 ? (head.dims - dim) / 16 : 4;
+    const int64_t tail = head.head_dim - dim - 16 * (vectors - 1);
+    const int64_t last_lanes = tail < 16 ? tail : 16;
+    F32x16 low[4], high[4], sum[4];
+    const auto measure = [&](const float* x) ENCAST_SIMD_BODY {
+      with_count<4>(vectors, [&](auto v) ENCAST_SIMD_BODY {
+        column_range<v.value>(x + dim, head.stride, head.len, last_lanes, low, high, sum);
+      });
+    };
+    measure(head.k);
+    for (int64_t v = 0; v < vectors; ++v) {
+      // 0, or NaN where the column has one or an infinity.
+      const F32x16 poison = sum[v] - sum[v];
+      const F32x16 extent = (high[v] - low[v]) * half + poison;
+      const F32x16 inverse = reciprocal_or_zero(levels, extent);
+      store(head.key_centre + dim + 16 * v, (high[v] + low[v]) * half);
+      store(head.key_inverse + dim + 16 * v, inverse);
+      store(head.key_scale + dim + 16 * v,
+            select(less_equal(inverse, set1(0.0f)), set1(0.0f), extent / levels));
+    }
+    measure(head.v);
+    for (int64_t v = 0; v < vectors; ++v) {
+      const F32x16 mean = sum[v] / set1(static_cast<float>(head.len));
+      store(head.value_centre + dim + 16 * v, mean);
+      store(head.value_scale + dim + 16 * v, max(high[v] - mean, mean - low[v]) / levels + (sum[v] - sum[v]));
+    }
+  }
+}
+
+// Codes of sixteen dimensions of a key.
+template <class Products>
+ENCAST_SIMD I32x16 key_codes(const NarrowHead& head, const float* row, int64_t dim) {
+  if constexpr (Products::kIntegers) {
+    if (dim >= head.dims) return set1(0);
+    return to_i32((load_dims(head, row, dim) - load(head.key_centre + dim)) * load(head.key_inverse + dim));
+  } else {
+    return to_bf16(load_dims(head, row, dim));
+  }
+}
+
+// Keys to panels: rows of codes, sixteen keys at a time transposed by groups through the registers.
+template <class Products>
+ENCAST_SIMD_TILE void pack_keys(const NarrowHead& head) {
+  constexpr int kGroup = Products::kGroup;
+  const int64_t groups = (head.head_dim + kGroup - 1) / kGroup;
+  for (int64_t key = 0; key < head.len; key += 16) {
+    uint8_t* panel = head.keys + key / kKeyPanel * head.panel_bytes + key % kKeyPanel * 4;
+    typename Products::Sum offset = Products::zero();
+    for (int64_t group = 0; group < groups; group += 16) {
+      F32x16 block[16];
+      for (int64_t i = 0; i < 16; ++i) {
+        I32x16 codes[kGroup];
+#pragma GCC unroll 4
+        for (int j = 0; j < kGroup; ++j) {
+          codes[j] = key + i >= head.len ? set1(0)
+                                         : key_codes<Products>(head, head.k + (key + i) * head.stride,
+                                                               group * kGroup + 16 * j);
+        }
+        block[i] = from_bits(pack_codes<Products::kIntegers>(codes));
+      }
+      transpose(block);
+      const int64_t count = groups - group < 16 ? groups - group : 16;
+      for (int64_t i = 0; i < count; ++i) {
+        uint8_t* to = panel + (group + i) * kKeyPanel * 4;
+        store(reinterpret_cast<float*>(to), block[i]);
+        if constexpr (Products::kOffset != 0)
+          offset = Products::add(offset, Products::offset_row(), Products::columns(to));
+      }
+    }
+    if constexpr (Products::kOffset != 0) store_i32(head.corrections + key, set1(0) - offset);
+  }
+}
+
+// Values by groups of keys.
+template <class Products>
+ENCAST_SIMD_TILE void pack_values(const NarrowHead& head) {
+  constexpr int kGroup = Products::kGroup;
+  for (int64_t dim = 0; dim < head.dims; dim += 16) {
+    F32x16 centre = set1(0.0f), inverse = set1(1.0f);
+    if constexpr (Products::kIntegers) {
+      centre = load(head.value_centre + dim);
+      const F32x16 scale = load(head.value_scale + dim);
+      inverse = reciprocal_or_zero(set1(1.0f), scale);
+    }
+    uint8_t* to = head.values + dim * 4;
+    for (int64_t key = 0; key < head.len; key += kGroup) {
+      I32x16 codes[kGroup];
+#pragma GCC unroll 4
+      for (int j = 0; j < kGroup; ++j) {
+        codes[j] = set1(0);
+        if (key + j >= head.len) continue;
+        const F32x16 value = load_dims(head, head.v + (key + j) * head.stride, dim);
+        if constexpr (Products::kIntegers) {
+          codes[j] = to_i32((value - centre) * inverse);
+        } else {
+          codes[j] = to_bf16(value);
+        }
+      }
+      store_i32(reinterpret_cast<int32_t*>(to), interleave_codes(codes));
+      to += head.dims * 4;
+    }
+  }
+}
+
+// Codes and factors of sixteen queries, of which `count` exist.
+template <class Products>
+ENCAST_SIMD_TILE void pack_queries(const NarrowHead& head, int64_t query, int64_t row, int64_t count) {
+  constexpr int kGroup = Products::kGroup;
+  const F32x16 exponent = set1(head.scale * head.unit);
+  float inverse_lanes[16];
+  if constexpr (Products::kIntegers) {
+    F32x16 largest[16];
+    for (int64_t i = 0; i < 16; ++i) {
+      const float* q = head.q + (query + row + i) * head.stride;
+      I32x16 bits_of_largest = set1(0);
+      if (i < count) {
+        for (int64_t dim = 0; dim < head.dims; dim += 16) {
+          const F32x16 value = load_dims(head, q, dim) * load(head.key_scale + dim);
+          // Of magnitudes the order of values is the order of patterns, and a NaN beats all.
+          bits_of_largest = max(bits_of_largest, bits(abs(value)));
+        }
+      }
+      largest[i] = from_bits(bits_of_largest);
+    }
+    transpose(largest);
+#pragma GCC unroll 16
+    for (int i = 1; i < 16; ++i) largest[0] = from_bits(max(bits(largest[0]), bits(largest[i])));
+    const F32x16 inverse = reciprocal_or_zero(set1(kQueryLevels), largest[0]);
+    store(inverse_lanes, inverse);
+    // Never 0, which times the minus infinity of a missing key would be NaN.
+    store(head.factors + row, max(set1(0x1p-126f), largest[0] / set1(kQueryLevels) * exponent));
+  } else {
+    store(head.factors + row, max(set1(0x1p-126f), exponent));
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const float* q = head.q + (query + row + i) * head.stride;
+    uint8_t* to = head.queries + (row + i) * head.query_bytes;
+    for (int64_t dim = 0; dim < head.dims; dim += 16 * kGroup) {
+      I32x16 codes[kGroup];
+#pragma GCC unroll 4
+      for (int j = 0; j < kGroup; ++j) {
+        const int64_t at = dim + 16 * j;
+        codes[j] = set1(0);
+        if (at >= head.dims) continue;
+        if constexpr (Products::kIntegers) {
+          const F32x16 value = load_dims(head, q, at) * load(head.key_scale + at);
+          codes[j] = to_i32(value * set1(inverse_lanes[i])) + set1(Products::kOffset);
+        } else {
+          codes[j] = to_bf16(load_dims(head, q, at));
+        }
+      }
+      store_i32(reinterpret_cast<int32_t*>(to + dim * (4 / kGroup)),
+                pack_codes<Products::kSignedQueries>(codes));
+    }
+  }
+}
+
+// sum[i][v] += a row of groups times columns 16v to 16v+15, over `groups` groups in order.
+template <class Products, int rows, int vectors>
+ENCAST_SIMD void multiply_groups(typename Products::Sum (&sum)[rows][vectors], const uint8_t* a,
+                                 int64_t a_bytes, const uint8_t* b, int64_t b_bytes, int64_t groups) {
+  for (int64_t g = 0; g < groups; ++g) {
+    decltype(Products::columns(b)) columns[vectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) columns[v] = Products::columns(b + 64 * v);
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; ++i) {
+      const auto row = Products::row(a + i * a_bytes);
+#pragma GCC unroll 4
+      for (int v = 0; v < vectors; ++v) sum[i][v] = Products::add(sum[i][v], row, columns[v]);
+    }
+    a += 4;
+    b += b_bytes;
+  }
+}
+
+ENCAST_SIMD F32x16 as_f32(I32x16 sum) { return to_f32(sum); }
+ENCAST_SIMD F32x16 as_f32(F32x16 sum) { return sum; }
+
+// Scores of `rows` queries from row `row` of the block on against `vectors` times 16 keys from `key` on, in
+// units of the query's factor (with a bias: in units of the exponent), and their largest so far.
+template <class Products, int rows, int vectors>
+ENCAST_SIMD_TILE void narrow_scores(const NarrowHead& head, int64_t query, int64_t row, int64_t key,
+                                    float* scores) {
+  typename Products::Sum sum[rows][vectors];
+#pragma GCC unroll 6
+  for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      if constexpr (Products::kOffset != 0) {
+        sum[i][v] = load_i32(head.corrections + key + 16 * v);
+      } else {
+        sum[i][v] = Products::zero();
+      }
+    }
+  }
+  const uint8_t* panel = head.keys + key / kKeyPanel * head.panel_bytes + key % kKeyPanel * 4;
+  multiply_groups<Products>(sum, head.queries + row * head.query_bytes, head.query_bytes, panel,
+                            kKeyPanel * 4, (head.head_dim + Products::kGroup - 1) / Products::kGroup);
+#pragma GCC unroll 6
+  for (int i = 0; i < rows; ++i) {
+    F32x16 top = load(head.lanes + (row + i) * 16);
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      const int64_t first = key + 16 * v, valid = head.len - first;
+      F32x16 score = as_f32(sum[i][v]);
+      if (head.bias != nullptr) {
+        const float* bias = head.bias + (first - (query + row + i));
+        const F32x16 added = valid >= 16 ? load(bias) : load_partial(bias, valid);
+        score = fma(score, set1(head.factors[row + i]), added * set1(head.unit));
+      }
+      if (valid < 16) score = select(first_lanes(valid), score, set1(-__builtin_inff()));
+      top = max(score, top);
+      store(scores + i * head.score_stride + 16 * v, score);
+    }
+    store(head.lanes + (row + i) * 16, top);
+  }
+}
+
+// Scores of a block of queries against the keys [key, end). A panel of keys stays in L1 while all tiles pass.
+template <class Products>
+ENCAST_SIMD void narrow_score_block(const NarrowHead& head, int64_t query, int64_t rows, int64_t begin,
+                                    int64_t end) {
+  for (int64_t row = 0; row < rows; ++row) store(head.lanes + row * 16, set1(-__builtin_inff()));
+  for (int64_t key = begin; key < end; key += 16 * Products::kVectors) {
+    const int64_t vectors = (end - key + 15) / 16;
+    for (int64_t row = 0; row < rows; row += Products::kRows) {
+      float* scores = head.scores + row * head.score_stride + (key - begin);
+      with_count<Products::kRows>(rows - row, [&](auto r) ENCAST_SIMD_BODY {
+        with_count<Products::kVectors>(vectors, [&](auto v) ENCAST_SIMD_BODY {
+          narrow_scores<Products, r.value, v.value>(head, query, row, key, scores);
+        });
+      });
+    }
+  }
+}
+
+// Codes of one row's powers from its scores, and the sums of the powers in sixteen lanes. Codes are written
+// for whole groups of 64 keys.
+template <class Products, bool exact>
+ENCAST_SIMD void power_row(const float* scores, int64_t keys, float top, float factor, uint8_t* codes_to,
+                           float* lanes) {
+  constexpr int kGroup = Products::kGroup;
+  F32x16 sum[kStreams];
+  fill(sum, 0.0f);
+  // The code of a power, which is added to its stream.
+  const auto code_of = [&](F32x16 score, int stream) ENCAST_SIMD_BODY {
+    const F32x16 p = power<Products::kIntegers, exact>((score - set1(top)) * set1(factor));
+    if constexpr (Products::kIntegers) {
+      sum[stream] = sum[stream] + p;
+      return to_i32(p * set1(kPowerLevels));
+    } else {
+      const I32x16 code = to_bf16(p);
+      sum[stream] = sum[stream] + from_bits(shift_left<16>(code));
+      return code;
+    }
+  };
+  const auto put = [&](const I32x16(&codes)[4], int64_t key) ENCAST_SIMD_BODY {
+#pragma GCC unroll 2
+    for (int part = 0; part < 4; part += kGroup) {
+      I32x16 some[kGroup];
+#pragma GCC unroll 4
+      for (int j = 0; j < kGroup; ++j) some[j] = codes[part + j];
+      store_i32(reinterpret_cast<int32_t*>(codes_to + (key + 16 * part) * (4 / kGroup)),
+                pack_codes<false>(some));
+    }
+  };
+  int64_t key = 0;
+  for (; key + 64 <= keys; key += 64) {
+    I32x16 codes[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) codes[i] = code_of(load(scores + key + 16 * i), i);
+    put(codes, key);
+  }
+  if (key < keys) {
+    // What lies behind the last key of its vector is minus infinity.
+    I32x16 codes[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      codes[i] = set1(0);
+      if (key + 16 * i < keys) codes[i] = code_of(load(scores + key + 16 * i), i);
+    }
+    put(codes, key);
+  }
+  store(lanes, (sum[0] + sum[1]) + (sum[2] + sum[3]));
+}
+
+// Softmax of sixteen rows, of which `count` exist, over one block of keys. With more than one block the
+// largest score runs along, and what was summed before decays to the new one.
+template <class Products, bool exact>
+ENCAST_SIMD_TILE void power_rows(const NarrowHead& head, int64_t row, int64_t count, int64_t keys, bool first,
+                                 bool last) {
+  F32x16 lanes[16];
+  const auto load_lanes = [&]() ENCAST_SIMD_BODY {
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) lanes[i] = i < count ? load(head.lanes + (row + i) * 16) : set1(0.0f);
+  };
+  load_lanes();
+  F32x16 top = max_lanes(lanes);
+  // With a bias the factor is in the scores already.
+  const float* factors = head.bias == nullptr ? head.factors : head.ones;
+  F32x16 decay = set1(0.0f);
+  if (!first) {
+    const F32x16 before = load(head.tops + row);
+    top = max(before, top);
+    decay = power<Products::kIntegers, exact>((before - top) * load(factors + row));
+  }
+  store(head.tops + row, top);
+  store(head.decays + row, decay);
+  for (int64_t i = row; i < row + count; ++i) {
+    power_row<Products, exact>(head.scores + i * head.score_stride, keys, head.tops[i], factors[i],
+                               head.powers + i * head.power_bytes, head.lanes + i * 16);
+  }
+  load_lanes();
+  F32x16 sum = add_lanes(lanes);
+  if (!first) sum = fma(load(head.sums + row), decay, sum);
+  store(head.sums + row, sum);
+  if (last) store(head.inverses + row, set1(1.0f) / (sum * set1(Products::kIntegers ? kPowerLevels : 1.0f)));
+}
+
+// Context of `rows` queries, `vectors` times 16 columns from `col` on, over the keys of one block.
+template <class Products, int rows, int vectors>
+ENCAST_SIMD_TILE void narrow_context(const NarrowHead& head, int64_t query, int64_t row, int64_t col,
+                                     int64_t begin, int64_t groups, bool first, bool last) {
+  typename Products::Sum sum[rows][vectors];
+#pragma GCC unroll 6
+  for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) sum[i][v] = Products::zero();
+  }
+  multiply_groups<Products>(sum, head.powers + row * head.power_bytes, head.power_bytes,
+                            head.values + (begin / Products::kGroup * head.dims + col) * 4, head.dims * 4,
+                            groups);
+#pragma GCC unroll 6
+  for (int i = 0; i < rows; ++i) {
+    float* context = head.context + (row + i) * head.dims + col;
+    float* out = head.out + (query + row + i) * head.out_stride + col;
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      F32x16 value = as_f32(sum[i][v]);
+      if (!first) value = fma(load(context + 16 * v), set1(head.decays[row + i]), value);
+      if (!last) {
+        store(context + 16 * v, value);
+        continue;
+      }
+      value = value * set1(head.inverses[row + i]);
+      if constexpr (Products::kIntegers) {
+        value = fma(value, load(head.value_scale + col + 16 * v), load(head.value_centre + col + 16 * v));
+      }
+      const int64_t left = head.head_dim - col - 16 * v;
+      if (left >= 16) {
+        store(out + 16 * v, value);
+      } else {
+        store_partial(out + 16 * v, left, value);
+      }
+    }
+  }
+}
+
+template <class Products>
+ENCAST_SIMD void narrow_context_block(const NarrowHead& head, int64_t query, int64_t rows, int64_t begin,
+                                      int64_t end, bool first, bool last) {
+  const int64_t groups = (end - begin + Products::kGroup - 1) / Products::kGroup;
+  for (int64_t col = 0; col < head.dims; col += 16 * Products::kVectors) {
+    const int64_t vectors = (head.dims - col) / 16;
+    for (int64_t row = 0; row < rows; row += Products::kRows) {
+      with_count<Products::kRows>(rows - row, [&](auto r) ENCAST_SIMD_BODY {
+        with_count<Products::kVectors>(vectors, [&](auto v) ENCAST_SIMD_BODY {
+          narrow_context<Products, r.value, v.value>(head, query, row, col, begin, groups, first, last);
+        });
+      });
+    }
+  }
+}
+
+template <class Products>
+ENCAST_SIMD void narrow_attention(const AttentionArgs& args, int64_t seq, int64_t head_index,
+                                  int64_t query_begin, int64_t query_end, void* scratch) {
+  if (query_begin >= query_end) return;
+  const int64_t first_row = args.cu_seqlens[seq], hidden = static_cast<int64_t>(args.heads) * args.head_dim;
+  const float* q = args.qkv + first_row * args.qkv_stride + head_index * args.head_dim;
+  const int64_t len = args.cu_seqlens[seq + 1] - first_row;
+  const NarrowParts parts = narrow_parts(len, args.head_dim, Products::kGroup);
+  uint8_t* next = static_cast<uint8_t*>(scratch);
+  const auto take = [&](int64_t bytes) {
+    uint8_t* part = next;
+    next += bytes;
+    return part;
+  };
+  const auto floats = [&](int64_t bytes) { return reinterpret_cast<float*>(take(bytes)); };
+  const int64_t dims = round_up_to(args.head_dim, 16);
+  NarrowHead head;
+  head.q = q;
+  head.k = q + hidden;
+  head.v = q + 2 * hidden;
+  head.stride = args.qkv_stride;
+  head.bias =
+      args.bias == nullptr ? nullptr : args.bias + head_index * (2 * args.bias_len - 1) + args.bias_len - 1;
+  head.scale = args.scale;
+  head.unit = args.exact ? 1.0f : kLog2E;
+  head.exact = args.exact;
+  head.out = args.out + first_row * args.out_stride + head_index * args.head_dim;
+  head.out_stride = args.out_stride;
+  head.len = len;
+  head.head_dim = args.head_dim;
+  head.dims = dims;
+  head.keys = take(parts.keys);
+  head.panel_bytes = parts.keys / (round_up_to(len, kKeyPanel) / kKeyPanel);
+  head.corrections = reinterpret_cast<int32_t*>(take(parts.corrections));
+  head.values = take(parts.values);
+  head.queries = take(parts.queries);
+  head.query_bytes = parts.queries / kMaxQueryRows;
+  head.scores = floats(parts.scores);
+  head.score_stride = parts.scores / kMaxQueryRows / 4;
+  head.powers = take(parts.powers);
+  head.power_bytes = parts.powers / kMaxQueryRows;
+  head.context = floats(parts.context);
+  head.lanes = floats(parts.lanes);
+  head.factors = floats(parts.rows);
+  head.tops = head.factors + kMaxQueryRows;
+  head.sums = head.tops + kMaxQueryRows;
+  head.decays = head.sums + kMaxQueryRows;
+  head.inverses = head.decays + kMaxQueryRows;
+  head.ones = head.inverses + kMaxQueryRows;
+  head.key_centre = floats(parts.channels);
+  head.key_inverse = head.key_centre + dims;
+  head.key_scale = head.key_inverse + dims;
+  head.value_centre = head.key_scale + dims;
+  head.value_scale = head.value_centre + dims;
+
+  for (int64_t row = 0; row < kMaxQueryRows; row += 16) store(head.ones + row, set1(1.0f));
+  if constexpr (Products::kIntegers) measure_columns(head);
+  pack_keys<Products>(head);
+  pack_values<Products>(head);
+  for (int64_t query = query_begin; query < query_end; query += kMaxQueryRows) {
+    const int64_t rows = query_end - query < kMaxQueryRows ? query_end - query : kMaxQueryRows;
+    for (int64_t row = 0; row < rows; row += 16) {
+      pack_queries<Products>(head, query, row, rows - row < 16 ? rows - row : 16);
+    }
+    for (int64_t begin = 0; begin < len; begin += kKeyBlock) {
+      const int64_t end = len - begin < kKeyBlock ? len : begin + kKeyBlock;
+      const bool first = begin == 0, last = end == len;
+      narrow_score_block<Products>(head, query, rows, begin, end);
+      for (int64_t row = 0; row < rows; row += 16) {
+        const int64_t count = rows - row < 16 ? rows - row : 16;
+        if (head.exact) {
+          power_rows<Products, true>(head, row, count, end - begin, first, last);
+        } else {
+          power_rows<Products, false>(head, row, count, end - begin, first, last);
+        }
+      }
+      narrow_context_block<Products>(head, query, rows, begin, end, first, last);
+    }
+  }
+}
+
+}  // namespace ENCAST_SIMD_LEVEL
+}  // namespace encast
