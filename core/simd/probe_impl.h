@@ -45,6 +45,9 @@
   P(gelu_tanh, apply(Activation::gelu_tanh, false, a))                                      \
   P(relu, apply(Activation::relu, false, a))                                                \
   P(silu, apply(Activation::silu, false, a))                                                \
+  P(lookup, lookup(kGeluBump.c[1], bits(a)))                                                \
+  P(gelu_coarse, minus_bump(*bump_of(Activation::gelu), a))                                 \
+  P(gelu_tanh_coarse, minus_bump(*bump_of(Activation::gelu_tanh), a))                       \
   P(exp_exact, exp_exact(a))                                                                \
   P(gelu_exact, apply(Activation::gelu, true, a))                                           \
   P(gelu_tanh_exact, apply(Activation::gelu_tanh, true, a))                                 \

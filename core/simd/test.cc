@@ -302,6 +302,11 @@ ENCAST_TEST(polynomials_stay_within_their_errors) {
     CHECK_LE(measure(level, "gelu", 0.0f, 12.0f, gelu).ulps, 4.0, level.name);
     CHECK_LE(measure(level, "gelu_tanh", -12.0f, 0.0f, gelu_tanh).absolute, 5e-8, level.name);
     CHECK_LE(measure(level, "gelu_tanh", 0.0f, 12.0f, gelu_tanh).ulps, 2.0, level.name);
+    CHECK_LE(measure(level, "gelu_coarse", -12.0f, 12.0f, gelu).absolute, 9.5e-5, level.name);
+    CHECK_LE(measure(level, "gelu_tanh_coarse", -12.0f, 12.0f, gelu_tanh).absolute, 9.5e-5, level.name);
+    // Near zero, where a bf16 has absolute steps as small as one likes.
+    CHECK_LE(measure(level, "gelu_coarse", 1e-6f, 1e-2f, gelu).ulps, 0x1p-9 / 0x1p-23, level.name);
+    CHECK_LE(measure(level, "gelu_tanh_coarse", 1e-6f, 1e-2f, gelu_tanh).ulps, 0x1p-9 / 0x1p-23, level.name);
     CHECK_LE(measure(level, "silu", -100.0f, 0.0f, silu).absolute, 5e-8, level.name);
     CHECK_LE(measure(level, "silu", 0.0f, 100.0f, silu).ulps, 1.8, level.name);
   }
@@ -331,6 +336,8 @@ ENCAST_TEST(limits_of_functions) {
                         {"gelu_tanh", -0.0f, kInfinity},
                         {"silu", -0.0f, kInfinity},
                         {"relu", 0.0f, kInfinity},
+                        {"gelu_coarse", 0.0f, kInfinity},
+                        {"gelu_tanh_coarse", 0.0f, kInfinity},
                         {"exp_exact", 0.0f, kInfinity},
                         {"tanh_exact", -1.0f, 1.0f},
                         {"gelu_exact", -0.0f, kInfinity},

@@ -41,6 +41,7 @@
 //   M less(a, b), M less_equal(a, b)            false when either is NaN
 //   M is_nan(a), M first_lanes(n)
 //   F select(m, a, b), I select(m, a, b)        a where m is set, else b
+//   F lookup(const float table[16], I)          table[i & 15] for each lane i; the table is 64-byte aligned
 //   F times_power_of_2(a, n)                    a * 2^n rounded once; n integral, |n| <= 252, |a| in [0.5, 2)
 //   float reduce_add(F), float reduce_max(F), int32_t reduce_max(I)
 //

@@ -165,6 +165,16 @@ ENCAST_SIMD F32x16 times_power_of_2(F32x16 a, F32x16 n) {
   return a * from_bits(shift_left<23>(half + bias)) * from_bits(shift_left<23>(whole - half + bias));
 }
 
+// vpermps looks at three bits of an index; the fourth chooses between the halves of the table.
+ENCAST_SIMD F32x16 lookup(const float* table, I32x16 i) {
+  const __m256 lower = _mm256_load_ps(table), upper = _mm256_load_ps(table + 8);
+  const auto half = [&](__m256i index) __attribute__((always_inline)) {
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(lower, index), _mm256_permutevar8x32_ps(upper, index),
+                            _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)));
+  };
+  return {half(i.lo), half(i.hi)};
+}
+
 ENCAST_SIMD __m256 low_half(F32x16 a) { return a.lo; }
 ENCAST_SIMD __m256 high_half(F32x16 a) { return a.hi; }
 ENCAST_SIMD __m256i low_half(I32x16 a) { return a.lo; }

@@ -93,6 +93,10 @@ ENCAST_SIMD Mask16 is_nan(F32x16 a) { return {_mm512_cmp_ps_mask(a.v, a.v, _CMP_
 ENCAST_SIMD F32x16 select(Mask16 m, F32x16 a, F32x16 b) { return {_mm512_mask_mov_ps(b.v, m.v, a.v)}; }
 ENCAST_SIMD I32x16 select(Mask16 m, I32x16 a, I32x16 b) { return {_mm512_mask_mov_epi32(b.v, m.v, a.v)}; }
 
+ENCAST_SIMD F32x16 lookup(const float* table, I32x16 i) {
+  return {_mm512_permutexvar_ps(i.v, _mm512_load_ps(table))};
+}
+
 ENCAST_SIMD __m256 low_half(F32x16 a) { return _mm512_castps512_ps256(a.v); }
 ENCAST_SIMD __m256 high_half(F32x16 a) { return _mm512_extractf32x8_ps(a.v, 1); }
 ENCAST_SIMD __m256i low_half(I32x16 a) { return _mm512_castsi512_si256(a.v); }

@@ -130,6 +130,8 @@ ENCAST_SIMD I32x16 select(Mask16 m, I32x16 a, I32x16 b) {
   ENCAST_LANES(I32x16, m.lane[i] ? a.lane[i] : b.lane[i]);
 }
 
+ENCAST_SIMD F32x16 lookup(const float* table, I32x16 a) { ENCAST_LANES(F32x16, table[a.lane[i] & 15]); }
+
 // Two factors, because 2^n alone may lie outside of f32: the first product is exact, the second rounds.
 ENCAST_SIMD F32x16 times_power_of_2(F32x16 a, F32x16 n) {
   F32x16 result;

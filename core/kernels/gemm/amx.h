@@ -61,6 +61,7 @@ class AmxTiles {
   using Dot = DotType;
   static constexpr int kRows = 2 * kTileRows;
   static constexpr bool kHasEpilogue = false;
+  static constexpr bool kActivates = false;
 
   void run(const GemmArgs&, const TileJob& job, int64_t rows) {
     if (rows != configured_rows_) {

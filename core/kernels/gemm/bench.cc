@@ -11,7 +11,6 @@
 #include <string>
 #include <string_view>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "cpu/isa.h"
@@ -28,7 +27,7 @@
 //                         panels: M rows in all, and each thread has its part of the panels
 //   --weights-mb=MB       64: copies of the weights that calls take in turn. A model's layers come from L3
 //                         or from memory too: 8 stay in L3, 512 do not
-//   --activation=gelu     none, gelu or relu
+//   --activation=gelu     none, gelu, coarse_gelu or relu
 //
 // Kernels take turns. A measurement is a run of calls that go through the copies; the minimum is the
 // machine's answer, the median shows its mood. Before a kernel is timed its answer is checked: exit status 1
@@ -48,6 +47,7 @@ struct Options {
   Split split = Split::rows;
   double weights_mb = 64;
   Activation activation = Activation::none;
+  bool coarse = false;
 };
 
 struct Shape {
@@ -152,8 +152,12 @@ class Workload {
   Workload(GemmOperands operands, const Shape& shape, const Options& options, Team& team)
       : rows_split_(options.split == Split::rows),
         shape_{rows_split_ ? shape.m * team.threads() : shape.m, shape.n, shape.k},
-        problem_(operands,
-                 {.m = shape_.m, .n = shape.n, .k = shape.k, .bias = true, .activation = options.activation}),
+        problem_(operands, {.m = shape_.m,
+                            .n = shape.n,
+                            .k = shape.k,
+                            .bias = true,
+                            .activation = options.activation,
+                            .coarse = options.coarse}),
         c_(static_cast<float*>(
             std::aligned_alloc(64, static_cast<size_t>((shape_.m * shape.n * 4 + 63) / 64 * 64)))),
         team_(team) {
@@ -313,10 +317,18 @@ bool read_option(const char* text, Options& options) {
     options.split = option == "--split=rows" ? Split::rows : Split::panels;
     return true;
   }
-  for (const auto& [name, activation] :
-       {std::pair{"none", Activation::none}, {"gelu", Activation::gelu}, {"relu", Activation::relu}}) {
-    if (option != std::string("--activation=") + name) continue;
-    options.activation = activation;
+  struct Named {
+    std::string_view option;
+    Activation activation;
+    bool coarse;
+  };
+  for (const Named& named : {Named{"--activation=none", Activation::none, false},
+                             {"--activation=gelu", Activation::gelu, false},
+                             {"--activation=coarse_gelu", Activation::gelu, true},
+                             {"--activation=relu", Activation::relu, false}}) {
+    if (option != named.option) continue;
+    options.activation = named.activation;
+    options.coarse = named.coarse;
     return true;
   }
   return false;

@@ -40,6 +40,7 @@ struct DotTiles {
   using Dot = DotType;
   static constexpr int kRows = Dot::Shape::kRows;
   static constexpr bool kHasEpilogue = Dot::Shape::kEpilogue;
+  static constexpr bool kActivates = Dot::Shape::kActivates;
 
   void run(const GemmArgs& args, const TileJob& job, int64_t rows) { run_from<1>(args, job, rows); }
 
@@ -100,13 +101,28 @@ struct DotTiles {
         continue;
       }
       if constexpr (kHasEpilogue) {
-        ENCAST_UNROLL for (int v = 0; v < V; ++v) {
-          const int64_t column = job.column + first + 16 * v;
-          const auto columns = Columns<Dot::kQuantized>::at(args, column);
-          ENCAST_UNROLL for (int i = 0; i < R; ++i) {
-            store_outputs<Dot>(args, columns, job.row + i, column, sums[i][v]);
+        if constexpr (kActivates) {
+          if (const Bump* bump = coarse_form(args)) {
+            asm("" : "+r"(bump));  // one copy of the code for all tables
+            store_tile<R, V, true>(args, job, first, sums, bump);
+            continue;
           }
         }
+        store_tile<R, V, false>(args, job, first, sums, nullptr);
+      }
+    }
+  }
+
+  // The arguments are copied, because a store of a vector may change any memory that the compiler has not
+  // seen the making of: it would load them again for every vector.
+  template <int R, int V, bool kCoarse>
+  ENCAST_SIMD void store_tile(const GemmArgs args, const TileJob job, int first,
+                              const typename Dot::Sum (&sums)[R][V], const Bump* bump) {
+    ENCAST_UNROLL for (int v = 0; v < V; ++v) {
+      const int64_t column = job.column + first + 16 * v;
+      const auto columns = Columns<Dot::kQuantized>::at(args, column);
+      ENCAST_UNROLL for (int i = 0; i < R; ++i) {
+        store_outputs<Dot, kCoarse>(args, columns, job.row + i, column, sums[i][v], bump);
       }
     }
   }
@@ -138,7 +154,10 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
   alignas(64) float staged[Tiles::kRows * kPanel] = {};
   const int64_t groups = (args.k + Dot::kGroup - 1) / Dot::kGroup;
   const int64_t a_stride = args.a_stride * (kGroupBytes / Dot::kGroup);
-  const bool plain = args.activation == Activation::none;
+  // Whether tiles put their sums through the epilogue themselves.
+  const bool direct = Tiles::kHasEpilogue &&
+                      (args.activation == Activation::none ||
+                       (Tiles::kActivates && args.residual == nullptr && coarse_form(args) != nullptr));
   const int64_t rows_step = block_rows<Tiles>(m_end - m_begin, groups);
   // The weights of a panel from group g on, as far as its block of k goes.
   const auto weights = [&](int64_t panel, int64_t g) {
@@ -167,7 +186,7 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
         for (int64_t row = block, rows; row < block_end; row += rows) {
           rows = Tiles::tile_rows(block_end - row);
           float* c = args.c + row * args.c_stride + column;
-          const bool stage = !whole || (last && !(plain && Tiles::kHasEpilogue));
+          const bool stage = !whole || (last && !direct);
           const TileJob job = {
               .a = static_cast<const uint8_t*>(args.a) + row * a_stride + g * kGroupBytes,
               .a_stride = a_stride,

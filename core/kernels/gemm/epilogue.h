@@ -14,16 +14,13 @@ struct Columns;
 
 template <>
 struct Columns<false> {
-  const bool has_bias;
   const F32x16 bias;
 
+  // An absent bias is -0, which every sum keeps its bits with. Adding +0 would turn -0 into +0.
   ENCAST_SIMD Columns at(const GemmArgs& args, int64_t column) {
-    return {args.bias != nullptr, args.bias != nullptr ? load(args.bias + column) : set1(0.0f)};
+    return {args.bias != nullptr ? load(args.bias + column) : set1(-0.0f)};
   }
-  // Adding a zero for an absent bias would turn -0 into +0.
-  [[gnu::always_inline]] F32x16 value(const GemmArgs&, int64_t, F32x16 sums) const {
-    return has_bias ? sums + bias : sums;
-  }
+  [[gnu::always_inline]] F32x16 value(const GemmArgs&, int64_t, F32x16 sums) const { return sums + bias; }
 };
 
 template <>
@@ -41,12 +38,17 @@ struct Columns<true> {
   }
 };
 
-// Sums in registers straight to c: whole vectors, no activation.
-template <class Dot>
+// Sums in registers straight to c: whole vectors, and no activation, or one in its coarse form
+// and no residual.
+template <class Dot, bool kCoarse>
 ENCAST_SIMD void store_outputs(const GemmArgs& args, const Columns<Dot::kQuantized>& columns, int64_t row,
-                               int64_t column, typename Dot::Sum sums) {
+                               int64_t column, typename Dot::Sum sums, const Bump* bump) {
   F32x16 value = columns.value(args, row, sums);
-  if (args.residual != nullptr) value = value + load(args.residual + row * args.residual_stride + column);
+  if constexpr (kCoarse) {
+    value = minus_bump(*bump, value);
+  } else if (args.residual != nullptr) {
+    value = value + load(args.residual + row * args.residual_stride + column);
+  }
   store(args.c + row * args.c_stride + column, value);
 }
 
@@ -54,6 +56,10 @@ ENCAST_SIMD void store_outputs(const GemmArgs& args, const Columns<Dot::kQuantiz
 ENCAST_SIMD int64_t lanes_within(int64_t columns, int64_t first) {
   const int64_t lanes = columns - first;
   return lanes < 0 ? 0 : lanes > 16 ? 16 : lanes;
+}
+
+ENCAST_SIMD const Bump* coarse_form(const GemmArgs& args) {
+  return args.coarse && !args.exact ? bump_of(args.activation) : nullptr;
 }
 
 // Vectors whose polynomials are evaluated together. Each is a chain of dependent steps, so several hide each
@@ -79,7 +85,11 @@ template <class Dot>
         const auto operands = Columns<Dot::kQuantized>::at(args, column + from);
         values[v] = operands.value(args, i, load_sums(staged + from, Dot::zero()));
       }
-      apply(args.activation, args.exact, values);
+      if (const Bump* bump = coarse_form(args)) {
+        ENCAST_UNROLL for (int v = 0; v < kActivatedTogether; ++v) values[v] = minus_bump(*bump, values[v]);
+      } else {
+        apply(args.activation, args.exact, values);
+      }
       ENCAST_UNROLL for (int v = 0; v < kActivatedTogether; ++v) {
         const int64_t from = first + 16 * v, lanes = lanes_within(columns, from);
         const int64_t to = column + from;

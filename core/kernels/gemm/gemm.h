@@ -36,6 +36,8 @@ struct GemmArgs {
   int64_t c_stride = 0;
   Activation activation = Activation::none;
   bool exact = false;  // activations by libm in double instead of polynomials
+  bool coarse =
+      false;  // the coarse form of the activation where it has one (simd/activation.h); `exact` wins
   // What the calling thread reads first in its next product: prefetched while the last panel is multiplied. A
   // hint without effect on results; null when nothing follows.
   const void* next_w = nullptr;

@@ -17,7 +17,7 @@ struct Spec {
   bool bias = false, residual = false;
   bool symmetric = true;  // q8 rows have zero point 128
   Activation activation = Activation::none;
-  bool exact = false;
+  bool exact = false, coarse = false;
   uint64_t seed = 0;
 };
 
@@ -74,6 +74,7 @@ class Problem {
     args.c_stride = c_stride;
     args.activation = spec_.activation;
     args.exact = spec_.exact;
+    args.coarse = spec_.coarse;
     // Prefetched at most: at its end begins a guard page.
     args.next_w = packed_.data() + packed_.size();
     args.next_w_bytes = 3 * kPanel * spec_.k;
@@ -122,7 +123,8 @@ class Problem {
     std::ostringstream text;
     text << "m=" << spec_.m << " n=" << spec_.n << " k=" << spec_.k << " bias=" << spec_.bias
          << " residual=" << spec_.residual << " symmetric=" << spec_.symmetric
-         << " activation=" << static_cast<int>(spec_.activation) << " exact=" << spec_.exact;
+         << " activation=" << static_cast<int>(spec_.activation) << " exact=" << spec_.exact
+         << " coarse=" << spec_.coarse;
     return text.str();
   }
 

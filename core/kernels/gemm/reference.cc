@@ -52,6 +52,10 @@ double activate(Activation activation, double x) {
   return x;
 }
 
+bool has_coarse_form(const GemmArgs& args) {
+  return args.coarse && (args.activation == Activation::gelu || args.activation == Activation::gelu_tanh);
+}
+
 // Arithmetic s8 up to the activation: every rounding is the contract's.
 float dequantized(const GemmArgs& args, const int8_t* w, int64_t row, int64_t column) {
   const auto* a = static_cast<const uint8_t*>(args.a) + row * args.a_stride;
@@ -133,8 +137,9 @@ GemmReference gemm_reference(GemmOperands operands, const GemmArgs& args, const 
         value = activate(args.activation, value);
         // No activation is steeper than 1.13. A polynomial may be off by some units in the last place, and
         // where it approaches zero by as much as it would be at one.
-        const double own = args.exact ? 1.001 * kUnitRoundoff * std::fabs(value) + 0x1p-149
-                                      : 8 * kUnitRoundoff * (std::fabs(value) + 1);
+        const double own = args.exact              ? 1.001 * kUnitRoundoff * std::fabs(value) + 0x1p-149
+                           : has_coarse_form(args) ? 1e-4
+                                                   : 8 * kUnitRoundoff * (std::fabs(value) + 1);
         error = 1.13 * error + own;
       }
       if (args.residual != nullptr) {

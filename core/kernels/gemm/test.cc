@@ -64,6 +64,7 @@ std::vector<Spec> sweep() {
     if (rng.coin()) {
       spec.activation = kActivations[rng.integer(0, std::size(kActivations) - 1)];
       spec.exact = rng.coin();
+      spec.coarse = rng.coin();
     }
     specs.push_back(spec);
   };

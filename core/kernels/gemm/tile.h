@@ -27,30 +27,31 @@ constexpr int64_t kVectorBytes = 64;  // sixteen columns of it, one cache line
 constexpr int kPanelVectors = 4;
 
 // Largest number of rows of a tile, and how many vectors of sixteen columns one with so many rows has.
-// kEpilogue: whether sums go through the epilogue without being stored first.
-// 24 sums, 4 vectors of weights, 1 broadcast: 29 of 32 zmm registers.
+// kEpilogue: whether sums go through the epilogue without being stored first; kActivates: also where it has
+// an activation in its coarse form, whose coefficients want three registers. 24 sums, 4 vectors of weights, 1
+// broadcast: 29 of 32 zmm registers.
 struct Shape6x64 {
-  static constexpr bool kEpilogue = true;
+  static constexpr bool kEpilogue = true, kActivates = true;
   static constexpr int kRows = 6;
   static constexpr int vectors(int) { return 4; }
 };
 // 12 sums, 2 of weights, 1 broadcast: 15 of 16 ymm registers. Short tiles are wider, because six sums or
 // fewer cannot hide the latency of their additions.
 struct Shape6x16 {
-  static constexpr bool kEpilogue = true;
+  static constexpr bool kEpilogue = true, kActivates = false;
   static constexpr int kRows = 6;
   static constexpr int vectors(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 };
 // A row less where two phases need a register for the row's masks or for a product: with six rows one sum is
 // stored and loaded again with every group, which costs bf16 a quarter of its speed.
 struct Shape5x16 {
-  static constexpr bool kEpilogue = true;
+  static constexpr bool kEpilogue = true, kActivates = false;
   static constexpr int kRows = 5;
   static constexpr int vectors(int rows) { return rows <= 2 ? 2 : 1; }
 };
 // Without vector registers: the sums are in memory anyway.
 struct Shape4x16 {
-  static constexpr bool kEpilogue = false;
+  static constexpr bool kEpilogue = false, kActivates = false;
   static constexpr int kRows = 4;
   static constexpr int vectors(int) { return 1; }
 };
