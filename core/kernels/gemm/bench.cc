@@ -27,6 +27,7 @@
 //                         panels: M rows in all, and each thread has its part of the panels
 //   --weights-mb=MB       64: copies of the weights that calls take in turn. A model's layers come from L3
 //                         or from memory too: 8 stay in L3, 512 do not
+//   --c=f32|bf16          outputs
 //   --activation=gelu     none, gelu, coarse_gelu or relu
 //
 // Kernels take turns. A measurement is a run of calls that go through the copies; the minimum is the
@@ -47,7 +48,7 @@ struct Options {
   Split split = Split::rows;
   double weights_mb = 64;
   Activation activation = Activation::none;
-  bool coarse = false;
+  bool coarse = false, bf16_out = false;
 };
 
 struct Shape {
@@ -159,7 +160,8 @@ class Workload {
                             .activation = options.activation,
                             .coarse = options.coarse}),
         c_(static_cast<float*>(
-            std::aligned_alloc(64, static_cast<size_t>((shape_.m * shape.n * 4 + 63) / 64 * 64)))),
+            std::aligned_alloc(64, static_cast<size_t>(shape_.m * (shape.n + kPanel) * 4 / 64 * 64)))),
+        bf16_out_(options.bf16_out),
         team_(team) {
     args_ = problem_.args(c_.get(), shape.n);
     const auto bytes = static_cast<size_t>(gemm_packed_bytes(operands, shape.n, shape.k));
@@ -179,15 +181,11 @@ class Workload {
   }
 
   // Seconds of one call, the mean of `calls`.
-  double run(GemmFn fn, int calls) {
-    const double seconds = team_.seconds([&](int thread) { work(fn, calls, thread); });
-    next_ = (next_ + static_cast<size_t>(calls)) % weights_.size();
-    return seconds / calls;
-  }
+  double run(GemmFn fn, int calls) { return run(fn, calls, bf16_out_); }
 
-  // The first and the last row, which are of different tiles when there are many.
+  // The first and the last row, which are of different tiles when there are many, in f32.
   bool right(const KernelInfo& kernel) {
-    run(reinterpret_cast<GemmFn>(kernel.fn), 1);
+    run(reinterpret_cast<GemmFn>(kernel.fn), 1, false);
     const bool fma_in_order = std::string_view(kernel.arithmetic) == "bf16_fma";
     for (const int64_t row : {int64_t{0}, shape_.m - 1}) {
       const GemmReference expected = problem_.reference_of_row(row, fma_in_order);
@@ -201,6 +199,16 @@ class Workload {
   }
 
  private:
+  double run(GemmFn fn, int calls, bool bf16_out) {
+    // There is room for padded rows of either type.
+    args_.c = bf16_out ? nullptr : c_.get();
+    args_.c_bf16 = bf16_out ? reinterpret_cast<uint16_t*>(c_.get()) : nullptr;
+    args_.c_stride = bf16_out ? (shape_.n + kPanel - 1) / kPanel * kPanel : shape_.n;
+    const double seconds = team_.seconds([&](int thread) { work(fn, calls, thread); });
+    next_ = (next_ + static_cast<size_t>(calls)) % weights_.size();
+    return seconds / calls;
+  }
+
   void work(GemmFn fn, int calls, int thread) {
     const int64_t panels = (shape_.n + kPanel - 1) / kPanel;
     const auto part = [&](int64_t whole, bool split, int end) {
@@ -226,6 +234,7 @@ class Workload {
   Shape shape_;
   Problem problem_;
   std::unique_ptr<float, AlignedFree> c_;
+  const bool bf16_out_;
   Team& team_;
   GemmArgs args_;
   int64_t packed_panel_;
@@ -313,6 +322,10 @@ bool read_option(const char* text, Options& options) {
     return true;
   }
   if (number("--weights-mb=", 0, 1e5, options.weights_mb)) return true;
+  if (option == "--c=f32" || option == "--c=bf16") {
+    options.bf16_out = option == "--c=bf16";
+    return true;
+  }
   if (option == "--split=rows" || option == "--split=panels") {
     options.split = option == "--split=rows" ? Split::rows : Split::panels;
     return true;

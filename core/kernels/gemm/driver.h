@@ -130,10 +130,9 @@ struct DotTiles {
 
 // As many rows as keep their `a` in L2, in blocks of equal size so that none is left with a few rows.
 template <class Tiles>
-int64_t block_rows(int64_t rows, int64_t groups) {
-  const int64_t block_groups = groups < kBlockGroups ? groups : kBlockGroups;
+int64_t block_rows(int64_t rows, int64_t block_groups) {
   const int64_t fitting = kBlockABytes / (kGroupBytes * (block_groups > 0 ? block_groups : 1));
-  const int64_t blocks = (rows + fitting - 1) / fitting;
+  const int64_t blocks = fitting > 0 ? (rows + fitting - 1) / fitting : rows;
   const int64_t even = (rows + blocks - 1) / blocks;
   return (even + Tiles::kRows - 1) / Tiles::kRows * Tiles::kRows;
 }
@@ -153,15 +152,17 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
   Tiles tiles;
   alignas(64) float staged[Tiles::kRows * kPanel] = {};
   const int64_t groups = (args.k + Dot::kGroup - 1) / Dot::kGroup;
+  // A c of bf16 has no room for the sums of a block of k.
+  const int64_t block_groups = groups < kBlockGroups || args.c_bf16 != nullptr ? groups : kBlockGroups;
   const int64_t a_stride = args.a_stride * (kGroupBytes / Dot::kGroup);
   // Whether tiles put their sums through the epilogue themselves.
-  const bool direct = Tiles::kHasEpilogue &&
+  const bool direct = Tiles::kHasEpilogue && args.c_bf16 == nullptr &&
                       (args.activation == Activation::none ||
                        (Tiles::kActivates && args.residual == nullptr && coarse_form(args) != nullptr));
-  const int64_t rows_step = block_rows<Tiles>(m_end - m_begin, groups);
+  const int64_t rows_step = block_rows<Tiles>(m_end - m_begin, block_groups);
   // The weights of a panel from group g on, as far as its block of k goes.
   const auto weights = [&](int64_t panel, int64_t g) {
-    const int64_t count = groups - g < kBlockGroups ? groups - g : kBlockGroups;
+    const int64_t count = groups - g < block_groups ? groups - g : block_groups;
     return Ahead{static_cast<const uint8_t*>(args.w) + (panel * groups + g) * kPanelBytes,
                  count * kPanelBytes};
   };
@@ -169,7 +170,7 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
     const int64_t block_end = block + rows_step < m_end ? block + rows_step : m_end;
     int64_t g = 0;
     do {  // once at least: without k, c is the epilogue of zeros
-      const int64_t count = groups - g < kBlockGroups ? groups - g : kBlockGroups;
+      const int64_t count = groups - g < block_groups ? groups - g : block_groups;
       const bool last = g + count == groups;
       for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
         const int64_t column = panel * kPanel;
@@ -185,7 +186,7 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
             next.bytes > 0 && count > 0 ? Tiles::ahead_step(next.bytes, row_tiles * count) : 0;
         for (int64_t row = block, rows; row < block_end; row += rows) {
           rows = Tiles::tile_rows(block_end - row);
-          float* c = args.c + row * args.c_stride + column;
+          float* c = args.c != nullptr ? args.c + row * args.c_stride + column : nullptr;
           const bool stage = !whole || (last && !direct);
           const TileJob job = {
               .a = static_cast<const uint8_t*>(args.a) + row * a_stride + g * kGroupBytes,

@@ -71,12 +71,22 @@ constexpr int kActivatedTogether = 4;
 constexpr int kActivatedTogether = 1;
 #endif
 
+// Sixteen outputs from (row, column) on, of which the first `lanes` exist.
+ENCAST_SIMD void store_lanes(const GemmArgs& args, int64_t row, int64_t column, int64_t lanes, F32x16 value) {
+  if (args.residual != nullptr) {
+    value = value + load_partial(args.residual + row * args.residual_stride + column, lanes);
+  }
+  if (args.c_bf16 == nullptr) return store_partial(args.c + row * args.c_stride + column, lanes, value);
+  store_bf16(args.c_bf16 + row * args.c_stride + column, select(first_lanes(lanes), value, set1(0.0f)));
+}
+
 // A staged tile of sums, `rows` x kPanel, to the `columns` columns of c that exist. Values stay in registers
 // from the sums on: a function of its own for the activation, which would need no copy for each Dot, but
-// reads them from memory, makes int8 with gelu a third slower.
+// reads them from memory, makes int8 with gelu a third slower. Arguments by value: see DotTiles::store_tile.
 template <class Dot>
-[[gnu::noinline]] void finish_tile(const GemmArgs& args, const float* staged, int64_t row, int64_t rows,
+[[gnu::noinline]] void finish_tile(const GemmArgs args, const float* staged, int64_t row, int64_t rows,
                                    int64_t column, int64_t columns) {
+  const Bump* const bump = coarse_form(args);
   for (int64_t i = row; i < row + rows; ++i, staged += kPanel) {
     for (int64_t first = 0; first < kPanel; first += 16 * kActivatedTogether) {
       F32x16 values[kActivatedTogether];
@@ -85,18 +95,14 @@ template <class Dot>
         const auto operands = Columns<Dot::kQuantized>::at(args, column + from);
         values[v] = operands.value(args, i, load_sums(staged + from, Dot::zero()));
       }
-      if (const Bump* bump = coarse_form(args)) {
+      if (bump != nullptr) {
         ENCAST_UNROLL for (int v = 0; v < kActivatedTogether; ++v) values[v] = minus_bump(*bump, values[v]);
       } else {
         apply(args.activation, args.exact, values);
       }
       ENCAST_UNROLL for (int v = 0; v < kActivatedTogether; ++v) {
-        const int64_t from = first + 16 * v, lanes = lanes_within(columns, from);
-        const int64_t to = column + from;
-        if (args.residual != nullptr) {
-          values[v] = values[v] + load_partial(args.residual + i * args.residual_stride + to, lanes);
-        }
-        store_partial(args.c + i * args.c_stride + to, lanes, values[v]);
+        const int64_t from = first + 16 * v;
+        store_lanes(args, i, column + from, lanes_within(columns, from), values[v]);
       }
     }
   }

@@ -3,7 +3,7 @@
 
 #include "base/activation.h"
 
-// Contract of the family: c = activation(a @ w + bias) (+ residual), c: f32[m, n].
+// Contract of the family: c = activation(a @ w + bias) (+ residual), c: f32[m, n] or bf16[m, n].
 //
 // op gemm_f32:   a f32[m, k],  w f32  packed [n/64][k][64]       arithmetic f32
 // op gemm_q8s8:  a q8[m, k],   w s8   packed [n/64][k/4][64][4]  arithmetic s8
@@ -15,7 +15,8 @@
 // Arithmetic f32: acc = fma(a, w, acc), k ascending from 0, acc starting at +0; then acc + bias.
 // Arithmetic s8:  sum = exact integer sum of a*w, minus a_zero[row] * w_colsum[col] (int32);
 //                 c = fma(float(sum), a_scale[row] * w_scale[col], bias) (bias 0 when absent).
-// Then the activation, then + residual.
+// Then the activation, then + residual, then, where c_bf16 is given, the rounding to bf16 (to nearest, ties
+// to even, as simd/vec.h has it).
 namespace encast {
 
 constexpr int kPanel = 64;  // columns of a packed weight panel
@@ -34,6 +35,9 @@ struct GemmArgs {
   int64_t residual_stride = 0;
   float* c = nullptr;  // never written beyond n columns
   int64_t c_stride = 0;
+  // Instead of c, which is null then: bf16 rows of c_stride, columns from n to the next multiple of 64 set to
+  // 0.
+  uint16_t* c_bf16 = nullptr;
   Activation activation = Activation::none;
   bool exact = false;  // activations by libm in double instead of polynomials
   bool coarse =

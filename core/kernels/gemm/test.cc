@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -171,11 +172,68 @@ void check_rows_are_apart(GemmFn fn, GemmOperands operands) {
   }
 }
 
+// As the contract of sixteen lanes has it (simd/vec.h).
+uint16_t rounded_to_bf16(float x) {
+  const uint32_t u = std::bit_cast<uint32_t>(x);
+  if (std::isnan(x)) return static_cast<uint16_t>((u | 0x400000) >> 16);
+  return static_cast<uint16_t>((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+// Outputs in bf16 are those in f32, rounded; the columns that fill the last panel are zeros, whatever the
+// rows hold.
+void check_bf16_outputs(GemmFn fn, GemmOperands operands) {
+  Rng rng(3);
+  for (const auto& [m, n, k] : {std::array<int64_t, 3>{1, 64, 33},
+                                {3, 1, 5},
+                                {7, 65, 0},
+                                {13, 130, 70},
+                                {40, 127, 1030},
+                                {6, 128, 4100},
+                                {33, 192, 4100}}) {
+    for (const Activation activation : {Activation::none, Activation::gelu, Activation::tanh}) {
+      for (const bool poisoned : {false, true}) {
+        Problem problem(operands, {.m = m,
+                                   .n = n,
+                                   .k = k,
+                                   .bias = rng.coin(),
+                                   .residual = rng.coin(),
+                                   .activation = activation,
+                                   .coarse = rng.coin(),
+                                   .seed = static_cast<uint64_t>(k)});
+        if (poisoned && k > 0) problem.poison_row(m / 2);
+        Outputs expected(problem);
+        expected.run(fn);
+        const int64_t panels = (n + kPanel - 1) / kPanel, columns = panels * kPanel, stride = columns + 64;
+        GuardedBuffer<uint16_t> c(static_cast<size_t>((m - 1) * stride + columns));
+        constexpr uint16_t kUntouched = 0x4bad;
+        std::fill(c.begin(), c.end(), kUntouched);
+        GemmArgs args = problem.args(nullptr, stride);
+        args.c_bf16 = c.data();
+        const int64_t some = rng.integer(0, m), part = rng.integer(0, panels);
+        fn(args, 0, m, part, panels);
+        fn(args, some, m, 0, part);
+        fn(args, 0, some, 0, part);
+        for (size_t i = 0; i < c.size(); ++i) {
+          const int64_t row = static_cast<int64_t>(i) / stride, column = static_cast<int64_t>(i) % stride;
+          const uint16_t want = column < n         ? rounded_to_bf16(expected.at(row, column))
+                                : column < columns ? uint16_t{0}
+                                                   : kUntouched;
+          CHECK_EQ(c[i], want, "row=", row, " column=", column, " ", problem.describe());
+        }
+      }
+    }
+  }
+}
+
 #define ENCAST_KERNEL(op, name, arithmetic, isa, min_rows, FunctionType)                      \
   ENCAST_TEST(name) { check_kernel(kernel_named(#name)); }                                    \
   ENCAST_TEST(partitions_##name) {                                                            \
     require_runnable(kernel_named(#name));                                                    \
     check_partitions(function_of(kernel_named(#name)), operands_of(kernel_named(#name)));     \
+  }                                                                                           \
+  ENCAST_TEST(bf16_outputs_##name) {                                                          \
+    require_runnable(kernel_named(#name));                                                    \
+    check_bf16_outputs(function_of(kernel_named(#name)), operands_of(kernel_named(#name)));   \
   }                                                                                           \
   ENCAST_TEST(rows_apart_##name) {                                                            \
     require_runnable(kernel_named(#name));                                                    \
@@ -238,6 +296,7 @@ void check_stand_in(GemmFn fn, GemmOperands operands, std::optional<GemmFn> same
   }
   check_partitions(fn, operands);
   check_rows_are_apart(fn, operands);
+  check_bf16_outputs(fn, operands);
 }
 
 ENCAST_TEST(amx_q8_on_a_stand_in) {
