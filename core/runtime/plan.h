@@ -81,7 +81,7 @@ enum class StepKind : uint8_t {
 struct StepDecl {
   StepKind kind = StepKind::embed;
   std::string name;        // of the module that it computes
-  std::string arithmetic;  // class of a linear
+  std::string arithmetic;  // class of a linear or an attention
   int x = -1, other = -1, out = -1, also = -1;
   int word = -1, position = -1, token_type = -1, gamma = -1, beta = -1;
   int w = -1, scale = -1, colsum = -1, bias = -1;

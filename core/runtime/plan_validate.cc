@@ -205,7 +205,9 @@ class Validator {
     const ValueDecl& x = read(step.x, DType::f32);
     need(x.rows == Rows::tokens && x.cols % (3 * int64_t{step.heads}) == 0,
          "has columns that are not 3 x heads");
+    // 255 * 127 * columns must fit an int32 sum, and 127 * 127 * columns the integers of an f32.
     need(x.cols / 3 / step.heads <= 1024, "has heads wider than 1024");
+    need(step.factor > 0, "has a factor that is not positive");
     if (step.bias >= 0) {
       const WeightDecl& bias = weight(step.bias, DType::f32, WeightLayout::dense);
       need(bias.rows == step.heads && bias.cols >= 2 * plan_.max_len - 1 && bias.cols % 2 == 1,

@@ -67,6 +67,14 @@ class Binder {
   }
   bool exact() const { return plan_.exact; }
 
+  // The weights of the product after step `index`; after the last one its own.
+  int next_weight(size_t index) const {
+    for (size_t next = index + 1; next < plan_.steps.size(); ++next) {
+      if (plan_.steps[next].kind == StepKind::linear) return plan_.steps[next].w;
+    }
+    return plan_.steps[index].w;
+  }
+
   NarrowOut::Kind narrow_kind(int id, bool zero_point) const {
     if (id < 0) return NarrowOut::Kind::none;
     if (value(id).dtype == DType::bf16) return NarrowOut::Kind::bf16;
@@ -255,9 +263,10 @@ const char* gemm_op(DType x) {
 
 class LinearStep final : public Step {
  public:
-  LinearStep(const Binder& binder, const StepDecl& decl)
+  LinearStep(const Binder& binder, const StepDecl& decl, size_t index)
       : decl_(decl),
         binder_(binder),
+        next_w_(binder.next_weight(index)),
         select_(gemm_op(binder.value(decl.x).dtype), decl.arithmetic, kernels_) {}
 
   void run(const Share& share) const override {
@@ -279,7 +288,11 @@ class LinearStep final : public Step {
     args.c_stride = stride(share, decl_.out);
     args.activation = decl_.act;
     args.exact = binder_.exact();
-    const Tile tile = split_product(share.rows, round_up(args.n, kPanel) / kPanel, share.part, share.parts);
+    const Tile tile = tile_of(decl_.w, share);
+    const WeightDecl& next = binder_.weight(next_w_);
+    const int64_t next_panel = static_cast<int64_t>(next.bytes()) / panels(next_w_);
+    args.next_w = binder_.data<std::byte>(next_w_) + tile_of(next_w_, share).panels.begin * next_panel;
+    args.next_w_bytes = next_panel;
     if (tile.rows.begin < tile.rows.end && tile.panels.begin < tile.panels.end) {
       select_(share.rows.end - share.rows.begin)(args, tile.rows.begin, tile.rows.end, tile.panels.begin,
                                                  tile.panels.end);
@@ -287,15 +300,21 @@ class LinearStep final : public Step {
   }
 
  private:
+  int64_t panels(int weight) const { return round_up(binder_.weight(weight).rows, kPanel) / kPanel; }
+  Tile tile_of(int weight, const Share& share) const {
+    return split_product(share.rows, panels(weight), share.part, share.parts);
+  }
+
   const StepDecl decl_;
   const Binder binder_;
+  const int next_w_;
   Selection<GemmFn> select_;
 };
 
 class AttentionStep final : public Step {
  public:
   AttentionStep(const Binder& binder, const StepDecl& decl, size_t index)
-      : decl_(decl), binder_(binder), index_(index), select_("attention", "f32", kernels_) {}
+      : decl_(decl), binder_(binder), index_(index), select_("attention", decl.arithmetic, kernels_) {}
 
   void run(const Share& share) const override {
     AttentionArgs args;
@@ -347,7 +366,7 @@ std::unique_ptr<Step> bind_step(const Plan& plan, size_t index, const std::byte*
     case StepKind::norm:
       return std::make_unique<NormStep>(binder, decl);
     case StepKind::linear:
-      return std::make_unique<LinearStep>(binder, decl);
+      return std::make_unique<LinearStep>(binder, decl, index);
     case StepKind::attention:
       return std::make_unique<AttentionStep>(binder, decl, index);
     case StepKind::narrow:

@@ -39,7 +39,7 @@ constexpr const char* kTestPlan =
     "step embed name=embeddings word=w0 position=w1 token_type=w2 gamma=w3 beta=w4 eps=1e-12 offset=2 skip=1 "
     "out=v0 also=v1\n"
     "step linear name=qkv x=v1 w=w5 scale=w6 colsum=w7 bias=w8 act=none arithmetic=s8 out=v2\n"
-    "step attention name=attention x=v2 heads=2 factor=0.35 out=v3\n"
+    "step attention name=attention x=v2 heads=2 factor=0.35 arithmetic=f32 out=v3\n"
     "step linear name=dense x=v3 w=w9 bias=w10 act=gelu arithmetic=f32 out=v4\n"
     "step norm name=norm x=v4 other=v0 gamma=w3 beta=w4 eps=1e-5 out=v5\n"
     "step pool name=pool x=v5 mode=mean column=0 out=v6\n"

@@ -58,7 +58,7 @@ def test_tensors_are_aligned_and_any_safetensors_library_reads_them(tmp_path: Pa
     data = opened.weights_path.read_bytes()
     with safe_open(str(opened.weights_path), "numpy") as file:
         assert set(file.keys()) == set(opened.tensors)
-        assert file.metadata() == {"format": "encast", "format_version": "1"}
+        assert file.metadata() == {"format": "encast", "format_version": "2"}
         for name, tensor in opened.tensors.items():
             assert name.startswith("__pad.") or tensor.offset % 64 == 0
             stored = file.get_tensor(name)

@@ -154,7 +154,7 @@ def test_attention_with_a_bias_by_distance_is_the_plain_chain() -> None:
     longest = 7
     distances = np.arange(1 - longest, longest)
     bias = table[relative_buckets(distances, 32, 128)].T
-    got = evaluate("attention", np.hstack([q, k, v]), bias, heads=2, scale=0.25)
+    got = evaluate("attention", np.hstack([q, k, v]), bias, heads=2, scale=0.25, products="f32")
     np.testing.assert_allclose(got, wanted, rtol=1e-12)
 
 

@@ -143,7 +143,7 @@ class TestVerbs:
         assert "layer    qkv  attention  linear_activation  add_layer_norm  embed_layer_norm  products" in out
         rows = {line.split()[0]: line for line in out.splitlines() if line[:1].isdigit()}
         assert "1/1  1/1        1/1                2/2             -                 4 bf16" in rows["0"]
-        assert rows["1"].endswith("4 int8")
+        assert rows["1"].endswith("4 int8, 1 int8 attention")
 
     def test_compile_json(self, run: Run, checkpoint: Path, tmp_path: Path) -> None:
         code, out, err = run("compile", checkpoint, "-o", tmp_path / "m.encast", "--dtype", "f32", "--json")

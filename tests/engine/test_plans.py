@@ -26,7 +26,9 @@ from encast.quant import QuantSpec
 PLANS = Path(__file__).parent.parent / "plans"
 TARGETS = {
     "scalar": Target({"f32": "f32", "q8": "s8", "bf16": "bf16_fma"}, 64),
-    "avx512bf16": Target({"f32": "f32", "q8": "s8", "bf16": "bf16_dp"}, 1024),
+    "avx512bf16": Target(
+        {"f32": "f32", "q8": "s8", "bf16": "bf16_dp"}, 1024, attention={"f32": "f32", "bf16": "bf16_dp", "int8": "s8"}
+    ),
 }
 CASES = [
     ("bert-embed", "int8", "avx512bf16"),

@@ -41,7 +41,7 @@ def test_every_form_fuses_to_the_same_bits(scale: str, relative: bool) -> None:
     changed, outcome = fused(graph)
     assert outcome.fused == [("qkv", 0), ("attention", 0)]
     attention = node(changed, "attention")
-    assert attention.attrs == {"heads": 2, "scale": 1.0}
+    assert attention.attrs == {"heads": 2, "scale": 1.0, "products": "f32"}
     requests = batch(graph)
     plain = Reference(graph).evaluate("last_hidden_state", requests)
     assert np.abs(Reference(changed).evaluate("last_hidden_state", requests) - plain).max() < 1e-14

@@ -56,26 +56,19 @@ struct NarrowHead {
   float *value_centre, *value_scale;
 };
 
-// 2^x for x <= 0 to 1e-4 (integers: a code is 1/255) or 3e-6 (bf16: a code is 2^-8 of itself), with 2^0
-// exact. Least squares reweighted after Lawson, as in simd/math.h. NaN passes.
-template <bool kIntegers>
+// 2^x for x <= 0 with a relative error of 1.1e-7 (rounding aside) and 2^0 exact: small beside half a code
+// (1/510, or 2^-9 of the power), so that few powers get another code than their definition's. Least squares
+// reweighted after Lawson, as in simd/math.h. NaN passes.
 ENCAST_SIMD F32x16 power_of_2(F32x16 x) {
+  constexpr float kQ[] = {0x1.62e42ap-1f, 0x1.ebf9bcp-3f, 0x1.c6b752p-5f, 0x1.3cea90p-7f, 0x1.5bba24p-10f};
   x = max(set1(-100.0f), x);
   const F32x16 n = round(x), f = x - n;
-  F32x16 sum;
-  if constexpr (kIntegers) {
-    sum = fma(f, set1(0x1.c2a1eap-5f), set1(0x1.f00c6ap-3f));
-  } else {
-    sum = fma(f, set1(0x1.3a02e0p-7f), set1(0x1.c9fc5ap-5f));
-    sum = fma(f, sum, set1(0x1.ec0378p-3f));
-  }
-  sum = fma(f, sum, set1(kIntegers ? 0x1.62f5fcp-1f : 0x1.62e12cp-1f));
-  return times_power_of_2(fma(f, sum, set1(1.0f)), n);
+  return times_power_of_2(fma(f, horner(f, kQ), set1(1.0f)), n);
 }
-template <bool kIntegers, bool exact>
+template <bool exact>
 ENCAST_SIMD F32x16 power(F32x16 x) {
   if constexpr (exact) return exp_exact(max(set1(-100.0f), x));
-  return power_of_2<kIntegers>(x);
+  return power_of_2(x);
 }
 
 // Sixteen dimensions from `dim` on of a row; what lies behind the last one is 0.
@@ -393,7 +386,7 @@ ENCAST_SIMD void power_row(const float* scores, int64_t keys, float top, float f
   fill(sum, 0.0f);
   // The code of a power, which is added to its stream.
   const auto code_of = [&](F32x16 score, int stream) ENCAST_SIMD_BODY {
-    const F32x16 p = power<Products::kIntegers, exact>((score - set1(top)) * set1(factor));
+    const F32x16 p = power<exact>((score - set1(top)) * set1(factor));
     if constexpr (Products::kIntegers) {
       sum[stream] = sum[stream] + p;
       return to_i32(p * set1(kPowerLevels));
@@ -451,7 +444,7 @@ ENCAST_SIMD_TILE void power_rows(const NarrowHead& head, int64_t row, int64_t co
   if (!first) {
     const F32x16 before = load(head.tops + row);
     top = max(before, top);
-    decay = power<Products::kIntegers, exact>((before - top) * load(factors + row));
+    decay = power<exact>((before - top) * load(factors + row));
   }
   store(head.tops + row, top);
   store(head.decays + row, decay);

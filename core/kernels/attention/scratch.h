@@ -56,7 +56,7 @@ constexpr ScratchParts scratch_parts(int64_t len, int64_t head_dim) {
 //   lanes        [48][16] f32                              partial maxima, then partial sums
 //   rows         [6][48] f32                               what is known of a query
 //   channels     [5][dims] f32                             what is known of a column of keys or values
-constexpr int64_t kKeyBlock = 1024;
+constexpr int64_t kKeyBlock = 1024;  // of the definition: ATTENTION_KEY_BLOCK in src/encast/ir/ops.py
 constexpr int64_t kRowVectors = 6, kChannelVectors = 5;
 
 struct NarrowParts {

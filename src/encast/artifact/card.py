@@ -34,7 +34,7 @@ __all__ = [
     "write_file",
 ]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CARD, GRAPH, TOKENIZER, WEIGHTS = "card.json", "graph.json", "tokenizer.json", "weights.safetensors"
 CARD_TEMPORARY = ".card.json.tmp-"
 

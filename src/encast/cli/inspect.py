@@ -109,6 +109,8 @@ def _fusion_table(opened: Artifact, report: FusionReport) -> Iterator[str]:
     """A row a layer: fusions made of fusions expected, and the dtypes of the layer's products."""
     products: dict[int, Counter[str]] = {}
     for node in opened.graph.nodes:
+        if node.op == "attention":
+            products.setdefault(node.layer, Counter())[f"{node.attrs['products']} attention"] += 1
         if node.op.startswith("linear"):
             products.setdefault(node.layer, Counter())[node.op.removeprefix("linear").removeprefix("_") or "f32"] += 1
     layers = sorted({layer for rows in report.counts.values() for layer in rows} | set(products), key=_outside_last)

@@ -22,13 +22,19 @@ from typing import Any
 from encast.errors import GraphError
 from encast.ir.types import ValueType
 
-__all__ = ["ACTIVATIONS", "OPS", "POOLING_MODES", "Op"]
+__all__ = ["ACTIVATIONS", "ATTENTION_KEY_BLOCK", "ATTENTION_PRODUCTS", "OPS", "POOLING_MODES", "Op"]
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 """Names of elementwise activations: ``gelu`` is the erf form, ``gelu_tanh`` the tanh form."""
 
 POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 """Pooling modes of sentence-transformers, by the names its config uses."""
+
+ATTENTION_PRODUCTS = ("f32", "bf16", "int8")
+"""What the products inside attention are made of."""
+
+ATTENTION_KEY_BLOCK = 1024
+"""Keys whose powers are int8 codes of one maximum."""
 
 Types = Sequence[ValueType]
 Attrs = Mapping[str, Any]
@@ -76,6 +82,10 @@ def _is_activation(value: Any) -> bool:
 
 def _is_activation_or_none(value: Any) -> bool:
     return value == "none" or value in ACTIVATIONS
+
+
+def _is_products(value: Any) -> bool:
+    return value in ATTENTION_PRODUCTS
 
 
 def _is_modes(value: Any) -> bool:
@@ -296,13 +306,25 @@ def _embed_layer_norm(types: Any, attrs: Any) -> list[ValueType]:
     return [ValueType("f32", ("tokens", word.shape[1]))]
 
 
-@_op("attention", "qkv bias?", {"heads": _is_count, "scale": _is_float}, plain=False)
+@_op("attention", "qkv bias?", {"heads": _is_count, "scale": _is_float, "products": _is_products}, plain=False)
 def _attention(types: Any, attrs: Any) -> list[ValueType]:
     """Self-attention inside every sequence.
 
     ``qkv: f32[tokens, 3*hidden]`` holds all heads' q, then k, then v. ``bias: f32[heads, 2*n-1]``, when
-    present, is added to the scaled scores at column ``key - query + n - 1``. ``scale`` multiplies the
+    present, is added to the scaled scores at column ``key - query + n - 1``. ``scale`` > 0 multiplies the
     scores (1.0 once it is folded into the projection).
+
+    ``products`` says what the two products are made of; powers ``p = exp(score - largest)`` are f32 in between.
+    ``bf16``: q, k, v and p rounded to bf16, the sum of p taken after rounding.
+    ``int8``: codes, of a head of a sequence, with f32 steps and roundings to nearest, ties to even. A column of k:
+    ``ck = (high + low) / 2``, ``sk = (high - low) / 2 / 127``, ``k8 = round((k - ck) / sk)``; adding to all keys
+    changes no softmax, so ck is dropped. A row of q, with ``t = q * sk``: ``sq = max|t| / 127``,
+    ``q8 = round(t / sq)``; scores are ``scale * sq * (q8 @ k8.T)``. A column of v: ``cv`` is its mean,
+    ``sv = max|v - cv| / 127``, ``v8 = round((v - cv) / sv)``. Powers: ``p8 = round(255 * p)``, and the answer
+    is ``cv + sv * (p8 @ v8) / (255 * sum(p))``: what rounding takes from a power counts with the mean. A column
+    or a row without extent has scale 0 and codes 0; divisions by a scale are products with the f32 reciprocals
+    ``127 / extent`` and ``1 / sv``. Keys come in blocks of ``ATTENTION_KEY_BLOCK``, whose p8 is
+    taken against the largest score up to the end of the block and decays with it afterwards.
     """
     qkv = _matrix(types[0], "qkv")
     _need(qkv.shape[0] == "tokens", f"qkv is {qkv}; rows must be tokens")

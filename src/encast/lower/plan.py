@@ -145,6 +145,7 @@ class _Lowering:
             _outputs(node),
             heads=str(node.attrs["heads"]),
             factor=_real(node.attrs["scale"]),
+            arithmetic=self.target.attention[node.attrs["products"]],
             **({"bias": self.weight(bias, "dense")} if bias else {}),
         )
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from encast import knobs
 from encast.errors import ResourceError
 from encast.machine import this_machine
 
-__all__ = ["DEFAULT_CHUNK_TOKENS", "GEMM_CLASSES", "Target"]
+__all__ = ["ATTENTION_CLASSES", "DEFAULT_CHUNK_TOKENS", "GEMM_CLASSES", "Target"]
 
 DEFAULT_CHUNK_TOKENS = 1024
 """Tokens that go through all layers together: enough to keep weights from being the bound, few enough
@@ -22,10 +22,19 @@ GEMM_CLASSES = {
 }
 """For each operand dtype the op of the catalog and its arithmetic classes, fastest first."""
 
+ATTENTION_CLASSES = {
+    "f32": ("attention", ("f32",)),
+    "bf16": ("attention", ("bf16_dp", "bf16_fma")),
+    "int8": ("attention", ("s8",)),
+}
+"""The same for what the products of an ``attention`` are made of."""
+
 
 @dataclass(frozen=True)
 class Target:
-    """``gemm``: operand dtype to arithmetic class. ``chunk_tokens``: raised to the model's longest text.
+    """``gemm``: operand dtype to arithmetic class; ``attention`` likewise, by its ``products``.
+
+    ``chunk_tokens``: raised to the model's longest text.
 
     ``block_bytes``: what the values of a block of rows may take, so that they stay in a core's own cache;
     ``block_rows`` says it in rows, rounded up to a multiple of 16. ``stream_rows``: with fewer rows a thread, threads share a
@@ -37,6 +46,7 @@ class Target:
     block_bytes: int = 896 << 10
     block_rows: int | None = None
     stream_rows: int = 48
+    attention: dict[str, str] = field(default_factory=lambda: {"f32": "f32", "bf16": "bf16_fma", "int8": "s8"})
 
     def rows_of_block(self, bytes_per_row: float) -> int:
         """Most rows that a thread takes through the steps of a stage at a time, a multiple of 16."""
@@ -66,10 +76,16 @@ class Target:
     @staticmethod
     def choose(select_kernel: Callable[[str, str, int], str | None]) -> Target:
         """The fastest class of every operand dtype for which ``select_kernel(op, class, rows)`` finds a kernel."""
-        gemm = {}
-        for dtype, (op, classes) in GEMM_CLASSES.items():
-            usable = [name for name in classes if select_kernel(op, name, 1) is not None]
-            if not usable:
-                raise ResourceError(f"no kernel of {op} may run on this machine; {classes} exist, see: encast kernels")
-            gemm[dtype] = usable[0]
-        return Target(gemm)
+
+        def fastest(table: dict[str, tuple[str, tuple[str, ...]]]) -> dict[str, str]:
+            chosen = {}
+            for dtype, (op, classes) in table.items():
+                usable = [name for name in classes if select_kernel(op, name, 1) is not None]
+                if not usable:
+                    raise ResourceError(
+                        f"no kernel of {op} may run on this machine; {classes} exist, see: encast kernels"
+                    )
+                chosen[dtype] = usable[0]
+            return chosen
+
+        return Target(fastest(GEMM_CLASSES), attention=fastest(ATTENTION_CLASSES))

@@ -64,7 +64,7 @@ def fuse_attention(graph: Graph, exact: bool) -> Outcome:
             "attention",
             [joined.outputs[0], bias],
             context.outputs,
-            {"heads": match.heads, "scale": factor},
+            {"heads": match.heads, "scale": factor, "products": "f32"},
             context.name,
             context.layer,
         )

@@ -1,6 +1,10 @@
-"""Gives every linear the dtype that a ``QuantSpec`` asks for: narrow weights, and a narrow copy of what it reads.
+"""Gives every linear and every attention the dtype that a ``QuantSpec`` asks for.
+
+A linear gets narrow weights, and a narrow copy of what it reads:
 
     linear(x)  →  linear_int8(quantize(x))   or   linear_bf16(cast_bf16(x))
+
+    attention(qkv)  →  the same with products "bf16" or "int8"
 
 Linears that read one value share its narrow copy; layers that share their weights share the narrow ones. An f32
 weight that nothing reads any more is let go at once, so that a large model is never held twice.
@@ -24,12 +28,17 @@ __all__ = ["set_precision"]
 
 
 def set_precision(graph: Graph, spec: QuantSpec) -> Outcome:
-    """Raises ``InputError`` for a pattern of ``spec.keep`` that no linear's name matches."""
+    """Raises ``InputError`` for a pattern of ``spec.keep`` that matches the name of no linear and no attention."""
     linears = [node for node in graph.nodes if node.op == "linear"]
+    attentions = [node for node in graph.nodes if node.op == "attention"]
+    products = linears + attentions
     for pattern, _ in spec.keep:
-        if not any(fnmatchcase(node.name, pattern) for node in linears):
-            names = ", ".join(node.name for node in linears[:6]) + (", ..." if len(linears) > 6 else "")
-            raise InputError(f"the pattern {pattern!r} in keep matches none of the {len(linears)} products: {names}")
+        if not any(fnmatchcase(node.name, pattern) for node in products):
+            shown = [node.name for node in (*linears[:6], *attentions[:1])]
+            names = ", ".join(shown) + (", ..." if len(products) > len(shown) else "")
+            raise InputError(f"the pattern {pattern!r} in keep matches none of the {len(products)} products: {names}")
+    for node in attentions:
+        node.attrs["products"] = spec.dtype_of_attention(node.name)
     graph.meta["dtype"] = spec.dtype
     narrowing = _Narrowing(graph, spec)
     patches = [
@@ -37,7 +46,8 @@ def set_precision(graph: Graph, spec: QuantSpec) -> Outcome:
         for node in linears
         if (dtype := dtype_of(graph, node, spec)) != "f32"
     ]
-    return Outcome(changes=apply(graph, patches))
+    narrow_attentions = sum(node.attrs["products"] != "f32" for node in attentions)
+    return Outcome(changes=apply(graph, patches) + narrow_attentions)
 
 
 def dtype_of(graph: Graph, node: Node, spec: QuantSpec) -> str:

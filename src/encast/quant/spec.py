@@ -23,10 +23,10 @@ ROWS = ("tokens", "selected", "seqs")
 class QuantSpec:
     """The dtype of products, and the exceptions.
 
-    ``dtype``: of the weights and the inputs of every product, unless an exception holds. Sums and everything
-    between products are f32 (int32 and f32 with int8).
-    ``keep``: pairs (pattern, dtype): products whose module name matches the pattern (as a shell matches file
-    names; ``encast inspect`` lists the names) get that dtype instead; the first match counts.
+    ``dtype``: of the weights and the inputs of every product, those inside attention among them, unless an
+    exception holds. Sums and everything between products are f32 (int32 and f32 with int8).
+    ``keep``: pairs (pattern, dtype): products and attentions whose module name matches the pattern (as a shell
+    matches file names; ``encast inspect`` lists the names) get that dtype instead; the first match counts.
     ``zero_point``: which quantised activations get a zero point: ``always``, ``after_activation`` (those that
     come out of gelu and the like) or ``never``. ``quant/README.md`` has the measurements behind the default.
     ``rows``: only products with these rows are narrowed. Products on one row a sequence (``seqs``: poolers,
@@ -69,6 +69,13 @@ class QuantSpec:
             if fnmatchcase(name, pattern):
                 return dtype
         return self.dtype if rows in self.rows and outputs >= self.min_outputs else "f32"
+
+    def dtype_of_attention(self, name: str) -> str:
+        """The dtype of the products inside the attention called ``name``, of queries by keys and powers by values."""
+        for pattern, dtype in self.keep:
+            if fnmatchcase(name, pattern):
+                return dtype
+        return self.dtype if "tokens" in self.rows else "f32"
 
     def to_json(self) -> dict[str, Any]:
         return {

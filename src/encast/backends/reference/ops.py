@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from encast.ir.ops import ATTENTION_KEY_BLOCK
 from encast.ir.relative import relative_buckets
 
 __all__ = ["EVALUATORS", "Context", "Float64", "Quantized"]
@@ -233,16 +234,77 @@ def _embed_layer_norm(
 
 
 @_evaluates("attention")
-def _attention(context: Context, qkv: Float64, bias: Float64 | None, *, heads: int, scale: float) -> Float64:
-    q, k, v = np.split(qkv, 3, axis=1)
-    scores = _attention_scores(context, q, k, heads=heads) * scale
-    if bias is not None:
-        reach = (bias.shape[1] + 1) // 2
-        for _, pairs, length in context.sequences():
+def _attention(
+    context: Context, qkv: Float64, bias: Float64 | None, *, heads: int, scale: float, products: str
+) -> Float64:
+    hidden = qkv.shape[1] // 3
+    result = np.empty((len(qkv), hidden))
+    for rows, _, length in context.sequences():
+        q, k, v = (_per_head(part, heads) for part in np.split(qkv[rows], 3, axis=1))
+        added: Any = 0.0
+        if bias is not None:
             positions = np.arange(length)
-            columns = positions[None, :] - positions[:, None] + reach - 1
-            scores[:, pairs] += bias[:, columns.reshape(-1)]
-    return _attention_context(context, _softmax(context, scores), v)
+            added = bias[:, positions[None, :] - positions[:, None] + (bias.shape[1] + 1) // 2 - 1]
+        mixed = np.empty((heads, length, hidden // heads))
+        for head in range(heads):
+            one = added if bias is None else added[head]
+            mixed[head] = _ATTENTION[products](q[head], k[head], v[head], one, scale)
+        result[rows] = mixed.transpose(1, 0, 2).reshape(length, -1)
+    return result
+
+
+def _attention_f32(q: Float64, k: Float64, v: Float64, added: Any, scale: float) -> Float64:
+    scores = q @ k.T * scale + added
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return powers @ v / powers.sum(axis=1, keepdims=True)
+
+
+def _attention_bf16(q: Float64, k: Float64, v: Float64, added: Any, scale: float) -> Float64:
+    q, k, v = (_bf16(part) for part in (q, k, v))
+    scores = q @ k.T * scale + added
+    powers = _bf16(np.exp(scores - scores.max(axis=1, keepdims=True)))
+    return powers @ v / powers.sum(axis=1, keepdims=True)
+
+
+def _attention_int8(q: Float64, k: Float64, v: Float64, added: Any, scale: float) -> Float64:
+    one, levels = np.float32(1), np.float32(127)
+    q32, k32, v32 = (part.astype(np.float32) for part in (q, k, v))
+    centre = (k32.max(axis=0) + k32.min(axis=0)) * np.float32(0.5)
+    extent = (k32.max(axis=0) - k32.min(axis=0)) * np.float32(0.5)
+    inverse = _reciprocal(levels, extent)
+    key_scale = np.where(inverse > 0, extent / levels, np.float32(0))
+    key_codes = np.rint((k32 - centre) * inverse).astype(np.float64)
+
+    scaled = q32 * key_scale
+    largest = np.abs(scaled).max(axis=1, keepdims=True)
+    query_codes = np.rint(scaled * _reciprocal(levels, largest)).astype(np.float64)
+    scores = query_codes @ key_codes.T * (largest / levels).astype(np.float64) * scale + added
+
+    # A running sum, because the order of the additions is part of the bits.
+    mean = np.cumsum(v32, axis=0, dtype=np.float32)[-1] / np.float32(len(v32))
+    value_scale = np.maximum(v32.max(axis=0) - mean, mean - v32.min(axis=0)) / levels
+    value_codes = np.rint((v32 - mean) * _reciprocal(one, value_scale)).astype(np.float64)
+
+    top = np.full((len(q), 1), -np.inf)
+    total, mixed = np.zeros((len(q), 1)), np.zeros(q.shape)
+    for begin in range(0, len(k), ATTENTION_KEY_BLOCK):
+        keys = slice(begin, begin + ATTENTION_KEY_BLOCK)
+        before, top = top, np.maximum(top, scores[:, keys].max(axis=1, keepdims=True))
+        powers = np.exp(scores[:, keys] - top)
+        decay = np.exp(before - top)
+        total = total * decay + powers.sum(axis=1, keepdims=True)
+        mixed = mixed * decay + np.rint(255 * powers) @ value_codes[keys]
+    return mean + value_scale * mixed / (255 * total)
+
+
+_ATTENTION = {"f32": _attention_f32, "bf16": _attention_bf16, "int8": _attention_int8}
+
+
+def _reciprocal(levels: np.float32, extent: np.ndarray[Any, np.dtype[np.float32]]) -> Any:
+    """``levels / extent`` in f32; 0 where that overflows."""
+    with np.errstate(divide="ignore", over="ignore"):
+        found = levels / extent
+    return np.where(np.isfinite(found), found, np.float32(0))
 
 
 @_evaluates("add_layer_norm")
@@ -279,6 +341,10 @@ def _quantize(context: Context, x: Float64, *, zero_point: bool) -> Quantized:
 
 @_evaluates("cast_bf16")
 def _cast_bf16(context: Context, x: Float64) -> Float64:
+    return _bf16(x)
+
+
+def _bf16(x: Float64) -> Float64:
     bits = x.astype(np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
     return rounded.view(np.float32).astype(np.float64)
