@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "tasks": {"errors", "batch", "backends.base"},
     "engine": {"errors", "batch", "ir", "artifact", "backends", "tasks"},
     "compile": {"errors", "ir", "importers", "archs", "passes", "quant", "sparsity", "artifact", "backends"},
+    "profile": {"errors", "batch", "artifact", "backends", "lower", "ceilings", "compile", "_core"},
     "data": {"errors"},
     "metrics": {"errors"},
     "launch": {"errors", "knobs", "machine"},

@@ -19,6 +19,7 @@ __all__ = ["CpuRunnable"]
 
 Float32 = np.ndarray[Any, np.dtype[np.float32]]
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
+Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class CpuRunnable:
@@ -44,7 +45,7 @@ class CpuRunnable:
             [(name, tensor.offset, tensor.nbytes, tensor.xxh64) for name, tensor in artifact.tensors.items()],
             max(1, len(cores)),
         )
-        spin_us = knobs.get("ENCAST_SPIN_US")
+        spin_us, idle_spin_us = knobs.get("ENCAST_SPIN_US"), knobs.get("ENCAST_IDLE_SPIN_US")
         pinned = pin and threads * instances <= len(cores)
         self._executors = [
             _core.Executor(
@@ -53,6 +54,7 @@ class CpuRunnable:
                 threads,
                 cores[index * threads : (index + 1) * threads] if pinned else [],
                 spin_us,
+                idle_spin_us,
             )
             for index in range(instances)
         ]
@@ -65,24 +67,44 @@ class CpuRunnable:
 
     def run(self, output: str, batch: Batch, select: Int32 | None = None) -> Float32:
         """See ``Runnable.run``. Releases the GIL while the model runs."""
-        if os.getpid() != self._pid:
-            raise ResourceError(
-                f"this engine was loaded in process {self._pid}, and a forked child has none of its threads; load the "
-                "artifact in the child: the weights are shared all the same"
-            )
         order = None
         if select is not None and select.size > 1 and not bool(np.all(select[1:] > select[:-1])):
             # The core takes rising rows, each once.
             select, order = np.unique(select, return_inverse=True)
-        executor = self._free.get()
-        if executor is None:
-            self._free.put(None)
-            raise ResourceError("the engine is closed; load the artifact again")
+        executor = self._take()
         try:
             rows: Float32 = executor.run(output, batch.token_ids, batch.cu_seqlens, batch.token_type_ids, select)
         finally:
             self._free.put(executor)
         return rows if order is None else rows[order]
+
+    def trace(self, output: str, batch: Batch, select: Int32 | None = None) -> tuple[Float32, int, Int64]:
+        """As ``run``, for rising ``select``, and what every thread did.
+
+        The run's nanoseconds in the core, and ``i64[events, 7]``: thread, step of the plan, chunk, first row, rows,
+        begin and end in nanoseconds from the run's begin, thread by thread in the order of time.
+        """
+        executor = self._take()
+        try:
+            traced: tuple[Float32, int, Int64] = executor.trace(
+                output, batch.token_ids, batch.cu_seqlens, batch.token_type_ids, select
+            )
+        finally:
+            self._free.put(executor)
+        return traced
+
+    def _take(self) -> Any:
+        """A free executor; the caller puts it back."""
+        if os.getpid() != self._pid:
+            raise ResourceError(
+                f"this engine was loaded in process {self._pid}, and a forked child has none of its threads; load the "
+                "artifact in the child: the weights are shared all the same"
+            )
+        executor = self._free.get()
+        if executor is None:
+            self._free.put(None)
+            raise ResourceError("the engine is closed; load the artifact again")
+        return executor
 
     def kernels(self) -> list[tuple[str, list[str]]]:
         """For every step of the plan its text and the names of the kernels that it runs."""

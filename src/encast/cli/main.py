@@ -25,6 +25,7 @@ VERBS = {
     "run": ("encast.cli.run:run_command", "Answer the rows of a file."),
     "eval": ("encast.cli.eval:eval_command", "Measure an artifact's accuracy on a labelled data set."),
     "inspect": ("encast.cli.inspect:inspect_command", "Show what an artifact holds and what was fused."),
+    "profile": ("encast.cli.profile:profile_command", "Show where the time of a forward goes, against the limit."),
     "kernels": ("encast.cli.kernels:kernels", "List the kernels and what this machine would choose."),
     "doctor": ("encast.cli.doctor:doctor", "Show this machine, and what is wrong with it."),
 }

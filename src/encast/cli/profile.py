@@ -1,0 +1,164 @@
+"""``encast profile``: where the time of a forward goes, against what this machine can do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from encast import ceilings as machine_ceilings
+from encast import engine as engines
+from encast.backends.cpu import CpuRunnable
+from encast.ceilings import Ceilings
+from encast.data import FORMATS, BadRow, open_rows
+from encast.engine import BATCH_TOKENS, Engine
+from encast.errors import InputError
+from encast.profile.measure import Runner, measure
+from encast.profile.plan_text import PlanText, parse_plan
+from encast.profile.report import Kernel, Profile, build_profile, step_kernels
+from encast.profile.table import table_lines
+from encast.profile.workload import MOST_SEQUENCES, Workload, of_batches, of_lengths, read_histogram
+from encast.tasks.table import file_task
+
+__all__ = ["profile_command"]
+
+
+def profile_command(
+    artifact: Annotated[Path, typer.Argument(help="A compiled artifact (NAME.encast).")],
+    batch: Annotated[int, typer.Option(min=1, max=MOST_SEQUENCES, help="Sequences of random ids.")] = 8,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of each of them.")] = 128,
+    lengths: Annotated[
+        str | None,
+        typer.Option(help="A histogram instead: LENGTH:COUNT,... or a JSON or CSV file of such pairs."),
+    ] = None,
+    texts: Annotated[
+        str | None, typer.Option(help="A file of texts instead, as `encast run` reads it; - is standard input.")
+    ] = None,
+    input_format: Annotated[
+        str, typer.Option(help=f"Of --texts: {', '.join(FORMATS)}; auto: by the name of the file, else text.")
+    ] = "auto",
+    text_column: Annotated[str | None, typer.Option(help="The column of the text (question, query).")] = None,
+    pair_column: Annotated[str | None, typer.Option(help="The column of the second text, if there is one.")] = None,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one run of the model.")] = BATCH_TOKENS,
+    output: Annotated[
+        str | None, typer.Option(help="The output to compute; default: the head's, else last_hidden_state.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads; default: the usable cores.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.0, max=3600.0, help="How long to measure, after warming up.")] = 3.0,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Rounds to measure, instead of --seconds.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random ids.")] = 0,
+    layers: Annotated[bool, typer.Option("--layers", help="A row for every layer's steps, not one for all.")] = False,
+) -> None:
+    """Show where the time of a forward goes: every step beside its bound.
+
+    A step's bound is the larger of its operations at the measured instruction peak and its bytes at the measured
+    bandwidth of the level of memory in which they live (`encast doctor --measure`).
+    """
+    with engines.load(artifact, threads=threads, batch_tokens=batch_tokens) as engine:
+        runnable = engine.session.runnable
+        assert isinstance(runnable, CpuRunnable)
+        plan = parse_plan(runnable.plan)
+        chosen = _output(plan, output)
+        workload = _workload(
+            engine, batch, length, lengths, texts, (input_format, text_column, pair_column), batch_tokens, seed
+        )
+        ceilings, note = _ceilings()
+        profile = _profile(artifact, runnable, plan, chosen, workload, ceilings, note, seconds, repeats, layers)
+    for line in table_lines(profile):
+        typer.echo(line)
+
+
+def _output(plan: PlanText, wanted: str | None) -> str:
+    if wanted is None:
+        return next((name for name in plan.outputs if name != "last_hidden_state"), "last_hidden_state")
+    if wanted not in plan.outputs:
+        raise InputError(f"--output is {wanted!r}; this artifact has {', '.join(plan.outputs)}")
+    return wanted
+
+
+def _workload(
+    engine: Engine,
+    batch: int,
+    length: int,
+    lengths: str | None,
+    texts: str | None,
+    source: tuple[str, str | None, str | None],
+    batch_tokens: int,
+    seed: int,
+) -> Workload:
+    if lengths is not None and texts is not None:
+        raise InputError("--lengths and --texts both say what to run; give one of them")
+    if texts is not None:
+        return _of_texts(engine, texts, *source)
+    if lengths is not None:
+        drawn = read_histogram(lengths)
+        return of_lengths(f"{len(drawn)} sequences by {lengths[:60]}", drawn, engine.meta, batch_tokens, seed)
+    # One batch, however many tokens: it is what was asked for.
+    return of_lengths(f"{batch}x{length}", [length] * batch, engine.meta, max(batch_tokens, batch * length), seed)
+
+
+def _of_texts(engine: Engine, path: str, format: str, text_column: str | None, pair_column: str | None) -> Workload:
+    spec = file_task(engine.task)
+    columns = [text_column or spec.text, *([pair_column] if pair_column else [])]
+    session = engine.session
+    prompt = session.prompt(None) if engine.task == "embed" else ""
+    rows: list[str | tuple[str, str]] = []
+    with open_rows(path, columns, format) as reader:
+        for row in reader:
+            if isinstance(row, BadRow):
+                raise InputError(f"{path}: row {row.number}: {row.reason}; correct or drop it")
+            values = [row.values[column] for column in columns]
+            for column, value in zip(columns, values, strict=True):
+                if not isinstance(value, str):
+                    raise InputError(f"{path}: row {row.number}: {column!r} is no text; name another column")
+            first, *second = map(str, values)
+            rows.append((first, second[0]) if second else prompt + first)
+            if len(rows) > MOST_SEQUENCES:
+                raise InputError(f"{path}: more than {MOST_SEQUENCES} texts; give some of them")
+    return of_batches(f"{len(rows)} texts of {path}", (piece.batch for piece in session.stream(rows)))
+
+
+def _ceilings() -> tuple[Ceilings, str | None]:
+    kept = machine_ceilings.find()
+    if kept.ceilings is not None:
+        return kept.ceilings, None
+    if sys.stderr.isatty():
+        typer.echo("encast: measuring this machine's ceilings", err=True)
+    problem = "" if kept.problem is None else f" ({kept.problem})"
+    note = f"ceilings were measured just now{problem}; to measure them once and keep them: encast doctor --measure"
+    return machine_ceilings.measure(), note
+
+
+def _profile(
+    artifact: Path,
+    runnable: CpuRunnable,
+    plan: PlanText,
+    output: str,
+    workload: Workload,
+    ceilings: Ceilings,
+    note: str | None,
+    seconds: float,
+    repeats: int | None,
+    layers: bool,
+) -> Profile:
+    from encast import _core
+
+    catalog = {row["name"]: Kernel(row["name"], row["isa"], row["min_rows"]) for row in _core.kernels()}
+    kernels = step_kernels([names for _, names in runnable.kernels()], catalog)
+    selected = plan.values[plan.outputs[output]].rows == "selected"
+    runner = Runner(runnable, output, workload, selected=selected)
+    measured = measure(runner, len(plan.steps), seconds=seconds, repeats=repeats)
+    return build_profile(
+        str(artifact),
+        output,
+        plan,
+        kernels,
+        workload,
+        ceilings,
+        runnable.threads,
+        measured,
+        layers=layers,
+        ceilings_note=note,
+    )

@@ -1,0 +1,80 @@
+"""Where the time of a traced run went: every nanosecond of every thread is a step's, waiting, or between chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Account", "account_of", "mean_account"]
+
+_Int64 = np.ndarray[Any, np.dtype[np.int64]]
+_Float64 = np.ndarray[Any, np.dtype[np.float64]]
+
+_THREAD, _STEP, _CHUNK, _BEGIN, _END = 0, 1, 2, 5, 6
+
+
+@dataclass(frozen=True)
+class Account:
+    """Nanoseconds of one run, summed over the threads and divided by their number, so that all adds up to ``wall``.
+
+    ``busy[step]``: at work. ``waiting[step]``: from the end of the step's work to the beginning of the thread's next
+    (the barrier, and the threads that were slower), and before the first step of a chunk (waking up). ``idle``: threads
+    without any work in a chunk. ``between``: before, between and after chunks, where one thread prepares and the others
+    wait for it.
+    """
+
+    busy: _Float64
+    waiting: _Float64
+    idle: float
+    between: float
+    wall: float
+    events: int
+
+
+def account_of(events: _Int64, wall: int, threads: int, steps: int) -> Account:
+    """Sums up ``i64[events, 7]`` as ``CpuRunnable.trace`` gives them: of each thread in the order of time."""
+    busy = np.zeros(steps)
+    waiting = np.zeros(steps)
+    if len(events) == 0:
+        return Account(busy, waiting, 0.0, float(wall), float(wall), 0)
+    chunks = events[:, _CHUNK]
+    count = int(chunks.max()) + 1
+    starts = np.full(count, np.iinfo(np.int64).max)
+    ends = np.zeros(count, np.int64)
+    np.minimum.at(starts, chunks, events[:, _BEGIN])
+    np.maximum.at(ends, chunks, events[:, _END])
+    ran = ends > 0  # a chunk may have nothing to do
+    span = float(np.sum(ends[ran] - starts[ran]))
+    np.add.at(busy, events[:, _STEP], events[:, _END] - events[:, _BEGIN])
+    # Of every thread in every chunk: from each event to the next, from the last one to the chunk's end, and from the
+    # chunk's beginning to the first.
+    group = events[:, _THREAD] * count + chunks
+    first = np.r_[True, group[1:] != group[:-1]]
+    last = np.r_[first[1:], True]
+    until = np.where(last, ends[chunks], np.r_[events[1:, _BEGIN], 0])
+    np.add.at(waiting, events[:, _STEP], until - events[:, _END])
+    np.add.at(waiting, events[first, _STEP], events[first, _BEGIN] - starts[chunks[first]])
+    spent = float(busy.sum() + waiting.sum())
+    return Account(
+        busy / threads,
+        waiting / threads,
+        (threads * span - spent) / threads,
+        wall - span,
+        float(wall),
+        len(events),
+    )
+
+
+def mean_account(accounts: Sequence[Account]) -> Account:
+    """The mean, which adds up as each of them does."""
+    return Account(
+        np.mean([account.busy for account in accounts], axis=0),
+        np.mean([account.waiting for account in accounts], axis=0),
+        float(np.mean([account.idle for account in accounts])),
+        float(np.mean([account.between for account in accounts])),
+        float(np.mean([account.wall for account in accounts])),
+        round(float(np.mean([account.events for account in accounts]))),
+    )

@@ -1,0 +1,90 @@
+"""The profile as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from encast.profile.report import Profile, Row
+
+__all__ = ["align", "table_lines", "time_unit"]
+
+_HEADER = ("step", "kernel", "shape", "dtype", "{unit}", "share", "wait", "rate", "", "of bound", "held by")
+_LEFT = {0, 1, 2, 3, 8, 10}
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit in which such a time reads well, and how many of it make a second."""
+    return ("ms", 1e3) if seconds >= 0.01 else ("us", 1e6)
+
+
+def align(rows: Sequence[Sequence[str]], left: set[int]) -> Iterator[str]:
+    """Cells in columns, ``left`` of them flush left and the rest flush right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join(cells).rstrip()
+
+
+def table_lines(profile: Profile) -> Iterator[str]:
+    """Warnings, a line a row, what is left over, and the bottom line."""
+    unit, scale = time_unit(profile.total)
+    forward, limit = profile.measured.forward, profile.limit
+    for warning in profile.warnings:
+        yield f"WARNING: {warning}"
+    yield f"{profile.artifact}: {profile.output} of {profile.workload.what}, {profile.threads} threads"
+    if profile.ceilings_note is not None:
+        yield profile.ceilings_note
+    yield ""
+    share = profile.total or 1.0
+
+    def extra(name: str, seconds: float) -> tuple[str, ...]:
+        return (name, "", "", "", _number(seconds * scale), f"{seconds / share:.1%}", "", "", "", "", "")
+
+    yield from align(
+        [
+            tuple(cell.format(unit=unit) for cell in _HEADER),
+            *(_cells(row, scale) for row in profile.rows),
+            extra("waiting", profile.waiting),
+            extra("outside", profile.outside),
+            extra("total", profile.total),
+        ],
+        _LEFT,
+    )
+    yield ""
+    yield (
+        f"forward     {_number(forward.median * scale)} {unit} "
+        f"[{_number(forward.low * scale)}, {_number(forward.high * scale)}], median and quartiles of {forward.count} "
+        f"runs; {profile.tokens_per_second:,.0f} tokens/s"
+    )
+    yield (
+        f"limit       {_number(limit.seconds * scale)} {unit} ({limit.holds}); {profile.fraction:.1%} of it is reached"
+    )
+    yield (
+        f"accounting  steps {profile.busy:.1%}, waiting {profile.waiting / share:.1%}, outside "
+        f"{profile.outside / share:.1%}; the trace itself cost {profile.measured.trace_cost:.1%}"
+    )
+
+
+def _cells(row: Row, scale: float) -> tuple[str, ...]:
+    count = f" (x{len(row.steps)})" if len(row.steps) > 1 else ""
+    return (
+        row.name + count,
+        row.kernel,
+        "x".join(map(str, row.shape)),
+        row.dtype,
+        _number(row.seconds * scale),
+        f"{row.share:.1%}",
+        _number(row.waiting * scale),
+        _number(row.rate),
+        row.unit,
+        f"{row.fraction:.0%}",
+        row.holds,
+    )
+
+
+def _number(value: float) -> str:
+    """Three digits or more."""
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
