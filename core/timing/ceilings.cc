@@ -83,12 +83,20 @@ std::vector<Round> measure_reads(int64_t bytes, bool prefetch, const TeamOptions
     std::memset(buffers[static_cast<size_t>(thread)].get(), 1, static_cast<size_t>(bytes));
   };
   team.run(fill);
+  // Some ten microseconds: small buffers several times, of large ones the next piece.
+  constexpr int64_t kAtATime = int64_t{1} << 20;
   const ReadProbe& probe = read_probe(prefetch);
-  constexpr int64_t kAtATime = int64_t{1} << 20;  // some ten microseconds
   const int64_t passes = std::max(kAtATime / bytes, int64_t{1});
+  struct alignas(64) Cursor {
+    int64_t at = 0;
+  };
+  std::vector<Cursor> cursors(static_cast<size_t>(team.size()));
   return measure_rounds(team, rounds, seconds, [&](int thread) {
-    probe.run(buffers[static_cast<size_t>(thread)].get(), bytes, passes);
-    return static_cast<double>(passes * bytes);
+    int64_t& at = cursors[static_cast<size_t>(thread)].at;
+    const int64_t piece = std::min(kAtATime, bytes - at);
+    probe.run(buffers[static_cast<size_t>(thread)].get() + at, piece, passes);
+    at = at + piece == bytes ? 0 : at + piece;
+    return static_cast<double>(passes * piece);
   });
 }
 

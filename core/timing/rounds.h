@@ -34,27 +34,33 @@ struct Round {
 template <class Work>
 std::vector<Round> measure_rounds(Team& team, int rounds, double seconds, const Work& work) {
   struct alignas(64) PerThread {
-    double rate, running;
+    double rate, spent, start, end;
   };
   std::vector<PerThread> threads(static_cast<size_t>(team.size()));
   std::vector<Round> result;
   auto one_round = [&](int thread) {
     team.barrier();
     const double start = wall_seconds(), busy = thread_seconds();
-    double units = 0, wall = 0;
+    double units = 0, end = 0;
     do {
       units += work(thread);
-      wall = wall_seconds() - start;
-    } while (wall < seconds);
+      end = wall_seconds();
+    } while (end - start < seconds);
     const double spent = thread_seconds() - busy;
-    threads[static_cast<size_t>(thread)] = {units / spent, spent / wall};
+    threads[static_cast<size_t>(thread)] = {units / spent, spent, start, end};
   };
   for (int i = 0; i < rounds; ++i) {
     team.run(one_round);
+    // From the first start to the last end: a thread may lose its processor before it gets to its start.
+    double start = threads[0].start, end = threads[0].end;
+    for (const PerThread& one : threads) {
+      start = std::min(start, one.start);
+      end = std::max(end, one.end);
+    }
     Round sum{0, 1};
     for (const PerThread& one : threads) {
       sum.rate += one.rate;
-      sum.running = std::min(sum.running, one.running);
+      sum.running = std::min(sum.running, one.spent / (end - start));
     }
     result.push_back(sum);
   }

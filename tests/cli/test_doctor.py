@@ -7,9 +7,12 @@ import json
 import os
 import subprocess
 import sys
+from datetime import datetime, timezone
+from pathlib import Path
 
 import pytest
 
+from encast.ceilings import Ceilings, Fingerprint, Kept
 from encast.cli.doctor import Finding, Level, diagnose
 from encast.machine import CgroupLimits, Core, HugePages, Machine, MemoryNode
 
@@ -30,6 +33,7 @@ HEALTHY = Machine(
     huge_pages=HugePages("madvise", 2 << 20, 0, 0),
     allocator="glibc",
 )
+FINGERPRINT = Fingerprint(1, HEALTHY.processor, NAMES, (), 4, 4, ())
 
 
 def found(levels: list[Level] = ALL, **changes: object) -> list[Finding]:
@@ -135,3 +139,61 @@ def test_a_forced_level_chooses_only_its_kernels() -> None:
     assert done.returncode == 2
     assert "accepts scalar" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_ceilings_are_measured_kept_and_shown(tmp_path: Path) -> None:
+    pytest.importorskip("encast._core", reason="the native core is not built")
+    cache = {"ENCAST_CACHE_DIR": str(tmp_path / "cache")}
+    assert json.loads(encast("doctor", "--json", **cache).stdout)["ceilings"] is None
+    assert "encast doctor --measure" in encast("doctor", **cache).stdout
+    assert not (tmp_path / "cache").exists()
+    done = encast("doctor", "--measure", "--json", **cache)
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    measured = report["ceilings"]
+    (path,) = (tmp_path / "cache").iterdir()
+    assert measured["path"] == str(path)
+    threads = {1, report["default_threads"]}
+    levels = {level["name"] for level in report["isa_levels"] if level["allowed"]}
+    peaks = {(row["dtype"], row["isa"], row["threads"]) for row in measured["instruction_peaks"]}
+    assert {(dtype, isa) for dtype, isa, _ in peaks} >= {(dtype, "scalar") for dtype in ("f32", "bf16", "int8")}
+    assert {isa for _, isa, _ in peaks} <= levels
+    assert {count for _, _, count in peaks} == threads
+    assert {row["level"] for row in measured["read_bandwidths"]} >= {"memory"}
+    assert all(row["operations_per_second"] > 0 for row in measured["instruction_peaks"])
+    assert (measured["handoff_nanoseconds"] > 0) == (report["default_threads"] > 1)
+    # Kept: the next report shows the same figures.
+    assert json.loads(encast("doctor", "--json", **cache).stdout)["ceilings"] == measured
+    assert f"kept in {path}" in encast("doctor", **cache).stdout
+    # Damage is a finding, and measurements of another level are others.
+    path.write_text("{")
+    (finding,) = [
+        f for f in json.loads(encast("doctor", "--json", **cache).stdout)["findings"] if f["subject"] == "ceilings"
+    ]
+    assert "holds no ceilings of this machine" in finding["problem"]
+    assert "encast doctor --measure" in finding["remedy"]
+
+
+def test_ceilings_that_cannot_be_kept_are_shown_with_an_error(tmp_path: Path) -> None:
+    pytest.importorskip("encast._core", reason="the native core is not built")
+    (tmp_path / "file").write_text("")
+    done = encast("doctor", "--measure", ENCAST_ISA="scalar", ENCAST_CACHE_DIR=str(tmp_path / "file"))
+    assert done.returncode == 2
+    assert "GB/s read" in done.stdout
+    assert "set ENCAST_CACHE_DIR to a folder that can be written" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_nothing_is_measured_with_a_wrong_knob() -> None:
+    pytest.importorskip("encast._core", reason="the native core is not built")
+    done = encast("doctor", "--measure", ENCAST_CACHE_DIR="here")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "ENCAST_CACHE_DIR accepts the absolute path of a folder" in done.stderr
+
+
+def test_doubts_are_a_finding() -> None:
+    assert diagnose(HEALTHY, ALL, kept=Kept(None)) == []
+    doubtful = Ceilings(FINGERPRINT, datetime(2026, 1, 1, tzinfo=timezone.utc), {}, {}, 0.0, ("L3: it swung",))
+    (finding,) = diagnose(HEALTHY, ALL, kept=Kept(None, doubtful))
+    assert "noisy when they were measured: L3: it swung" in finding.problem
+    assert diagnose(HEALTHY, ALL, kept=Kept(None, dataclasses.replace(doubtful, doubts=()))) == []

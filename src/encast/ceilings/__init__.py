@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from encast.ceilings.measure import measure
 from encast.ceilings.model import LEVELS, CacheLevel, Ceilings, Fingerprint
-from encast.ceilings.store import Kept, cache_dir, find, keep, load
+from encast.ceilings.store import Kept, cache_dir, find, keep, load, to_json
 
 __all__ = [
     "LEVELS",
@@ -21,4 +21,5 @@ __all__ = [
     "keep",
     "load",
     "measure",
+    "to_json",
 ]

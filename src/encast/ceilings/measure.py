@@ -4,58 +4,63 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from encast.ceilings.model import Ceilings, Fingerprint
 from encast.machine import Machine, this_machine, usable_cores
 
-__all__ = ["Rate", "judge", "measure", "working_set"]
+__all__ = ["Rate", "judge", "measure", "rate_of", "working_set"]
 
-_PEAK_ROUNDS, _PEAK_SECONDS = 20, 0.006
-_READ_ROUNDS, _READ_SECONDS = 20, 0.01
-_BARRIER_ROUNDS = 100
+# Everything is measured several times, seconds apart: what else a server runs comes and goes.
+_PASSES = 3
+# Rounds shorter than the scheduler's time slice: some find all threads running even on a busy machine.
+_ROUND_SECONDS = 0.002
+_PEAK_ROUNDS, _READ_ROUNDS, _BARRIER_ROUNDS = 20, 40, 40
 # A round counts as undisturbed when every thread had a processor for so much of it.
-_RUNNING = 0.9
-_MIN_UNDISTURBED = 3
-# Rounds of a quiet machine lie within 6 % of the best one; memory's, which other tenants of a server share, within 10.
+_RUNNING = 0.95
+_MIN_UNDISTURBED = 5
+# A rate is what the best tenth of the rounds reach: the single best one may have been lucky with what was cached.
+_QUANTILE = 0.9
+# The passes of a quiet machine agree within 3 %, about memory within 10.
 _SPREAD = 0.15
 _MIN_MEMORY_BYTES = 128 << 20
 
 Rounds = Sequence[tuple[float, float]]
 
 
-class Rate(float):
-    """A rate with the ``doubt`` that its rounds leave, in words, or None."""
+@dataclass(frozen=True)
+class Rate:
+    """What one pass found: units a second, and the part of the time that the threads were running."""
 
-    doubt: str | None
-
-    def __new__(cls, value: float, doubt: str | None = None) -> Rate:
-        self = super().__new__(cls, value)
-        self.doubt = doubt
-        return self
+    value: float
+    running: float
 
 
-def judge(rounds: Rounds, *, shared: bool) -> Rate:
-    """The best of the rounds (rate, part of the time that the threads were running), and what to think of it.
+def rate_of(rounds: Rounds, *, shared: bool) -> Rate:
+    """The rate of one pass's rounds (rate, part of the round that every thread was running).
 
     ``shared``: the threads share what they use. Then a round in which one of them waited shows the others too fast,
-    and only undisturbed ones are taken, or the least disturbed quarter where these are too few.
+    and only undisturbed ones are taken, or the least disturbed ones where these are too few.
     """
-    rates = [rate for rate, _ in rounds]
-    doubt = None
+    calm = sorted(rounds, key=lambda round: -round[1])
     if shared:
-        undisturbed = [rate for rate, running in rounds if running >= _RUNNING]
-        if len(undisturbed) >= _MIN_UNDISTURBED:
-            rates = undisturbed
-        else:
-            calmest = sorted(rounds, key=lambda round: -round[1])[: max(1, len(rounds) // 4)]
-            rates = [rate for rate, _ in calmest]
-            doubt = f"other processes left a thread {calmest[-1][1]:.0%} of the time"
-    best = max(rates)
-    spread = 1 - statistics.median(rates) / best
-    if doubt is None and spread > _SPREAD:
-        doubt = f"half of the rounds are more than {spread:.0%} below the best"
-    return Rate(best, doubt)
+        undisturbed = sum(running >= _RUNNING for _, running in calm)
+        calm = calm[: max(undisturbed, _MIN_UNDISTURBED)]
+    rates = sorted(rate for rate, _ in calm)
+    return Rate(rates[round(_QUANTILE * (len(rates) - 1))], calm[-1][1] if shared else 1.0)
+
+
+def judge(passes: Sequence[Rate]) -> tuple[float, str | None]:
+    """The best of the passes, undisturbed ones first, and why it is not to be trusted."""
+    calm = [one for one in passes if one.running >= _RUNNING]
+    values = [one.value for one in calm or passes]
+    best, worst = max(values), min(values)
+    if not calm:
+        return min(values), f"other processes left a thread {max(one.running for one in passes):.0%} of the time"
+    if worst < (1 - _SPREAD) * best:
+        return best, f"a measurement seconds earlier or later gave {1 - worst / best:.0%} less"
+    return best, None
 
 
 def working_set(level: str, fingerprint: Fingerprint, threads: int, memory_bytes: int | None = None) -> int:
@@ -90,42 +95,47 @@ def measure(machine: Machine | None = None, progress: Callable[[str], None] | No
     cpus = usable_cores(machine)
     limits = [limit for limit in (machine.memory_bytes, machine.cgroup.memory_bytes) if limit is not None]
     levels = [*(cache.name for cache in fingerprint.caches), "memory"]
-    say = progress if progress is not None else lambda _: None
-    peaks: dict[tuple[str, str, int], Rate] = {}
-    reads: dict[tuple[str, int], Rate] = {}
-    for team in dict.fromkeys((tuple(cpus[:1]), tuple(cpus))):
-        threads = len(team)
-        several = f"{threads} thread{'s' if threads > 1 else ''}"
-        say(f"product instructions, {several}")
-        for dtype, isa in _core.peak_probes():
-            rounds = _core.measure_ops(dtype, isa, team, _PEAK_ROUNDS, _PEAK_SECONDS)
-            peaks[dtype, isa, threads] = judge(rounds, shared=False)
-        for level in levels:
-            say(f"reads from {level}, {several}")
-            bytes = working_set(level, fingerprint, threads, min(limits, default=None))
-            bytes = max(bytes // _core.READ_BLOCK_BYTES, 1) * _core.READ_BLOCK_BYTES
-            shared = threads > 1 and level not in ("L1", "L2")
-            reads[level, threads] = max(
-                judge(_core.measure_reads(bytes, prefetch, team, _READ_ROUNDS, _READ_SECONDS), shared=shared)
-                for prefetch in (False, True)
-            )
-    say("hand-over between threads")
-    # Wall time, so only the calm rounds tell; the longest run of them is at the low end.
-    barriers = sorted(_core.measure_barriers(cpus, _BARRIER_ROUNDS))
-    handoff = statistics.median(barriers[: len(barriers) // 2])
-    doubts = [
-        *(_doubt(f"{dtype} at {isa}", count, rate) for (dtype, isa, count), rate in peaks.items()),
-        *(_doubt(f"reads from {level}", count, rate) for (level, count), rate in reads.items()),
-    ]
+    teams = list(dict.fromkeys((tuple(cpus[:1]), tuple(cpus))))
+    peaks: dict[tuple[str, str, int], list[Rate]] = {}
+    reads: dict[tuple[str, int], list[Rate]] = {}
+    barriers: list[float] = []
+    for turn in range(_PASSES):
+        for team in teams:
+            threads = len(team)
+            if progress is not None:
+                progress(f"pass {turn + 1} of {_PASSES}, {_threads(threads)}")
+            for dtype, isa in _core.peak_probes():
+                rounds = _core.measure_ops(dtype, isa, team, _PEAK_ROUNDS, _ROUND_SECONDS)
+                peaks.setdefault((dtype, isa, threads), []).append(rate_of(rounds, shared=False))
+            for level in levels:
+                size = working_set(level, fingerprint, threads, min(limits, default=None))
+                size = max(size // _core.READ_BLOCK_BYTES, 1) * _core.READ_BLOCK_BYTES
+                shared = threads > 1 and level not in ("L1", "L2")
+                forms = [
+                    rate_of(_core.measure_reads(size, prefetch, team, _READ_ROUNDS, _ROUND_SECONDS), shared=shared)
+                    for prefetch in (False, True)
+                ]
+                reads.setdefault((level, threads), []).append(max(forms, key=lambda rate: rate.value))
+        # Wall time: the median ignores rounds in which a thread waited.
+        barriers.append(statistics.median(_core.measure_barriers(cpus, _BARRIER_ROUNDS)))
+    doubts: list[str] = []
+
+    def judged(what: str, threads: int, passes: Sequence[Rate]) -> float:
+        value, doubt = judge(passes)
+        if doubt is not None:
+            doubts.append(f"{what}, {_threads(threads)}: {doubt}")
+        return value
+
     return Ceilings(
         fingerprint,
         datetime.now(timezone.utc).replace(microsecond=0),
-        {key: float(rate) for key, rate in peaks.items()},
-        {key: float(rate) for key, rate in reads.items()},
-        handoff,
-        tuple(doubt for doubt in doubts if doubt),
+        {key: judged(f"{key[0]} at {key[1]}", key[2], passes) for key, passes in peaks.items()},
+        {key: judged(f"reads from {key[0]}", key[1], passes) for key, passes in reads.items()},
+        # Teams fall into step at different paces and keep theirs: the quickest is the bound.
+        min(barriers),
+        tuple(doubts),
     )
 
 
-def _doubt(what: str, threads: int, rate: Rate) -> str | None:
-    return None if rate.doubt is None else f"{what}, {threads} thread{'s' if threads > 1 else ''}: {rate.doubt}"
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"

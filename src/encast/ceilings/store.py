@@ -17,7 +17,7 @@ from encast.ceilings.model import FORMAT, Ceilings, Fingerprint
 from encast.errors import ResourceError
 from encast.machine import Machine
 
-__all__ = ["Kept", "cache_dir", "find", "keep", "load"]
+__all__ = ["Kept", "cache_dir", "find", "keep", "load", "to_json"]
 
 _MAX_BYTES = 1 << 20  # of a file; real ones have a few thousand
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_module
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from encast import knobs
-from encast.errors import EncastError
+from encast import ceilings, knobs
+from encast.ceilings import Kept
+from encast.errors import EncastError, InputError
 from encast.machine import Machine, default_threads, this_machine, usable_cores
 
 __all__ = ["Finding", "Level", "diagnose", "doctor"]
+
+_HOW_TO_MEASURE = "measure, best when nothing else runs: encast doctor --measure"
 
 
 @dataclass(frozen=True)
@@ -36,13 +40,16 @@ class Finding:
     remedy: str
 
 
-def diagnose(machine: Machine, levels: Sequence[Level], knob_errors: Sequence[str] = ()) -> list[Finding]:
+def diagnose(
+    machine: Machine, levels: Sequence[Level], knob_errors: Sequence[str] = (), kept: Kept | None = None
+) -> list[Finding]:
     """What is wrong with the machine, in the order of the report. Pure: it judges the facts it is given."""
     return [
         *(Finding("knobs", error, "correct the variable, or unset it") for error in knob_errors),
         *_isa_findings(levels),
         *_cpu_findings(machine),
         *_memory_findings(machine),
+        *_ceilings_findings(kept),
     ]
 
 
@@ -129,10 +136,32 @@ def _memory_findings(machine: Machine) -> Iterator[Finding]:
         )
 
 
+def _ceilings_findings(kept: Kept | None) -> Iterator[Finding]:
+    if kept is not None and kept.problem is not None:
+        yield Finding("ceilings", kept.problem, _HOW_TO_MEASURE)
+    if kept is not None and kept.ceilings is not None and kept.ceilings.doubts:
+        yield Finding(
+            "ceilings",
+            "the machine was noisy when they were measured: " + "; ".join(kept.ceilings.doubts),
+            "measure again when nothing else runs: encast doctor --measure",
+        )
+
+
 def doctor(
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Measure the machine's ceilings (about ten seconds) and keep them in the user's cache directory.",
+        ),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Print processor, ISA levels, cores, memory and limits, and what is wrong with them."""
+    """Print processor, ISA levels, cores, memory and limits, and what is wrong with them.
+
+    The ceilings are what bounds any kernel: the rate of the product instructions, the read bandwidth of the caches and
+    of memory, and the hand-over between threads. ``encast profile`` shows times as fractions of them.
+    """
     machine = this_machine()
     errors: list[str] = []
     for knob in knobs.KNOBS:
@@ -147,21 +176,58 @@ def doctor(
         levels = [Level(*row) for row in _core.isa_levels()]
     except EncastError as error:
         errors.append(str(error))
-    findings = diagnose(machine, levels, errors)
+    kept: Kept | None
+    failure: EncastError | None = None
+    if measure:
+        if errors:
+            raise InputError(errors[0])
+        kept, failure = _measured(machine)
+    else:
+        kept = _kept(machine)
+    findings = diagnose(machine, levels, errors, kept)
     if json:
-        typer.echo(json_module.dumps(_document(machine, levels, findings), indent=2))
-        return
-    for subject, text in _lines(machine, levels):
-        typer.echo(f"{subject:<12}{text}")
-    typer.echo("")
-    if not findings:
-        typer.echo("Nothing is wrong with this machine.")
-    for finding in findings:
-        typer.echo(f"! {finding.subject}: {finding.problem}")
-        typer.echo(f"    {finding.remedy}")
+        typer.echo(json_module.dumps(_document(machine, levels, findings, kept), indent=2))
+    else:
+        for subject, text in [*_lines(machine, levels), *_ceilings_lines(kept)]:
+            typer.echo(f"{subject:<12}{text}")
+        typer.echo("")
+        if not findings:
+            typer.echo("Nothing is wrong with this machine.")
+        for finding in findings:
+            typer.echo(f"! {finding.subject}: {finding.problem}")
+            typer.echo(f"    {finding.remedy}")
+    if failure is not None:
+        raise failure
 
 
-def _document(machine: Machine, levels: Sequence[Level], findings: Sequence[Finding]) -> dict[str, Any]:
+def _measured(machine: Machine) -> tuple[Kept, EncastError | None]:
+    """Measures and keeps. What cannot be kept is shown all the same; the error waits for the end."""
+    terminal = sys.stderr.isatty()
+
+    def show(what: str) -> None:
+        if terminal:
+            typer.echo(f"\r\033[Kmeasuring {what}", err=True, nl=False)
+
+    measured = ceilings.measure(machine, show)
+    if terminal:
+        typer.echo("\r\033[K", err=True, nl=False)
+    try:
+        return Kept(ceilings.keep(measured), measured), None
+    except EncastError as error:
+        return Kept(None, measured), error
+
+
+def _kept(machine: Machine) -> Kept | None:
+    try:
+        return ceilings.find(machine)
+    except EncastError:  # a knob's wrong value, which is a finding already
+        return None
+
+
+def _document(
+    machine: Machine, levels: Sequence[Level], findings: Sequence[Finding], kept: Kept | None
+) -> dict[str, Any]:
+    measured = None if kept is None or kept.ceilings is None else ceilings.to_json(kept.ceilings)
     return {
         **dataclasses.asdict(machine),
         "isa_levels": [dataclasses.asdict(level) for level in levels],
@@ -169,6 +235,7 @@ def _document(machine: Machine, levels: Sequence[Level], findings: Sequence[Find
         "default_threads": default_threads(machine),
         "thread_cpus": usable_cores(machine),
         "knobs": {knob.name: knob.doc for knob in knobs.KNOBS},
+        "ceilings": None if measured is None else {**measured, "path": kept and kept.path and str(kept.path)},
         "findings": [dataclasses.asdict(finding) for finding in findings],
     }
 
@@ -208,6 +275,32 @@ def _lines(machine: Machine, levels: Sequence[Level]) -> Iterator[tuple[str, str
     yield "allocator", machine.allocator
     pages = machine.huge_pages
     yield "huge pages", f"transparent: {pages.transparent or 'unknown'}; reserved {pages.reserved}, free {pages.free}"
+
+
+def _ceilings_lines(kept: Kept | None) -> Iterator[tuple[str, str]]:
+    """The measured ceilings, a line each: one thread, then all."""
+    if kept is None:
+        return
+    if kept.ceilings is None:
+        yield "ceilings", f"not measured; to {_HOW_TO_MEASURE}"
+        return
+    measured = kept.ceilings
+    counts = sorted({1, measured.threads})
+    threads = " and ".join(map(str, counts)) + (" thread" if counts == [1] else " threads")
+    where = "not kept" if kept.path is None else f"kept in {kept.path}"
+    yield "ceilings", f"measured {measured.measured:%Y-%m-%d %H:%M} UTC with {threads}, {where}"
+
+    def line(name: str, rates: list[float], unit: str) -> tuple[str, str]:
+        return "", f"{name:<16}{''.join(f'{rate / 1e9:10.1f}' for rate in rates)}  {unit}"
+
+    for dtype, isa in dict.fromkeys((dtype, isa) for dtype, isa, _ in measured.ops_per_second):
+        yield line(f"{dtype} {isa}", [measured.ops_per_second[dtype, isa, count] for count in counts], "Gop/s")
+    sizes = {cache.name: f" {_size(cache.bytes)}" for cache in measured.fingerprint.caches}
+    for level in dict.fromkeys(level for level, _ in measured.bandwidth):
+        name = f"{level}{sizes.get(level, '')}"
+        yield line(name, [measured.bandwidth[level, count] for count in counts], "GB/s read")
+    if measured.threads > 1:
+        yield "", f"{'barrier':<16}{'':10}{measured.handoff_ns:10.0f}  ns"
 
 
 def _size(count: int) -> str:
