@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json as json_module
 import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,11 +15,14 @@ from encast import ceilings as machine_ceilings
 from encast import engine as engines
 from encast.backends.cpu import CpuRunnable
 from encast.ceilings import Ceilings
+from encast.cli.files import WholeFile
 from encast.data import FORMATS, BadRow, open_rows
 from encast.engine import BATCH_TOKENS, Engine
 from encast.errors import InputError
+from encast.profile.document import chrome_trace, to_document
 from encast.profile.measure import Runner, measure
 from encast.profile.plan_text import PlanText, parse_plan
+from encast.profile.plot import to_html
 from encast.profile.report import Kernel, Profile, build_profile, step_kernels
 from encast.profile.table import table_lines
 from encast.profile.workload import MOST_SEQUENCES, Workload, of_batches, of_lengths, read_histogram
@@ -50,13 +56,27 @@ def profile_command(
     repeats: Annotated[int | None, typer.Option(min=1, help="Rounds to measure, instead of --seconds.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the random ids.")] = 0,
     layers: Annotated[bool, typer.Option("--layers", help="A row for every layer's steps, not one for all.")] = False,
+    json: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write everything as JSON; - is standard output, instead of the table."),
+    ] = None,
+    trace: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write one run as a trace for chrome://tracing or Perfetto.")
+    ] = None,
+    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Write a roofline plot as one HTML file.")] = None,
 ) -> None:
     """Show where the time of a forward goes: every step beside its bound.
 
     A step's bound is the larger of its operations at the measured instruction peak and its bytes at the measured
     bandwidth of the level of memory in which they live (`encast doctor --measure`).
     """
-    with engines.load(artifact, threads=threads, batch_tokens=batch_tokens) as engine:
+    with ExitStack() as stack:
+        files = {
+            option: stack.enter_context(WholeFile(path, option))
+            for option, path in (("--json", json), ("--trace", trace), ("--plot", plot))
+            if path is not None
+        }
+        engine = stack.enter_context(engines.load(artifact, threads=threads, batch_tokens=batch_tokens))
         runnable = engine.session.runnable
         assert isinstance(runnable, CpuRunnable)
         plan = parse_plan(runnable.plan)
@@ -66,8 +86,16 @@ def profile_command(
         )
         ceilings, note = _ceilings()
         profile = _profile(artifact, runnable, plan, chosen, workload, ceilings, note, seconds, repeats, layers)
-    for line in table_lines(profile):
-        typer.echo(line)
+        if json != "-":
+            for line in table_lines(profile):
+                typer.echo(line)
+        documents = {"--json": to_document, "--trace": chrome_trace}
+        for option, file in files.items():
+            file.write(to_html(profile) if option == "--plot" else _json_text(documents[option](profile)))
+
+
+def _json_text(document: Mapping[str, Any]) -> str:
+    return json_module.dumps(document, indent=None if "traceEvents" in document else 2) + "\n"
 
 
 def _output(plan: PlanText, wanted: str | None) -> str:

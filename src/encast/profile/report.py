@@ -103,6 +103,7 @@ class Profile:
     ceilings: Ceilings
     ceilings_note: str | None
     rows: tuple[Row, ...]
+    step_names: tuple[str, ...]  # of all steps of the plan
     waiting: float
     outside: float
     total: float
@@ -206,6 +207,7 @@ def build_profile(
         ceilings,
         ceilings_note,
         tuple(rows if layers else _grouped(rows)),
+        tuple(step.name for step in plan.steps),
         (float(account.waiting.sum()) + account.idle) / 1e9,
         account.between / 1e9 + measured.outside,
         total,
