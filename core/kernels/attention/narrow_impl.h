@@ -18,6 +18,8 @@
 //   Sum                        sixteen sums: I32x16 or F32x16
 //   row(p), columns(p)         operands: a group of a row for all columns, a group of sixteen columns
 //   add(sum, row, columns)
+//   round_pair(a, b)           bf16 only: 32 codes in order
+//   interleave_pair(codes)     bf16 only: codes i and 16 + i side by side
 // Integer sums are exact, everything else is a fixed order of operations on the virtual lanes, so all levels
 // of integers give the same bits.
 namespace encast {
@@ -25,7 +27,9 @@ inline namespace ENCAST_SIMD_LEVEL {
 
 constexpr float kLog2E = 0x1.715476p+0f;
 constexpr int64_t kPrefetchTokens = 8;
-constexpr float kQueryLevels = 127.0f, kPowerLevels = 255.0f;
+constexpr float kCodeLevels = 127.0f;
+// Powers have 255 levels: its logarithms.
+constexpr float kLog2Levels = 0x1.ffa37cp+2f, kLnLevels = 0x1.62a410p+2f;
 
 // What one call works on; parts of the scratch are drawn in scratch.h.
 struct NarrowHead {
@@ -38,6 +42,7 @@ struct NarrowHead {
   bool exact;
   float* out;
   int64_t out_stride;
+  int64_t query_begin;
   int64_t len, head_dim, dims;  // dims: head_dim rounded up to 16
   uint8_t* keys;
   int64_t panel_bytes;
@@ -51,30 +56,39 @@ struct NarrowHead {
   int64_t power_bytes;
   float* context;
   float* lanes;
-  float *factors, *tops, *sums, *decays, *inverses, *ones;  // [rows]
-  float *key_centre, *key_inverse, *key_scale;              // [dims]
+  float *factors, *tops, *shifts, *sums, *decays, *inverses, *ones;  // [rows]
+  float *key_centre, *key_inverse, *key_scale;                       // [dims]
   float *value_centre, *value_scale;
 };
 
-// 2^x for x <= 0 with a relative error of 1.1e-7 (rounding aside) and 2^0 exact: small beside half a code
-// (1/510, or 2^-9 of the power), so that few powers get another code than their definition's. Least squares
-// reweighted after Lawson, as in simd/math.h. NaN passes.
+// 2^x with a relative error of 2.9e-6 (integers) or 1.1e-7, rounding aside: small beside half a code (1/510
+// of the largest power, or 2^-9 of each), so that few powers get another code than their definition's. Least
+// squares reweighted after Lawson, as in simd/math.h. What is below 2^-100 counts as that; NaN passes.
+template <bool kIntegers>
 ENCAST_SIMD F32x16 power_of_2(F32x16 x) {
-  constexpr float kQ[] = {0x1.62e42ap-1f, 0x1.ebf9bcp-3f, 0x1.c6b752p-5f, 0x1.3cea90p-7f, 0x1.5bba24p-10f};
+  constexpr float kShort[] = {1.0f, 0x1.62e12cp-1f, 0x1.ec0378p-3f, 0x1.c9fc5ap-5f, 0x1.3a02e0p-7f};
+  constexpr float kLong[] = {1.0f,           0x1.62e42ap-1f, 0x1.ebf9bcp-3f,
+                             0x1.c6b752p-5f, 0x1.3cea90p-7f, 0x1.5bba24p-10f};
   x = max(set1(-100.0f), x);
   const F32x16 n = round(x), f = x - n;
-  return times_power_of_2(fma(f, horner(f, kQ), set1(1.0f)), n);
+  if constexpr (kIntegers) return times_power_of_2(horner(f, kShort), n);
+  return times_power_of_2(horner(f, kLong), n);
 }
-template <bool exact>
+template <bool kIntegers, bool exact>
 ENCAST_SIMD F32x16 power(F32x16 x) {
   if constexpr (exact) return exp_exact(max(set1(-100.0f), x));
-  return power_of_2(x);
+  return power_of_2<kIntegers>(x);
 }
 
 // Sixteen dimensions from `dim` on of a row; what lies behind the last one is 0.
 ENCAST_SIMD F32x16 load_dims(const NarrowHead& head, const float* row, int64_t dim) {
   const int64_t left = head.head_dim - dim;
   return left >= 16 ? load(row + dim) : left > 0 ? load_partial(row + dim, left) : set1(0.0f);
+}
+
+// For rows that lie far apart: the next use is some microseconds away.
+ENCAST_SIMD void prefetch_dims(const NarrowHead& head, const float* row) {
+  for (int64_t dim = 0; dim < head.head_dim; dim += 16) __builtin_prefetch(row + dim, 0, 2);
 }
 
 // Lane i: the sum, or the largest, of the lanes of vector i, folded as reductions are.
@@ -137,7 +151,7 @@ ENCAST_SIMD_TILE void column_range(const float* x, int64_t stride, int64_t len, 
 // Keys: centred between the extremes of a column, which softmax cannot see. Values: around the column's mean,
 // so that powers too small for a code still count with the mean.
 static inline void measure_columns(const NarrowHead& head) {
-  const F32x16 levels = set1(kQueryLevels), half = set1(0.5f);
+  const F32x16 levels = set1(kCodeLevels), half = set1(0.5f);
   for (int64_t dim = 0; dim < head.dims; dim += 64) {
     const int64_t vectors = head.dims - dim < 64 ? (head.dims - dim) / 16 : 4;
     const int64_t tail = head.head_dim - dim - 16 * (vectors - 1);
@@ -168,14 +182,22 @@ static inline void measure_columns(const NarrowHead& head) {
   }
 }
 
-// Codes of sixteen dimensions of a key.
+// The codes of 16 x kGroup dimensions of a key, from `dim` on, in order.
 template <class Products>
 ENCAST_SIMD I32x16 key_codes(const NarrowHead& head, const float* row, int64_t dim) {
   if constexpr (Products::kIntegers) {
-    if (dim >= head.dims) return set1(0);
-    return to_i32((load_dims(head, row, dim) - load(head.key_centre + dim)) * load(head.key_inverse + dim));
+    I32x16 codes[Products::kGroup];
+#pragma GCC unroll 4
+    for (int j = 0; j < Products::kGroup; ++j) {
+      const int64_t at = dim + 16 * j;
+      codes[j] = set1(0);
+      if (at >= head.dims) continue;
+      codes[j] =
+          to_i32((load_dims(head, row, at) - load(head.key_centre + at)) * load(head.key_inverse + at));
+    }
+    return pack_codes<true>(codes);
   } else {
-    return to_bf16(load_dims(head, row, dim));
+    return Products::round_pair(load_dims(head, row, dim), load_dims(head, row, dim + 16));
   }
 }
 
@@ -190,14 +212,11 @@ ENCAST_SIMD_TILE void pack_keys(const NarrowHead& head) {
     for (int64_t group = 0; group < groups; group += 16) {
       F32x16 block[16];
       for (int64_t i = 0; i < 16; ++i) {
-        I32x16 codes[kGroup];
-#pragma GCC unroll 4
-        for (int j = 0; j < kGroup; ++j) {
-          codes[j] = key + i >= head.len ? set1(0)
-                                         : key_codes<Products>(head, head.k + (key + i) * head.stride,
-                                                               group * kGroup + 16 * j);
-        }
-        block[i] = from_bits(pack_codes<Products::kIntegers>(codes));
+        if (group == 0) prefetch_dims(head, head.q + (head.query_begin + key + i) * head.stride);
+        block[i] =
+            key + i >= head.len
+                ? set1(0.0f)
+                : from_bits(key_codes<Products>(head, head.k + (key + i) * head.stride, group * kGroup));
       }
       transpose(block);
       const int64_t count = groups - group < 16 ? groups - group : 16;
@@ -225,19 +244,22 @@ ENCAST_SIMD_TILE void pack_values(const NarrowHead& head) {
     }
     uint8_t* to = head.values + dim * 4;
     for (int64_t key = 0; key < head.len; key += kGroup) {
-      I32x16 codes[kGroup];
+      F32x16 value[kGroup];
 #pragma GCC unroll 4
       for (int j = 0; j < kGroup; ++j) {
-        codes[j] = set1(0);
-        if (key + j >= head.len) continue;
-        const F32x16 value = load_dims(head, head.v + (key + j) * head.stride, dim);
-        if constexpr (Products::kIntegers) {
-          codes[j] = to_i32((value - centre) * inverse);
-        } else {
-          codes[j] = to_bf16(value);
-        }
+        value[j] = centre;
+        if (key + j < head.len) value[j] = load_dims(head, head.v + (key + j) * head.stride, dim);
       }
-      store_i32(reinterpret_cast<int32_t*>(to), interleave_codes(codes));
+      I32x16 groups;
+      if constexpr (Products::kIntegers) {
+        I32x16 codes[kGroup];
+#pragma GCC unroll 4
+        for (int j = 0; j < kGroup; ++j) codes[j] = to_i32((value[j] - centre) * inverse);
+        groups = interleave_codes(codes);
+      } else {
+        groups = Products::interleave_pair(Products::round_pair(value[0], value[1]));
+      }
+      store_i32(reinterpret_cast<int32_t*>(to), groups);
       to += head.dims * 4;
     }
   }
@@ -266,10 +288,10 @@ ENCAST_SIMD_TILE void pack_queries(const NarrowHead& head, int64_t query, int64_
     transpose(largest);
 #pragma GCC unroll 16
     for (int i = 1; i < 16; ++i) largest[0] = from_bits(max(bits(largest[0]), bits(largest[i])));
-    const F32x16 inverse = reciprocal_or_zero(set1(kQueryLevels), largest[0]);
+    const F32x16 inverse = reciprocal_or_zero(set1(kCodeLevels), largest[0]);
     store(inverse_lanes, inverse);
     // Never 0, which times the minus infinity of a missing key would be NaN.
-    store(head.factors + row, max(set1(0x1p-126f), largest[0] / set1(kQueryLevels) * exponent));
+    store(head.factors + row, max(set1(0x1p-126f), largest[0] / set1(kCodeLevels) * exponent));
   } else {
     store(head.factors + row, max(set1(0x1p-126f), exponent));
   }
@@ -277,21 +299,22 @@ ENCAST_SIMD_TILE void pack_queries(const NarrowHead& head, int64_t query, int64_
     const float* q = head.q + (query + row + i) * head.stride;
     uint8_t* to = head.queries + (row + i) * head.query_bytes;
     for (int64_t dim = 0; dim < head.dims; dim += 16 * kGroup) {
-      I32x16 codes[kGroup];
+      I32x16 packed;
+      if constexpr (Products::kIntegers) {
+        I32x16 codes[kGroup];
 #pragma GCC unroll 4
-      for (int j = 0; j < kGroup; ++j) {
-        const int64_t at = dim + 16 * j;
-        codes[j] = set1(0);
-        if (at >= head.dims) continue;
-        if constexpr (Products::kIntegers) {
+        for (int j = 0; j < kGroup; ++j) {
+          const int64_t at = dim + 16 * j;
+          codes[j] = set1(0);
+          if (at >= head.dims) continue;
           const F32x16 value = load_dims(head, q, at) * load(head.key_scale + at);
           codes[j] = to_i32(value * set1(inverse_lanes[i])) + set1(Products::kOffset);
-        } else {
-          codes[j] = to_bf16(load_dims(head, q, at));
         }
+        packed = pack_codes<Products::kSignedQueries>(codes);
+      } else {
+        packed = Products::round_pair(load_dims(head, q, dim), load_dims(head, q, dim + 16));
       }
-      store_i32(reinterpret_cast<int32_t*>(to + dim * (4 / kGroup)),
-                pack_codes<Products::kSignedQueries>(codes));
+      store_i32(reinterpret_cast<int32_t*>(to + dim * (4 / kGroup)), packed);
     }
   }
 }
@@ -377,51 +400,57 @@ ENCAST_SIMD void narrow_score_block(const NarrowHead& head, int64_t query, int64
 }
 
 // Codes of one row's powers from its scores, and the sums of the powers in sixteen lanes. Codes are written
-// for whole groups of 64 keys.
+// for whole groups of 64 keys. Powers are 2^(score * factor + shift), where the shift takes the largest score
+// away and, for integers, makes the largest power the largest code.
 template <class Products, bool exact>
-ENCAST_SIMD void power_row(const float* scores, int64_t keys, float top, float factor, uint8_t* codes_to,
+ENCAST_SIMD void power_row(const float* scores, int64_t keys, float factor, float shift, uint8_t* codes_to,
                            float* lanes) {
   constexpr int kGroup = Products::kGroup;
   F32x16 sum[kStreams];
   fill(sum, 0.0f);
-  // The code of a power, which is added to its stream.
-  const auto code_of = [&](F32x16 score, int stream) ENCAST_SIMD_BODY {
-    const F32x16 p = power<exact>((score - set1(top)) * set1(factor));
-    if constexpr (Products::kIntegers) {
-      sum[stream] = sum[stream] + p;
-      return to_i32(p * set1(kPowerLevels));
-    } else {
-      const I32x16 code = to_bf16(p);
-      sum[stream] = sum[stream] + from_bits(shift_left<16>(code));
-      return code;
-    }
+  const auto power_at = [&](int64_t key) ENCAST_SIMD_BODY {
+    return power<Products::kIntegers, exact>(fma(load(scores + key), set1(factor), set1(shift)));
   };
-  const auto put = [&](const I32x16(&codes)[4], int64_t key) ENCAST_SIMD_BODY {
-#pragma GCC unroll 2
-    for (int part = 0; part < 4; part += kGroup) {
-      I32x16 some[kGroup];
+  const auto put = [&](const F32x16(&powers)[4], int64_t key) ENCAST_SIMD_BODY {
+    uint8_t* to = codes_to + key * (4 / kGroup);
+    if constexpr (Products::kIntegers) {
+      I32x16 codes[4];
 #pragma GCC unroll 4
-      for (int j = 0; j < kGroup; ++j) some[j] = codes[part + j];
-      store_i32(reinterpret_cast<int32_t*>(codes_to + (key + 16 * part) * (4 / kGroup)),
-                pack_codes<false>(some));
+      for (int i = 0; i < 4; ++i) {
+        sum[i] = sum[i] + powers[i];
+        // Rounding in the exponent may make the largest power a little larger than its code.
+        codes[i] = kGroup == 4 ? to_i32(powers[i]) : min(to_i32(powers[i]), set1(255));
+      }
+#pragma GCC unroll 2
+      for (int part = 0; part < 4; part += kGroup) {
+        I32x16 some[kGroup];
+#pragma GCC unroll 4
+        for (int j = 0; j < kGroup; ++j) some[j] = codes[part + j];
+        store_i32(reinterpret_cast<int32_t*>(to + 16 * part * (4 / kGroup)), pack_codes<false>(some));
+      }
+    } else {
+#pragma GCC unroll 2
+      for (int part = 0; part < 4; part += 2) {
+        const I32x16 rounded = Products::round_pair(powers[part], powers[part + 1]);
+        store_i32(reinterpret_cast<int32_t*>(to + 32 * part), rounded);
+        sum[part] = sum[part] + from_bits(shift_left<16>(rounded));
+        sum[part + 1] = sum[part + 1] + from_bits(rounded & set1(static_cast<int32_t>(0xffff0000u)));
+      }
     }
   };
   int64_t key = 0;
   for (; key + 64 <= keys; key += 64) {
-    I32x16 codes[4];
+    F32x16 powers[4];
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) codes[i] = code_of(load(scores + key + 16 * i), i);
-    put(codes, key);
+    for (int i = 0; i < 4; ++i) powers[i] = power_at(key + 16 * i);
+    put(powers, key);
   }
   if (key < keys) {
     // What lies behind the last key of its vector is minus infinity.
-    I32x16 codes[4];
+    F32x16 powers[4];
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      codes[i] = set1(0);
-      if (key + 16 * i < keys) codes[i] = code_of(load(scores + key + 16 * i), i);
-    }
-    put(codes, key);
+    for (int i = 0; i < 4; ++i) powers[i] = key + 16 * i < keys ? power_at(key + 16 * i) : set1(0.0f);
+    put(powers, key);
   }
   store(lanes, (sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
@@ -444,19 +473,21 @@ ENCAST_SIMD_TILE void power_rows(const NarrowHead& head, int64_t row, int64_t co
   if (!first) {
     const F32x16 before = load(head.tops + row);
     top = max(before, top);
-    decay = power<exact>((before - top) * load(factors + row));
+    decay = power<Products::kIntegers, exact>((before - top) * load(factors + row));
   }
   store(head.tops + row, top);
   store(head.decays + row, decay);
+  const float levels = Products::kIntegers ? (exact ? kLnLevels : kLog2Levels) : 0.0f;
+  store(head.shifts + row, fnma(top, load(factors + row), set1(levels)));
   for (int64_t i = row; i < row + count; ++i) {
-    power_row<Products, exact>(head.scores + i * head.score_stride, keys, head.tops[i], factors[i],
+    power_row<Products, exact>(head.scores + i * head.score_stride, keys, factors[i], head.shifts[i],
                                head.powers + i * head.power_bytes, head.lanes + i * 16);
   }
   load_lanes();
   F32x16 sum = add_lanes(lanes);
   if (!first) sum = fma(load(head.sums + row), decay, sum);
   store(head.sums + row, sum);
-  if (last) store(head.inverses + row, set1(1.0f) / (sum * set1(Products::kIntegers ? kPowerLevels : 1.0f)));
+  if (last) store(head.inverses + row, set1(1.0f) / sum);
 }
 
 // Context of `rows` queries, `vectors` times 16 columns from `col` on, over the keys of one block.
@@ -542,6 +573,7 @@ ENCAST_SIMD void narrow_attention(const AttentionArgs& args, int64_t seq, int64_
   head.exact = args.exact;
   head.out = args.out + first_row * args.out_stride + head_index * args.head_dim;
   head.out_stride = args.out_stride;
+  head.query_begin = query_begin;
   head.len = len;
   head.head_dim = args.head_dim;
   head.dims = dims;
@@ -559,7 +591,8 @@ ENCAST_SIMD void narrow_attention(const AttentionArgs& args, int64_t seq, int64_
   head.lanes = floats(parts.lanes);
   head.factors = floats(parts.rows);
   head.tops = head.factors + kMaxQueryRows;
-  head.sums = head.tops + kMaxQueryRows;
+  head.shifts = head.tops + kMaxQueryRows;
+  head.sums = head.shifts + kMaxQueryRows;
   head.decays = head.sums + kMaxQueryRows;
   head.inverses = head.decays + kMaxQueryRows;
   head.ones = head.inverses + kMaxQueryRows;

@@ -66,7 +66,9 @@ inline AttentionReference float_reference(const AttentionRow& row, bool is_bf16)
   double sum = 0, worst = 0;
   for (size_t j = 0; j < score.size(); ++j) {
     // Powers of 2 take the logarithm of e along.
-    error[j] = std::expm1(error[j] + 3 * u * (top - score[j])) + (is_bf16 ? 0x1p-9 + 4e-7 : 2.2 * u);
+    error[j] = std::expm1(error[j] + (is_bf16 ? 4 * u * (std::abs(top) + std::abs(score[j]))
+                                              : 3 * u * (top - score[j]))) +
+               (is_bf16 ? 0x1p-9 + 4e-7 : 2.2 * u);
     worst = std::max(worst, error[j]);
     score[j] = std::exp(score[j] - top);
     sum += score[j];
@@ -176,7 +178,7 @@ inline AttentionReference coded_reference(const AttentionRow& row, const CodedHe
     for (int64_t j = begin; j < end; ++j) {
       const size_t at = static_cast<size_t>(j);
       const double p = std::exp(std::max(score[at] - top, -60.0));
-      const double error = 4e-7 + std::expm1(6 * u * (magnitude[at] + top_magnitude));
+      const double error = 3.6e-6 + std::expm1(6 * u * (magnitude[at] + top_magnitude));
       worst = std::max(worst, error);
       sum += p;
       const double code = std::nearbyint(255 * p);

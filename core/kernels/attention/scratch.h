@@ -54,10 +54,10 @@ constexpr ScratchParts scratch_parts(int64_t len, int64_t head_dim) {
 //   powers       [48][groups of block][group]
 //   context      [48][dims] f32                            between the blocks
 //   lanes        [48][16] f32                              partial maxima, then partial sums
-//   rows         [6][48] f32                               what is known of a query
+//   rows         [7][48] f32                               what is known of a query
 //   channels     [5][dims] f32                             what is known of a column of keys or values
 constexpr int64_t kKeyBlock = 1024;  // of the definition: ATTENTION_KEY_BLOCK in src/encast/ir/ops.py
-constexpr int64_t kRowVectors = 6, kChannelVectors = 5;
+constexpr int64_t kRowVectors = 7, kChannelVectors = 5;
 
 struct NarrowParts {
   int64_t keys, corrections, values, queries, scores, powers, context, lanes, rows, channels;
