@@ -16,8 +16,14 @@ import pytest
 
 from rules.test_isa_symbols import object_folder
 
-LEVELS = {"avx2": 8, "avxvnni": 12, "avx512": 24, "avx512vnni": 24, "avx512bf16": 24}
-"""ISA level → multiply-accumulates that the loop of its largest tile must have at least."""
+LEVELS = {
+    "avx2": {"DotF32": 12, "DotBF16": 20, "DotQ8": 24},
+    "avxvnni": {"DotQ8": 12},
+    "avx512": {"DotF32": 24, "DotBF16": 48, "DotQ8": 48},
+    "avx512vnni": {"DotQ8": 24},
+    "avx512bf16": {"DotPairs": 24},
+}
+"""ISA level → Dot → multiply-accumulates in the loop of its largest tile."""
 
 MULTIPLY = re.compile(r"v(fmadd\d+ps|pmaddwd|pdpbusd|dpbf16ps)")
 STACK_STORE = re.compile(r"%[xyz]mm\d+, ?-?(0x[0-9a-f]+)?\(%r[sb]p\b")
@@ -100,7 +106,9 @@ def test_sums_stay_in_registers(level: str) -> None:
         [objdump, "-d", "--no-show-raw-insn", str(path)], check=True, capture_output=True, text=True
     ).stdout
     loops = multiplying_loops(listing)
-    assert max((multiplies for _, multiplies, _ in loops), default=0) >= LEVELS[level], "the main loop was not found"
+    for dot, expected in LEVELS[level].items():
+        counts = {multiplies for function, multiplies, _ in loops if dot in function}
+        assert expected in counts, f"the main loop of {dot} was not found among loops of {sorted(counts)}"
     for function, multiplies, stores in loops:
         assert not stores, f"{function}: a loop with {multiplies} multiply-accumulates spills: {stores}"
 

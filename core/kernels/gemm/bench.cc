@@ -250,7 +250,7 @@ double median(std::vector<double> values) {
 
 // Operations a second of the level's own instruction, on all threads.
 double peak_of(const Timing& timing, Team& team) {
-  constexpr int64_t kPasses = 4000;
+  constexpr int64_t kPasses = 50'000;
   if (timing.probe == nullptr) return 0;
   const double seconds = team.seconds([&](int) { timing.probe->run(kPasses); });
   return static_cast<double>(timing.probe->ops * kPasses * team.threads()) / seconds;

@@ -18,7 +18,7 @@ struct DotF32 {
   using Shape = TileShape;
   using Sum = F32x16;
   static constexpr int kGroup = 1, kPhases = 1;
-  static constexpr bool kQuantized = false;
+  static constexpr bool kQuantized = false, kWideRows = false;
 
   ENCAST_SIMD Sum zero() { return set1(0.0f); }
   template <int P>
@@ -39,7 +39,7 @@ struct DotBF16 {
   using Shape = TileShape;
   using Sum = F32x16;
   static constexpr int kGroup = 2, kPhases = 2;
-  static constexpr bool kQuantized = false;
+  static constexpr bool kQuantized = false, kWideRows = false;
 
   ENCAST_SIMD Sum zero() { return set1(0.0f); }
   template <int P>
@@ -65,7 +65,7 @@ struct DotQ8Base {
   using Shape = TileShape;
   using Sum = I32x16;
   static constexpr int kGroup = 4;
-  static constexpr bool kQuantized = true;
+  static constexpr bool kQuantized = true, kWideRows = false;
 
   ENCAST_SIMD Sum zero() { return set1(0); }
 };

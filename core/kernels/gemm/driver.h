@@ -42,7 +42,22 @@ struct DotTiles {
   static constexpr bool kHasEpilogue = Dot::Shape::kEpilogue;
   static constexpr bool kActivates = Dot::Shape::kActivates;
 
-  void run(const GemmArgs& args, const TileJob& job, int64_t rows) { run_from<1>(args, job, rows); }
+  void run(const GemmArgs& args, TileJob job, int64_t rows) {
+    if constexpr (Dot::kWideRows) {
+      // Only sums that are staged come with more groups than a block has.
+      for (; job.groups > kBlockGroups; job.groups -= kBlockGroups) {
+        TileJob part = job;
+        part.groups = kBlockGroups;
+        run_from<1>(args, part, rows);
+        job.a += kBlockGroups * kGroupBytes;
+        job.w += kBlockGroups * kPanelBytes;
+        job.ahead += kBlockGroups * job.ahead_step;
+        job.resume = job.sums;
+        job.resume_stride = job.sums_stride;
+      }
+    }
+    run_from<1>(args, job, rows);
+  }
 
   void finish() {}
 
@@ -80,6 +95,16 @@ struct DotTiles {
 
   template <int R, int V, int kLines>
   [[gnu::noinline]] static void tile(const GemmArgs& args, const TileJob& job) {
+    const uint8_t* a = job.a;
+    int64_t a_stride = job.a_stride;
+    // Rows are widened once for all the times that the tile goes through the panel.
+    constexpr int64_t kWideBytes = Dot::kWideRows ? R * (kBlockGroups * 2 * kGroupBytes + kVectorBytes) : 1;
+    alignas(64) uint8_t wide[kWideBytes];
+    if constexpr (Dot::kWideRows) {
+      a_stride = (job.groups * 2 * kGroupBytes + kVectorBytes) / kVectorBytes * kVectorBytes;
+      for (int i = 0; i < R; ++i) Dot::widen(job.a + i * job.a_stride, job.groups, wide + i * a_stride);
+      a = wide;
+    }
     for (int first = 0; first < kPanel; first += 16 * V) {
       typename Dot::Sum sums[R][V];
       ENCAST_UNROLL for (int i = 0; i < R; ++i) {
@@ -89,7 +114,7 @@ struct DotTiles {
                            : load_sums(job.resume + i * job.resume_stride + first + 16 * v, Dot::zero());
         }
       }
-      accumulate<Dot, R, V, kLines>(sums, job.a, job.a_stride, job.w + first / 16 * kVectorBytes, job.groups,
+      accumulate<Dot, R, V, kLines>(sums, a, a_stride, job.w + first / 16 * kVectorBytes, job.groups,
                                     job.ahead + first / (16 * V) * job.groups * V * kVectorBytes,
                                     V < kPanelVectors ? V * kVectorBytes : job.ahead_step);
       if (!kHasEpilogue || job.sums != nullptr) {
@@ -194,7 +219,7 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
               .w = w,
               .groups = count,
               // Once all that comes next is asked for, the present panel stands in: it is in cache.
-              .ahead = next.at != nullptr ? next.at : w,
+              .ahead = next.bytes > 0 ? next.at : w,
               .ahead_step = step,
               .resume = g == 0  ? nullptr
                         : whole ? c

@@ -16,6 +16,8 @@
 //   kQuantized                   sums are integers that the epilogue has to scale
 //   Sum                          sixteen sums: F32x16 or I32x16
 //   row<P>(p), columns<P>(p)     operands of phase P, made from the group at p
+//   kWideRows                    whether row<P> reads groups of 8 bytes, 4 for each phase, that
+//   widen(p, groups, to)         has made from a row's groups
 //   add(sum, row, columns)       the sum with the phase added
 // (templates.h and the x86 sources define them).
 namespace encast {
@@ -28,8 +30,9 @@ constexpr int kPanelVectors = 4;
 
 // Largest number of rows of a tile, and how many vectors of sixteen columns one with so many rows has.
 // kEpilogue: whether sums go through the epilogue without being stored first; kActivates: also where it has
-// an activation in its coarse form, whose coefficients want three registers. 24 sums, 4 vectors of weights, 1
-// broadcast: 29 of 32 zmm registers.
+// an activation in its coarse form, whose coefficients want three registers.
+//
+// 24 sums, 4 vectors of weights, 1 broadcast: 29 of 32 zmm registers.
 struct Shape6x64 {
   static constexpr bool kEpilogue = true, kActivates = true;
   static constexpr int kRows = 6;
@@ -41,6 +44,12 @@ struct Shape6x16 {
   static constexpr bool kEpilogue = true, kActivates = false;
   static constexpr int kRows = 6;
   static constexpr int vectors(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+};
+// 12 sums, 2 of weights, 1 broadcast, 1 product: 16. Needs rows that are widened already.
+struct Shape6x16Wide {
+  static constexpr bool kEpilogue = true, kActivates = false;
+  static constexpr int kRows = 6;
+  static constexpr int vectors(int rows) { return rows <= 2 ? 2 : 1; }
 };
 // A row less where two phases need a register for the row's masks or for a product: with six rows one sum is
 // stored and loaded again with every group, which costs bf16 a quarter of its speed.
@@ -59,8 +68,8 @@ struct Shape4x16 {
 // Sums must live in registers, so every loop over them is unrolled.
 #define ENCAST_UNROLL _Pragma("GCC unroll 16")
 
-// sums[i][v] += row i of `a` times columns 16v to 16v+15 of `w`, over `groups` groups in order.
-// Each group prefetches `kLines` cache lines from `ahead` on, which moves on by `ahead_step` bytes.
+// sums[i][v] += row i of `a` times columns 16v to 16v+15 of `w`, over `groups` groups in order. Each group
+// prefetches `kLines` cache lines from `ahead` on, which moves on by `ahead_step` bytes.
 template <class Dot, int R, int V, int kLines>
 ENCAST_SIMD void accumulate(typename Dot::Sum (&sums)[R][V], const uint8_t* a, int64_t a_stride,
                             const uint8_t* w, int64_t groups, const uint8_t* ahead, int64_t ahead_step) {
@@ -83,7 +92,7 @@ ENCAST_SIMD void accumulate(typename Dot::Sum (&sums)[R][V], const uint8_t* a, i
       asm volatile("" ::: "memory");
       phase.template operator()<1>();
     }
-    a += kGroupBytes;
+    a += Dot::kWideRows ? 2 * kGroupBytes : kGroupBytes;
     w += kPanelBytes;
     ahead += ahead_step;
   }

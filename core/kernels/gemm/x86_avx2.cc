@@ -12,12 +12,30 @@ namespace {
 //   phase 0                   |   k0    |   k2    |     row: and 0x00ff        columns: shift left, then
 //   right phase 1                   |   k1    |   k3    |     row: shift right       columns: shift right
 //   (signed)
-struct DotQ8 : DotQ8Base<Shape5x16> {
+//
+// A tile goes through the panel four times, so rows are widened once, before.
+struct DotQ8 : DotQ8Base<Shape6x16Wide> {
   static constexpr int kPhases = 2;
+  static constexpr bool kWideRows = true;
+  ENCAST_SIMD void widen(const uint8_t* p, int64_t groups, uint8_t* to) {
+    int64_t g = 0;
+    for (; g + 4 <= groups; g += 4) {
+      // Groups as 64-bit lanes: k0 and k2 in the lower half, k1 and k3 in the upper one.
+      const __m256i group = _mm256_cvtepu32_epi64(load_as<__m128i>(p + 4 * g));
+      const __m256i even = _mm256_and_si256(group, _mm256_set1_epi64x(0x00ff00ff));
+      const __m256i odd =
+          _mm256_and_si256(_mm256_slli_epi64(group, 24), _mm256_set1_epi64x(0x00ff00ff00000000));
+      _mm256_store_si256(reinterpret_cast<__m256i*>(to + 8 * g), _mm256_or_si256(even, odd));
+    }
+    for (; g < groups; ++g) {
+      const uint64_t group = load_as<uint32_t>(p + 4 * g);
+      const uint64_t wide = (group & 0x00ff00ff) | (group << 24 & 0x00ff00ff00000000);
+      __builtin_memcpy(to + 8 * g, &wide, sizeof wide);
+    }
+  }
   template <int P>
   ENCAST_SIMD __m256i row(const uint8_t* p) {
-    const __m256i group = _mm256_set1_epi32(load_as<int32_t>(p));
-    return P == 0 ? _mm256_and_si256(group, _mm256_set1_epi16(0xff)) : _mm256_srli_epi16(group, 8);
+    return _mm256_set1_epi32(load_as<int32_t>(p + 4 * P));
   }
   template <int P>
   ENCAST_SIMD I32x16 columns(const uint8_t* p) {
@@ -49,7 +67,7 @@ void gemm_bf16_bf16_f32_5x16_avx2(const GemmArgs& args, int64_t m_begin, int64_t
                                   int64_t panel_end) {
   compute<DotTiles<DotBF16<Shape5x16>>>(args, m_begin, m_end, panel_begin, panel_end);
 }
-void gemm_q8_s8_s32_5x16_avx2(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
+void gemm_q8_s8_s32_6x16_avx2(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
                               int64_t panel_end) {
   compute<DotTiles<DotQ8>>(args, m_begin, m_end, panel_begin, panel_end);
 }

@@ -10,7 +10,7 @@ struct DotPairs {
   using Shape = Shape6x64;
   using Sum = F32x16;
   static constexpr int kGroup = 2, kPhases = 1;
-  static constexpr bool kQuantized = false;
+  static constexpr bool kQuantized = false, kWideRows = false;
 
   ENCAST_SIMD Sum zero() { return set1(0.0f); }
   template <int P>
