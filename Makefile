@@ -20,7 +20,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint test-reference sanitize sanitize-native sanitize-python sanitize-threads fuzz bench \
-	qemu wheel clean install install-tests
+	kernels-gate qemu wheel clean install install-tests
 
 help:
 	@echo "make demo            compile the real all-MiniLM-L6-v2, embed and compare texts"
@@ -30,6 +30,7 @@ help:
 	@echo "make sanitize        tests under address, undefined-behaviour and thread sanitizers"
 	@echo "make fuzz            every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)"
 	@echo "make bench           native benchmarks"
+	@echo "make kernels-gate    time the products of BERT-base; fail where selection or a kernel falls behind"
 	@echo "make qemu            run the wheel on an emulated processor without AVX-512"
 	@echo "make wheel           build a wheel into dist/"
 
@@ -150,6 +151,23 @@ bench: $(VENV)/ready
 	$(BIN)/cmake -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja --preset release
 	$(BIN)/cmake --build --preset release
 	@for program in build/release/*_bench; do echo "== $$program"; $$program || exit 1; done
+
+# Not a test: it measures, so it wants a machine with nothing else to do. Every level that this machine has but
+# scalar chooses among its own kernels; at 1024 tokens the chosen one must also reach GATE_PEAK of its instruction's
+# peak, while fewer rows are bound by reading the weights. GATE_LEVELS may name some of the levels.
+GATE_PEAK ?= 0.80
+GATE_LEVELS ?=
+BERT_BASE := 768,768 2304,768 3072,768 768,3072
+ALL_LEVELS = from encast import _core; print(*[level[0] for level in _core.isa_levels() if level[3]][1:])
+GATE = $(BIN)/encast kernels --assert --seconds 0.1
+
+kernels-gate: install
+	@failed=0; levels="$(GATE_LEVELS)"; \
+	for level in $${levels:-$$($(BIN)/python -c '$(ALL_LEVELS)')}; do \
+		echo "== ENCAST_ISA=$$level"; export ENCAST_ISA=$$level; \
+		$(GATE) --min-peak $(GATE_PEAK) $(BERT_BASE:%=--time 1024,%) || failed=1; \
+		$(GATE) $(BERT_BASE:%=--time 32,%) $(BERT_BASE:%=--time 1,%) || failed=1; \
+	done; exit $$failed
 
 wheel: $(VENV)/ready
 	@rm -rf dist

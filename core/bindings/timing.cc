@@ -9,6 +9,7 @@
 #include "cpu/bandwidth.h"
 #include "cpu/peak.h"
 #include "timing/ceilings.h"
+#include "timing/gemm.h"
 
 namespace nb = nanobind;
 
@@ -50,6 +51,21 @@ std::vector<std::pair<std::string, std::string>> list_peak_probes() {
   return probes;
 }
 
+const KernelInfo& kernel_of(const GemmTimer& timer, std::string_view name) {
+  std::string known;
+  for (const KernelInfo* kernel : timer.kernels()) {
+    if (name == kernel->name) return *kernel;
+    known += (known.empty() ? "" : ", ") + std::string(kernel->name);
+  }
+  throw InputError("\"" + std::string(name) + "\" does not compute this product here; there are " + known);
+}
+
+std::vector<std::string> names_of_kernels(const GemmTimer& timer) {
+  std::vector<std::string> names;
+  for (const KernelInfo* kernel : timer.kernels()) names.emplace_back(kernel->name);
+  return names;
+}
+
 }  // namespace
 
 void bind_timing(nb::module_& m) {
@@ -78,6 +94,31 @@ void bind_timing(nb::module_& m) {
       "measure_barriers",
       [](std::vector<int> cpus, int rounds) { return measure_barriers(team_on(std::move(cpus)), rounds); },
       "cpus"_a, "rounds"_a, Release(), "Nanoseconds of a barrier of the busy team, a value a round.");
+  nb::class_<GemmTimer>(m, "GemmTimer",
+                        "Times the gemm kernels on a[m, k] @ w[n, k] of \"f32\", \"bf16\" or \"int8\", a\n"
+                        "thread on each of `cpus`, with copies of the weights of `weight_bytes` together.\n"
+                        "Raises InputError, ResourceError.")
+      .def(
+          "__init__",
+          [](GemmTimer* self, std::string_view dtype, int64_t m, int64_t n, int64_t k, int64_t weight_bytes,
+             std::vector<int> cpus) {
+            new (self) GemmTimer(dtype, m, n, k, weight_bytes, team_on(std::move(cpus)));
+          },
+          "dtype"_a, "m"_a, "n"_a, "k"_a, "weight_bytes"_a, "cpus"_a, Release())
+      .def("kernels", &names_of_kernels, "Names of the kernels that may run here.")
+      .def_prop_ro("weight_bytes", &GemmTimer::weight_bytes, "Bytes of weights that one call reads.")
+      .def(
+          "check",
+          [](GemmTimer& self, std::string_view kernel) { return self.check(kernel_of(self, kernel)); },
+          "kernel"_a, Release(), "Whether the kernel's answer is within its bound of the reference.")
+      .def(
+          "run",
+          [](GemmTimer& self, std::string_view kernel, int64_t calls) {
+            if (calls < 1) throw InputError("calls is " + std::to_string(calls) + "; 1 or more are accepted");
+            return self.run(kernel_of(self, kernel), calls);
+          },
+          "kernel"_a, "calls"_a, Release(),
+          "Seconds of a call, the mean of `calls`: processor time of one thread, wall time of several.");
 }
 
 }  // namespace encast

@@ -1,16 +1,25 @@
-"""``encast kernels``: every kernel, whether this machine may run it, and where it would be chosen."""
+"""``encast kernels``: every kernel, whether this machine may run it, where it would be chosen, and how fast it is."""
 
 from __future__ import annotations
 
 import json as json_module
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
+
+from encast.ceilings import Fingerprint
+from encast.cli.kernel_gate import Product, TimedProduct, parse_product, time_product
+from encast.errors import InputError
 
 __all__ = ["kernel_rows", "kernels"]
 
 # One row (a query's tail), a short text, a full batch.
 _ROW_COUNTS = (1, 16, 1024)
+# Copies of weights take at least so much, and several times what the caches hold, so that they come from memory.
+_MIN_WEIGHT_BYTES, _MAX_WEIGHT_BYTES, _TIMES_CACHE = 64 << 20, 1 << 30, 4
+_PEAK_ROUNDS, _PEAK_ROUND_SECONDS = 10, 0.002
+_OPERANDS = {"f32": "f32", "bf16": "bf16", "int8": "q8"}
 
 
 def kernel_rows() -> list[dict[str, Any]]:
@@ -29,12 +38,163 @@ def kernel_rows() -> list[dict[str, Any]]:
 
 
 def kernels(
+    time: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--time",
+            metavar="M,N,K[,dtype]",
+            help="Time the kernels that fit a product of M rows, N columns and depth K; dtype is f32, bf16 or int8, "
+            "all three when absent. May be given several times.",
+        ),
+    ] = None,
+    threads: Annotated[int, typer.Option("--threads", help="Threads that share a timed product, one a core.")] = 1,
+    seconds: Annotated[float, typer.Option("--seconds", help="How long each kernel is timed.")] = 0.3,
+    fail: Annotated[
+        bool,
+        typer.Option(
+            "--assert", help="Exit with 1 when a chosen kernel is over 10 % slower than the best one of its class."
+        ),
+    ] = False,
+    min_peak: Annotated[
+        float | None,
+        typer.Option(
+            "--min-peak", help="With --assert: also when it reaches less than this fraction of its instruction's peak."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """List all kernels: which can run here, and which would be chosen.
+    """List all kernels: which can run here, and which would be chosen; or time them.
 
-    Kernels of one op and one arithmetic class give the same bits.
+    Kernels of one op and one arithmetic class give the same bits. Timed kernels take turns, every call with other
+    weights, which come from memory as a model's do; answers are checked first, and a wrong one ends with exit code 1.
+    The fraction of peak compares with what the kernel's own instruction reaches on this machine in the same run.
     """
+    if not time:
+        if fail or min_peak is not None:
+            raise InputError("--assert and --min-peak judge timed products; give --time M,N,K as well")
+        _list(json)
+        return
+    if min_peak is not None and not fail:
+        raise InputError("--min-peak has no effect without --assert; give both")
+    if min_peak is not None and not 0 < min_peak <= 1:
+        raise InputError(f"--min-peak is {min_peak:g}; more than 0 and at most 1 is accepted")
+    if not 0 < seconds <= 60:
+        raise InputError(f"--seconds is {seconds:g}; more than 0 and at most 60 are accepted")
+    products = [product for text in time for product in parse_product(text)]
+    cpus = _cpus(threads)
+    wrong: list[str] = []
+    failures: list[str] = []
+    documents = []
+    for product in products:
+        timed = _time(product, cpus, seconds)
+        wrong += timed.wrong()
+        failures += timed.failures(min_peak) if fail else []
+        documents.append(_document(timed))
+        if not json:
+            for line in _lines(timed):
+                typer.echo(line)
+            typer.echo("")
+    if json:
+        typer.echo(json_module.dumps({"products": documents, "wrong": wrong, "failures": failures}, indent=2))
+    for sentence in [*wrong, *failures]:
+        typer.echo(f"encast: {sentence}", err=True)
+    if wrong or failures:
+        raise typer.Exit(1)
+    if fail and not json:
+        typer.echo(f"selection is right for {len(products)} products")
+
+
+def _cpus(threads: int) -> list[int]:
+    from encast.machine import this_machine, usable_cores
+
+    cpus = usable_cores(this_machine())
+    if not 1 <= threads <= len(cpus):
+        raise InputError(f"--threads is {threads}; 1 to {len(cpus)} are accepted, one for each core that may be used")
+    return cpus[:threads]
+
+
+def _time(product: Product, cpus: Sequence[int], seconds: float) -> TimedProduct:
+    from encast import _core
+    from encast.lower.target import GEMM_CLASSES, Target
+
+    op, _ = GEMM_CLASSES[_OPERANDS[product.dtype]]
+    chosen = _core.select_kernel(op, Target.here().gemm[_OPERANDS[product.dtype]], product.m)
+    rows = [(row["name"], row["arithmetic"], row["isa"]) for row in _core.kernels() if row["op"] == op]
+    probes = set(_core.peak_probes())
+
+    def peak(dtype: str, isa: str) -> float | None:
+        if (dtype, isa) not in probes:
+            return None
+        return max(rate for rate, _ in _core.measure_ops(dtype, isa, cpus, _PEAK_ROUNDS, _PEAK_ROUND_SECONDS))
+
+    cached = max((cache.capacity(len(cpus)) for cache in Fingerprint.here().caches), default=0)
+    copies = min(max(_MIN_WEIGHT_BYTES, _TIMES_CACHE * cached), _MAX_WEIGHT_BYTES)
+    timer = _core.GemmTimer(product.dtype, product.m, product.n, product.k, copies, cpus)
+    return time_product(product, timer, rows, str(chosen), len(cpus), seconds, peak)
+
+
+def _lines(timed: TimedProduct) -> Iterator[str]:
+    threads = f"{timed.threads} thread{'s' if timed.threads > 1 else ''}"
+    yield f"{timed.product}, {threads}, {timed.weight_bytes / 1e6:.1f} MB of weights"
+    header = ("kernel", "class", "us", "median", "GFLOP/s", "of peak", "weights GB/s", "")
+    table = [header]
+    for kernel in timed.kernels:
+        mark = "chosen" if kernel.chosen else ""
+        if not kernel.right:
+            table.append((kernel.name, kernel.arithmetic, "", "", "", "", "", f"{mark} WRONG".strip()))
+            continue
+        fraction = timed.fraction(kernel)
+        table.append(
+            (
+                kernel.name,
+                kernel.arithmetic,
+                f"{kernel.best * 1e6:.1f}",
+                f"{kernel.median * 1e6:.1f}",
+                f"{timed.product.operations / kernel.best / 1e9:.1f}",
+                "" if fraction is None else f"{fraction:.2f}",
+                f"{timed.weight_bytes / kernel.best / 1e9:.1f}",
+                mark,
+            )
+        )
+    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
+    for row in table:
+        cells = [
+            cell.rjust(width) if 2 <= column < 7 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  " + "  ".join(cells).rstrip()
+
+
+def _document(timed: TimedProduct) -> dict[str, Any]:
+    product = timed.product
+    return {
+        "m": product.m,
+        "n": product.n,
+        "k": product.k,
+        "dtype": product.dtype,
+        "threads": timed.threads,
+        "weight_bytes": timed.weight_bytes,
+        "kernels": [
+            {
+                "name": kernel.name,
+                "arithmetic": kernel.arithmetic,
+                "isa": kernel.isa,
+                "chosen": kernel.chosen,
+                "right": kernel.right,
+                "seconds_min": kernel.best if kernel.right else None,
+                "seconds_median": kernel.median if kernel.right else None,
+                "runs": len(kernel.seconds),
+                "operations_per_second": product.operations / kernel.best if kernel.right else None,
+                "peak_operations_per_second": kernel.peak,
+                "fraction_of_peak": timed.fraction(kernel) if kernel.right else None,
+                "weight_bytes_per_second": timed.weight_bytes / kernel.best if kernel.right else None,
+            }
+            for kernel in timed.kernels
+        ],
+    }
+
+
+def _list(json: bool) -> None:
     rows = kernel_rows()
     if json:
         typer.echo(json_module.dumps(rows, indent=2))
