@@ -32,7 +32,7 @@ constexpr StepForm kStepForms[] = {
     {StepKind::embed, "embed",
      "word gamma? beta? position? token_type? eps offset skip out also? zero_point?"},
     {StepKind::norm, "norm", "x other? gamma beta eps out also? zero_point?"},
-    {StepKind::linear, "linear", "x w scale? colsum? bias? act arithmetic out"},
+    {StepKind::linear, "linear", "x w scale? colsum? bias? act arithmetic column? out"},
     {StepKind::attention, "attention", "x bias? heads factor arithmetic out"},
     {StepKind::narrow, "narrow", "x zero_point out"},
     {StepKind::elementwise, "elementwise", "x other? factor act out"},

@@ -77,6 +77,16 @@ class Validator {
     made_[static_cast<size_t>(id)] = cols;
     return value;
   }
+  // A part of a value's columns. Parts come side by side, so that none is left as the memory was.
+  const ValueDecl& write_part(int id, Rows rows, int64_t column, int64_t cols) {
+    need(id >= 0, "writes no value");
+    const ValueDecl& value = plan_.values[static_cast<size_t>(id)];
+    int64_t& made = made_[static_cast<size_t>(id)];
+    need(value.rows == rows, "makes a value of the wrong shape");
+    need(column == made && made + cols <= value.cols, "makes columns other than the next ones of the value");
+    made += cols;
+    return value;
+  }
   void write_f32(int id, Rows rows, int64_t cols) {
     need(write(id, rows, cols).dtype == DType::f32, "makes a value of the wrong dtype");
   }
@@ -134,14 +144,8 @@ class Validator {
       case StepKind::pool: {
         const ValueDecl& x = read(step.x, DType::f32);
         need(x.rows == Rows::tokens, "pools rows that are not tokens");
-        need(step.out >= 0, "writes no value");
-        const ValueDecl& out = plan_.values[static_cast<size_t>(step.out)];
-        need(out.rows == Rows::seqs && out.dtype == DType::f32, "makes a value of the wrong shape or dtype");
-        // Side by side, so that none is left as the memory was.
-        int64_t& made = made_[static_cast<size_t>(step.out)];
-        need(step.column == made && made + x.cols <= out.cols,
-             "pools into columns other than the next ones of the value");
-        made += x.cols;
+        const ValueDecl& out = write_part(step.out, Rows::seqs, step.column, x.cols);
+        need(out.dtype == DType::f32, "makes a value of the wrong dtype");
         return;
       }
       case StepKind::first:
@@ -198,7 +202,10 @@ class Validator {
       vector(step.colsum, DType::i32, WeightLayout::padded, w.rows);
     }
     if (step.bias >= 0) vector(step.bias, DType::f32, WeightLayout::padded, w.rows);
-    write_f32(step.out, x.rows, w.rows);
+    // Kernels write whole panels, and fill the padding of narrow rows after the last one.
+    need(step.column % kPanel == 0, "makes columns that do not begin a panel");
+    const ValueDecl& out = write_part(step.out, x.rows, step.column, w.rows);
+    need(out.dtype == DType::f32, "makes a value of the wrong dtype");
   }
 
   void check_attention(const StepDecl& step) {

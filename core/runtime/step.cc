@@ -284,7 +284,7 @@ class LinearStep final : public Step {
     args.w_scale = binder_.data<float>(decl_.scale);
     args.w_colsum = binder_.data<int32_t>(decl_.colsum);
     args.bias = binder_.data<float>(decl_.bias);
-    args.c = f32_out(share, decl_.out);
+    args.c = f32_out(share, decl_.out) + decl_.column;
     args.c_stride = stride(share, decl_.out);
     args.activation = decl_.act;
     args.exact = binder_.exact();

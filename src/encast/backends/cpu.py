@@ -26,11 +26,20 @@ class CpuRunnable:
     """``instances`` executors of ``threads`` threads each; a call takes a free one or waits for it.
 
     Verifies the checksums of all tensors when made. ``pin`` binds every executor's workers to cores of their
-    own, as far as the affinity mask and the cgroup leave cores; with fewer cores than threads it is off.
+    own, as far as the affinity mask and the cgroup leave cores; with fewer cores than threads it is off. ``target``:
+    what the plan is made for, if not this machine as it is.
     Raises ``ArtifactError``, ``InputError`` and ``ResourceError``.
     """
 
-    def __init__(self, artifact: Artifact, *, threads: int | None = None, instances: int = 1, pin: bool = True) -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        *,
+        threads: int | None = None,
+        instances: int = 1,
+        pin: bool = True,
+        target: Target | None = None,
+    ) -> None:
         from encast import _core
 
         if instances < 1 or (threads is not None and threads < 1):
@@ -38,7 +47,7 @@ class CpuRunnable:
         cores = machine.usable_cores()
         if threads is None:
             threads = knobs.get("ENCAST_THREADS") or max(1, len(cores) // instances)
-        self.plan = lower(artifact.graph, artifact.tensors, Target.here())
+        self.plan = lower(artifact.graph, artifact.tensors, target or Target.here())
         self.threads, self.instances = threads, instances
         weights = _core.Weights(str(artifact.weights_path))
         weights.verify(

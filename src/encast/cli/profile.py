@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from encast import artifact as artifacts
 from encast import ceilings as machine_ceilings
 from encast import engine as engines
 from encast.backends.cpu import CpuRunnable
@@ -19,12 +20,14 @@ from encast.cli.files import WholeFile
 from encast.data import FORMATS, BadRow, open_rows
 from encast.engine import BATCH_TOKENS, Engine
 from encast.errors import InputError
+from encast.profile.ablate import Ablated
+from encast.profile.ablate import ablate as run_ablations
 from encast.profile.document import chrome_trace, to_document
 from encast.profile.measure import Runner, measure
 from encast.profile.plan_text import PlanText, parse_plan
 from encast.profile.plot import to_html
 from encast.profile.report import Kernel, Profile, build_profile, step_kernels
-from encast.profile.table import table_lines
+from encast.profile.table import ablation_lines, table_lines
 from encast.profile.workload import MOST_SEQUENCES, Workload, of_batches, of_lengths, read_histogram
 from encast.tasks.table import file_task
 
@@ -64,6 +67,13 @@ def profile_command(
         str | None, typer.Option(metavar="FILE", help="Write one run as a trace for chrome://tracing or Perfetto.")
     ] = None,
     plot: Annotated[str | None, typer.Option(metavar="FILE", help="Write a roofline plot as one HTML file.")] = None,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="Leave out one optimisation at a time, and show what each is worth.")
+    ] = False,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="For --ablate, what the artifact was compiled from; default: where its card says it was."),
+    ] = None,
 ) -> None:
     """Show where the time of a forward goes: every step beside its bound.
 
@@ -89,9 +99,56 @@ def profile_command(
         if json != "-":
             for line in table_lines(profile):
                 typer.echo(line)
-        documents = {"--json": to_document, "--trace": chrome_trace}
+        ablations = None
+        if ablate:
+            runner = _runner(runnable, plan, chosen, workload)
+            ablations = _ablations(artifact, runner, plan, checkpoint, seconds, repeats, quiet=json == "-")
         for option, file in files.items():
-            file.write(to_html(profile) if option == "--plot" else _json_text(documents[option](profile)))
+            if option == "--plot":
+                file.write(to_html(profile))
+            else:
+                file.write(
+                    _json_text(chrome_trace(profile) if option == "--trace" else to_document(profile, ablations))
+                )
+        wrong = [one.name for one in ablations or [] if one.wrong]
+        if wrong:
+            raise RuntimeError(f"answers move by more than arithmetic explains without {', '.join(wrong)}")
+
+
+def _ablations(
+    artifact: Path,
+    runner: Runner,
+    plan: PlanText,
+    checkpoint: Path | None,
+    seconds: float,
+    repeats: int | None,
+    quiet: bool,
+) -> list[Ablated]:
+    terminal = sys.stderr.isatty()
+
+    def say(what: str) -> None:
+        if terminal:
+            typer.echo(f"\r\033[Kwithout {what}", err=True, nl=False)
+
+    selected = plan.values[plan.outputs[runner.output]].rows == "selected"
+    found = list(
+        run_ablations(
+            artifacts.open(artifact),
+            runner,
+            selected=selected,
+            checkpoint=checkpoint,
+            seconds=seconds,
+            rounds=repeats,
+            say=say,
+        )
+    )
+    if terminal:
+        typer.echo("\r\033[K", err=True, nl=False)
+    if not quiet:
+        typer.echo("")
+        for line in ablation_lines(found):
+            typer.echo(line)
+    return found
 
 
 def _json_text(document: Mapping[str, Any]) -> str:
@@ -159,6 +216,10 @@ def _ceilings() -> tuple[Ceilings, str | None]:
     return machine_ceilings.measure(), note
 
 
+def _runner(runnable: CpuRunnable, plan: PlanText, output: str, workload: Workload) -> Runner:
+    return Runner(runnable, output, workload, selected=plan.values[plan.outputs[output]].rows == "selected")
+
+
 def _profile(
     artifact: Path,
     runnable: CpuRunnable,
@@ -175,8 +236,7 @@ def _profile(
 
     catalog = {row["name"]: Kernel(row["name"], row["isa"], row["min_rows"]) for row in _core.kernels()}
     kernels = step_kernels([names for _, names in runnable.kernels()], catalog)
-    selected = plan.values[plan.outputs[output]].rows == "selected"
-    runner = Runner(runnable, output, workload, selected=selected)
+    runner = _runner(runnable, plan, output, workload)
     measured = measure(runner, len(plan.steps), seconds=seconds, repeats=repeats)
     return build_profile(
         str(artifact),

@@ -2,5 +2,6 @@
 
 from encast.lower.plan import StoredTensor, lower
 from encast.lower.target import Target
+from encast.lower.unfuse import ABLATIONS
 
-__all__ = ["StoredTensor", "Target", "lower"]
+__all__ = ["ABLATIONS", "StoredTensor", "Target", "lower"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from encast.errors import UnsupportedModelError
@@ -11,6 +11,7 @@ from encast.ir.graph import Graph, Node
 from encast.ir.types import ValueType
 from encast.lower.memory import Lifetime, place_values
 from encast.lower.target import Target
+from encast.lower.unfuse import unfuse
 
 __all__ = ["StoredTensor", "lower"]
 
@@ -18,6 +19,10 @@ _BLOCK_UNIT = 16
 """Rows for which offsets in the memory of a block are given; ``ValueDecl::kBlockUnit`` of core/runtime/plan.h."""
 
 _ELEMENT_BYTES = {"f32": 4, "bf16": 2, "q8": 1}
+
+_PANEL = 64
+_WEIGHT_BYTES = {"f32": (4, 1), "i32": (4, 1), "bf16": (2, 2), "s8": (1, 4)}
+"""Of a weight's element, and the multiple to which panels pad its inner size (``artifact/pack.py``)."""
 
 
 class StoredTensor(Protocol):
@@ -38,29 +43,35 @@ class _Step:
 class _Lowering:
     def __init__(self, graph: Graph, tensors: Mapping[str, StoredTensor], target: Target) -> None:
         self.graph, self.tensors, self.target = graph, tensors, target
-        self.weights: dict[tuple[str, str], str] = {}
+        self.weights: dict[tuple[str, str, int, int], str] = {}
         self.weight_lines: list[str] = []
         self.steps: list[_Step] = []
         self.values: dict[str, ValueType] = {}
 
     # Operands
 
-    def weight(self, name: str, layout: str, *, stored: str | None = None) -> str:
-        """The id of a constant in one of the layouts; ``stored`` names the tensor when it is derived."""
+    def weight(self, name: str, layout: str, *, stored: str | None = None, part: int = 0, parts: int = 1) -> str:
+        """The id of a constant in one of the layouts; ``stored`` names the tensor when it is derived.
+
+        ``part`` of ``parts`` equal ones, each of whole panels, of what belongs to a product's outputs.
+        """
         stored = stored or name
-        key = (stored, layout)
+        key = (stored, layout, part, parts)
         if name not in self.graph.constants:
             raise UnsupportedModelError(f"{name!r} is read as a weight, which no step takes unless it is a constant")
         if key not in self.weights:
             type = self.graph.type_of(name)
             if layout == "padded":
-                dtype, rows, cols = ("i32" if stored != name else type.dtype), 1, type.shape[0]
+                dtype, rows, cols = ("i32" if stored != name else type.dtype), 1, int(type.shape[0]) // parts
             elif len(type.shape) == 1:
                 dtype, rows, cols = type.dtype, 1, int(type.shape[0])
             else:
-                dtype, rows, cols = type.dtype, int(type.shape[0]), type.shape[1]
+                dtype, rows, cols = type.dtype, int(type.shape[0]) // parts, int(type.shape[1])
             self.weights[key] = f"w{len(self.weights)}"
             offset = self.tensors[stored].offset
+            if part:
+                bytes, inner = _WEIGHT_BYTES[dtype]
+                offset += part * (cols if layout == "padded" else rows * (-(-cols // inner) * inner)) * bytes
             self.weight_lines.append(f"weight {self.weights[key]} {dtype} {layout} {rows} {cols} @{offset}")
         return self.weights[key]
 
@@ -118,23 +129,39 @@ class _Lowering:
         self._linear(node, "bf16", node.inputs[1], _operand(node, 2))
 
     def linear_int8(self, node: Node) -> None:
-        weight, scale = node.inputs[1], node.inputs[2]
-        colsum = self.weight(scale, "padded", stored=f"{weight}.colsum")
-        self._linear(node, "q8", weight, _operand(node, 3), scale=self.weight(scale, "padded"), colsum=colsum)
+        self._linear(node, "q8", node.inputs[1], _operand(node, 3), scale=node.inputs[2])
 
-    def _linear(self, node: Node, dtype: str, weight: str, bias: str, **keys: str) -> None:
-        if bias:
-            keys["bias"] = self.weight(bias, "padded")
-        self.step(
-            "linear",
-            node,
-            {"x": node.inputs[0]},
-            _outputs(node),
-            w=self.weight(weight, "panels"),
-            act=node.attrs["activation"],
-            arithmetic=self.target.gemm[dtype],
-            **keys,
-        )
+    def _linear(self, node: Node, dtype: str, weight: str, bias: str, scale: str = "") -> None:
+        parts = self._parts(node)
+        for part in range(parts):
+            vectors = {}
+            if scale:
+                colsum = self.weight(scale, "padded", stored=f"{weight}.colsum", part=part, parts=parts)
+                vectors = {"scale": self.weight(scale, "padded", part=part, parts=parts), "colsum": colsum}
+            if bias:
+                vectors["bias"] = self.weight(bias, "padded", part=part, parts=parts)
+            if parts > 1:
+                width = self.graph.type_of(weight).shape[0]
+                assert isinstance(width, int)
+                vectors["column"] = str(width // parts * part)
+            self.step(
+                "linear",
+                replace(node, name=f"{node.name}.{'qkv'[part]}") if parts > 1 else node,
+                {"x": node.inputs[0]},
+                _outputs(node),
+                w=self.weight(weight, "panels", part=part, parts=parts),
+                act=node.attrs["activation"],
+                arithmetic=self.target.gemm[dtype],
+                **vectors,
+            )
+
+    def _parts(self, node: Node) -> int:
+        """Three for the projection of queries, keys and values when they are to be products of their own."""
+        if "qkv_fusion" not in self.target.without:
+            return 1
+        width = self.graph.type_of(node.outputs[0]).shape[1]
+        read = any(user.op == "attention" and user.inputs[0] == node.outputs[0] for user in self.graph.nodes)
+        return 3 if read and isinstance(width, int) and width % (3 * _PANEL) == 0 else 1
 
     def attention(self, node: Node) -> None:
         bias = _operand(node, 1)
@@ -230,12 +257,14 @@ class _Lowering:
         chunk = max(self.target.chunk_tokens, int(meta["max_len"]))
         ids = {value: f"v{index}" for index, value in enumerate(self.values)}
         place, arena, block = self.places(chunk)
-        block_rows = self.target.rows_of_block(block / _BLOCK_UNIT)
+        block_rows, stream_rows = self.target.rows_of_block(block / _BLOCK_UNIT), self.target.stream_rows
+        if "row_blocks" in self.target.without:
+            block_rows = stream_rows = -(-chunk // _BLOCK_UNIT) * _BLOCK_UNIT
         lines = ["encast-plan 1"]
         lines.append(
             f"limits vocab={meta['vocab']} types={meta['type_vocab']} max_len={meta['max_len']} "
             f"chunk_tokens={chunk} arena={arena} block_rows={block_rows} "
-            f"stream_rows={min(self.target.stream_rows, block_rows)} block={block} exact={int(meta['math'] == 'exact')}"
+            f"stream_rows={min(stream_rows, block_rows)} block={block} exact={int(meta['math'] == 'exact')}"
         )
         lines += self.weight_lines
         for value, type in self.values.items():
@@ -253,6 +282,7 @@ def lower(graph: Graph, tensors: Mapping[str, StoredTensor], target: Target) -> 
     ``tensors`` gives the place of every stored tensor by name. Raises ``UnsupportedModelError`` for a node
     that no step computes: its fusion was missed.
     """
+    graph = unfuse(graph, target.without) if target.without else graph
     lowering = _Lowering(graph, tensors, target)
     for node in graph.nodes:
         method: Callable[[Node], None] | None = getattr(lowering, node.op.removesuffix("_narrow"), None)

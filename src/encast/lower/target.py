@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from encast import knobs
-from encast.errors import ResourceError
+from encast.errors import InputError, ResourceError
+from encast.lower.unfuse import ABLATIONS
 from encast.machine import this_machine
 
 __all__ = ["ATTENTION_CLASSES", "DEFAULT_CHUNK_TOKENS", "GEMM_CLASSES", "Target"]
@@ -37,8 +38,9 @@ class Target:
     ``chunk_tokens``: raised to the model's longest text.
 
     ``block_bytes``: what the values of a block of rows may take, so that they stay in a core's own cache;
-    ``block_rows`` says it in rows, rounded up to a multiple of 16. ``stream_rows``: with fewer rows a thread, threads share a
-    product's weights instead of its rows.
+    ``block_rows`` says it in rows, rounded up to a multiple of 16. ``stream_rows``: with fewer rows a thread, threads
+    share a product's weights instead of its rows. ``without``: optimisations of ``ABLATIONS`` that are left out. Raises
+    ``InputError`` for one that is not known.
     """
 
     gemm: dict[str, str]
@@ -47,6 +49,12 @@ class Target:
     block_rows: int | None = None
     stream_rows: int = 48
     attention: dict[str, str] = field(default_factory=lambda: {"f32": "f32", "bf16": "bf16_fma", "int8": "s8"})
+    without: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        unknown = sorted(self.without - ABLATIONS.keys())
+        if unknown:
+            raise InputError(f"without names {', '.join(map(repr, unknown))}; {', '.join(ABLATIONS)} are known")
 
     def rows_of_block(self, bytes_per_row: float) -> int:
         """Most rows that a thread takes through the steps of a stage at a time, a multiple of 16."""

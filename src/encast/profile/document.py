@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from encast.ceilings import to_json as ceilings_to_json
+from encast.profile.ablate import Ablated
 from encast.profile.measure import Quartiles, Traced
 from encast.profile.report import Profile, Row
 
@@ -13,8 +15,9 @@ __all__ = ["FORMAT", "chrome_trace", "quartiles_document", "to_document"]
 FORMAT = 1
 
 
-def to_document(profile: Profile) -> dict[str, Any]:
-    """Plain JSON; all times in seconds, summed over the threads and divided by their number."""
+def to_document(profile: Profile, ablations: Sequence[Ablated] | None = None) -> dict[str, Any]:
+    """Plain JSON; all times in seconds, summed over the threads and divided by their number. ``ablations``: None
+    when they were not asked for."""
     return {
         "format": FORMAT,
         "artifact": profile.artifact,
@@ -44,6 +47,18 @@ def to_document(profile: Profile) -> dict[str, Any]:
         "steps": [_row(row) for row in profile.rows],
         "ceilings": ceilings_to_json(profile.ceilings),
         "warnings": list(profile.warnings),
+        "ablations": None if ablations is None else [_ablated(one) for one in ablations],
+    }
+
+
+def _ablated(one: Ablated) -> dict[str, Any]:
+    return {
+        "without": one.name,
+        "what": one.what,
+        "time_ratio": None if one.ratio is None else quartiles_document(one.ratio),
+        "answers_difference": one.difference,
+        "answers_bound": one.bound,
+        "note": one.note,
     }
 
 

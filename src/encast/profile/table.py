@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from encast.profile.report import Profile, Row
+from encast.profile.ablate import Ablated
+from encast.profile.report import NOISY, Profile, Row
 
-__all__ = ["align", "table_lines", "time_unit"]
+__all__ = ["ablation_lines", "align", "table_lines", "time_unit"]
 
 _HEADER = ("step", "kernel", "shape", "dtype", "{unit}", "share", "wait", "rate", "", "of bound", "held by")
 _LEFT = {0, 1, 2, 3, 8, 10}
@@ -66,6 +67,30 @@ def table_lines(profile: Profile) -> Iterator[str]:
         f"accounting  steps {profile.busy:.1%}, waiting {profile.waiting / share:.1%}, outside "
         f"{profile.outside / share:.1%}; the trace itself cost {profile.measured.trace_cost:.1%}"
     )
+
+
+def ablation_lines(ablations: Sequence[Ablated]) -> Iterator[str]:
+    """A line an optimisation: how much longer the workload takes without it, and whether the answers stay."""
+    rows = [("without", "time", "quartiles", "answers", "")]
+    for one in ablations:
+        if one.ratio is None:
+            rows.append((one.name, "-", "", "", one.note))
+            continue
+        ratio = one.ratio
+        note = "; ".join(part for part in (one.what, one.note) if part)
+        rows.append((one.name, f"{ratio.median:.3f}x", f"[{ratio.low:.3f}, {ratio.high:.3f}]", _answers(one), note))
+    yield from align(rows, {0, 2, 3, 4})
+    noisy = [one.name for one in ablations if one.ratio is not None and one.ratio.spread > NOISY]
+    if noisy:
+        yield f"WARNING: quartiles more than {NOISY:.0%} apart, not to be trusted: {', '.join(noisy)}"
+
+
+def _answers(one: Ablated) -> str:
+    if one.difference is None:
+        return "not compared"
+    if one.difference == 0:
+        return "same bits"
+    return f"differ by {one.difference:.1e}" + (f", MORE THAN {one.bound:.1e}" if one.wrong else "")
 
 
 def _cells(row: Row, scale: float) -> tuple[str, ...]:

@@ -157,7 +157,7 @@ def _linear(
     vectors = [one for key in ("scale", "colsum", "bias") if (one := plan.weight(step, key)) is not None]
     return Work(
         products=2 * rows * weight.rows * weight.cols,
-        elements=rows * weight.rows * ELEMENT_OPERATIONS[step.keys["act"]],
+        elements=rows * weight.rows * ELEMENT_OPERATIONS[step.keys["act"].removesuffix("_coarse")],
         weight_bytes=weight.nbytes + sum(vector.nbytes for vector in vectors),
         value_bytes=_moved(
             [*read, *((_columns(value, weight.rows) if value is out else value, n) for value, n in written)]

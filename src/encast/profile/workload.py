@@ -71,7 +71,7 @@ def of_batches(what: str, batches: Iterable[Batch]) -> Workload:
     return Workload(what, kept)
 
 
-def padded(workload: Workload, vocab: int) -> Workload:
+def padded(workload: Workload) -> Workload:
     """The same sequences, each as long as the longest of its batch: what a runtime without packed batches computes.
 
     The tokens added are id 0 and are computed as any other.
