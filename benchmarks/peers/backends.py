@@ -26,13 +26,14 @@ class Backend(Protocol):
     def prepare(self, shape: Shape) -> tuple[Call, str]:
         """A call that gives the last hidden states ``f32[sequences * length, hidden]`` of the fixed batch."""
 
-    def prepare_texts(self, texts: list[str], batch: int) -> tuple[Call, str]:
-        """A call from texts to embeddings ``f32[texts, hidden]``, in batches of ``batch`` sorted by length."""
+    def prepare_texts(self, texts: list[str], settings: dict[str, Any]) -> tuple[Call, str]:
+        """A call from texts to embeddings ``f32[texts, hidden]``; ``settings`` are the backend's own."""
 
 
 def open_backend(backend: str, **options: Any) -> Backend:
     """``backend``: encast, openvino or onnxruntime; ``options`` are its class's arguments."""
-    return {"encast": Encast, "openvino": OpenVino, "onnxruntime": OnnxRuntime}[backend](**options)
+    classes: dict[str, type[Backend]] = {"encast": Encast, "openvino": OpenVino, "onnxruntime": OnnxRuntime}
+    return classes[backend](**options)
 
 
 class Encast:
@@ -46,7 +47,7 @@ class Encast:
         cu_seqlens = np.arange(0, ids.size + 1, shape[1], dtype=np.int32)
         return lambda: self.engine.forward_packed(ids, cu_seqlens), "packed"
 
-    def prepare_texts(self, texts: list[str], batch: int) -> tuple[Call, str]:
+    def prepare_texts(self, texts: list[str], settings: dict[str, Any]) -> tuple[Call, str]:
         return lambda: self.engine.embed(texts), "Engine.embed"
 
 
@@ -58,7 +59,8 @@ class OpenVino:
 
         self.model, self.path, self.hints, self.tokenizer = MODELS[model], path, hints, tokenizer
         self.core = openvino.Core()
-        self.settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
+        self.embedders: dict[tuple[str, str], Any] = {}  # by hint and mode
+        self.threads = threads
 
     def prepare(self, shape: Shape) -> tuple[Call, str]:
         return _fastest({f"hint {hint}, static shape": self._static(shape, hint) for hint in self.hints})
@@ -85,14 +87,24 @@ class OpenVino:
 
         return call
 
-    def prepare_texts(self, texts: list[str], batch: int) -> tuple[Call, str]:
-        from peers.openvino_texts import embedder
+    def prepare_texts(self, texts: list[str], settings: dict[str, Any]) -> tuple[Call, str]:
+        """``settings``: ``batch``, ``hint`` and ``mode``, see ``openvino_texts``."""
+        from peers.openvino_texts import Embedder
 
-        return _fastest({f"hint {hint}, batches of {batch}": embedder(self, texts, batch, hint) for hint in self.hints})
+        batch, hint, mode = settings["batch"], settings["hint"], settings["mode"]
+        if (hint, mode) not in self.embedders:
+            self.embedders[hint, mode] = Embedder(self, hint, mode)
+        return lambda: self.embedders[hint, mode](texts, batch), f"{mode}, hint {hint}, batches of {batch}"
 
-    def compile(self, graph: Any, hint: str) -> Any:
-        """The compiled model with the latency hint."""
-        return self.core.compile_model(graph, "CPU", {**self.settings, "INFERENCE_PRECISION_HINT": hint})
+    def compile(self, graph: Any, hint: str, streams: int = 1) -> Any:
+        """The compiled model: one stream with the latency hint, more with the throughput hint."""
+        settings = {
+            "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
+            "NUM_STREAMS": streams,
+            "INFERENCE_NUM_THREADS": self.threads,
+            "INFERENCE_PRECISION_HINT": hint,
+        }
+        return self.core.compile_model(graph, "CPU", settings)
 
 
 class OnnxRuntime:
@@ -110,6 +122,9 @@ class OnnxRuntime:
         ids = inputs(shape)
         given = feeds(self.model, ids, np.ones_like(ids))
         return lambda: self.session.run(None, given)[0].reshape(ids.size, -1), "fused graph"
+
+    def prepare_texts(self, texts: list[str], settings: dict[str, Any]) -> tuple[Call, str]:
+        raise NotImplementedError("texts are compared with OpenVINO, the faster of the two")
 
 
 def _fastest(calls: dict[str, Call]) -> tuple[Call, str]:

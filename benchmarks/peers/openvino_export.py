@@ -35,7 +35,7 @@ def export(
     ``texts``: token ids of the texts to calibrate a real model on. ``attention``: the form in which torch states
     attention. ``preset``: NNCF's.
     """
-    settings = {
+    settings: dict[str, Any] = {
         "model": model.name,
         "attention": attention,
         **{name: version(name) for name in ("openvino", "nncf", "torch", "transformers")},

@@ -1,37 +1,50 @@
 """Texts to embeddings with OpenVINO as well as it can be done from Python.
 
 All texts are tokenised at once (the tokenizers library uses every core), sorted by length, and padded to the longest
-of a batch; pooling and normalisation are part of the graph.
+of a batch; pooling and normalisation are part of the graph. Mode ``latency`` gives every batch all threads, mode
+``throughput`` runs as many batches beside each other as there are threads, the longest first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from peers.prepare import MAX_TEXT_TOKENS
+
 if TYPE_CHECKING:
     from peers.backends import OpenVino
 
-__all__ = ["embedder"]
+__all__ = ["Embedder"]
 
 
-def embedder(backend: OpenVino, texts: list[str], batch: int, hint: str) -> Callable[[], Any]:
-    """A call from the texts to ``f32[texts, hidden]``, in the caller's order."""
-    from tokenizers import Tokenizer
+class Embedder:
+    """Called with texts and a batch size it gives ``f32[texts, hidden]``, in the caller's order."""
 
-    tokenizer = Tokenizer.from_file(backend.tokenizer)
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(MAX_LENGTH)
-    request = backend.compile(_with_pooling(backend.core.read_model(backend.path)), hint).create_infer_request()
+    def __init__(self, backend: OpenVino, hint: str, mode: str) -> None:
+        import openvino
+        from tokenizers import Tokenizer
 
-    def call() -> Any:
-        rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)]
+        self.hidden = backend.model.hidden
+        self.tokenizer = Tokenizer.from_file(str(backend.tokenizer))
+        self.tokenizer.no_padding()
+        self.tokenizer.enable_truncation(MAX_TEXT_TOKENS)
+        graph = _with_pooling(backend.core.read_model(backend.path))
+        streams = 1 if mode == "latency" else backend.threads
+        compiled = backend.compile(graph, hint, streams)
+        self.request = compiled.create_infer_request()
+        # One request more than streams: the next batch is padded while others run.
+        self.queue = openvino.AsyncInferQueue(compiled, streams + 1) if streams > 1 else None
+
+    def __call__(self, texts: list[str], batch: int) -> Any:
+        rows = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts)]
         lengths = np.array([len(row) for row in rows])
         order = np.argsort(lengths, kind="stable")
-        vectors = np.empty((len(rows), backend.model.hidden), np.float32)
-        for begin in range(0, len(rows), batch):
+        vectors = np.empty((len(rows), self.hidden), np.float32)
+        if self.queue is not None:
+            self.queue.set_callback(lambda request, chosen: _store(vectors, chosen, request))
+        for begin in reversed(range(0, len(rows), batch)):
             chosen = order[begin : begin + batch]
             width = int(lengths[chosen[-1]])
             ids = np.zeros((len(chosen), width), np.int64)
@@ -39,14 +52,17 @@ def embedder(backend: OpenVino, texts: list[str], batch: int, hint: str) -> Call
                 ids[row, : lengths[index]] = rows[index]
             mask = (np.arange(width) < lengths[chosen, None]).astype(np.int64)
             feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-            vectors[chosen] = request.infer(feeds, share_inputs=True, share_outputs=True)[0]
+            if self.queue is not None:
+                self.queue.start_async(feeds, chosen)
+            else:
+                vectors[chosen] = self.request.infer(feeds, share_inputs=True, share_outputs=True)[0]
+        if self.queue is not None:
+            self.queue.wait_all()
         return vectors
 
-    return call
 
-
-MAX_LENGTH = 256
-"""Of all-MiniLM-L6-v2."""
+def _store(vectors: Any, chosen: Any, request: Any) -> None:
+    vectors[chosen] = request.get_output_tensor(0).data
 
 
 def _with_pooling(graph: Any) -> Any:

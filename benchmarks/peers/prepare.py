@@ -15,9 +15,19 @@ import numpy as np
 from peers import data
 from peers.models import Model, Shape, inputs, torch_model
 
-__all__ = ["add_options", "calibration_ids", "encast_artifact", "reference"]
+__all__ = [
+    "MAX_TEXT_TOKENS",
+    "add_options",
+    "calibration_ids",
+    "encast_artifact",
+    "reference",
+    "reference_embeddings",
+    "token_counts",
+]
 
 STALE_SECONDS = 3600
+MAX_TEXT_TOKENS = 256
+"""Of all-MiniLM-L6-v2's texts."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="folder for exports (several GB; default: %(default)s)",
     )
     parser.add_argument("--prepare", action="store_true", help="make what is missing in the work folder; time nothing")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round and fact there")
     data.add_option(parser)
 
 
@@ -75,11 +86,36 @@ def reference(model: Model, work: Path, shape: Shape) -> Any:
 
 def calibration_ids(model: Model, work: Path, folder: Path) -> list[list[int]] | None:
     """Token ids of real texts for a real model; None for random weights, which random ids calibrate as well."""
-    if not model.real:
-        return None
+    return _token_ids(model, work, data.calibration_texts(folder)) if model.real else None
+
+
+def token_counts(model: Model, work: Path, texts: list[str]) -> list[int]:
+    """Tokens of each text, special ones included, as all backends cut them."""
+    return [len(ids) for ids in _token_ids(model, work, texts)]
+
+
+def reference_embeddings(model: Model, work: Path, texts: list[str]) -> Any:
+    """Normalised means ``f32[texts, hidden]`` of the tokens' states, text by text, by PyTorch in f32."""
+    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
+    path = work / "reference" / f"{model.name}-{digest}-torch{version('torch')}.npy"
+    if not path.exists():
+        import torch
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        module = torch_model(model, model.checkpoint(work), "sdpa")
+        means = np.empty((len(texts), model.hidden), np.float32)
+        with torch.inference_mode():
+            for row, ids in enumerate(_token_ids(model, work, texts)):
+                batch = torch.tensor([ids])
+                means[row] = module(batch, torch.ones_like(batch), torch.zeros_like(batch))[0].mean(0).numpy()
+        np.save(path, means / np.linalg.norm(means, axis=1, keepdims=True))
+    return np.load(path)
+
+
+def _token_ids(model: Model, work: Path, texts: list[str]) -> list[list[int]]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(model.checkpoint(work) / "tokenizer.json"))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(256)
-    return [encoding.ids for encoding in tokenizer.encode_batch(data.calibration_texts(folder))]
+    tokenizer.enable_truncation(MAX_TEXT_TOKENS)
+    return [encoding.ids for encoding in tokenizer.encode_batch(texts)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from peers.placement import placement
 
-__all__ = ["Round", "Spread", "by_placement", "calls_of_a_burst", "run_rounds", "spread"]
+__all__ = ["Round", "Spread", "by_placement", "run_rounds", "spread"]
 
 PEAK_SECONDS = 0.06
 BURST_SECONDS = 0.2
@@ -53,15 +53,19 @@ def run_rounds(
     theirs: Callable[[int], float],
     peak: Callable[[float], float],
     seconds: float,
-    calls: Callable[[float], int] = calls_of_a_burst,
+    fewest: int = FEWEST_ROUNDS,
+    calls: int | None = None,
 ) -> list[Round]:
-    """``ours`` and ``theirs`` take a number of calls and give the seconds of one; who begins alternates."""
+    """``ours`` and ``theirs`` take a number of calls and give the seconds of one; who begins alternates.
+
+    At least ``fewest`` rounds; ``calls`` of a burst: by default as many as take a good part of a second.
+    """
     begin = time.perf_counter()
     backends = (ours, theirs)
-    counts = [calls(backend(1)) for backend in backends]
+    counts = [calls or calls_of_a_burst(backend(1)) for backend in backends]
     rounds: list[Round] = []
     before = placement()
-    while len(rounds) < FEWEST_ROUNDS or time.perf_counter() - begin < seconds:
+    while len(rounds) < fewest or time.perf_counter() - begin < seconds:
         times = [0.0, 0.0]
         for index in (0, 1) if len(rounds) % 2 == 0 else (1, 0):
             times[index] = backends[index](counts[index])

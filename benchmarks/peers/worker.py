@@ -7,6 +7,7 @@ before the next burst begins.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -43,8 +44,9 @@ class Worker:
     def ask(self, **request: Any) -> Any:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request, default=str) + "\n")
-        self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(request, default=str) + "\n")
+            self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:
             raise SystemExit(f"a worker ended early with {self.process.wait()}; its message stands above")
@@ -53,11 +55,17 @@ class Worker:
     def burst(self, calls: int) -> float:
         """The median of ``calls`` calls, in seconds, once the other workers' threads sleep."""
         time.sleep(SETTLE_SECONDS)
-        return float(np.median(self.ask(do="burst", calls=calls)))
+        return float(np.median(self.ask(do="burst", calls=calls, warm=True)))
+
+    def once(self, calls: int) -> float:
+        """As ``burst``, for calls of seconds: none goes before them to wake the threads."""
+        time.sleep(SETTLE_SECONDS)
+        return float(np.median(self.ask(do="burst", calls=calls, warm=False)))
 
     def close(self) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.wait()
 
     def __enter__(self) -> Worker:
@@ -87,12 +95,14 @@ def _serve(options: dict[str, Any]) -> None:
         answer: Any = None
         if request["do"] == "shape":
             call, answer = backend.prepare(tuple(request["shape"]))
-            np.save(request["save"], np.asarray(call()))
         elif request["do"] == "texts":
-            call, answer = backend.prepare_texts(json.loads(Path(request["file"]).read_text()), request["batch"])
-            np.save(request["save"], np.asarray(call()))
+            texts = json.loads(Path(request["file"]).read_text())
+            call, answer = backend.prepare_texts(texts, request["settings"])
+        elif request["do"] == "save":
+            np.save(request["file"], np.asarray(call()))
         else:
-            call()  # the first call wakes threads and warms caches
+            if request["warm"]:
+                call()  # wakes threads and warms caches
             answer = _timed(call, request["calls"])
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
