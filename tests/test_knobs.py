@@ -20,6 +20,9 @@ ROOT = Path(__file__).parent.parent
         ("ENCAST_THREADS", "4", 4),
         ("ENCAST_THREADS", " 12 ", 12),
         ("ENCAST_SPIN_US", "0", 0),
+        ("ENCAST_IDLE_SPIN_US", "7", 7),
+        ("ENCAST_BLOCK_ROWS", "16", 16),
+        ("ENCAST_STREAM_ROWS", "1", 1),
         ("ENCAST_CHUNK_TOKENS", "1048576", 1048576),
     ],
 )
@@ -46,6 +49,7 @@ def test_unset_and_empty_mean_the_default(knob: knobs.Knob[object]) -> None:
         ("ENCAST_THREADS", "9" * 5000),
         ("ENCAST_SPIN_US", "1000001"),
         ("ENCAST_CHUNK_TOKENS", "0"),
+        ("ENCAST_BLOCK_ROWS", "15"),
         ("ENCAST_ISA", "avx 2"),
     ],
 )

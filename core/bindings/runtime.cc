@@ -7,9 +7,13 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
+#include <memory>
+
 #include "base/error.h"
 #include "bindings/bindings.h"
 #include "runtime/executor.h"
+#include "runtime/pool.h"
 
 namespace encast {
 namespace {
@@ -47,14 +51,42 @@ std::string path_of(nb::handle path) {
   return {PyBytes_AsString(bytes), static_cast<size_t>(PyBytes_Size(bytes))};
 }
 
-Rows2d run(Executor& executor, const std::string& output, const Ids& token_ids, const Ids& cu_seqlens,
+// An executor for every list of CPUs.
+std::vector<std::unique_ptr<Executor>> executors_of(std::string_view plan,
+                                                    const std::shared_ptr<Weights>& weights, int threads,
+                                                    const std::vector<std::vector<int>>& cpus, int spin_us,
+                                                    int idle_spin_us) {
+  const Plan parsed = Plan::parse(plan);
+  std::vector<std::unique_ptr<Executor>> executors;
+  for (const std::vector<int>& own : cpus) {
+    executors.push_back(
+        std::make_unique<Executor>(parsed, weights, TeamOptions{threads, own, spin_us, idle_spin_us}));
+  }
+  return executors;
+}
+
+// A free executor. Waits without the GIL, and hears Ctrl-C while it does.
+ExecutorPool::Lease lease_of(ExecutorPool& pool) {
+  constexpr std::chrono::milliseconds kBetweenSignals{100};
+  for (;;) {
+    ExecutorPool::Lease lease = pool.lease_within(kBetweenSignals);
+    if (lease) return lease;
+    const nb::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  }
+}
+
+Rows2d run(ExecutorPool& pool, std::string_view output, const Ids& token_ids, const Ids& cu_seqlens,
            const std::optional<Ids>& token_type_ids, const std::optional<Ids>& select, Trace* trace) {
   const Request request = request_of(token_ids, cu_seqlens, token_type_ids, select);
-  const Executor::Shape shape = executor.output_shape(output, request);
-  auto memory = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(shape.rows * shape.cols));
+  Executor::Shape shape;
+  std::unique_ptr<float[]> memory;
   {
-    nb::gil_scoped_release release;
-    executor.run(output, request, memory.get(), trace);
+    const nb::gil_scoped_release release;
+    const ExecutorPool::Lease executor = lease_of(pool);
+    shape = executor->output_shape(output, request);
+    memory = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(shape.rows * shape.cols));
+    executor->run(output, request, memory.get(), trace);
   }
   float* data = memory.release();
   nb::capsule owner(data, [](void* pointer) noexcept { delete[] static_cast<float*>(pointer); });
@@ -108,28 +140,31 @@ void bind_runtime(nb::module_& m) {
           "tensors"_a, "threads"_a,
           "Checks (name, offset, bytes, xxh64) of every tensor; raises ArtifactError.");
 
-  nb::class_<Executor>(m, "Executor",
-                       "One instance: a plan, an arena and a team of threads over shared weights.")
+  nb::class_<ExecutorPool>(m, "ExecutorPool",
+                           "Executors over shared weights, each with an arena and a team of threads; a call "
+                           "takes a free one or waits for it.")
       .def(
           "__init__",
-          [](Executor* self, const std::string& plan, std::shared_ptr<Weights> weights, int threads,
-             std::vector<int> cpus, int spin_us) {
-            nb::gil_scoped_release release;
-            new (self) Executor(Plan::parse(plan), std::move(weights),
-                                TeamOptions{threads, std::move(cpus), spin_us});
+          [](ExecutorPool* self, std::string_view plan, const std::shared_ptr<Weights>& weights, int threads,
+             const std::vector<std::vector<int>>& cpus, int spin_us, int idle_spin_us) {
+            const nb::gil_scoped_release release;
+            new (self) ExecutorPool(executors_of(plan, weights, threads, cpus, spin_us, idle_spin_us));
           },
-          "plan"_a, "weights"_a, "threads"_a, "cpus"_a, "spin_us"_a)
+          "plan"_a, "weights"_a, "threads"_a, "cpus"_a, "spin_us"_a, "idle_spin_us"_a,
+          "`cpus`: for every instance a list with a CPU for each of its threads, or an empty one: no "
+          "pinning.")
       .def(
           "run",
-          [](Executor& self, const std::string& output, const Ids& token_ids, const Ids& cu_seqlens,
+          [](ExecutorPool& self, std::string_view output, const Ids& token_ids, const Ids& cu_seqlens,
              const std::optional<Ids>& token_type_ids, const std::optional<Ids>& select) {
             return run(self, output, token_ids, cu_seqlens, token_type_ids, select, nullptr);
           },
           "output"_a, "token_ids"_a, "cu_seqlens"_a, "token_type_ids"_a.none() = nb::none(),
-          "select"_a.none() = nb::none(), "f32[rows, cols] of an output; raises InputError.")
+          "select"_a.none() = nb::none(),
+          "f32[rows, cols] of an output; raises InputError, and ResourceError once closed.")
       .def(
           "trace",
-          [](Executor& self, const std::string& output, const Ids& token_ids, const Ids& cu_seqlens,
+          [](ExecutorPool& self, std::string_view output, const Ids& token_ids, const Ids& cu_seqlens,
              const std::optional<Ids>& token_type_ids, const std::optional<Ids>& select) {
             Trace trace;
             Rows2d rows = run(self, output, token_ids, cu_seqlens, token_type_ids, select, &trace);
@@ -140,8 +175,15 @@ void bind_runtime(nb::module_& m) {
           "As run, and what every thread did: the run's nanoseconds, and i64[events, 7] of thread, step of "
           "the plan,\n"
           "chunk, first row, rows, begin and end in nanoseconds from the run's begin.")
-      .def("kernels", &Executor::kernels, "Names of the kernels of every step of the plan, in order.")
-      .def_prop_ro("arena_bytes", &Executor::arena_bytes);
+      .def(
+          "kernels",
+          [](ExecutorPool& self) {
+            const nb::gil_scoped_release release;
+            return lease_of(self)->kernels();
+          },
+          "Names of the kernels of every step of the plan, in order.")
+      .def("close", &ExecutorPool::close, nb::call_guard<nb::gil_scoped_release>(),
+           "Waits for running calls, then frees arenas and threads; later calls raise ResourceError.");
 
   m.def(
       "check_plan", [](const std::string& plan) { Plan::parse(plan); }, "plan"_a,

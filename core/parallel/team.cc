@@ -120,7 +120,7 @@ void Team::start(Job job, void* data) {
 void Team::work(int thread) {
   uint32_t seen = 0;
   for (;;) {
-    wait_while(epoch_, seen);
+    wait_while(epoch_, seen, options_.idle_spin_us);
     seen = epoch_.load(std::memory_order_acquire);
     if (stop_) return;
     job_(data_, thread);
@@ -135,7 +135,7 @@ void Team::barrier() {
     arrived_.store(0, std::memory_order_relaxed);
     advance(generation_);
   } else {
-    wait_while(generation_, generation);
+    wait_while(generation_, generation, options_.spin_us);
   }
 }
 
@@ -148,10 +148,10 @@ void Team::advance(std::atomic<uint32_t>& word) {
   }
 }
 
-void Team::wait_while(const std::atomic<uint32_t>& word, uint32_t old) {
+void Team::wait_while(const std::atomic<uint32_t>& word, uint32_t old, int spin_us) {
   // The clock costs about as much as a hand-over, so it is read once in many rounds.
   constexpr int kRounds = 64;
-  const auto deadline = Clock::now() + std::chrono::microseconds(options_.spin_us);
+  const auto deadline = Clock::now() + std::chrono::microseconds(spin_us);
   do {
     for (int round = 0; round < kRounds; ++round) {
       if (word.load(std::memory_order_acquire) != old) return;

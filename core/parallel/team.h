@@ -8,9 +8,10 @@
 namespace encast {
 
 struct TeamOptions {
-  int threads = 1;        // the caller included
-  std::vector<int> cpus;  // CPU of every thread, or empty: no pinning
-  int spin_us = 100;      // how long a waiting thread spins before it sleeps
+  int threads = 1;         // the caller included
+  std::vector<int> cpus;   // CPU of every thread, or empty: no pinning
+  int spin_us = 1000;      // how long a thread that waits for others within a run spins before it sleeps
+  int idle_spin_us = 100;  // and a worker that waits for the next run
 };
 
 // A fixed team of threads for one caller at a time. The caller is thread 0.
@@ -42,7 +43,7 @@ class Team {
   using Job = void (*)(void*, int);
   void start(Job job, void* data);
   void work(int thread);
-  void wait_while(const std::atomic<uint32_t>& word, uint32_t old);
+  void wait_while(const std::atomic<uint32_t>& word, uint32_t old, int spin_us);
   void advance(std::atomic<uint32_t>& word);
 
   TeamOptions options_;

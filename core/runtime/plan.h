@@ -89,6 +89,7 @@ struct StepDecl {
   int32_t heads = 0, offset = 0, skip = -1, column = 0;
   bool zero_point = false;
   Activation act = Activation::none;
+  bool coarse = false;  // the activation's coarse form, see simd/activation.h
   Pooling mode = Pooling::cls;
 };
 

@@ -32,7 +32,7 @@ constexpr StepForm kStepForms[] = {
     {StepKind::embed, "embed",
      "word gamma? beta? position? token_type? eps offset skip out also? zero_point?"},
     {StepKind::norm, "norm", "x other? gamma beta eps out also? zero_point?"},
-    {StepKind::linear, "linear", "x w scale? colsum? bias? act arithmetic column? out"},
+    {StepKind::linear, "linear", "x w scale? colsum? bias? act coarse? arithmetic column? out"},
     {StepKind::attention, "attention", "x bias? heads factor arithmetic out"},
     {StepKind::narrow, "narrow", "x zero_point out"},
     {StepKind::elementwise, "elementwise", "x other? factor act out"},
@@ -246,6 +246,8 @@ void set_key(const Line& line, std::string_view key, std::string_view text, cons
     step.factor = line.real(text, "factor");
   } else if (key == "zero_point") {
     step.zero_point = line.integer(text, "zero_point", 0, 1) == 1;
+  } else if (key == "coarse") {
+    step.coarse = line.integer(text, "coarse", 0, 1) == 1;
   } else if (key == "act") {
     step.act = line.choice<Activation>(text, "act", kActivationNames);
   } else if (key == "mode") {

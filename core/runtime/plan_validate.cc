@@ -205,7 +205,7 @@ class Validator {
     // Kernels write whole panels, and fill the padding of narrow rows after the last one.
     need(step.column % kPanel == 0, "makes columns that do not begin a panel");
     const ValueDecl& out = write_part(step.out, x.rows, step.column, w.rows);
-    need(out.dtype == DType::f32, "makes a value of the wrong dtype");
+    need(out.dtype == DType::f32 || out.dtype == DType::bf16, "makes a value of the wrong dtype");
   }
 
   void check_attention(const StepDecl& step) {

@@ -267,6 +267,7 @@ class LinearStep final : public Step {
       : decl_(decl),
         binder_(binder),
         next_w_(binder.next_weight(index)),
+        rounds_(binder.value(decl.out).dtype == DType::bf16),
         select_(gemm_op(binder.value(decl.x).dtype), decl.arithmetic, kernels_) {}
 
   void run(const Share& share) const override {
@@ -284,10 +285,15 @@ class LinearStep final : public Step {
     args.w_scale = binder_.data<float>(decl_.scale);
     args.w_colsum = binder_.data<int32_t>(decl_.colsum);
     args.bias = binder_.data<float>(decl_.bias);
-    args.c = f32_out(share, decl_.out) + decl_.column;
+    if (rounds_) {
+      args.c_bf16 = reinterpret_cast<uint16_t*>(place(share, decl_.out).data) + decl_.column;
+    } else {
+      args.c = f32_out(share, decl_.out) + decl_.column;
+    }
     args.c_stride = stride(share, decl_.out);
     args.activation = decl_.act;
     args.exact = binder_.exact();
+    args.coarse = decl_.coarse;
     const Tile tile = tile_of(decl_.w, share);
     const WeightDecl& next = binder_.weight(next_w_);
     const int64_t next_panel = static_cast<int64_t>(next.bytes()) / panels(next_w_);
@@ -308,6 +314,7 @@ class LinearStep final : public Step {
   const StepDecl decl_;
   const Binder binder_;
   const int next_w_;
+  const bool rounds_;  // its outputs to bf16
   Selection<GemmFn> select_;
 };
 

@@ -88,9 +88,17 @@ _THREADS: Knob[int | None] = Knob(
 )
 _SPIN_US: Knob[int] = Knob(
     "ENCAST_SPIN_US",
+    1000,
+    "a whole number of microseconds from 0 to 1000000",
+    "How long a thread that waits for the others within a forward spins before it sleeps.",
+    _integer(0, 1_000_000),
+)
+_IDLE_SPIN_US: Knob[int] = Knob(
+    "ENCAST_IDLE_SPIN_US",
     100,
     "a whole number of microseconds from 0 to 1000000",
-    "How long a waiting thread spins before it sleeps: more answers quicker, less leaves the core to others.",
+    "How long a thread that waits for the next forward spins before it sleeps: more answers quicker, less leaves the "
+    "core to others.",
     _integer(0, 1_000_000),
 )
 _CHUNK_TOKENS: Knob[int | None] = Knob(
@@ -127,6 +135,7 @@ KNOBS: tuple[Knob[str | None] | Knob[Path | None] | Knob[int | None] | Knob[int]
     _ISA,
     _THREADS,
     _SPIN_US,
+    _IDLE_SPIN_US,
     _CHUNK_TOKENS,
     _BLOCK_ROWS,
     _STREAM_ROWS,
@@ -137,7 +146,7 @@ KNOBS: tuple[Knob[str | None] | Knob[Path | None] | Knob[int | None] | Knob[int]
 @overload
 def get(name: Literal["ENCAST_ISA"]) -> str | None: ...
 @overload
-def get(name: Literal["ENCAST_SPIN_US"]) -> int: ...
+def get(name: Literal["ENCAST_SPIN_US", "ENCAST_IDLE_SPIN_US"]) -> int: ...
 @overload
 def get(
     name: Literal["ENCAST_THREADS", "ENCAST_CHUNK_TOKENS", "ENCAST_BLOCK_ROWS", "ENCAST_STREAM_ROWS"],

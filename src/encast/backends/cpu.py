@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
-import threading
 from typing import Any
 
 import numpy as np
@@ -56,35 +54,24 @@ class CpuRunnable:
         )
         spin_us, idle_spin_us = knobs.get("ENCAST_SPIN_US"), knobs.get("ENCAST_IDLE_SPIN_US")
         pinned = pin and threads * instances <= len(cores)
-        self._executors = [
-            _core.Executor(
-                self.plan,
-                weights,
-                threads,
-                cores[index * threads : (index + 1) * threads] if pinned else [],
-                spin_us,
-                idle_spin_us,
-            )
-            for index in range(instances)
-        ]
-        self._free: queue.LifoQueue[Any] = queue.LifoQueue()
-        for executor in reversed(self._executors):
-            self._free.put(executor)
-        self._lock = threading.Lock()
-        self._closed = False
+        self._executors = _core.ExecutorPool(
+            self.plan,
+            weights,
+            threads,
+            [cores[index * threads : (index + 1) * threads] if pinned else [] for index in range(instances)],
+            spin_us,
+            idle_spin_us,
+        )
         self._pid = os.getpid()
 
     def run(self, output: str, batch: Batch, select: Int32 | None = None) -> Float32:
         """See ``Runnable.run``. Releases the GIL while the model runs."""
+        self._need_own_process()
         order = None
         if select is not None and select.size > 1 and not bool(np.all(select[1:] > select[:-1])):
             # The core takes rising rows, each once.
             select, order = np.unique(select, return_inverse=True)
-        executor = self._take()
-        try:
-            rows: Float32 = executor.run(output, batch.token_ids, batch.cu_seqlens, batch.token_type_ids, select)
-        finally:
-            self._free.put(executor)
+        rows: Float32 = self._executors.run(output, batch.token_ids, batch.cu_seqlens, batch.token_type_ids, select)
         return rows if order is None else rows[order]
 
     def trace(self, output: str, batch: Batch, select: Int32 | None = None) -> tuple[Float32, int, Int64]:
@@ -93,48 +80,26 @@ class CpuRunnable:
         The run's nanoseconds in the core, and ``i64[events, 7]``: thread, step of the plan, chunk, first row, rows,
         begin and end in nanoseconds from the run's begin, thread by thread in the order of time.
         """
-        executor = self._take()
-        try:
-            traced: tuple[Float32, int, Int64] = executor.trace(
-                output, batch.token_ids, batch.cu_seqlens, batch.token_type_ids, select
-            )
-        finally:
-            self._free.put(executor)
-        return traced
+        self._need_own_process()
+        return self._executors.trace(output, batch.token_ids, batch.cu_seqlens, batch.token_type_ids, select)
 
-    def _take(self) -> Any:
-        """A free executor; the caller puts it back."""
+    def _need_own_process(self) -> None:
         if os.getpid() != self._pid:
             raise ResourceError(
                 f"this engine was loaded in process {self._pid}, and a forked child has none of its threads; load the "
                 "artifact in the child: the weights are shared all the same"
             )
-        executor = self._free.get()
-        if executor is None:
-            self._free.put(None)
-            raise ResourceError("the engine is closed; load the artifact again")
-        return executor
 
     def kernels(self) -> list[tuple[str, list[str]]]:
         """For every step of the plan its text and the names of the kernels that it runs."""
+        self._need_own_process()
         steps = [line for line in self.plan.splitlines() if line.startswith("step ")]
-        return list(zip(steps, self._executors[0].kernels(), strict=True))
+        return list(zip(steps, self._executors.kernels(), strict=True))
 
     def close(self) -> None:
         """Waits for running calls, then frees arenas, threads and the mapping.
 
         In a forked child it frees nothing: a call that ran in the parent at the fork never ends here.
         """
-        if os.getpid() != self._pid:
-            return
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        try:
-            for _ in self._executors:
-                self._free.get()
-            self._executors.clear()
-        finally:
-            # Every later call finds the mark that the engine is closed, and leaves it for the next.
-            self._free.put(None)
+        if os.getpid() == self._pid:
+            self._executors.close()

@@ -22,10 +22,13 @@ from typing import Any
 from encast.errors import GraphError
 from encast.ir.types import ValueType
 
-__all__ = ["ACTIVATIONS", "ATTENTION_KEY_BLOCK", "ATTENTION_PRODUCTS", "OPS", "POOLING_MODES", "Op"]
+__all__ = ["ACTIVATIONS", "ATTENTION_KEY_BLOCK", "ATTENTION_PRODUCTS", "COARSE_ACTIVATIONS", "OPS", "POOLING_MODES", "Op"]
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 """Names of elementwise activations: ``gelu`` is the erf form, ``gelu_tanh`` the tanh form."""
+
+COARSE_ACTIVATIONS = {"gelu": "gelu_coarse", "gelu_tanh": "gelu_tanh_coarse"}
+"""Forms within 1e-4 of those that they are named after, for linears whose outputs are rounded to q8 or bf16 next."""
 
 POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 """Pooling modes of sentence-transformers, by the names its config uses."""
@@ -80,8 +83,8 @@ def _is_activation(value: Any) -> bool:
     return value in ACTIVATIONS
 
 
-def _is_activation_or_none(value: Any) -> bool:
-    return value == "none" or value in ACTIVATIONS
+def _is_linear_activation(value: Any) -> bool:
+    return value == "none" or value in ACTIVATIONS or value in COARSE_ACTIVATIONS.values()
 
 
 def _is_products(value: Any) -> bool:
@@ -182,7 +185,7 @@ def _scale(types: Any, attrs: Any) -> list[ValueType]:
     return [_matrix(types[0], "x")]
 
 
-@_op("linear", "x weight bias?", {"activation": _is_activation_or_none})
+@_op("linear", "x weight bias?", {"activation": _is_linear_activation})
 def _linear(types: Any, attrs: Any) -> list[ValueType]:
     """``activation(x @ weight.T + bias)`` with ``weight: f32[out, in]``; plain graphs have activation "none"."""
     x, weight = _matrix(types[0], "x"), _matrix(types[1], "weight")
@@ -365,7 +368,7 @@ def _cast_bf16(types: Any, attrs: Any) -> list[ValueType]:
     return [ValueType("bf16", _matrix(types[0], "x").shape)]
 
 
-@_op("linear_int8", "x weight weight_scale bias?", {"activation": _is_activation_or_none}, plain=False)
+@_op("linear_int8", "x weight weight_scale bias?", {"activation": _is_linear_activation}, plain=False)
 def _linear_int8(types: Any, attrs: Any) -> list[ValueType]:
     """``activation(x @ (weight * weight_scale[:, None]).T + bias)``: q8 by s8 (-127 to 127), exact int32 sums."""
     x, weight = _matrix(types[0], "x", "q8"), _matrix(types[1], "weight", "s8")
@@ -376,7 +379,7 @@ def _linear_int8(types: Any, attrs: Any) -> list[ValueType]:
     return [ValueType("f32", (x.shape[0], weight.shape[0]))]
 
 
-@_op("linear_bf16", "x weight bias?", {"activation": _is_activation_or_none}, plain=False)
+@_op("linear_bf16", "x weight bias?", {"activation": _is_linear_activation}, plain=False)
 def _linear_bf16(types: Any, attrs: Any) -> list[ValueType]:
     """``activation(x @ weight.T + bias)``: bf16 operands, f32 sums and output."""
     x, weight = _matrix(types[0], "x", "bf16"), _matrix(types[1], "weight", "bf16")

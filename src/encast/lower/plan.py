@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from encast.errors import UnsupportedModelError
 from encast.ir.graph import Graph, Node
+from encast.ir.ops import COARSE_ACTIVATIONS
 from encast.ir.types import ValueType
 from encast.lower.memory import Lifetime, place_values
 from encast.lower.target import Target
@@ -47,6 +49,7 @@ class _Lowering:
         self.weight_lines: list[str] = []
         self.steps: list[_Step] = []
         self.values: dict[str, ValueType] = {}
+        self.readers = Counter(value for node in graph.nodes for value in node.inputs) + Counter(graph.outputs.values())
 
     # Operands
 
@@ -133,8 +136,10 @@ class _Lowering:
 
     def _linear(self, node: Node, dtype: str, weight: str, bias: str, scale: str = "") -> None:
         parts = self._parts(node)
+        activation = node.attrs["activation"]
+        coarse = activation in COARSE_ACTIVATIONS.values()
         for part in range(parts):
-            vectors = {}
+            vectors = {"coarse": "1"} if coarse else {}
             if scale:
                 colsum = self.weight(scale, "padded", stored=f"{weight}.colsum", part=part, parts=parts)
                 vectors = {"scale": self.weight(scale, "padded", part=part, parts=parts), "colsum": colsum}
@@ -150,7 +155,7 @@ class _Lowering:
                 {"x": node.inputs[0]},
                 _outputs(node),
                 w=self.weight(weight, "panels", part=part, parts=parts),
-                act=node.attrs["activation"],
+                act=activation.removesuffix("_coarse"),
                 arithmetic=self.target.gemm[dtype],
                 **vectors,
             )
@@ -181,6 +186,16 @@ class _Lowering:
         self.step("narrow", node, {"x": node.inputs[0]}, _outputs(node), zero_point=zero_point)
 
     def cast_bf16(self, node: Node) -> None:
+        x = node.inputs[0]
+        makers = [i for i, step in enumerate(self.steps) if x in step.writes.values()]
+        fused = "epilogue_fusion" not in self.target.without and self.readers[x] == 1
+        if fused and makers and all(self.steps[maker].kind == "linear" for maker in makers):
+            # A product rounds in registers what nobody reads wider.
+            for maker in makers:
+                self.steps[maker] = replace(self.steps[maker], writes=_outputs(node))
+            del self.values[x]
+            self.values[node.outputs[0]] = self.graph.type_of(node.outputs[0])
+            return
         self.step("narrow", node, {"x": node.inputs[0]}, _outputs(node), zero_point="0")
 
     def activation(self, node: Node) -> None:

@@ -1,8 +1,16 @@
-"""Says which exp, erf and tanh the kernels use: polynomials within a stated error ("fast") or libm ("exact")."""
+"""Says which exp, erf and tanh the kernels use: polynomials within a stated error ("fast") or libm ("exact").
+
+Fast math takes the coarse form of gelu in a product whose outputs are only read to be narrowed: its error is a
+hundredth of the rounding that follows.
+
+    narrow(linear(x, activation=gelu))  →  narrow(linear(x, activation=gelu_coarse))
+"""
 
 from __future__ import annotations
 
 from encast.ir import Graph
+from encast.ir.ops import COARSE_ACTIVATIONS
+from encast.passes.patch import Index
 from encast.passes.report import Outcome
 
 __all__ = ["choose_math"]
@@ -10,4 +18,14 @@ __all__ = ["choose_math"]
 
 def choose_math(graph: Graph, exact: bool) -> Outcome:
     graph.meta["math"] = "exact" if exact else "fast"
-    return Outcome(changes=1)
+    changes = 1
+    index = Index(graph)
+    for node in graph.nodes:
+        coarse = COARSE_ACTIVATIONS.get(node.attrs.get("activation", "none"))
+        if exact or coarse is None or index.is_output(node.outputs[0]):
+            continue
+        users = index.users(node.outputs[0])
+        if users and all(user.op in ("quantize", "cast_bf16") for user in users):
+            node.attrs["activation"] = coarse
+            changes += 1
+    return Outcome(changes=changes)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from encast.backends.reference.coarse import BUMPS, coarse
 from encast.ir.ops import ATTENTION_KEY_BLOCK
 from encast.ir.relative import relative_buckets
 
@@ -121,6 +122,8 @@ def _activated(x: Float64, kind: str) -> Float64:
         # x * sigmoid(x), with the exponential of a number that is never positive, which cannot overflow.
         decay = np.exp(-np.abs(x))
         return x * np.where(x >= 0.0, 1.0, decay) / (1.0 + decay)
+    if kind in BUMPS:
+        return coarse(x, kind)
     return np.tanh(x) if kind == "tanh" else x
 
 
