@@ -150,18 +150,113 @@ def test_a_forked_child_is_told_to_load_again(tmp_path_factory: pytest.TempPathF
     cpu.run("embedding", Batch.of([[1, 2]]))
 
 
+@contextmanager
+def _busy(cpu: CpuRunnable, batch: Batch) -> Iterator[threading.Thread]:
+    """A thread that runs the batch again and again."""
+    stop = threading.Event()
+    started = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            started.set()
+            cpu.run("embedding", batch)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    started.wait()
+    try:
+        yield thread
+    finally:
+        stop.set()
+        thread.join()
+
+
 def test_a_forked_child_may_close_what_its_parent_uses(tmp_path_factory: pytest.TempPathFactory) -> None:
     cpu = open_cpu("bert-embed", "f32", tmp_path_factory, threads=2)
-    executor = cpu._free.get()  # as a call that runs in another thread has it
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        cpu.close()
-        del cpu
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    cpu._free.put(executor)
+    with _busy(cpu, Batch.of([[1] * 40] * 500)):
+        for _ in range(5):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)
+                cpu.close()
+                del cpu
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
     cpu.run("embedding", Batch.of([[1, 2]]))
+
+
+INTERRUPTED = """
+import signal, sys
+from encast import artifact
+from encast.backends.cpu import CpuRunnable
+from encast.batch import Batch
+
+cpu = CpuRunnable(artifact.open(sys.argv[1]), threads=1, instances=2)
+batch = Batch.of([[1, 2, 3]])
+wanted = cpu.run("embedding", batch).tobytes()
+heard = 0
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+while heard < 300:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0005 + heard % 7 * 0.0001)
+        while True:
+            cpu.run("embedding", batch)
+    except KeyboardInterrupt:
+        heard += 1
+signal.signal(signal.SIGALRM, signal.SIG_DFL)
+signal.alarm(20)
+assert cpu.run("embedding", batch).tobytes() == wanted
+cpu.close()
+"""
+
+
+def test_interrupted_calls_lose_no_instance(minilm: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, str(minilm)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_call_that_waits_for_an_instance_can_be_interrupted(minilm: Path) -> None:
+    cpu = CpuRunnable(artifact.open(minilm), threads=1)
+    short = Batch.of([[1, 2, 3]])
+    long = Batch(np.full(65536, 2000, np.int32), np.arange(0, 65537, 128, dtype=np.int32))
+    other = threading.Thread(target=cpu.run, args=("embedding", long))
+
+    def wait() -> None:
+        other.start()
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        while other.is_alive():
+            cpu.run("embedding", short)
+
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+        assert other.is_alive()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        other.join()
+
+
+def test_closing_waits_for_running_calls(tmp_path_factory: pytest.TempPathFactory) -> None:
+    cpu = open_cpu("bert-embed", "f32", tmp_path_factory, threads=1, instances=2)
+    batch = Batch.of([[1] * 40] * 200)
+    wanted = cpu.run("embedding", batch)
+    turned_away: list[bool] = []
+
+    def work() -> None:
+        try:
+            while True:
+                assert same_bits(cpu.run("embedding", batch), wanted)
+        except ResourceError as error:
+            turned_away.append("closed" in str(error))
+
+    callers = [threading.Thread(target=work) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    cpu.close()
+    for caller in callers:
+        caller.join()
+    assert turned_away == [True] * 4
 
 
 @pytest.mark.parametrize("options", [{"threads": 0}, {"instances": 0}, {"threads": -1}])
