@@ -71,15 +71,6 @@ constexpr int kActivatedTogether = 4;
 constexpr int kActivatedTogether = 1;
 #endif
 
-// Sixteen outputs from (row, column) on, of which the first `lanes` exist.
-ENCAST_SIMD void store_lanes(const GemmArgs& args, int64_t row, int64_t column, int64_t lanes, F32x16 value) {
-  if (args.residual != nullptr) {
-    value = value + load_partial(args.residual + row * args.residual_stride + column, lanes);
-  }
-  if (args.c_bf16 == nullptr) return store_partial(args.c + row * args.c_stride + column, lanes, value);
-  store_bf16(args.c_bf16 + row * args.c_stride + column, select(first_lanes(lanes), value, set1(0.0f)));
-}
-
 // A staged tile of sums, `rows` x kPanel, to the `columns` columns of c that exist. Values stay in registers
 // from the sums on: a function of its own for the activation, which would need no copy for each Dot, but
 // reads them from memory, makes int8 with gelu a third slower. Arguments by value: see DotTiles::store_tile.
@@ -100,9 +91,24 @@ template <class Dot>
       } else {
         apply(args.activation, args.exact, values);
       }
-      ENCAST_UNROLL for (int v = 0; v < kActivatedTogether; ++v) {
-        const int64_t from = first + 16 * v;
-        store_lanes(args, i, column + from, lanes_within(columns, from), values[v]);
+      if (args.residual != nullptr) {
+        const float* residual = args.residual + i * args.residual_stride + column;
+        ENCAST_UNROLL for (int v = 0; v < kActivatedTogether; ++v) {
+          const int64_t from = first + 16 * v;
+          values[v] = values[v] + load_partial(residual + from, lanes_within(columns, from));
+        }
+      }
+      if (args.c_bf16 == nullptr) {
+        ENCAST_UNROLL for (int v = 0; v < kActivatedTogether; ++v) {
+          const int64_t from = first + 16 * v;
+          store_partial(args.c + i * args.c_stride + column + from, lanes_within(columns, from), values[v]);
+        }
+      } else {
+        ENCAST_UNROLL for (int v = 0; v < kActivatedTogether; ++v) {
+          const int64_t from = first + 16 * v;
+          const Mask16 exists = first_lanes(lanes_within(columns, from));
+          store_bf16(args.c_bf16 + i * args.c_stride + column + from, select(exists, values[v], set1(0.0f)));
+        }
       }
     }
   }
