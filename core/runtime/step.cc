@@ -12,6 +12,7 @@
 #include "kernels/quantize/quantize.h"
 #include "kernels/reduce/reduce.h"
 #include "parallel/partition.h"
+#include "runtime/attention_tasks.h"
 
 namespace encast {
 namespace {
@@ -336,23 +337,22 @@ class AttentionStep final : public Step {
     args.out = f32_out(share, decl_.out);
     args.out_stride = stride(share, decl_.out);
     args.exact = binder_.exact();
-    std::byte* scratch = share.scratch;
-    const int64_t tasks = share.chunk.count(Rows::seqs) * decl_.heads;
-    const AttentionFn fn = select_(share.chunk.count(Rows::tokens));
-    const auto one = [&](int64_t task) {
-      const int64_t seq = share.chunk.attention_order[static_cast<size_t>(task / decl_.heads)];
-      const int64_t len = share.chunk.cu_seqlens[static_cast<size_t>(seq) + 1] -
-                          share.chunk.cu_seqlens[static_cast<size_t>(seq)];
-      fn(args, seq, task % decl_.heads, 0, len, scratch);
+    const Chunk& chunk = share.chunk;
+    const auto seqs = static_cast<size_t>(chunk.count(Rows::seqs));
+    const AttentionTasks tasks({chunk.cu_seqlens.data(), seqs + 1}, {chunk.attention_order.data(), seqs},
+                               decl_.heads, share.parts);
+    const AttentionFn fn = select_(chunk.count(Rows::tokens));
+    const auto one = [&](int64_t index) {
+      const AttentionTask task = tasks.at(index);
+      fn(args, task.seq, task.head, task.queries.begin, task.queries.end, share.scratch);
     };
     if (share.parts == 1) {
-      for (int64_t task = 0; task < tasks; ++task) one(task);
+      for (int64_t index = 0; index < tasks.count(); ++index) one(index);
       return;
     }
     // Longest sequences first and each thread takes what is next: one long text does not idle the others.
-    for (int64_t task;
-         (task = share.chunk.next_task[index_].fetch_add(1, std::memory_order_relaxed)) < tasks;)
-      one(task);
+    std::atomic<int64_t>& next = share.chunk.next_task[index_];
+    for (int64_t index; (index = next.fetch_add(1, std::memory_order_relaxed)) < tasks.count();) one(index);
   }
 
  private:

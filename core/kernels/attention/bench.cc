@@ -1,7 +1,10 @@
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -58,17 +61,25 @@ double peak_of(const KernelInfo& kernel) {
   return 0;
 }
 
+struct Free {
+  void operator()(float* p) const { std::free(p); }
+};
+
 class Workload {
  public:
   explicit Workload(const Shape& shape) : shape_(shape), hidden_(shape.heads * shape.head_dim) {
     const auto rows = static_cast<size_t>(shape.seqs * shape.len), hidden = static_cast<size_t>(hidden_);
-    qkv_.resize(rows * 3 * hidden);
+    // In large pages, as the arena's values.
+    constexpr size_t kPage = size_t{2} << 20;
+    const size_t floats = rows * 3 * hidden, bytes = (floats * 4 + kPage - 1) / kPage * kPage;
+    qkv_.reset(static_cast<float*>(std::aligned_alloc(kPage, bytes)));
+    madvise(qkv_.get(), bytes, MADV_HUGEPAGE);
     Rng rng;
-    rng.fill_normal(qkv_);
+    rng.fill_normal({qkv_.get(), floats});
     out_.resize(rows * hidden);
     for (int64_t s = 0; s <= shape.seqs; ++s) offsets_.push_back(static_cast<int32_t>(s * shape.len));
     scratch_.resize(static_cast<size_t>(attention_scratch_bytes(shape.len, shape.head_dim)) / 4 + 16);
-    args_.qkv = qkv_.data();
+    args_.qkv = qkv_.get();
     args_.qkv_stride = 3 * hidden_;
     args_.cu_seqlens = offsets_.data();
     args_.heads = static_cast<int32_t>(shape.heads);
@@ -93,7 +104,7 @@ class Workload {
     const std::string_view arithmetic = kernel.arithmetic;
     AttentionRow row;
     const int64_t first = (shape_.seqs - 1) * shape_.len;
-    row.qkv = qkv_.data() + first * args_.qkv_stride;
+    row.qkv = qkv_.get() + first * args_.qkv_stride;
     row.stride = args_.qkv_stride;
     row.hidden = hidden_;
     row.len = shape_.len;
@@ -116,7 +127,8 @@ class Workload {
  private:
   Shape shape_;
   int64_t hidden_;
-  std::vector<float> qkv_, out_, scratch_;
+  std::unique_ptr<float, Free> qkv_;
+  std::vector<float> out_, scratch_;
   std::vector<int32_t> offsets_;
   AttentionArgs args_;
 };
