@@ -142,7 +142,7 @@ class _Lowering:
             vectors = {"coarse": "1"} if coarse else {}
             if scale:
                 colsum = self.weight(scale, "padded", stored=f"{weight}.colsum", part=part, parts=parts)
-                vectors = {"scale": self.weight(scale, "padded", part=part, parts=parts), "colsum": colsum}
+                vectors |= {"scale": self.weight(scale, "padded", part=part, parts=parts), "colsum": colsum}
             if bias:
                 vectors["bias"] = self.weight(bias, "padded", part=part, parts=parts)
             if parts > 1:
