@@ -88,6 +88,8 @@ ENCAST_TEST(meaning) {
   refused("heads=2", "heads=3", "3 x heads");
   refused("x=v4 other=v0 gamma", "x=v4 other=v2 gamma", "unlike shapes");
   refused("gamma=w3 beta=w4 eps=1e-5", "gamma=w3 beta=w4 eps=-1", "negative eps");
+  refused("act=gelu arithmetic=f32", "act=gelu arithmetic=f32 column=16", "begin a panel");
+  refused("act=gelu arithmetic=f32", "act=gelu arithmetic=f32 column=64", "other than the next");
   refused("column=16", "column=24", "other than the next");
   refused("column=16", "column=32", "other than the next");
   refused("column=16", "column=0", "other than the next");

@@ -57,11 +57,11 @@ def account_of(events: _Int64, wall: int, threads: int, steps: int) -> Account:
     until = np.where(last, ends[chunks], np.r_[events[1:, _BEGIN], 0])
     np.add.at(waiting, events[:, _STEP], until - events[:, _END])
     np.add.at(waiting, events[first, _STEP], events[first, _BEGIN] - starts[chunks[first]])
-    spent = float(busy.sum() + waiting.sum())
+    absent = threads - np.bincount(chunks[first], minlength=count)
     return Account(
         busy / threads,
         waiting / threads,
-        (threads * span - spent) / threads,
+        float(np.sum((absent * (ends - starts))[ran])) / threads,
         wall - span,
         float(wall),
         len(events),

@@ -104,7 +104,7 @@ def to_html(profile: Profile) -> str:
     title = _text(f"{profile.artifact}: {profile.output}")
     head = [
         f"<h1>{title}</h1>",
-        f"<p>{_text(profile.workload.what)}, {profile.threads} threads, "
+        f"<p>{_text(profile.workload.what)}, {profile.threads} thread{'s' if profile.threads > 1 else ''}, "
         f"{_text(profile.ceilings.fingerprint.processor)}; forward {forward.median * scale:.4g} {unit} "
         f"[{forward.low * scale:.4g}, {forward.high * scale:.4g}], {profile.tokens_per_second:,.0f} tokens/s, "
         f"{profile.fraction:.1%} of the limit ({_text(profile.limit.holds)})</p>",

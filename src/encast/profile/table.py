@@ -35,7 +35,8 @@ def table_lines(profile: Profile) -> Iterator[str]:
     forward, limit = profile.measured.forward, profile.limit
     for warning in profile.warnings:
         yield f"WARNING: {warning}"
-    yield f"{profile.artifact}: {profile.output} of {profile.workload.what}, {profile.threads} threads"
+    threads = f"{profile.threads} thread{'s' if profile.threads > 1 else ''}"
+    yield f"{profile.artifact}: {profile.output} of {profile.workload.what}, {threads}"
     if profile.ceilings_note is not None:
         yield profile.ceilings_note
     yield ""

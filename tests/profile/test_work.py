@@ -1,0 +1,138 @@
+"""Operations and bytes of every kind of step against sums by hand, and what they are divided by."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from profiles import CEILINGS, PLAN
+
+from encast.batch import Batch
+from encast.ir.ops import ACTIVATIONS, COARSE_ACTIVATIONS
+from encast.profile.bounds import Bound, Homes, bound_of, memory_seconds, peak_of
+from encast.profile.plan_text import parse_plan
+from encast.profile.work import ELEMENT_OPERATIONS, Chunk, Work, chunks_of, work_of
+
+parsed = parse_plan(PLAN)
+CHUNK = Chunk(tokens=10, seqs=2, selected=3, squares=4**2 + 6**2, words=7)
+
+
+def _work(index: int) -> Work:
+    return work_of(parsed, parsed.steps[index], CHUNK)
+
+
+def test_embed() -> None:
+    work = _work(0)
+    assert work.products == 0
+    # One addition of two tables and a layer norm, then narrowing.
+    assert work.elements == 10 * 24 * (1 + 7) + 10 * 24 * 4
+    assert work.table_bytes == 10 * 24 * 4 * 2
+    assert work.value_bytes == {"arena": 10 * 24 * 4, "block": 10 * (24 + 8)}
+    assert work.weight_bytes == 0
+
+
+def test_int8_product() -> None:
+    work = _work(1)
+    assert work.products == 2 * 10 * 72 * 24
+    assert work.elements == 10 * 72 * ELEMENT_OPERATIONS["gelu"]
+    # Two panels of 64 outputs; scale, column sums and bias are padded to 128.
+    assert work.weight_bytes == 128 * 24 + 3 * 128 * 4
+    assert work.value_bytes == {"block": 10 * (24 + 8), "arena": 10 * 72 * 4}
+
+
+def test_attention_counts_real_lengths() -> None:
+    work = _work(2)
+    # Scores and context: a multiplication and an addition each, for every pair of a sequence and every column.
+    assert work.products == 2 * 2 * (16 + 36) * 24
+    assert work.elements == (16 + 36) * 2 * ELEMENT_OPERATIONS["softmax"]
+    assert work.value_bytes == {"arena": 10 * 72 * 4 + 10 * 24 * 4}
+
+
+def test_rows() -> None:
+    narrow, norm, add = _work(3), _work(4), _work(5)
+    assert (narrow.elements, narrow.value_bytes) == (10 * 24 * 4, {"arena": 960, "block": 480})
+    assert (norm.elements, norm.value_bytes) == (10 * 24 * 8, {"arena": 3 * 960})
+    assert (add.elements, add.value_bytes) == (10 * 24, {"arena": 3 * 960})
+
+
+def test_sequences() -> None:
+    pool, normalize, first, select = _work(6), _work(8), _work(9), _work(10)
+    assert (pool.elements, pool.value_bytes) == (240, {"arena": 960 + 2 * 24 * 4})
+    assert _work(7) == pool
+    assert (normalize.elements, normalize.value_bytes) == (2 * 48 * 3, {"arena": 2 * 48 * 4, "caller": 2 * 48 * 4})
+    assert (first.elements, first.value_bytes) == (0, {"arena": 2 * 24 * 4, "caller": 2 * 24 * 4})
+    assert select.value_bytes == {"arena": 2 * 3 * 24 * 4}
+
+
+def test_panels_pad_inner_sizes() -> None:
+    assert parsed.weights["w8"].nbytes == 128 * 26 * 2
+
+
+def test_every_activation_has_a_cost() -> None:
+    for name in (*ACTIVATIONS, *COARSE_ACTIVATIONS.values()):
+        assert ELEMENT_OPERATIONS[name.removesuffix("_coarse")] > 0
+
+
+def test_needed_steps() -> None:
+    kinds = [step.kind for step in parsed.needed("embedding")]
+    assert kinds == ["embed", "linear", "attention", "norm", "pool", "pool", "normalize"]
+    assert [step.kind for step in parsed.needed("last_hidden_state")] == kinds[:4]
+
+
+def test_chunks_are_whole_sequences() -> None:
+    lengths = [40, 24, 1, 64, 10]
+    cu_seqlens = np.r_[0, np.cumsum(lengths)].astype(np.int32)
+    batch = Batch(np.arange(139, dtype=np.int32) % 5, cu_seqlens)
+    chunks = chunks_of(batch, 64, cu_seqlens[:-1])
+    assert [(chunk.tokens, chunk.seqs, chunk.selected) for chunk in chunks] == [
+        (64, 2, 2),
+        (1, 1, 1),
+        (64, 1, 1),
+        (10, 1, 1),
+    ]
+    assert chunks[0].squares == 40**2 + 24**2
+    assert [chunk.words for chunk in chunks] == [5, 1, 5, 5]
+    assert chunks_of(batch, 64)[0].selected == 0
+
+
+def test_added_work() -> None:
+    total = _work(1) + _work(3)
+    assert total.products == _work(1).products
+    assert total.value_bytes == {"block": 320 + 480, "arena": 2880 + 960}
+    assert total.bytes == total.weight_bytes + 4640
+
+
+HOMES = Homes(weights=1 << 22, tables=1 << 30, block=1 << 14, arena=1 << 21)
+
+
+def test_bytes_come_from_where_they_live() -> None:
+    work = Work(weight_bytes=150, table_bytes=20, value_bytes={"block": 80, "arena": 40, "caller": 4})
+    seconds = memory_seconds(work, HOMES, CEILINGS, 2)
+    # 4 MiB of weights fit L3, 16 KiB a thread fit L1, 2 MiB fit the two L2.
+    assert seconds == pytest.approx({"L3": 1e-9, "memory": 1e-9, "L1": 0.1e-9, "L2": 0.11e-9})
+
+
+def test_a_bound_is_its_largest_resource() -> None:
+    work = Work(products=1000, elements=100, weight_bytes=150)
+    bound = bound_of(work, "int8", "avx512vnni", HOMES, CEILINGS, 2)
+    assert bound.arithmetic == pytest.approx(1000 / 1000e9 + 100 / 100e9)
+    assert (bound.seconds, bound.holds) == (pytest.approx(2e-9), "arithmetic")
+    bound = bound_of(dataclasses.replace(work, weight_bytes=600), "int8", "avx512vnni", HOMES, CEILINGS, 2)
+    assert (bound.seconds, bound.holds) == (pytest.approx(4e-9), "L3")
+    assert Bound(0.0, {}).seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "isa", "peak"),
+    [
+        ("int8", "avx512vnni", 1000e9),
+        ("int8", "amx", 1000e9),  # nothing faster was measured
+        ("int8", "avx512", 200e9),  # a kernel cannot use what is above its level
+        ("bf16", "avx512", 100e9),
+        ("f32", "avx512bf16", 100e9),
+        ("f32", "scalar", 100e9),  # not measured: the fastest there is
+    ],
+)
+def test_the_peak_is_that_of_the_kernels_level(dtype: str, isa: str, peak: float) -> None:
+    assert peak_of(CEILINGS, dtype, isa, 2) == peak
