@@ -65,6 +65,7 @@ ENCAST_TEST(grammar) {
   refused("eps=1e-5", "eps=1e-5z", "finite");
   refused("eps=1e-5", "epsilon=1e-5", "no key of norm");
   refused("x=v5 out=v8", "x=v99 out=v8", "operand is '99'");
+  refused(" arithmetic=f32 out=v3", " out=v3", "lacks arithmetic=");
   refused("mode=max", "mode=min", "mode is 'min'");
   refused("output embedding v7", "output last_hidden_state v7", "declared twice");
   refused("output logits v9\n", "output logits v9", "newline");
@@ -86,6 +87,7 @@ ENCAST_TEST(meaning) {
   refused("x=v1 w=w5", "x=v0 w=w5", "wrong dtype");
   refused("scale=w6 colsum=w7", "scale=w10 colsum=w7", "wrong size");
   refused("heads=2", "heads=3", "3 x heads");
+  refused("factor=0.35", "factor=0", "not positive");
   refused("x=v4 other=v0 gamma", "x=v4 other=v2 gamma", "unlike shapes");
   refused("gamma=w3 beta=w4 eps=1e-5", "gamma=w3 beta=w4 eps=-1", "negative eps");
   refused("act=gelu arithmetic=f32", "act=gelu arithmetic=f32 column=16", "begin a panel");
@@ -116,7 +118,7 @@ ENCAST_TEST(memory_of_a_block) {
   refused("@+0\nvalue v5", "@+32\nvalue v5", "64-byte aligned");
   refused("@+0\nvalue v5", "@+-\nvalue v5", "offset is");
   refused("block_rows=16", "block_rows=24", "no multiple of 16");
-  refused("stream_rows=8", "stream_rows=17", "stream_rows is");
+  refused("stream_rows=8", "stream_rows=0", "stream_rows is");
   refused("value v3 f32 tokens 16 @20480", "value v3 f32 tokens 16 @+0", "v3 lies in the memory of a block");
   refused("value v9 f32 selected 16 @-", "value v9 f32 selected 16 @+0", "output logits lies");
   // v8 and v9 are made by one stage, in which both are alive.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from encast.backends.reference import EVALUATORS, Context, Quantized, Reference
 from encast.batch import Batch
 from encast.errors import GraphError, InputError
 from encast.ir import OPS, Graph, Node
+from encast.ir.ops import ATTENTION_KEY_BLOCK
 from encast.ir.relative import relative_buckets
 from encast.ir.types import ValueType
 
@@ -156,6 +158,46 @@ def test_attention_with_a_bias_by_distance_is_the_plain_chain() -> None:
     bias = table[relative_buckets(distances, 32, 128)].T
     got = evaluate("attention", np.hstack([q, k, v]), bias, heads=2, scale=0.25, products="f32")
     np.testing.assert_allclose(got, wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("products", "worst"), [("bf16", 2.0**-7), ("int8", 3 / 127)])
+def test_narrow_attention_stays_near_the_wide_one(products: str, worst: float) -> None:
+    qkv = values(TOKENS, 3 * 48, seed=4)
+    wide = evaluate("attention", qkv, None, heads=2, scale=0.2, products="f32")
+    got = evaluate("attention", qkv, None, heads=2, scale=0.2, products=products)
+    assert 1e-6 < np.abs(got - wide).max() < worst * np.abs(qkv).max()
+
+
+def test_int8_attention_sees_neither_shifted_keys_nor_the_scales_of_columns() -> None:
+    """Codes are of a column of keys, centred: what softmax and the product cancel costs no level."""
+    q, k, v = (values(TOKENS, 8, seed=seed) for seed in range(3))
+    attend = partial(evaluate, "attention", heads=2, scale=0.25, products="int8")
+    plain = attend(np.hstack([q, k, v]), None)
+    stretch = 2.0 ** np.arange(8)
+    np.testing.assert_array_equal(attend(np.hstack([q / stretch, k * stretch, v]), None), plain)
+    # Shifts that f32 holds exactly beside the values.
+    k = np.rint(k * 64) / 64
+    plain = attend(np.hstack([q, k, v]), None)
+    np.testing.assert_array_equal(attend(np.hstack([q, k + 1024.0, v]), None), plain)
+
+
+def test_int8_attention_of_equal_keys_is_the_mean_to_half_a_step() -> None:
+    v = values(TOKENS, 6, seed=6)
+    got = evaluate("attention", np.hstack([np.ones((TOKENS, 12)), v]), None, heads=2, scale=1.0, products="int8")
+    for rows, _, _ in CONTEXT.sequences():
+        mean = v[rows].mean(axis=0)
+        step = np.abs(v[rows] - mean).max(axis=0) / 127
+        assert (np.abs(got[rows] - mean) <= step / 2 + 1e-6).all()
+
+
+def test_int8_attention_in_blocks_of_keys() -> None:
+    """Beyond a block the powers have codes against a largest score that still grows; little changes."""
+    many = ATTENTION_KEY_BLOCK + 400
+    qkv = values(many, 3 * 4, seed=5)
+    context = Context(np.array([0, many], np.int32))
+    attend = partial(EVALUATORS["attention"], context, qkv, None, heads=1, scale=0.5)
+    wide = attend(products="f32")
+    assert 1e-6 < np.abs(attend(products="int8") - wide).max() < 0.02
 
 
 def test_add_layer_norm_and_its_narrow_forms() -> None:

@@ -36,6 +36,17 @@ def test_every_product_of_the_layers_is_narrow(dtype: str, copy: str) -> None:
     assert counts[copy] == 4
 
 
+def test_attention_computes_in_the_dtype_of_the_spec_or_of_the_first_pattern() -> None:
+    def products(spec: QuantSpec) -> list[str]:
+        return [node.attrs["products"] for node in narrow(encoder(layers=2), spec).nodes if node.op == "attention"]
+
+    assert products(QuantSpec("f32")) == ["f32", "f32"]
+    assert products(QuantSpec("bf16")) == ["bf16", "bf16"]
+    assert products(QuantSpec()) == ["int8", "int8"]
+    assert products(QuantSpec(keep=(("*.0.attention.context", "bf16"), ("*.attention.*", "f32")))) == ["bf16", "f32"]
+    assert products(QuantSpec(rows=("selected",))) == ["f32", "f32"]
+
+
 def test_f32_has_no_narrow_op() -> None:
     assert not {op for op in ops(narrow(encoder(), QuantSpec("f32"))) if "narrow" in op or "int8" in op}
 

@@ -80,11 +80,12 @@ def multiplying_loops(text: str) -> list[tuple[str, int, list[str]]]:
     return found
 
 
-def optimised_object(level: str) -> Path:
+def optimised_object(source: str) -> Path:
+    """The object of a source below core/, of a build whose loops say something."""
     folder = object_folder()
     if folder is None:
         pytest.skip("no build of encast_core below build/; set ENCAST_BUILD_DIR to the folder of one")
-    path = folder / "kernels/gemm" / f"x86_{level}.cc.o"
+    path = folder / f"{source}.o"
     assert path.is_file(), f"{path} is missing: was the source renamed?"
     cache = (folder.parents[2] / "CMakeCache.txt").read_text(encoding="utf-8")
     if "CMAKE_BUILD_TYPE:STRING=Release" not in cache and "CMAKE_BUILD_TYPE:STRING=RelWithDebInfo" not in cache:
@@ -96,16 +97,17 @@ def optimised_object(level: str) -> Path:
     return path
 
 
+def disassemble(objdump: str, path: Path) -> str:
+    command = [objdump, "-d", "--no-show-raw-insn", str(path)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_sums_stay_in_registers(level: str) -> None:
     objdump = find_objdump()
     if objdump is None:
         pytest.skip("neither llvm-objdump nor objdump is installed")
-    path = optimised_object(level)
-    listing = subprocess.run(
-        [objdump, "-d", "--no-show-raw-insn", str(path)], check=True, capture_output=True, text=True
-    ).stdout
-    loops = multiplying_loops(listing)
+    loops = multiplying_loops(disassemble(objdump, optimised_object(f"kernels/gemm/x86_{level}.cc")))
     for dot, expected in LEVELS[level].items():
         counts = {multiplies for function, multiplies, _ in loops if dot in function}
         assert expected in counts, f"the main loop of {dot} was not found among loops of {sorted(counts)}"

@@ -22,7 +22,15 @@ from typing import Any
 from encast.errors import GraphError
 from encast.ir.types import ValueType
 
-__all__ = ["ACTIVATIONS", "ATTENTION_KEY_BLOCK", "ATTENTION_PRODUCTS", "COARSE_ACTIVATIONS", "OPS", "POOLING_MODES", "Op"]
+__all__ = [
+    "ACTIVATIONS",
+    "ATTENTION_KEY_BLOCK",
+    "ATTENTION_PRODUCTS",
+    "COARSE_ACTIVATIONS",
+    "OPS",
+    "POOLING_MODES",
+    "Op",
+]
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 """Names of elementwise activations: ``gelu`` is the erf form, ``gelu_tanh`` the tanh form."""
