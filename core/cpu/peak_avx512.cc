@@ -7,10 +7,11 @@ alignas(64) constexpr float kOnes[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 
 
 #define FMA(i) "vfmadd231ps %%zmm30,%%zmm31,%%zmm" #i "\n"
 // Without VNNI, as in peak_avx2.cc.
-#define MADD(i)                              \
-  "vpmaddwd %%zmm31,%%zmm30,%%zmm28\n"       \
-  "vpaddd %%zmm28,%%zmm" #i ",%%zmm" #i "\n" \
-  "vpmaddwd %%zmm31,%%zmm30,%%zmm29\n"       \
+#define MADD(i)                         \
+  "vpmaddwd %%zmm31,%%zmm30,%%zmm28\n"  \
+  "vpaddd %%zmm28,%%zmm" #i ",%%zmm" #i \
+  "\n"                                  \
+  "vpmaddwd %%zmm31,%%zmm30,%%zmm29\n"  \
   "vpaddd %%zmm29,%%zmm" #i ",%%zmm" #i "\n"
 
 }  // namespace

@@ -40,8 +40,8 @@ struct GemmArgs {
   uint16_t* c_bf16 = nullptr;
   Activation activation = Activation::none;
   bool exact = false;  // activations by libm in double instead of polynomials
-  bool coarse = false;  // activations in their coarse form (simd/activation.h), where they have one and `exact`
-                        //   is false
+  // Activations in their coarse form (simd/activation.h), where they have one and `exact` is false.
+  bool coarse = false;
   // What the calling thread reads first in its next product: prefetched while the last panel is multiplied. A
   // hint without effect on results; null when nothing follows.
   const void* next_w = nullptr;
