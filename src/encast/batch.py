@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,6 @@ def _lengths(sequences: Sequence[Sequence[int]], name: str) -> list[int]:
 
 def _flat(sequences: Sequence[Sequence[int]], name: str) -> Int32:
     try:
-        return int32_vector(name, [item for sequence in sequences for item in sequence])
+        return int32_vector(name, list(chain.from_iterable(sequences)))
     except InputError:
         raise InputError(f"{name} holds something other than integers that fit int32") from None

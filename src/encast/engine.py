@@ -65,6 +65,7 @@ class Engine:
         self.meta = meta
         self.dim = int(meta["hidden"]) if dim is None else dim
         self._open: Session | None = Session(runnable, meta, tokenizer, batch_tokens, prompts or {}, default_prompt)
+        self._outputs = {"last_hidden_state": ValueType("f32", ("tokens", int(meta["hidden"])))}
         self._closing = threading.Lock()
 
     @property
@@ -117,8 +118,7 @@ class Engine:
         return self.session.runnable.run("last_hidden_state", batch)
 
     def _check(self, batch: Batch) -> None:
-        state = ValueType("f32", ("tokens", int(self.meta["hidden"])))
-        check_request(self.meta, {"last_hidden_state": state}, "last_hidden_state", batch)
+        check_request(self.meta, self._outputs, "last_hidden_state", batch)
 
     # Texts
 

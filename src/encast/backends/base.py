@@ -73,17 +73,18 @@ def _check_layout(batch: Batch) -> None:
             f"cu_seqlens must rise from 0 to the number of tokens ({batch.tokens}); it is "
             f"{cu_seqlens[:3].tolist()} ... {cu_seqlens[-1:].tolist()}"
         )
-    falls = np.flatnonzero(cu_seqlens[1:] <= cu_seqlens[:-1])
-    if falls.size:
-        raise InputError(f"cu_seqlens does not rise at sequence {falls[0]}; every sequence needs at least one token")
+    rises = cu_seqlens[1:] > cu_seqlens[:-1]
+    if not rises.all():
+        index = int(rises.argmin())
+        raise InputError(f"cu_seqlens does not rise at sequence {index}; every sequence needs at least one token")
 
 
 def _check_range(name: str, ids: Int32, size: int, batch: Batch) -> None:
     if ids.dtype != np.int32:
         raise InputError(f"{name} is {ids.dtype}; int32 is needed")
-    wrong = np.flatnonzero((ids < 0) | (ids >= size))
-    if wrong.size:
-        token = int(wrong[0])
+    unsigned = ids.view(np.uint32)  # negative ids are large ones
+    if unsigned.size and unsigned.max() >= size:
+        token = int((unsigned >= size).argmax())
         sequence = int(np.searchsorted(batch.cu_seqlens, token, side="right")) - 1
         place = f"token {token - int(batch.cu_seqlens[sequence])} of sequence {sequence}"
         raise InputError(f"{name}[{token}] ({place}) is {ids[token]}; the model takes 0 to {size - 1}")

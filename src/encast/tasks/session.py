@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +19,7 @@ __all__ = ["F32", "Piece", "Session", "need_finite", "pack"]
 
 F32 = np.ndarray[Any, np.dtype[np.float32]]
 
-_GROUP_ROWS = 1024
+_GROUP_ROWS = 4096
 _GROUP_CHARACTERS = 1 << 20
 
 
@@ -28,7 +28,7 @@ class Piece:
     """Neighbouring rows that run together; ``first`` is the index of the first in the caller's list."""
 
     first: int
-    encodings: list[Encoding]
+    encodings: Sequence[Encoding]
     batch: Batch
 
 
@@ -36,7 +36,7 @@ class Piece:
 class Session:
     """``meta`` is the graph's (see ARCHITECTURE.md); ``batch_tokens`` bounds the tokens of one run.
 
-    Memory of a call is bounded by ``batch_tokens`` and by a group of 1,024 rows or 2^20 characters that
+    Memory of a call is bounded by ``batch_tokens`` and by a group of 4,096 rows or 2^20 characters that
     are tokenised together, besides the answers themselves. Bits of an answer do not depend on either.
     """
 
@@ -87,8 +87,7 @@ class Session:
     ) -> Iterator[Piece]:
         """Cuts encodings into pieces; one that weighs more than ``batch_tokens`` runs alone."""
         begin = total = 0
-        for index, encoding in enumerate(encodings):
-            heavy = weight(encoding)
+        for index, heavy in enumerate(map(weight, encodings)):
             if index > begin and total + heavy > self.batch_tokens:
                 yield self._piece(encodings[begin:index], first + begin)
                 begin, total = index, 0
@@ -98,16 +97,16 @@ class Session:
 
     def _piece(self, encodings: Sequence[Encoding], first: int) -> Piece:
         batch = pack(encodings, type_ids=self.meta["type_vocab"] > 1)
-        over = batch.token_ids >= self.meta["vocab"]
-        if over.any():
-            at = int(np.argmax(over))
+        ids = batch.token_ids.view(np.uint32)
+        if ids.max() >= self.meta["vocab"]:
+            at = int(np.argmax(ids >= self.meta["vocab"]))
             row = first + int(np.searchsorted(batch.cu_seqlens, at, "right")) - 1
             raise InputError(
-                f"texts[{row}] has the token {self.tokenizer.token(int(batch.token_ids[at]))!r} with id "
-                f"{batch.token_ids[at]}, the model embeds ids 0 to {self.meta['vocab'] - 1}; the checkpoint's "
-                "tokenizer and weights do not belong together, or its embedding was not resized after adding tokens"
+                f"texts[{row}] has the token {self.tokenizer.token(int(ids[at]))!r} with id {ids[at]}, the model "
+                f"embeds ids 0 to {self.meta['vocab'] - 1}; the checkpoint's tokenizer and weights do not belong "
+                "together, or its embedding was not resized after adding tokens"
             )
-        return Piece(first, list(encodings), batch)
+        return Piece(first, encodings, batch)
 
 
 Array = TypeVar("Array", bound=np.ndarray[Any, Any])
@@ -123,18 +122,17 @@ def need_finite(values: Array) -> Array:
 def pack(encodings: Sequence[Encoding], *, type_ids: bool) -> Batch:
     """A packed batch of encodings, with token types if asked for.
 
-    Tokenizers may name ids up to 2^32 - 1; those past int32 become its largest number, which no model embeds.
+    Tokenizers may name ids up to 2^32 - 1; those past int32 become negative.
     """
-    cu_seqlens = np.zeros(len(encodings) + 1, np.int32)
-    np.cumsum([len(encoding) for encoding in encodings], out=cu_seqlens[1:])
+    lengths = map(len, encodings)
+    cu_seqlens = np.fromiter(accumulate(lengths, initial=0), np.int32, len(encodings) + 1)
     tokens = int(cu_seqlens[-1])
     ids = _flat((encoding.ids for encoding in encodings), tokens)
     return Batch(ids, cu_seqlens, _flat((encoding.type_ids for encoding in encodings), tokens) if type_ids else None)
 
 
 def _flat(rows: Iterable[Sequence[int]], tokens: int) -> Int32:
-    wide = np.fromiter(chain.from_iterable(rows), np.int64, tokens)
-    return np.minimum(wide, np.iinfo(np.int32).max).astype(np.int32)
+    return np.fromiter(chain.from_iterable(rows), np.uint32, tokens).view(np.int32)
 
 
 def _groups(rows: Sequence[Text]) -> Iterator[tuple[int, Sequence[Text]]]:

@@ -32,7 +32,12 @@ def check_text(text: object, where: str) -> str:
 
 def check_texts(texts: object, name: str = "texts") -> list[str]:
     """A list of checked texts; raises ``InputError`` naming the index of a bad one."""
-    return [check_text(text, f"{name}[{index}]") for index, text in enumerate(_rows(texts, name))]
+    rows = list(_rows(texts, name))
+    for index, text in enumerate(rows):
+        # What most texts are needs neither a message's place nor a look for surrogates.
+        if type(text) is not str or not text.isascii():
+            rows[index] = check_text(text, f"{name}[{index}]")
+    return rows
 
 
 def check_texts_or_pairs(rows: object, name: str = "texts") -> list[Text]:
@@ -49,6 +54,8 @@ def _text_or_pair(row: object, where: str) -> Text:
 
 
 def _rows(rows: object, name: str) -> Iterable[Any]:
+    if isinstance(rows, (list, tuple)):
+        return rows
     if isinstance(rows, (str, bytes, bytearray)):
         raise InputError(f"{name} is a single {type(rows).__name__}; pass a list, [text] for one text")
     if isinstance(rows, (Mapping, Set)) or not isinstance(rows, Iterable):

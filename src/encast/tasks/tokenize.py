@@ -100,18 +100,24 @@ class Tokenizer:
         """
         if on_long not in ("truncate", "error"):
             raise InputError(f"on_long is {on_long!r}; 'truncate' and 'error' are known")
-        which = f"texts[{first}]" if len(rows) == 1 else f"one of texts[{first}] to texts[{first + len(rows) - 1}]"
-        with _answering(which):
+        try:
             batch = [row if isinstance(row, str) else self._shortened(row) for row in rows]
             encodings = self._cutting.encode_batch(batch) if offsets else self._cutting.encode_batch_fast(batch)
-        for index, encoding in enumerate(encodings, first):
-            if len(encoding) == 0:
-                raise InputError(f"texts[{index}] has no tokens, and this tokenizer adds no special ones; leave it out")
-            if on_long == "error" and encoding.overflowing:
-                raise InputError(
-                    f"texts[{index}] is longer than {self.max_length} tokens; shorten it, or let it be cut with "
-                    "on_long='truncate'"
-                )
+        except BaseException:
+            last = first + len(rows) - 1
+            with _answering(f"texts[{first}]" if first == last else f"one of texts[{first}] to texts[{last}]"):
+                raise
+        lengths = list(map(len, encodings))
+        if 0 in lengths:
+            index = first + lengths.index(0)
+            raise InputError(f"texts[{index}] has no tokens, and this tokenizer adds no special ones; leave it out")
+        if on_long == "error":
+            for index, encoding in enumerate(encodings, first):
+                if encoding.overflowing:
+                    raise InputError(
+                        f"texts[{index}] is longer than {self.max_length} tokens; shorten it, or let it be cut with "
+                        "on_long='truncate'"
+                    )
         return encodings
 
     def windows(self, question: str, context: str, stride: int | None = None) -> list[Encoding]:
