@@ -93,7 +93,7 @@ Executor::Executor(Plan plan, std::shared_ptr<const Weights> weights, TeamOption
   for (const OutputDecl& output : plan_.outputs) stages_.push_back(needed_stages(output.value));
 
   const int64_t scratch = scratch_bytes(plan_);
-  const int64_t block = plan_.block * (plan_.block_rows / ValueDecl::kBlockUnit);
+  const int64_t block = plan_.block * (plan_.block_capacity() / ValueDecl::kBlockUnit);
   const int64_t arena = round_up(plan_.arena, 64);
   arena_bytes_ = arena + (block + scratch) * team_.size() + 64;
   arena_ = {map_arena(static_cast<size_t>(arena_bytes_)), Unmap{static_cast<size_t>(arena_bytes_)}};
@@ -106,7 +106,7 @@ Executor::Executor(Plan plan, std::shared_ptr<const Weights> weights, TeamOption
     if (value.offset == ValueDecl::kCallerMemory) {
       common_.push_back({.stride = value.cols});
     } else if (value.in_block) {
-      common_.push_back(place_in_block(value, block_memory_, plan_.block_rows * team_.size(), 0));
+      common_.push_back(place_in_block(value, block_memory_, plan_.block_capacity() * team_.size(), 0));
     } else {
       common_.push_back(place_of(value, arena_.get() + value.offset, capacity, 0));
     }
@@ -275,13 +275,13 @@ void Executor::run_stage(const Stage& stage, int thread, std::vector<TraceEvent>
     return;
   }
   Places& places = own_[static_cast<size_t>(thread)];
-  std::byte* memory = block_memory_ + plan_.block * (plan_.block_rows / ValueDecl::kBlockUnit) * thread;
+  std::byte* memory = block_memory_ + plan_.block * (plan_.block_capacity() / ValueDecl::kBlockUnit) * thread;
   const Blocks blocks(rows, plan_.block_rows, threads);
   std::atomic<int64_t>& next = chunk_.next_task[stage.steps.front()];
   for (int64_t block; (block = next.fetch_add(1, std::memory_order_relaxed)) < blocks.count;) {
     const Range range = blocks.at(block);
     for (const uint32_t id : stage.block_values) {
-      places[id] = place_in_block(plan_.values[id], memory, plan_.block_rows, range.begin);
+      places[id] = place_in_block(plan_.values[id], memory, plan_.block_capacity(), range.begin);
     }
     const Share share = {chunk_, places.data(), scratch, range};
     for (const uint32_t step : stage.steps) run_step(step, share, thread, events);

@@ -103,6 +103,12 @@ struct Plan {
   int64_t block_rows = 0;   // most rows that a thread takes through a stage at a time
   int64_t stream_rows = 0;  // with fewer rows a thread, threads share a product's weights instead of its rows
   int64_t block = 0;        // bytes of a block's memory for every kBlockUnit rows
+
+  // Rows that a thread's block memory holds: its own block's, or its part of those that all threads share.
+  int64_t block_capacity() const {
+    return round_up(block_rows > stream_rows ? block_rows : stream_rows, ValueDecl::kBlockUnit);
+  }
+
   bool exact = false;
   std::vector<WeightDecl> weights;
   std::vector<ValueDecl> values;

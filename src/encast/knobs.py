@@ -120,7 +120,8 @@ _STREAM_ROWS: Knob[int | None] = Knob(
     "ENCAST_STREAM_ROWS",
     None,
     "a whole number of rows from 1 to 65536",
-    "With fewer rows a thread than this, threads share a product's weights instead of its rows. Without it: 48.",
+    "With fewer rows a thread than this, threads share a product's weights instead of its rows. Without it: 24 "
+    "when half of the last-level cache holds the weights of all products, else 80.",
     _integer(1, 1 << 16),
 )
 _CACHE_DIR: Knob[Path | None] = Knob(

@@ -47,6 +47,7 @@ class _Lowering:
         self.graph, self.tensors, self.target = graph, tensors, target
         self.weights: dict[tuple[str, str, int, int], str] = {}
         self.weight_lines: list[str] = []
+        self.product_bytes = 0
         self.steps: list[_Step] = []
         self.values: dict[str, ValueType] = {}
         self.readers = Counter(value for node in graph.nodes for value in node.inputs) + Counter(graph.outputs.values())
@@ -72,8 +73,10 @@ class _Lowering:
                 dtype, rows, cols = type.dtype, int(type.shape[0]) // parts, int(type.shape[1])
             self.weights[key] = f"w{len(self.weights)}"
             offset = self.tensors[stored].offset
+            bytes, inner = _WEIGHT_BYTES[dtype]
+            if layout == "panels":
+                self.product_bytes += rows * cols * bytes
             if part:
-                bytes, inner = _WEIGHT_BYTES[dtype]
                 offset += part * (cols if layout == "padded" else rows * (-(-cols // inner) * inner)) * bytes
             self.weight_lines.append(f"weight {self.weights[key]} {dtype} {layout} {rows} {cols} @{offset}")
         return self.weights[key]
@@ -272,14 +275,15 @@ class _Lowering:
         chunk = max(self.target.chunk_tokens, int(meta["max_len"]))
         ids = {value: f"v{index}" for index, value in enumerate(self.values)}
         place, arena, block = self.places(chunk)
-        block_rows, stream_rows = self.target.rows_of_block(block / _BLOCK_UNIT), self.target.stream_rows
+        block_rows = self.target.rows_of_block(block / _BLOCK_UNIT)
+        stream_rows = self.target.rows_to_stream(self.product_bytes)
         if "row_blocks" in self.target.without:
             block_rows = stream_rows = -(-chunk // _BLOCK_UNIT) * _BLOCK_UNIT
         lines = ["encast-plan 1"]
         lines.append(
             f"limits vocab={meta['vocab']} types={meta['type_vocab']} max_len={meta['max_len']} "
             f"chunk_tokens={chunk} arena={arena} block_rows={block_rows} "
-            f"stream_rows={min(stream_rows, block_rows)} block={block} exact={int(meta['math'] == 'exact')}"
+            f"stream_rows={stream_rows} block={block} exact={int(meta['math'] == 'exact')}"
         )
         lines += self.weight_lines
         for value, type in self.values.items():
