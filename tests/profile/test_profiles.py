@@ -182,7 +182,8 @@ def test_ablations_leave_answers_right(
         assert found[name].difference == 0.0, f"{name}: the same sums have the same bits"
         assert found[name].ratio is not None
     assert found["padding_removal"].difference is None
-    assert ("int8_weights" in found, "bf16_weights" in found) == (dtype == "int8", dtype == "bf16")
+    wider = {"int8": {"int8_over_bf16", "int8_over_f32"}, "bf16": {"bf16_over_f32"}, "f32": set()}
+    assert {name for name in found if "_over_" in name} == wider[dtype]
     runnable.close()
     lines = list(ablation_lines(list(found.values())))
     assert lines[1].startswith("qkv_fusion")

@@ -115,7 +115,7 @@ def ablate(
         return
     source, reason = checkpoint_of(opened.card, checkpoint)
     for other_dtype in ("bf16", "f32") if dtype == "int8" else ("f32",):
-        name, what = f"{dtype}_weights", f"the same model in {other_dtype}"
+        name, what = f"{dtype}_over_{other_dtype}", f"the same model in {other_dtype}"
         if source is None:
             yield Ablated(name, what, note=reason)
             continue
