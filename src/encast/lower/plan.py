@@ -265,7 +265,7 @@ class _Lowering:
         arena_spans = [Lifetime(_nbytes(self.values[v], chunk), stages[uses[v][0]], stages[uses[v][-1]]) for v in arena]
         block_offsets, block_bytes = place_values(block_spans)
         arena_offsets, arena_bytes = place_values(arena_spans)
-        spelled = {value: "-" for value in outside}
+        spelled = dict.fromkeys(outside, "-")
         spelled |= {value: f"+{offset}" for value, offset in zip(block, block_offsets, strict=True)}
         spelled |= {value: str(offset) for value, offset in zip(arena, arena_offsets, strict=True)}
         return spelled, arena_bytes, block_bytes

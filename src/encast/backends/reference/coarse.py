@@ -54,4 +54,5 @@ def coarse(x: Float64, kind: str) -> Float64:
     magnitude = np.minimum(np.abs(x), 15 / _STEPS)
     piece = np.where(np.isnan(magnitude), 0.0, np.rint(magnitude * _STEPS)).astype(np.int64)
     c0, c1, c2 = (row[piece] for row in BUMPS[kind])
-    return np.maximum(x, 0.0) - (c0 + magnitude * (c1 + magnitude * c2))
+    out: Float64 = np.maximum(x, 0.0) - (c0 + magnitude * (c1 + magnitude * c2))
+    return out
