@@ -146,7 +146,7 @@ ENCAST_TEST(split_covers_everything_once) {
 }
 
 ENCAST_TEST(blocks_cover_everything_once_and_are_alike) {
-  for (int64_t rows = 0; rows < 300; ++rows) {
+  for (int64_t rows = 0; rows < 900; ++rows) {
     for (const int64_t most : {16, 32, 48, 96}) {
       for (int parts = 1; parts < 5; ++parts) {
         const Blocks blocks(rows, most, parts);
@@ -156,13 +156,18 @@ ENCAST_TEST(blocks_cover_everything_once_and_are_alike) {
           CHECK_EQ(range.begin, next);
           CHECK(range.end > range.begin && range.end - range.begin <= most);
           next = range.end;
+          if (index >= blocks.whole) {
+            CHECK_LE(range.end - range.begin, most / 2 + kRowGrain);  // one of two halves
+            continue;
+          }
           largest = std::max(largest, range.end - range.begin);
           if (index + 1 < blocks.count) least = std::min(least, range.end - range.begin);
         }
         CHECK_EQ(next, rows);
         // The last block alone may hold a register tile that is not whole.
-        CHECK(blocks.count < 2 || largest - least <= kRowGrain);
+        CHECK(blocks.whole < 2 || largest - least <= kRowGrain);
         CHECK(blocks.count % parts == 0 || blocks.count == (rows + kRowGrain - 1) / kRowGrain);
+        CHECK(blocks.whole == blocks.count || blocks.whole >= 3 * parts);
       }
     }
   }
