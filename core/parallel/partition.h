@@ -21,14 +21,15 @@ constexpr Range split(Range range, int64_t grain, int part, int parts) {
           std::min(range.end, range.begin + units * (part + 1) / parts * grain)};
 }
 
-// [0, rows) in blocks of at most `most` rows, a multiple of kRowGrain, that `parts` threads take one by one: as
-// many as give each thread the same number, alike to within kRowGrain. Where threads have many, their last ones
-// are cut in two, so that less is left to wait for.
+// [0, rows) in blocks of at most `most` rows, a multiple of kRowGrain, that `parts` threads take one by one:
+// as many as give each thread the same number, alike to within kRowGrain. Where threads have many, their last
+// ones are cut in two, so that less is left to wait for.
 struct Blocks {
   int64_t rows, whole, count;
 
   constexpr Blocks(int64_t all, int64_t most, int parts) : rows(all) {
-    const int64_t units = (all + kRowGrain - 1) / kRowGrain, most_units = std::max(most / kRowGrain, int64_t{1});
+    const int64_t units = (all + kRowGrain - 1) / kRowGrain,
+                  most_units = std::max(most / kRowGrain, int64_t{1});
     whole = std::min(units, round_up(round_up(units, most_units) / most_units, parts));
     const bool many = whole >= 4 * parts && units >= 4 * whole;
     count = many ? whole + parts : whole;
