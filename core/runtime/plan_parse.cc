@@ -20,7 +20,7 @@ constexpr int64_t kMaxTokens = int64_t{1} << 20;
 constexpr int64_t kMaxRows = int64_t{1} << 31;
 constexpr int64_t kMaxCols = int64_t{1} << 24;
 constexpr int64_t kMaxBytes = int64_t{1} << 46;
-constexpr int64_t kMaxBlockBytes = int64_t{1} << 36;
+constexpr int64_t kMaxBlockBytes = int64_t{1} << 30;  // kMaxBytes for kMaxTokens rows
 
 // The keys of every kind of step; a trailing ? marks an optional one. Every step may have name=.
 struct StepForm {
@@ -178,7 +178,7 @@ void parse_value(Line& line, Plan& plan) {
   value.rows = line.choice<Rows>(line.word("a row symbol"), "row symbol", kRowNames);
   value.cols = line.integer(line.word("cols"), "cols", 1, kMaxCols);
   std::string_view at = line.at();
-  value.in_block = at[0] == '+';
+  value.in_block = at.starts_with('+');
   if (value.in_block) at.remove_prefix(1);
   value.offset =
       at == "-" && !value.in_block ? ValueDecl::kCallerMemory : line.integer(at, "offset", 0, kMaxBytes);

@@ -115,11 +115,15 @@ ENCAST_TEST(meaning) {
 
 ENCAST_TEST(memory_of_a_block) {
   refused("block=1152", "block=1088", "inside of the block of 1088");
+  refused("block=1152", "block=1184", "no multiple of 64");
+  refused("block=1152", "block=68719476736", "block is");
   refused("@+0\nvalue v5", "@+32\nvalue v5", "64-byte aligned");
+  refused("@+0\nvalue v5", "@\nvalue v5", "offset is");
   refused("@+0\nvalue v5", "@+-\nvalue v5", "offset is");
   refused("block_rows=16", "block_rows=24", "no multiple of 16");
   refused("stream_rows=8", "stream_rows=0", "stream_rows is");
   refused("value v3 f32 tokens 16 @20480", "value v3 f32 tokens 16 @+0", "v3 lies in the memory of a block");
+  refused("value v0 f32 tokens 16 @0", "value v0 f32 tokens 16 @+0", "v0 lies in the memory of a block");
   refused("value v9 f32 selected 16 @-", "value v9 f32 selected 16 @+0", "output logits lies");
   // v8 and v9 are made by one stage, in which both are alive.
   const std::string both = with("value v8 f32 selected 16 @49152", "value v8 f32 selected 16 @+0");

@@ -18,6 +18,8 @@ class Validator {
     if (plan_.block_rows % ValueDecl::kBlockUnit != 0) {
       throw PlanError("block_rows is no multiple of " + std::to_string(ValueDecl::kBlockUnit));
     }
+    if (plan_.block % 64 != 0)
+      throw PlanError("block is no multiple of 64: threads' blocks lie side by side");
     check_places();
     made_.assign(plan_.values.size(), 0);
     for (index_ = 0; index_ < plan_.steps.size(); ++index_) check_step(plan_.steps[index_]);
@@ -243,7 +245,7 @@ class Validator {
         if (id < 0) continue;
         const bool in_block = plan_.values[static_cast<size_t>(id)].in_block;
         Life& life = lives[static_cast<size_t>(id)];
-        if (in_block && life.last > 0 && life.first < stage_begin) {
+        if (in_block && life.first < stage_begin) {
           throw PlanError("plan step " + std::to_string(step) + ": v" + std::to_string(id) +
                           " lies in the memory of a block, which ended with an earlier stage");
         }
