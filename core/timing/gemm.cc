@@ -177,6 +177,11 @@ void GemmTimer::call_many(GemmFn fn, int64_t calls, int thread) {
 }
 
 double GemmTimer::run(const KernelInfo& kernel, int64_t calls) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return time(kernel, calls);
+}
+
+double GemmTimer::time(const KernelInfo& kernel, int64_t calls) {
   const auto fn = reinterpret_cast<GemmFn>(kernel.fn);
   double elapsed = 0;
   auto work = [&](int thread) {
@@ -192,10 +197,11 @@ double GemmTimer::run(const KernelInfo& kernel, int64_t calls) {
 }
 
 bool GemmTimer::check(const KernelInfo& kernel) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   const GemmArgs& all = data_->args;
   // What a kernel leaves out must not be found right because another one wrote it before.
   std::fill_n(all.c, m_ * n_, std::numeric_limits<float>::quiet_NaN());
-  run(kernel, 1);
+  time(kernel, 1);
   const bool fma_in_order = std::string_view(kernel.arithmetic) == "bf16_fma";
   for (const int64_t row : {int64_t{0}, m_ / 2, m_ - 1}) {
     GemmArgs one = all;

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string_view>
 #include <vector>
 
@@ -9,7 +10,8 @@
 #include "parallel/team.h"
 
 // Times the kernels of the gemm family on one product, as a model would run it: operands of random numbers,
-// rows or panels split over a team of threads, and other weights in every call.
+// rows or panels split over a team of threads, and other weights in every call. Callers of one timer take
+// turns.
 namespace encast {
 
 class GemmTimer {
@@ -38,12 +40,14 @@ class GemmTimer {
   struct Operands;
 
   void call_many(GemmFn fn, int64_t calls, int thread);
+  double time(const KernelInfo& kernel, int64_t calls);
 
   GemmOperands operands_;
   int64_t m_, n_, k_, packed_bytes_;
   Team team_;
   std::vector<const KernelInfo*> kernels_;
   std::unique_ptr<Operands> data_;
+  std::mutex mutex_;  // of the team and the answer
 };
 
 }  // namespace encast

@@ -1,7 +1,9 @@
 #include "timing/gemm.h"
 
+#include <atomic>
 #include <cmath>
 #include <string>
+#include <thread>
 
 #include "base/error.h"
 #include "testing/check.h"
@@ -45,6 +47,21 @@ ENCAST_TEST(wrong_answers_are_found) {
   CHECK(timer.check(*timer.kernels().front()));
   fake.fn = reinterpret_cast<AnyKernel>(&lazy);
   CHECK(!timer.check(fake));
+}
+
+ENCAST_TEST(callers_of_one_timer_take_turns) {
+  GemmTimer timer("f32", 7, 130, 67, 0, unpinned(2));
+  const KernelInfo& kernel = *timer.kernels().front();
+  std::atomic<int> wrong{0};
+  const auto work = [&] {
+    for (int turn = 0; turn < 200; ++turn) {
+      if (!timer.check(kernel)) ++wrong;
+    }
+  };
+  std::thread other(work);
+  work();
+  other.join();
+  CHECK_EQ(wrong.load(), 0);
 }
 
 ENCAST_TEST(the_bytes_of_weights_are_the_packed_ones) {
