@@ -36,6 +36,7 @@ def test_words() -> None:
     lengths = read_histogram("16:3,32:2")
     assert Counter(lengths) == COUNTS
     assert lengths == read_histogram("16:3, 32:2,")
+    assert len(read_histogram(",".join(f"{length}:1" for length in range(1, 513)))) == 512, "longer than a file's name"
 
 
 @pytest.mark.parametrize(

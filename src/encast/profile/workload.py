@@ -112,7 +112,7 @@ def read_histogram(text: str) -> list[int]:
 
     Raises ``InputError`` naming the entry that is no pair of counts.
     """
-    if ":" in text and not Path(text).is_file():
+    if ":" in text and not _is_file(text):
         pairs: list[Sequence[Any]] = [part.split(":") for part in text.split(",") if part.strip()]
         where = "--lengths"
     else:
@@ -127,6 +127,13 @@ def read_histogram(text: str) -> list[int]:
         raise InputError(f"{where}: the histogram holds no sequence; give LENGTH:COUNT pairs such as 16:100,128:10")
     # As texts come, long and short ones in turn, and the same ones every time.
     return [int(length) for length in np.random.default_rng(0).permutation(lengths)]
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except OSError:  # longer than any name: a histogram in words
+        return False
 
 
 def _pairs_of_file(path: Path) -> list[Sequence[Any]]:
