@@ -219,6 +219,10 @@ def test_the_checkpoint_must_be_the_same(tmp_path_factory: pytest.TempPathFactor
     (tmp_path / "config.json").write_text("{}")
     assert "config.json" in checkpoint_of({"source": {"files": {"config.json": "0" * 64}}}, tmp_path)[1]
     assert "lacks" in checkpoint_of({"source": {"files": {"model.safetensors": "0" * 64}}}, tmp_path)[1]
+    for source in (None, ["x"], {}, {"source": str(tmp_path)}, {"source": str(tmp_path), "files": ["config.json"]}):
+        assert "does not list" in checkpoint_of({"source": source}, None)[1]
+    for name in ("", None, 3):
+        assert "does not name" in checkpoint_of({"source": {"source": name, "files": {"config.json": "0"}}}, None)[1]
     for outside in ("/dev/zero", "../secret", "/dev/fd/0"):
         assert "lacks" in checkpoint_of({"source": {"files": {outside: "0" * 64}}}, tmp_path)[1]
 

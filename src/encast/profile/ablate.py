@@ -90,7 +90,7 @@ def ablate(
     least seven rounds without. ``say`` hears what is run next.
     """
     expected = base.answers()
-    dtype = str(opened.card["dtype"])
+    dtype = str(opened.graph.meta["dtype"])
     bound = ANSWER_BOUNDS[dtype]
 
     def against(other: Runner) -> Quartiles:
@@ -126,12 +126,18 @@ def ablate(
 def checkpoint_of(card: Any, given: Path | None) -> tuple[Path | None, str]:
     """The folder that an artifact was compiled from, if it is there and its files are still the same; else the reason
     why not, and what to do."""
-    source = card.get("source") or {}
-    folder = given if given is not None else Path(str(source.get("source") or ""))
+    source = card.get("source")
+    files = source.get("files") if isinstance(source, dict) else None
+    if not isinstance(files, dict) or not files:
+        return None, "needs the checkpoint that it was compiled from, whose files its card does not list"
+    named = source.get("source")
+    if given is None and not (isinstance(named, str) and named):
+        return None, "needs the checkpoint that it was compiled from, which its card does not name; give --checkpoint"
+    folder = given if given is not None else Path(named)
     if not folder.is_dir():
         return None, f"needs the checkpoint that it was compiled from, and {folder} is no folder; give --checkpoint"
     root = folder.resolve()
-    for name, digest in (source.get("files") or {}).items():
+    for name, digest in files.items():
         path = (folder / str(name)).resolve()
         try:
             # The card may name anything: only files of the folder are opened, and hubs keep theirs behind links.
