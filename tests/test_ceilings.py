@@ -108,6 +108,8 @@ def _set(*path: str | int, value: object) -> Callable[[Any], None]:
         (_set("instruction_peaks", 0, "threads", value=True), "threads is True, no count"),
         (_set("instruction_peaks", 0, "threads", value=3), "lacks a count"),
         (_set("instruction_peaks", 0, "operations_per_second", value=-1), "operations_per_second is -1.0, no rate"),
+        (_set("instruction_peaks", 0, "operations_per_second", value=1e-320), "no rate"),
+        (_set("read_bandwidths", 0, "bytes_per_second", value=1e300), "bytes_per_second is 1e+300, no rate"),
         (_set("instruction_peaks", 0, "operations_per_second", value="fast"), "no number"),
         (_set("instruction_peaks", 0, "operations_per_second", value=float("nan")), "no number"),
         (_set("instruction_peaks", 0, "operations_per_second", value=10**400), "no number"),

@@ -137,7 +137,10 @@ class Ceilings:
     def read(self, bytes: int, threads: int = 1) -> float:
         """Bytes a second at which ``threads`` threads can go over so many bytes, again and again, from
         ``level_of(bytes, threads)``; between 1 and ``self.threads`` as in ``peak``."""
-        level = self.level_of(bytes, threads)
+        return self.read_from(self.level_of(bytes, threads), threads)
+
+    def read_from(self, level: str, threads: int = 1) -> float:
+        """Bytes a second that ``threads`` threads read from ``level``; counts in between as in ``peak``."""
         return _scaled(self.bandwidth[level, 1], self.bandwidth[level, self.threads], threads, self.threads)
 
 

@@ -20,6 +20,7 @@ from encast.machine import Machine
 __all__ = ["Kept", "cache_dir", "find", "keep", "load", "to_json"]
 
 _MAX_BYTES = 1 << 20  # of a file; real ones have a few thousand
+_MAX_RATE = 1e18  # operations or bytes a second
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,6 @@ def _number(row: Mapping[str, Any], name: str) -> float:
 
 def _rate(row: Mapping[str, Any], name: str) -> float:
     value = _number(row, name)
-    if value <= 0:
+    if not 1 <= value <= _MAX_RATE:  # ratios of two of them stay finite
         raise ValueError(f"{name} is {value}, no rate")
     return value

@@ -75,7 +75,7 @@ def memory_seconds(work: Work, homes: Homes, ceilings: Ceilings, threads: int) -
     def add(moved: int, living: int, sharers: int) -> None:
         if moved:
             level = ceilings.level_of(living, sharers)
-            seconds[level] = seconds.get(level, 0.0) + moved / _rate(ceilings, level, threads)
+            seconds[level] = seconds.get(level, 0.0) + moved / ceilings.read_from(level, threads)
 
     add(work.weight_bytes, homes.weights, threads)
     add(work.table_bytes, homes.tables, threads)
@@ -83,11 +83,6 @@ def memory_seconds(work: Work, homes: Homes, ceilings: Ceilings, threads: int) -
     add(work.value_bytes.get("arena", 0), homes.arena, threads)
     add(work.value_bytes.get("caller", 0), homes.arena, threads)
     return seconds
-
-
-def _rate(ceilings: Ceilings, level: str, threads: int) -> float:
-    one, every = ceilings.bandwidth[level, 1], ceilings.bandwidth[level, ceilings.threads]
-    return every if threads >= ceilings.threads else min(one * threads, max(one, every))
 
 
 def bound_of(work: Work, dtype: str, isa: str, homes: Homes, ceilings: Ceilings, threads: int) -> Bound:
