@@ -58,6 +58,13 @@ def test_json_on_standard_output_is_alone(path: str, capsys: pytest.CaptureFixtu
     assert {"qkv_fusion", "padding_removal"} <= {one["without"] for one in document["ablations"]}
 
 
+def test_other_files_on_standard_output_are_alone_too(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", path, *QUICK, "--trace", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["traceEvents"]
+    assert main(["profile", path, *QUICK, "--plot", "-"]) == 0
+    assert capsys.readouterr().out.startswith("<!DOCTYPE html>")
+
+
 def test_histogram_and_texts(path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quick = ["--repeats", "1", "--threads", "1"]
     assert main(["profile", path, *quick, "--lengths", "4:3,9:2"]) == 0
@@ -87,6 +94,7 @@ def test_without_ceilings_they_are_measured(
         (["--lengths", "4:0"], "holds no sequence"),
         (["--lengths", "4:1", "--texts", "-"], "give one of them"),
         (["--texts", "/nowhere.txt"], "/nowhere.txt"),
+        (["--json", "-", "--trace", "-"], "--json and --trace need a file each"),
         (["--plot", "/nowhere/plot.html"], "choose another --plot"),
         (["--trace", "/"], "choose another --trace"),
         (["--json", "/dev/full"], "choose another --json"),

@@ -64,9 +64,12 @@ def profile_command(
         typer.Option(metavar="FILE", help="Write everything as JSON; - is standard output, instead of the table."),
     ] = None,
     trace: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write one run as a trace for chrome://tracing or Perfetto.")
+        str | None,
+        typer.Option(metavar="FILE", help="Write one run as a trace for chrome://tracing or Perfetto; - likewise."),
     ] = None,
-    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Write a roofline plot as one HTML file.")] = None,
+    plot: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write a roofline plot as one HTML file; - likewise.")
+    ] = None,
     ablate: Annotated[
         bool, typer.Option("--ablate", help="Leave out one optimisation at a time, and show what each is worth.")
     ] = False,
@@ -80,12 +83,14 @@ def profile_command(
     A step's bound is the larger of its operations at the measured instruction peak and its bytes at the measured
     bandwidth of the level of memory in which they live (`encast doctor --measure`).
     """
+    paths = {
+        option: path for option, path in (("--json", json), ("--trace", trace), ("--plot", plot)) if path is not None
+    }
+    if len(set(paths.values())) < len(paths):
+        raise InputError(f"{' and '.join(paths)} need a file each; two of them name the same one")
+    quiet = "-" in paths.values()
     with ExitStack() as stack:
-        files = {
-            option: stack.enter_context(WholeFile(path, option))
-            for option, path in (("--json", json), ("--trace", trace), ("--plot", plot))
-            if path is not None
-        }
+        files = {option: stack.enter_context(WholeFile(path, option)) for option, path in paths.items()}
         engine = stack.enter_context(engines.load(artifact, threads=threads, batch_tokens=batch_tokens))
         runnable = engine.session.runnable
         assert isinstance(runnable, CpuRunnable)
@@ -96,13 +101,13 @@ def profile_command(
         )
         ceilings, note = _ceilings()
         profile = _profile(artifact, runnable, plan, chosen, workload, ceilings, note, seconds, repeats, layers)
-        if json != "-":
+        if not quiet:
             for line in table_lines(profile):
                 typer.echo(line)
         ablations = None
         if ablate:
             runner = _runner(runnable, plan, chosen, workload)
-            ablations = _ablations(artifact, runner, plan, checkpoint, seconds, repeats, quiet=json == "-")
+            ablations = _ablations(artifact, runner, plan, checkpoint, seconds, repeats, quiet=quiet)
         for option, file in files.items():
             if option == "--plot":
                 file.write(to_html(profile))
