@@ -11,6 +11,7 @@ import typer
 from encast.ceilings import Fingerprint
 from encast.cli.kernel_gate import Product, TimedProduct, parse_product, time_product
 from encast.errors import InputError
+from encast.profile.table import align
 
 __all__ = ["kernel_rows", "kernels"]
 
@@ -156,13 +157,7 @@ def _lines(timed: TimedProduct) -> Iterator[str]:
                 mark,
             )
         )
-    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
-    for row in table:
-        cells = [
-            cell.rjust(width) if 2 <= column < 7 else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  " + "  ".join(cells).rstrip()
+    yield from (f"  {line}" for line in align(table, left={0, 1, 7}))
 
 
 def _document(timed: TimedProduct) -> dict[str, Any]:
