@@ -46,6 +46,8 @@ def chain(graph: dict[str, Any]) -> None:
 
 
 GRAPHS: dict[str, tuple[str, Lie, str]] = {
+    "a name of two words": ("embed", lambda graph: graph["nodes"][0].update(name="a b"), "the name 'a b'"),
+    "a name that colours": ("embed", lambda graph: graph["nodes"][-1].update(name="\x1b[31mred"), "red"),
     "labels that are lists": ("classify", meta(labels=[["a"], "b", "c"]), "labels"),
     "labels that are numbers": ("classify", meta(labels=[1, 2, 3]), "labels"),
     "a label too few": ("classify", meta(labels=["a", "b"]), "not 2 columns"),

@@ -58,8 +58,8 @@ def test_bits_depend_on_the_text_alone(
     monkeypatch.setenv("ENCAST_CHUNK_TOKENS", "1")
     small_chunks = open_cpu(name, dtype, tmp_path_factory, threads=2)
     monkeypatch.delenv("ENCAST_CHUNK_TOKENS")
-    # Threads alone with small blocks of rows, and threads that share every product.
-    monkeypatch.setenv("ENCAST_BLOCK_ROWS", "16")
+    # Threads alone with small blocks of rows, the last of which are halved, and threads that share every product.
+    monkeypatch.setenv("ENCAST_BLOCK_ROWS", "32")
     monkeypatch.setenv("ENCAST_STREAM_ROWS", "1")
     small_blocks = open_cpu(name, dtype, tmp_path_factory, threads=2)
     monkeypatch.setenv("ENCAST_BLOCK_ROWS", "1024")

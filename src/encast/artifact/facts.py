@@ -99,6 +99,13 @@ def check_graph(graph: Graph, path: Path) -> None:
     """Raises ``ArtifactError`` unless a verified graph is one that ``archs`` and ``passes`` could have made."""
     if len(graph.nodes) > MAX_NODES:
         raise ArtifactError(f"{path}: the graph has {len(graph.nodes)} nodes; at most {MAX_NODES} are accepted")
+    for node in graph.nodes:
+        for name in (node.name, *node.outputs):
+            # Names go into the plan, word by word, and to the terminal.
+            if not name.isprintable() or " " in name:
+                raise ArtifactError(
+                    f"{path}: the graph has the name {name!r}; no module has blanks in its name"
+                )
     for name, type in graph.inputs.items():
         if _INPUTS.get(name) != str(type):
             raise ArtifactError(f"{path}: the graph has an input {name}: {type}; a batch offers {_INPUTS}")

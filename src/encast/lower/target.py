@@ -89,9 +89,11 @@ class Target:
         from encast import _core
 
         target = Target.choose(_core.select_kernel)
-        caches = this_machine().caches
-        core_cache = max((cache.bytes // cache.shared_by for cache in caches if cache.level == 2), default=0)
-        shared_cache = max((cache.bytes for cache in caches if cache.level == 3), default=0)
+        machine = this_machine()
+        # An engine runs one thread a core, whatever the hardware threads that share its caches.
+        sharers = {cache: max(1, cache.shared_by // machine.threads_per_core) for cache in machine.caches}
+        core_cache = max((cache.bytes // cores for cache, cores in sharers.items() if cache.level == 2), default=0)
+        shared_cache = max((cache.bytes for cache in machine.caches if cache.level == 3), default=0)
         return replace(
             target,
             chunk_tokens=knobs.get("ENCAST_CHUNK_TOKENS") or target.chunk_tokens,
