@@ -12,7 +12,8 @@ from profiles import CEILINGS, compiled
 from encast.ceilings import Kept
 from encast.cli.main import main
 
-QUICK = ["--repeats", "1", "--threads", "1", "--batch", "2", "--length", "8"]
+ONCE = ["--repeats", "1", "--threads", "1"]
+QUICK = [*ONCE, "--batch", "2", "--length", "8"]
 
 
 @pytest.fixture(autouse=True)
@@ -66,12 +67,11 @@ def test_other_files_on_standard_output_are_alone_too(path: str, capsys: pytest.
 
 
 def test_histogram_and_texts(path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    quick = ["--repeats", "1", "--threads", "1"]
-    assert main(["profile", path, *quick, "--lengths", "4:3,9:2"]) == 0
+    assert main(["profile", path, *ONCE, "--lengths", "4:3,9:2"]) == 0
     assert "5 sequences by 4:3,9:2" in capsys.readouterr().out
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"text": "one two"}\n{"text": "three"}\n')
-    assert main(["profile", path, *quick, "--texts", str(texts)]) == 0
+    assert main(["profile", path, *ONCE, "--texts", str(texts)]) == 0
     assert f"2 texts of {texts}" in capsys.readouterr().out
 
 
@@ -93,15 +93,18 @@ def test_without_ceilings_they_are_measured(
         (["--length", "4096"], "a sequence of 4096 tokens; this model takes 1 to"),
         (["--lengths", "4:0"], "holds no sequence"),
         (["--lengths", "4:1", "--texts", "-"], "give one of them"),
+        (["--lengths", "4:1", "--length", "4"], "give one of them"),
+        (["--texts", "-", "--batch", "4"], "give one of them"),
+        (["--checkpoint", "somewhere"], "is for --ablate"),
         (["--texts", "/nowhere.txt"], "/nowhere.txt"),
         (["--json", "-", "--trace", "-"], "--json and --trace need a file each"),
         (["--plot", "/nowhere/plot.html"], "choose another --plot"),
         (["--trace", "/"], "choose another --trace"),
-        (["--json", "/dev/full"], "choose another --json"),
+        (["--length", "8", "--json", "/dev/full"], "choose another --json"),
     ],
 )
 def test_errors(path: str, arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", path, *QUICK, *arguments]) == 2
+    assert main(["profile", path, *ONCE, *arguments]) == 2
     error = capsys.readouterr().err
     assert reason in error
 
@@ -111,7 +114,7 @@ def test_bad_texts(path: str, text: str, reason: str, tmp_path: Path, capsys: py
     texts = tmp_path / "texts.jsonl"
     texts.write_text(text)
     plot = tmp_path / "plot.html"
-    assert main(["profile", path, *QUICK, "--texts", str(texts), "--plot", str(plot)]) == 2
+    assert main(["profile", path, *ONCE, "--texts", str(texts), "--plot", str(plot)]) == 2
     assert reason in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["texts.jsonl"], "nothing half-written stays"
 

@@ -103,9 +103,7 @@ def check_graph(graph: Graph, path: Path) -> None:
         for name in (node.name, *node.outputs):
             # Names go into the plan, word by word, and to the terminal.
             if not name.isprintable() or " " in name:
-                raise ArtifactError(
-                    f"{path}: the graph has the name {name!r}; no module has blanks in its name"
-                )
+                raise ArtifactError(f"{path}: the graph has the name {name!r}; no module has blanks in its name")
     for name, type in graph.inputs.items():
         if _INPUTS.get(name) != str(type):
             raise ArtifactError(f"{path}: the graph has an input {name}: {type}; a batch offers {_INPUTS}")

@@ -36,8 +36,10 @@ __all__ = ["profile_command"]
 
 def profile_command(
     artifact: Annotated[Path, typer.Argument(help="A compiled artifact (NAME.encast).")],
-    batch: Annotated[int, typer.Option(min=1, max=MOST_SEQUENCES, help="Sequences of random ids.")] = 8,
-    length: Annotated[int, typer.Option(min=1, help="Tokens of each of them.")] = 128,
+    batch: Annotated[
+        int | None, typer.Option(min=1, max=MOST_SEQUENCES, help="Sequences of random ids; default: 8.")
+    ] = None,
+    length: Annotated[int | None, typer.Option(min=1, help="Tokens of each of them; default: 128.")] = None,
     lengths: Annotated[
         str | None,
         typer.Option(help="A histogram instead: LENGTH:COUNT,... or a JSON or CSV file of such pairs."),
@@ -86,6 +88,8 @@ def profile_command(
     paths = {
         option: path for option, path in (("--json", json), ("--trace", trace), ("--plot", plot)) if path is not None
     }
+    if checkpoint is not None and not ablate:
+        raise InputError("--checkpoint is for --ablate; give both or neither")
     if len(set(paths.values())) < len(paths):
         raise InputError(f"{' and '.join(paths)} need a file each; two of them name the same one")
     quiet = "-" in paths.values()
@@ -170,21 +174,22 @@ def _output(plan: PlanText, wanted: str | None) -> str:
 
 def _workload(
     engine: Engine,
-    batch: int,
-    length: int,
+    batch: int | None,
+    length: int | None,
     lengths: str | None,
     texts: str | None,
     source: tuple[str, str | None, str | None],
     batch_tokens: int,
     seed: int,
 ) -> Workload:
-    if lengths is not None and texts is not None:
-        raise InputError("--lengths and --texts both say what to run; give one of them")
+    if sum(((batch, length) != (None, None), lengths is not None, texts is not None)) > 1:
+        raise InputError("--batch and --length, --lengths, and --texts each say what to run; give one of them")
     if texts is not None:
         return _of_texts(engine, texts, *source)
     if lengths is not None:
         drawn = read_histogram(lengths)
         return of_lengths(f"{len(drawn)} sequences by {lengths[:60]}", drawn, engine.meta, batch_tokens, seed)
+    batch, length = batch or 8, length or 128
     # One batch, however many tokens: it is what was asked for.
     return of_lengths(f"{batch}x{length}", [length] * batch, engine.meta, max(batch_tokens, batch * length), seed)
 

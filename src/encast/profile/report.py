@@ -138,6 +138,12 @@ class Profile:
                 + "; ".join(self.ceilings.doubts)
                 + "; measure again: encast doctor --measure"
             )
+        if self.fraction > 1.02:
+            found.append(
+                "the forward is faster than its limit, so a ceiling is too low: the machine was busy when it was "
+                "measured, or weights that are slightly too large for a cache stay in it in part; measure again: "
+                "encast doctor --measure"
+            )
         return tuple(found)
 
 
