@@ -1,6 +1,5 @@
 #pragma once
 #include "kernels/attention/narrow_pack.h"
-#include "kernels/attention/tiles.h"
 
 // Attention in narrow products, once for every level; README.md has the drawing, ir/ops.py the definition.
 //
