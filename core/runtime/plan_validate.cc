@@ -235,11 +235,12 @@ class Validator {
   void check_lifetimes() const {
     const std::vector<int> stages = plan_.stages();
     std::vector<Life> lives(plan_.values.size());
-    size_t stage_begin = 0;
+    size_t stage_begin = 0, stage_end = 0;
     for (size_t step = 0; step < plan_.steps.size(); ++step) {
-      if (stages[step] != stages[stage_begin]) stage_begin = step;
-      size_t stage_end = step;
-      while (stage_end + 1 < stages.size() && stages[stage_end + 1] == stages[step]) ++stage_end;
+      if (step == 0 || stages[step] != stages[step - 1]) {
+        stage_begin = stage_end = step;
+        while (stage_end + 1 < stages.size() && stages[stage_end + 1] == stages[step]) ++stage_end;
+      }
       const StepDecl& decl = plan_.steps[step];
       for (int id : {decl.x, decl.other, decl.out, decl.also}) {
         if (id < 0) continue;
