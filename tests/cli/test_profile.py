@@ -53,17 +53,17 @@ def test_files(path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "total" in capsys.readouterr().out
 
 
-def test_json_on_standard_output_is_alone(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_on_standard_output_is_alone(path: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", path, *QUICK, "--ablate", "--json", "-"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(capfd.readouterr().out)
     assert {"qkv_fusion", "padding_removal"} <= {one["without"] for one in document["ablations"]}
 
 
-def test_other_files_on_standard_output_are_alone_too(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_files_on_standard_output_are_alone_too(path: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", path, *QUICK, "--trace", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["traceEvents"]
+    assert json.loads(capfd.readouterr().out)["traceEvents"]
     assert main(["profile", path, *QUICK, "--plot", "-"]) == 0
-    assert capsys.readouterr().out.startswith("<!DOCTYPE html>")
+    assert capfd.readouterr().out.startswith("<!DOCTYPE html>")
 
 
 def test_histogram_and_texts(path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

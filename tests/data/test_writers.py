@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from encast.data import open_writer
+from encast.data.output import OutputFile
 from encast.errors import InputError, ResourceError
 
 COLUMNS = {"row": "int", "embedding": ["f32"]}
@@ -154,3 +155,13 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatc
     with pytest.raises(ResourceError, match=r"encast\[parquet\]"):
         open_writer(tmp_path / "out.parquet", COLUMNS)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_get_its_name_is_not_lost(tmp_path: Path) -> None:
+    file = OutputFile(tmp_path / "out", "--plot")
+    file.append(b"whole")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ResourceError, match="what was written is in") as failure:
+        file.finish()
+    file.discard()
+    assert Path(str(failure.value).rpartition(" ")[2]).read_bytes() == b"whole"

@@ -9,6 +9,7 @@
 //   kIntegers                  codes are integers with scales; else bf16
 //   kOffset                    what is added to the codes of queries: 128 where the instruction wants them
 //                              unsigned, else 0. Sums start at minus kOffset times the sum of the key's codes
+//   kSignedQueries             integers only: codes of queries are kept signed, not offset
 //   Sum                        sixteen sums: I32x16 or F32x16
 //   row(p), columns(p)         operands: a group of a row for all columns, a group of sixteen columns
 //   add(sum, row, columns)

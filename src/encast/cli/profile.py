@@ -16,8 +16,8 @@ from encast import ceilings as machine_ceilings
 from encast import engine as engines
 from encast.backends.cpu import CpuRunnable
 from encast.ceilings import Ceilings
-from encast.cli.files import WholeFile
 from encast.data import FORMATS, BadRow, open_rows
+from encast.data.output import OutputFile
 from encast.engine import BATCH_TOKENS, Engine
 from encast.errors import InputError
 from encast.profile.ablate import Ablated
@@ -94,7 +94,11 @@ def profile_command(
         raise InputError(f"{' and '.join(paths)} need a file each; two of them name the same one")
     quiet = "-" in paths.values()
     with ExitStack() as stack:
-        files = {option: stack.enter_context(WholeFile(path, option)) for option, path in paths.items()}
+        # Tried before any work.
+        files: dict[str, OutputFile] = {}
+        for option, path in paths.items():
+            files[option] = OutputFile(path, option)
+            stack.callback(files[option].discard)
         engine = stack.enter_context(engines.load(artifact, threads=threads, batch_tokens=batch_tokens))
         runnable = engine.session.runnable
         assert isinstance(runnable, CpuRunnable)
@@ -112,13 +116,14 @@ def profile_command(
         if ablate:
             runner = _runner(runnable, plan, chosen, workload)
             ablations = _ablations(artifact, runner, plan, checkpoint, seconds, repeats, quiet=quiet)
+        texts_of = {
+            "--json": lambda: _json_text(to_document(profile, ablations)),
+            "--trace": lambda: _json_text(chrome_trace(profile)),
+            "--plot": lambda: to_html(profile),
+        }
         for option, file in files.items():
-            if option == "--plot":
-                file.write(to_html(profile))
-            else:
-                file.write(
-                    _json_text(chrome_trace(profile) if option == "--trace" else to_document(profile, ablations))
-                )
+            file.append(texts_of[option]().encode("utf-8", "replace"))
+            file.finish()
         wrong = [one.name for one in ablations or [] if one.wrong]
         if wrong:
             raise RuntimeError(f"answers move by more than arithmetic explains without {', '.join(wrong)}")

@@ -21,8 +21,9 @@ class OutputFile:
     ``ResourceError``, and ``BrokenPipeError`` when nobody reads standard output any more.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], option: str = "--output") -> None:
+        """``option`` is what the user gave the path with."""
+        self.path, self._option = Path(path), option
         self.name = "standard output" if str(path) == "-" else str(path)
         self.size = 0
         self._temporary: Path | None = None
@@ -40,7 +41,9 @@ class OutputFile:
                 os.umask(mask)
                 os.fchmod(self._fd, 0o666 & ~mask)
         except OSError as error:
-            raise ResourceError(f"{self.name}: cannot be written ({error.strerror}); choose another --output") from None
+            raise ResourceError(
+                f"{self.name}: cannot be written ({error.strerror}); choose another {self._option}"
+            ) from None
 
     @property
     def regular(self) -> bool:
@@ -68,7 +71,9 @@ class OutputFile:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         advice = "make room" if full else "check the disk"
         reason = error.strerror or error
-        return f"{self.name}: writing failed after {self.size} bytes ({reason}); {advice} or choose another --output"
+        return (
+            f"{self.name}: writing failed after {self.size} bytes ({reason}); {advice} or choose another {self._option}"
+        )
 
     def patch(self, data: bytes, offset: int = 0) -> None:
         """Overwrites bytes that were written before."""
@@ -117,10 +122,11 @@ class OutputFile:
 
     def _rename(self, path: Path) -> None:
         assert self._temporary is not None
+        # Ours no longer, whatever happens: nothing that was written is lost.
+        temporary, self._temporary = self._temporary, None
         try:
-            os.replace(self._temporary, path)
+            os.replace(temporary, path)
         except OSError as error:
             raise ResourceError(
-                f"{path}: cannot be put into place ({error.strerror}); the rows are in {self._temporary}"
+                f"{path}: cannot be put into place ({error.strerror}); what was written is in {temporary}"
             ) from None
-        self._temporary = None
