@@ -67,6 +67,11 @@ Place place_of(const ValueDecl& value, std::byte* memory, int64_t capacity, int6
   return place;
 }
 
+// Likewise for a value in the memory of a block.
+Place place_in_block(const ValueDecl& value, std::byte* memory, int64_t capacity, int64_t first_row) {
+  return place_of(value, memory + value.offset * (capacity / ValueDecl::kBlockUnit), capacity, first_row);
+}
+
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
@@ -74,11 +79,6 @@ int64_t now_ns() {
 }
 
 }  // namespace
-
-Place Executor::place_in_block(const ValueDecl& value, std::byte* memory, int64_t capacity,
-                               int64_t first_row) const {
-  return place_of(value, memory + value.offset * (capacity / ValueDecl::kBlockUnit), capacity, first_row);
-}
 
 void Executor::Unmap::operator()(std::byte* data) const { munmap(data, bytes); }
 
@@ -93,7 +93,7 @@ Executor::Executor(Plan plan, std::shared_ptr<const Weights> weights, TeamOption
   for (const OutputDecl& output : plan_.outputs) stages_.push_back(needed_stages(output.value));
 
   const int64_t scratch = scratch_bytes(plan_);
-  const int64_t block = plan_.block * (plan_.block_capacity() / ValueDecl::kBlockUnit);
+  const int64_t block = plan_.block_bytes();
   const int64_t arena = round_up(plan_.arena, 64);
   arena_bytes_ = arena + (block + scratch) * team_.size() + 64;
   arena_ = {map_arena(static_cast<size_t>(arena_bytes_)), Unmap{static_cast<size_t>(arena_bytes_)}};
@@ -275,7 +275,7 @@ void Executor::run_stage(const Stage& stage, int thread, std::vector<TraceEvent>
     return;
   }
   Places& places = own_[static_cast<size_t>(thread)];
-  std::byte* memory = block_memory_ + plan_.block * (plan_.block_capacity() / ValueDecl::kBlockUnit) * thread;
+  std::byte* memory = block_memory_ + plan_.block_bytes() * thread;
   const Blocks blocks(rows, plan_.block_rows, threads);
   std::atomic<int64_t>& next = chunk_.next_task[stage.steps.front()];
   for (int64_t block; (block = next.fetch_add(1, std::memory_order_relaxed)) < blocks.count;) {

@@ -79,7 +79,6 @@ class Executor {
   using Places = std::vector<Place>;
 
   std::vector<Stage> needed_stages(int value) const;
-  Place place_in_block(const ValueDecl& value, std::byte* memory, int64_t capacity, int64_t first_row) const;
   void run_stage(const Stage& stage, int thread, std::vector<TraceEvent>* events);
   void run_step(uint32_t step, const Share& share, int thread, std::vector<TraceEvent>* events) const;
   size_t find_output(std::string_view output) const;

@@ -108,6 +108,7 @@ struct Plan {
   int64_t block_capacity() const {
     return round_up(block_rows > stream_rows ? block_rows : stream_rows, ValueDecl::kBlockUnit);
   }
+  int64_t block_bytes() const { return block * (block_capacity() / ValueDecl::kBlockUnit); }
 
   bool exact = false;
   std::vector<WeightDecl> weights;
