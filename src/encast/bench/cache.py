@@ -1,0 +1,68 @@
+"""Things that are made once and found again by what they were made from."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from encast.errors import ResourceError
+
+__all__ = ["cached", "content_hash", "default_cache"]
+
+
+def default_cache() -> Path:
+    """``encast/bench`` below the user's cache folder (``XDG_CACHE_HOME``, else ``~/.cache``)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "encast" / "bench"
+
+
+def content_hash(key: Mapping[str, Any]) -> str:
+    """16 hexadecimal digits of the SHA-256 of the key's canonical JSON; values that are not JSON count as text."""
+    text = json.dumps(key, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def cached(cache: Path, kind: str, key: Mapping[str, Any], make: Callable[[Path], None]) -> Path:
+    """The folder ``cache/kind/HASH`` of that key, which ``make(folder)`` fills when it is not there yet.
+
+    ``key`` names everything that the content depends on: model sha, versions of the packages, settings. ``make``
+    fills an empty folder; only when it returns does the folder get its name, so a half-made one is never found.
+    Processes that want the same folder wait for the one that makes it. What ``make`` raises goes through; raises
+    ``ResourceError`` when the cache cannot be written.
+    """
+    folder = cache / kind / content_hash(key)
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.with_suffix(".lock")):
+            if folder.is_dir():
+                return folder
+            unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+            try:
+                make(unfinished)
+                (unfinished / "key.json").write_text(json.dumps(key, indent=1, sort_keys=True, default=str) + "\n")
+                unfinished.chmod(0o755)
+                unfinished.rename(folder)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+    except OSError as error:
+        raise ResourceError(
+            f"{error.filename or folder}: cannot be written ({error.strerror or error}); make room, or name another "
+            "folder with cache=FOLDER"
+        ) from None
+    return folder
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

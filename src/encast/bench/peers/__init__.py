@@ -1,0 +1,1 @@
+"""The runtimes that are compared: one file each, behind the interface of ``base``."""

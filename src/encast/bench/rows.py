@@ -1,0 +1,163 @@
+"""The rows of an experiment: JSON lines that are whole or absent, and the same as CSV.
+
+A row is plain JSON, one a (contender, point); ``SCHEMA`` is its version, ``STATUSES`` what became of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from encast.errors import InputError, ResourceError
+
+__all__ = ["SCHEMA", "STATUSES", "Row", "RowFile", "flatten", "read_rows"]
+
+SCHEMA = 1
+
+STATUSES = ("ok", "unavailable", "disagrees", "unfair", "crashed", "timed_out", "leaked", "failed")
+
+Row = dict[str, Any]
+
+
+class RowFile:
+    """``rows.jsonl`` and ``rows.csv`` of a folder. JSON lines are the truth; the CSV is derived from them."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads what is there already; a last line that was cut off by a crash is removed. Raises ``ResourceError``."""
+        self.folder = folder
+        self.path, self.table = folder / "rows.jsonl", folder / "rows.csv"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError as error:
+            raise ResourceError(_sentence(self.path, error)) from None
+        whole = self.path.read_bytes().rpartition(b"\n")
+        self._size = len(whole[0] + whole[1])
+        os.ftruncate(self._fd, self._size)
+        self.rows = read_rows(self.path)
+        self._columns: list[str] = []
+
+    @property
+    def keys(self) -> set[str]:
+        """Of all rows that are in the file."""
+        return {str(row["key"]) for row in self.rows}
+
+    def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Adds the rows, all or none, and has them on the disk when it returns.
+
+        Raises ``ResourceError`` when the disk is full; rows that were there before stay as they were.
+        """
+        block = b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
+        try:
+            view = memoryview(block)
+            while view:
+                view = view[os.write(self._fd, view) :]
+            os.fsync(self._fd)
+        except OSError as error:
+            os.ftruncate(self._fd, self._size)
+            raise ResourceError(f"{_sentence(self.path, error)}; the {len(self.rows)} finished rows are kept") from None
+        self._size += len(block)
+        self.rows += [dict(row) for row in rows]
+        self._append_table([flatten(row) for row in rows])
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> RowFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _append_table(self, flat: list[Row]) -> None:
+        known = set(self._columns)
+        try:
+            if self._columns and all(known.issuperset(row) for row in flat):
+                with self.table.open("a", newline="") as file:
+                    file.write(_csv(flat, self._columns))
+            else:
+                # New columns change every line.
+                every = [flatten(row) for row in self.rows]
+                self._columns = list(dict.fromkeys(name for row in every for name in row))
+                names = {name: name for name in self._columns}
+                _replace(self.table, _csv([names, *every], self._columns))
+        except OSError as error:
+            self._columns = []
+            raise ResourceError(
+                f"{_sentence(self.table, error)}; all {len(self.rows)} finished rows are in {self.path.name}"
+            ) from None
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a ``rows.jsonl``, or of the folder that holds one. Raises ``InputError`` naming the broken line."""
+    file = path / "rows.jsonl" if path.is_dir() else path
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InputError(f"{file}: cannot be read ({reason}); name a folder that `encast bench` has written") from None
+    return list(_parsed(file, lines))
+
+
+def _parsed(file: Path, lines: Iterable[str]) -> Iterator[Row]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{file}, line {number}: no JSON ({error}); remove the line") from None
+        if not isinstance(row, dict) or row.get("schema") != SCHEMA or row.get("status") not in STATUSES:
+            raise InputError(
+                f"{file}, line {number}: no row of `encast bench` (schema {SCHEMA} and a status of "
+                f"{', '.join(STATUSES)} are needed); remove the line, or read it with the version that wrote it"
+            )
+        yield row
+
+
+def flatten(row: Mapping[str, Any], prefix: str = "") -> Row:
+    """Nested mappings as one, keys joined by dots; lists become JSON text."""
+    flat: Row = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        elif isinstance(value, (list, tuple)):
+            flat[prefix + name] = json.dumps(value)
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _csv(rows: Iterable[Row], columns: Sequence[str]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _replace(path: Path, text: str) -> None:
+    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with open(fd, "w", newline="", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(name).chmod(0o666 & ~mask)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _sentence(path: Path, error: OSError) -> str:
+    return f"{path}: cannot be written ({error.strerror or error}); make room, or name another folder with out=FOLDER"

@@ -1,0 +1,1 @@
+"""What can be measured: one file each, behind the interface of ``base``."""

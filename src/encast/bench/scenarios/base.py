@@ -1,0 +1,77 @@
+"""What a scenario is: the points it measures, one round at a point, and what many rounds say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from encast.batch import Batch
+
+if TYPE_CHECKING:
+    from encast.bench.contender import Contender, Launcher
+    from encast.machine import Machine
+
+__all__ = ["Label", "Point", "Scenario", "Workload"]
+
+Label = Mapping[str, int | float | str]
+
+
+class Workload(Protocol):
+    """What is asked: made by ``encast.bench.workloads.make_workload(config, model)``."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def label(self) -> Label:
+        """Columns that say what a plain draw is: ``batch`` and ``length``, or the histogram's name."""
+        ...
+
+    def draw(
+        self, sets: int = 4, *, batch: int | None = None, length: int | None = None, seed: int = 0
+    ) -> tuple[Batch, ...]:
+        """``sets`` batches of one shape (the same lengths in the same order) with different ids.
+
+        ``batch`` (sequences) and ``length`` (tokens of each) replace the workload's own. Another ``seed`` gives
+        other ids of the same shape; the same arguments always give the same ids. Raises ``InputError``.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Point:
+    """One row for each contender. ``label`` holds its columns: batch, length, cores, rate, ..."""
+
+    batches: tuple[Batch, ...]
+    """Id sets, called in turn. They are of one shape, unless the scenario streams requests."""
+    instances: int
+    threads: int
+    """Of each instance."""
+    label: Label
+    split: bool = False
+    """Each batch is divided over the instances by whole sequences; otherwise each instance gets whole batches."""
+
+
+@runtime_checkable
+class Scenario(Protocol):
+    """Made from the keys of its YAML beside ``name`` and ``scenario``, which are its constructor's arguments."""
+
+    def points(self, workload: Workload, launcher: Launcher, machine: Machine) -> Sequence[Point]:
+        """What is measured, in the order in which it is. Raises ``InputError`` for what cannot be on this machine."""
+        ...
+
+    def round(self, contender: Contender, point: Point) -> Any:
+        """One burst of about 0.2 to 0.5 s; contenders take turns A B A B / B A, round by round. Plain JSON."""
+        ...
+
+    def figure(self, sample: Any) -> float:
+        """The one number of a round that contenders are compared by: larger is better (calls or sequences a second).
+
+        The ratio of two contenders is taken within each round.
+        """
+        ...
+
+    def summarise(self, point: Point, samples: Sequence[Any]) -> Mapping[str, Any]:
+        """The row's ``metrics``; intervals by bootstrap over rounds (``encast.bench.statistics``)."""
+        ...
