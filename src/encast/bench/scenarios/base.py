@@ -9,34 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from encast.batch import Batch
 
 if TYPE_CHECKING:
-    from encast.bench.contender import Contender, Launcher
+    from encast.bench.contender import Contender
+    from encast.bench.launcher import Launcher
+    from encast.bench.workloads import Workload
     from encast.machine import Machine
 
-__all__ = ["Label", "Point", "Scenario", "Workload"]
+__all__ = ["Label", "Point", "Scenario"]
 
 Label = Mapping[str, int | float | str]
-
-
-class Workload(Protocol):
-    """What is asked: made by ``encast.bench.workloads.make_workload(config, model)``."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def label(self) -> Label:
-        """Columns that say what a plain draw is: ``batch`` and ``length``, or the histogram's name."""
-        ...
-
-    def draw(
-        self, sets: int = 4, *, batch: int | None = None, length: int | None = None, seed: int = 0
-    ) -> tuple[Batch, ...]:
-        """``sets`` batches of one shape (the same lengths in the same order) with different ids.
-
-        ``batch`` (sequences) and ``length`` (tokens of each) replace the workload's own. Another ``seed`` gives
-        other ids of the same shape; the same arguments always give the same ids. Raises ``InputError``.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -55,7 +35,10 @@ class Point:
 
 @runtime_checkable
 class Scenario(Protocol):
-    """Made from the keys of its YAML beside ``name`` and ``scenario``, which are its constructor's arguments."""
+    """Made from the keys of its YAML beside ``name`` and ``scenario``, which are its constructor's arguments.
+
+    Nothing of a round's sample needs to be kept by the object: the same one serves all contenders.
+    """
 
     def points(self, workload: Workload, launcher: Launcher, machine: Machine) -> Sequence[Point]:
         """What is measured, in the order in which it is. Raises ``InputError`` for what cannot be on this machine."""
