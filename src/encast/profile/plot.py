@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 
 from encast.profile.report import Profile, Row
 from encast.profile.table import time_unit
+from encast.web_page import escaped, page
 
 __all__ = ["to_html"]
 
@@ -29,26 +29,11 @@ _COLOURS = {
 _OTHER = "#777777"
 
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --soft: #656d76; --grid: #d8dee4; --paper: #fff; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #8d96a0; --grid: #30363d; --paper: #0d1117; } }
-body { margin: 2rem auto; max-width: 1100px; padding: 0 1rem; background: var(--paper); color: var(--ink);
-  font: 14px/1.45 system-ui, sans-serif; }
-h1 { font-size: 1.25rem; margin: 0; overflow-wrap: anywhere; }
-p { margin: .3rem 0; color: var(--soft); overflow-wrap: anywhere; }
-p.warning { color: #d1242f; font-weight: 600; }
 svg { width: 100%; height: auto; margin: 1rem 0; }
-svg text { fill: var(--ink); font-size: 12px; }
-svg text.soft { fill: var(--soft); }
-svg .grid { stroke: var(--grid); }
 svg .roof { stroke: var(--ink); stroke-width: 1.4; }
 svg .slope { stroke: var(--soft); stroke-width: 1.2; stroke-dasharray: 6 4; }
 svg circle { fill-opacity: .55; stroke-width: 1.5; }
 svg circle:hover, svg circle.on { fill-opacity: .95; stroke: var(--ink); }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; }
-th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid var(--grid); }
-th { font-weight: 600; }
-td.text, th.text { text-align: left; }
 tr.on { background: color-mix(in srgb, var(--soft) 22%, transparent); }
 #note { position: fixed; display: none; pointer-events: none; background: var(--paper); border: 1px solid var(--soft);
   border-radius: 4px; padding: .4rem .6rem; white-space: pre; font-size: 12px; box-shadow: 0 2px 8px #0003; }
@@ -101,30 +86,17 @@ def to_html(profile: Profile) -> str:
     """The page. Names come from the artifact: all of them are escaped."""
     unit, scale = time_unit(profile.total)
     forward = profile.measured.forward
-    title = _text(f"{profile.artifact}: {profile.output}")
+    title = f"{profile.artifact}: {profile.output}"
     head = [
-        f"<h1>{title}</h1>",
-        f"<p>{_text(profile.workload.what)}, {profile.threads} thread{'s' if profile.threads > 1 else ''}, "
-        f"{_text(profile.ceilings.fingerprint.processor)}; forward {forward.median * scale:.4g} {unit} "
+        f"<h1>{escaped(title)}</h1>",
+        f"<p>{escaped(profile.workload.what)}, {profile.threads} thread{'s' if profile.threads > 1 else ''}, "
+        f"{escaped(profile.ceilings.fingerprint.processor)}; forward {forward.median * scale:.4g} {unit} "
         f"[{forward.low * scale:.4g}, {forward.high * scale:.4g}], {profile.tokens_per_second:,.0f} tokens/s, "
-        f"{profile.fraction:.1%} of the limit ({_text(profile.limit.holds)})</p>",
-        *(f'<p class="warning">{_text(warning)}</p>' for warning in profile.warnings),
+        f"{profile.fraction:.1%} of the limit ({escaped(profile.limit.holds)})</p>",
+        *(f'<p class="warning">{escaped(warning)}</p>' for warning in profile.warnings),
     ]
-    return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta http-equiv="Content-Security-Policy" '
-            "content=\"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'\">",
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{title}</title><style>{_STYLE}</style></head><body>",
-            *head,
-            *_svg(profile),
-            *_table(profile, unit, scale),
-            f'<div id="note"></div><script>{_SCRIPT}</script></body></html>',
-            "",
-        ]
-    )
+    body = [*head, *_svg(profile), *_table(profile, unit, scale), '<div id="note"></div>']
+    return page(title, _STYLE, body, _SCRIPT)
 
 
 def _svg(profile: Profile) -> Iterator[str]:
@@ -147,7 +119,7 @@ def _svg(profile: Profile) -> Iterator[str]:
         begin = max(10**axes.x0, roof / max(slope for _, slope in slopes))
         yield f'<line class="roof" x1="{axes.x(begin):.1f}" y1="{y:.1f}" x2="{axes.x(right):.1f}" y2="{y:.1f}"/>'
         at = _free(y + 4, used)
-        yield f'<text x="{_WIDTH - _RIGHT + 8}" y="{at:.1f}">{_text(name)} {roof / 1e9:,.0f} GFLOP/s</text>'
+        yield f'<text x="{_WIDTH - _RIGHT + 8}" y="{at:.1f}">{escaped(name)} {roof / 1e9:,.0f} GFLOP/s</text>'
     for number, (name, slope) in enumerate(slopes):
         x0, x1 = max(10**axes.x0, bottom / slope), min(right, top / slope)
         if x0 >= x1:
@@ -159,21 +131,21 @@ def _svg(profile: Profile) -> Iterator[str]:
         turn = math.degrees(math.atan2(ends[3] - ends[1], ends[2] - ends[0]))
         yield (
             f'<text class="soft" transform="translate({x:.1f},{y:.1f}) rotate({turn:.1f})" dy="-5">'
-            f"{_text(name)} {slope / 1e9:,.0f} GB/s</text>"
+            f"{escaped(name)} {slope / 1e9:,.0f} GB/s</text>"
         )
     for point in sorted(points, key=lambda one: -one.row.share):
         colour = _COLOURS.get(point.row.kind, _OTHER)
         radius = 4 + 30 * math.sqrt(max(point.row.share, 0.0))
         yield (
             f'<circle cx="{axes.x(point.intensity):.1f}" cy="{axes.y(point.rate):.1f}" r="{radius:.1f}" '
-            f'fill="{colour}" stroke="{colour}" data-row="{point.index}" data-note="{_text(_note(point.row))}"/>'
+            f'fill="{colour}" stroke="{colour}" data-row="{point.index}" data-note="{escaped(_note(point.row))}"/>'
         )
     kinds = list(dict.fromkeys(point.row.kind if point.row.kind in _COLOURS else "other" for point in points))
     for number, kind in enumerate(kinds):
         y = _HEIGHT - _BOTTOM - 20 * (len(kinds) - number)
         colour = _COLOURS.get(kind, _OTHER)
         yield f'<circle cx="{_WIDTH - _RIGHT + 16}" cy="{y}" r="6" fill="{colour}" stroke="{colour}"/>'
-        yield f'<text x="{_WIDTH - _RIGHT + 30}" y="{y + 4}">{_text(kind)}</text>'
+        yield f'<text x="{_WIDTH - _RIGHT + 30}" y="{y + 4}">{escaped(kind)}</text>'
     yield "</svg>"
     yield (
         "<p>Larger points take more of the forward. Operations are multiplications and additions, of products and of "
@@ -228,9 +200,9 @@ def _table(profile: Profile, unit: str, scale: float) -> Iterator[str]:
         ]
         yield (
             f'<tr data-row="{index}">'
-            + "".join(f"<td class=text>{_text(cell)}</td>" for cell in texts)
+            + "".join(f"<td class=text>{escaped(cell)}</td>" for cell in texts)
             + "".join(f"<td>{cell}</td>" for cell in numbers)
-            + f"<td class=text>{_text(row.holds)}</td></tr>"
+            + f"<td class=text>{escaped(row.holds)}</td></tr>"
         )
     for name, seconds in (("waiting", profile.waiting), ("outside", profile.outside), ("total", profile.total)):
         share = seconds / profile.total
@@ -283,8 +255,3 @@ def _free(y: float, used: list[float]) -> float:
         y += 1
     used.append(y)
     return y
-
-
-def _text(text: str) -> str:
-    shown = "".join(one if one >= " " or one == "\n" else "\ufffd" for one in text)
-    return escape(shown.encode("utf-8", "replace").decode("utf-8"), quote=True)
