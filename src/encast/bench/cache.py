@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,9 @@ from typing import Any
 
 from encast.errors import ResourceError
 
-__all__ = ["cached", "content_hash", "default_cache"]
+__all__ = ["cached", "cached_place", "content_hash", "default_cache", "seconds_to_make"]
+
+_MADE = "made.json"
 
 
 def default_cache() -> Path:
@@ -33,11 +36,11 @@ def cached(cache: Path, kind: str, key: Mapping[str, Any], make: Callable[[Path]
     """The folder ``cache/kind/HASH`` of that key, which ``make(folder)`` fills when it is not there yet.
 
     ``key`` names everything that the content depends on: model sha, versions of the packages, settings. ``make``
-    fills an empty folder; only when it returns does the folder get its name, so a half-made one is never found.
-    Processes that want the same folder wait for the one that makes it. What ``make`` raises goes through; raises
-    ``ResourceError`` when the cache cannot be written.
+    fills an empty folder; only when it returns does the folder get its name, so a half-made one is never found. Beside
+    what it wrote, ``made.json`` records key and seconds. Processes that want the same folder wait for the one that makes
+    it. What ``make`` raises goes through; raises ``ResourceError`` when the cache cannot be written.
     """
-    folder = cache / kind / content_hash(key)
+    folder = cached_place(cache, kind, key)
     if folder.is_dir():
         return folder
     try:
@@ -47,8 +50,10 @@ def cached(cache: Path, kind: str, key: Mapping[str, Any], make: Callable[[Path]
                 return folder
             unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
             try:
+                begin = time.perf_counter()
                 make(unfinished)
-                (unfinished / "key.json").write_text(json.dumps(key, indent=1, sort_keys=True, default=str) + "\n")
+                made = {"seconds": time.perf_counter() - begin, "key": key}
+                (unfinished / _MADE).write_text(json.dumps(made, indent=1, sort_keys=True, default=str) + "\n")
                 unfinished.chmod(0o755)
                 unfinished.rename(folder)
             finally:
@@ -59,6 +64,16 @@ def cached(cache: Path, kind: str, key: Mapping[str, Any], make: Callable[[Path]
             "folder with cache=FOLDER"
         ) from None
     return folder
+
+
+def cached_place(cache: Path, kind: str, key: Mapping[str, Any]) -> Path:
+    """The folder that ``cached`` returns, which is there only when it has been made."""
+    return cache / kind / content_hash(key)
+
+
+def seconds_to_make(folder: Path) -> float:
+    """How long ``make`` took for a folder of ``cached``, in whichever run that was."""
+    return float(json.loads((folder / _MADE).read_text())["seconds"])
 
 
 @contextmanager

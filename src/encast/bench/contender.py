@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from encast.batch import Batch
+from encast.bench import processes
 from encast.bench.peers.base import BackendSpec, ModelFiles
+from encast.bench.worker import Limits, Worker, write_batch
+from encast.errors import InputError
+from encast.launch import MemoryBinding, Placement
 
-if TYPE_CHECKING:
-    from encast.launch import Placement
-
-__all__ = ["ColdStart", "Contender", "Memory", "Usage"]
+__all__ = ["ColdStart", "Contender", "Memory", "Usage", "export", "missing", "portions"]
 
 Float32 = np.ndarray[Any, np.dtype[np.float32]]
+
+SETTLE_SECONDS = 0.03
+"""Longer than thread pools spin without work: the ones asked before have left the processors."""
+_MARGIN_NS = 5_000_000
+_LATE_NS = 1_000_000
+_TRIES = 3
+_SAMPLE_SECONDS = 0.004
 
 
 @dataclass(frozen=True)
 class ColdStart:
-    """Seconds until the first answer, of the slowest instance (all start together)."""
+    """Seconds until the first answer, each of the slowest instance (all start together)."""
 
     import_s: float
     load_s: float
@@ -39,37 +51,139 @@ class Memory:
 
 @dataclass(frozen=True)
 class Usage:
-    """What the processes did during a burst, read from /proc by the parent."""
+    """What the processes did during a burst, read from /proc by the parent, on the parent's clock.
 
-    threads_ran: float
+    ``calls_s``: what the timed calls say that they took, a mean over the instances. The wake-up and ``wall_s`` enclose
+    them, so a little more is as it should be, and much more means work where no clock ran.
+    """
+
     cpu_s: float
     wall_s: float
+    calls_s: float
 
 
 class Contender:
-    """A context manager: closing it ends the processes. A failing one raises ``worker.WorkerFailure``."""
+    """A context manager: leaving it ends the processes. A backend that fails raises ``worker.WorkerError``.
+
+    ``open``, ``bind``, then ``burst`` or ``stream`` as often as wanted. ``open`` may be called again, for a new cold
+    start. Only one contender at a time is asked; the others sleep.
+    """
 
     def __init__(
-        self, backend: BackendSpec, model: ModelFiles, placements: Sequence[Placement], *, cache: Path
-    ) -> None: ...
+        self,
+        backend: BackendSpec,
+        model: ModelFiles,
+        placements: Sequence[Placement],
+        *,
+        cache: Path,
+        environment: Callable[[Placement], Mapping[str, str]] = lambda placement: {},
+        memory: MemoryBinding | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """``environment``: the variables that an instance at a placement is started with."""
+        self.backend, self.model, self.placements = backend, model, tuple(placements)
+        self.limits = limits or Limits()
+        self._environment, self._memory, self._cache = environment, memory, cache
+        self._workers: list[Worker] = []
+        self._bound: list[Batch] = []
+        self._parts: list[list[Batch]] = []  # by instance
+        self._usage: Usage | None = None
+        # What the backend cannot know beforehand: which of its outputs are looked at.
+        self._random = random.SystemRandom()
+        self._call_ns = self._late_ns = 0
 
-    def open(self) -> ColdStart: ...
+    @property
+    def name(self) -> str:
+        return self.backend.name
+
+    @property
+    def instances(self) -> int:
+        return len(self.placements)
+
+    @property
+    def threads(self) -> int:
+        """The budget of all instances together."""
+        return sum(placement.threads for placement in self.placements)
+
+    def open(self, batches: Sequence[Batch] | None = None) -> ColdStart:
+        """Starts the processes, loads the model, and makes a first call for the first of ``batches``.
+
+        Without batches no call is made, and ``first_call_s`` is 0.
+        """
+        self.close()
+        for placement in self.placements:
+            self._workers.append(
+                Worker(
+                    self.backend,
+                    self.model,
+                    placement.threads,
+                    cache=self._cache,
+                    placement=placement,
+                    environment=self._environment(placement),
+                    memory=self._memory,
+                    limits=self.limits,
+                )
+            )
+        opened = self._all("open", self.limits.open_seconds)
+        first_s = 0.0
+        if batches:
+            begin = time.perf_counter()
+            self.bind(batches[:1])
+            self._all("first", self._seconds(1))
+            first_s = time.perf_counter() - begin
+        return ColdStart(
+            max(answer["import_ns"] for answer in opened) / 1e9,
+            max(answer["load_ns"] for answer in opened) / 1e9,
+            first_s,
+        )
 
     def bind(self, batches: Sequence[Batch], *, split: bool = False) -> None:
-        """Readies every instance for the batches, which ``burst`` calls in turn.
+        """Readies every instance for the batches, which ``burst`` calls in turn; what was bound before is dropped.
 
         ``split``: each batch is divided over the instances by whole sequences, as evenly as they go.
         """
+        if not batches:
+            raise InputError("there is no batch to bind; give at least one")
+        self._bound = list(batches)
+        divided = [portions(batch, self.instances) if split else [batch] * self.instances for batch in batches]
+        self._parts = [list(parts) for parts in zip(*divided, strict=True)]
+        self._call_ns = self._late_ns = 0
+        for number, (worker, parts) in enumerate(zip(self._workers, self._parts, strict=True)):
+            shared = self._workers[0] if number and not split else None
+            worker.send(
+                "bind", files=[self._file(shared or worker, index, part, shared) for index, part in enumerate(parts)]
+            )
+        self._receive("bind", self.limits.bind_seconds)
 
     def burst(
         self, *, calls: int | None = None, seconds: float | None = None, in_step: bool = False
     ) -> list[list[int]]:
         """Nanoseconds of every call, a list an instance; all instances begin at one moment.
 
-        ``in_step``: no instance begins a call before all have ended the one before, so that the time of a divided
-        batch is the largest of the instances' times of the same call.
+        Give ``calls`` of each instance or ``seconds``. ``in_step``: no instance begins a call before all have ended
+        the one before, so that the time of a divided batch is the largest of the instances' times of the same call;
+        it needs ``calls``.
         """
-        raise NotImplementedError
+        return self._burst(calls, seconds, in_step)
+
+    def verify(self) -> None:
+        """Calls every bound batch once as ``burst`` does, and keeps each output for ``outputs``."""
+        self._burst(len(self._bound), None, False, keep_all=True)
+
+    def watch(self, seconds: float) -> list[int]:
+        """A burst during which the threads that run or want to are counted, every few milliseconds, from outside.
+
+        The backend cannot tell it from another.
+        """
+        members = self._members()
+        counts: list[int] = []
+
+        def look() -> None:
+            time.sleep(_SAMPLE_SECONDS)
+            counts.append(processes.runnable_threads(members))
+
+        self._burst(None, seconds, False, meanwhile=look)
+        return counts
 
     def stream(self, arrivals_ns: Sequence[int], batches: Sequence[Batch]) -> list[tuple[int, int, int]]:
         """Open loop: (due, begun, ended) of every request in nanoseconds since the stream began.
@@ -77,14 +191,200 @@ class Contender:
         Request i is due at ``arrivals_ns[i]`` (rising) and asks ``batches[i % len(batches)]``. An idle instance
         takes the oldest request that nobody has taken, so one that waits is counted as waiting.
         """
-        raise NotImplementedError
+        if len(batches) != len(self._bound) or any(a is not b for a, b in zip(batches, self._bound, strict=True)):
+            self.bind(batches)
+        folder = self._workers[0].folder
+        np.save(folder / "arrivals.npy", np.asarray(arrivals_ns, np.int64))
+        (folder / "ticket").write_bytes(bytes(8))
+        time.sleep(SETTLE_SECONDS)
+        before = self._now()
+        begin = time.perf_counter_ns() + self._margin()
+        for worker in self._workers:
+            worker.send("stream", at=begin, arrivals=str(folder / "arrivals.npy"), ticket=str(folder / "ticket"))
+        served = self._receive("stream", arrivals_ns[-1] / 1e9 + self._seconds(len(arrivals_ns)))
+        requests = sorted(request for answer in served for request in answer)
+        busy = sum(ended - begun for _, begun, ended in requests)
+        self._note_usage(before, busy / self.instances / 1e9)
+        return [(int(arrivals_ns[number]), begun, ended) for number, begun, ended in requests]
 
-    def outputs(self) -> list[tuple[int, Float32]]:
-        """(index of a bound batch, its ``f32[tokens, hidden]``): kept from calls of the bursts since ``bind``."""
-        raise NotImplementedError
+    def outputs(self) -> list[tuple[Batch, Float32]]:
+        """Batches (parts of them, when they were divided) with the ``f32[tokens, hidden]`` that was computed for them.
 
-    def memory(self) -> Memory: ...
+        Of random calls of the bursts since ``bind``, at most one for each bound batch and instance.
+        """
+        kept: list[tuple[Batch, Float32]] = []
+        for worker, parts in zip(self._workers, self._parts, strict=True):
+            saved = worker.ask("outputs", seconds=self.limits.call_seconds, folder=str(worker.folder))
+            kept += [(parts[index], np.load(file)) for index, file in saved]
+        return kept
 
-    def usage(self) -> Usage: ...
+    def fresh_calls(self, batches: Sequence[Batch]) -> list[int]:
+        """Nanoseconds of the first call for each batch, of the first instance, whose threads are awake."""
+        worker, times = self._workers[0], []
+        for number, batch in enumerate(batches):
+            file = write_batch(batch, worker.folder / f"fresh-{number}.npz")
+            seconds = self.limits.bind_seconds + 2 * self.limits.call_seconds
+            times.append(int(worker.ask("fresh", seconds=seconds, file=file)))
+        return times
 
-    def facts(self) -> Mapping[str, Any]: ...
+    def settle_memory(self) -> None:
+        """From now on the instances' resident memory may grow by ``limits.growth_mib`` each."""
+        for worker in self._workers:
+            worker.settle_memory()
+
+    def memory(self) -> Memory:
+        members = self._members()
+        return Memory(processes.resident_bytes(members, peak=True), processes.proportional_bytes(members))
+
+    def usage(self) -> Usage:
+        """Of the last burst or stream."""
+        if self._usage is None:
+            raise InputError(f"{self.name} has not been asked for a burst yet; there is no usage of one")
+        return self._usage
+
+    def strays(self) -> set[int]:
+        """Processors that a thread may run on although its instance was not given them."""
+        found: set[int] = set()
+        for worker, placement in zip(self._workers, self.placements, strict=True):
+            found |= processes.allowed_cpus(processes.family(worker.pid)) - set(placement.cpus)
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """What the peer says of itself: version, settings in force, what was chosen."""
+        return dict(self._workers[0].ask("facts", seconds=self.limits.call_seconds))
+
+    def close(self) -> None:
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.close()
+
+    def __enter__(self) -> Contender:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _burst(
+        self,
+        calls: int | None,
+        seconds: float | None,
+        in_step: bool,
+        *,
+        keep_all: bool = False,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[list[int]]:
+        if (calls is None) == (seconds is None):
+            raise InputError("a burst has either calls or seconds; give one of them")
+        if in_step and calls is None:
+            raise InputError("a burst in step has a number of calls; give calls")
+        expected = calls if calls is not None else self._expected(seconds or 0.0)
+        sets = len(self._bound)
+        keep = list(range(sets)) if keep_all else self._random.sample(range(expected), min(2, sets, expected))
+        for _ in range(_TRIES):
+            time.sleep(SETTLE_SECONDS)
+            before = self._now()
+            at = None if self.instances == 1 else time.perf_counter_ns() + self._margin()
+            self._send_burst(at, calls, seconds, keep, self._step_file() if in_step else None)
+            answers = self._receive("burst", (seconds or 0.0) + self._seconds((calls or 0) + 3), meanwhile)
+            times: list[list[int]] = [answer["ns"] for answer in answers]
+            self._call_ns = max(int(np.median(own)) for own in times) if all(times) else self._call_ns
+            self._note_usage(before, sum(map(sum, times)) / self.instances / 1e9)
+            late = 0 if at is None else max(answer["begin"] for answer in answers) - at
+            if late < _LATE_NS + self._call_ns // 20:
+                break
+            # The wake-up of an instance took longer than was known: once more, now that it is known.
+            self._late_ns = max(self._late_ns, late)
+        return times
+
+    def _expected(self, seconds: float) -> int:
+        return max(1, math.ceil(seconds * 1e9 / self._call_ns)) if self._call_ns else 1
+
+    def _margin(self) -> int:
+        return _MARGIN_NS + 2 * self._call_ns + 2 * self._late_ns
+
+    def _seconds(self, calls: int) -> float:
+        """How long so many calls may take before the backend counts as hung."""
+        return self.limits.call_seconds + 10 * calls * self._call_ns / 1e9
+
+    def _send_burst(
+        self, at: int | None, calls: int | None, seconds: float | None, keep: list[int], file: str | None
+    ) -> None:
+        for own, worker in enumerate(self._workers):
+            step = None if file is None else {"file": file, "instances": self.instances, "own": own}
+            worker.send("burst", at=at, calls=calls, seconds=seconds, keep=keep, step=step)
+
+    def _step_file(self) -> str:
+        file = self._workers[0].folder / "steps"
+        file.write_bytes(bytes(8 * self.instances))
+        return str(file)
+
+    def _all(self, do: str, seconds: float) -> list[Any]:
+        for worker in self._workers:
+            worker.send(do)
+        return self._receive(do, seconds)
+
+    def _receive(self, do: str, seconds: float, meanwhile: Callable[[], None] | None = None) -> list[Any]:
+        deadline = time.monotonic() + seconds
+        answers = []
+        for worker in self._workers:
+            while meanwhile is not None and not worker.answered():
+                meanwhile()
+                if time.monotonic() > deadline:
+                    break
+            answers.append(worker.receive(do, max(0.0, deadline - time.monotonic())))
+        return answers
+
+    def _file(self, worker: Worker, index: int, batch: Batch, shared: Worker | None) -> str:
+        file = worker.folder / f"batch-{index}.npz"
+        return str(file) if shared else write_batch(batch, file)
+
+    def _members(self) -> list[int]:
+        return [pid for worker in self._workers for pid in processes.family(worker.pid)]
+
+    def _now(self) -> processes.CpuTime:
+        return processes.cpu_time(self._members())
+
+    def _note_usage(self, before: processes.CpuTime, calls_s: float) -> None:
+        after = self._now()
+        self._usage = Usage((after.cpu - before.cpu) / 1e9, (after.at - before.at) / 1e9, calls_s)
+
+
+def portions(batch: Batch, count: int) -> list[Batch]:
+    """The batch in ``count`` parts of whole sequences, whose numbers differ by one at most. Raises ``InputError``."""
+    if batch.seqs < count:
+        raise InputError(f"a batch of {batch.seqs} sequences cannot be divided over {count} instances")
+    ends = [round(part * batch.seqs / count) for part in range(count + 1)]
+    return list(_slices(batch, ends))
+
+
+def _slices(batch: Batch, ends: Sequence[int]) -> Iterator[Batch]:
+    for begin, end in itertools.pairwise(ends):
+        first, last = int(batch.cu_seqlens[begin]), int(batch.cu_seqlens[end])
+        types = None if batch.token_type_ids is None else batch.token_type_ids[first:last]
+        yield Batch(batch.token_ids[first:last], batch.cu_seqlens[begin : end + 1] - first, types)
+
+
+def missing(backend: BackendSpec, model: ModelFiles, cache: Path, limits: Limits | None = None) -> str | None:
+    """Why the backend cannot be used here, asked in a process of its own; None when it can."""
+    limits = limits or Limits()
+    reason: str | None = _once(backend, model, cache, limits, "missing", limits.open_seconds)
+    return reason
+
+
+def export(
+    backend: BackendSpec, model: ModelFiles, threads: int, cache: Path, limits: Limits | None = None
+) -> Mapping[str, Any]:
+    """Converts the checkpoint for the backend, in a process of its own, and returns the peer's facts about it."""
+    limits = limits or Limits()
+    facts: Mapping[str, Any] = _once(backend, model, cache, limits, "export", limits.export_seconds, threads)
+    return facts
+
+
+def _once(
+    backend: BackendSpec, model: ModelFiles, cache: Path, limits: Limits, do: str, seconds: float, threads: int = 1
+) -> Any:
+    worker = Worker(backend, model, threads, cache=cache, limits=limits)
+    try:
+        return worker.ask(do, seconds=seconds)
+    finally:
+        worker.close()

@@ -1,0 +1,188 @@
+"""Whether a backend computes the model at all: its output beside the float64 reference.
+
+The reference is encast's own plain graph, before any pass, evaluated by NumPy in float64. Sequences do not depend on
+their neighbours in a batch, so some of a large batch's are checked, chosen by their own ids, so that every run checks the
+same ones, and their states are kept in files.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from encast.archs import build_graph
+from encast.batch import Batch
+from encast.bench.cache import cached, cached_place
+from encast.bench.peers.base import ModelFiles
+from encast.errors import ResourceError
+from encast.importers import open_checkpoint
+from encast.ir import Graph
+
+__all__ = ["LEAST_COSINE", "Agreement", "Reference", "plain_graph"]
+
+Float64 = np.ndarray[Any, np.dtype[np.float64]]
+Float32 = np.ndarray[Any, np.dtype[np.float32]]
+Ids = tuple[list[int], list[int]]
+
+LEAST_COSINE: Mapping[str, float] = {"f32": 0.999999, "bf16": 0.9995, "int8": 0.97}
+"""The mean cosine of a token's state to the reference below which a backend is not timed, by dtype.
+
+The bound for int8 admits static scales for whole tensors on random weights, which are the hardest to quantise.
+"""
+
+CHECKED_TOKENS = 2048
+"""Of all batches of a point, at least one whole sequence: more would take the reference minutes."""
+
+_KIND, _FILE = "reference", "states.npy"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How near the outputs of timed calls are to the reference, over all checked tokens.
+
+    Cosines are of one token's states. ``largest_difference`` is relative to the largest value of the reference.
+    """
+
+    cosine_mean: float
+    cosine_least: float
+    largest_difference: float
+    bound: float
+    tokens: int
+
+    @property
+    def ok(self) -> bool:
+        return self.cosine_mean >= self.bound
+
+    def record(self) -> dict[str, Any]:
+        """Plain JSON; what is not finite becomes null."""
+        return {name: value if np.isfinite(value) else None for name, value in asdict(self).items()}
+
+
+class Reference:
+    """The float64 states of a model, computed in a process of its own and kept below ``cache``."""
+
+    def __init__(self, model: ModelFiles, cache: Path) -> None:
+        self._model, self._cache = model, cache
+        self._states: dict[str, Float64] = {}
+
+    def prepare(self, batches: Sequence[Batch]) -> None:
+        """Computes what ``compare`` will need for these batches. Raises ``ResourceError`` when that fails."""
+        rows = {_digest(*row): row for row in _chosen(batches)}
+        missing = {digest: row for digest, row in rows.items() if not self._folder(digest).is_dir()}
+        if missing:
+            self._compute(missing)
+        for digest in rows.keys() - self._states.keys():
+            self._states[digest] = np.load(self._folder(digest) / _FILE)
+
+    def _folder(self, digest: str) -> Path:
+        return cached_place(self._cache, _KIND, _key(self._model.sha, digest))
+
+    def _compute(self, rows: Mapping[str, Ids]) -> None:
+        request = {
+            "checkpoint": str(self._model.checkpoint),
+            "sha": self._model.sha,
+            "cache": str(self._cache),
+            "rows": list(rows.values()),
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "encast.bench.agreement"],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise ResourceError(f"the float64 reference of {self._model.name} could not be computed: {last}")
+
+    def compare(self, outputs: Sequence[tuple[Batch, Float32]], dtype: str) -> Agreement:
+        """Of outputs ``f32[tokens, hidden]`` whatever was prepared is compared; nothing does not agree."""
+        cosines: list[Float64] = []
+        difference = largest = 0.0
+        for batch, states in outputs:
+            for first, row in _rows(batch):
+                expected = self._states.get(_digest(*row))
+                if expected is None:
+                    continue
+                found = states[first : first + len(expected)].astype(np.float64)
+                norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+                with np.errstate(invalid="ignore", divide="ignore"):
+                    cosines.append((found * expected).sum(1) / norms)
+                difference = max(difference, float(np.nan_to_num(np.abs(found - expected), nan=np.inf).max()))
+                largest = max(largest, float(np.abs(expected).max()))
+        # A state of zeros, or of what is no number, points nowhere.
+        every = np.nan_to_num(np.concatenate(cosines), nan=0.0) if cosines else np.zeros(1)
+        relative = difference / largest if largest else float("inf")
+        return Agreement(float(every.mean()), float(every.min()), relative, LEAST_COSINE[dtype], len(every))
+
+
+def plain_graph(checkpoint: Path) -> Graph:
+    """The graph of a checkpoint's encoder, in plain ops, before any pass; output ``last_hidden_state``."""
+    return build_graph(open_checkpoint(checkpoint), task="features")
+
+
+def _rows(batch: Batch) -> Iterator[tuple[int, Ids]]:
+    """The first token of each sequence, its ids and its token types (none: [])."""
+    types = batch.token_type_ids
+    for first, end in itertools.pairwise(batch.cu_seqlens.tolist()):
+        yield first, (batch.token_ids[first:end].tolist(), [] if types is None else types[first:end].tolist())
+
+
+def _chosen(batches: Sequence[Batch]) -> Iterator[Ids]:
+    """Sequences of up to ``CHECKED_TOKENS`` tokens in all, of each batch in turn the one of smallest digest."""
+    heaps = [sorted((row for _, row in _rows(batch)), key=lambda row: _digest(*row)) for batch in batches]
+    tokens = 0
+    for turn in itertools.zip_longest(*heaps):
+        for row in filter(None, turn):
+            if tokens and tokens + len(row[0]) > CHECKED_TOKENS:
+                return
+            yield row
+            tokens += len(row[0])
+
+
+def _digest(ids: Sequence[int], types: Sequence[int]) -> str:
+    return hashlib.sha256(json.dumps([ids, types]).encode()).hexdigest()[:16]
+
+
+def _key(sha: str, digest: str) -> dict[str, str]:
+    return {"model": sha, "code": _code_digest(), "sequence": digest}
+
+
+@functools.cache
+def _code_digest() -> str:
+    """Of the code that the reference is computed by."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for part in ("archs", "importers", "ir", "backends/reference"):
+        for file in sorted((package / part).rglob("*.py")):
+            digest.update(f"{file.relative_to(package)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _serve() -> None:
+    """The process of its own: the weights in float64 are twice the checkpoint, and are gone when it ends."""
+    from encast.backends.reference import Reference as Evaluator
+
+    request = json.load(sys.stdin)
+    evaluator = Evaluator(plain_graph(Path(request["checkpoint"])))
+    for ids, types in request["rows"]:
+        batch = Batch.of([ids], [types] if types else None)
+
+        def make(folder: Path, batch: Batch = batch) -> None:
+            np.save(folder / _FILE, evaluator.evaluate("last_hidden_state", batch))
+
+        cached(Path(request["cache"]), _KIND, _key(request["sha"], _digest(ids, types)), make)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,56 @@
+"""How a contender's instances are placed: the ``launcher`` group of a configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from encast.launch import Placement, environment, place
+from encast.machine import parse_cpu_list
+
+if TYPE_CHECKING:
+    from encast.machine import Machine
+
+__all__ = ["Launcher"]
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The options of ``encast.launch.place`` and ``encast.launch.environment``, which explain them.
+
+    ``core_list`` and ``nodes`` are lists as the kernel writes them (``0-3,8``).
+    """
+
+    name: str
+    instances: int | None = None
+    cores_per_instance: int | None = None
+    preset: str | None = None
+    core_list: str | None = None
+    nodes: str | None = None
+    smt: bool = False
+    cross_node: bool = False
+    allocator: str = "system"
+    openmp: bool = True
+
+    def place(
+        self, machine: Machine, *, instances: int | None = None, threads: int | None = None
+    ) -> tuple[Placement, ...]:
+        """Places for the launcher's own instances, or for ``instances`` of ``threads`` cores each.
+
+        Raises ``InputError`` for what does not fit the machine, saying what would.
+        """
+        sized = instances is not None or threads is not None
+        return place(
+            machine,
+            instances=instances if sized else self.instances,
+            cores_per_instance=threads if sized else self.cores_per_instance,
+            preset=None if sized else self.preset,
+            core_list=None if self.core_list is None else parse_cpu_list(str(self.core_list)),
+            nodes=None if self.nodes is None else parse_cpu_list(str(self.nodes)),
+            smt=self.smt,
+            cross_node=self.cross_node,
+        )
+
+    def environment(self, placement: Placement) -> dict[str, str]:
+        """The variables that an instance there is started with."""
+        return environment(placement, allocator=self.allocator, openmp=self.openmp)

@@ -1,0 +1,104 @@
+"""What processes do, read from /proc by somebody else: a backend cannot say that it uses less than it does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+__all__ = ["CpuTime", "allowed_cpus", "cpu_time", "family", "proportional_bytes", "resident_bytes", "runnable_threads"]
+
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class CpuTime:
+    """Processor time of some processes since they began, and when it was read; nanoseconds."""
+
+    at: int
+    cpu: int
+
+
+def family(root: int) -> list[int]:
+    """The process, all of its session, and all their descendants; only those that are left when it has ended."""
+    parents: dict[int, int] = {}
+    members: set[int] = set()
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(*_GONE):
+            fields = _stat(f"/proc/{name}")
+            parents[int(name)] = int(fields[1])
+            if int(fields[3]) == root:
+                members.add(int(name))
+    if root in parents:
+        members.add(root)
+    grown = True
+    while grown:
+        children = {pid for pid, parent in parents.items() if parent in members} - members
+        members |= children
+        grown = bool(children)
+    return sorted(members)
+
+
+def cpu_time(processes: Iterable[int]) -> CpuTime:
+    """Of all their threads, also ended ones, and of the children that they have waited for."""
+    total = 0
+    for pid in processes:
+        with contextlib.suppress(*_GONE, OSError):
+            reaped = sum(int(ticks) for ticks in _stat(f"/proc/{pid}")[13:15])
+            # The clock of a whole process (clock_getcpuclockid): utime and stime in /proc count in ticks of 10 ms.
+            total += time.clock_gettime_ns(~pid << 3 | 2) + reaped * _TICK_NS
+    return CpuTime(time.perf_counter_ns(), total)
+
+
+def runnable_threads(processes: Iterable[int]) -> int:
+    """Threads that run or wait for a processor at this moment."""
+    count = 0
+    for task in _tasks(processes):
+        with contextlib.suppress(*_GONE):
+            count += _stat(task)[0] == "R"
+    return count
+
+
+def allowed_cpus(processes: Iterable[int]) -> set[int]:
+    """The processors that any of their threads may run on."""
+    found: set[int] = set()
+    for task in _tasks(processes):
+        with contextlib.suppress(*_GONE):
+            found |= os.sched_getaffinity(int(task.rpartition("/")[2]))
+    return found
+
+
+def resident_bytes(processes: Iterable[int], *, peak: bool = False) -> int:
+    """Resident memory, now or at its peak (``VmHWM``); pages that processes share count in each."""
+    return sum(_field(f"/proc/{pid}/status", "VmHWM" if peak else "VmRSS") for pid in processes)
+
+
+def proportional_bytes(processes: Iterable[int]) -> int:
+    """Proportional set size: a page that n processes have mapped counts as an n-th in each of them."""
+    return sum(_field(f"/proc/{pid}/smaps_rollup", "Pss") for pid in processes)
+
+
+def _stat(folder: str) -> list[str]:
+    """The fields of ``stat`` after the name, which may hold anything: state, ppid, pgrp, session, ..."""
+    with open(f"{folder}/stat") as file:
+        return file.read().rpartition(")")[2].split()
+
+
+def _tasks(processes: Iterable[int]) -> Iterator[str]:
+    for pid in processes:
+        with contextlib.suppress(*_GONE):
+            yield from (f"/proc/{pid}/task/{name}" for name in os.listdir(f"/proc/{pid}/task"))
+
+
+def _field(path: str, name: str) -> int:
+    """A line ``name:  N kB`` in bytes; 0 when it is not there."""
+    with contextlib.suppress(*_GONE), open(path) as file:
+        for line in file:
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,224 @@
+"""A peer in a process of its own, driven from here; whatever it does, this process goes on.
+
+The other side is ``worker_process``. Requests and answers are JSON lines on a socket that only the two know, since
+libraries print what they please on standard output; arrays are ``.npy`` files in a folder that is removed at the end.
+Only one worker is asked at a time (the instances of one contender: all at once); between requests it sleeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from encast.batch import Batch
+from encast.bench import processes
+from encast.bench.peers.base import BackendSpec, ModelFiles
+from encast.errors import EncastError, ResourceError
+from encast.launch import MemoryBinding, Placement, preexec
+
+__all__ = ["Limits", "Worker", "WorkerError", "write_batch"]
+
+_POLL_SECONDS = 0.2
+_CLOSE_SECONDS = 5.0
+_STDERR_LINES = 6
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a backend may take before it is ended: seconds, and growth of resident memory after its warm-up."""
+
+    export_seconds: float = 1800
+    open_seconds: float = 600
+    bind_seconds: float = 600
+    call_seconds: float = 120
+    growth_mib: float = 1024
+
+
+class WorkerError(EncastError):
+    """A backend failed. ``status`` is one of ``rows.STATUSES``: crashed, timed_out, leaked or failed."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Worker:
+    """One instance of a backend. Methods raise ``WorkerError``; after any but ``failed`` the process is gone."""
+
+    def __init__(
+        self,
+        backend: BackendSpec,
+        model: ModelFiles,
+        threads: int,
+        *,
+        cache: Path,
+        placement: Placement | None = None,
+        environment: Mapping[str, str] | None = None,
+        memory: MemoryBinding | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """``placement``: where it may run (None: where this process may). Raises ``ResourceError``."""
+        place = placement or Placement(tuple(sorted(os.sched_getaffinity(0))), None, threads)
+        self.backend, self.limits = backend, limits or Limits()
+        self.folder = Path(tempfile.mkdtemp(prefix="encast-bench-"))
+        self._log = self.folder / "stderr"
+        self._ceiling: int | None = None
+        ours, theirs = socket.socketpair()
+        try:
+            with self._log.open("wb") as log:
+                command = [backend.python or sys.executable, "-m", "encast.bench.worker_process", str(theirs.fileno())]
+                self._process = subprocess.Popen(
+                    [*(memory.prefix(place.node) if memory else ()), *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **(environment or {}), "PYTHONPATH": self._python_path()},
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,  # Ctrl-C is for this process alone
+                    # A worker that outlives its parent would take the processors from what is measured next.
+                    preexec_fn=preexec(place, memory),
+                )
+        except OSError as error:
+            ours.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise ResourceError(
+                f"{backend.name}: {error.filename or backend.python} cannot be started ({error.strerror}); correct "
+                "`python` in the backend's YAML"
+            ) from None
+        finally:
+            theirs.close()
+        self._socket = ours
+        self._unread = b""
+        # The calibration alone may be longer than a command line.
+        self.send(
+            "begin",
+            peer=backend.peer,
+            dtype=backend.dtype,
+            threads=threads,
+            cache=str(cache),
+            options=dict(backend.options),
+            model={**asdict(model), "checkpoint": str(model.checkpoint)},
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, do: str, *, seconds: float, **fields: Any) -> Any:
+        """One request and its answer, for which at most ``seconds`` are waited."""
+        self.send(do, **fields)
+        return self.receive(do, seconds)
+
+    def send(self, do: str, **fields: Any) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # ``receive`` finds out why it ended
+            self._socket.sendall(json.dumps({"do": do, **fields}).encode() + b"\n")
+
+    def receive(self, do: str, seconds: float) -> Any:
+        """The answer to the request sent last."""
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._unread:
+            ready, _, _ = select.select(
+                [self._socket], [], [], max(0.0, min(_POLL_SECONDS, deadline - time.monotonic()))
+            )
+            if ready:
+                received = b""
+                with contextlib.suppress(ConnectionResetError):
+                    received = self._socket.recv(1 << 20)
+                if not received:
+                    raise self._crash(do)
+                self._unread += received
+                continue
+            self.check_memory()
+            if time.monotonic() >= deadline:
+                self.kill()
+                raise self._failure("timed_out", f"no answer to {do!r} within {seconds:g} s")
+        line, _, self._unread = self._unread.partition(b"\n")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise self._failure("failed", f"{do}: {answer['error']}")
+        return answer["value"]
+
+    def answered(self) -> bool:
+        """Whether ``receive`` would not have to wait."""
+        return b"\n" in self._unread or bool(select.select([self._socket], [], [], 0)[0])
+
+    def settle_memory(self) -> None:
+        """From now on resident memory may grow by ``limits.growth_mib``."""
+        self._ceiling = processes.resident_bytes(processes.family(self.pid)) + int(self.limits.growth_mib * 2**20)
+
+    def check_memory(self) -> None:
+        """Ends the process, and raises, when it has grown beyond what it may."""
+        if self._ceiling is None:
+            return
+        resident = processes.resident_bytes(processes.family(self.pid))
+        if resident > self._ceiling:
+            self.kill()
+            raise self._failure(
+                "leaked",
+                f"{resident / 2**20:.0f} MiB resident, {self.limits.growth_mib:g} MiB more than after its warm-up; "
+                "it leaks, or give it more with limits.growth_mib",
+            )
+
+    def close(self) -> None:
+        """Lets the process end by itself, and ends it when it does not; removes the folder."""
+        self._socket.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CLOSE_SECONDS)
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def kill(self) -> None:
+        """Ends the process and everything that it has started."""
+        for pid in processes.family(self.pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _crash(self, do: str) -> WorkerError:
+        try:
+            code = self._process.wait(_CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:  # it closed the socket and lives on
+            self.kill()
+            return self._failure("crashed", f"closed its connection during {do!r}")
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return self._failure("crashed", f"ended by {how} during {do!r}")
+
+    def _failure(self, status: str, what: str) -> WorkerError:
+        said = ""
+        if status != "failed":
+            with contextlib.suppress(OSError):
+                lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+                said = "".join(f"\n  {line}" for line in lines[-_STDERR_LINES:])
+        return WorkerError(status, f"{self.backend.name}: {what}" + (f"; it said last:{said}" if said else ""))
+
+    def _python_path(self) -> str:
+        """Where the process finds encast, and, in another environment, nothing else of this one."""
+        package = Path(__file__).resolve().parents[1]
+        if self.backend.python is None:
+            return os.pathsep.join(filter(None, (str(package.parent), os.environ.get("PYTHONPATH"))))
+        (self.folder / "path").mkdir()
+        (self.folder / "path" / "encast").symlink_to(package)
+        return str(self.folder / "path")
+
+
+def write_batch(batch: Batch, file: Path) -> str:
+    """Writes the batch as ``worker_process`` reads it, and returns the file's name."""
+    types = np.empty(0, np.int32) if batch.token_type_ids is None else batch.token_type_ids
+    with file.open("wb") as stream:
+        np.savez(stream, token_ids=batch.token_ids, cu_seqlens=batch.cu_seqlens, token_type_ids=types)
+    return str(file)
