@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from encast.bench.cache import cached
+from encast.bench.fields import seed_number, whole_number
 from encast.bench.intake import Intake, intake_of
 from encast.bench.peers.base import ModelFiles
 from encast.bench.workloads import random_ids, real_texts
@@ -66,14 +67,12 @@ def _random(config: Mapping[str, Any], cache: Path) -> str:
     for field in ("arch", "layers", "hidden", "inner", "heads", "vocab", "positions"):
         if config.get(field) is None:
             raise InputError(f"model.{field} is missing; a random model needs {', '.join(_FIELDS['random'][:7])}")
-        key[field] = config[field]
-        if field != "arch" and (isinstance(key[field], bool) or not isinstance(key[field], int) or key[field] < 1):
-            raise InputError(f"model.{field} is {key[field]!r}; give a whole number above 0")
+        key[field] = config[field] if field == "arch" else whole_number(f"model.{field}", config[field])
     if key["arch"] not in _LAYOUTS:
         raise InputError(f"model.arch is {key['arch']!r}; random weights can be made for {', '.join(_LAYOUTS)}")
     if key["hidden"] % key["heads"]:
         raise InputError(f"model.heads={key['heads']} does not divide model.hidden={key['hidden']}")
-    key["seed"] = int(config.get("seed") or 0)
+    key["seed"] = seed_number("model.seed", config.get("seed"))
     words = _words(config, key["vocab"])
     key["vocabulary"] = hashlib.sha256("\n".join(words).encode()).hexdigest()
     return str(cached(cache, "checkpoint", key, lambda folder: write_random_checkpoint(folder, key, words)))

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from encast.batch import Batch, Int32
+from encast.bench.fields import positive, seed_number, whole_number, whole_numbers
 from encast.bench.intake import Intake, read_intake
 from encast.bench.peers.base import ModelFiles
 from encast.data.datasets import open_dataset
@@ -272,15 +273,15 @@ def make_workload(config: Mapping[str, Any], model: ModelFiles | Intake) -> Work
     if unknown:
         raise InputError(f"workload.{unknown[0]} is no field of a workload of kind {kind}; it has {sorted(known)}")
     intake = model if isinstance(model, Intake) else read_intake(model.checkpoint)
-    batch = _numbers("workload.batch", config.get("batch", 1))
-    parts = KINDS[kind](config, intake, batch, int(config.get("seed") or 0))
+    batch = whole_numbers("workload.batch", config.get("batch", 1))
+    parts = KINDS[kind](config, intake, batch, seed_number("workload.seed", config.get("seed")))
     return parts[0] if len(parts) == 1 else Several(parts[0].name, parts)
 
 
 def _grid(config: Mapping[str, Any], intake: Intake, batch: tuple[int, ...], seed: int) -> Sequence[Workload]:
     name = str(config.get("name") or "grid")
-    lengths = _numbers("workload.length", config.get("length", 128))
-    shortest = _fraction("workload.shortest", config.get("shortest", 1.0))
+    lengths = whole_numbers("workload.length", config.get("length", 128))
+    shortest = positive("workload.shortest", config.get("shortest", 1.0), most=1)
     return [Fixed(name, intake, size, length, shortest, seed) for size in batch for length in lengths]
 
 
@@ -400,21 +401,6 @@ def _given(config: Mapping[str, Any], field: str, what: str) -> Any:
     return value
 
 
-def _numbers(name: str, value: Any) -> tuple[int, ...]:
-    """One whole number above 0, or several."""
-    several = isinstance(value, Sequence) and not isinstance(value, str)
-    values: list[Any] = list(value) if several else [value]
-    if not values or any(isinstance(one, bool) or not isinstance(one, int) or one < 1 for one in values):
-        raise InputError(f"{name} is {value!r}; give a whole number above 0, or a list of them")
-    return tuple(dict.fromkeys(values))
-
-
-def _fraction(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-        raise InputError(f"{name} is {value!r}; give a number above 0 and up to 1")
-    return float(value)
-
-
 def _sequences(config: Mapping[str, Any]) -> int | None:
     value = config.get("sequences")
-    return None if value is None else _numbers("workload.sequences", value)[0]
+    return None if value is None else whole_number("workload.sequences", value)

@@ -1,0 +1,45 @@
+"""Strong scaling: the same work on more and more cores, by one instance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from encast.bench.fields import whole_numbers
+from encast.bench.scenarios.base import Point
+from encast.bench.scenarios.closed_loop import BURST_SECONDS, ClosedLoop, core_count, doubling, fits
+from encast.errors import InputError
+
+if TYPE_CHECKING:
+    from encast.bench.launcher import Launcher
+    from encast.bench.workloads import Workload
+    from encast.machine import Machine
+
+__all__ = ["CoreScaling"]
+
+
+class CoreScaling(ClosedLoop):
+    """Latency by ``threads``; ideal is that twice the cores take half the time (``scaling.ideal``).
+
+    As the section on core count scaling of "Scaling up BERT-like model inference on modern CPU", part 1, which has
+    batch 1 and lengths 32, 128 and 512.
+    """
+
+    def __init__(self, threads: Any = None, seconds: float = BURST_SECONDS) -> None:
+        """``threads``: numbers of cores; by default 1, 2, 4, ... and all that the launcher has, as far as they fit."""
+        super().__init__(seconds)
+        self.threads = None if threads is None else whole_numbers("scenario.threads", threads)
+
+    def points(self, workload: Workload, launcher: Launcher, machine: Machine) -> Sequence[Point]:
+        most = core_count(launcher, machine)
+        if self.threads is not None:
+            for threads in self.threads:
+                launcher.place(machine, instances=1, threads=threads)  # raises where it does not fit
+        counts = self.threads or [count for count in doubling(most) if fits(launcher, machine, 1, count)]
+        if not counts:
+            raise InputError("no number of cores fits this machine; name some with scenario.threads=[1,2]")
+        return [
+            Point(part.draw(), 1, threads, {**part.label, "instances": 1, "threads": threads})
+            for part in workload.parts()
+            for threads in sorted(counts)
+        ]

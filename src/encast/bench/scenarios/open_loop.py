@@ -1,0 +1,132 @@
+"""Requests that come by chance, or as they were recorded, whether or not the last one is answered."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from encast.bench.fields import positive, positives, seed_number
+from encast.bench.open_loop import Responses, poisson, read_trace, window
+from encast.bench.scenarios.base import Point
+from encast.bench.scenarios.closed_loop import burst_sample
+from encast.bench.statistics import latency_metrics, median_interval, percentiles
+
+if TYPE_CHECKING:
+    from encast.bench.contender import Contender
+    from encast.bench.launcher import Launcher
+    from encast.bench.workloads import Workload
+    from encast.machine import Machine
+
+__all__ = ["OpenLoop"]
+
+REQUESTS = 32
+"""Different requests of a stream, asked in turn."""
+
+SETTLE = 0.1
+"""The share of a stream's begin that is left out: its queues were empty."""
+
+
+class OpenLoop:
+    """Latency from the time at which a request was due, at a rate that does not heed the contender.
+
+    Each request is one sequence; whichever instance is idle takes the oldest. All contenders get the same arrivals in
+    the same round. Rates are requests a second; where only ``load`` is given, they are these shares of what the
+    contender that is measured first answers when it is asked without pause, and the same for all.
+    """
+
+    def __init__(
+        self,
+        rate: Any = None,
+        load: Any = (0.5, 0.8),
+        trace: str | None = None,
+        speed: float = 1.0,
+        seconds: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        """``rate`` or ``load``: one number or several. ``trace``: a file of recorded arrivals instead, replayed
+        ``speed`` times as fast. ``seconds``: of a round; it should hold a hundred requests and more."""
+        self.rates = None if rate is None else positives("scenario.rate", rate)
+        self.loads = positives("scenario.load", load)
+        self.seconds = positive("scenario.seconds", seconds)
+        speed = positive("scenario.speed", speed)
+        self.trace = None if trace is None else [round(time / speed) for time in read_trace(str(trace))]
+        self.seed = seed_number("scenario.seed", seed)
+        self._rounds: Counter[tuple[Any, ...]] = Counter()
+        self._capacity: dict[tuple[Any, ...], float] = {}
+
+    def points(self, workload: Workload, launcher: Launcher, machine: Machine) -> Sequence[Point]:
+        places = launcher.place(machine)
+        place = {"instances": len(places), "threads": places[0].threads}
+        kinds: list[dict[str, float | str]]
+        if self.trace is not None:
+            kinds = [{"arrivals": "trace"}]
+        elif self.rates is not None:
+            kinds = [{"arrivals": "poisson", "rate": rate} for rate in self.rates]
+        else:
+            kinds = [{"arrivals": "poisson", "load": load} for load in self.loads]
+        points: dict[tuple[Any, ...], Point] = {}
+        for part in workload.parts():
+            for kind in kinds:
+                label = {**part.label, "batch": 1, **kind, **place}
+                key = tuple(label.items())  # parts that differ in their batch size alone are one here
+                if key not in points:
+                    points[key] = Point(part.arrivals(REQUESTS), len(places), places[0].threads, label)
+        return list(points.values())
+
+    def round(self, contender: Contender, point: Point) -> dict[str, Any]:
+        place = tuple(point.label.items())
+        turn = (contender.backend.name, place)
+        number = self._rounds[turn]
+        self._rounds[turn] += 1
+        arrivals = self._arrivals(contender, point, place, number)
+        responses = Responses.of(contender.stream(arrivals, point.batches))
+        settled = responses.after(SETTLE * self.seconds * 1e9)
+        span = float(responses.ended.max() - responses.due[0])
+        return {
+            "latency_ns": settled.latency.tolist(),
+            "wait_ns": settled.wait.tolist(),
+            "service_ns": settled.service.tolist(),
+            "offered_per_s": len(arrivals) / self.seconds,
+            "answered_per_s": len(arrivals) / span * 1e9,
+            "utilisation": responses.utilisation(point.instances),
+        }
+
+    def _arrivals(self, contender: Contender, point: Point, place: tuple[Any, ...], number: int) -> list[int]:
+        if self.trace is not None:
+            return window(self.trace, self.seconds, number)
+        rate = point.label.get("rate")
+        if rate is None:
+            shape = tuple(item for item in place if item[0] != "load")
+            if shape not in self._capacity:
+                self._capacity[shape] = burst_sample(contender, point, seconds=0.5)["sequences_per_s"]
+            rate = float(point.label["load"]) * self._capacity[shape]
+        return poisson(float(rate), self.seconds, (self.seed, number))
+
+    def figure(self, sample: Mapping[str, Any]) -> float:
+        """Of one over the mean latency: queueing counts with all its weight."""
+        return 1e9 / float(np.mean(sample["latency_ns"]))
+
+    def summarise(self, point: Point, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        def over(field: str) -> float:
+            return float(np.median([sample[field] for sample in samples]))
+
+        def together(field: str) -> dict[str, float | None]:
+            every = np.concatenate([np.asarray(sample[field]) for sample in samples]) / 1e6
+            return {"mean": float(every.mean()), **percentiles(every)}
+
+        answered = [float(sample["answered_per_s"]) for sample in samples]
+        utilisation = over("utilisation")
+        return {
+            **latency_metrics([sample["latency_ns"] for sample in samples]),
+            "wait_ms": together("wait_ns"),
+            "service_ms": together("service_ns"),
+            "offered_per_s": over("offered_per_s"),
+            "sequences_per_s": float(np.median(answered)),
+            "sequences_per_s_interval": median_interval(answered),
+            "utilisation": utilisation,
+            # Offered more than it can do, a queue grows for ever, and its percentiles say only how long that went on.
+            "saturated": utilisation >= 1,
+        }

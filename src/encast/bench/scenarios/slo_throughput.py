@@ -1,0 +1,117 @@
+"""The production scenario: how many sequences a second, with the latency that a service has promised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from encast.bench.fields import whole_numbers
+from encast.bench.scenarios.base import Point
+from encast.bench.scenarios.closed_loop import (
+    BURST_SECONDS,
+    ClosedLoop,
+    burst_sample,
+    core_count,
+    divisors,
+    fits,
+)
+from encast.bench.statistics import percent_name, percentile
+from encast.errors import InputError
+
+if TYPE_CHECKING:
+    from encast.bench.contender import Contender
+    from encast.bench.launcher import Launcher
+    from encast.bench.workloads import Workload
+    from encast.machine import Machine
+
+__all__ = ["SloThroughput", "best_rows"]
+
+
+class SloThroughput(ClosedLoop):
+    """For each length, every division of the cores into instances with every batch size is a point.
+
+    A point's throughput counts when the percentile of its latency keeps the limit; the best of those that do is a
+    contender's answer for the length (``best_rows``). "Fast DistilBERT on CPUs" (arXiv 2211.07715) has 10 ms and
+    lengths 16, 32, ..., 128 (``workload=production``). As there, requests are sent as fast as they are answered, which
+    says what the machine can do; how long requests wait when they come by chance says the scenario ``open_loop``.
+    """
+
+    def __init__(
+        self,
+        limit_ms: float = 10.0,
+        percent: float = 99.0,
+        batch: Any = (1, 2, 4, 8, 16),
+        instances: Any = None,
+        seconds: float = BURST_SECONDS,
+    ) -> None:
+        """``limit_ms`` of the percentile ``percent``. ``instances``: by default all numbers that divide the cores."""
+        super().__init__(seconds)
+        if not isinstance(limit_ms, (int, float)) or not limit_ms > 0:
+            raise InputError(f"scenario.limit_ms is {limit_ms!r}; give milliseconds above 0")
+        if not isinstance(percent, (int, float)) or not 0 < percent < 100:
+            raise InputError(f"scenario.percent is {percent!r}; give a percentile such as 99")
+        self.limit_ms, self.percent = float(limit_ms), float(percent)
+        self.batch = whole_numbers("scenario.batch", batch)
+        self.instances = None if instances is None else whole_numbers("scenario.instances", instances)
+        self._too_much: dict[tuple[Any, ...], int] = {}
+
+    def points(self, workload: Workload, launcher: Launcher, machine: Machine) -> Sequence[Point]:
+        cores = core_count(launcher, machine)
+        splits = [(count, cores // count) for count in self.instances or divisors(cores) if cores // count]
+        splits = [split for split in splits if fits(launcher, machine, *split)]
+        if not splits:
+            raise InputError(f"none of scenario.instances={self.instances} fits the {cores} cores")
+        points: dict[tuple[Any, ...], Point] = {}
+        for part in workload.parts():
+            for instances, threads in splits:
+                for batch in sorted(self.batch):
+                    label = {**part.label, "batch": batch, "instances": instances, "threads": threads}
+                    key = tuple(label.items())  # parts that differ in their batch size alone are one here
+                    if key not in points:
+                        points[key] = Point(part.draw(batch=batch), instances, threads, label)
+        return list(points.values())
+
+    def round(self, contender: Contender, point: Point) -> dict[str, Any]:
+        """A burst, or, where a smaller batch was far too slow already, a single call."""
+        kind = (contender.backend.name, *(item for item in point.label.items() if item[0] != "batch"))
+        batch = int(point.label["batch"])
+        if self._too_much.get(kind, batch) < batch:
+            return {**burst_sample(contender, point, calls=1), "one_call": True}
+        sample = burst_sample(contender, point, seconds=self.seconds)
+        # The quickest call of a burst was too slow: no larger batch can keep the limit.
+        if min(min(calls) for calls in sample["ns"]) > self.limit_ms * 1e6:
+            self._too_much[kind] = min(batch, self._too_much.get(kind, batch))
+        return sample
+
+    def summarise(self, point: Point, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        calls = [time / 1e6 for sample in samples for times in sample["ns"] for time in times]
+        latency = percentile(calls, self.percent)
+        met: bool | None = None if latency is None else latency <= self.limit_ms
+        if met is None and sorted(calls)[len(calls) // 2] > self.limit_ms:
+            met = False  # even the median is above the limit; the percentile itself stays unknown
+        metrics = super().summarise(point, samples)
+        name = percent_name(self.percent)
+        return {
+            **metrics,
+            "slo": {"limit_ms": self.limit_ms, "percentile": name, "latency_ms": latency, "met": met},
+            "sequences_per_s_within_slo": metrics["sequences_per_s"] if met else None,
+        }
+
+
+def best_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of the rows of this scenario, for each model, backend and length the one with the most sequences a second within
+    the limit; where none keeps it, the one with the least latency, whose ``sequences_per_s_within_slo`` is null."""
+
+    def rank(row: Mapping[str, Any]) -> tuple[float, float]:
+        within = row["metrics"].get("sequences_per_s_within_slo")
+        return (within or 0.0, -float(row["metrics"]["latency_ms"]["mean"]))
+
+    best: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    for row in rows:
+        if row.get("status") != "ok" or row.get("scenario") != "slo_throughput":
+            continue
+        shape = {key: value for key, value in row["point"].items() if key not in ("batch", "instances", "threads")}
+        key = (row["model"]["name"], row["backend"]["name"], *sorted(shape.items()))
+        if key not in best or rank(row) > rank(best[key]):
+            best[key] = row
+    return list(best.values())
