@@ -24,6 +24,8 @@ ROOT = Path(__file__).parent.parent
         ("ENCAST_BLOCK_ROWS", "16", 16),
         ("ENCAST_STREAM_ROWS", "1", 1),
         ("ENCAST_CHUNK_TOKENS", "1048576", 1048576),
+        ("ENCAST_COPY_WEIGHTS", "1", True),
+        ("ENCAST_COPY_WEIGHTS", "0", False),
     ],
 )
 def test_values(monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: object) -> None:
@@ -50,6 +52,7 @@ def test_unset_and_empty_mean_the_default(knob: knobs.Knob[object]) -> None:
         ("ENCAST_SPIN_US", "1000001"),
         ("ENCAST_CHUNK_TOKENS", "0"),
         ("ENCAST_BLOCK_ROWS", "15"),
+        ("ENCAST_COPY_WEIGHTS", "yes"),
         ("ENCAST_ISA", "avx 2"),
     ],
 )

@@ -121,12 +121,13 @@ void bind_runtime(nb::module_& m) {
   nb::class_<Weights>(m, "Weights", "A weights file, mapped read-only and shared between processes.")
       .def(
           "__init__",
-          [](Weights* self, nb::object path) {
+          [](Weights* self, nb::object path, bool copy) {
             const std::string native = path_of(path);
             nb::gil_scoped_release release;
-            new (self) Weights(native);
+            new (self) Weights(native, copy);
           },
-          "path"_a)
+          "path"_a, "copy"_a = false,
+          "`copy`: reads the file into huge pages of this process's own, where the kernel has them.")
       .def(
           "verify",
           [](const Weights& self,

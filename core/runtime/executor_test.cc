@@ -6,7 +6,9 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <thread>
 #include <vector>
@@ -242,6 +244,24 @@ ENCAST_TEST(damaged_weights_are_found) {
   CHECK_THROWS((Weights(pipe)), ArtifactError, "regular file");
   alarm(0);
   unlink(pipe.c_str());
+}
+
+ENCAST_TEST(copied_weights_are_of_this_process_alone) {
+  const std::vector<uint8_t> bytes = testing::test_weights();
+  const testing::TemporaryFile file(bytes);
+  const Weights mapped(file.path()), copied(file.path(), true);
+  CHECK_EQ(copied.bytes(), uint64_t{bytes.size()});
+  const auto differs = [&](const Weights& weights) {
+    return std::memcmp(weights.data(), bytes.data(), bytes.size()) != 0;
+  };
+  CHECK(!differs(mapped) && !differs(copied));
+  const uint8_t other = static_cast<uint8_t>(~bytes[0]);
+  FILE* const writer = std::fopen(file.path().c_str(), "r+");
+  CHECK(writer != nullptr);
+  CHECK_EQ(std::fwrite(&other, 1, 1, writer), size_t{1});
+  std::fclose(writer);
+  CHECK(differs(mapped) && !differs(copied));
+  CHECK_THROWS(Weights("/nonexistent/weights", true), ArtifactError, "cannot be opened");
 }
 
 }  // namespace

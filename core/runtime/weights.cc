@@ -16,21 +16,52 @@
 #include "base/xxh64.h"
 
 namespace encast {
+namespace {
 
-Weights::Weights(const std::string& path) : path_(path) {
+// The file's bytes in memory of this process's own, read-only.
+std::byte* copy_of(const std::string& path, int file, uint64_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    throw ResourceError(path + ": no memory for a copy of its " + std::to_string(bytes) +
+                        " bytes; unset ENCAST_COPY_WEIGHTS to use the mapped file");
+  }
+  madvise(memory, bytes, MADV_HUGEPAGE);  // best effort: kernels may forbid it
+  std::byte* const data = static_cast<std::byte*>(memory);
+  for (uint64_t done = 0; done < bytes;) {
+    const ssize_t count = pread(file, data + done, bytes - done, static_cast<off_t>(done));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      const std::string reason = count < 0 ? std::strerror(errno) : "it became shorter";
+      munmap(memory, bytes);
+      throw ArtifactError(path + ": cannot be read: " + reason);
+    }
+    done += static_cast<uint64_t>(count);
+  }
+  mprotect(memory, bytes, PROT_READ);
+  return data;
+}
+
+}  // namespace
+
+Weights::Weights(const std::string& path, bool copy) : path_(path) {
   // O_NONBLOCK: opening a pipe must not wait for its writer.
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) throw ArtifactError(path + ": cannot be opened: " + std::strerror(errno));
+  struct Closer {
+    int file;
+    ~Closer() { close(file); }
+  } const closer{file};
   struct stat facts;
   if (fstat(file, &facts) != 0 || !S_ISREG(facts.st_mode) || facts.st_size <= 0) {
-    close(file);
     throw ArtifactError(path + ": is not a regular file with content; compile the artifact again");
   }
   bytes_ = static_cast<uint64_t>(facts.st_size);
+  if (copy) {
+    data_ = copy_of(path, file, bytes_);
+    return;
+  }
   void* mapped = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file, 0);
-  const int error = errno;
-  close(file);
-  if (mapped == MAP_FAILED) throw ArtifactError(path + ": cannot be mapped: " + std::strerror(error));
+  if (mapped == MAP_FAILED) throw ArtifactError(path + ": cannot be mapped: " + std::strerror(errno));
   data_ = static_cast<const std::byte*>(mapped);
 }
 

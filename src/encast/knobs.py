@@ -55,6 +55,12 @@ def _integer(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
+def _flag(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError(text)
+    return text == "1"
+
+
 def _word(text: str) -> str:
     if not text.isascii() or not text.isalnum():
         raise ValueError(text)
@@ -124,6 +130,14 @@ _STREAM_ROWS: Knob[int | None] = Knob(
     "when half of the last-level cache holds the weights of all products, else 80.",
     _integer(1, 1 << 16),
 )
+_COPY_WEIGHTS: Knob[bool] = Knob(
+    "ENCAST_COPY_WEIGHTS",
+    False,
+    "0 or 1",
+    "1: an engine reads the weights into memory of its own, in huge pages where the kernel has them and on the memory "
+    "node of its CPUs, instead of sharing the mapped file with other processes.",
+    _flag,
+)
 _CACHE_DIR: Knob[Path | None] = Knob(
     "ENCAST_CACHE_DIR",
     None,
@@ -132,7 +146,7 @@ _CACHE_DIR: Knob[Path | None] = Knob(
     _folder,
 )
 
-KNOBS: tuple[Knob[str | None] | Knob[Path | None] | Knob[int | None] | Knob[int], ...] = (
+KNOBS: tuple[Knob[str | None] | Knob[Path | None] | Knob[int | None] | Knob[int] | Knob[bool], ...] = (
     _ISA,
     _THREADS,
     _SPIN_US,
@@ -140,6 +154,7 @@ KNOBS: tuple[Knob[str | None] | Knob[Path | None] | Knob[int | None] | Knob[int]
     _CHUNK_TOKENS,
     _BLOCK_ROWS,
     _STREAM_ROWS,
+    _COPY_WEIGHTS,
     _CACHE_DIR,
 )
 
@@ -153,8 +168,10 @@ def get(
     name: Literal["ENCAST_THREADS", "ENCAST_CHUNK_TOKENS", "ENCAST_BLOCK_ROWS", "ENCAST_STREAM_ROWS"],
 ) -> int | None: ...
 @overload
+def get(name: Literal["ENCAST_COPY_WEIGHTS"]) -> bool: ...
+@overload
 def get(name: Literal["ENCAST_CACHE_DIR"]) -> Path | None: ...
-def get(name: str) -> str | Path | int | None:
+def get(name: str) -> str | Path | int | bool | None:
     """The value of a knob of the list by its name; raises ``InputError`` as ``Knob.read`` does."""
     for knob in KNOBS:
         if knob.name == name:
