@@ -1,8 +1,8 @@
 """Whether a backend computes the model at all: its output beside the float64 reference.
 
 The reference is encast's own plain graph, before any pass, evaluated by NumPy in float64. Sequences do not depend on
-their neighbours in a batch, so some of a large batch's are checked, chosen by their own ids, so that every run checks the
-same ones, and their states are kept in files.
+their neighbours in a batch, so some sequences of large batches stand for all. They are chosen by their own ids: every
+run checks the same ones, and their states are kept in files.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ def cached(cache: Path, kind: str, key: Mapping[str, Any], make: Callable[[Path]
 
     ``key`` names everything that the content depends on: model sha, versions of the packages, settings. ``make``
     fills an empty folder; only when it returns does the folder get its name, so a half-made one is never found. Beside
-    what it wrote, ``made.json`` records key and seconds. Processes that want the same folder wait for the one that makes
-    it. What ``make`` raises goes through; raises ``ResourceError`` when the cache cannot be written.
+    what it wrote, ``made.json`` records key and seconds. Processes that want the same folder wait for the one that
+    makes it. What ``make`` raises goes through; raises ``ResourceError`` when the cache cannot be written.
     """
     folder = cached_place(cache, kind, key)
     if folder.is_dir():

@@ -29,6 +29,7 @@ SETTLE_SECONDS = 0.03
 _MARGIN_NS = 5_000_000
 _LATE_NS = 1_000_000
 _TRIES = 3
+_SHORT_NS = 50_000_000
 _SAMPLE_SECONDS = 0.004
 
 
@@ -51,15 +52,15 @@ class Memory:
 
 @dataclass(frozen=True)
 class Usage:
-    """What the processes did during a burst, read from /proc by the parent, on the parent's clock.
+    """What the processes did from before a burst's wake-up to its answer, read from /proc by the parent.
 
-    ``calls_s``: what the timed calls say that they took, a mean over the instances. The wake-up and ``wall_s`` enclose
-    them, so a little more is as it should be, and much more means work where no clock ran.
+    ``explained``: the share of the time, on the parent's clock, that the calls of a burst say they took, the wake-up
+    counted; None where that says nothing: instances that wait, and bursts that are over at once.
     """
 
     cpu_s: float
     wall_s: float
-    calls_s: float
+    explained: float | None
 
 
 class Contender:
@@ -87,7 +88,7 @@ class Contender:
         self._workers: list[Worker] = []
         self._bound: list[Batch] = []
         self._parts: list[list[Batch]] = []  # by instance
-        self._usage: Usage | None = None
+        self._usages: list[Usage] = []
         # What the backend cannot know beforehand: which of its outputs are looked at.
         self._random = random.SystemRandom()
         self._call_ns = self._late_ns = 0
@@ -95,6 +96,11 @@ class Contender:
     @property
     def name(self) -> str:
         return self.backend.name
+
+    @property
+    def parts(self) -> tuple[Batch, ...]:
+        """What the first instance was bound to: the batches, or its parts of them."""
+        return tuple(self._parts[0]) if self._parts else ()
 
     @property
     def instances(self) -> int:
@@ -111,6 +117,7 @@ class Contender:
         Without batches no call is made, and ``first_call_s`` is 0.
         """
         self.close()
+        self._usages = []
         for placement in self.placements:
             self._workers.append(
                 Worker(
@@ -203,8 +210,7 @@ class Contender:
             worker.send("stream", at=begin, arrivals=str(folder / "arrivals.npy"), ticket=str(folder / "ticket"))
         served = self._receive("stream", arrivals_ns[-1] / 1e9 + self._seconds(len(arrivals_ns)))
         requests = sorted(request for answer in served for request in answer)
-        busy = sum(ended - begun for _, begun, ended in requests)
-        self._note_usage(before, busy / self.instances / 1e9)
+        self._usages.append(self._used(before, None, begin))
         return [(int(arrivals_ns[number]), begun, ended) for number, begun, ended in requests]
 
     def outputs(self) -> list[tuple[Batch, Float32]]:
@@ -218,13 +224,19 @@ class Contender:
             kept += [(parts[index], np.load(file)) for index, file in saved]
         return kept
 
-    def fresh_calls(self, batches: Sequence[Batch]) -> list[int]:
-        """Nanoseconds of the first call for each batch, of the first instance, whose threads are awake."""
-        worker, times = self._workers[0], []
+    def fresh_calls(self, batches: Sequence[Batch]) -> list[tuple[int, int]]:
+        """For each batch the nanoseconds of two first calls of the first instance, whose threads are awake.
+
+        Both are bound anew: first the batch that ``bind`` had first, whose ids it has been asked before, then this one.
+        """
+        worker = self._workers[0]
+        known = write_batch(self._parts[0][0], worker.folder / "known.npz")
+        times = []
         for number, batch in enumerate(batches):
-            file = write_batch(batch, worker.folder / f"fresh-{number}.npz")
-            seconds = self.limits.bind_seconds + 2 * self.limits.call_seconds
-            times.append(int(worker.ask("fresh", seconds=seconds, file=file)))
+            files = [known, write_batch(batch, worker.folder / f"fresh-{number}.npz")]
+            seconds = 2 * (self.limits.bind_seconds + 2 * self.limits.call_seconds)
+            first, second = worker.ask("fresh", seconds=seconds, files=files)
+            times.append((int(first), int(second)))
         return times
 
     def settle_memory(self) -> None:
@@ -236,11 +248,16 @@ class Contender:
         members = self._members()
         return Memory(processes.resident_bytes(members, peak=True), processes.proportional_bytes(members))
 
+    @property
+    def usages(self) -> list[Usage]:
+        """Of every burst and stream since ``open``."""
+        return list(self._usages)
+
     def usage(self) -> Usage:
         """Of the last burst or stream."""
-        if self._usage is None:
+        if not self._usages:
             raise InputError(f"{self.name} has not been asked for a burst yet; there is no usage of one")
-        return self._usage
+        return self._usages[-1]
 
     def strays(self) -> set[int]:
         """Processors that a thread may run on although its instance was not given them."""
@@ -288,7 +305,7 @@ class Contender:
             answers = self._receive("burst", (seconds or 0.0) + self._seconds((calls or 0) + 3), meanwhile)
             times: list[list[int]] = [answer["ns"] for answer in answers]
             self._call_ns = max(int(np.median(own)) for own in times) if all(times) else self._call_ns
-            self._note_usage(before, sum(map(sum, times)) / self.instances / 1e9)
+            self._usages.append(self._used(before, None if in_step else times, at))
             late = 0 if at is None else max(answer["begin"] for answer in answers) - at
             if late < _LATE_NS + self._call_ns // 20:
                 break
@@ -344,9 +361,15 @@ class Contender:
     def _now(self) -> processes.CpuTime:
         return processes.cpu_time(self._members())
 
-    def _note_usage(self, before: processes.CpuTime, calls_s: float) -> None:
+    def _used(self, before: processes.CpuTime, times: Sequence[Sequence[int]] | None, at: int | None) -> Usage:
         after = self._now()
-        self._usage = Usage((after.cpu - before.cpu) / 1e9, (after.at - before.at) / 1e9, calls_s)
+        wall = after.at - before.at
+        explained = None
+        if times is not None and all(times) and wall > _SHORT_NS:
+            mean = sum(map(sum, times)) / len(times)
+            woken = wall if at is None else after.at - at
+            explained = (mean if at is not None else mean * (1 + 1 / len(times[0]))) / woken
+        return Usage((after.cpu - before.cpu) / 1e9, wall / 1e9, explained)
 
 
 def portions(batch: Batch, count: int) -> list[Batch]:

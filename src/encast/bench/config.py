@@ -1,0 +1,267 @@
+"""From overrides to jobs: Hydra's groups and grammar, errors that list what exists, and no field that nobody reads.
+
+``backend=a,b`` and ``backend=[a,b]`` are the same: contenders of one comparison. With ``--multirun`` lists after any
+other name make a job for each combination, the last name varying fastest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from encast.bench.launcher import Launcher
+from encast.bench.noise import NoiseLimits
+from encast.bench.peers.base import DTYPES, BackendSpec
+from encast.bench.timing import Timing
+from encast.bench.worker import Limits
+from encast.errors import InputError
+
+__all__ = ["CONF", "GROUPS", "Job", "available", "load_jobs"]
+
+CONF = Path(__file__).parent / "conf"
+GROUPS = ("backend", "model", "workload", "scenario", "launcher")
+DEFAULT_BACKEND = "encast-int8"
+
+_SPEC = ("name", "peer", "dtype", "python")
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One comparison: its contenders are measured by turns. Mappings are plain, as their YAML and overrides say."""
+
+    backends: tuple[BackendSpec, ...]
+    model: Mapping[str, Any]
+    workload: Mapping[str, Any]
+    scenario: Mapping[str, Any]
+    launcher: Launcher
+    timing: Timing
+    limits: Limits
+    noise: NoiseLimits
+    experiment: str | None
+    out: str | None
+    cache: str | None
+    price: str | None
+
+    def record(self) -> dict[str, Any]:
+        """Plain JSON, everything resolved."""
+        return asdict(self)
+
+
+def available(group: str, folders: Sequence[Path] = ()) -> dict[str, str]:
+    """The names of a group, each with the first line of comment of its YAML; ``folders`` are searched first."""
+    found: dict[str, str] = {}
+    for folder in (*folders, CONF):
+        for path in sorted((folder / group).glob("*.yaml")):
+            first = path.read_text(encoding="utf-8").partition("\n")[0]
+            found.setdefault(path.stem, first.removeprefix("#").strip() if first.startswith("#") else "")
+    return found
+
+
+def load_jobs(overrides: Sequence[str], *, multirun: bool = False, folders: Sequence[Path] = ()) -> list[Job]:
+    """The jobs of a command line, all of them checked before the first one runs.
+
+    ``overrides``: Hydra's ``NAME=VALUE``, where NAME is a group or the path of a field. ``folders`` hold groups of
+    one's own (``FOLDER/backend/NAME.yaml``). Raises ``InputError`` for names and fields that there are not, listing
+    those that there are, and for values of the wrong kind.
+    """
+    for folder in folders:
+        if not any((folder / group).is_dir() for group in GROUPS):
+            raise InputError(f"{folder}: holds none of the folders {', '.join(GROUPS)}; give their parent")
+    choices = _Choices(folders)
+    backends, rest = _split_backends(choices, overrides)
+    return [choices.job(backends, combination) for combination in _combinations(choices, rest, multirun)]
+
+
+def _split_backends(choices: _Choices, overrides: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The names of the contenders, and all other overrides."""
+    names, rest = [DEFAULT_BACKEND], []
+    for override in overrides:
+        parsed = choices.parse(override)
+        if parsed.key_or_group != "backend":
+            rest.append(override)
+            continue
+        if parsed.is_sweep_override():
+            values: Any = [choices.plain(text) for text in choices.swept(parsed)]
+        else:
+            values = parsed.value()
+        values = values if isinstance(values, list) else [values]
+        names = [str(name) for value in values for name in (value if isinstance(value, list) else [value])]
+    if not names:
+        raise InputError("backend=[] names no backend; give one or more of " + ", ".join(choices.names("backend")))
+    twice = [name for index, name in enumerate(names) if name in names[:index]]
+    if twice:
+        raise InputError(f"backend {twice[0]!r} is named twice; a backend stands once in a comparison")
+    for name in names:
+        choices.check("backend", name)
+    return names, rest
+
+
+def _combinations(choices: _Choices, overrides: Sequence[str], multirun: bool) -> Iterator[list[str]]:
+    values: list[list[str]] = []
+    for override in overrides:
+        parsed = choices.parse(override)
+        name = parsed.get_key_element()
+        if not parsed.is_sweep_override():
+            values.append([override])
+        elif multirun:
+            values.append([f"{name}={value}" for value in choices.swept(parsed)])
+        else:
+            instead = "" if name in GROUPS else f", or write a list, {name}=[...], where the field takes one"
+            raise InputError(f"{override}: several values make several jobs; add --multirun{instead}")
+    yield from (list(combination) for combination in itertools.product(*values))
+
+
+class _Choices:
+    """The groups and their YAML, read with Hydra."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+
+        self._folders = [folder.resolve() for folder in folders]
+        self._parser = OverridesParser.create()
+
+    def names(self, group: str) -> list[str]:
+        return list(available(group, self._folders))
+
+    def check(self, group: str, name: str) -> None:
+        if name not in self.names(group):
+            raise InputError(f"there is no {group} {name!r}; there are {', '.join(self.names(group))}")
+
+    def parse(self, override: str) -> Any:
+        """Hydra's ``Override``; only assignments are accepted."""
+        from hydra.errors import HydraException
+
+        try:
+            parsed = self._parser.parse_override(override)
+        except HydraException as error:
+            first = str(error).splitlines()[0]
+            raise InputError(f"{override!r} is no override ({first}); write NAME=VALUE, quoted 'NAME=\"...\"' where "
+                             "VALUE holds what the shell or the grammar takes for itself") from None  # fmt: skip
+        if parsed.is_add() or parsed.is_force_add() or parsed.is_delete() or parsed.package is not None:
+            raise InputError(f"{override!r}: fields can be set, not added, removed or moved; write NAME=VALUE")
+        if parsed.key_or_group.partition(".")[0] == "hydra":
+            raise InputError(f"{override!r}: Hydra's own settings are fixed; --conf FOLDER adds groups of your own")
+        return parsed
+
+    def swept(self, parsed: Any) -> list[str]:
+        """The values of a sweep as the grammar writes them."""
+        from hydra.errors import HydraException
+
+        try:
+            return list(parsed.sweep_string_iterator())
+        except HydraException:
+            raise InputError(f"{parsed.input_line!r}: give the values themselves, NAME=A,B or NAME=range(A,B)") from None
+
+    def plain(self, text: str) -> Any:
+        return self.parse(f"value={text}").value()
+
+    def job(self, backends: Sequence[str], overrides: Sequence[str]) -> Job:
+        groups, values = [], []
+        for override in overrides:
+            parsed = self.parse(override)
+            if parsed.key_or_group in GROUPS:
+                self.check(parsed.key_or_group, str(parsed.value()))
+                groups.append(override)
+            else:
+                values.append(parsed)
+        whole = self._compose(groups)
+        whole["backend"] = {name: self._backend(name) for name in backends}
+        for parsed in values:
+            _assign(whole, parsed.key_or_group, parsed.value())
+        return _job(whole)
+
+    def _backend(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._compose([f"+backend={name}"])["backend"]
+        return found
+
+    def _compose(self, overrides: Sequence[str]) -> dict[str, Any]:
+        from hydra import compose, initialize_config_dir
+        from hydra.errors import HydraException
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+        from yaml import YAMLError  # type: ignore[import-untyped]
+
+        search = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in self._folders)}]"]
+        try:
+            with warnings.catch_warnings(), initialize_config_dir(str(CONF), version_base=None):
+                warnings.simplefilter("ignore")
+                config = compose("config", overrides=[*overrides, *(search if self._folders else [])])
+                plain: Any = OmegaConf.to_container(config, resolve=True)
+        except (HydraException, OmegaConfBaseException, YAMLError) as error:
+            raise InputError(f"{' '.join(overrides) or CONF}: {' '.join(str(error).split())}") from None
+        return dict(plain)
+
+
+def _assign(config: dict[str, Any], path: str, value: Any) -> None:
+    """Sets a field that is there already."""
+    node: Any = config
+    *parents, last = path.split(".")
+    for depth, part in enumerate([*parents, last]):
+        if not isinstance(node, dict) or part not in node:
+            where = ".".join([*parents, last][:depth])
+            there = ", ".join(map(str, node)) if isinstance(node, dict) else "no fields of its own"
+            raise InputError(f"there is no field {path!r}; {where or 'the configuration'} has {there}")
+        if depth < len(parents):
+            node = node[part]
+    if isinstance(node[last], dict):
+        raise InputError(
+            f"{path} has fields of its own; set one of {', '.join(f'{path}.{name}' for name in node[last])}"
+        )
+    node[last] = value
+
+
+def _job(config: Mapping[str, Any]) -> Job:
+    given = {name: config[name] for name in ("experiment", "out", "cache", "price")}
+    return Job(
+        backends=tuple(_spec(name, dict(fields)) for name, fields in config["backend"].items()),
+        model=config["model"],
+        workload=config["workload"],
+        scenario=config["scenario"],
+        launcher=_section(Launcher, "launcher", config["launcher"]),
+        timing=_section(Timing, "timing", config["timing"]),
+        limits=_section(Limits, "limits", config["limits"]),
+        noise=_section(NoiseLimits, "noise", config["noise"]),
+        **{name: None if value is None else str(value) for name, value in given.items()},
+    )
+
+
+def _spec(name: str, config: dict[str, Any]) -> BackendSpec:
+    for field in ("peer", "dtype"):
+        if not isinstance(config.get(field), str):
+            raise InputError(f"backend {name}: its YAML needs {field}; see encast-int8.yaml in {CONF / 'backend'}")
+    if config["dtype"] not in DTYPES:
+        raise InputError(f"backend.{name}.dtype is {config['dtype']!r}; one of {', '.join(DTYPES)} is needed")
+    options = {key: value for key, value in config.items() if key not in _SPEC}
+    return BackendSpec(name, config["peer"], config["dtype"], config.get("python"), options)
+
+
+def _section(cls: type[S], where: str, config: Mapping[str, Any]) -> S:
+    """A dataclass of plain fields from a section; a wrong kind of value is refused."""
+    kinds = {field.name: str(field.type) for field in fields(cls)}  # type: ignore[arg-type]
+    unknown = sorted(set(map(str, config)) - set(kinds))
+    if unknown:
+        raise InputError(f"there is no field {where}.{unknown[0]}; {where} has {', '.join(kinds)}")
+    return cls(**{name: _value(f"{where}.{name}", kinds[name], value) for name, value in config.items()})
+
+
+def _value(name: str, kind: str, value: Any) -> Any:
+    if value is None and kind.endswith("None"):
+        return None
+    kind = kind.removesuffix(" | None")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind == "bool" and isinstance(value, bool):
+        return value
+    if kind == "int" and number and int(value) == value and value >= 1:
+        return int(value)
+    if kind == "float" and number and value > 0:
+        return float(value)
+    if kind == "str" and (number or isinstance(value, str)):
+        return str(value)
+    wanted = {"bool": "true or false", "int": "a whole number above 0", "float": "a number above 0", "str": "a text"}
+    raise InputError(f"{name} is {value!r}; {wanted[kind]} is needed")

@@ -1,0 +1,112 @@
+"""Whether a contender kept to the rules: its threads, its processors, all the work in every call.
+
+What a backend says of itself counts for nothing: all of this is seen from outside of its processes, with inputs that it
+cannot know, at moments that it cannot know.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from encast.batch import Batch
+from encast.bench.contender import Usage
+
+__all__ = ["Evidence", "Fairness", "fresh_batches", "judge"]
+
+THREADS_SLACK = 0.5
+"""Of the mean of running threads: a pool hands over while another thread still winds down."""
+CPU_SLACK = 1.1
+EXPLAINED = 0.5
+"""The share of a burst, on the parent's clock, that its calls must explain: the rest is messages and gaps."""
+CACHED = 3.0
+CACHED_NS = 100_000
+"""A new text may cost so many times, and so much more than, one that was asked before."""
+PEAK_SLACK = 1.25
+"""The peak is measured at another moment, at another clock rate."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was seen of a contender at a point.
+
+    ``threads``: the budget, and ``placed`` the processors. ``watched``: running threads at random moments.
+    ``usages``: of all bursts. ``strays``: processors beyond the placement. ``known_ns`` and ``fresh_ns``: first calls
+    of batches bound anew, with ids that it had been asked before and with ids that it had not. ``typical_ns``: the
+    median timed call. ``least_ns``: what a call must take at the machine's instruction peak, None when unknown.
+    """
+
+    threads: int
+    watched: Sequence[int]
+    usages: Sequence[Usage]
+    strays: Sequence[int]
+    known_ns: Sequence[int]
+    fresh_ns: Sequence[int]
+    typical_ns: float
+    least_ns: float | None
+
+
+@dataclass(frozen=True)
+class Fairness:
+    """The field ``fairness`` of a row. ``notes`` hold a sentence for each rule that was broken."""
+
+    threads_budget: int
+    threads_ran: float | None
+    cpu_per_wall: float | None
+    ok: bool
+    notes: tuple[str, ...]
+
+    def record(self) -> dict[str, Any]:
+        return {**asdict(self), "notes": list(self.notes)}
+
+
+def judge(evidence: Evidence) -> Fairness:
+    """Applies the rules; see the constants for what each of them leaves to chance."""
+    ran = float(np.mean(evidence.watched)) if len(evidence.watched) else None
+    ratios = [usage.cpu_s / usage.wall_s for usage in evidence.usages if usage.wall_s > 0]
+    per_wall = float(np.median(ratios)) if ratios else None
+    notes = []
+    if ran is not None and ran > evidence.threads + THREADS_SLACK:
+        notes.append(f"ran {round(ran)} threads on a budget of {evidence.threads}")
+    if per_wall is not None and per_wall > CPU_SLACK * evidence.threads:
+        notes.append(f"used {per_wall:.1f} processors' time on a budget of {evidence.threads}")
+    if evidence.strays:
+        notes.append(f"gave itself processors {sorted(evidence.strays)}, which it was not given")
+    explained = [usage.explained for usage in evidence.usages if usage.explained is not None]
+    if explained and float(np.median(explained)) < EXPLAINED:
+        notes.append(
+            f"its calls explain {np.median(explained):.0%} of the time until their answer: work runs elsewhere"
+        )
+    if evidence.known_ns and evidence.fresh_ns:
+        known, fresh = float(np.median(evidence.known_ns)), float(np.median(evidence.fresh_ns))
+        if fresh > CACHED * known and fresh - known > CACHED_NS:
+            notes.append(
+                f"keeps answers: {fresh / 1e6:.3g} ms for ids it had not seen, {known / 1e6:.3g} ms for others"
+            )
+    if evidence.least_ns is not None and evidence.typical_ns * PEAK_SLACK < evidence.least_ns:
+        notes.append(
+            f"answers in {evidence.typical_ns / 1e6:.3g} ms what takes {evidence.least_ns / 1e6:.3g} ms at the "
+            "instruction peak of its threads: it does not compute it"
+        )
+    return Fairness(
+        evidence.threads,
+        None if ran is None else round(ran, 2),
+        None if per_wall is None else round(per_wall, 3),
+        not notes,
+        tuple(notes),
+    )
+
+
+def fresh_batches(batch: Batch, count: int) -> list[Batch]:
+    """Batches of the same shape and of the same tokens in another order, which nobody can foresee."""
+    rng = random.SystemRandom()
+    found = []
+    for _ in range(count):
+        ids = batch.token_ids.tolist()
+        rng.shuffle(ids)
+        found.append(Batch(np.array(ids, np.int32), batch.cu_seqlens, batch.token_type_ids))
+    return found

@@ -1,0 +1,110 @@
+"""How much the machine did besides what was measured, and how much the rounds differ."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Noise", "NoiseLimits", "NoiseMeter", "spread", "steady_rounds"]
+
+
+@dataclass(frozen=True)
+class NoiseLimits:
+    """Beyond these a row says that the machine was noisy; shares of the processors' time, and of the median round."""
+
+    steal: float = 0.02
+    other_cpu: float = 0.05
+    spread: float = 0.15
+
+
+@dataclass(frozen=True)
+class Noise:
+    """``steal``: the share of the processors' time that a host gave to others; ``other_cpu``: that processes other
+    than the measured ones used; both None where /proc/stat does not say."""
+
+    steal: float | None
+    other_cpu: float | None
+
+    def record(self, figures: Sequence[float], places: Sequence[str], limits: NoiseLimits) -> dict[str, Any]:
+        """The field ``noise`` of a row whose rounds gave these figures at these places."""
+        wide = spread(figures)
+        why = []
+        if self.steal is not None and self.steal > limits.steal:
+            why.append(f"the host took {self.steal:.1%} of the processors' time")
+        if self.other_cpu is not None and self.other_cpu > limits.other_cpu:
+            why.append(f"other processes used {self.other_cpu:.1%} of the processors' time")
+        if wide is not None and wide > limits.spread:
+            why.append(f"half of the rounds differ by {wide:.1%} of their median")
+        kinds = Counter(places)
+        if len(kinds) > 1:
+            counted = ", ".join(f"{count} {place}" for place, count in kinds.most_common())
+            why.append(f"processors moved between caches during the rounds ({counted})")
+        return {
+            "steal": self.steal,
+            "other_cpu": self.other_cpu,
+            "spread": wide,
+            "placement": next(iter(kinds)) if len(kinds) == 1 else "mixed",
+            "noisy": bool(why),
+            "why": why,
+        }
+
+
+class NoiseMeter:
+    """What the processors ``cpus`` do from its making to ``read``."""
+
+    def __init__(self, cpus: Sequence[int], stat: Path = Path("/proc/stat")) -> None:
+        self._cpus, self._stat = set(cpus), stat
+        self._before, self._began = self._times(), time.perf_counter()
+
+    def read(self, own_cpu_s: float) -> Noise:
+        """``own_cpu_s``: processor seconds of the measured processes and of this one since then."""
+        after, seconds = self._times(), time.perf_counter() - self._began
+        if self._before is None or after is None or not self._cpus or seconds <= 0:
+            return Noise(None, None)
+        # Ticks are counted when they fall, so the sum of all fields may miss the clock by one or two.
+        steal, busy = (now - then for now, then in zip(after, self._before, strict=True))
+        whole = seconds * len(self._cpus)
+        return Noise(max(0.0, steal) / whole, max(0.0, busy - own_cpu_s) / whole)
+
+    def _times(self) -> tuple[float, float] | None:
+        """Seconds of steal, and of user, nice, system, irq and softirq, since the machine started; see proc(5)."""
+        try:
+            lines = self._stat.read_text().splitlines()
+        except OSError:
+            return None
+        tick = os.sysconf("SC_CLK_TCK")
+        steal = busy = 0
+        for line in lines:
+            name, *fields = line.split()
+            if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in self._cpus and len(fields) >= 8:
+                user, nice, system, _, _, irq, softirq, stolen = map(int, fields[:8])
+                steal += stolen
+                busy += user + nice + system + irq + softirq
+        return steal / tick, busy / tick
+
+
+def spread(figures: Sequence[float]) -> float | None:
+    """The distance of the quartiles over the median; None with fewer than three figures."""
+    if len(figures) < 3:
+        return None
+    low, middle, high = np.percentile(figures, (25, 50, 75))
+    return float((high - low) / middle) if middle else None
+
+
+def steady_rounds(places: Sequence[str], least: int) -> list[int]:
+    """The rounds to keep: those near, else those far, else all, whichever first are ``least``.
+
+    Rounds with processors in one cache and in two have different times, so a row that mixes them says little.
+    """
+    for place in ("near", "far"):
+        found = [index for index, where in enumerate(places) if where == place]
+        if len(found) >= least:
+            return found
+    return list(range(len(places)))

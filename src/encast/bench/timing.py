@@ -1,0 +1,94 @@
+"""When calls are timed: after a warm-up that has become stable, and by turns, A B A B and B A B A."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+__all__ = ["Bursting", "Round", "Timing", "WarmUp", "take_turns", "warm_up"]
+
+_WARM_SECONDS = 0.1
+_WARM_BURSTS = 3
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """See ``conf/config.yaml``."""
+
+    seconds: float = 8.0
+    rounds_least: int = 5
+    rounds_most: int = 100
+    warm_up_seconds: float = 10.0
+    stable: float = 0.05
+    together: int = 8
+
+
+class Bursting(Protocol):
+    """What a warm-up needs of a contender."""
+
+    def burst(self, *, calls: int | None = None, seconds: float | None = None) -> list[list[int]]: ...
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """``stable``: whether the last bursts were alike; if not, time was up."""
+
+    seconds: float
+    calls: int
+    stable: bool
+
+
+@dataclass(frozen=True)
+class Round:
+    """``number`` counts from 0; ``place`` is where the processors were (``placement.placement``), or ``moved``."""
+
+    number: int
+    place: str
+
+
+def warm_up(contender: Bursting, timing: Timing) -> WarmUp:
+    """Bursts until the medians of three in a row lie within ``timing.stable`` of each other, or time is up."""
+    begin = time.perf_counter()
+    medians: list[float] = []
+    calls = 0
+    while True:
+        times = contender.burst(seconds=_WARM_SECONDS)
+        calls += sum(map(len, times))
+        medians.append(max(float(np.median(own)) for own in times))
+        last = medians[-_WARM_BURSTS:]
+        seconds = time.perf_counter() - begin
+        if len(last) == _WARM_BURSTS and max(last) <= min(last) * (1 + timing.stable):
+            return WarmUp(seconds, calls, True)
+        if seconds > timing.warm_up_seconds:
+            return WarmUp(seconds, calls, False)
+
+
+def take_turns(
+    contenders: Sequence[C], take: Callable[[int, C], bool], timing: Timing, place: Callable[[], str]
+) -> Iterator[Round]:
+    """Rounds until the time is over; in each, every contender is taken once, in the reverse of the last round's order.
+
+    ``take(number, contender)`` says whether it may go on; one that may not is left out of later rounds. Ends early
+    when none is left. A round is yielded when all have been taken.
+    """
+    left = list(contenders)
+    budget = timing.seconds * len(left)
+    begin = time.perf_counter()
+    before = place()
+    number = 0
+    while left and number < timing.rounds_most:
+        if number >= timing.rounds_least and time.perf_counter() - begin >= budget:
+            return
+        order = left if number % 2 == 0 else left[::-1]
+        out = [contender for contender in order if not take(number, contender)]
+        left = [contender for contender in left if not any(contender is gone for gone in out)]
+        after = place()
+        yield Round(number, after if after == before else "moved")
+        before = after
+        number += 1
