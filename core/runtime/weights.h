@@ -12,12 +12,12 @@ struct TensorRange {
   uint64_t xxh64 = 0;
 };
 
-// The weights file, mapped read-only and shared: processes that open it use the same memory. Or a copy of it, in
-// huge pages where the kernel gives them, near the thread that opens it, and of this process alone.
+// The weights file, mapped read-only and shared: processes that open it use the same memory. Or a copy of it,
+// in huge pages where the kernel gives them, near the thread that opens it, and of this process alone.
 class Weights {
  public:
-  // Throws ArtifactError when the file cannot be opened, mapped or read, ResourceError when there is no memory
-  // for a copy.
+  // Throws ArtifactError when the file cannot be opened, mapped or read, ResourceError when there is no
+  // memory for a copy.
   explicit Weights(const std::string& path, bool copy = false);
   ~Weights();
   Weights(const Weights&) = delete;
