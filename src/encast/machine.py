@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 __all__ = [
@@ -19,7 +19,9 @@ __all__ = [
     "HugePages",
     "Machine",
     "MemoryNode",
+    "cores_in_order",
     "default_threads",
+    "format_cpu_list",
     "parse_cpu_list",
     "pin_order",
     "read_machine",
@@ -33,11 +35,17 @@ _V1_NO_LIMIT = 1 << 60
 
 @dataclass(frozen=True)
 class Core:
-    """One physical core: the online CPUs (hardware threads) that share it."""
+    """One physical core: the online CPUs (hardware threads) that share it.
+
+    ``domain`` names the cores that share its last-level cache: the lowest of their CPUs. ``efficient``: one of the
+    slower cores of a hybrid processor.
+    """
 
     cpus: tuple[int, ...]
     package: int
     node: int
+    domain: int = 0
+    efficient: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,12 +78,17 @@ class CgroupLimits:
 
 @dataclass(frozen=True)
 class HugePages:
-    """Transparent huge pages (``always``, ``madvise``, ``never``, None when unknown) and reserved ones."""
+    """Transparent huge pages (``always``, ``madvise``, ``never``, None when unknown) and reserved ones.
+
+    ``defrag``: whether a page that is not free at once is made when it is asked for (``always``, ``defer``,
+    ``defer+madvise``, ``madvise``, ``never``, None when unknown).
+    """
 
     transparent: str | None
     page_bytes: int | None
     reserved: int
     free: int
+    defrag: str | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,7 @@ class Machine:
     governor: str | None
     huge_pages: HugePages
     allocator: str  # glibc, musl, jemalloc, tcmalloc, mimalloc
+    offline: tuple[int, ...] = ()  # CPUs that are there and switched off
 
     @property
     def threads_per_core(self) -> int:
@@ -104,7 +118,7 @@ class Machine:
     def allowed_cores(self) -> tuple[Core, ...]:
         """The cores of which the affinity mask leaves at least one CPU, reduced to those CPUs."""
         allowed = set(self.affinity)
-        reduced = (Core(tuple(c for c in core.cpus if c in allowed), core.package, core.node) for core in self.cores)
+        reduced = (replace(core, cpus=tuple(cpu for cpu in core.cpus if cpu in allowed)) for core in self.cores)
         return tuple(core for core in reduced if core.cpus)
 
 
@@ -119,6 +133,17 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
+def format_cpu_list(numbers: Iterable[int]) -> str:
+    """The kernel's way to write a list, ``0-3,8``; the reverse of ``parse_cpu_list``."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
 def default_threads(machine: Machine) -> int:
     """One thread a physical core within the affinity mask, no more than the cgroup quota pays for, at least one.
 
@@ -130,13 +155,21 @@ def default_threads(machine: Machine) -> int:
     return max(threads, 1)
 
 
+def cores_in_order(machine: Machine) -> list[Core]:
+    """The allowed cores: quick ones first, then by memory node, package, last-level cache and number."""
+    return sorted(
+        machine.allowed_cores, key=lambda core: (core.efficient, core.node, core.package, core.domain, core.cpus)
+    )
+
+
 def pin_order(machine: Machine) -> tuple[int, ...]:
     """The CPUs of the affinity mask in the order in which threads should take them.
 
-    First one hardware thread of every core, node by node, so that a small team stays on one node; then the
-    cores' second hardware threads in the same order, and so on.
+    First one hardware thread of every core, node by node and cache by cache, so that a small team stays on one
+    node and within one last-level cache, a hybrid processor's slower cores last; then the cores' second hardware
+    threads in the same order, and so on.
     """
-    cores = sorted(machine.allowed_cores, key=lambda core: (core.node, core.package, core.cpus))
+    cores = cores_in_order(machine)
     rounds = max((len(core.cpus) for core in cores), default=0)
     return tuple(core.cpus[turn] for turn in range(rounds) for core in cores if turn < len(core.cpus))
 
@@ -164,13 +197,14 @@ def read_machine(root: Path | str = "/") -> Machine:
     cpuinfo = tree.text("proc/cpuinfo") or ""
     name = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     flags = re.search(r"^flags\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    virtual = flags is not None and "hypervisor" in flags[1].split()
     limits = _cgroup_limits(tree)
     return Machine(
         processor=name[1].strip() if name else "unknown",
-        virtual=flags is not None and "hypervisor" in flags[1].split(),
+        virtual=virtual,
         online=online,
         affinity=_affinity(online, allowed, limits.cpuset),
-        cores=_cores(tree, online, nodes),
+        cores=_cores(tree, online, nodes, virtual),
         caches=_caches(tree, online),
         nodes=nodes,
         cgroup=limits,
@@ -178,6 +212,7 @@ def read_machine(root: Path | str = "/") -> Machine:
         governor=tree.word(f"sys/devices/system/cpu/cpu{online[0]}/cpufreq/scaling_governor"),
         huge_pages=_huge_pages(tree),
         allocator=_allocator(tree),
+        offline=tuple(cpu for cpu in tree.cpu_list("sys/devices/system/cpu/present") or () if cpu not in online),
     )
 
 
@@ -244,8 +279,9 @@ def _affinity(online: tuple[int, ...], allowed: tuple[int, ...], cpuset: tuple[i
     return tuple(cpu for cpu in usable if cpuset is None or cpu in cpuset) or usable
 
 
-def _cores(tree: _Tree, online: tuple[int, ...], nodes: Iterable[MemoryNode]) -> tuple[Core, ...]:
+def _cores(tree: _Tree, online: tuple[int, ...], nodes: Iterable[MemoryNode], virtual: bool) -> tuple[Core, ...]:
     node_of = {cpu: node.index for node in nodes for cpu in node.cpus}
+    efficient = _efficient(tree)
     seen: set[int] = set()
     cores = []
     for cpu in online:
@@ -258,8 +294,41 @@ def _cores(tree: _Tree, online: tuple[int, ...], nodes: Iterable[MemoryNode]) ->
         cpus = cpus if cpu in cpus else (cpu,)
         seen.update(cpus)
         package = tree.integer(f"{folder}/physical_package_id")
-        cores.append(Core(cpus, package if package is not None and package >= 0 else 0, node_of.get(cpu, 0)))
+        cores.append(
+            Core(
+                cpus,
+                package if package is not None and package >= 0 else 0,
+                node_of.get(cpu, 0),
+                _domain(tree, online, cpu),
+                cpu in efficient,
+            )
+        )
+    if virtual and len({core.domain for core in cores}) == len(cores):
+        # Hypervisors that know nothing of the host's caches show every virtual CPU one of its own.
+        first: dict[int, int] = {}
+        cores = [replace(core, domain=first.setdefault(core.node, core.cpus[0])) for core in cores]
     return tuple(cores)
+
+
+def _domain(tree: _Tree, online: tuple[int, ...], cpu: int) -> int:
+    """The lowest online CPU that shares this one's third-level cache, or else its package."""
+    folder = f"sys/devices/system/cpu/cpu{cpu}"
+    for index in tree.numbered(f"{folder}/cache", "index"):
+        if (tree.integer(f"{folder}/cache/index{index}/level") or 0) >= 3:
+            shared = tree.cpu_list(f"{folder}/cache/index{index}/shared_cpu_list")
+            if shared and cpu in shared:
+                return min(other for other in shared if other in online)
+    # package_cpus_list is the newer name (Linux 5.4) of core_siblings_list.
+    package = tree.cpu_list(f"{folder}/topology/package_cpus_list") or tree.cpu_list(
+        f"{folder}/topology/core_siblings_list"
+    )
+    return min((other for other in package or () if other in online), default=online[0])
+
+
+def _efficient(tree: _Tree) -> frozenset[int]:
+    """The CPUs of a hybrid processor's slower cores, which have a counter unit (PMU) of their own; none elsewhere."""
+    slower = (tree.cpu_list(f"sys/devices/{unit}/cpus") for unit in ("cpu_atom", "cpu_lowpower"))
+    return frozenset(cpu for cpus in slower for cpu in cpus or ())
 
 
 def _caches(tree: _Tree, online: tuple[int, ...]) -> tuple[Cache, ...]:
@@ -292,7 +361,10 @@ def _kilobytes(meminfo: str | None, field: str) -> int | None:
 
 
 def _huge_pages(tree: _Tree) -> HugePages:
-    chosen = re.search(r"\[(\w+)\]", tree.text("sys/kernel/mm/transparent_hugepage/enabled") or "")
+    chosen, defrag = (
+        re.search(r"\[([\w+]+)\]", tree.text(f"sys/kernel/mm/transparent_hugepage/{name}") or "")
+        for name in ("enabled", "defrag")
+    )
     meminfo = tree.text("proc/meminfo") or ""
     total, free = (re.search(rf"^HugePages_{field}:\s+(\d+)", meminfo, re.MULTILINE) for field in ("Total", "Free"))
     return HugePages(
@@ -300,6 +372,7 @@ def _huge_pages(tree: _Tree) -> HugePages:
         _kilobytes(meminfo, "Hugepagesize"),
         int(total[1]) if total else 0,
         int(free[1]) if free else 0,
+        defrag[1] if defrag else None,
     )
 
 
