@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from encast.backends.base import Runnable, check_request
 from encast.batch import Batch, int32_vector
-from encast.errors import InputError
+from encast.errors import InputError, StrictError
 from encast.ir.types import ValueType
 from encast.tasks.answer import Answer, answer
 from encast.tasks.classify import Classification, classify
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from encast.artifact import Artifact
+    from encast.backends.groups import Setup
 
 __all__ = ["BATCH_TOKENS", "Engine", "load"]
 
@@ -203,14 +205,23 @@ def load(
     threads: int | None = None,
     instances: int = 1,
     pin: bool = True,
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: int | None = None,
+    config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    strict: bool = False,
 ) -> Engine:
     """Opens a compiled artifact and readies it to run on this machine.
 
     ``device``: "cpu", or "reference" for the slow NumPy float64 evaluation that the kernels are tested against.
     ``threads`` per instance (default: the usable cores, divided by the instances); ``instances`` run
     calls of several threads side by side and share one copy of the weights; ``pin`` binds threads to
-    cores. Raises ``ArtifactError`` for a damaged artifact, ``InputError`` for options that cannot be
+    cores. ``batch_tokens``: tokens of one run (default: 8192).
+
+    ``config``: what ``encast tune`` wrote, the file or its content. It says the instances, their threads and
+    ``batch_tokens``, which the argument of that name overrules; a run goes to the first group of instances that covers
+    its longest text. A configuration that was tuned for another artifact or on another machine is a ``UserWarning``,
+    with ``strict`` a ``StrictError``.
+
+    Raises ``ArtifactError`` for a damaged artifact, ``InputError`` for options that cannot be
     met and ``ResourceError`` when the machine lacks something.
     """
     if device not in ("cpu", "reference"):
@@ -223,6 +234,13 @@ def load(
     from encast.backends.reference import Reference
 
     opened = artifacts.open(artifact)
+    setup = None
+    if config is not None:
+        if threads is not None or instances != 1 or device != "cpu":
+            raise InputError(
+                "config says the instances and threads of a CPU engine; leave threads, instances and device out"
+            )
+        setup = _setup(opened, config, strict)
     tokenizer = _tokenizer(opened)
     meta = opened.graph.meta
     embedding = opened.graph.outputs.get("embedding")
@@ -232,7 +250,16 @@ def load(
         opened.verify()
         runnable = Reference(opened.load_graph())
     else:
-        runnable = CpuRunnable(opened, threads=threads, instances=instances, pin=pin)
+        runnable = CpuRunnable(
+            opened,
+            threads=threads,
+            instances=instances,
+            groups=None if setup is None else setup.groups,
+            shared_cores=setup is not None and setup.shared_cores,
+            pin=pin,
+        )
+    if batch_tokens is None:
+        batch_tokens = BATCH_TOKENS if setup is None else setup.batch_tokens
     return Engine(
         runnable,
         meta,
@@ -242,6 +269,20 @@ def load(
         prompts=opened.card.get("prompts"),
         default_prompt=opened.card.get("default_prompt"),
     )
+
+
+def _setup(opened: Artifact, config: str | os.PathLike[str] | Mapping[str, Any], strict: bool) -> Setup:
+    """The set-up of a configuration; warns, or raises ``StrictError``, when it was tuned for something else."""
+    from encast.tune.configuration import Configuration
+
+    tuned = Configuration.of(config, batch_tokens=BATCH_TOKENS)
+    strange = tuned.mismatches(opened)
+    if strange:
+        message = f"{tuned.where}: {'; '.join(strange)}; run `encast tune` again"
+        if strict:
+            raise StrictError(message)
+        warnings.warn(message, UserWarning, stacklevel=3)
+    return tuned.chosen
 
 
 def _tokenizer(opened: Artifact) -> Tokenizer:

@@ -16,7 +16,7 @@ import encast
 from encast import artifact
 from encast.backends.cpu import CpuRunnable
 
-__all__ = ["DTYPES", "cosine", "minilm_folder", "open_cpu", "same_bits"]
+__all__ = ["DTYPES", "compiled_case", "cosine", "minilm_folder", "open_cpu", "same_bits"]
 
 DTYPES = ("f32", "bf16", "int8")
 Array = np.ndarray[Any, Any]
@@ -26,8 +26,12 @@ def open_cpu(
     name: str, dtype: str, factory: pytest.TempPathFactory, *, exact: bool = False, **options: Any
 ) -> CpuRunnable:
     """The case compiled strictly to ``dtype`` and opened; ``options`` are ``CpuRunnable``'s."""
-    opened = open_case(name, factory)
-    return CpuRunnable(artifact.open(_compiled(name, dtype, exact, opened.folder)), **options)
+    return CpuRunnable(artifact.open(compiled_case(name, dtype, factory, exact=exact)), **options)
+
+
+def compiled_case(name: str, dtype: str, factory: pytest.TempPathFactory, *, exact: bool = False) -> Path:
+    """The artifact of the case, compiled strictly to ``dtype``."""
+    return _compiled(name, dtype, exact, open_case(name, factory).folder)
 
 
 @functools.cache

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from encast import knobs, machine
 from encast.artifact import Artifact
+from encast.backends.groups import InstanceGroup, check_groups, place_groups
 from encast.batch import Batch
 from encast.errors import InputError, ResourceError
 from encast.lower import Target, lower
@@ -21,11 +24,14 @@ Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class CpuRunnable:
-    """``instances`` executors of ``threads`` threads each; a call takes a free one or waits for it.
+    """Groups of executors; a call takes a free one of its group or waits for it.
 
-    Verifies the checksums of all tensors when made. ``pin`` binds every executor's workers to cores of their
-    own, as far as the affinity mask and the cgroup leave cores; with fewer cores than threads it is off. ``target``:
-    what the plan is made for, if not this machine as it is.
+    Without ``groups`` there is one, of ``instances`` executors of ``threads`` threads. A call belongs to the first of
+    ``groups`` that covers the longest sequence of its batch; answers do not depend on the group. All executors read one
+    mapping of the weights, whose checksums are verified when it is made. ``pin`` binds every executor's workers to
+    cores of their own (with ``shared_cores``: of their own within the group), as far as the affinity mask and the
+    cgroup leave cores; with fewer cores than threads it is off, which ``groups`` do not accept. ``target``: what the
+    plan is made for, if not this machine as it is.
     Raises ``ArtifactError``, ``InputError`` and ``ResourceError``.
     """
 
@@ -35,34 +41,53 @@ class CpuRunnable:
         *,
         threads: int | None = None,
         instances: int = 1,
+        groups: Sequence[InstanceGroup] | None = None,
+        shared_cores: bool = False,
         pin: bool = True,
         target: Target | None = None,
     ) -> None:
         from encast import _core
 
-        if instances < 1 or (threads is not None and threads < 1):
-            raise InputError(f"threads={threads} and instances={instances} must be at least 1")
-        cores = machine.usable_cores()
-        if threads is None:
-            threads = knobs.get("ENCAST_THREADS") or max(1, len(cores) // instances)
+        here = machine.this_machine()
+        cores = len(machine.usable_cores(here))
+        if groups is None:
+            if instances < 1 or (threads is not None and threads < 1):
+                raise InputError(f"threads={threads} and instances={instances} must be at least 1")
+            threads = threads or knobs.get("ENCAST_THREADS") or max(1, cores // instances)
+            groups = (InstanceGroup(instances, threads),)
+        else:
+            if threads is not None or instances != 1:
+                raise InputError("groups say how many threads and instances there are; leave threads and instances out")
+            check_groups(groups, longest_text=int(artifact.graph.meta["max_len"]), where="groups")
+            _need_cores(groups, cores, shared_cores)
+        self.groups = tuple(groups)
+        self.threads = max(group.threads for group in groups)
+        """Of the widest instance."""
         self.plan = lower(artifact.graph, artifact.tensors, target or Target.here())
-        self.threads, self.instances = threads, instances
         weights = _core.Weights(str(artifact.weights_path))
         weights.verify(
             [(name, tensor.offset, tensor.nbytes, tensor.xxh64) for name, tensor in artifact.tensors.items()],
-            max(1, len(cores)),
+            max(1, cores),
         )
         spin_us, idle_spin_us = knobs.get("ENCAST_SPIN_US"), knobs.get("ENCAST_IDLE_SPIN_US")
-        pinned = pin and threads * instances <= len(cores)
-        self._executors = _core.ExecutorPool(
-            self.plan,
-            weights,
-            threads,
-            [cores[index * threads : (index + 1) * threads] if pinned else [] for index in range(instances)],
-            spin_us,
-            idle_spin_us,
-        )
+        self.cpus = place_groups(groups, here, shared_cores=shared_cores)
+        """The CPUs of every instance of every group; empty where it is not pinned."""
+        if not pin:
+            self.cpus = tuple(((),) * group.instances for group in groups)
+        self._executors = [
+            _core.ExecutorPool(self.plan, weights, group.threads, placed, spin_us, idle_spin_us)
+            for group, placed in zip(groups, self.cpus, strict=True)
+        ]
+        self._bounds = [group.longest for group in groups[:-1] if group.longest is not None]
         self._pid = os.getpid()
+
+    def _group(self, batch: Batch) -> Any:
+        """The executors for this batch."""
+        if not self._bounds or batch.cu_seqlens.ndim != 1:
+            return self._executors[-1]
+        # The core checks the batch; a malformed one is refused by every group alike.
+        longest = int(np.max(batch.cu_seqlens[1:] - batch.cu_seqlens[:-1], initial=0))
+        return self._executors[bisect_left(self._bounds, longest)]
 
     def run(self, output: str, batch: Batch, select: Int32 | None = None) -> Float32:
         """See ``Runnable.run``. Releases the GIL while the model runs."""
@@ -71,7 +96,7 @@ class CpuRunnable:
         if select is not None and select.size > 1 and not bool(np.all(select[1:] > select[:-1])):
             # The core takes rising rows, each once.
             select, order = np.unique(select, return_inverse=True)
-        rows: Float32 = self._executors.run(output, batch.token_ids, batch.cu_seqlens, batch.token_type_ids, select)
+        rows: Float32 = self._group(batch).run(output, batch.token_ids, batch.cu_seqlens, batch.token_type_ids, select)
         return rows if order is None else rows[order]
 
     def trace(self, output: str, batch: Batch, select: Int32 | None = None) -> tuple[Float32, int, Int64]:
@@ -81,7 +106,10 @@ class CpuRunnable:
         begin and end in nanoseconds from the run's begin, thread by thread in the order of time.
         """
         self._need_own_process()
-        return self._executors.trace(output, batch.token_ids, batch.cu_seqlens, batch.token_type_ids, select)
+        traced: tuple[Float32, int, Int64] = self._group(batch).trace(
+            output, batch.token_ids, batch.cu_seqlens, batch.token_type_ids, select
+        )
+        return traced
 
     def _need_own_process(self) -> None:
         if os.getpid() != self._pid:
@@ -94,7 +122,7 @@ class CpuRunnable:
         """For every step of the plan its text and the names of the kernels that it runs."""
         self._need_own_process()
         steps = [line for line in self.plan.splitlines() if line.startswith("step ")]
-        return list(zip(steps, self._executors.kernels(), strict=True))
+        return list(zip(steps, self._executors[0].kernels(), strict=True))
 
     def close(self) -> None:
         """Waits for running calls, then frees arenas, threads and the mapping.
@@ -102,4 +130,21 @@ class CpuRunnable:
         In a forked child it frees nothing: a call that ran in the parent at the fork never ends here.
         """
         if os.getpid() == self._pid:
-            self._executors.close()
+            for executors in self._executors:
+                executors.close()
+
+
+def _need_cores(groups: Sequence[InstanceGroup], cores: int, shared_cores: bool) -> None:
+    """Raises ``InputError`` where groups need more cores than the process may use."""
+    for group in groups:
+        if group.cores > cores:
+            raise InputError(
+                f"a group of {group.instances} x {group.threads} threads needs {group.cores} cores, and this process "
+                f"may use {cores} (affinity mask and cgroup included); give it fewer, or tune on this machine"
+            )
+    together = sum(group.cores for group in groups)
+    if not shared_cores and together > cores:
+        raise InputError(
+            f"the groups need {together} cores together, and this process may use {cores} (affinity mask and cgroup "
+            "included); give them fewer, or let them share cores with shared_cores: true"
+        )
