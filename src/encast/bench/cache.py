@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -16,14 +15,9 @@ from typing import Any
 
 from encast.errors import ResourceError
 
-__all__ = ["cached", "cached_place", "content_hash", "default_cache", "seconds_to_make"]
+__all__ = ["cached", "cached_place", "content_hash", "seconds_to_make"]
 
 _MADE = "made.json"
-
-
-def default_cache() -> Path:
-    """``encast/bench`` below the user's cache folder (``XDG_CACHE_HOME``, else ``~/.cache``)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "encast" / "bench"
 
 
 def content_hash(key: Mapping[str, Any]) -> str:

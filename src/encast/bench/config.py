@@ -156,7 +156,7 @@ class _Choices:
         try:
             return list(parsed.sweep_string_iterator())
         except HydraException:
-            raise InputError(f"{parsed.input_line!r}: give the values themselves, NAME=A,B or NAME=range(A,B)") from None
+            raise InputError(f"{parsed.input_line!r}: give the values, NAME=A,B or NAME=range(A,B)") from None
 
     def plain(self, text: str) -> Any:
         return self.parse(f"value={text}").value()

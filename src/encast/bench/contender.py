@@ -98,6 +98,14 @@ class Contender:
         return self.backend.name
 
     @property
+    def is_open(self) -> bool:
+        return bool(self._workers)
+
+    def cpu_seconds(self) -> float:
+        """Processor time of all its processes since they began; 0 when it is closed."""
+        return self._now().cpu / 1e9
+
+    @property
     def parts(self) -> tuple[Batch, ...]:
         """What the first instance was bound to: the batches, or its parts of them."""
         return tuple(self._parts[0]) if self._parts else ()

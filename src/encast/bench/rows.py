@@ -16,7 +16,7 @@ from typing import Any
 
 from encast.errors import InputError, ResourceError
 
-__all__ = ["SCHEMA", "STATUSES", "Row", "RowFile", "flatten", "read_rows"]
+__all__ = ["SCHEMA", "STATUSES", "Row", "RowFile", "flatten", "read_rows", "write_whole"]
 
 SCHEMA = 1
 
@@ -88,7 +88,7 @@ class RowFile:
                 every = [flatten(row) for row in self.rows]
                 self._columns = list(dict.fromkeys(name for row in every for name in row))
                 names = {name: name for name in self._columns}
-                _replace(self.table, _csv([names, *every], self._columns))
+                write_whole(self.table, _csv([names, *every], self._columns))
         except OSError as error:
             self._columns = []
             raise ResourceError(
@@ -143,7 +143,8 @@ def _csv(rows: Iterable[Row], columns: Sequence[str]) -> str:
     return text.getvalue()
 
 
-def _replace(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
+    """A file that is replaced as a whole or stays as it was; raises ``OSError``."""
     fd, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
         with open(fd, "w", newline="", encoding="utf-8") as file:

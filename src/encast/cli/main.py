@@ -28,6 +28,10 @@ VERBS = {
     "profile": ("encast.cli.profile:profile_command", "Show where the time of a forward goes, against the limit."),
     "kernels": ("encast.cli.kernels:kernels", "List the kernels and what this machine would choose."),
     "doctor": ("encast.cli.doctor:doctor", "Show this machine, and what is wrong with it."),
+    "bench": ("encast.cli.bench:bench_command", "Measure runtimes side by side."),
+    "bench report": ("encast.cli.bench_report:report_command", "Make a page of what was measured, or compare two."),
+    "launch": ("encast.cli.launch:launch_command", "Start instances of a command, each on cores of its own."),
+    "tune": ("encast.cli.tune:tune_command", "Find instances, threads and batches for a latency limit."),
 }
 
 
@@ -39,8 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show_traceback = arguments[:1] == ["--traceback"]
     arguments = arguments[1:] if show_traceback else arguments
     try:
-        if arguments and arguments[0] in VERBS:
-            return _run_verb(arguments[0], arguments[1:], show_traceback)
+        for words in (2, 1):  # "bench report" before "bench"
+            verb = " ".join(arguments[:words])
+            if verb in VERBS:
+                return _run_verb(verb, arguments[words:], show_traceback)
         return _call(_overview(), arguments, "encast")
     except (KeyboardInterrupt, Exception) as error:
         return _report(error, show_traceback)

@@ -1,0 +1,317 @@
+"""One job: its contenders at every point of its scenario, by turns, and the rows that come of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from encast.bench.agreement import Reference, plain_graph
+from encast.bench.cache import content_hash
+from encast.bench.config import Job
+from encast.bench.contender import ColdStart, Contender, export, missing
+from encast.bench.cost import cost_record, parse_price
+from encast.bench.limit import Limit, Sizes, peak
+from encast.bench.models import make_model
+from encast.bench.noise import Noise, NoiseMeter, steady_rounds
+from encast.bench.peers.base import BackendSpec, load_object
+from encast.bench.placement import placement
+from encast.bench.rows import SCHEMA, Row
+from encast.bench.scenarios.base import Point, Scenario
+from encast.bench.side import Side
+from encast.bench.statistics import ratio_interval
+from encast.bench.timing import Round, take_turns
+from encast.bench.worker import WorkerError
+from encast.bench.workloads import describe, make_workload
+from encast.ceilings import Fingerprint
+from encast.ceilings import load as load_ceilings
+from encast.errors import InputError, ResourceError
+from encast.launch import Placement, memory_binding
+from encast.machine import Machine, this_machine
+
+__all__ = ["Comparison", "make_scenario"]
+
+Say = Callable[[str], None]
+
+
+class Comparison:
+    """A job whose model, workload and points are known. ``rows`` measures it."""
+
+    def __init__(self, job: Job, *, cache: Path, say: Say = lambda text: None, machine: Machine | None = None) -> None:
+        """Makes the model below ``cache`` when it is not there. Raises ``EncastError`` for what cannot be measured.
+
+        ``say`` is told what is done, line by line.
+        """
+        self.job, self._cache, self._say = job, cache, say
+        self._machine = machine or this_machine()
+        self._price = None if job.price is None else parse_price(job.price)
+        self._scenario = make_scenario(job.scenario)
+        self._model = make_model(job.model, cache)
+        self._workload = make_workload(job.workload, self._model)
+        self._points = list(self._scenario.points(self._workload, job.launcher, self._machine))
+        self._sizes = Sizes.of(plain_graph(self._model.checkpoint))
+        self._reference = Reference(self._model, cache)
+        self._binding = memory_binding(self._machine)
+        self._ceilings = load_ceilings(self._machine)
+        self._peaks: dict[tuple[str, int], float] = {}
+        self._exports: dict[str, Mapping[str, Any]] = {}
+        self._cold: dict[str, ColdStart] = {}
+
+    def keys(self) -> list[str]:
+        """Of all rows that ``rows`` makes."""
+        return [self._key(spec, point) for point in self._points for spec in self.job.backends]
+
+    def rows(self, done: set[str]) -> Iterator[list[Row]]:
+        """The rows of one point after the other, without those whose keys are in ``done``."""
+        ready: list[BackendSpec] = []
+        for spec in self.job.backends:
+            wanted = [point for point in self._points if self._key(spec, point) not in done]
+            failure = self._prepare(spec) if wanted else None
+            if failure is None:
+                ready.append(spec)
+            else:
+                self._say(f"{spec.name}: {failure[0]}: {failure[1]}")
+                yield [self._row(point, Side(spec, failure=failure)) for point in wanted]
+        for group in _groups(ready, self.job.timing.together):
+            for _, points in groupby(self._points, key=lambda point: (point.instances, point.threads)):
+                opened: dict[str, Contender] = {}
+                try:
+                    for point in points:
+                        missing_keys = {self._key(spec, point) for spec in group} - done
+                        if missing_keys:
+                            rows = self._measure(point, group, opened)
+                            yield [row for row in rows if row["key"] in missing_keys]
+                            done = done | missing_keys
+                finally:
+                    for contender in opened.values():
+                        contender.close()
+
+    def _key(self, spec: BackendSpec, point: Point) -> str:
+        job = self.job
+        settings = {
+            "backend": asdict(spec),
+            "model": job.model,
+            "workload": job.workload,
+            "scenario": job.scenario,
+            "launcher": asdict(job.launcher),
+            "point": dict(point.label),
+        }
+        return content_hash(settings)
+
+    def _prepare(self, spec: BackendSpec) -> tuple[str, str] | None:
+        """Asks whether the backend is there, and converts the checkpoint for it; returns what is against it."""
+        try:
+            reason = missing(spec, self._model, self._cache, self.job.limits)
+            if reason is not None:
+                return "unavailable", f"{spec.name}: {reason}"
+            self._say(f"{spec.name}: converting {self._model.name}, unless it has been done before")
+            threads = len(self._machine.allowed_cores)
+            self._exports[spec.name] = export(spec, self._model, threads, self._cache, self.job.limits)
+        except WorkerError as error:
+            return error.status, str(error)
+        except ResourceError as error:  # its interpreter is not there
+            return "unavailable", str(error)
+        return None
+
+    def _measure(self, point: Point, specs: Sequence[BackendSpec], opened: dict[str, Contender]) -> list[Row]:
+        timing = self.job.timing
+        self._say(f"{self.job.scenario['name']}, {_label(point)}: {', '.join(spec.name for spec in specs)}")
+        self._reference.prepare(point.batches)
+        sides = [Side(spec, contender=self._contender(spec, point, opened)) for spec in specs]
+        for side in sides:
+            side.ready(point, self._scenario, timing, self._reference)
+            self._cold[side.spec.name] = side.cold or self._cold.get(side.spec.name, ColdStart(0, 0, 0))
+        racing = [side for side in sides if side.failure is None]
+        cpus = sorted({cpu for place in self._places(point) for cpu in place.cpus})
+        meter, used = NoiseMeter(cpus), _cpu_seconds(racing)
+        rounds = list(
+            take_turns(
+                racing,
+                lambda number, side: side.round(number, point, self._scenario),
+                timing,
+                lambda: placement(cpus),
+            )
+        )
+        noise = meter.read(_cpu_seconds(racing) - used)
+        for side in racing:
+            if side.failure is None:
+                peak_ops = self._peak(side.spec.dtype, point.instances * point.threads) / point.instances
+                side.finish(point, self._reference, self._sizes, peak_ops)
+        kept = [rounds[index] for index in steady_rounds([one.place for one in rounds], timing.rounds_least)]
+        return [self._row(point, side, sides, kept, noise) for side in sides]
+
+    def _contender(self, spec: BackendSpec, point: Point, opened: dict[str, Contender]) -> Contender:
+        if spec.name not in opened:
+            launcher = self.job.launcher
+            opened[spec.name] = Contender(
+                spec,
+                self._model,
+                self._places(point),
+                cache=self._cache,
+                environment=launcher.environment,
+                memory=self._binding,
+                limits=self.job.limits,
+            )
+        return opened[spec.name]
+
+    def _places(self, point: Point) -> tuple[Placement, ...]:
+        return self.job.launcher.place(self._machine, instances=point.instances, threads=point.threads)
+
+    def _peak(self, dtype: str, threads: int) -> float:
+        if (dtype, threads) not in self._peaks:
+            self._peaks[dtype, threads] = peak(dtype, threads)
+        return self._peaks[dtype, threads]
+
+    def _row(
+        self,
+        point: Point,
+        side: Side,
+        sides: Sequence[Side] = (),
+        rounds: Sequence[Round] = (),
+        noise: Noise | None = None,
+    ) -> Row:
+        spec, scenario = side.spec, self._scenario
+        numbers = [one.number for one in rounds if one.number in side.samples]
+        samples = [side.samples[number] for number in numbers]
+        figures = [scenario.figure(sample) for sample in samples]
+        measured = bool(samples) and (side.failure is None or side.failure[0] == "unfair")
+        metrics = scenario.summarise(point, samples) if measured else {}
+        rate = metrics.get("sequences_per_s")
+        cold = self._cold.get(spec.name)
+        places = {one.number: one.place for one in rounds}
+        status, reason = side.failure or ("ok", None)
+        row: Row = {
+            "schema": SCHEMA,
+            "key": self._key(spec, point),
+            "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "experiment": self.job.experiment,
+            "status": status,
+            "reason": reason,
+            "backend": {
+                "name": spec.name,
+                "dtype": spec.dtype,
+                "version": side.facts.get("version"),
+                "facts": side.facts,
+            },
+            "model": {
+                "name": self._model.name,
+                "sha": self._model.sha,
+                "hidden": self._sizes.hidden,
+                "layers": self._sizes.layers,
+            },
+            "workload": describe(self._workload.name, point.batches),
+            "scenario": self.job.scenario["name"],
+            "launcher": self.job.launcher.name,
+            "point": {"instances": point.instances, "threads": point.threads, **point.label},
+            "metrics": metrics,
+            "ratio_to": self._ratios(side, sides, numbers) if measured else {},
+            "agreement": None if side.agreement is None else side.agreement.record(),
+            "cold": None if cold is None or side.contender is None else self._cold_record(spec, cold),
+            "memory": None if side.memory is None else asdict(side.memory),
+            "fairness": None if side.fairness is None else side.fairness.record(),
+            "noise": None
+            if noise is None or not measured
+            else noise.record(figures, [places[number] for number in numbers], self.job.noise),
+            "limit": self._limit(spec, point, rate) if measured else None,
+            "cost": cost_record(self._price, rate),
+            "samples": {"figure": figures, "place": [places[number] for number in numbers]},
+            "warm_up": None if side.warm is None else asdict(side.warm),
+            "machine": {
+                "processor": self._machine.processor,
+                "cores": len(self._machine.allowed_cores),
+                "threads_per_core": self._machine.threads_per_core,
+                "virtual": self._machine.virtual,
+                "fingerprint": Fingerprint.here(self._machine).digest,
+            },
+        }
+        return dict(_plain(row))
+
+    def _ratios(self, side: Side, sides: Sequence[Side], numbers: Sequence[int]) -> dict[str, Any]:
+        """How many times as fast this one is as each of the others, by the rounds that both were in."""
+        found = {}
+        for other in sides:
+            both = [number for number in numbers if number in other.samples]
+            if other is side or other.failure is not None or not both:
+                continue
+            mine = [self._scenario.figure(side.samples[number]) for number in both]
+            theirs = [self._scenario.figure(other.samples[number]) for number in both]
+            if min(mine) > 0 and min(theirs) > 0:
+                found[other.spec.name] = ratio_interval(mine, theirs).record()
+        return found
+
+    def _cold_record(self, spec: BackendSpec, cold: ColdStart) -> dict[str, float | None]:
+        return {
+            "export_s": self._exports.get(spec.name, {}).get("seconds"),
+            "import_s": cold.import_s,
+            "load_s": cold.load_s,
+            "first_call_ms": 1e3 * cold.first_call_s,
+        }
+
+    def _limit(self, spec: BackendSpec, point: Point, rate: float | None) -> dict[str, Any]:
+        threads = point.instances * point.threads
+        limit = Limit.of(
+            self._sizes,
+            spec.dtype,
+            point.batches,
+            instances=point.instances,
+            split=point.split,
+            threads=threads,
+            ops_per_second=self._peak(spec.dtype, threads),
+            ceilings=self._ceilings,
+        )
+        return limit.record(rate)
+
+
+def make_scenario(config: Mapping[str, Any]) -> Scenario:
+    """The scenario that a YAML describes; raises ``InputError`` for what is none, and for fields it does not take."""
+    target = config.get("scenario")
+    if not isinstance(target, str):
+        raise InputError(f"scenario {config.get('name')}: its YAML needs scenario, module:Class")
+    options = {name: value for name, value in config.items() if name not in ("name", "scenario")}
+    try:
+        made = load_object(target)(**options)
+    except TypeError as error:
+        raise InputError(f"scenario {config.get('name')}: {error}; correct its YAML") from None
+    if not isinstance(made, Scenario):
+        raise InputError(f"{target} is no scenario; it needs points, round, figure and summarise")
+    return made
+
+
+def _groups(specs: Sequence[BackendSpec], together: int) -> Iterator[list[BackendSpec]]:
+    """As many as may be open at once; the first is in each group, so that all have a ratio to it."""
+    if len(specs) <= together:
+        if specs:
+            yield list(specs)
+        return
+    size = max(1, together - 1)
+    for begin in range(1, len(specs), size):
+        yield [specs[0], *specs[begin : begin + size]]
+
+
+def _cpu_seconds(sides: Sequence[Side]) -> float:
+    """Processor time of all contenders and of this process."""
+    return time.process_time() + sum(side.contender.cpu_seconds() for side in sides if side.contender is not None)
+
+
+def _label(point: Point) -> str:
+    return ", ".join(f"{name} {value}" for name, value in point.label.items())
+
+
+def _plain(value: Any) -> Any:
+    """JSON of NumPy's scalars and of tuples; numbers that are not finite become null."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

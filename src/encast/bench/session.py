@@ -1,0 +1,104 @@
+"""An experiment: a folder with the configuration, and rows that stay whatever happens after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from encast.bench.config import Job, load_jobs
+from encast.bench.rows import Row, RowFile, write_whole
+from encast.bench.run import Comparison
+from encast.ceilings import cache_dir
+from encast.errors import InputError, ResourceError
+
+__all__ = ["Session", "open_session", "resume_session"]
+
+CONFIG = "config.yaml"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Session:
+    """Jobs and the folder that their rows go to."""
+
+    folder: Path
+    jobs: tuple[Job, ...]
+
+    def run(self, say: Say = lambda text: None, show: Callable[[Row], None] = lambda row: None) -> list[Row]:
+        """Measures what has no row yet, and returns all rows of the folder.
+
+        All jobs are made before the first is measured, so that none is refused hours later. ``show`` gets each row
+        once it is on the disk. Raises ``EncastError``; finished rows stay, also after ``KeyboardInterrupt``.
+        """
+        with RowFile(self.folder) as file:
+            comparisons = [Comparison(job, cache=_cache(job), say=say) for job in self.jobs]
+            for comparison in comparisons:
+                for rows in comparison.rows(file.keys):
+                    file.append(rows)
+                    for row in rows:
+                        show(row)
+            return list(file.rows)
+
+
+def open_session(overrides: Sequence[str], *, multirun: bool = False, folders: Sequence[Path] = ()) -> Session:
+    """A new experiment, its configuration written. Raises ``InputError`` where its folder holds another's rows."""
+    jobs = load_jobs(overrides, multirun=multirun, folders=folders)
+    name = jobs[0].experiment or datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    if Path(name).name != name or name in (".", ".."):
+        raise InputError(f"experiment is {name!r}; give the name of a folder, and out=FOLDER for where it goes")
+    folder = Path(jobs[0].out or "bench-results") / name
+    if (folder / "rows.jsonl").exists():
+        raise InputError(
+            f"{folder} holds rows already; go on with --resume {folder}, or choose another experiment=NAME"
+        )
+    document = {
+        "overrides": list(overrides),
+        "multirun": multirun,
+        "conf": [str(path.resolve()) for path in folders],
+        "jobs": [job.record() for job in jobs],
+    }
+    _write(folder, yaml.safe_dump(_listed(document), sort_keys=False, allow_unicode=True))
+    return Session(folder, tuple(jobs))
+
+
+def resume_session(folder: Path) -> Session:
+    """An experiment that ended early, with the overrides that it was begun with. Raises ``InputError``."""
+    try:
+        document = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+        overrides = [str(override) for override in document["overrides"]]
+        folders = [Path(path) for path in document["conf"]]
+        multirun = bool(document["multirun"])
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"{folder}: cannot be resumed ({CONFIG}: {reason}); name a folder that `encast bench` has written"
+        ) from None
+    return Session(folder, tuple(load_jobs(overrides, multirun=multirun, folders=folders)))
+
+
+def _cache(job: Job) -> Path:
+    return Path(job.cache) if job.cache else cache_dir() / "bench"
+
+
+def _listed(value: Any) -> Any:
+    """Tuples as lists: YAML has no others."""
+    if isinstance(value, dict):
+        return {name: _listed(inner) for name, inner in value.items()}
+    return [_listed(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def _write(folder: Path, text: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / CONFIG, text)
+    except OSError as error:
+        raise ResourceError(
+            f"{folder / CONFIG}: cannot be written ({error.strerror or error}); make room, or name another folder with "
+            "out=FOLDER"
+        ) from None

@@ -1,0 +1,128 @@
+"""One contender at one point: readied, checked, taken round by round, and looked at from outside."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from encast.bench.agreement import Agreement, Reference
+from encast.bench.contender import ColdStart, Contender, Memory
+from encast.bench.fairness import Evidence, Fairness, fresh_batches, judge
+from encast.bench.limit import Sizes
+from encast.bench.peers.base import BackendSpec
+from encast.bench.scenarios.base import Point, Scenario
+from encast.bench.timing import Timing, WarmUp, warm_up
+from encast.bench.worker import WorkerError
+from encast.errors import EncastError
+
+__all__ = ["Side"]
+
+_WATCH_SECONDS = 0.1
+_WATCH_SHARE = 0.25
+_FRESH_BATCHES = 3
+_TYPICAL_SECONDS = 0.1
+
+
+@dataclass
+class Side:
+    """What is known of a contender at a point. ``failure`` is a status of ``rows.STATUSES`` and its reason.
+
+    The steps ``ready``, ``round`` and ``finish`` return whether it may go on; one that failed is closed.
+    """
+
+    spec: BackendSpec
+    contender: Contender | None = None
+    cold: ColdStart | None = None
+    failure: tuple[str, str] | None = None
+    warm: WarmUp | None = None
+    agreement: Agreement | None = None
+    fairness: Fairness | None = None
+    memory: Memory | None = None
+    samples: dict[int, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    _watched: list[int] = field(default_factory=list)
+
+    def ready(self, point: Point, scenario: Scenario, timing: Timing, reference: Reference) -> bool:
+        """Opens the contender when it is not, binds the batches, warms up, and compares every output."""
+
+        def step(contender: Contender) -> None:
+            if not contender.is_open:
+                self.cold = contender.open(point.batches)
+            contender.bind(point.batches, split=point.split)
+            self.warm = warm_up(contender, timing)
+            contender.verify()
+            self._compare(contender, reference)
+            if self.failure is None:
+                contender.settle_memory()
+
+        return self._attempt(step)
+
+    def round(self, number: int, point: Point, scenario: Scenario) -> bool:
+        """One round; now and then its running threads are counted afterwards, in a burst like any other."""
+
+        def step(contender: Contender) -> None:
+            self.samples[number] = scenario.round(contender, point)
+            if number == 0 or random.random() < _WATCH_SHARE:
+                self._watched += contender.watch(_WATCH_SECONDS)
+
+        return self._attempt(step)
+
+    def finish(self, point: Point, reference: Reference, sizes: Sizes, ops_per_second: float) -> bool:
+        """Compares outputs of the timed calls, and judges what was seen; ``ops_per_second`` is one instance's peak."""
+
+        def step(contender: Contender) -> None:
+            self._compare(contender, reference)
+            usages = contender.usages
+            contender.bind(point.batches, split=point.split)  # a scenario may have bound others
+            times = contender.burst(seconds=_TYPICAL_SECONDS)
+            parts = contender.parts
+            calls = contender.fresh_calls(fresh_batches(parts[0], _FRESH_BATCHES))
+            least = min(sizes.operations(part) for part in parts) / ops_per_second
+            self.fairness = judge(
+                Evidence(
+                    threads=contender.threads,
+                    watched=self._watched,
+                    usages=usages,
+                    strays=sorted(contender.strays()),
+                    known_ns=[known for known, _ in calls],
+                    fresh_ns=[fresh for _, fresh in calls],
+                    typical_ns=float(np.median(list(itertools.chain.from_iterable(times)))),
+                    least_ns=least * 1e9,
+                )
+            )
+            self.memory = contender.memory()
+            self.facts = contender.facts()
+            if not self.fairness.ok:
+                self.failure = "unfair", f"{self.spec.name}: {'; '.join(self.fairness.notes)}"
+
+        return self._attempt(step)
+
+    def _compare(self, contender: Contender, reference: Reference) -> None:
+        """Keeps the worst agreement that was found; a scenario's own batches have no reference, and do not count."""
+        found = reference.compare(contender.outputs(), self.spec.dtype)
+        if self.agreement is None or (found.tokens and found.cosine_mean < self.agreement.cosine_mean):
+            self.agreement = found
+        if not self.agreement.ok:
+            self.failure = (
+                "disagrees",
+                f"{self.spec.name}: the output of its timed calls has mean cosine {self.agreement.cosine_mean:.6f} to "
+                f"the float64 reference, {self.agreement.bound:g} is needed for {self.spec.dtype}",
+            )
+
+    def _attempt(self, step: Callable[[Contender], None]) -> bool:
+        assert self.contender is not None
+        try:
+            step(self.contender)
+        except WorkerError as error:
+            self.failure = error.status, str(error)
+        except EncastError as error:
+            self.failure = "failed", str(error)
+        if self.failure is not None and self.failure[0] not in ("disagrees", "unfair"):
+            # Answers of other instances may still be on their way.
+            self.contender.close()
+        return self.failure is None

@@ -1,0 +1,113 @@
+"""``encast bench``: measures runtimes side by side."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from encast.errors import EncastError, InputError
+
+__all__ = ["bench_command"]
+
+
+def bench_command(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="OVERRIDES...",
+            help="NAME=VALUE: a group (backend, model, workload, scenario, launcher) or a field, workload.length=32.",
+        ),
+    ] = None,
+    multirun: Annotated[
+        bool, typer.Option("--multirun", "-m", help="Measure every combination of the values NAME=A,B,C.")
+    ] = False,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Go on with an experiment that ended early.")
+    ] = None,
+    conf: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FOLDER", help="Groups of your own, FOLDER/backend/NAME.yaml; may be given again."),
+    ] = None,
+    list_groups: Annotated[bool, typer.Option("--list", help="Show what there is in every group, and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines.")] = False,
+) -> None:
+    """Measures backends side by side: same inputs, same threads, by turns, each checked before it is timed.
+
+    All backends of one command are contenders: encast bench backend=encast-int8,openvino-int8 workload.length=32.
+    Rows go to rows.jsonl and rows.csv of a folder; encast bench report FOLDER makes a page of them.
+    """
+    from encast.bench.config import GROUPS, available
+
+    folders = conf or []
+    if list_groups:
+        groups = {group: available(group, folders) for group in GROUPS}
+        if as_json:
+            typer.echo(json.dumps(groups))
+        for group, names in {} if as_json else groups.items():
+            typer.echo(f"{group}:")
+            for name, text in names.items():
+                typer.echo(f"  {name:24} {text}".rstrip())
+        return
+    from encast.bench.session import open_session, resume_session
+
+    if resume is not None:
+        if overrides or multirun or conf:
+            raise InputError("--resume goes on with the overrides of the folder's config.yaml; leave all others out")
+        session = resume_session(resume)
+    else:
+        session = open_session(overrides or [], multirun=multirun, folders=folders)
+    show = _json if as_json else _line
+    try:
+        rows = session.run(_say, show)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"finished rows are in {session.folder}; --resume {session.folder} goes on") from None
+    except EncastError:
+        _say(f"finished rows are in {session.folder}; --resume {session.folder} goes on")
+        raise
+    noisy = sum(bool((row["noise"] or {}).get("noisy")) for row in rows)
+    if noisy:
+        _say(f"the machine was noisy during {noisy} of {len(rows)} rows; their field noise.why says how")
+    _say(f"{len(rows)} rows are in {session.folder}; `encast bench report {session.folder}` makes a page of them")
+
+
+def _say(text: str) -> None:
+    print(f"encast: {text}", file=sys.stderr, flush=True)
+
+
+def _json(row: Mapping[str, Any]) -> None:
+    typer.echo(json.dumps(row))
+    sys.stdout.flush()
+
+
+def _line(row: Mapping[str, Any]) -> None:
+    point = " ".join(f"{name}={value}" for name, value in row["point"].items())
+    head = f"{row['backend']['name']:24} {row['model']['name']} {row['scenario']} {point}"
+    typer.echo(f"{head}  {_result(row) if row['status'] == 'ok' else '{status}: {reason}'.format(**row)}")
+    sys.stdout.flush()
+
+
+def _result(row: Mapping[str, Any]) -> str:
+    metrics = row["metrics"]
+    found = []
+    latency = metrics.get("latency_ms")
+    if latency and latency.get("p50") is not None:
+        found.append(f"p50 {latency['p50']:.3f} ms{_interval(metrics.get('latency_ms_interval'))}")
+    if metrics.get("sequences_per_s") is not None:
+        found.append(f"{metrics['sequences_per_s']:.1f}/s{_interval(metrics.get('sequences_per_s_interval'))}")
+    for name, ratio in row["ratio_to"].items():
+        low_high = None if ratio["low"] is None else (ratio["low"], ratio["high"])
+        found.append(f"{ratio['ratio']:.2f}{_interval(low_high)} times {name}")
+    if row["cost"]:
+        found.append(f"{row['cost']['usd_per_million']:.3g} USD a million")
+    if not found:
+        found = [f"{name} {value}" for name, value in metrics.items() if isinstance(value, (int, float))]
+    return ", ".join(found) + (" (noisy)" if row["noise"] and row["noise"]["noisy"] else "")
+
+
+def _interval(bounds: Any) -> str:
+    return "" if not bounds else f" [{bounds[0]:.3f}, {bounds[1]:.3f}]"
