@@ -91,6 +91,10 @@ def bootstrap(
     after the other. None with fewer than ``FEWEST_ROUNDS`` rounds, and where the statistic itself is None.
     """
     rounds = [np.atleast_1d(np.asarray(values, np.float64)) for values in values_by_round]
+    if all(values.size == 1 for values in rounds):
+        # One array and no concatenations: most statistics of rounds are of one number each.
+        flat = np.concatenate(rounds) if rounds else np.empty(0)
+        return bootstrap_rounds(flat, lambda chosen: statistic(np.asarray(chosen)), seed)
 
     def of(chosen: Sequence[Array]) -> float | None:
         return statistic(np.concatenate(chosen))
@@ -99,14 +103,17 @@ def bootstrap(
 
 
 def bootstrap_rounds(
-    rounds: Sequence[Any], statistic: Callable[[Sequence[Any]], float | None], seed: int = 0
+    rounds: Sequence[Any] | Array, statistic: Callable[[Any], float | None], seed: int = 0
 ) -> Interval | None:
-    """As ``bootstrap`` for a statistic of whole rounds, which may be anything."""
+    """As ``bootstrap`` for a statistic of whole rounds, which may be anything; of an array it is given arrays."""
     count = len(rounds)
     if count < FEWEST_ROUNDS or statistic(rounds) is None:
         return None
     choices = np.random.default_rng(seed).integers(0, count, (_RESAMPLES, count))
-    found = [statistic([rounds[index] for index in choice]) for choice in choices]
+    chosen = (
+        rounds[choice] if isinstance(rounds, np.ndarray) else [rounds[index] for index in choice] for choice in choices
+    )
+    found = [statistic(one) for one in chosen]
     return _interval(np.array([value for value in found if value is not None]), count)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,14 +47,14 @@ class BatchScaling(ClosedLoop):
     def points(self, workload: Workload, launcher: Launcher, machine: Machine) -> Sequence[Point]:
         cores = core_count(launcher, machine)
         points: dict[tuple[Any, ...], Point] = {}
-        for part in workload.parts():
-            for batch in self.batch:
-                for instances in self._instances(batch, cores, launcher, machine):
-                    threads = cores // instances
-                    label = {**part.label, "batch": batch, "instances": instances, "threads": threads}
-                    key = tuple(label.items())  # parts that differ in their batch size alone are one here
-                    if key not in points:
-                        points[key] = Point(part.draw(batch=batch), instances, threads, label, split=True)
+        divided = {batch: self._instances(batch, cores, launcher, machine) for batch in self.batch}
+        for instances in sorted({count for counts in divided.values() for count in counts}):
+            threads = cores // instances
+            for part, batch in itertools.product(workload.parts(), self.batch):
+                label = {**part.label, "batch": batch, "instances": instances, "threads": threads}
+                key = tuple(label.items())  # parts that differ in their batch size alone are one here
+                if instances in divided[batch] and key not in points:
+                    points[key] = Point(part.draw(batch=batch), instances, threads, label, split=True)
         return list(points.values())
 
     def _instances(self, batch: int, cores: int, launcher: Launcher, machine: Machine) -> Sequence[int]:

@@ -40,6 +40,6 @@ class CoreScaling(ClosedLoop):
             raise InputError("no number of cores fits this machine; name some with scenario.threads=[1,2]")
         return [
             Point(part.draw(), 1, threads, {**part.label, "instances": 1, "threads": threads})
-            for part in workload.parts()
             for threads in sorted(counts)
+            for part in workload.parts()
         ]

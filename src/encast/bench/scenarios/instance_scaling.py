@@ -37,6 +37,6 @@ class InstanceScaling(ClosedLoop):
             raise InputError(f"no instance of {self.threads} cores fits this machine; give a smaller scenario.threads")
         return [
             Point(part.draw(), instances, self.threads, {**part.label, "instances": instances, "threads": self.threads})
-            for part in workload.parts()
             for instances in sorted(counts)
+            for part in workload.parts()
         ]

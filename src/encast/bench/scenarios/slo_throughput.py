@@ -5,26 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from encast.bench.fields import whole_numbers
+from encast.bench.fields import positive, whole_numbers
 from encast.bench.scenarios.base import Point
 from encast.bench.scenarios.closed_loop import (
     BURST_SECONDS,
     ClosedLoop,
-    burst_sample,
     core_count,
     divisors,
     fits,
 )
-from encast.bench.statistics import percent_name, percentile
+from encast.bench.statistics import percent_name, percentile, samples_needed
 from encast.errors import InputError
 
 if TYPE_CHECKING:
-    from encast.bench.contender import Contender
     from encast.bench.launcher import Launcher
     from encast.bench.workloads import Workload
     from encast.machine import Machine
 
 __all__ = ["SloThroughput", "best_rows"]
+
+_ROUNDS = 5
+"""The fewest that a point is measured for, see ``timing.rounds_least``."""
 
 
 class SloThroughput(ClosedLoop):
@@ -44,16 +45,15 @@ class SloThroughput(ClosedLoop):
         instances: Any = None,
         seconds: float = BURST_SECONDS,
     ) -> None:
-        """``limit_ms`` of the percentile ``percent``. ``instances``: by default all numbers that divide the cores."""
+        """``limit_ms`` of the percentile ``percent``. ``instances``: by default all numbers that divide the cores.
+        ``seconds`` of a burst, at the least: 5 bursts hold enough calls within the limit to know the percentile."""
         super().__init__(seconds)
-        if not isinstance(limit_ms, (int, float)) or not limit_ms > 0:
-            raise InputError(f"scenario.limit_ms is {limit_ms!r}; give milliseconds above 0")
-        if not isinstance(percent, (int, float)) or not 0 < percent < 100:
-            raise InputError(f"scenario.percent is {percent!r}; give a percentile such as 99")
-        self.limit_ms, self.percent = float(limit_ms), float(percent)
+        self.limit_ms = positive("scenario.limit_ms", limit_ms, most=10_000)
+        self.percent = positive("scenario.percent", percent, most=99.99)
+        # Whoever keeps the limit answers so often in a few rounds that the percentile is known.
+        self.seconds = max(self.seconds, samples_needed(self.percent) * self.limit_ms / 1e3 / _ROUNDS)
         self.batch = whole_numbers("scenario.batch", batch)
         self.instances = None if instances is None else whole_numbers("scenario.instances", instances)
-        self._too_much: dict[tuple[Any, ...], int] = {}
 
     def points(self, workload: Workload, launcher: Launcher, machine: Machine) -> Sequence[Point]:
         cores = core_count(launcher, machine)
@@ -62,26 +62,14 @@ class SloThroughput(ClosedLoop):
         if not splits:
             raise InputError(f"none of scenario.instances={self.instances} fits the {cores} cores")
         points: dict[tuple[Any, ...], Point] = {}
-        for part in workload.parts():
-            for instances, threads in splits:
+        for instances, threads in splits:
+            for part in workload.parts():
                 for batch in sorted(self.batch):
                     label = {**part.label, "batch": batch, "instances": instances, "threads": threads}
                     key = tuple(label.items())  # parts that differ in their batch size alone are one here
                     if key not in points:
                         points[key] = Point(part.draw(batch=batch), instances, threads, label)
         return list(points.values())
-
-    def round(self, contender: Contender, point: Point) -> dict[str, Any]:
-        """A burst, or, where a smaller batch was far too slow already, a single call."""
-        kind = (contender.backend.name, *(item for item in point.label.items() if item[0] != "batch"))
-        batch = int(point.label["batch"])
-        if self._too_much.get(kind, batch) < batch:
-            return {**burst_sample(contender, point, calls=1), "one_call": True}
-        sample = burst_sample(contender, point, seconds=self.seconds)
-        # The quickest call of a burst was too slow: no larger batch can keep the limit.
-        if min(min(calls) for calls in sample["ns"]) > self.limit_ms * 1e6:
-            self._too_much[kind] = min(batch, self._too_much.get(kind, batch))
-        return sample
 
     def summarise(self, point: Point, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         calls = [time / 1e6 for sample in samples for times in sample["ns"] for time in times]

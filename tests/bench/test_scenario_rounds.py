@@ -1,0 +1,249 @@
+"""Known service times give the known answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scenario_fakes import ONE, FakeContender, constant, exponential, intake, machine
+
+from encast.bench.scenarios.batch_scaling import BatchScaling
+from encast.bench.scenarios.cold_start import ColdStartScenario
+from encast.bench.scenarios.core_scaling import CoreScaling
+from encast.bench.scenarios.instance_scaling import InstanceScaling
+from encast.bench.scenarios.length_replay import LengthReplay
+from encast.bench.scenarios.open_loop import OpenLoop
+from encast.bench.scenarios.scaling import ideal
+from encast.bench.scenarios.slo_throughput import SloThroughput, best_rows
+from encast.bench.workloads import Workload, make_workload
+
+
+def grid(**fields: Any) -> Workload:
+    return make_workload({"kind": "grid", **fields}, intake())
+
+
+def measured(scenario: Any, contender: FakeContender, point: Any, rounds: int = 5) -> dict[str, Any]:
+    samples = [scenario.round(contender.at(point), point) for _ in range(rounds)]
+    json.dumps(samples, allow_nan=False)
+    metrics = dict(scenario.summarise(point, samples))
+    json.dumps(metrics, allow_nan=False)
+    assert scenario.figure(samples[0]) > 0
+    return metrics
+
+
+def test_percentiles_of_a_known_distribution() -> None:
+    scenario = CoreScaling(threads=2)
+    (point,) = scenario.points(grid(batch=4, length=32), ONE, machine(2))
+    found = measured(scenario, FakeContender(exponential(2.0)), point, rounds=40)
+    assert found["latency_ms"]["mean"] == pytest.approx(2.0, rel=0.05)
+    assert found["latency_ms"]["p50"] == pytest.approx(2 * np.log(2), rel=0.05)
+    assert found["latency_ms"]["p99"] == pytest.approx(2 * np.log(100), rel=0.1)
+    low, high = found["latency_ms_interval"]
+    assert low < 2 * np.log(2) < high
+    assert found["sequences_per_s"] == pytest.approx(4 / 0.002, rel=0.05)
+    assert found["tokens_per_s"] == pytest.approx(32 * found["sequences_per_s"])
+    assert found["latency_samples"] > 2995
+
+
+def test_few_calls_have_no_tail() -> None:
+    scenario = CoreScaling(threads=2)
+    (point,) = scenario.points(grid(), ONE, machine(2))
+    found = measured(scenario, FakeContender(constant(30.0)), point)
+    assert found["latency_ms"]["p99"] is None
+    assert found["latency_samples"] == 50
+    assert found["latency_samples_needed"]["p99_9"] == 2995
+
+
+def test_throughput_is_the_sum_over_instances() -> None:
+    scenario = InstanceScaling(instances=4)
+    (point,) = scenario.points(grid(batch=2), ONE, machine(4))
+    contender = FakeContender(lambda instance, call, sequences: (1 + instance) * 1e6)
+    found = measured(scenario, contender, point)
+    assert found["sequences_per_s"] == pytest.approx(2 * (1000 + 500 + 1000 / 3 + 250), rel=0.01)
+
+
+def test_a_divided_batch_takes_as_long_as_its_slowest_part() -> None:
+    """Two instances of half the batch, 1 ms a sequence; one call of each in five is 3 ms late, never both at once."""
+
+    def service(instance: int, call: int, sequences: int) -> float:
+        return sequences * 1e6 + (3e6 if rng.random() < 0.2 else 0)
+
+    rng = np.random.default_rng(4)
+    scenario = BatchScaling(batch=8, seconds=5)
+    whole, halves = scenario.points(grid(length=16), ONE, machine(2))
+    one, two = FakeContender(service), FakeContender(service)
+    first, second = measured(scenario, one, whole), measured(scenario, two, halves)
+    assert all(asked["in_step"] for asked in two.asked)
+    assert first["latency_ms"]["p50"] == pytest.approx(8.0)
+    assert second["latency_ms"]["p50"] == pytest.approx(4.0)
+    assert first["latency_ms"]["mean"] == pytest.approx(8 + 0.2 * 3, rel=0.02)
+    assert second["latency_ms"]["mean"] == pytest.approx(4 + (1 - 0.8**2) * 3, rel=0.02)
+    assert second["sequences_per_s"] == pytest.approx(2 * 4 / 0.0046, rel=0.02), "the sum of what both do"
+
+
+def test_core_and_instance_scaling_beside_the_ideal_line() -> None:
+    def row(backend: str, instances: int, rate: float, status: str = "ok") -> dict[str, Any]:
+        return {
+            "status": status,
+            "scenario": "instance_scaling",
+            "model": {"name": "m"},
+            "backend": {"name": backend},
+            "point": {"batch": 1, "instances": instances, "threads": 1},
+            "metrics": {"sequences_per_s": rate},
+        }
+
+    rows = [row("a", 4, 300.0), row("a", 1, 100.0), row("b", 2, 80.0), row("b", 4, 160.0), row("a", 2, 9.0, "unfair")]
+    found = {(one.row["backend"]["name"], one.row["point"]["instances"]): one for one in ideal(rows, "instances")}
+    assert {key: (one.ideal_sequences_per_s, one.efficiency) for key, one in found.items()} == {
+        ("a", 1): (100.0, 1.0),
+        ("a", 4): (400.0, 0.75),
+        ("b", 2): (80.0, 1.0),
+        ("b", 4): (160.0, 1.0),
+    }
+
+
+def test_a_replay_runs_every_batch_once_a_round() -> None:
+    workload = make_workload({"kind": "histogram", "file": "10:30,100:10", "batch": 8}, intake())
+    scenario = LengthReplay(tokens=10**6)
+    (point,) = scenario.points(workload, ONE, machine(1))
+    contender = FakeContender(lambda instance, call, sequences: sequences * 1e6)
+    found = measured(scenario, contender, point)
+    assert [asked["calls"] for asked in contender.asked] == [len(point.batches)] * 5
+    assert found["sequences_per_s"] == pytest.approx(1000.0)
+    assert found["tokens_per_s"] == pytest.approx(1000 * 1300 / 40)
+    assert 0 < found["padding"] < 0.4
+
+
+def slo_rows(service: Any, **fields: Any) -> tuple[list[dict[str, Any]], FakeContender]:
+    scenario = SloThroughput(**fields)
+    contender = FakeContender(service)
+    rows = []
+    for point in scenario.points(grid(length=64), ONE, machine(2)):
+        contender.service = service(point)
+        metrics = measured(scenario, contender, point)
+        rows.append(
+            {
+                "status": "ok",
+                "scenario": "slo_throughput",
+                "model": {"name": "m"},
+                "backend": {"name": "fake"},
+                "point": dict(point.label),
+                "metrics": metrics,
+            }
+        )
+    return rows, contender
+
+
+def test_the_most_throughput_within_the_limit() -> None:
+    """A sequence takes 4 ms on one core and 2.4 on two: 8 sequences keep 20 ms on two cores, 4 do on one."""
+
+    def service(point: Any) -> Any:
+        each = {1: 4e6, 2: 2.4e6}[point.threads]
+        return lambda instance, call, sequences: sequences * each
+
+    rows, _ = slo_rows(service, limit_ms=20.0, batch=[1, 2, 4, 8, 16])
+    met = {(row["point"]["threads"], row["point"]["batch"]): row["metrics"]["slo"]["met"] for row in rows}
+    kept = [(2, 1), (2, 2), (2, 4), (2, 8), (1, 1), (1, 2), (1, 4)]
+    assert met == {key: key in kept for key in met}
+    (best,) = best_rows(rows)
+    assert (best["point"]["instances"], best["point"]["threads"]) == (2, 1)
+    assert best["metrics"]["sequences_per_s_within_slo"] == pytest.approx(500.0)
+
+
+def test_a_tail_breaks_the_limit_although_the_median_keeps_it() -> None:
+    rng = np.random.default_rng(0)
+
+    def service(point: Any) -> Any:
+        return lambda instance, call, sequences: 12e6 if rng.random() < 0.03 else 2e6
+
+    rows, _ = slo_rows(service, limit_ms=10.0, batch=1, instances=1)
+    slo = rows[0]["metrics"]["slo"]
+    assert rows[0]["metrics"]["latency_ms"]["p50"] < 10 < slo["latency_ms"]
+    assert slo == {"limit_ms": 10.0, "percentile": "p99", "latency_ms": pytest.approx(12.0), "met": False}
+    assert rows[0]["metrics"]["sequences_per_s_within_slo"] is None
+    assert best_rows(rows) == rows, "without one that keeps the limit, the least latency"
+
+
+def test_five_rounds_tell_whether_the_limit_is_kept() -> None:
+    for milliseconds, kept in ((49.0, True), (51.0, False)):
+        rows, contender = slo_rows(lambda point, each=milliseconds: constant(each), limit_ms=50.0, batch=1, instances=1)
+        assert rows[0]["metrics"]["slo"]["met"] is kept
+        assert contender.asked[0]["seconds"] == pytest.approx(299 * 0.05 / 5)
+
+
+def test_too_few_calls_say_nothing_about_a_limit() -> None:
+    scenario = SloThroughput(limit_ms=50.0, batch=1)
+    point = scenario.points(grid(), ONE, machine(1))[0]
+    found = scenario.summarise(point, [{"ns": [[45_000_000] * 20], "sequences_per_s": 22.0}] * 5)
+    assert found["slo"]["met"] is None
+    assert found["sequences_per_s_within_slo"] is None
+    late = scenario.summarise(point, [{"ns": [[55_000_000] * 20], "sequences_per_s": 18.0}] * 5)
+    assert late["slo"]["met"] is False, "the median is above it already"
+
+
+def test_cold_starts_are_new_processes() -> None:
+    scenario = ColdStartScenario()
+    (point,) = scenario.points(grid(length=16), ONE, machine(2))
+    contender = FakeContender(constant(1.0))
+    found = measured(scenario, contender, point, rounds=6)
+    assert found["cold_start_s"]["import"] == 1.0
+    assert found["cold_start_s"]["first_call"] == 0.5
+    assert found["cold_start_s"]["total"] == 1.5 + found["cold_start_s"]["load"]
+    assert found["starts"] == 6
+    assert contender.bound == list(point.batches), "bound anew, so that its outputs can be compared"
+
+
+def test_contenders_of_an_open_loop_get_the_same_arrivals() -> None:
+    scenario = OpenLoop(rate=500, seconds=0.5)
+    (point,) = scenario.points(grid(), ONE, machine(2))
+    a, b = FakeContender(constant(1.0), "a"), FakeContender(constant(1.5), "b")
+    for first, second in ((a, b), (b, a), (a, b)):
+        scenario.round(first.at(point), point)
+        scenario.round(second.at(point), point)
+    assert a.streams == b.streams
+    assert len({tuple(stream) for stream in a.streams}) == 3, "each round has arrivals of its own"
+
+
+def test_an_open_loop_counts_from_the_due_time() -> None:
+    """M/M/1 at load 0.8: five times the service on average, although each service is as quick as ever."""
+    scenario = OpenLoop(rate=800, seconds=20)
+    (point,) = scenario.points(grid(), ONE, machine(2))
+    found = measured(scenario, FakeContender(exponential(1.0)), point, rounds=10)
+    assert found["latency_ms"]["mean"] == pytest.approx(5.0, rel=0.2)
+    assert found["service_ms"]["mean"] == pytest.approx(1.0, rel=0.05)
+    assert found["wait_ms"]["mean"] == pytest.approx(4.0, rel=0.25)
+    assert found["utilisation"] == pytest.approx(0.8, rel=0.05)
+    assert not found["saturated"]
+    assert found["sequences_per_s"] == pytest.approx(800, rel=0.05)
+
+
+def test_more_than_can_be_answered_is_said_so() -> None:
+    scenario = OpenLoop(rate=2000, seconds=1)
+    (point,) = scenario.points(grid(), ONE, machine(2))
+    found = measured(scenario, FakeContender(constant(1.0)), point)
+    assert found["saturated"]
+    assert found["sequences_per_s"] == pytest.approx(1000, rel=0.05)
+    assert found["offered_per_s"] == pytest.approx(2000, rel=0.1)
+
+
+def test_loads_are_shares_of_what_the_first_contender_can_do() -> None:
+    scenario = OpenLoop(load=[0.5, 0.8], seconds=20)
+    half, most = scenario.points(grid(), ONE, machine(2))
+    first, second = FakeContender(constant(1.0), "first"), FakeContender(constant(0.1), "second")
+    assert measured(scenario, first, half, 3)["offered_per_s"] == pytest.approx(500, rel=0.05)
+    assert measured(scenario, second, half, 3)["offered_per_s"] == pytest.approx(500, rel=0.05)
+    assert measured(scenario, second, most, 3)["offered_per_s"] == pytest.approx(800, rel=0.05)
+
+
+def test_a_trace_is_replayed_as_recorded(tmp_path: Path) -> None:
+    (tmp_path / "trace").write_text("".join(f"{number / 10}\n" for number in range(100)))
+    scenario = OpenLoop(trace=str(tmp_path / "trace"), speed=2.0, seconds=1.0)
+    (point,) = scenario.points(grid(), ONE, machine(2))
+    contender = FakeContender(constant(1.0)).at(point)
+    scenario.round(contender, point)
+    scenario.round(contender, point)
+    assert contender.streams[0] == [number * 50_000_000 for number in range(20)]
+    assert contender.streams[1] == contender.streams[0]
