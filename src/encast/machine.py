@@ -32,6 +32,9 @@ __all__ = [
 # cgroup v1 says "no limit" with the largest multiple of the page size in 63 bits.
 _V1_NO_LIMIT = 1 << 60
 
+# More than any kernel can be built for (CONFIG_NR_CPUS).
+_MOST_CPUS = 1 << 16
+
 
 @dataclass(frozen=True)
 class Core:
@@ -123,13 +126,19 @@ class Machine:
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """The numbers of a kernel list such as ``0-3,8,10-11``; empty for an empty one. Raises ``ValueError``."""
+    """The numbers of a kernel list such as ``0-3,8,10-11``; empty for an empty one.
+
+    Raises ``ValueError`` for another text, and for numbers that no CPU or memory node can have.
+    """
     numbers: set[int] = set()
     for part in text.strip().split(","):
         if not part:
             continue
         first, _, last = part.partition("-")
-        numbers.update(range(int(first), int(last or first) + 1))
+        low, high = int(first), int(last or first)
+        if not 0 <= low <= high < _MOST_CPUS:
+            raise ValueError(text)
+        numbers.update(range(low, high + 1))
     return tuple(sorted(numbers))
 
 

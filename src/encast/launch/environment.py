@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -59,7 +60,7 @@ def environment(
     if allocator != "system":
         if allocator not in ALLOCATORS:
             raise InputError(f"the allocator is {allocator!r}; system, {' and '.join(ALLOCATORS)} are known")
-        preloaded = [str(_library(allocator, environ)), environ.get("LD_PRELOAD", "")]
+        preloaded = [str(_library(allocator, environ.get("LD_LIBRARY_PATH", ""))), environ.get("LD_PRELOAD", "")]
         variables["LD_PRELOAD"] = ":".join(filter(None, preloaded))
     if placement.smt:
         # Left to itself, encast runs one thread a core.
@@ -71,10 +72,11 @@ def environment(
     return variables
 
 
-def _library(allocator: str, environ: Mapping[str, str]) -> Path:
+@functools.cache
+def _library(allocator: str, library_path: str) -> Path:
     """The allocator's library, which the dynamic linker has been seen to load."""
     known = ALLOCATORS[allocator]
-    folders = _library_folders(environ)
+    folders = _library_folders(library_path)
     for name in known.libraries:
         for folder in folders:
             path = folder / name
@@ -83,7 +85,7 @@ def _library(allocator: str, environ: Mapping[str, str]) -> Path:
             # The linker says what it cannot preload, and goes on without it.
             probe = subprocess.run(
                 [sys.executable, "-S", "-c", ""],
-                env={**environ, "LD_PRELOAD": str(path)},
+                env={"LD_LIBRARY_PATH": library_path, "LD_PRELOAD": str(path)},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -99,10 +101,10 @@ def _library(allocator: str, environ: Mapping[str, str]) -> Path:
     )
 
 
-def _library_folders(environ: Mapping[str, str]) -> Sequence[Path]:
+def _library_folders(library_path: str) -> Sequence[Path]:
     """Where shared libraries of this system lie; the linker's own list comes without LD_LIBRARY_PATH."""
     triplet = f"{os.uname().machine}-linux-gnu"
-    named = [Path(part) for part in environ.get("LD_LIBRARY_PATH", "").split(":") if part.startswith("/")]
+    named = [Path(part) for part in library_path.split(":") if part.startswith("/")]
     usual = [Path(sys.prefix, "lib")]
     usual += [Path(root, inner) for root in ("/usr/local", "/usr", "/") for inner in (f"lib/{triplet}", "lib64", "lib")]
     return [folder for folder in dict.fromkeys(named + usual) if folder.is_dir()]

@@ -207,7 +207,7 @@ class _Supervisor:
     def _note_end(self, child: _Child, code: int) -> None:
         child.process.returncode = code  # reaped here, not by the object
         child.code = code if code >= 0 else 128 - code
-        self.output.ended(child.index, child.code)
+        self._tell_end(child)
         others = [other for other in self.children if other.code is None]
         if child.code != 0 and self.failure is None:
             how = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
@@ -259,6 +259,12 @@ class _Supervisor:
             pipe = child.process.stdout if stream == "stdout" else child.process.stderr
             assert pipe is not None
             pipe.close()
+            self._tell_end(child)
+
+    def _tell_end(self, child: _Child) -> None:
+        """After the last of its lines."""
+        if child.code is not None and not child.streams:
+            self.output.ended(child.index, child.code)
 
     @staticmethod
     def _have_children() -> bool:

@@ -1,0 +1,309 @@
+"""Where instances are put, on made-up machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from machines import ARTICLE, EPYC, HYBRID, MadeUp
+
+from encast.errors import InputError
+from encast.launch import PRESETS, Placement, place
+from encast.machine import Machine, format_cpu_list
+
+
+def cpus(placements: tuple[Placement, ...]) -> list[str]:
+    return [format_cpu_list(placement.cpus) for placement in placements]
+
+
+def nodes(placements: tuple[Placement, ...]) -> list[int | None]:
+    return [placement.node for placement in placements]
+
+
+@pytest.fixture(scope="module")
+def article(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return ARTICLE.read(tmp_path_factory.mktemp("article"))
+
+
+@pytest.fixture(scope="module")
+def epyc(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return EPYC.read(tmp_path_factory.mktemp("epyc"))
+
+
+def test_latency_is_an_instance_a_package_on_the_articles_machine(article: Machine) -> None:
+    placements = place(article, preset="latency")
+    assert cpus(placements) == ["0-23", "24-47"]
+    assert nodes(placements) == [0, 1]
+    assert [placement.threads for placement in placements] == [24, 24]
+    assert placements == place(article)
+
+
+def test_throughput_is_an_instance_a_core(article: Machine) -> None:
+    placements = place(article, preset="throughput")
+    assert cpus(placements) == [str(cpu) for cpu in range(48)]
+    assert {placement.threads for placement in placements} == {1}
+
+
+def test_siblings_come_only_when_asked_for(article: Machine) -> None:
+    first, second = place(article, instances=2, cores_per_instance=2, smt=True)
+    assert first == Placement((0, 1, 48, 49), 0, 4, smt=True)
+    assert second == Placement((24, 25, 72, 73), 1, 4, smt=True)
+
+
+def test_instances_share_the_machine_equally_and_stay_on_their_nodes(article: Machine) -> None:
+    assert cpus(place(article, instances=1)) == ["0-23"]
+    assert cpus(place(article, instances=2)) == ["0-23", "24-47"]
+    # 16 each would fit the cores, but only one such instance fits a node.
+    assert cpus(place(article, instances=3)) == ["0-11", "12-23", "24-35"]
+    assert cpus(place(article, instances=5)) == ["0-7", "8-15", "16-23", "24-31", "32-39"]
+
+
+def test_few_instances_spread_over_the_nodes(article: Machine) -> None:
+    assert cpus(place(article, instances=2, cores_per_instance=4)) == ["0-3", "24-27"]
+    assert cpus(place(article, cores_per_instance=10)) == ["0-9", "10-19", "24-33", "34-43"]
+
+
+def test_an_instance_spans_nodes_only_when_asked(article: Machine) -> None:
+    with pytest.raises(InputError) as caught:
+        place(article, instances=1, cores_per_instance=48)
+    assert str(caught.value) == (
+        "1 instance of 48 cores does not fit: there are 24 cores on node 0 and 24 cores on node 1; 1 instance of 24 "
+        "cores would; or let instances span memory nodes (--cross-node)"
+    )
+    (whole,) = place(article, instances=1, cores_per_instance=48, cross_node=True)
+    assert (format_cpu_list(whole.cpus), whole.node, whole.threads) == ("0-47", None, 48)
+    # Asked for or not, an instance that fits a node stays there.
+    assert nodes(place(article, instances=4, cores_per_instance=12, cross_node=True)) == [0, 0, 1, 1]
+
+
+def test_errors_say_what_would_fit(article: Machine) -> None:
+    with pytest.raises(InputError, match=r"2 instances of 16 cores or 3 instances of 12 cores would; or let instances"):
+        place(article, instances=3, cores_per_instance=16)
+    with pytest.raises(InputError, match=r"49 instances of 1 core do not fit: .*; 48 instances of 1 core would$"):
+        place(article, instances=49)
+
+
+def test_nodes_and_lists_of_cpus(article: Machine) -> None:
+    assert cpus(place(article, nodes=[1])) == ["24-47"]
+    assert cpus(place(article, preset="throughput", core_list=[0, 1, 24, 48])) == ["0", "1", "24"]
+    # A hardware thread whose sibling was not named stands for its core.
+    assert cpus(place(article, core_list=[50])) == ["50"]
+    assert cpus(place(article, core_list=range(96), nodes=[0], instances=2)) == ["0-11", "12-23"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"core_list": [95, 96, 97]}, "there is no CPU 96-97; there are 0-95"),
+        ({"core_list": []}, "the list of CPUs is empty; this process may use 0-95"),
+        ({"nodes": [1, 2]}, "there is no memory node 2; there are 0-1"),
+        ({"nodes": []}, "the list of nodes is empty; there are 0-1"),
+        ({"nodes": [1], "core_list": [3]}, "no CPU of the list 3 is on memory node 1"),
+        ({"instances": 0}, "instances is 0; it must be at least 1"),
+        ({"cores_per_instance": -1}, "cores_per_instance is -1; it must be at least 1"),
+        ({"preset": "speed"}, "the preset is 'speed'; latency and throughput are known"),
+    ],
+)
+def test_wrong_requests(article: Machine, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        place(article, **options)
+
+
+def test_instances_keep_to_a_last_level_cache(epyc: Machine) -> None:
+    assert cpus(place(epyc, preset="latency")) == [f"{first}-{first + 7}" for first in range(0, 64, 8)]
+    # Two fill each cache to six; the remaining two cores of each stay idle rather than make an instance over two.
+    threes = place(epyc, cores_per_instance=3)
+    assert len(threes) == 16
+    assert all(len({cpu // 8 for cpu in placement.cpus}) == 1 for placement in threes)
+    # Three for latency: a cache each. Three otherwise: as many cores as the node has.
+    assert cpus(place(epyc, preset="latency", instances=3)) == ["0-7", "8-15", "16-23"]
+    assert [placement.threads for placement in place(epyc, instances=3)] == [21, 21, 21]
+
+
+def test_few_instances_take_a_cache_each(epyc: Machine) -> None:
+    assert cpus(place(epyc, instances=4, cores_per_instance=2)) == ["0-1", "8-9", "16-17", "24-25"]
+
+
+def test_instances_beyond_a_cache_take_few_of_them(epyc: Machine) -> None:
+    twelves = place(epyc, instances=5, cores_per_instance=12)
+    caches = [Counter(cpu // 8 for cpu in placement.cpus) for placement in twelves]
+    assert [sorted(count.values()) for count in caches] == [[4, 8]] * 5
+
+
+@pytest.mark.parametrize(
+    ("numbering", "expected"),
+    [("apart", ["0-3", "4-7"]), ("adjacent", ["0,2,4,6", "8,10,12,14"]), ("in_turn", ["0,2,4,6", "1,3,5,7"])],
+)
+def test_numbering_does_not_matter(tmp_path: Path, numbering: str, expected: list[str]) -> None:
+    machine = MadeUp(packages=2, cores=4, threads=2, numbering=numbering).read(tmp_path)
+    assert cpus(place(machine)) == expected
+    assert len(place(machine, preset="throughput")) == 8
+
+
+def test_offline_cpus(tmp_path: Path) -> None:
+    # Core 0 lost its first hardware thread, core 1 both.
+    machine = MadeUp(cores=4, threads=2, offline=(0, 1, 5)).read(tmp_path)
+    assert machine.offline == (0, 1, 5)
+    assert cpus(place(machine)) == ["2-4"]
+    assert cpus(place(machine, smt=True)) == ["2-4,6-7"]
+    with pytest.raises(InputError, match=r"CPU 0-1 is offline; this process may use 2-4,6-7"):
+        place(machine, core_list=[0, 1, 2])
+
+
+def test_cpusets_and_masks(tmp_path: Path) -> None:
+    machine = dataclasses.replace(EPYC, cpuset="4-11,68-75").read(tmp_path)
+    assert cpus(place(machine)) == ["4-7", "8-11"]
+    assert cpus(place(machine, instances=1)) == ["4-11"]
+    with pytest.raises(InputError, match=r"CPU 0 lies outside of .* mask or cpuset; it may use 4-11,68-75"):
+        place(machine, core_list=[0, 4])
+
+
+def test_a_node_outside_of_the_mask(tmp_path: Path) -> None:
+    machine = dataclasses.replace(ARTICLE, allowed="0-3").read(tmp_path)
+    with pytest.raises(InputError, match="memory node 1 has no CPU that this process may use; nodes 0 have"):
+        place(machine, nodes=[1])
+
+
+@pytest.mark.parametrize(
+    ("quota", "latency", "throughput"),
+    [
+        ("50000 100000", ["0"], ["0"]),
+        ("100000 100000", ["0"], ["0"]),
+        ("150000 100000", ["0"], ["0"]),
+        ("250000 100000", ["0-1"], ["0", "24"]),
+        ("4800000 100000", ["0-23", "24-47"], None),
+    ],
+)
+def test_a_quota_bounds_the_threads(
+    tmp_path: Path, quota: str, latency: list[str], throughput: list[str] | None
+) -> None:
+    machine = dataclasses.replace(ARTICLE, quota=quota).read(tmp_path)
+    assert cpus(place(machine, preset="latency")) == latency
+    if throughput is not None:
+        assert cpus(place(machine, preset="throughput")) == throughput
+
+
+def test_a_quota_bounds_what_is_asked_for(tmp_path: Path) -> None:
+    machine = dataclasses.replace(ARTICLE, quota="350000 100000").read(tmp_path)
+    with pytest.raises(InputError) as caught:
+        place(machine, instances=2, cores_per_instance=2)
+    assert "the cgroup's CPU quota of 3.5 pays for 3 cores; 1 instance of 2 cores or 2 instances of 1 core" in str(
+        caught.value
+    )
+    # Three hardware threads are a core and a half: one core's siblings may be used, within the quota.
+    assert place(machine, smt=True) == (Placement((0, 48), 0, 2, smt=True),)
+    tight = dataclasses.replace(ARTICLE, quota="100000 100000").read(tmp_path / "tight")
+    assert place(tight, smt=True) == (Placement((0, 48), 0, 1, smt=True),)
+
+
+def test_hybrid_processors(tmp_path: Path) -> None:
+    machine = HYBRID.read(tmp_path)
+    assert sum(core.efficient for core in machine.cores) == 16
+    quick = "0,2,4,6,8,10,12,14"
+    assert cpus(place(machine)) == [quick]
+    assert cpus(place(machine, preset="latency", instances=1)) == [quick]
+    assert cpus(place(machine, preset="latency", instances=2)) == ["0,2,4,6", "8,10,12,14"]
+    # A team waits for its slowest core: none is mixed while whole ones fit.
+    kinds = {core.cpus[0]: core.efficient for core in machine.cores}
+    for placement in place(machine, instances=6, cores_per_instance=4):
+        assert len({kinds[cpu] for cpu in placement.cpus}) == 1
+    assert len(place(machine, preset="throughput")) == 24
+
+
+def test_one_cpu(tmp_path: Path) -> None:
+    machine = MadeUp(cores=1).read(tmp_path)
+    for preset in (None, *PRESETS):
+        assert place(machine, preset=preset) == (Placement((0,), 0, 1),)
+    with pytest.raises(InputError, match=r"2 instances of 1 core do not fit: .*; 1 instance of 1 core would$"):
+        place(machine, instances=2)
+
+
+def test_a_node_without_memory_binds_nothing(tmp_path: Path) -> None:
+    machine = dataclasses.replace(ARTICLE, without_memory=(1,)).read(tmp_path)
+    assert nodes(place(machine)) == [0, None]
+
+
+def test_clusters_within_a_package_are_nodes(tmp_path: Path) -> None:
+    machine = MadeUp(packages=2, cores=24, threads=2, nodes_a_package=4).read(tmp_path)
+    placements = place(machine, preset="latency")
+    assert len(placements) == 8
+    assert nodes(placements) == list(range(8))
+    assert {placement.threads for placement in placements} == {6}
+
+
+MACHINES = st.builds(
+    MadeUp,
+    packages=st.integers(1, 2),
+    cores=st.integers(1, 6),
+    threads=st.integers(1, 2),
+    numbering=st.sampled_from(["apart", "adjacent", "in_turn"]),
+    cores_a_cache=st.sampled_from([None, 0, 1, 2, 3, 4]),
+    offline=st.sets(st.integers(1, 23), max_size=4),
+    allowed=st.none()
+    | st.sets(st.integers(0, 23), min_size=1, max_size=12).map(lambda cpus: format_cpu_list({0, *cpus})),
+    quota=st.none() | st.sampled_from(["50000 100000", "150000 100000", "300000 100000", "700000 100000"]),
+    virtual=st.booleans(),
+)
+
+
+@settings(max_examples=150)
+@given(
+    made_up=MACHINES,
+    instances=st.none() | st.integers(1, 8),
+    cores=st.none() | st.integers(1, 8),
+    preset=st.sampled_from([None, *PRESETS]),
+    smt=st.booleans(),
+    cross_node=st.booleans(),
+)
+def test_placements_hold_what_they_promise(
+    made_up: MadeUp, instances: int | None, cores: int | None, preset: str | None, smt: bool, cross_node: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        machine = made_up.read(Path(folder))
+    options: dict[str, Any] = {"preset": preset, "smt": smt, "cross_node": cross_node}
+    quota = machine.cgroup.cpus
+    paid = len(machine.online) if quota is None else max(1, int(quota))
+    try:
+        placements = place(machine, instances=instances, cores_per_instance=cores, **options)
+    except InputError as error:
+        refusal = str(error)
+    else:
+        refusal = ""
+    if refusal:
+        # For want of cores alone, and what is said to fit does.
+        if cross_node and not smt:
+            assert (instances or 1) * (cores or 1) > min(len(machine.allowed_cores), paid)
+        offers = re.findall(r"(\d+) instances? of (\d+) cores?(?= or| would)", refusal)
+        assert offers, refusal
+        for count, size in offers:
+            assert len(place(machine, instances=int(count), cores_per_instance=int(size), **options)) == int(count)
+        return
+    taken = [cpu for placement in placements for cpu in placement.cpus]
+    assert len(taken) == len(set(taken)), "instances share a CPU"
+    assert set(taken) <= set(machine.affinity)
+    core_of = {cpu: number for number, core in enumerate(machine.allowed_cores) for cpu in core.cpus}
+    owners = [{core_of[cpu] for cpu in placement.cpus} for placement in placements]
+    assert sum(map(len, owners)) == len(set().union(*owners)), "instances share a core"
+    if instances is not None:
+        assert len(placements) == instances
+    if cores is not None:
+        assert {len(own) for own in owners} == {cores}
+    else:
+        assert len({len(own) for own in owners}) == 1
+    assert sum(placement.threads for placement in placements) <= max(paid, len(placements))
+    assert len(placements) <= paid
+    home = {cpu: core.node for core in machine.allowed_cores for cpu in core.cpus}
+    for placement, own in zip(placements, owners, strict=True):
+        span = {home[cpu] for cpu in placement.cpus}
+        assert cross_node or len(span) == 1
+        assert placement.node == (span.pop() if len(span) == 1 else None)
+        if not smt:
+            assert len(placement.cpus) == len(own)
+        assert 1 <= placement.threads <= len(placement.cpus)
