@@ -1,0 +1,101 @@
+"""JAX with XLA: encast's graph through jax.numpy, compiled ahead of time for each shape.
+
+XLA's defaults were the fastest of what its CPU compiler offers (oneDNN and XNNPACK calls, YNNPACK fusions, 512-bit
+vectors, fast math, merged projections of queries, keys and values: within the noise or slower).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from encast.bench.peers.base import Call, ModelFiles
+from encast.bench.peers.interpret import Array, NumpyLike, Rectangle, interpret
+from encast.bench.peers.interpreted import Feeds, InterpretedPeer, Program, Shape, absent
+
+__all__ = ["Jax"]
+
+
+class Jax(InterpretedPeer):
+    """bf16: the operands of every product are bf16; its sums, norms and softmax are f32."""
+
+    name = "JAX with XLA"
+    dtypes = ("f32", "bf16")
+    modules = ("jax",)
+
+    def __init__(self, model: ModelFiles, dtype: str, threads: int, cache: Path, **options: Any) -> None:
+        super().__init__(model, dtype, threads, cache, **options)
+        # Read when XLA's client is made: the first two size the one pool that it computes on.
+        os.environ.update(PJRT_NPROC=str(threads), NPROC=str(threads), JAX_PLATFORMS="cpu")
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return absent("jax", "bench-jax")
+
+    def start(self) -> None:
+        self.jax = importlib.import_module("jax")
+        self.weights: dict[str, Array] = {}
+
+    def compile(self, shape: Shape) -> Program:
+        jax = self.jax
+
+        def forward(library: _Library, feeds: Mapping[str, Array]) -> Array:
+            at = Rectangle(shape.rows, shape.columns, feeds["token_ids"], feeds["token_type_ids"], feeds.get("bias"))
+            return interpret(self.graph, library, at)
+
+        vector, keys = (shape.rows * shape.columns,), (shape.rows, 1, 1, shape.columns)
+        feeds = {name: jax.ShapeDtypeStruct(vector, np.int32) for name in ("token_ids", "token_type_ids")}
+        if shape.masked:
+            feeds["bias"] = jax.ShapeDtypeStruct(keys, np.float32)
+        # Weights are arguments: as constants of the program each shape would hold a copy of them.
+        narrow = self.dtype == "bf16"
+        stored: dict[str, Array] = {}
+        jax.eval_shape(lambda feeds: forward(_Library(jax, narrow, stored, keep=True), feeds), feeds)
+        self.weights.update({name: jax.device_put(stored[name]) for name in stored if name not in self.weights})
+        weights = {name: self.weights[name] for name in stored}
+        traced = jax.jit(lambda weights, feeds: forward(_Library(jax, narrow, weights), feeds))
+        compiled = traced.lower(weights, feeds).compile()
+
+        def program(feeds: Feeds) -> Call:
+            given = jax.device_put({name: array for name, array in vars(feeds).items() if array is not None})
+            return lambda: np.asarray(compiled(weights, given))
+
+        return program
+
+    def facts(self) -> Mapping[str, Any]:
+        return {
+            "version": self.jax.__version__,
+            "devices": [str(device) for device in self.jax.devices()],
+            "threads": self.threads,
+            "inputs": "on the device before the call",
+        }
+
+
+class _Library(NumpyLike):
+    """Takes constants from ``weights`` or, with ``keep``, puts them there."""
+
+    def __init__(self, jax: Any, narrow: bool, weights: dict[str, Array], *, keep: bool = False) -> None:
+        super().__init__(jax.numpy)
+        self.jax, self.narrow, self.weights, self.keep = jax, narrow, weights, keep
+
+    def constant(self, name: str, array: np.ndarray[Any, Any]) -> Array:
+        if self.keep:
+            self.weights[name] = array
+        return self.weights[name]
+
+    def weight(self, name: str, array: np.ndarray[Any, Any]) -> Array:
+        return self.constant(name, array.astype(self.jax.numpy.bfloat16) if self.keep and self.narrow else array)
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        if not self.narrow:
+            return self.namespace.matmul(a, b)
+        narrow = self.namespace.bfloat16
+        return self.namespace.matmul(a.astype(narrow), b.astype(narrow), preferred_element_type=np.float32)
+
+    def erf(self, x: Array) -> Array:
+        return self.jax.lax.erf(x)
