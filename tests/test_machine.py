@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -9,20 +10,22 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from machines import ARTICLE, CGROUP2_MOUNT, EPYC, HYBRID, MadeUp
+from machines import write_tree as tree
 
 from encast import machine as machine_module
-from encast.machine import default_threads, parse_cpu_list, pin_order, read_machine, usable_cores
+from encast.machine import (
+    Core,
+    default_threads,
+    format_cpu_list,
+    parse_cpu_list,
+    pin_order,
+    read_machine,
+    usable_cores,
+)
 
 CPUINFO = "processor\t: 0\nmodel name\t: Made-up Processor 9000\nflags\t\t: fpu avx2\n"
 MIB = 1 << 20
-
-
-def tree(root: Path, files: Mapping[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    return root
 
 
 def topology(cores: list[str], online: str, packages: list[int] | None = None) -> dict[str, str]:
@@ -37,16 +40,27 @@ def topology(cores: list[str], online: str, packages: list[int] | None = None) -
 
 
 def with_cgroup2(files: dict[str, str], group: str, limits: Mapping[str, str]) -> dict[str, str]:
-    mount = "35 25 0:30 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
     return {
         **files,
         "proc/self/cgroup": f"0::{group}\n",
-        "proc/self/mountinfo": "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + mount,
+        "proc/self/mountinfo": "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + CGROUP2_MOUNT,
         **{f"sys/fs/cgroup/{name}": text for name, text in limits.items()},
     }
 
 
 FOUR_CORES = topology(["0", "1", "2", "3"], "0-3")
+
+
+@pytest.mark.parametrize("text", ["3-1", "-2", "0-65536", "0-99999999999", "1..2", "a", "1-2-3", "1-", "٣"])
+def test_what_is_no_kernel_list(text: str) -> None:
+    with pytest.raises(ValueError, match="is no number and no range of numbers"):
+        parse_cpu_list(text)
+
+
+@pytest.mark.parametrize("text", ["0-3,8,10-11", "5", "", "0,2,4"])
+def test_lists_are_written_as_the_kernel_does(text: str) -> None:
+    assert format_cpu_list(parse_cpu_list(text)) == text
+    assert format_cpu_list([2, 1, 2]) == "1-2"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +122,9 @@ def test_siblings_numbered_apart(tmp_path: Path) -> None:
 
 def test_offline_cpus_do_not_count(tmp_path: Path) -> None:
     # CPU 5, the sibling of 1, and the whole core 2,6 are off.
-    machine = read_machine(tree(tmp_path, topology(["0,4", "1,5", "2,6", "3,7"], "0-1,3-4,7")))
+    files = topology(["0,4", "1,5", "2,6", "3,7"], "0-1,3-4,7") | {"sys/devices/system/cpu/present": "0-7\n"}
+    machine = read_machine(tree(tmp_path, files))
+    assert machine.offline == (2, 5, 6)
     assert [core.cpus for core in machine.cores] == [(0, 4), (1,), (3, 7)]
     assert default_threads(machine) == 3
     assert pin_order(machine) == (0, 1, 3, 4, 7)
@@ -153,6 +169,52 @@ def test_memory_nodes_order_the_pinning(tmp_path: Path) -> None:
     ]
     assert [(core.node, core.package) for core in machine.cores] == [(0, 0), (1, 1), (0, 0), (1, 1)]
     assert pin_order(machine) == (0, 2, 1, 3, 4, 6, 5, 7)
+
+
+def test_the_articles_machine(tmp_path: Path) -> None:
+    machine = ARTICLE.read(tmp_path)
+    assert len(machine.cores) == 48
+    assert machine.cores[24] == Core((24, 72), 1, 1, 24)
+    assert default_threads(machine) == 48
+    assert pin_order(machine)[:25] == (*range(24), 24)
+    assert pin_order(machine)[48:] == (*range(48, 96),)
+
+
+def test_last_level_caches(tmp_path: Path) -> None:
+    machine = EPYC.read(tmp_path)
+    assert [core.domain for core in machine.cores] == [8 * (core // 8) for core in range(64)]
+    # Where the lowest CPU of a cache is offline, the next one names it.
+    machine = dataclasses.replace(EPYC, offline=(8, 72)).read(tmp_path / "offline")
+    assert {core.domain for core in machine.cores} == {0, 9, 16, 24, 32, 40, 48, 56}
+
+
+def test_without_a_last_level_cache_the_package_counts(tmp_path: Path) -> None:
+    machine = MadeUp(packages=2, cores=2, cores_a_cache=0).read(tmp_path)
+    assert [core.domain for core in machine.cores] == [0, 0, 2, 2]
+
+
+def test_a_cache_for_each_virtual_cpu_is_made_up(tmp_path: Path) -> None:
+    """Hypervisors show that by default; on real processors it may be true."""
+    made_up = MadeUp(packages=2, cores=4, cores_a_cache=1)
+    machine = made_up.read(tmp_path / "real")
+    assert [core.domain for core in machine.cores] == list(range(8))
+    machine = dataclasses.replace(made_up, virtual=True).read(tmp_path / "virtual")
+    assert [core.domain for core in machine.cores] == [0] * 4 + [4] * 4
+
+
+def test_teams_fill_one_cache_after_the_other(tmp_path: Path) -> None:
+    """Though the numbers go over the caches by turns."""
+    files = topology(["0", "1", "2", "3"], "0-3")
+    for cpu in range(4):
+        folder = f"sys/devices/system/cpu/cpu{cpu}/cache/index3"
+        files |= {f"{folder}/level": "3\n", f"{folder}/shared_cpu_list": f"{cpu % 2},{cpu % 2 + 2}\n"}
+    assert pin_order(read_machine(tree(tmp_path, files))) == (0, 2, 1, 3)
+
+
+def test_slower_cores_come_last(tmp_path: Path) -> None:
+    machine = HYBRID.read(tmp_path)
+    assert [core.efficient for core in machine.cores] == [False] * 8 + [True] * 16
+    assert pin_order(machine)[:9] == (0, 2, 4, 6, 8, 10, 12, 14, 16)
 
 
 def test_caches(tmp_path: Path) -> None:
@@ -272,13 +334,14 @@ def test_pages_governor_allocator_and_names(tmp_path: Path) -> None:
         "proc/cpuinfo": CPUINFO.replace("avx2", "avx2 hypervisor"),
         "proc/meminfo": "MemTotal:    2048 kB\nHugePages_Total:   6\nHugePages_Free:    4\nHugepagesize:   2048 kB\n",
         "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
+        "sys/kernel/mm/transparent_hugepage/defrag": "always defer [defer+madvise] madvise never\n",
         "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n",
         "proc/self/maps": "7f00-7f01 r-xp 00000000 08:01 1 /usr/lib/x86_64-linux-gnu/libjemalloc.so.2\n",
     }
     machine = read_machine(tree(tmp_path, files))
     assert (machine.processor, machine.virtual) == ("Made-up Processor 9000", True)
     assert machine.memory_bytes == 2 * MIB
-    assert machine.huge_pages == machine_module.HugePages("madvise", 2 * MIB, 6, 4)
+    assert machine.huge_pages == machine_module.HugePages("madvise", 2 * MIB, 6, 4, "defer+madvise")
     assert machine.governor == "powersave"
     assert machine.allocator == "jemalloc"
 

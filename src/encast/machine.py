@@ -134,10 +134,10 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     for part in text.strip().split(","):
         if not part:
             continue
-        first, _, last = part.partition("-")
-        low, high = int(first), int(last or first)
-        if not 0 <= low <= high < _MOST_CPUS:
-            raise ValueError(text)
+        found = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part)
+        low, high = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if not low <= high < _MOST_CPUS:
+            raise ValueError(f"{part!r} is no number and no range of numbers")
         numbers.update(range(low, high + 1))
     return tuple(sorted(numbers))
 
