@@ -10,6 +10,7 @@ import yaml
 from scenario_fakes import ONE, intake, machine
 
 import encast.bench
+from encast.bench.config import load_jobs
 from encast.bench.launcher import Launcher
 from encast.bench.models import make_model
 from encast.bench.peers.base import load_object
@@ -182,3 +183,10 @@ def test_rates_of_an_open_loop(tmp_path: Path) -> None:
 def test_what_no_scenario_takes(make: Any, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         make()
+
+
+def test_one_folder_of_data_for_models_and_workloads(tmp_path: Path) -> None:
+    (job,) = load_jobs(["backend=encast-f32", "workload=nq-queries", f"data={tmp_path}"])
+    assert (job.workload["data"], job.model["data"]) == (str(tmp_path), str(tmp_path))
+    (job,) = load_jobs(["backend=encast-f32", "workload=nq-queries", "workload.data=/elsewhere"])
+    assert (job.workload["data"], job.model["data"]) == ("/elsewhere", None)

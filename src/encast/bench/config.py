@@ -6,6 +6,7 @@ other name make a job for each combination, the last name varying fastest.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -125,6 +126,7 @@ class _Choices:
 
         self._folders = [folder.resolve() for folder in folders]
         self._parser = OverridesParser.create()
+        self._composed: dict[tuple[str, ...], dict[str, Any]] = {}
 
     def names(self, group: str) -> list[str]:
         return list(available(group, self._folders))
@@ -168,6 +170,8 @@ class _Choices:
             if parsed.key_or_group in GROUPS:
                 self.check(parsed.key_or_group, str(parsed.value()))
                 groups.append(override)
+            elif parsed.key_or_group == "data":
+                groups.append(override)  # fields of models and workloads interpolate it
             else:
                 values.append(parsed)
         whole = self._compose(groups)
@@ -181,6 +185,13 @@ class _Choices:
         return found
 
     def _compose(self, overrides: Sequence[str]) -> dict[str, Any]:
+        """Groups and fields as the YAML says; most jobs of a sweep differ in fields alone."""
+        chosen = tuple(overrides)
+        if chosen not in self._composed:
+            self._composed[chosen] = self._read(chosen)
+        return copy.deepcopy(self._composed[chosen])
+
+    def _read(self, overrides: Sequence[str]) -> dict[str, Any]:
         from hydra import compose, initialize_config_dir
         from hydra.errors import HydraException
         from omegaconf import OmegaConf

@@ -84,7 +84,7 @@ class OpenLoop:
         arrivals = self._arrivals(contender, point, place, number)
         responses = Responses.of(contender.stream(arrivals, point.batches))
         settled = responses.after(SETTLE * self.seconds * 1e9)
-        span = float(responses.ended.max() - responses.due[0])
+        span = max(self.seconds * 1e9, float(responses.ended.max()))
         return {
             "latency_ns": settled.latency.tolist(),
             "wait_ns": settled.wait.tolist(),
