@@ -83,6 +83,19 @@ def test_instances_share_the_weights(minilm: Path) -> None:
     assert str(opened.weights_path) not in Path("/proc/self/maps").read_text()
 
 
+def test_a_copy_of_the_weights_gives_the_same_answers(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, batch = artifact.open(minilm), Batch.of([[101, 2023, 2003, 102]])
+    mapped = CpuRunnable(opened, threads=1)
+    wanted = mapped.run("embedding", batch)
+    mapped.close()
+    del mapped
+    gc.collect()
+    monkeypatch.setenv("ENCAST_COPY_WEIGHTS", "1")
+    copied = CpuRunnable(opened, threads=1)
+    assert str(opened.weights_path) not in Path("/proc/self/maps").read_text()
+    assert same_bits(copied.run("embedding", batch), wanted)
+
+
 def _resident_kb() -> int:
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1])

@@ -28,10 +28,10 @@ class CpuRunnable:
 
     Without ``groups`` there is one, of ``instances`` executors of ``threads`` threads. A call belongs to the first of
     ``groups`` that covers the longest sequence of its batch; answers do not depend on the group. All executors read one
-    mapping of the weights, whose checksums are verified when it is made. ``pin`` binds every executor's workers to
-    cores of their own (with ``shared_cores``: of their own within the group), as far as the affinity mask and the
-    cgroup leave cores; with fewer cores than threads it is off, which ``groups`` do not accept. ``target``: what the
-    plan is made for, if not this machine as it is.
+    mapping of the weights (or one copy, if ``ENCAST_COPY_WEIGHTS`` says so), whose checksums are verified first. ``pin``
+    binds every executor's workers to cores of their own (with ``shared_cores``: of their own within the group), as far
+    as the affinity mask and the cgroup leave cores; with fewer cores than threads it is off, which ``groups`` do not
+    accept. ``target``: what the plan is made for, if not this machine as it is.
     Raises ``ArtifactError``, ``InputError`` and ``ResourceError``.
     """
 
@@ -64,7 +64,8 @@ class CpuRunnable:
         self.threads = max(group.threads for group in groups)
         """Of the widest instance."""
         self.plan = lower(artifact.graph, artifact.tensors, target or Target.here())
-        weights = _core.Weights(str(artifact.weights_path))
+        path = str(artifact.weights_path)
+        weights = _core.Weights(path, copy=True) if knobs.get("ENCAST_COPY_WEIGHTS") else _core.Weights(path)
         weights.verify(
             [(name, tensor.offset, tensor.nbytes, tensor.xxh64) for name, tensor in artifact.tensors.items()],
             max(1, cores),
