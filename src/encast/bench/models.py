@@ -23,10 +23,11 @@ from encast.bench.cache import cached
 from encast.bench.fields import seed_number, whole_number
 from encast.bench.intake import Intake, intake_of
 from encast.bench.peers.base import ModelFiles
-from encast.bench.workloads import random_ids, real_texts
+from encast.bench.workloads import has_texts, random_ids, real_texts
 from encast.data.source import open_text
-from encast.errors import EncastError, InputError
+from encast.errors import InputError
 from encast.importers import Checkpoint, open_checkpoint
+from encast.tasks.texts import Text
 
 __all__ = ["CALIBRATION_SEQUENCES", "KINDS", "make_model", "write_random_checkpoint"]
 
@@ -248,16 +249,15 @@ def _calibration(config: Mapping[str, Any], intake: Intake, real: bool) -> tuple
     if not real:
         lengths = rng.integers(math.ceil(longest / 8), longest + 1, CALIBRATION_SEQUENCES)
         return tuple(tuple(random_ids(rng, int(length), intake.vocab).tolist()) for length in lengths)
-    texts: list[Any] = []
-    half = CALIBRATION_SEQUENCES // 2
-    try:
-        for which in ("squad-train-questions", "squad-train-paragraphs") if config.get("data") else ():
-            rows = real_texts(which, Path(str(config["data"])))
-            texts += [rows[index] for index in rng.choice(len(rows), min(half, len(rows)), replace=False)]
-    except EncastError:
-        texts = []
-    if not texts:
-        texts = _prose(CALIBRATION_SEQUENCES)
+    data = Path(str(config["data"])) if config.get("data") else None
+    if data is not None and has_texts("squad-train-questions", data):
+        texts: list[Text] = []
+        for which in ("squad-train-questions", "squad-train-paragraphs"):
+            rows = real_texts(which, data)
+            kept = rng.choice(len(rows), min(CALIBRATION_SEQUENCES // 2, len(rows)), replace=False)
+            texts += [rows[index] for index in kept]
+    else:
+        texts = list(_prose(CALIBRATION_SEQUENCES))
     return tuple(tuple(encoding.ids[:longest]) for encoding in intake.tokenizer().encode(texts))
 
 

@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ __all__ = [
     "Several",
     "Workload",
     "describe",
+    "has_texts",
     "make_workload",
     "padding",
     "pick",
@@ -348,8 +350,14 @@ class _Set:
     read: Callable[[Path], list[Text]]
 
 
+@functools.lru_cache(maxsize=1)
+def _questions(path: Path) -> Sequence[Any]:
+    """Kept, because models and workloads ask for several columns of one file, and reading it takes seconds."""
+    return open_dataset(path).rows
+
+
 def _squad(texts: Callable[[Any], Text]) -> Callable[[Path], list[Text]]:
-    return lambda path: list(dict.fromkeys(texts(row) for row in open_dataset(path).rows))
+    return lambda path: list(dict.fromkeys(texts(row) for row in _questions(path)))
 
 
 _SETS = {
@@ -366,10 +374,19 @@ def real_texts(which: str, data: Path) -> list[Text]:
     """The distinct texts of a public data set, in its order; raises ``InputError`` when the folder lacks it."""
     if which not in _SETS:
         raise InputError(f"workload.set is {which!r}; {', '.join(_SETS)} are known")
-    files = sorted(data.glob(_SETS[which].pattern))
-    if not files:
+    file = _file_of(which, data)
+    if file is None:
         raise InputError(f"{data / _SETS[which].pattern}: no such file; name the folder that holds it with data=FOLDER")
-    return _SETS[which].read(files[0])
+    return _SETS[which].read(file)
+
+
+def has_texts(which: str, data: Path) -> bool:
+    """Whether the folder has the public data set of that name."""
+    return _file_of(which, data) is not None
+
+
+def _file_of(which: str, data: Path) -> Path | None:
+    return next(iter(sorted(data.glob(_SETS[which].pattern))), None)
 
 
 def _tokenised(
