@@ -28,7 +28,7 @@ class CpuRunnable:
 
     Without ``groups`` there is one, of ``instances`` executors of ``threads`` threads. A call belongs to the first of
     ``groups`` that covers the longest sequence of its batch; answers do not depend on the group. All executors read one
-    mapping of the weights (or one copy, if ``ENCAST_COPY_WEIGHTS`` says so), whose checksums are verified first. ``pin``
+    mapping of the weights (with ``ENCAST_COPY_WEIGHTS`` one copy), whose checksums are verified first. ``pin``
     binds every executor's workers to cores of their own (with ``shared_cores``: of their own within the group), as far
     as the affinity mask and the cgroup leave cores; with fewer cores than threads it is off, which ``groups`` do not
     accept. ``target``: what the plan is made for, if not this machine as it is.
