@@ -20,7 +20,7 @@ from encast.bench.worker import Limits, Worker, write_batch
 from encast.errors import InputError
 from encast.launch import MemoryBinding, Placement
 
-__all__ = ["ColdStart", "Contender", "Memory", "Usage", "export", "missing", "portions"]
+__all__ = ["ColdStart", "Contender", "Memory", "Usage", "portions", "prepare"]
 
 Float32 = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -371,6 +371,8 @@ class Contender:
 
     def _used(self, before: processes.CpuTime, times: Sequence[Sequence[int]] | None, at: int | None) -> Usage:
         after = self._now()
+        for worker in self._workers:
+            worker.check_memory()
         wall = after.at - before.at
         explained = None
         if times is not None and all(times) and wall > _SHORT_NS:
@@ -395,27 +397,17 @@ def _slices(batch: Batch, ends: Sequence[int]) -> Iterator[Batch]:
         yield Batch(batch.token_ids[first:last], batch.cu_seqlens[begin : end + 1] - first, types)
 
 
-def missing(backend: BackendSpec, model: ModelFiles, cache: Path, limits: Limits | None = None) -> str | None:
-    """Why the backend cannot be used here, asked in a process of its own; None when it can."""
-    limits = limits or Limits()
-    reason: str | None = _once(backend, model, cache, limits, "missing", limits.open_seconds)
-    return reason
-
-
-def export(
+def prepare(
     backend: BackendSpec, model: ModelFiles, threads: int, cache: Path, limits: Limits | None = None
-) -> Mapping[str, Any]:
-    """Converts the checkpoint for the backend, in a process of its own, and returns the peer's facts about it."""
+) -> tuple[str | None, Mapping[str, Any]]:
+    """Why the backend cannot be used here, or None and the peer's facts about the checkpoint that it has converted.
+
+    In a process of its own, on all processors, so that nothing of it is left when calls are timed.
+    """
     limits = limits or Limits()
-    facts: Mapping[str, Any] = _once(backend, model, cache, limits, "export", limits.export_seconds, threads)
-    return facts
-
-
-def _once(
-    backend: BackendSpec, model: ModelFiles, cache: Path, limits: Limits, do: str, seconds: float, threads: int = 1
-) -> Any:
     worker = Worker(backend, model, threads, cache=cache, limits=limits)
     try:
-        return worker.ask(do, seconds=seconds)
+        reason: str | None = worker.ask("missing", seconds=limits.open_seconds)
+        return reason, {} if reason is not None else worker.ask("export", seconds=limits.export_seconds)
     finally:
         worker.close()

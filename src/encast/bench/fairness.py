@@ -71,7 +71,8 @@ def judge(evidence: Evidence) -> Fairness:
     per_wall = float(np.median(ratios)) if ratios else None
     notes = []
     if ran is not None and ran > evidence.threads + THREADS_SLACK:
-        notes.append(f"ran {round(ran)} threads on a budget of {evidence.threads}")
+        most = round(float(np.percentile(evidence.watched, 90)))
+        notes.append(f"ran {most} threads at once, {ran:.1f} on average, on a budget of {evidence.threads}")
     if per_wall is not None and per_wall > CPU_SLACK * evidence.threads:
         notes.append(f"used {per_wall:.1f} processors' time on a budget of {evidence.threads}")
     if evidence.strays:

@@ -16,7 +16,7 @@ import numpy as np
 from encast.bench.agreement import Reference, plain_graph
 from encast.bench.cache import content_hash
 from encast.bench.config import Job
-from encast.bench.contender import ColdStart, Contender, export, missing
+from encast.bench.contender import ColdStart, Contender, prepare
 from encast.bench.cost import cost_record, parse_price
 from encast.bench.limit import Limit, Sizes, peak
 from encast.bench.models import make_model
@@ -108,12 +108,12 @@ class Comparison:
     def _prepare(self, spec: BackendSpec) -> tuple[str, str] | None:
         """Asks whether the backend is there, and converts the checkpoint for it; returns what is against it."""
         try:
-            reason = missing(spec, self._model, self._cache, self.job.limits)
-            if reason is not None:
-                return "unavailable", f"{spec.name}: {reason}"
             self._say(f"{spec.name}: converting {self._model.name}, unless it has been done before")
             threads = len(self._machine.allowed_cores)
-            self._exports[spec.name] = export(spec, self._model, threads, self._cache, self.job.limits)
+            reason, facts = prepare(spec, self._model, threads, self._cache, self.job.limits)
+            if reason is not None:
+                return "unavailable", f"{spec.name}: {reason}"
+            self._exports[spec.name] = facts
         except WorkerError as error:
             return error.status, str(error)
         except ResourceError as error:  # its interpreter is not there

@@ -30,6 +30,11 @@ class Session:
     folder: Path
     jobs: tuple[Job, ...]
 
+    def began(self) -> bool:
+        """Whether the folder holds rows."""
+        rows = self.folder / "rows.jsonl"
+        return rows.exists() and rows.stat().st_size > 0
+
     def run(self, say: Say = lambda text: None, show: Callable[[Row], None] = lambda row: None) -> list[Row]:
         """Measures what has no row yet, and returns all rows of the folder.
 
@@ -53,7 +58,7 @@ def open_session(overrides: Sequence[str], *, multirun: bool = False, folders: S
     if Path(name).name != name or name in (".", ".."):
         raise InputError(f"experiment is {name!r}; give the name of a folder, and out=FOLDER for where it goes")
     folder = Path(jobs[0].out or "bench-results") / name
-    if (folder / "rows.jsonl").exists():
+    if Session(folder, ()).began():
         raise InputError(
             f"{folder} holds rows already; go on with --resume {folder}, or choose another experiment=NAME"
         )

@@ -62,12 +62,14 @@ def bench_command(
     else:
         session = open_session(overrides or [], multirun=multirun, folders=folders)
     show = _json if as_json else _line
+    kept = f"finished rows are in {session.folder}; --resume {session.folder} goes on"
     try:
         rows = session.run(_say, show)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"finished rows are in {session.folder}; --resume {session.folder} goes on") from None
+        raise KeyboardInterrupt(kept) from None
     except EncastError:
-        _say(f"finished rows are in {session.folder}; --resume {session.folder} goes on")
+        if session.began():
+            _say(kept)
         raise
     noisy = sum(bool((row["noise"] or {}).get("noisy")) for row in rows)
     if noisy:

@@ -1,0 +1,134 @@
+"""Agreement with the float64 reference, which is computed once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from lab import TINY
+
+from encast.backends.reference import Reference as Evaluator
+from encast.batch import Batch
+from encast.bench import agreement
+from encast.bench.agreement import LEAST_COSINE, Reference, plain_graph
+from encast.bench.config import load_jobs
+from encast.bench.models import make_model
+from encast.bench.peers.base import DTYPES, ModelFiles, pad, unpad
+from encast.errors import InputError, ResourceError
+
+BATCHES = [Batch.of([[5, 6, 7], [8, 9]]), Batch.of([[1, 2, 3], [4, 5]])]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def model(cache: Path) -> ModelFiles:
+    (job,) = load_jobs(TINY)
+    return make_model(job.model, cache)
+
+
+@pytest.fixture(scope="module")
+def reference(model: ModelFiles, cache: Path) -> Reference:
+    made = Reference(model, cache)
+    made.prepare(BATCHES)
+    return made
+
+
+@pytest.fixture(scope="module")
+def outputs(model: ModelFiles) -> list[tuple[Batch, Any]]:
+    evaluator = Evaluator(plain_graph(model.checkpoint))
+    return [(batch, evaluator.run("last_hidden_state", batch)) for batch in BATCHES]
+
+
+def test_the_reference_agrees_with_itself(reference: Reference, outputs: list[tuple[Batch, Any]]) -> None:
+    found = reference.compare(outputs, "f32")
+    assert found.ok
+    assert found.tokens == 10
+    assert found.cosine_least > 1 - 1e-12
+    assert found.largest_difference < 1e-6
+    assert found.record()["bound"] == LEAST_COSINE["f32"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_bound_is_the_dtype_s(reference: Reference, outputs: list[tuple[Batch, Any]], dtype: str) -> None:
+    """Noise that turns every state by a known angle, just within the bound and just beyond it."""
+
+    def turned(cosine: float) -> list[tuple[Batch, Any]]:
+        rng = np.random.default_rng(0)
+        found = []
+        for batch, states in outputs:
+            other = rng.standard_normal(states.shape)
+            other -= states * ((other * states).sum(1) / (states * states).sum(1))[:, None]
+            other *= (np.linalg.norm(states, axis=1) / np.linalg.norm(other, axis=1))[:, None]
+            found.append((batch, cosine * states + np.sqrt(1 - cosine**2) * other))
+        return found
+
+    slack = (1 - LEAST_COSINE[dtype]) / 10
+    within = reference.compare(turned(LEAST_COSINE[dtype] + slack), dtype)
+    beyond = reference.compare(turned(LEAST_COSINE[dtype] - slack), dtype)
+    assert within.ok
+    assert not beyond.ok
+    assert abs(beyond.cosine_mean - (LEAST_COSINE[dtype] - slack)) < slack / 10
+
+
+def test_what_is_no_state_does_not_agree(reference: Reference, outputs: list[tuple[Batch, Any]]) -> None:
+    for wrong in (np.nan, 0.0, np.inf):
+        found = reference.compare([(batch, np.full_like(states, wrong)) for batch, states in outputs], "int8")
+        assert not found.ok
+        assert found.cosine_least == 0
+    assert (
+        reference.compare([(BATCHES[0], np.full_like(outputs[0][1], np.nan))], "int8").record()["largest_difference"]
+        is None
+    )
+    assert not reference.compare([], "int8").ok
+
+
+def test_one_wrong_sequence_lowers_the_least(reference: Reference, outputs: list[tuple[Batch, Any]]) -> None:
+    states = outputs[0][1].copy()
+    states[3:] = states[4:2:-1]  # the second sequence, back to front
+    assert reference.compare([(BATCHES[0], states)], "f32").cosine_least < 0.999
+
+
+def test_the_reference_is_computed_once(model: ModelFiles, cache: Path, reference: Reference) -> None:
+    with mock.patch.object(agreement.subprocess, "run", side_effect=AssertionError("computed again")):
+        again = Reference(model, cache)
+        again.prepare(BATCHES)
+        again.prepare([Batch.of([[4, 5], [5, 6, 7]])])  # the same sequences, in another batch
+        with pytest.raises(AssertionError, match="computed again"):
+            again.prepare([Batch.of([[4, 5, 6]])])
+
+
+def test_a_reference_that_fails_says_why(cache: Path, model: ModelFiles) -> None:
+    gone = ModelFiles("gone", cache / "nowhere", "no-sha")
+    with pytest.raises(ResourceError, match=r"the float64 reference of gone could not be computed: .*nowhere"):
+        Reference(gone, cache).prepare(BATCHES)
+
+
+def test_large_batches_are_checked_in_part(model: ModelFiles, cache: Path) -> None:
+    large = [Batch.of([[1 + number % 400, 2, 3, 4] for number in range(2000)]) for _ in range(2)]
+    chosen = list(agreement._chosen(large))
+    assert sum(len(ids) for ids, _ in chosen) == agreement.CHECKED_TOKENS
+    assert chosen == list(agreement._chosen(large)), "another run would check others"
+
+
+def test_padding_and_back() -> None:
+    batch = Batch.of([[5, 6, 7], [8]], [[0, 0, 1], [1]])
+    padded = pad(batch)
+    assert padded.token_ids.tolist() == [[5, 6, 7], [8, 0, 0]]
+    assert padded.mask.tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert padded.token_type_ids.tolist() == [[0, 0, 1], [1, 0, 0]]
+    wide = pad(batch, 4, pad_id=9, seqs=3)
+    assert wide.token_ids.tolist() == [[5, 6, 7, 9], [8, 9, 9, 9], [9, 9, 9, 9]]
+    assert wide.mask[2].tolist() == [1, 0, 0, 0]
+    states = np.arange(3 * 4 * 2, dtype=np.float32).reshape(3, 4, 2)
+    assert unpad(states, batch).tolist() == [[0, 1], [2, 3], [4, 5], [8, 9]]
+    even = Batch.of([[1, 2], [3, 4]])
+    assert np.shares_memory(unpad(rectangle := np.zeros((2, 2, 3), np.float32), even), rectangle)
+    with pytest.raises(InputError, match="do not fit a rectangle of 2 x 2"):
+        pad(batch, 2)

@@ -1,0 +1,167 @@
+"""A whole comparison: every contender gets its row, whatever becomes of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from lab import QUICK, TINY, backends, measure
+
+from encast.bench.config import load_jobs
+from encast.bench.peers.base import BackendSpec
+from encast.bench.rows import Row, read_rows
+from encast.bench.run import _groups
+from encast.bench.session import open_session, resume_session
+from encast.errors import InputError
+
+ALONE = ["launcher=instances", "launcher.instances=1", "launcher.cores_per_instance=1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return backends(
+        tmp_path_factory.mktemp("comparison"),
+        slow={"peer": "Honest", "milliseconds": 10},
+        quick={"peer": "Honest", "milliseconds": 2},
+        absent="Absent",
+        elsewhere={"peer": "Honest", "python": "/no/such/python"},
+        crash={"peer": "Failing", "how": "exit", "after": 200},
+        crash_at_open={"peer": "Failing", "how": "abort", "at": "open"},
+        crash_at_export={"peer": "Failing", "how": "abort", "at": "export"},
+        raises={"peer": "Failing", "how": "raise", "after": 3},
+    )
+
+
+@pytest.fixture(scope="module")
+def rows(folder: Path) -> dict[str, Row]:
+    names = ["slow", "quick", "absent", "elsewhere", "crash", "crash-at-open", "crash-at-export", "raises"]
+    return measure(folder, names, *ALONE, "experiment=whole", "price=0.36/h", "backend.crash.milliseconds=0")
+
+
+def test_the_good_ones_are_measured(rows: dict[str, Row]) -> None:
+    for name, least in (("slow", 10), ("quick", 2)):
+        row = rows[name]
+        assert row["status"] == "ok", row["reason"]
+        assert row["metrics"]["latency_ms"]["p50"] >= least
+        low, high = row["metrics"]["latency_ms_interval"]
+        assert low <= row["metrics"]["latency_ms"]["p50"] <= high
+        assert row["point"] == {"instances": 1, "threads": 1, "batch": 1, "length": 32}
+        assert row["backend"]["version"] == "1.0"
+        assert row["model"] == {"name": "minilm", "sha": row["model"]["sha"], "hidden": 64, "layers": 2}
+        assert row["workload"] == {"name": "fixed", "sequences": 4, "tokens": 128, "lengths": [32, 32.0, 32]}
+        assert row["cold"]["load_s"] > 0
+        assert row["cold"]["first_call_ms"] >= least
+        assert row["memory"]["peak_rss_bytes"] > 10**7
+        assert len(row["samples"]["figure"]) == len(row["samples"]["place"]) >= 3
+        assert row["cost"]["usd_per_hour"] == 0.36
+        assert row["cost"]["usd_per_million"] == pytest.approx(100 / row["metrics"]["sequences_per_s"])
+        assert 0 < row["limit"]["fraction"] < 1
+        assert row["noise"]["noisy"] == bool(row["noise"]["why"])
+        assert row["experiment"] == "whole"
+
+
+def test_ratios_are_times_as_fast(rows: dict[str, Row]) -> None:
+    assert set(rows["quick"]["ratio_to"]) == {"slow"}, "only those that are ok have a ratio"
+    ratio = rows["quick"]["ratio_to"]["slow"]
+    assert ratio["ratio"] > 1.5
+    assert ratio["low"] <= ratio["ratio"] <= ratio["high"]
+    assert rows["slow"]["ratio_to"]["quick"]["ratio"] < 0.7
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "said"),
+    [
+        ("absent", "unavailable", "absent: not installed: pip install absent"),
+        ("elsewhere", "unavailable", "elsewhere: /no/such/python cannot be started"),
+        ("crash", "crashed", "crash: ended by exit code 3 during 'burst'; it said last:\n  going down"),
+        ("crash-at-open", "crashed", "crash-at-open: ended by signal SIGABRT during 'open'"),
+        ("crash-at-export", "crashed", "crash-at-export: ended by signal SIGABRT during 'export'"),
+        ("raises", "failed", "raises: burst: ZeroDivisionError"),
+    ],
+)
+def test_the_others_have_their_reason(rows: dict[str, Row], name: str, status: str, said: str) -> None:
+    row = rows[name]
+    assert row["status"] == status
+    assert said in row["reason"]
+    assert row["metrics"] == {}
+    assert row["ratio_to"] == {}
+    assert row["cost"] is None
+
+
+def test_the_folder_holds_everything(folder: Path, rows: dict[str, Row]) -> None:
+    home = folder / "out" / "whole"
+    assert {row["backend"]["name"]: row for row in read_rows(home)} == rows
+    with (home / "rows.csv").open(newline="") as file:
+        table = {line["backend.name"]: line for line in csv.DictReader(file)}
+    assert table["quick"]["status"] == "ok"
+    assert float(table["quick"]["metrics.latency_ms.p50"]) == rows["quick"]["metrics"]["latency_ms"]["p50"]
+    config = yaml.safe_load((home / "config.yaml").read_text())
+    assert config["jobs"][0]["workload"]["length"] == 32
+    assert config["jobs"][0]["backends"][0]["options"] == {"milliseconds": 10}
+    assert sorted(path.name for path in home.iterdir()) == ["config.yaml", "rows.csv", "rows.jsonl"]
+
+
+def test_nothing_is_measured_twice(folder: Path, rows: dict[str, Row]) -> None:
+    home = folder / "out" / "whole"
+    before = (home / "rows.jsonl").read_bytes()
+    assert len(resume_session(home).run()) == len(rows)
+    assert (home / "rows.jsonl").read_bytes() == before
+
+
+def test_an_experiment_is_not_written_over(folder: Path, rows: dict[str, Row]) -> None:
+    with pytest.raises(InputError, match=r"holds rows already; go on with --resume .*whole"):
+        open_session([f"out={folder / 'out'}", "experiment=whole"])
+    with pytest.raises(InputError, match="give the name of a folder"):
+        open_session(["experiment=../elsewhere"])
+    with pytest.raises(InputError, match="cannot be resumed"):
+        resume_session(folder)
+
+
+def test_a_sweep_is_refused_as_a_whole(folder: Path) -> None:
+    given = [*TINY[:-1], *QUICK, f"out={folder / 'out'}", f"cache={folder / 'cache'}", "experiment=refused"]
+    session = open_session([*given, "backend=quick", "workload.length=32,65"], multirun=True, folders=[folder])
+    with pytest.raises(InputError, match="65"):
+        session.run()
+    assert read_rows(session.folder) == []
+
+
+def test_instances_and_points_share_a_contender(folder: Path) -> None:
+    rows = measure(
+        folder, ["quick"], "launcher=throughput", "workload.length=[16,32]", "scenario=throughput",
+        "scenario.seconds=0.1", "experiment=points",
+    )  # fmt: skip
+    both = read_rows(folder / "out" / "points")
+    assert [row["point"]["length"] for row in both] == [16, 32]
+    assert len({json.dumps(row["cold"]) for row in both}) == 1
+    row = rows["quick"]
+    assert row["status"] == "ok", row["reason"]
+    assert row["point"]["instances"] == row["machine"]["cores"]
+    assert row["fairness"]["threads_budget"] == row["machine"]["cores"]
+
+
+@pytest.mark.parametrize(
+    ("count", "together", "groups"),
+    [
+        (0, 3, []),
+        (3, 3, ["012"]),
+        (4, 3, ["012", "03"]),
+        (6, 3, ["012", "034", "05"]),
+        (3, 1, ["01", "02"]),
+    ],
+)
+def test_the_first_backend_is_in_every_group(count: int, together: int, groups: list[str]) -> None:
+    specs = [BackendSpec(str(number), "a:B", "f32") for number in range(count)]
+    assert ["".join(spec.name for spec in group) for group in _groups(specs, together)] == groups
+
+
+def test_keys_tell_settings_apart(tmp_path: Path) -> None:
+    from encast.bench.run import Comparison
+
+    keys = set()
+    for override in ("timing.seconds=1", "timing.seconds=2", "workload.seed=1", "backend.encast-f32.pin=false"):
+        jobs = load_jobs(["backend=encast-f32", *TINY, override])
+        keys |= set(Comparison(jobs[0], cache=tmp_path).keys())
+    assert len(keys) == 3, "how long is measured is not what is measured"

@@ -1,0 +1,150 @@
+"""Cheating backends are caught and named, and honest ones are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from lab import backends, measure
+
+from encast.batch import Batch
+from encast.bench.contender import Usage
+from encast.bench.fairness import Evidence, Fairness, fresh_batches, judge
+from encast.bench.rows import Row
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
+    """One comparison: an honest contender among cheats, each on a budget of one thread."""
+    folder = backends(
+        tmp_path_factory.mktemp("cheats"),
+        honest="Honest",
+        eight_threads={"peer": "ManyThreads", "running": 8},
+        stray="Stray",
+        first_half="FirstHalf",
+        fewer_rows="FewerRows",
+        same_answer="SameAnswer",
+        kept_by_ids="KeptByIds",
+        kept_by_call="KeptByCall",
+        slow_clock="SlowClock",
+        lazy="Lazy",
+        not_a_number="NotANumber",
+    )
+    names = [path.stem for path in (folder / "backend").glob("*.yaml")]
+    names.sort(key=lambda name: name != "honest")
+    return measure(folder, names, "launcher=instances", "launcher.instances=1", "launcher.cores_per_instance=1",
+                   "timing.together=20")  # fmt: skip
+
+
+def test_the_honest_one_is_fair(rows: dict[str, Row]) -> None:
+    row = rows["honest"]
+    assert row["status"] == "ok", row["reason"]
+    assert row["fairness"]["ok"]
+    assert row["fairness"]["notes"] == []
+    assert row["fairness"]["threads_budget"] == 1
+    assert 0 < row["fairness"]["cpu_per_wall"] <= 1.1
+    assert row["agreement"]["cosine_mean"] > 0.999999
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "said"),
+    [
+        ("eight-threads", "unfair", "ran 8 threads at once"),
+        ("first-half", "disagrees", "mean cosine"),
+        ("fewer-rows", "failed", "for 32 tokens; a row for every token is needed"),
+        ("same-answer", "disagrees", "mean cosine"),
+        ("kept-by-ids", "unfair", "keeps answers"),
+        ("kept-by-call", "unfair", "instruction peak"),
+        ("slow-clock", "unfair", "its calls explain"),
+        ("lazy", "failed", "a plain NumPy array, is needed"),
+        ("not-a-number", "disagrees", "mean cosine 0.000000"),
+    ],
+)
+def test_cheats_are_caught_and_named(rows: dict[str, Row], name: str, status: str, said: str) -> None:
+    row = rows[name]
+    assert row["status"] == status, row["reason"]
+    assert name in row["reason"]
+    assert said in row["reason"]
+
+
+def test_processors_that_were_not_given_are_seen(rows: dict[str, Row]) -> None:
+    row = rows["stray"]
+    if row["machine"]["cores"] * row["machine"]["threads_per_core"] == 1:
+        pytest.skip("this machine has one processor: there is none to take")
+    assert row["status"] == "unfair", row["reason"]
+    assert "stray: gave itself processors" in row["reason"]
+
+
+def test_nobody_is_compared_with_a_cheat(rows: dict[str, Row]) -> None:
+    assert rows["honest"]["ratio_to"] == {}
+    assert set(rows["eight-threads"]["ratio_to"]) == {"honest"}
+
+
+def evidence(**given: object) -> Evidence:
+    honest = {
+        "threads": 2,
+        "watched": [2, 2, 1, 2],
+        "usages": [Usage(cpu_s=0.39, wall_s=0.2, explained=0.95)],
+        "strays": [],
+        "known_ns": [1_000_000, 1_100_000, 900_000],
+        "fresh_ns": [1_000_000, 1_200_000, 5_000_000],
+        "typical_ns": 1_000_000.0,
+        "least_ns": 500_000.0,
+    }
+    return Evidence(**{**honest, **given})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"watched": [3, 3, 3, 3]}, "ran 3 threads at once, 3.0 on average, on a budget of 2"),
+        ({"usages": [Usage(0.5, 0.2, 0.9)]}, "used 2.5 processors' time on a budget of 2"),
+        ({"strays": [3, 1]}, "gave itself processors [1, 3]"),
+        ({"usages": [Usage(0.3, 0.2, 0.2)]}, "its calls explain 20% of the time"),
+        ({"fresh_ns": [5_000_000] * 3}, "keeps answers: 5 ms for ids it had not seen, 1 ms for others"),
+        ({"least_ns": 2_000_000.0}, "answers in 1 ms what takes 2 ms"),
+    ],
+)
+def test_each_rule_alone(given: dict[str, object], said: str) -> None:
+    verdict = judge(evidence(**given))
+    assert not verdict.ok
+    assert len(verdict.notes) == 1
+    assert said in verdict.notes[0]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"watched": [2] * 9 + [3] * 3},  # a pool hands over
+        {"watched": [], "usages": [], "known_ns": [], "fresh_ns": [], "least_ns": None},  # nothing was seen
+        {"known_ns": [10_000] * 3, "fresh_ns": [60_000] * 3},  # microseconds are caches of the processor
+        {"usages": [Usage(0.4, 0.2, None)]},
+        {"least_ns": 1_200_000.0},  # the peak is only as exact as its clock
+    ],
+)
+def test_what_is_left_to_chance(given: dict[str, object]) -> None:
+    verdict = judge(evidence(**given))
+    assert verdict.ok, verdict.notes
+
+
+def test_a_verdict_is_a_field_of_a_row() -> None:
+    assert judge(evidence()).record() == {
+        "threads_budget": 2,
+        "threads_ran": 1.75,
+        "cpu_per_wall": 1.95,
+        "ok": True,
+        "notes": [],
+    }
+    assert isinstance(judge(evidence()), Fairness)
+
+
+def test_fresh_batches_have_the_shape_and_new_ids() -> None:
+    batch = Batch.of([list(range(100)), list(range(100, 150))])
+    fresh = fresh_batches(batch, 3)
+    orders: set[Sequence[int]] = {tuple(one.token_ids.tolist()) for one in (*fresh, batch)}
+    assert len(orders) == 4
+    for one in fresh:
+        assert np.array_equal(one.cu_seqlens, batch.cu_seqlens)
+        assert sorted(one.token_ids) == sorted(batch.token_ids)

@@ -1,0 +1,98 @@
+"""The command: interrupted, resumed, refused, listed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lab import QUICK, TINY, backends
+
+from encast.bench.rows import read_rows
+from encast.cli.main import main
+
+
+def command(folder: Path, *given: str) -> list[str]:
+    out = [f"out={folder / 'out'}", f"cache={folder / 'cache'}", "experiment=sweep"]
+    return [sys.executable, "-m", "encast.cli.main", "bench", "--conf", str(folder), *TINY[:-1], *QUICK, *out, *given]
+
+
+def test_finished_rows_outlive_an_interrupt(tmp_path: Path) -> None:
+    backends(tmp_path, honest="Honest")
+    sweep = command(tmp_path, "backend=honest", "workload.length=8,16,24", "--multirun", "--json")
+    with subprocess.Popen(sweep, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+    home = tmp_path / "out" / "sweep"
+    assert process.returncode == 130
+    assert f"encast: interrupted; finished rows are in {home}; --resume {home} goes on" in said
+    assert "Traceback" not in said
+    kept = read_rows(home)
+    assert kept[0] == first
+    assert 1 <= len(kept) < 3
+
+    assert subprocess.run([*sweep[:4], "--resume", str(home)], check=False).returncode == 0
+    rows = read_rows(home)
+    assert [row["point"]["length"] for row in rows] == [8, 16, 24]
+    assert rows[: len(kept)] == kept
+    assert {row["status"] for row in rows} == {"ok"}
+
+
+def test_no_process_outlives_a_killed_command(tmp_path: Path) -> None:
+    backends(tmp_path, hang={"peer": "Failing", "how": "hang", "at": "open"})
+    hanging = command(tmp_path, "backend=hang", "workload.length=16")
+    with subprocess.Popen(hanging, stderr=subprocess.PIPE, text=True) as process:
+        workers: list[str] = []
+        while process.poll() is None and not any(
+            "worker_process" in Path(f"/proc/{pid}/cmdline").read_text() for pid in workers
+        ):
+            workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert workers
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.read()  # until every process that has it open is gone
+    for pid in workers:
+        assert not os.path.exists(f"/proc/{pid}") or "Z" in Path(f"/proc/{pid}/stat").read_text().split()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["backend=nothing"], "there is no backend 'nothing'; there are "),
+        (["scenario=nothing"], "there is no scenario 'nothing'"),
+        (["timing.second=1"], "there is no field 'timing.second'; timing has seconds,"),
+        (["--resume", "/no/such/folder"], "/no/such/folder: cannot be resumed"),
+        (["--resume", "/no/such/folder", "backend=encast-f32"], "leave all others out"),
+        (["--conf", "/no/such/folder"], "holds none of the folders"),
+        (["price=a-lot"], "neither an amount an hour"),
+        (["launcher=instances", "launcher.instances=100000"], "100000"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    given: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", *TINY, f"cache={tmp_path / 'cache'}", *given] if "--resume" not in given else
+                ["bench", *given]) == 2  # fmt: skip
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.out == ""
+
+
+def test_the_list_shows_every_group(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["bench", "--list"]) == 0
+    shown = capsys.readouterr().out
+    assert "backend:\n" in shown
+    assert "  latency " in shown
+    backends(tmp_path, mine="Honest")
+    assert main(["bench", "--list", "--json", "--conf", str(tmp_path)]) == 0
+    groups = json.loads(capsys.readouterr().out)
+    assert set(groups) == {"backend", "model", "workload", "scenario", "launcher"}
+    assert {"mine", "encast-int8"} <= set(groups["backend"])

@@ -1,0 +1,211 @@
+"""Warm-up, turns, noise and limits, on made-up clocks and files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from encast.batch import Batch
+from encast.bench.cache import cached, cached_place, seconds_to_make
+from encast.bench.limit import Limit, Sizes
+from encast.bench.noise import Noise, NoiseLimits, NoiseMeter, spread, steady_rounds
+from encast.bench.placement import placement
+from encast.bench.timing import Timing, take_turns, warm_up
+from encast.errors import ResourceError
+
+
+class Cooling:
+    """Bursts whose calls take the times of a list, and the last one from then on."""
+
+    def __init__(self, *times: int) -> None:
+        self.times = list(times)
+        self.bursts = 0
+
+    def burst(self, *, calls: int | None = None, seconds: float | None = None) -> list[list[int]]:
+        time = self.times[min(self.bursts, len(self.times) - 1)]
+        self.bursts += 1
+        return [[time, time], [time // 2]]
+
+
+def test_a_warm_up_ends_when_three_bursts_are_alike() -> None:
+    cooling = Cooling(900, 500, 300, 200, 104, 100, 102)
+    found = warm_up(cooling, Timing(stable=0.05))
+    assert found.stable
+    assert (cooling.bursts, found.calls) == (7, 21)
+
+
+def test_a_warm_up_that_never_settles_ends() -> None:
+    restless = Cooling(*[100 * (1 + number % 2) for number in range(10_000)])
+    found = warm_up(restless, Timing(warm_up_seconds=0.02))
+    assert not found.stable
+    assert found.seconds >= 0.02
+
+
+def turns(timing: Timing, ends: dict[str, int], places: Iterator[str]) -> tuple[list[str], list[tuple[int, str]]]:
+    taken = []
+
+    def take(number: int, name: str) -> bool:
+        taken.append(f"{name}{number}")
+        return ends.get(name) != number
+
+    rounds = [(one.number, one.place) for one in take_turns(["a", "b", "c"], take, timing, lambda: next(places))]
+    return taken, rounds
+
+
+def test_turns_are_taken_forwards_and_backwards() -> None:
+    timing = Timing(seconds=1e-9, rounds_least=3)
+    taken, rounds = turns(timing, {}, iter(["near"] * 9))
+    assert taken == ["a0", "b0", "c0", "c1", "b1", "a1", "a2", "b2", "c2"]
+    assert rounds == [(0, "near"), (1, "near"), (2, "near")]
+
+
+def test_who_failed_is_left_out_and_the_others_go_on() -> None:
+    timing = Timing(seconds=1e-9, rounds_least=3)
+    taken, _ = turns(timing, {"b": 0}, iter(["near"] * 9))
+    assert taken == ["a0", "b0", "c0", "c1", "a1", "a2", "c2"]
+    taken, _ = turns(timing, {"a": 0, "b": 0, "c": 1}, iter(["near"] * 9))
+    assert taken == ["a0", "b0", "c0", "c1"]
+
+
+def test_rounds_end_at_the_most() -> None:
+    timing = Timing(seconds=1e9, rounds_most=4)
+    assert len(turns(timing, {}, iter(["near"] * 9))[1]) == 4
+
+
+def test_a_round_during_which_the_processors_moved_says_so() -> None:
+    timing = Timing(seconds=1e-9, rounds_least=4)
+    _, rounds = turns(timing, {}, iter(["near", "near", "far", "far", "near"]))
+    assert [place for _, place in rounds] == ["near", "moved", "far", "moved"]
+
+
+@pytest.mark.parametrize(
+    ("places", "kept"),
+    [
+        (["near", "far", "near", "moved"], [0, 2]),
+        (["far", "near", "far", "moved"], [0, 2]),
+        (["far", "near", "moved"], [0, 1, 2]),
+        (["unknown"] * 3, [0, 1, 2]),
+        (["near", "far", "near", "far"], [0, 2]),
+    ],
+)
+def test_rounds_of_one_place_are_kept(places: list[str], kept: list[int]) -> None:
+    assert steady_rounds(places, 2) == kept
+
+
+def test_the_place_of_processors_is_known_or_not() -> None:
+    import os
+
+    cpus = sorted(os.sched_getaffinity(0))
+    assert placement(cpus[:1]) == "unknown"
+    assert placement([0, 100_000]) == "unknown"
+    if len(cpus) > 1:
+        assert placement(cpus) in ("near", "far")
+
+
+def stat(path: Path, *cpus: tuple[int, ...]) -> Path:
+    lines = [f"cpu{number} " + " ".join(map(str, ticks)) for number, ticks in enumerate(cpus)]
+    path.write_text("cpu 1 2 3 4 5 6 7 8 9 10\n" + "\n".join(lines) + "\nintr 5\n")
+    return path
+
+
+def test_steal_and_other_processes_are_read(tmp_path: Path) -> None:
+    path = stat(tmp_path / "stat", (0,) * 10, (0,) * 10, (0,) * 10)
+    meter = NoiseMeter([0, 1], path)
+    # User, nice, system, idle, iowait, irq, softirq, steal: cpu2 is not ours.
+    stat(path, (10, 0, 5, 0, 0, 1, 1, 3, 0, 0), (7, 0, 0, 0, 0, 0, 0, 0, 0, 0), (90,) * 10)
+    began = meter._began
+    meter._began = began - 0.5  # half a second has passed
+    noise = meter.read(own_cpu_s=0.04)
+    assert noise.steal is not None
+    assert noise.other_cpu is not None
+    assert noise.steal == pytest.approx(0.03 / (0.5 * 2), rel=0.1)
+    assert noise.other_cpu == pytest.approx((0.24 - 0.04) / (0.5 * 2), rel=0.1)
+    assert NoiseMeter([0], tmp_path / "gone").read(0.0) == Noise(None, None)
+
+
+def test_a_noisy_row_says_why() -> None:
+    limits = NoiseLimits(steal=0.02, other_cpu=0.05, spread=0.15)
+    quiet = Noise(0.01, 0.02).record([100, 101, 102, 103], ["near"] * 4, limits)
+    assert quiet["noisy"] is False
+    assert quiet["why"] == []
+    assert quiet["placement"] == "near"
+    loud = Noise(0.1, 0.2).record([100, 150, 60, 200], ["near", "far", "near", "far"], limits)
+    assert loud["noisy"]
+    assert loud["placement"] == "mixed"
+    assert len(loud["why"]) == 4
+    assert "the host took 10.0% of the processors' time" in loud["why"]
+    unknown = Noise(None, None).record([1.0], ["unknown"], limits)
+    assert unknown == {"steal": None, "other_cpu": None, "spread": None, "placement": "unknown", "noisy": False,
+                       "why": []}  # fmt: skip
+
+
+def test_the_spread_is_the_quartiles_over_the_median() -> None:
+    assert spread([1, 2, 3, 4, 5]) == pytest.approx(2 / 3)
+    assert spread([1, 2]) is None
+
+
+def limit(instances: int, split: bool, read: float | None) -> Limit:
+    return Limit(
+        operations=1e9,
+        sequences=8,
+        weight_bytes=10**6,
+        instances=instances,
+        split=split,
+        ops_per_second=1e11,
+        read_bytes_per_second=read,
+    )
+
+
+def test_the_limit_is_arithmetic_or_weights() -> None:
+    assert limit(1, False, None).sequences_per_second == pytest.approx(8 / 0.01)
+    # Two instances share the arithmetic; a batch each.
+    assert limit(2, False, None).sequences_per_second == pytest.approx(8 / 0.01)
+    assert limit(2, True, None).sequences_per_second == pytest.approx(8 / 0.01)
+    slow = limit(1, False, 10**7)
+    assert slow.bound == "weights"
+    assert slow.sequences_per_second == pytest.approx(8 / 0.1)
+    # Each of two instances reads them for a batch of its own, or for its part of one.
+    assert limit(2, False, 10**7).sequences_per_second == pytest.approx(16 / 0.2)
+    assert limit(2, True, 10**7).sequences_per_second == pytest.approx(8 / 0.2)
+    assert slow.record(40.0)["fraction"] == pytest.approx(0.5)
+
+
+def test_operations_are_products_and_attention() -> None:
+    sizes = Sizes(weights=1000, layers=2, hidden=16)
+    assert sizes.operations(Batch.of([[1, 2, 3], [4]])) == 2 * 1000 * 4 + 4 * 2 * 16 * (9 + 1)
+
+
+def test_a_folder_is_made_once(tmp_path: Path) -> None:
+    made = []
+
+    def make(folder: Path) -> None:
+        made.append(folder)
+        np.save(folder / "array.npy", np.arange(3))
+
+    key = {"model": "m", "dtype": "f32"}
+    first = cached(tmp_path, "kind", key, make)
+    assert cached(tmp_path, "kind", dict(reversed(key.items())), make) == first == cached_place(tmp_path, "kind", key)
+    assert len(made) == 1
+    assert cached(tmp_path, "kind", {**key, "dtype": "int8"}, make) != first
+    assert seconds_to_make(first) >= 0
+    assert np.load(first / "array.npy").tolist() == [0, 1, 2]
+
+
+def test_what_is_half_made_is_never_found(tmp_path: Path) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "half").write_text("made")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        cached(tmp_path, "kind", {"a": 1}, fail)
+    assert not cached_place(tmp_path, "kind", {"a": 1}).exists()
+    assert [path for path in (tmp_path / "kind").iterdir() if path.is_dir()] == []
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResourceError, match=r"cannot be written .*name another folder with cache=FOLDER"):
+        cached(tmp_path / "file", "kind", {"a": 1}, lambda folder: None)

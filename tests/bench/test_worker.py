@@ -1,0 +1,214 @@
+"""Backends that crash, hang, leak or fail end as a sentence that says so, and everything that they started ends."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from lab import PEERS, TINY
+
+from encast.batch import Batch
+from encast.bench import processes
+from encast.bench.config import load_jobs
+from encast.bench.contender import Contender, portions
+from encast.bench.models import make_model
+from encast.bench.peers.base import BackendSpec, ModelFiles
+from encast.bench.worker import Limits, Worker, WorkerError
+from encast.errors import InputError, ResourceError
+from encast.launch import Placement
+
+ALL = tuple(sorted(os.sched_getaffinity(0)))
+BATCHES = [Batch.of([[number, 7, 8, 9], [number, 5, 6]]) for number in range(1, 5)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    (job,) = load_jobs(TINY)
+    return make_model(job.model, tmp_path_factory.mktemp("cache"))
+
+
+def spec(peer: str, **options: Any) -> BackendSpec:
+    return BackendSpec(peer.lower(), f"{PEERS}:{peer}", "f32", options=options)
+
+
+def contender(model: ModelFiles, what: BackendSpec, instances: int = 1, **limits: float) -> Contender:
+    places = [Placement((ALL[index % len(ALL)],), None, 1) for index in range(instances)]
+    return Contender(what, model, places, cache=model.checkpoint.parent, limits=Limits(**limits))
+
+
+@pytest.fixture(scope="module")
+def pair(model: ModelFiles) -> Iterator[Contender]:
+    """Two open instances, bound to ``BATCHES``."""
+    with contender(model, spec("Honest", milliseconds=1), instances=2) as both:
+        both.open()
+        both.bind(BATCHES)
+        yield both
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [
+        ("abort", "crashed", "ended by signal SIGABRT during 'burst'"),
+        ("segfault", "crashed", "ended by signal SIGSEGV during 'burst'"),
+        ("exit", "crashed", "ended by exit code 3 during 'burst'; it said last:\n  going down"),
+        ("raise", "failed", "burst: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_crash_has_its_reason(model: ModelFiles, how: str, status: str, said: str) -> None:
+    with contender(model, spec("Failing", how=how, after=2)) as failing:
+        failing.open(BATCHES)
+        failing.bind(BATCHES)
+        with pytest.raises(WorkerError) as caught:
+            failing.burst(calls=5)
+    assert caught.value.status == status
+    assert f"failing: {said}" in str(caught.value)
+
+
+def test_a_hang_ends(model: ModelFiles) -> None:
+    with contender(model, spec("Failing", how="hang", after=0), call_seconds=0.3) as failing:
+        failing.open()
+        failing.bind(BATCHES)
+        (pid,) = [worker.pid for worker in failing._workers]
+        with pytest.raises(WorkerError, match=r"failing: no answer to 'burst' within") as caught:
+            failing.burst(calls=1)
+        assert caught.value.status == "timed_out"
+        assert processes.family(pid) == []
+
+
+def test_a_leak_ends(model: ModelFiles) -> None:
+    with contender(model, spec("Failing", how="leak"), growth_mib=100) as failing:
+        failing.open()
+        failing.bind(BATCHES)
+        failing.settle_memory()
+        with pytest.raises(WorkerError, match=r"MiB resident, 100 MiB more than after its warm-up") as caught:
+            failing.burst(calls=10)
+        assert caught.value.status == "leaked"
+
+
+def test_what_a_backend_started_ends_with_it(model: ModelFiles) -> None:
+    worker = Worker(spec("Honest"), model, 1, cache=model.checkpoint.parent)
+    worker.ask("open", seconds=60)
+    folder = worker.folder
+    assert processes.family(worker.pid) == [worker.pid]
+    worker.close()
+    assert processes.family(worker.pid) == []
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (BackendSpec("gone", "no.such.module:Peer", "f32"), "no.such.module:Peer: cannot be imported"),
+        (BackendSpec("gone", f"{PEERS}:Nobody", "f32"), "has no Nobody; it has"),
+        (BackendSpec("gone", f"{PEERS}:spin", "f32"), "is no Peer"),
+        (BackendSpec("gone", "nothing", "f32"), "names nothing"),
+        (BackendSpec("gone", f"{PEERS}:Honest", "int8"), "honest has no int8; it has f32"),
+    ],
+)
+def test_a_peer_that_cannot_be_made(model: ModelFiles, wrong: BackendSpec, said: str) -> None:
+    with contender(model, wrong) as gone, pytest.raises(WorkerError) as caught:
+        gone.open()
+    assert caught.value.status == "failed"
+    assert said in str(caught.value)
+
+
+def test_an_interpreter_that_is_not_there(model: ModelFiles) -> None:
+    absent = BackendSpec("elsewhere", f"{PEERS}:Honest", "f32", python="/no/such/python")
+    with pytest.raises(ResourceError, match=r"elsewhere: /no/such/python cannot be started"):
+        Worker(absent, model, 1, cache=model.checkpoint.parent)
+
+
+def test_bursts_of_instances_are_beside_each_other(pair: Contender) -> None:
+    times = pair.burst(calls=6)
+    assert [len(own) for own in times] == [6, 6]
+    assert min(min(own) for own in times) >= 1_000_000  # each call computes for a millisecond
+    usage = pair.usage()
+    assert usage.cpu_s > 0
+    assert usage.wall_s >= 0.006
+    times = pair.burst(seconds=0.05)
+    assert all(own for own in times)
+
+
+def test_instances_in_step_wait_for_each_other(pair: Contender) -> None:
+    assert [len(own) for own in pair.burst(calls=5, in_step=True)] == [5, 5]
+    with pytest.raises(InputError, match="in step has a number of calls"):
+        pair.burst(seconds=1, in_step=True)
+    with pytest.raises(InputError, match="either calls or seconds"):
+        pair.burst()
+
+
+def test_outputs_are_of_the_bound_batches(pair: Contender) -> None:
+    pair.bind(BATCHES)
+    pair.verify()
+    outputs = pair.outputs()
+    assert len(outputs) == 2 * len(BATCHES)
+    by_ids = {tuple(batch.token_ids.tolist()): states for batch, states in outputs}
+    assert len(by_ids) == len(BATCHES)
+    assert all(states.shape == (7, 64) for states in by_ids.values())
+    first, second = by_ids[tuple(BATCHES[0].token_ids.tolist())], by_ids[tuple(BATCHES[1].token_ids.tolist())]
+    assert np.abs(first - second).max() > 1e-3
+
+
+def test_a_divided_batch_is_computed_in_parts(pair: Contender) -> None:
+    pair.bind(BATCHES, split=True)
+    pair.verify()
+    assert sorted(batch.seqs for batch, _ in pair.outputs()) == [1] * 8
+    assert pair.parts[0].token_ids.tolist() == [1, 7, 8, 9]
+    pair.bind(BATCHES)
+
+
+def test_an_open_loop_counts_the_waiting(pair: Contender) -> None:
+    # Six requests at once on two instances of at least a millisecond a call: the last ones wait for the others.
+    served = pair.stream([0] * 6, BATCHES)
+    assert [due for due, _, _ in served] == [0] * 6
+    assert all(ended - begun >= 1_000_000 for _, begun, ended in served)
+    assert max(ended for _, _, ended in served) >= 3_000_000
+    later = pair.stream([0, 30_000_000], BATCHES)
+    assert later[1][0] == 30_000_000
+    assert later[1][1] >= 30_000_000
+
+
+def test_instances_are_where_they_were_put(pair: Contender) -> None:
+    assert pair.strays() == set()
+    assert pair.memory().peak_rss_bytes >= pair.memory().pss_bytes > 0
+    assert pair.facts() == {"version": "1.0", "milliseconds": 1}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_portions_are_whole_sequences(count: int) -> None:
+    batch = Batch.of([[1], [2, 2], [3], [4, 4, 4], [5]], [[0], [1, 1], [0], [1, 1, 1], [0]])
+    parts = portions(batch, count)
+    assert [part.seqs for part in parts] in ([5], [2, 3], [2, 1, 2], [1] * 5)
+    assert np.concatenate([part.token_ids for part in parts]).tolist() == batch.token_ids.tolist()
+    assert all(part.cu_seqlens[0] == 0 and part.cu_seqlens[-1] == part.tokens for part in parts)
+    with pytest.raises(InputError, match="5 sequences cannot be divided over 6 instances"):
+        portions(batch, 6)
+
+
+def test_processor_time_is_seen_from_outside() -> None:
+    before = processes.cpu_time([os.getpid()])
+    end = time.process_time() + 0.05
+    while time.process_time() < end:
+        pass
+    after = processes.cpu_time([os.getpid()])
+    assert after.cpu - before.cpu > 0.045e9
+    assert processes.runnable_threads([os.getpid()]) >= 1
+    assert processes.allowed_cpus([os.getpid()]) == set(ALL)
+    assert processes.resident_bytes([os.getpid()], peak=True) >= processes.resident_bytes([os.getpid()]) > 0
+    assert processes.family(1 << 30) == []
+
+
+def test_a_batch_survives_its_file(tmp_path: Path) -> None:
+    from encast.bench.worker import write_batch
+    from encast.bench.worker_process import read_batch
+
+    for batch in (BATCHES[0], Batch.of([[1, 2]], [[0, 1]])):
+        read = read_batch(write_batch(batch, tmp_path / "batch.npz"))
+        assert read.token_ids.tolist() == batch.token_ids.tolist()
+        assert read.cu_seqlens.tolist() == batch.cu_seqlens.tolist()
+        assert (read.token_type_ids is None) == (batch.token_type_ids is None)
