@@ -149,6 +149,15 @@ def test_a_ratio_upside_down_is_its_reciprocal(pairs: list[tuple[float, float]])
     assert ratio_interval(a, b).ratio == pytest.approx(1 / ratio_interval(b, a).ratio)
 
 
+def test_the_interval_of_very_many_calls_is_that_of_all() -> None:
+    rng = np.random.default_rng(8)
+    rounds = [rng.exponential(1e6 * center, 20_000) for center in (1.0, 1.2, 0.9, 1.1, 1.0, 1.3)]
+    low, high = latency_metrics(rounds)["latency_ms_interval"]
+    whole = bootstrap([values / 1e6 for values in rounds], lambda values: float(np.median(values)))
+    assert whole is not None
+    assert (low, high) == pytest.approx(whole, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("a", "b", "reason"),
     [
