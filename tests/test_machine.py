@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -249,6 +250,53 @@ def test_cgroup2_quota(tmp_path: Path, cpu_max: str, quota: float | None, thread
     assert machine.cgroup.cpus == quota
     assert default_threads(machine) == threads
     assert usable_cores(machine) == list(range(threads))
+
+
+@pytest.mark.parametrize(("quota", "threads"), [(0.5, 1), (1.0, 1), (1.5, 1)])
+def test_a_real_quota_is_seen(quota: float, threads: int) -> None:
+    """Needs to be root where control groups can be made."""
+    with _real_cgroup(quota) as group:
+        code = (
+            f"import os; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+            "from encast.machine import default_threads, read_machine\n"
+            "machine = read_machine(); print(machine.cgroup.cpus, default_threads(machine))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+        assert done.stdout == f"{quota} {threads}\n"
+
+
+@contextlib.contextmanager
+def _real_cgroup(quota: float) -> Iterator[Path]:
+    """A group of this machine, version 2 or 1, with a quota; skips where none can be made."""
+    made = None
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        folder = Path(before.split()[4]) / f"encast-test-{os.getpid()}"
+        kind = after.split()
+        if kind[0] == "cgroup2":
+            limits = {"cpu.max": f"{round(quota * 100_000)} 100000"}
+        elif kind[0] == "cgroup" and "cpu" in kind[-1].split(","):
+            limits = {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": str(round(quota * 100_000))}
+        else:
+            continue
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        try:
+            for name, text in limits.items():
+                (folder / name).write_text(text)
+        except OSError:  # its parent does not hand the controller down
+            folder.rmdir()
+            continue
+        made = folder
+        break
+    if made is None:
+        pytest.skip("no control group with a CPU quota can be made here")
+    try:
+        yield made
+    finally:
+        made.rmdir()
 
 
 def test_cgroup2_the_tightest_ancestor_counts(tmp_path: Path) -> None:

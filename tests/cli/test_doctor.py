@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from encast.ceilings import Ceilings, Fingerprint, Kept
-from encast.cli.doctor import Finding, Level, diagnose
+from encast.cli.doctor import Finding, Level, _lines, diagnose
 from encast.machine import CgroupLimits, Core, HugePages, Machine, MemoryNode
 
 FEATURES = ("", "avx2 fma", "avx2 fma avx512f")
@@ -69,6 +69,28 @@ def test_a_quota_that_is_no_whole_number_says_so() -> None:
     problems = [finding.problem for finding in found(cgroup=CgroupLimits(cpus=2.5))]
     assert len(problems) == 2
     assert "0.5 of a CPU cannot carry a thread" in problems[1]
+
+
+def lines(**changes: object) -> str:
+    return "\n".join(text for _, text in _lines(dataclasses.replace(HEALTHY, **changes), ALL))  # type: ignore[arg-type]
+
+
+def test_what_the_kernel_allows_of_huge_pages() -> None:
+    assert "arenas have them, and so would weights with ENCAST_COPY_WEIGHTS=1" in lines()
+    late = lines(huge_pages=HugePages("always", 2 << 20, 0, 0, "never"))
+    assert "arenas have them, where one is free at once, and so would weights" in late
+    never = lines(huge_pages=HugePages("never", 2 << 20, 0, 0))
+    assert "neither arenas nor weights can have them" in never
+    assert "ENCAST_COPY_WEIGHTS" not in never
+
+
+def test_the_report_tells_of_caches_slower_cores_and_offline_cpus() -> None:
+    assert "last-level cache each" not in lines()
+    assert "offline" not in lines()
+    report = lines(cores=tuple(Core((cpu,), 0, 0, cpu // 2, cpu == 3) for cpu in range(4)), offline=(4, 5, 7))
+    assert "2 groups of 2 cores share a last-level cache each" in report
+    assert "1 of them are the slower kind" in report
+    assert "CPUs 4-5,7 are offline" in report
 
 
 def test_levels() -> None:

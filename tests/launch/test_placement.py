@@ -176,8 +176,8 @@ def test_a_node_outside_of_the_mask(tmp_path: Path) -> None:
     [
         ("50000 100000", ["0"], ["0"]),
         ("100000 100000", ["0"], ["0"]),
-        ("150000 100000", ["0"], ["0"]),
-        ("250000 100000", ["0-1"], ["0", "24"]),
+        ("150000 100000", ["0"], ["0", "24"]),
+        ("250000 100000", ["0-1"], ["0", "1", "24"]),
         ("4800000 100000", ["0-23", "24-47"], None),
     ],
 )
@@ -194,7 +194,7 @@ def test_a_quota_bounds_what_is_asked_for(tmp_path: Path) -> None:
     machine = dataclasses.replace(ARTICLE, quota="350000 100000").read(tmp_path)
     with pytest.raises(InputError) as caught:
         place(machine, instances=2, cores_per_instance=2)
-    assert "the cgroup's CPU quota of 3.5 pays for 3 cores; 1 instance of 2 cores or 2 instances of 1 core" in str(
+    assert "the cgroup's CPU quota pays for 3 cores; 1 instance of 2 cores or 2 instances of 1 core" in str(
         caught.value
     )
     # Three hardware threads are a core and a half: one core's siblings may be used, within the quota.
@@ -269,7 +269,7 @@ def test_placements_hold_what_they_promise(
         machine = made_up.read(Path(folder))
     options: dict[str, Any] = {"preset": preset, "smt": smt, "cross_node": cross_node}
     quota = machine.cgroup.cpus
-    paid = len(machine.online) if quota is None else max(1, int(quota))
+    paid = len(machine.online) if quota is None else max(1, int(quota + (preset == "throughput") * 0.5))
     try:
         placements = place(machine, instances=instances, cores_per_instance=cores, **options)
     except InputError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json as json_module
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ import typer
 from encast import ceilings, knobs
 from encast.ceilings import Kept
 from encast.errors import EncastError, InputError
-from encast.machine import Machine, default_threads, this_machine, usable_cores
+from encast.machine import Machine, default_threads, format_cpu_list, this_machine, usable_cores
 
 __all__ = ["Finding", "Level", "diagnose", "doctor"]
 
@@ -109,7 +110,7 @@ def _cpu_findings(machine: Machine) -> Iterator[Finding]:
         yield Finding(
             "numa",
             f"the process spans {len(homes)} memory nodes; threads of one team would read weights from afar",
-            "start one process a node: numactl --cpunodebind=N --membind=N",
+            f"start an instance a node: encast launch --instances {len(homes)} -- COMMAND",
         )
 
 
@@ -259,10 +260,19 @@ def _lines(machine: Machine, levels: Sequence[Level]) -> Iterator[tuple[str, str
         f"{len(machine.cores)} physical, {len(machine.online)} hardware threads "
         f"(SMT {machine.threads_per_core} a core); {len(machine.allowed_cores)} cores allowed",
     )
+    slower = sum(core.efficient for core in machine.cores)
+    if slower:
+        yield "", f"{slower} of them are the slower kind of a hybrid processor; threads take them last"
+    if machine.offline:
+        yield "", f"CPUs {format_cpu_list(machine.offline)} are offline"
     yield "threads", f"{default_threads(machine)} by default, on CPUs {', '.join(map(str, usable_cores(machine)))}"
     for cache in machine.caches:
         shared = "" if cache.shared_by == 1 else f", shared by {cache.shared_by} hardware threads"
         yield "cache", f"L{cache.level} {cache.kind} {_size(cache.bytes)}{shared}"
+    domains = Counter(core.domain for core in machine.cores)
+    if len(domains) > 1:
+        sizes = " or ".join(map(str, sorted(set(domains.values()))))
+        yield "", f"{len(domains)} groups of {sizes} cores share a last-level cache each"
     for node in machine.nodes:
         memory = "memory unknown" if node.memory_bytes is None else _size(node.memory_bytes)
         yield "numa", f"node {node.index}: {len(node.cpus)} CPUs, {memory}"
@@ -275,6 +285,12 @@ def _lines(machine: Machine, levels: Sequence[Level]) -> Iterator[tuple[str, str
     yield "allocator", machine.allocator
     pages = machine.huge_pages
     yield "huge pages", f"transparent: {pages.transparent or 'unknown'}; reserved {pages.reserved}, free {pages.free}"
+    if pages.transparent in ("always", "madvise"):
+        late = "" if pages.defrag in ("always", "madvise", "defer+madvise", None) else ", where one is free at once"
+        yield "", f"arenas have them{late}, and so would weights with ENCAST_COPY_WEIGHTS=1; the mapped file"
+        yield "", "of the weights has them if its file system keeps it in large blocks (FilePmdMapped in smaps)"
+    elif pages.transparent == "never":
+        yield "", "neither arenas nor weights can have them"
 
 
 def _ceilings_lines(kept: Kept | None) -> Iterator[tuple[str, str]]:

@@ -191,8 +191,9 @@ def _notes(machine: Machine, placements: Sequence[Placement], memory: MemoryBind
         notes.append(f"{len(idle)} of {len(machine.allowed_cores)} cores stay idle: CPUs {format_cpu_list(idle)}")
     quota = machine.cgroup.cpus
     if quota is not None and quota < len(machine.allowed_cores):
-        whole = max(1, int(quota))
-        notes.append(f"the cgroup's CPU quota of {quota:g} pays for {whole} thread{'s' if whole > 1 else ''}")
+        beyond = sum(placement.threads for placement in placements) > quota
+        costs = ": all threads are stopped for a part of every period, which lengthens some calls" if beyond else ""
+        notes.append(f"the cgroup's CPU quota of {quota:g} bounds the threads{costs}")
     if memory.how == "none" and sum(node.memory_bytes != 0 for node in machine.nodes) > 1:
         notes.append(str(memory))
     spanning = [index for index, placement in enumerate(placements) if placement.node is None]

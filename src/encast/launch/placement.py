@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -45,7 +46,8 @@ def place(
     Cores are those of the affinity mask and the cpuset, of ``core_list`` (CPU numbers) and of ``nodes``. An instance
     stays within one last-level cache where its cores fit into one, always within one memory node unless
     ``cross_node``, and takes a hybrid processor's slower cores last. Threads of all instances together are no more
-    than the cgroup quota pays for, rounded down, and at least one.
+    than the cgroup quota pays for, at least one. Rounded down, since threads beyond it are all stopped for the rest of
+    every period; rounded up for ``throughput``, which loses latency by that and no time.
 
     ``latency`` makes each instance as quick as can be: one a last-level cache, with all its cores (a hybrid
     processor's quick ones). ``throughput``: one a core, so that no thread waits for another. None: as ``latency``.
@@ -63,7 +65,9 @@ def place(
     cores = _usable(machine, core_list, nodes)
     if not smt:
         cores = [replace(core, cpus=core.cpus[:1]) for core in cores]
-    room = _Room(cores, machine.cgroup.cpus, cross_node)
+    quota = machine.cgroup.cpus
+    paid = None if quota is None else max(1, (math.ceil if preset == "throughput" else math.floor)(quota))
+    room = _Room(cores, paid, cross_node)
     instances, cores_per_instance = _sizes(room, instances, cores_per_instance, preset)
     teams = sorted(_teams(room.cores, instances, cores_per_instance), key=lambda team: (team[0].node, team[0].cpus))
     return tuple(_placement(team, machine, room.threads(instances), smt) for team in teams)
@@ -80,11 +84,10 @@ def _placement(team: Sequence[Core], machine: Machine, threads: int | None, smt:
 
 
 class _Room:
-    """How many instances fit: on the cores, and within the quota."""
+    """How many instances fit: on the cores, and within the ``paid`` threads of a quota."""
 
-    def __init__(self, cores: list[Core], quota: float | None, cross_node: bool) -> None:
-        self.cores, self.quota, self.cross_node = cores, quota, cross_node
-        self._paid = None if quota is None else max(1, int(quota))
+    def __init__(self, cores: list[Core], paid: int | None, cross_node: bool) -> None:
+        self.cores, self.cross_node, self._paid = cores, cross_node, paid
         widest = max(len(core.cpus) for core in cores)
         # Cores whose hardware threads the quota pays for; what is left of one core's is one core all the same.
         self.cores_paid = len(cores) if self._paid is None else min(len(cores), max(1, self._paid // widest))
@@ -92,7 +95,7 @@ class _Room:
     def quick(self) -> _Room:
         """Without a hybrid processor's slower cores, unless there are no others."""
         quick = [core for core in self.cores if not core.efficient]
-        return _Room(quick or self.cores, self.quota, self.cross_node)
+        return _Room(quick or self.cores, self._paid, self.cross_node)
 
     def threads(self, instances: int) -> int | None:
         """The most threads an instance that the quota pays for; None without quota."""
@@ -118,7 +121,7 @@ class _Room:
         here = " and ".join(f"{_cores(count)} on node {node}" for node, count in sorted(counts.items()))
         if self._paid is None:
             return f"there are {here}"
-        return f"there are {here}, and the cgroup's CPU quota of {self.quota:g} pays for {_cores(self.cores_paid)}"
+        return f"there are {here}, and the cgroup's CPU quota pays for {_cores(self.cores_paid)}"
 
 
 def _sizes(room: _Room, instances: int | None, size: int | None, preset: str | None) -> tuple[int, int]:
