@@ -90,6 +90,15 @@ def test_a_leak_ends(model: ModelFiles) -> None:
         assert caught.value.status == "leaked"
 
 
+def test_what_needs_more_than_there_is_ends(model: ModelFiles) -> None:
+    with contender(model, spec("Failing", how="leak", after=1), memory_share=0.02, growth_mib=1e6) as failing:
+        failing.open()
+        failing.bind(BATCHES)
+        with pytest.raises(WorkerError, match=r"more than 2% of the memory there is; .*limits.memory_share") as caught:
+            failing.burst(calls=1000)
+        assert caught.value.status == "leaked"
+
+
 def test_what_a_backend_started_ends_with_it(model: ModelFiles) -> None:
     worker = Worker(spec("Honest"), model, 1, cache=model.checkpoint.parent)
     worker.ask("open", seconds=60)

@@ -15,9 +15,16 @@ from typing import Any
 
 from encast.errors import ResourceError
 
-__all__ = ["cached", "cached_place", "content_hash", "seconds_to_make"]
+__all__ = ["cached", "cached_place", "content_hash", "default_cache", "seconds_to_make"]
 
 _MADE = "made.json"
+
+
+def default_cache() -> Path:
+    """``bench`` below the folder that encast keeps measurements in; see ``encast.ceilings.cache_dir``."""
+    from encast.ceilings import cache_dir  # here: peers in environments of their own have no native core
+
+    return cache_dir() / "bench"
 
 
 def content_hash(key: Mapping[str, Any]) -> str:

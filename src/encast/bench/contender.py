@@ -163,6 +163,8 @@ class Contender:
         divided = [portions(batch, self.instances) if split else [batch] * self.instances for batch in batches]
         self._parts = [list(parts) for parts in zip(*divided, strict=True)]
         self._call_ns = self._late_ns = 0
+        for worker in self._workers:
+            worker.lift_memory()  # other batches may need more
         for number, (worker, parts) in enumerate(zip(self._workers, self._parts, strict=True)):
             shared = self._workers[0] if number and not split else None
             worker.send(

@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from encast.bench.cache import default_cache
 from encast.bench.config import Job, load_jobs
 from encast.bench.rows import Row, RowFile, write_whole
 from encast.bench.run import Comparison
-from encast.ceilings import cache_dir
 from encast.errors import InputError, ResourceError
 
 __all__ = ["Session", "open_session", "resume_session"]
@@ -88,7 +88,7 @@ def resume_session(folder: Path) -> Session:
 
 
 def _cache(job: Job) -> Path:
-    return Path(job.cache) if job.cache else cache_dir() / "bench"
+    return Path(job.cache) if job.cache else default_cache()
 
 
 def _listed(value: Any) -> Any:

@@ -30,6 +30,7 @@ from encast.bench import processes
 from encast.bench.peers.base import BackendSpec, ModelFiles
 from encast.errors import EncastError, ResourceError
 from encast.launch import MemoryBinding, Placement, preexec
+from encast.machine import this_machine
 
 __all__ = ["Limits", "Worker", "WorkerError", "write_batch"]
 
@@ -40,13 +41,17 @@ _STDERR_LINES = 6
 
 @dataclass(frozen=True)
 class Limits:
-    """What a backend may take before it is ended: seconds, and growth of resident memory after its warm-up."""
+    """What a backend may take before it is ended: seconds, and growth of resident memory after its warm-up.
+
+    ``memory_share`` is of the machine's memory, or of what the control group leaves of it, for each instance.
+    """
 
     export_seconds: float = 1800
     open_seconds: float = 600
     bind_seconds: float = 600
     call_seconds: float = 120
     growth_mib: float = 1024
+    memory_share: float = 0.8
 
 
 class WorkerError(EncastError):
@@ -77,7 +82,8 @@ class Worker:
         self.backend, self.limits = backend, limits or Limits()
         self.folder = Path(tempfile.mkdtemp(prefix="encast-bench-"))
         self._log = self.folder / "stderr"
-        self._ceiling: int | None = None
+        self._most = int(self.limits.memory_share * _memory_bytes())
+        self._ceiling = self._most
         ours, theirs = socket.socketpair()
         try:
             with self._log.open("wb") as log:
@@ -159,20 +165,24 @@ class Worker:
 
     def settle_memory(self) -> None:
         """From now on resident memory may grow by ``limits.growth_mib``."""
-        self._ceiling = processes.resident_bytes(processes.family(self.pid)) + int(self.limits.growth_mib * 2**20)
+        resident = processes.resident_bytes(processes.family(self.pid))
+        self._ceiling = min(self._most, resident + int(self.limits.growth_mib * 2**20))
+
+    def lift_memory(self) -> None:
+        """It may grow as before ``settle_memory``."""
+        self._ceiling = self._most
 
     def check_memory(self) -> None:
         """Ends the process, and raises, when it has grown beyond what it may."""
-        if self._ceiling is None:
-            return
         resident = processes.resident_bytes(processes.family(self.pid))
-        if resident > self._ceiling:
-            self.kill()
-            raise self._failure(
-                "leaked",
-                f"{resident / 2**20:.0f} MiB resident, {self.limits.growth_mib:g} MiB more than after its warm-up; "
-                "it leaks, or give it more with limits.growth_mib",
-            )
+        if resident <= self._ceiling:
+            return
+        self.kill()
+        most = f"{self.limits.growth_mib:g} MiB more than after its warm-up; it leaks, or give it more with "
+        if self._ceiling == self._most:
+            most = f"more than {self.limits.memory_share:.0%} of the memory there is; ask for less, or raise "
+        field = "limits.memory_share" if self._ceiling == self._most else "limits.growth_mib"
+        raise self._failure("leaked", f"{resident / 2**20:.0f} MiB resident, {most}{field}")
 
     def close(self) -> None:
         """Lets the process end by itself, and ends it when it does not; removes the folder."""
@@ -214,6 +224,12 @@ class Worker:
         (self.folder / "path").mkdir()
         (self.folder / "path" / "encast").symlink_to(package)
         return str(self.folder / "path")
+
+
+def _memory_bytes() -> int:
+    machine = this_machine()
+    known = [size for size in (machine.memory_bytes, machine.cgroup.memory_bytes) if size]
+    return min(known, default=sys.maxsize)
 
 
 def write_batch(batch: Batch, file: Path) -> str:
