@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from encast.bench.environments import interpreter
 from encast.bench.launcher import Launcher
 from encast.bench.noise import NoiseLimits
 from encast.bench.peers.base import DTYPES, BackendSpec
@@ -249,7 +250,7 @@ def _spec(name: str, config: dict[str, Any]) -> BackendSpec:
     if config["dtype"] not in DTYPES:
         raise InputError(f"backend.{name}.dtype is {config['dtype']!r}; one of {', '.join(DTYPES)} is needed")
     options = {key: value for key, value in config.items() if key not in _SPEC}
-    return BackendSpec(name, config["peer"], config["dtype"], config.get("python"), options)
+    return BackendSpec(name, config["peer"], config["dtype"], interpreter(config.get("python")), options)
 
 
 def _section(cls: type[S], where: str, config: Mapping[str, Any]) -> S:

@@ -64,11 +64,11 @@ class Server:
         return dict(self._made().export())
 
     def open(self) -> dict[str, int]:
+        self._peer = self._made()  # before its imports, for which it may set environment variables
         begin = _clock()
         for name in self._class.modules:
             importlib.import_module(name)
         imported = _clock()
-        self._peer = self._made()
         self._peer.open()
         return {"import_ns": imported - begin, "load_ns": _clock() - imported}
 

@@ -46,7 +46,10 @@ class BackendSpec:
     peer: str
     dtype: str
     python: str | None = None
-    """Interpreter of a separate virtual environment (it needs NumPy); None: the one that runs encast."""
+    """Interpreter of a separate virtual environment (it needs NumPy); None: the one that runs encast.
+
+    In the YAML also the name of an environment, see ``bench.environments``.
+    """
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -62,10 +65,12 @@ class Peer(abc.ABC):
     dtypes: ClassVar[tuple[str, ...]]
     """Those of ``DTYPES`` that it can compute in."""
     modules: ClassVar[tuple[str, ...]] = ()
-    """What ``open`` will import; imported before it, and timed apart from it."""
+    """What ``open`` will import; imported after ``__init__`` and before ``open``, and timed apart from it."""
 
     def __init__(self, model: ModelFiles, dtype: str, threads: int, cache: Path, **options: Any) -> None:
-        """Cheap: nothing is read or imported. ``options`` are the other keys of the YAML.
+        """Cheap: nothing is read or imported; the place to set environment variables that imports read.
+
+        ``options`` are the other keys of the YAML.
 
         ``threads`` is the budget of every call; ``cache`` is where conversions are kept (``bench.cache.cached``).
         """

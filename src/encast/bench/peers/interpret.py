@@ -24,14 +24,12 @@ from encast.ir import OPS, Graph, Node
 from encast.ir.relative import relative_buckets
 from encast.ir.types import ValueType
 
-__all__ = ["HEAD_OPS", "INTERPRETED", "MASKED", "OUTPUT", "ArrayLibrary", "NumpyLike", "Rectangle", "interpret"]
+__all__ = ["HEAD_OPS", "INTERPRETED", "MASKED", "ArrayLibrary", "NumpyLike", "Rectangle", "interpret"]
 
 Array = Any
 """An array of the library at hand, or what it traces in place of one."""
 
 Observer = Callable[[Node, Array], None]
-
-OUTPUT = "last_hidden_state"
 
 MASKED = -1e9
 """Added to the scores of keys that are padding; far below every score, and finite in bf16 and f32 sums."""
@@ -43,7 +41,7 @@ HEAD_OPS = frozenset({"first_token", "select_rows", "pooling", "normalize"})
 class ArrayLibrary(abc.ABC):
     """The array functions that the table of ops is written in. Products are ``x @ weight`` with ``weight: [in, out]``.
 
-    Besides these methods, arrays must offer ``+`` among each other and ``*`` with a Python float.
+    Besides these methods, arrays must offer ``*`` with a Python float.
     """
 
     @abc.abstractmethod
@@ -63,14 +61,18 @@ class ArrayLibrary(abc.ABC):
         """Rows of ``table`` by ``ids: i32[n]``."""
 
     @abc.abstractmethod
+    def add(self, a: Array, b: Array) -> Array:
+        """``a + b``, where axes of length 1 of ``b`` are repeated."""
+
+    @abc.abstractmethod
     def reshape(self, x: Array, shape: tuple[int, ...]) -> Array: ...
 
     @abc.abstractmethod
     def transpose(self, x: Array, axes: tuple[int, ...]) -> Array: ...
 
     @abc.abstractmethod
-    def matmul(self, a: Array, b: Array) -> Array:
-        """Products of the matrices in the last two axes."""
+    def matmul(self, a: Array, b: Array, *, transpose_b: bool = False) -> Array:
+        """Products of the matrices in the last two axes, those of ``b`` transposed or not."""
 
     @abc.abstractmethod
     def softmax(self, x: Array) -> Array:
@@ -108,14 +110,17 @@ class NumpyLike(ArrayLibrary):
     def take(self, table: Array, ids: Array) -> Array:
         return self.namespace.take(table, ids, axis=0)
 
+    def add(self, a: Array, b: Array) -> Array:
+        return a + b
+
     def reshape(self, x: Array, shape: tuple[int, ...]) -> Array:
         return self.namespace.reshape(x, shape)
 
     def transpose(self, x: Array, axes: tuple[int, ...]) -> Array:
         return self.namespace.transpose(x, axes)
 
-    def matmul(self, a: Array, b: Array) -> Array:
-        return self.namespace.matmul(a, b)
+    def matmul(self, a: Array, b: Array, *, transpose_b: bool = False) -> Array:
+        return self.namespace.matmul(a, self.namespace.swapaxes(b, -1, -2) if transpose_b else b)
 
     def softmax(self, x: Array) -> Array:
         powers = self.namespace.exp(x - self.namespace.max(x, axis=-1, keepdims=True))
@@ -152,15 +157,14 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 class Rectangle:
     """A batch as the library sees it: ``token_ids`` and ``token_type_ids`` are ``i32[rows * columns]``.
 
-    ``bias: f32[rows, 1, 1, columns]`` is 0 for tokens and ``MASKED`` for padding; None where nothing was padded,
-    which spares the library an addition to every score.
+    ``bias: f32[rows, 1, 1, columns]`` is 0 for tokens and ``MASKED`` for padding.
     """
 
     rows: int
     columns: int
     token_ids: Array
     token_type_ids: Array
-    bias: Array | None
+    bias: Array
 
 
 class _Run:
@@ -180,15 +184,15 @@ class _Run:
             numbers = np.tile(np.arange(offset, offset + columns, dtype=np.int32), rows)
             return self._constant(f"positions.{offset}.{rows}x{columns}", numbers)
         counts = self.library.positions(self.library.reshape(token_ids, (rows, columns)), skip_id)
-        before = np.full((rows, columns), offset - 1, np.int32)
-        positions = counts + self._constant(f"positions.before.{offset}.{rows}x{columns}", before)
-        return self.library.reshape(positions, (rows * columns,))
+        before: Array = np.full((rows, columns), offset - 1, np.int32)
+        before = self._constant(f"positions.before.{offset}.{rows}x{columns}", before)
+        return self.library.reshape(self.library.add(counts, before), (rows * columns,))
 
     def embedding(self, ids: Array, table: str) -> Array:
         return self.library.take(self._stored(table), ids)
 
     def add(self, a: Array, b: Array) -> Array:
-        return a + b
+        return self.library.add(a, b)
 
     def scale(self, x: Array, *, factor: float) -> Array:
         return x * factor
@@ -204,27 +208,27 @@ class _Run:
         return self.library.activation(x, kind)
 
     def attention_scores(self, q: Array, k: Array, *, heads: int) -> Array:
-        return self.library.matmul(self._split(q, 0, heads, (0, 2, 1, 3)), self._split(k, 1, heads, (0, 2, 3, 1)))
+        return self.library.matmul(self._split(q, 0, heads), self._split(k, 1, heads), transpose_b=True)
 
     def relative_bias(self, scores: Array, table: str, *, max_distance: int) -> Array:
         array, positions = self.graph.constants[table].array, np.arange(self.at.columns)
         buckets = relative_buckets(positions[None, :] - positions[:, None], array.shape[0], max_distance)
         bias = np.ascontiguousarray(array[buckets].transpose(2, 0, 1)[None])
-        return scores + self._constant(f"{table}.{self.at.columns}", bias)
+        return self.library.add(scores, self._constant(f"{table}.{self.at.columns}", bias))
 
     def softmax(self, scores: Array) -> Array:
-        return self.library.softmax(scores if self.at.bias is None else scores + self.at.bias)
+        return self.library.softmax(self.library.add(scores, self.at.bias))
 
     def attention_context(self, probs: Array, v: Array) -> Array:
         heads, hidden = int(self._type(0).shape[0]), int(self._type(1).shape[1])
-        mixed = self.library.matmul(probs, self._split(v, 1, heads, (0, 2, 1, 3)))
+        mixed = self.library.matmul(probs, self._split(v, 1, heads))
         joined = self.library.transpose(mixed, (0, 2, 1, 3))
         return self.library.reshape(joined, (self.at.rows * self.at.columns, hidden))
 
-    def _split(self, x: Array, operand: int, heads: int, axes: tuple[int, ...]) -> Array:
-        """``[rows * columns, hidden]`` as ``[rows, columns, heads, hidden / heads]`` with its axes in that order."""
+    def _split(self, x: Array, operand: int, heads: int) -> Array:
+        """``[rows * columns, hidden]`` as ``[rows, heads, columns, hidden / heads]``."""
         shape = (self.at.rows, self.at.columns, heads, int(self._type(operand).shape[1]) // heads)
-        return self.library.transpose(self.library.reshape(x, shape), axes)
+        return self.library.transpose(self.library.reshape(x, shape), (0, 2, 1, 3))
 
     def _type(self, operand: int) -> ValueType:
         return self.graph.type_of(self.current.inputs[operand])
@@ -262,4 +266,4 @@ def interpret(graph: Graph, library: ArrayLibrary, at: Rectangle, observe: Obser
         values[node.outputs[0]] = run.node(node, operands)
         if observe is not None:
             observe(node, values[node.outputs[0]])
-    return values[graph.outputs[OUTPUT]]
+    return values[graph.outputs["last_hidden_state"]]

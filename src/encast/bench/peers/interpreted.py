@@ -1,58 +1,48 @@
-"""What the backends share that compute encast's own graph: a program for each shape, and padding around it."""
+"""What the backends share that compute encast's own graph: a program for each shape."""
 
 from __future__ import annotations
 
 import abc
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from encast.archs import build_graph
-from encast.backends.base import check_request
-from encast.batch import Batch
-from encast.bench.peers.base import Call, Float32, Int32, Peer, pad, unpad
-from encast.bench.peers.interpret import MASKED, OUTPUT
+from encast.bench.environments import how_to_make
+from encast.bench.peers.base import Float32, Int32
+from encast.bench.peers.interpret import MASKED
+from encast.bench.peers.transformer import Feeds, PaddedPeer, Shape, States, not_installed
 from encast.importers import open_checkpoint
 from encast.ir import Graph
 
-__all__ = ["Feeds", "InterpretedPeer", "Program", "Shape", "absent"]
+__all__ = ["Inputs", "InterpretedPeer", "Program", "only_apart"]
 
 RUN_COLUMNS = 16
 """``run`` rounds the length of a rectangle up to a multiple of this, so that few programs serve all lengths."""
 
 
-class Shape(NamedTuple):
-    """What a program is compiled for. Programs of full rectangles have no mask."""
-
-    rows: int
-    columns: int
-    masked: bool
-
-
 @dataclass(frozen=True)
-class Feeds:
-    """A batch as programs take it: ids ``i32[rows * columns]``, ``bias: f32[rows, 1, 1, columns]`` if masked."""
+class Inputs:
+    """A rectangle as programs take it: ids ``i32[rows * columns]``, ``bias: f32[rows, 1, 1, columns]``."""
 
     token_ids: Int32
     token_type_ids: Int32
-    bias: Float32 | None
+    bias: Float32
 
 
-Program = Callable[[Feeds], Call]
+Program = Callable[[Inputs], States]
 """Takes inputs once and gives a call that computes ``f32[rows * columns, hidden]`` of them each time."""
 
 
-class InterpretedPeer(Peer):
-    """Opens the graph, compiles a program for each shape when it first occurs, takes padding out of the answers."""
+class InterpretedPeer(PaddedPeer):
+    """Opens the graph and compiles a program for each shape (rows, columns) when it first occurs."""
 
     graph: Graph
 
     @abc.abstractmethod
     def start(self) -> None:
-        """Imports the library and sets it up; ``graph`` is there."""
+        """Sets the library up; ``graph`` is there."""
 
     @abc.abstractmethod
     def compile(self, shape: Shape) -> Program:
@@ -60,39 +50,33 @@ class InterpretedPeer(Peer):
 
     def open(self) -> None:
         self.graph = build_graph(open_checkpoint(self.model.checkpoint), "features")
-        self.programs: dict[Shape, Program] = {}
+        self._programs: dict[Shape, Program] = {}
         self.start()
 
-    def run(self, output: str, batch: Batch, select: Int32 | None = None) -> Float32:
-        self._check(output, batch, select)
-        longest = int(np.diff(batch.cu_seqlens).max())
-        return self._ready(batch, min(-(-longest // RUN_COLUMNS) * RUN_COLUMNS, int(self.graph.meta["max_len"])))()
+    def prepare(self, feeds: Feeds) -> States:
+        rows, columns = feeds["input_ids"].shape
+        if (rows, columns) not in self._programs:
+            self._programs[rows, columns] = self.compile((rows, columns))
+        call = self._programs[rows, columns](inputs_of(feeds))
+        return lambda: call().reshape(rows, columns, -1)
 
-    def bind(self, batch: Batch) -> Call:
-        self._check(OUTPUT, batch, None)
-        return self._ready(batch, int(np.diff(batch.cu_seqlens).max()))
-
-    def _check(self, output: str, batch: Batch, select: Int32 | None) -> None:
-        types = {name: self.graph.type_of(value) for name, value in self.graph.outputs.items()}
-        check_request(self.graph.meta, types, output, batch, select)
-
-    def _ready(self, batch: Batch, columns: int) -> Call:
-        rectangle = pad(batch, columns)
-        shape = Shape(batch.seqs, columns, batch.seqs * columns != batch.tokens)
-        bias = np.where(rectangle.mask == 0, np.float32(MASKED), np.float32(0))[:, None, None, :]
-        feeds = Feeds(
-            rectangle.token_ids.astype(np.int32).reshape(-1),
-            rectangle.token_type_ids.astype(np.int32).reshape(-1),
-            bias if shape.masked else None,
-        )
-        if shape not in self.programs:
-            self.programs[shape] = self.compile(shape)
-        call = self.programs[shape](feeds)
-        return lambda: unpad(call().reshape(*shape[:2], -1), batch)
+    def compute(self, feeds: Feeds) -> Float32:
+        columns = feeds["input_ids"].shape[1]
+        widened = min(-(-columns // RUN_COLUMNS) * RUN_COLUMNS, self.encoder.max_len)
+        wide = {name: np.pad(array, ((0, 0), (0, widened - columns))) for name, array in feeds.items()}
+        return self.prepare(wide)()[:, :columns]
 
 
-def absent(module: str, extra: str) -> str | None:
-    """None when ``module`` can be imported, found without importing it; else how to install it."""
-    if importlib.util.find_spec(module) is not None:
+def inputs_of(feeds: Feeds) -> Inputs:
+    ids, mask = feeds["input_ids"].astype(np.int32), feeds["attention_mask"]
+    types = feeds["token_type_ids"].astype(np.int32) if "token_type_ids" in feeds else np.zeros_like(ids)
+    bias = np.where(mask == 0, np.float32(MASKED), np.float32(0))[:, None, None, :]
+    return Inputs(ids.reshape(-1), types.reshape(-1), bias)
+
+
+def only_apart(name: str, module: str, *requirements: str, python: str) -> str | None:
+    """As ``not_installed``, for packages that do not go together with encast's: how to make their environment."""
+    if not_installed("", module) is None:
         return None
-    return f"not installed: pip install 'encast[{extra}]'"
+    command = how_to_make(name, *requirements, python=python)
+    return f"not installed ({module}, which needs an environment of its own): {command}"

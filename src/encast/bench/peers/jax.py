@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from encast.bench.peers.base import Call, ModelFiles
+from encast.bench.peers.base import ModelFiles
 from encast.bench.peers.interpret import Array, NumpyLike, Rectangle, interpret
-from encast.bench.peers.interpreted import Feeds, InterpretedPeer, Program, Shape, absent
+from encast.bench.peers.interpreted import Inputs, InterpretedPeer, Program
+from encast.bench.peers.transformer import Shape, States, not_installed
 
 __all__ = ["Jax"]
 
@@ -35,7 +36,7 @@ class Jax(InterpretedPeer):
 
     @classmethod
     def missing(cls) -> str | None:
-        return absent("jax", "bench-jax")
+        return not_installed("bench-jax", "jax")
 
     def start(self) -> None:
         self.jax = importlib.import_module("jax")
@@ -44,25 +45,25 @@ class Jax(InterpretedPeer):
     def compile(self, shape: Shape) -> Program:
         jax = self.jax
 
-        def forward(library: _Library, feeds: Mapping[str, Array]) -> Array:
-            at = Rectangle(shape.rows, shape.columns, feeds["token_ids"], feeds["token_type_ids"], feeds.get("bias"))
-            return interpret(self.graph, library, at)
+        rows, columns = shape
 
-        vector, keys = (shape.rows * shape.columns,), (shape.rows, 1, 1, shape.columns)
-        feeds = {name: jax.ShapeDtypeStruct(vector, np.int32) for name in ("token_ids", "token_type_ids")}
-        if shape.masked:
-            feeds["bias"] = jax.ShapeDtypeStruct(keys, np.float32)
+        def forward(library: _Library, given: Mapping[str, Array]) -> Array:
+            return interpret(self.graph, library, Rectangle(rows, columns, **given))
+
+        ids = jax.ShapeDtypeStruct((rows * columns,), np.int32)
+        bias = jax.ShapeDtypeStruct((rows, 1, 1, columns), np.float32)
+        spec = {"token_ids": ids, "token_type_ids": ids, "bias": bias}
         # Weights are arguments: as constants of the program each shape would hold a copy of them.
         narrow = self.dtype == "bf16"
         stored: dict[str, Array] = {}
-        jax.eval_shape(lambda feeds: forward(_Library(jax, narrow, stored, keep=True), feeds), feeds)
+        jax.eval_shape(lambda given: forward(_Library(jax, narrow, stored, keep=True), given), spec)
         self.weights.update({name: jax.device_put(stored[name]) for name in stored if name not in self.weights})
         weights = {name: self.weights[name] for name in stored}
-        traced = jax.jit(lambda weights, feeds: forward(_Library(jax, narrow, weights), feeds))
-        compiled = traced.lower(weights, feeds).compile()
+        traced = jax.jit(lambda weights, given: forward(_Library(jax, narrow, weights), given))
+        compiled = traced.lower(weights, spec).compile()
 
-        def program(feeds: Feeds) -> Call:
-            given = jax.device_put({name: array for name, array in vars(feeds).items() if array is not None})
+        def program(inputs: Inputs) -> States:
+            given = jax.device_put(vars(inputs))
             return lambda: np.asarray(compiled(weights, given))
 
         return program
@@ -91,7 +92,8 @@ class _Library(NumpyLike):
     def weight(self, name: str, array: np.ndarray[Any, Any]) -> Array:
         return self.constant(name, array.astype(self.jax.numpy.bfloat16) if self.keep and self.narrow else array)
 
-    def matmul(self, a: Array, b: Array) -> Array:
+    def matmul(self, a: Array, b: Array, *, transpose_b: bool = False) -> Array:
+        b = self.namespace.swapaxes(b, -1, -2) if transpose_b else b
         if not self.narrow:
             return self.namespace.matmul(a, b)
         narrow = self.namespace.bfloat16

@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from encast.bench.peers.base import Call, ModelFiles
+from encast.bench.peers.base import ModelFiles
 from encast.bench.peers.interpret import Array, ArrayLibrary, Rectangle, interpret
-from encast.bench.peers.interpreted import Feeds, InterpretedPeer, Program, Shape, absent
+from encast.bench.peers.interpreted import Inputs, InterpretedPeer, Program
+from encast.bench.peers.transformer import Shape, States, not_installed
 
 __all__ = ["TensorFlow", "TensorFlowXla"]
 
@@ -45,7 +46,7 @@ class TensorFlow(InterpretedPeer):
 
     @classmethod
     def missing(cls) -> str | None:
-        return absent("tensorflow", "bench-tensorflow")
+        return not_installed("bench-tensorflow", "tensorflow")
 
     def start(self) -> None:
         self.tf = importlib.import_module("tensorflow")
@@ -56,19 +57,19 @@ class TensorFlow(InterpretedPeer):
     def compile(self, shape: Shape) -> Program:
         tf = self.tf
 
-        def forward(token_ids: Array, token_type_ids: Array, bias: Array | None) -> Array:
-            at = Rectangle(shape.rows, shape.columns, token_ids, token_type_ids, bias)
+        rows, columns = shape
+
+        def forward(token_ids: Array, token_type_ids: Array, bias: Array) -> Array:
+            at = Rectangle(rows, columns, token_ids, token_type_ids, bias)
             return tf.cast(interpret(self.graph, self.library, at), tf.float32)
 
-        ids = tf.TensorSpec((shape.rows * shape.columns,), tf.int32)
-        # The mask's dtype is the scores': the cast of [rows, columns] numbers is done by the caller.
-        bias = tf.TensorSpec((shape.rows, 1, 1, shape.columns), self.library.scores) if shape.masked else None
+        ids = tf.TensorSpec((rows * columns,), tf.int32)
+        bias = tf.TensorSpec((rows, 1, 1, columns), self.library.stream)
         concrete = tf.function(forward, jit_compile=self.xla).get_concrete_function(ids, ids, bias)
 
-        def program(feeds: Feeds) -> Call:
-            given = [tf.constant(feeds.token_ids), tf.constant(feeds.token_type_ids)]
-            if feeds.bias is not None:
-                given.append(tf.cast(feeds.bias, self.library.scores))
+        def program(inputs: Inputs) -> States:
+            bias = tf.cast(inputs.bias, self.library.stream)
+            given = tf.constant(inputs.token_ids), tf.constant(inputs.token_type_ids), bias
             return lambda: concrete(*given).numpy()
 
         return program
@@ -93,12 +94,12 @@ class TensorFlowXla(TensorFlow):
 
 
 class _Library(ArrayLibrary):
-    """``stream`` is the dtype of activations, ``scores`` that of attention's scores."""
+    """``products`` is the dtype of the operands of products, ``stream`` that of activations."""
 
     def __init__(self, tf: Any, *, narrow: bool) -> None:
         self.tf = tf
         self.products = tf.bfloat16 if narrow else tf.float32
-        self.stream = self.scores = self.products
+        self.stream = self.products
         self.made: dict[str, Array] = {}
 
     def constant(self, name: str, array: np.ndarray[Any, Any]) -> Array:
@@ -127,8 +128,11 @@ class _Library(ArrayLibrary):
     def transpose(self, x: Array, axes: tuple[int, ...]) -> Array:
         return self.tf.transpose(x, axes)
 
-    def matmul(self, a: Array, b: Array) -> Array:
-        return self.tf.matmul(a, b)
+    def add(self, a: Array, b: Array) -> Array:
+        return a + b
+
+    def matmul(self, a: Array, b: Array, *, transpose_b: bool = False) -> Array:
+        return self.tf.matmul(a, b, transpose_b=transpose_b)
 
     def softmax(self, x: Array) -> Array:
         return self.tf.nn.softmax(x)
@@ -154,10 +158,8 @@ class _Library(ArrayLibrary):
 class _XlaLibrary(_Library):
     def __init__(self, tf: Any, *, narrow: bool) -> None:
         super().__init__(tf, narrow=narrow)
-        self.stream = self.scores = tf.float32
+        self.stream = tf.float32
 
-    def matmul(self, a: Array, b: Array) -> Array:
-        if self.products == self.stream:
-            return self.tf.matmul(a, b)
+    def matmul(self, a: Array, b: Array, *, transpose_b: bool = False) -> Array:
         a, b = self.tf.cast(a, self.products), self.tf.cast(b, self.products)
-        return self.tf.matmul(a, b, output_type=self.stream)
+        return self.tf.matmul(a, b, transpose_b=transpose_b, output_type=self.stream)
