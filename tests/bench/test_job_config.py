@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from lab import backends
 
-from encast.bench.config import GROUPS, available, load_jobs
+from encast.bench.config import GROUPS, STUDY, available, load_jobs
 from encast.bench.peers.base import load_peer
 from encast.bench.run import make_scenario
 from encast.errors import InputError
@@ -120,7 +120,7 @@ def test_groups_of_one_s_own(tmp_path: Path) -> None:
     assert "mine" in available("backend", [tmp_path])
     with pytest.raises(InputError, match=r"there are .*mine"):
         load_jobs(["backend=other"], folders=[tmp_path])
-    with pytest.raises(InputError, match="holds none of the folders backend"):
+    with pytest.raises(InputError, match="holds none of the folders study, backend"):
         load_jobs([], folders=[tmp_path / "backend"])
 
 
@@ -141,7 +141,7 @@ def test_a_broken_yaml_is_named(tmp_path: Path, text: str, said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", [STUDY, *GROUPS])
 def test_every_yaml_says_what_it_is(group: str) -> None:
     for name, text in available(group).items():
         assert text, f"{group}/{name}.yaml: begin it with a line of comment; --list shows it"
@@ -169,3 +169,35 @@ def test_a_scenario_that_is_none() -> None:
         make_scenario({"name": "odd", "scenario": "encast.bench.noise:NoiseLimits"})
     with pytest.raises(InputError, match="unexpected keyword argument 'zork'"):
         make_scenario({"name": "odd", "scenario": "encast.bench.scenarios.latency:Latency", "zork": 1})
+
+
+@pytest.mark.parametrize("name", list(available(STUDY)))
+def test_every_study_can_be_made(name: str) -> None:
+    jobs = load_jobs([f"study={name}"])
+    assert jobs
+    assert all(len(job.backends) > 1 for job in jobs), "a study compares"
+
+
+def test_what_is_given_beside_a_study_comes_after_its_own() -> None:
+    (job,) = load_jobs(["study=production", "backend=encast-f32", "timing.seconds=1"])
+    assert [backend.name for backend in job.backends] == ["encast-f32"]
+    assert job.timing.seconds == 1
+    assert job.scenario["name"] == "slo_throughput"
+
+
+def test_a_study_of_one_s_own(tmp_path: Path) -> None:
+    (tmp_path / "study").mkdir()
+    file = tmp_path / "study" / "mine.yaml"
+    file.write_text("# Mine.\njobs:\n  - [model=minilm, 'workload.length=8,16']\n  - [model=distilbert]\n")
+    jobs = load_jobs(["study=mine"], folders=[tmp_path])
+    assert [(job.model["name"], job.workload["length"]) for job in jobs] == [
+        ("minilm", 8),
+        ("minilm", 16),
+        ("distilbert", 128),
+    ]
+    for text in ("jobs: []", "jobs: [model=minilm]", "jobs:\n  - [1]", "works: []", "[", "- a"):
+        file.write_text(text)
+        with pytest.raises(InputError, match="a study holds"):
+            load_jobs(["study=mine"], folders=[tmp_path])
+    with pytest.raises(InputError, match="there is no study 'yours'; there are mine, "):
+        load_jobs(["study=yours"], folders=[tmp_path])

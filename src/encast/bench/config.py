@@ -1,7 +1,8 @@
 """From overrides to jobs: Hydra's groups and grammar, errors that list what exists, and no field that nobody reads.
 
 ``backend=a,b`` and ``backend=[a,b]`` are the same: contenders of one comparison. With ``--multirun`` lists after any
-other name make a job for each combination, the last name varying fastest.
+other name make a job for each combination, the last name varying fastest. ``study=NAME`` stands for the command lines
+of a YAML of that name, whatever else is given after each of them.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from encast.bench.timing import Timing
 from encast.bench.worker import Limits
 from encast.errors import InputError
 
-__all__ = ["CONF", "GROUPS", "Job", "available", "load_jobs"]
+__all__ = ["CONF", "GROUPS", "STUDY", "Job", "available", "load_jobs"]
 
 CONF = Path(__file__).parent / "conf"
 GROUPS = ("backend", "model", "workload", "scenario", "launcher")
+STUDY = "study"
+"""The group of ready-made command lines; not a part of the configuration."""
 DEFAULT_BACKEND = "encast-int8"
 
 _SPEC = ("name", "peer", "dtype", "python")
@@ -73,11 +76,29 @@ def load_jobs(overrides: Sequence[str], *, multirun: bool = False, folders: Sequ
     those that there are, and for values of the wrong kind.
     """
     for folder in folders:
-        if not any((folder / group).is_dir() for group in GROUPS):
-            raise InputError(f"{folder}: holds none of the folders {', '.join(GROUPS)}; give their parent")
+        if not any((folder / group).is_dir() for group in (STUDY, *GROUPS)):
+            raise InputError(f"{folder}: holds none of the folders {', '.join((STUDY, *GROUPS))}; give their parent")
     choices = _Choices(folders)
-    backends, rest = _split_backends(choices, overrides)
-    return [choices.job(backends, combination) for combination in _combinations(choices, rest, multirun)]
+    lines, rest = _study(choices, overrides)
+    jobs = []
+    for line in lines or [[]]:
+        backends, others = _split_backends(choices, [*line, *rest])
+        combinations = _combinations(choices, others, multirun or bool(lines))
+        jobs += [choices.job(backends, combination) for combination in combinations]
+    return jobs
+
+
+def _study(choices: _Choices, overrides: Iterable[str]) -> tuple[list[list[str]], list[str]]:
+    """The command lines of the study that is named, none without one, and all other overrides."""
+    lines: list[list[str]] = []
+    rest = []
+    for override in overrides:
+        parsed = choices.parse(override)
+        if parsed.key_or_group == STUDY:
+            lines = choices.lines(str(parsed.value()))
+        else:
+            rest.append(override)
+    return lines, rest
 
 
 def _split_backends(choices: _Choices, overrides: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -135,6 +156,23 @@ class _Choices:
     def check(self, group: str, name: str) -> None:
         if name not in self.names(group):
             raise InputError(f"there is no {group} {name!r}; there are {', '.join(self.names(group))}")
+
+    def lines(self, study: str) -> list[list[str]]:
+        """The command lines of a study: ``jobs`` of its YAML, a list of overrides each."""
+        import yaml  # type: ignore[import-untyped]
+
+        self.check(STUDY, study)
+        places = (folder / STUDY / f"{study}.yaml" for folder in (*self._folders, CONF))
+        path = next(place for place in places if place.is_file())
+        try:
+            found = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
+            lines = [[text for text in line if isinstance(text, str)] for line in found]
+            whole = bool(lines) and lines == found
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+            whole = False
+        if not whole:
+            raise InputError(f"{path}: a study holds `jobs`, a list of lists of overrides such as [model=minilm]")
+        return lines
 
     def parse(self, override: str) -> Any:
         """Hydra's ``Override``; only assignments are accepted."""

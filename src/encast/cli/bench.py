@@ -20,7 +20,7 @@ def bench_command(
         list[str] | None,
         typer.Argument(
             metavar="OVERRIDES...",
-            help="NAME=VALUE: a group (backend, model, workload, scenario, launcher) or a field, workload.length=32.",
+            help="NAME=VALUE: a study, backend, model, workload, scenario, launcher, or a field such as timing.seconds.",
         ),
     ] = None,
     multirun: Annotated[
@@ -41,11 +41,11 @@ def bench_command(
     All backends of one command are contenders: encast bench backend=encast-int8,openvino-int8 workload.length=32.
     Rows go to rows.jsonl and rows.csv of a folder; encast bench report FOLDER makes a page of them.
     """
-    from encast.bench.config import GROUPS, available
+    from encast.bench.config import GROUPS, STUDY, available
 
     folders = conf or []
     if list_groups:
-        groups = {group: available(group, folders) for group in GROUPS}
+        groups = {group: available(group, folders) for group in (STUDY, *GROUPS)}
         if as_json:
             typer.echo(json.dumps(groups))
         for group, names in {} if as_json else groups.items():

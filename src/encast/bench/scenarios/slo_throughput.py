@@ -33,8 +33,8 @@ class SloThroughput(ClosedLoop):
 
     A point's throughput counts when the percentile of its latency keeps the limit; the best of those that do is a
     contender's answer for the length (``best_rows``). "Fast DistilBERT on CPUs" (arXiv 2211.07715) has 10 ms and
-    lengths 16, 32, ..., 128 (``workload=production``). As there, requests are sent as fast as they are answered, which
-    says what the machine can do; how long requests wait when they come by chance says the scenario ``open_loop``.
+    lengths 16, 32, ..., 128 (``workload=production``). Requests are sent as fast as they are answered, which says what
+    the machine can do; how long they wait when they come by chance says the scenario ``open_loop``.
     """
 
     def __init__(
