@@ -20,7 +20,7 @@ def bench_command(
         list[str] | None,
         typer.Argument(
             metavar="OVERRIDES...",
-            help="NAME=VALUE: a study, backend, model, workload, scenario, launcher, or a field such as timing.seconds.",
+            help="NAME=VALUE: a study, backend, model, workload, scenario, launcher or a field: timing.seconds=4.",
         ),
     ] = None,
     multirun: Annotated[
