@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
@@ -21,7 +21,7 @@ from encast.bench.cost import cost_record, parse_price
 from encast.bench.limit import Limit, Sizes, peak
 from encast.bench.models import make_model
 from encast.bench.noise import Noise, NoiseMeter, steady_rounds
-from encast.bench.peers.base import BackendSpec, load_object
+from encast.bench.peers.base import BackendSpec, ModelFiles, load_object
 from encast.bench.placement import placement
 from encast.bench.rows import SCHEMA, Row
 from encast.bench.scenarios.base import Point, Scenario
@@ -36,15 +36,39 @@ from encast.errors import InputError, ResourceError
 from encast.launch import Placement, memory_binding
 from encast.machine import Machine, this_machine
 
-__all__ = ["Comparison", "make_scenario"]
+__all__ = ["Comparison", "Shared", "make_scenario"]
 
 Say = Callable[[str], None]
+
+
+@dataclass
+class Shared:
+    """What the jobs of a sweep have in common: models, by their configuration, and backends made ready for them."""
+
+    models: dict[str, tuple[ModelFiles, Sizes]] = field(default_factory=dict)
+    prepared: dict[str, Mapping[str, Any] | tuple[str, str]] = field(default_factory=dict)
+    """By backend and model: the facts of the conversion, or a status and its reason."""
+
+    def model(self, config: Mapping[str, Any], cache: Path) -> tuple[ModelFiles, Sizes]:
+        key = content_hash(config)
+        if key not in self.models:
+            model = make_model(config, cache)
+            self.models[key] = model, Sizes.of(plain_graph(model.checkpoint))
+        return self.models[key]
 
 
 class Comparison:
     """A job whose model, workload and points are known. ``rows`` measures it."""
 
-    def __init__(self, job: Job, *, cache: Path, say: Say = lambda text: None, machine: Machine | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        *,
+        cache: Path,
+        say: Say = lambda text: None,
+        machine: Machine | None = None,
+        shared: Shared | None = None,
+    ) -> None:
         """Makes the model below ``cache`` when it is not there. Raises ``EncastError`` for what cannot be measured.
 
         ``say`` is told what is done, line by line.
@@ -53,10 +77,10 @@ class Comparison:
         self._machine = machine or this_machine()
         self._price = None if job.price is None else parse_price(job.price)
         self._scenario = make_scenario(job.scenario)
-        self._model = make_model(job.model, cache)
+        self._shared = shared or Shared()
+        self._model, self._sizes = self._shared.model(job.model, cache)
         self._workload = make_workload(job.workload, self._model)
         self._points = list(self._scenario.points(self._workload, job.launcher, self._machine))
-        self._sizes = Sizes.of(plain_graph(self._model.checkpoint))
         self._reference = Reference(self._model, cache)
         self._binding = memory_binding(self._machine)
         self._ceilings = load_ceilings(self._machine)
@@ -107,18 +131,25 @@ class Comparison:
 
     def _prepare(self, spec: BackendSpec) -> tuple[str, str] | None:
         """Asks whether the backend is there, and converts the checkpoint for it; returns what is against it."""
-        try:
+        key = content_hash({"backend": asdict(spec), "model": self._model.sha})
+        if key not in self._shared.prepared:
             self._say(f"{spec.name}: converting {self._model.name}, unless it has been done before")
-            threads = len(self._machine.allowed_cores)
+            self._shared.prepared[key] = self._converted(spec)
+        found = self._shared.prepared[key]
+        if isinstance(found, tuple):
+            return found
+        self._exports[spec.name] = found
+        return None
+
+    def _converted(self, spec: BackendSpec) -> Mapping[str, Any] | tuple[str, str]:
+        threads = len(self._machine.allowed_cores)
+        try:
             reason, facts = prepare(spec, self._model, threads, self._cache, self.job.limits)
-            if reason is not None:
-                return "unavailable", f"{spec.name}: {reason}"
-            self._exports[spec.name] = facts
         except WorkerError as error:
             return error.status, str(error)
         except ResourceError as error:  # its interpreter is not there
             return "unavailable", str(error)
-        return None
+        return facts if reason is None else ("unavailable", f"{spec.name}: {reason}")
 
     def _measure(self, point: Point, specs: Sequence[BackendSpec], opened: dict[str, Contender]) -> list[Row]:
         timing = self.job.timing

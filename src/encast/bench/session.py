@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]
 from encast.bench.cache import default_cache
 from encast.bench.config import Job, load_jobs
 from encast.bench.rows import Row, RowFile, write_whole
-from encast.bench.run import Comparison
+from encast.bench.run import Comparison, Shared
 from encast.errors import InputError, ResourceError
 
 __all__ = ["Session", "open_session", "resume_session"]
@@ -42,7 +42,8 @@ class Session:
         once it is on the disk. Raises ``EncastError``; finished rows stay, also after ``KeyboardInterrupt``.
         """
         with RowFile(self.folder) as file:
-            comparisons = [Comparison(job, cache=_cache(job), say=say) for job in self.jobs]
+            shared = Shared()
+            comparisons = [Comparison(job, cache=_cache(job), say=say, shared=shared) for job in self.jobs]
             for comparison in comparisons:
                 for rows in comparison.rows(file.keys):
                     file.append(rows)
