@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +16,15 @@ from types import TracebackType
 from typing import Any
 
 EXECUTABLE = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+# The protocol wants descriptors 3 and 4, whatever the numbers of ours are.
+_MOVE = """
+import fcntl, os, sys
+here = [fcntl.fcntl(int(one), fcntl.F_DUPFD, 10) for one in sys.argv[1:3]]
+for one, wanted in zip(here, (3, 4)):
+    os.dup2(one, wanted)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 class Chromium:
@@ -39,8 +49,7 @@ class Chromium:
             "--remote-debugging-pipe",
             "about:blank",
         ]
-        # The protocol wants descriptors 3 and 4; a shell moves ours there, whatever their numbers are.
-        command = ["sh", "-c", f'exec 9<&{theirs_in} 8>&{theirs_out}; exec 3<&9 4>&8; exec "$@"', "sh", *arguments]
+        command = [sys.executable, "-c", _MOVE, str(theirs_in), str(theirs_out), *arguments]
         self._process = subprocess.Popen(
             command, pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )

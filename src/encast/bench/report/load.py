@@ -21,6 +21,9 @@ _LONGEST_LINE = 1 << 24
 _DEEPEST = 32
 """Rows have six levels; what follows may walk them by recursion."""
 
+_LARGEST = 1e60
+"""No measured quantity is beyond it or below its inverse; axes and products of such numbers would overflow."""
+
 _LONGEST_SETTINGS = 1 << 13
 
 
@@ -91,8 +94,8 @@ class Row:
         """What stands there as text, "" for nothing, lists joined by semicolons."""
         value = self.at(*path)
         if isinstance(value, Sequence) and not isinstance(value, str):
-            return "; ".join(str(one) for one in value)
-        return "" if value is None else str(value)
+            return "; ".join(map(_word, value))
+        return _word(value)
 
     def rounds(self) -> tuple[str, tuple[float, ...]] | None:
         """The name and the figures by round under ``samples`` that two experiments are compared by."""
@@ -248,14 +251,17 @@ def _name(part: Any) -> str:
 
 
 def _word(value: Any) -> str:
-    return value if isinstance(value, str) else "" if value is None else str(value)
+    """A value as text; nothing for null and for numbers that are none."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    return value if isinstance(value, str) else str(value)
 
 
 def _label(value: Any) -> int | float | str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return _word(value)
     number = _finite(value)
-    return str(value) if number is None else int(number) if number == int(number) else number
+    return _word(value) if number is None else int(number) if number == int(number) else number
 
 
 def _finite(value: Any) -> float | None:
@@ -265,7 +271,7 @@ def _finite(value: Any) -> float | None:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) else None
+    return number if number == 0 or 1 / _LARGEST < abs(number) < _LARGEST else None
 
 
 def _shown(value: Any) -> str:

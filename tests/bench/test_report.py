@@ -1,0 +1,582 @@
+"""Reports: what is read, what is said, that nothing in a row can break a page, and that pages stay small."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic_rows import BACKENDS, Experiment, everything, write
+
+from encast.bench.cost import parse_price
+from encast.bench.report import chart, numbers
+from encast.bench.report.axis import categories, linear, logarithmic, thinned
+from encast.bench.report.build import Options, build_document
+from encast.bench.report.choices import pareto_front
+from encast.bench.report.document import Document, Figure, Table
+from encast.bench.report.groups import group_rows, slices
+from encast.bench.report.load import load
+from encast.bench.report.markdown import to_markdown
+from encast.bench.report.page import MOST_BYTES, to_html
+from encast.cli.main import main
+from encast.errors import InputError
+
+FEW = ("encast-int8", "openvino-int8", "pytorch-f32")
+Rows = list[dict[str, Any]]
+
+
+def document(folder: Path, **options: Any) -> Document:
+    return build_document(load([folder]), Options(**options))
+
+
+def few(seed: int = 0, **options: Any) -> Rows:
+    """A small experiment with every kind of plot that two points can have."""
+    made = Experiment("few", seed, backends=FEW, **options)
+    rows = [row for length in (16, 32, 64) for row in made.point("latency", {"length": length, "batch": 1}, noisy=0)]
+    for instances in (1, 2):
+        rows += made.point("instance_scaling", {"length": 16, "instances": instances, "threads": 1}, noisy=0)
+    return rows
+
+
+def tables(made: Document) -> Iterator[Table]:
+    return (block for section in made.sections for block in section.blocks if isinstance(block, Table))
+
+
+def texts(made: Document) -> str:
+    return to_markdown(made)
+
+
+def cell(made: Document, caption: str, line: str, column: str) -> str:
+    """A cell's text with its note."""
+    for table in tables(made):
+        titles = [one.title for one in table.columns]
+        if table.caption == caption and column in titles:
+            for cells in table.lines:
+                if cells[0].text == line:
+                    found = cells[titles.index(column)]
+                    return f"{found.text} {found.note}".strip()
+    raise AssertionError(f"no {line!r} with {column!r} in a table {caption!r}")
+
+
+# What is read.
+
+
+def test_rows_are_found_in_folders_and_below(tmp_path: Path) -> None:
+    write(tmp_path / "a", few()[:2])
+    write(tmp_path / "b" / "c", few()[2:3])
+    assert len(load([tmp_path]).rows) == 3
+    assert len(load([tmp_path / "a"]).rows) == 2
+    assert len(load([tmp_path / "a", tmp_path]).rows) == 3, "a folder named twice counts once"
+    assert len(load([tmp_path / "a" / "rows.jsonl"]).rows) == 2
+    assert set(load([tmp_path]).settings.values()) == {"backend: [encast-int8]\n"}
+
+
+@pytest.mark.parametrize("name", ["empty", "missing"])
+def test_a_folder_without_rows_is_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"rows\.jsonl|no folder"):
+        load([tmp_path / name])
+    assert main(["bench", "report", str(tmp_path / name)]) == 2
+    assert "encast bench" in capsys.readouterr().err
+
+
+def test_a_file_without_a_line_makes_a_page(tmp_path: Path) -> None:
+    write(tmp_path, [])
+    assert "0 rows" in to_html(document(tmp_path))
+
+
+def test_the_same_row_measured_again_counts_once(tmp_path: Path) -> None:
+    rows = few()
+    again = copy.deepcopy(rows[0])
+    again["metrics"]["latency_ms"]["p50"] = 123.0
+    loaded = load([write(tmp_path, [*rows, again])])
+    assert (len(loaded.rows), loaded.replaced) == (len(rows), 1)
+    assert loaded.rows[-1].number("metrics", "latency_ms", "p50") == 123.0
+    assert "measured again" in texts(document(tmp_path))
+
+
+BROKEN = {
+    "another schema": (json.dumps({**few()[0], "schema": 2}), "schema 2; this version reads 1"),
+    "no schema": ("{}", "schema None; this version reads 1"),
+    "schema true": (json.dumps({**few()[0], "schema": True}), "schema True"),
+    "cut off": (json.dumps(few()[0])[:200], "no JSON"),
+    "no object": ("[1, 2]", "a JSON object is expected"),
+    "status": (json.dumps({**few()[0], "status": "splendid"}), "status 'splendid'; expected ok, unavailable"),
+    "status a list": (json.dumps({**few()[0], "status": []}), r"status \[\]; expected ok"),
+    "no backend": (json.dumps({**few()[0], "backend": None}), r"backend\.name is missing"),
+    "no scenario": (json.dumps({**few()[0], "scenario": 3}), "scenario is missing"),
+    "point": (json.dumps({**few()[0], "point": [1]}), r"point is \[1\]; an object"),
+    "deep": ("[" * 100_000 + "]" * 100_000, "nested too deeply|levels deep"),
+    "deep in a row": (json.dumps({**few()[0], "x": eval("[" * 40 + "]" * 40)}), "levels deep"),
+    "long number": ('{"schema": 1' + "0" * 5000 + "}", "integer"),
+    "not UTF-8": (b"\xff\xfe\n", "byte 0 is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_row_is_named_and_the_others_count(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line, wrong = BROKEN[kind]
+    write(tmp_path, few())
+    whole = (tmp_path / "rows.jsonl").read_bytes().splitlines()
+    broken = line if isinstance(line, bytes) else line.encode()
+    (tmp_path / "rows.jsonl").write_bytes(b"\n".join([*whole[:2], broken.strip(b"\n"), b"", *whole[2:]]) + b"\n")
+    loaded = load([tmp_path])
+    assert len(loaded.rows) == len(few())
+    [found] = loaded.broken
+    assert (found.line, found.file.split("/")[-1]) == (3, "rows.jsonl")
+    assert re.search(wrong, found.reason), found.reason
+    assert main(["bench", "report", str(tmp_path)]) == 0
+    assert "line 3: " in capsys.readouterr().err
+    assert "Broken rows" in (tmp_path / "report.html").read_text()
+
+
+def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
+    write(tmp_path / "a", few())
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "rows.jsonl").symlink_to("/proc/self/mem")
+    loaded = load([tmp_path])
+    assert len(loaded.rows) == len(few())
+    assert [one.line for one in loaded.broken] == [0]
+
+
+# What is said.
+
+
+def test_numbers_stand_with_their_ratio_interval_and_agreement(tmp_path: Path) -> None:
+    made = Experiment("one", backends=FEW)
+    rows = made.point("latency", {"length": 128, "batch": 1}, noisy=0)
+    rows[0]["metrics"].update({"latency_ms_interval": [9.81, 10.42]})
+    rows[0]["metrics"]["latency_ms"]["p50"] = 10.0
+    rows[0]["ratio_to"]["openvino-int8"] = {"ratio": 1.4321, "low": 1.4011, "high": 1.4666}
+    rows[0]["agreement"].update({"cosine_mean": 1 - 4.2e-3, "largest_difference": 0.0512})
+    shown = document(write(tmp_path, rows))
+    assert cell(shown, "latency", "encast-int8", "p50, ms") == "10.0 [9.8, 10.4]"
+    assert cell(shown, "latency", "encast-int8", "against openvino-int8") == "1.43x [1.40, 1.47]"
+    assert cell(shown, "latency", "encast-int8", "1 - cosine") == "0.0042 of 0.03"
+    assert cell(shown, "latency", "encast-int8", "largest difference") == "0.051"
+    assert cell(shown, "latency", "openvino-int8", "against openvino-int8") == "1x"
+    assert cell(document(tmp_path, reference="pytorch-f32"), "latency", "pytorch-f32", "against pytorch-f32") == "1x"
+
+
+def test_all_that_the_laboratory_measures_has_its_place(tmp_path: Path) -> None:
+    made = document(write(tmp_path, list(everything())), price=parse_price("c5.xlarge"))
+    titles = [section.title for section in made.sections]
+    assert titles[0] == "At a glance"
+    for wanted in (
+        "Throughput against latency",
+        "Dollars per million",
+        "Error against speed",
+        "What could not run",
+        "Fairness and noise",
+        "Cold start and memory",
+        "Backends",
+        "Machine and settings",
+    ):
+        assert wanted in titles
+    captions = [block.caption for section in made.sections for block in section.blocks if isinstance(block, Figure)]
+    for wanted in (
+        "Latency (p50) in ms against length",
+        "Latency (p50) in ms against batch",
+        "Latency (p50) in ms against threads",
+        "Throughput in sequences/s against instances",
+        "Throughput within the limit in sequences/s against length",
+        "Latency (p99) in ms against load",
+        "Times as fast as pytorch-f32 against length",
+    ):
+        assert any(caption.startswith(wanted) for caption in captions), wanted
+    text = texts(made)
+    assert "not installed: the last wheel is for Python 3.8" in text
+    assert "ran 8 threads on a budget of 2" in text
+    assert "1 row broke the rules of fairness" in text
+    assert "c5.xlarge has 4 CPUs, the machine measured here has 2" in text
+    for backend in BACKENDS:
+        assert backend.replace("_", "\\_") in text
+
+
+def test_only_plots_for_which_there_is_data(tmp_path: Path) -> None:
+    rows = Experiment("one", backends=FEW[:1]).point("latency", {"length": 128, "batch": 1}, noisy=0)
+    made = document(write(tmp_path, rows))
+    assert not [block for section in made.sections for block in section.blocks if isinstance(block, Figure)]
+    assert "At a glance" not in [section.title for section in made.sections], "one backend is no comparison"
+
+
+def test_noise_is_said_where_it_was(tmp_path: Path) -> None:
+    rows = few()
+    rows[0]["noise"].update(noisy=True, why=["the host took 9.9% of the processors' time"])
+    text = texts(document(write(tmp_path, rows)))
+    assert "noisy during 1 of 15 measured rows" in text
+    assert "the host took 9.9%" in text
+    assert re.search(r"\| encast-int8 \| \*\*[\d.]+ \\~\*\*", text), "the row's own number is marked"
+
+
+def test_the_best_set_up_within_the_limit_is_what_counts(tmp_path: Path) -> None:
+    made = Experiment("production", backends=FEW)
+    rows: Rows = []
+    for batch, within in ((1, 50.0), (4, 80.0), (8, None)):
+        for length in (16, 32):
+            label = {"length": length, "batch": batch, "instances": 1, "threads": 2}
+            metrics = {"sequences_per_s_within_slo": within, "slo": {"latency_ms": 12.0}}
+            rows += made.point("slo_throughput", label, noisy=0, metrics=metrics)
+    shown = document(write(tmp_path, rows))
+    caption = "throughput within the limit, sequences/s"
+    assert cell(shown, caption, "encast-int8", "length 16") == "80.0 1.00x, batch 4, 1 x 2"
+    for row in rows:
+        row["metrics"]["sequences_per_s_within_slo"] = None
+    shown = document(write(tmp_path, rows))
+    assert "over: 12.0 ms" in texts(shown)
+
+
+def test_a_share_of_the_machine_is_never_scaled(tmp_path: Path) -> None:
+    made = Experiment("scaling", backends=FEW)
+    rows = [
+        row
+        for instances in (1, 2)
+        for row in made.point("instance_scaling", {"length": 128, "instances": instances, "threads": 1}, noisy=0)
+    ]
+    for row in rows:
+        row["metrics"]["sequences_per_s"] = 100.0
+    one_core = document(write(tmp_path, rows[:3]), price=parse_price("0.36/h"))
+    caption = "Dollars per million sequences: bert-base, length 128"
+    assert cell(one_core, caption, "encast-int8", "per million").startswith("≤ $1.00 ")
+    assert cell(one_core, caption, "encast-int8", "cores used") == "50%"
+    whole = document(write(tmp_path, rows[3:]), price=parse_price("0.36/h"))
+    assert cell(whole, caption, "encast-int8", "per million").startswith("$1.00 ")
+
+
+def test_cost_needs_a_price(tmp_path: Path) -> None:
+    rows = few()
+    assert "Dollars" not in texts(document(write(tmp_path, rows)))
+    for row in rows:
+        row["cost"] = {"usd_per_hour": 0.17, "usd_per_million": 1.0}
+    assert "as the rows were measured with" in texts(document(write(tmp_path, rows)))
+
+
+def test_the_pareto_front() -> None:
+    points = [(1.0, 10.0), (2.0, 10.0), (2.0, 20.0), (3.0, 15.0), (4.0, 30.0), (1.0, 5.0)]
+    assert pareto_front(points) == [0, 2, 4]
+    assert pareto_front([]) == []
+
+
+def test_a_column_that_follows_from_the_axis_divides_no_line(tmp_path: Path) -> None:
+    made = Experiment("scaling", backends=FEW[:1])
+    rows: Rows = []
+    for batch in (8, 16):
+        for instances in (1, 2):
+            label = {"batch": batch, "instances": instances, "threads": 2 // instances, "part": batch // instances}
+            rows += made.point("batch_scaling", label)
+    [group] = group_rows(load([write(tmp_path, rows)]).rows)
+    found = slices(group.measured, group.columns, "instances")
+    assert [(one.rest, len(one.rows)) for one in found] == [({"batch": 8}, 2), ({"batch": 16}, 2)]
+
+
+# What cannot break it.
+
+EVIL = "\"><script>alert(1)</script><img src=x onerror=alert(2)> & ' `|` ] [ \\ \u202e \ud800 \x00 \n# h"
+
+
+class Tags(HTMLParser):
+    """Every element and attribute of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes.update(name for name, _ in attrs)
+        if tag not in ("meta",) and (tag, "/") not in attrs:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes.update(name for name, _ in attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"</{tag}> closes another element"
+
+
+def parsed(page: str) -> Tags:
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == []
+    return tags
+
+
+def poisoned(value: Any) -> Any:
+    """The same row with a hostile text in place of, or behind, each of its texts and names."""
+    if isinstance(value, dict):
+        kept = ("latency_ms", "sequences_per_s", "ratio", "low", "high", "p50", "agreement", "cosine_mean")
+        return {name if name in kept else f"{name}": poisoned(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [poisoned(inner) for inner in value]
+    return value + EVIL if isinstance(value, str) else value
+
+
+def test_names_with_html_in_them_stay_text(tmp_path: Path) -> None:
+    rows = []
+    for row in [*few(), Experiment("few").failed("cheat-f32", "crashed", "why")]:
+        evil = poisoned(row)
+        evil.update(status=row["status"], scenario=row["scenario"] + EVIL)
+        evil["ratio_to"] = {name + EVIL: ratio for name, ratio in row["ratio_to"].items()}
+        evil["point"] = {**row["point"], EVIL: EVIL}
+        evil["backend"]["facts"] = {EVIL: EVIL}
+        evil["metrics"] = {**row["metrics"], EVIL: 3.0}
+        rows.append(evil)
+    folder = write(tmp_path, rows, settings=EVIL.replace("\ud800", ""))
+    made = document(folder, title=EVIL, price=parse_price("0.17/h"))
+    page = to_html(made)
+    page.encode()
+    clean = parsed(to_html(document(write(tmp_path / "clean", [*few()]), price=parse_price("0.17/h"))))
+    found = parsed(page)
+    assert found.tags <= clean.tags | {"details", "summary", "pre"}
+    assert found.attributes <= clean.attributes
+    assert page.count("<script>") == 1, "the page's own"
+    assert "&lt;script&gt;" in page
+    markdown = to_markdown(made)
+    outside = re.sub(r"```.*?```", "", markdown, flags=re.DOTALL)
+    assert "<" not in outside, "Markdown would let HTML through"
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in outside.splitlines() if line.startswith("| enc")}) < 9
+
+
+def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if path:
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, inner in items:
+        yield from paths(inner, (*path, name))
+
+
+ODD = (None, "x", {}, [1, [2]], -1, 0, math.nan, 1e308, True, 5e-324, 10**400)
+SLO = {"sequences_per_s_within_slo": 30.0, "slo": {"latency_ms": 3.0}}
+SMALL = [
+    row
+    for made in [Experiment("small", backends=FEW[:2])]
+    for length in (16, 32)
+    for scenario, metrics in (("latency", None), ("slo_throughput", SLO))
+    for row in made.point(scenario, {"length": length, "batch": 1}, metrics=metrics)
+]
+
+
+@pytest.mark.parametrize("target", [0, 2], ids=["latency", "production"])
+def test_any_field_may_be_missing_or_odd(tmp_path: Path, target: int) -> None:
+    """Every field of a row gone, and one odd value after the other in its place: a page or a broken row."""
+    fields = list(paths(SMALL[target]))
+    assert len(fields) > 70
+    price = parse_price("0.17/h")
+    for number, path in enumerate(fields):
+        for odd in (..., ODD[number % len(ODD)], ODD[(number * 7 + 3) % len(ODD)]):
+            rows = copy.deepcopy(SMALL)
+            inner: Any = rows[target]
+            for name in path[:-1]:
+                inner = inner[name]
+            if odd is ...:
+                del inner[path[-1]]
+            else:
+                inner[path[-1]] = odd
+            loaded = load([write(tmp_path, rows)])
+            assert len(loaded.rows) + len(loaded.broken) + loaded.replaced == len(rows)
+            made = build_document(loaded, Options(price=price))
+            if path[0] not in ("backend", "machine"):  # whose facts are shown as they are
+                assert not re.search(r"\bnan\b", to_html(made)), (path, odd)
+            to_markdown(made)
+
+
+def test_a_page_stays_small_whatever_it_is_made_of(tmp_path: Path) -> None:
+    backends = [f"backend{index}-{dtype}" for index in range(9) for dtype in ("f32", "int8")]
+    rows: Rows = []
+    template = Experiment("much", backends=FEW[:1])
+    for number in range(10_000):
+        backend = backends[number % len(backends)]
+        batch, length = 1 << (number // 18 % 9), 8 * (1 + number // 162)
+        [row] = template.point("latency", {"batch": batch, "length": length}, noisy=0.5)
+        row["backend"].update(name=backend, dtype=backend.rsplit("-", 1)[1])
+        row.update(key=str(number), experiment=f"experiment {number // 5000}")
+        rows.append(row)
+    loaded = load([write(tmp_path, rows)])
+    assert len(loaded.rows) == 10_000
+    page = to_html(build_document(loaded, Options(price=parse_price("0.17/h"))))
+    assert len(page.encode()) < MOST_BYTES
+    assert "Left out, the page is full: latency (p50), ms, f32" in page, "what is not there is named"
+    parsed(page)
+
+
+def test_thousands_of_odd_rows_stay_small(tmp_path: Path) -> None:
+    long = "reason " * 2000
+    rows = [
+        {**Experiment("x").failed(f"backend{number}-f32", "crashed", f"{number} {long}"), "key": str(number)}
+        for number in range(1500)
+    ]
+    for number, row in enumerate(rows):
+        row["backend"]["facts"] = {f"fact {index}": long for index in range(3)}
+        row["experiment"] = f"experiment {number}"
+    path = write(tmp_path, rows) / "rows.jsonl"
+    with path.open("a") as file:
+        file.write("nonsense\n" * 3000)
+    page = to_html(document(tmp_path))
+    assert len(page.encode()) < MOST_BYTES
+    parsed(page)
+
+
+def test_the_articles_grid_with_every_backend_fits_without_leaving_anything_out(tmp_path: Path) -> None:
+    made = Experiment("article", backends=BACKENDS)
+    rows = [
+        row
+        for batch in (1, 4, 8, 16, 32, 64, 128, 300)
+        for length in (8, 16, 32, 64, 80, 128, 256, 384, 512)
+        for row in made.point("latency", {"batch": batch, "length": length})
+    ]
+    page = to_html(document(write(tmp_path, rows), price=parse_price("0.17/h")))
+    assert len(page.encode()) < MOST_BYTES
+    assert "the page is full" not in page
+
+
+def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
+    write(tmp_path / "rows", list(everything()))
+    made = set()
+    for seed in ("1", "2"):
+        out = tmp_path / f"out{seed}"
+        arguments = ["bench", "report", str(tmp_path / "rows"), "--out", str(out), "--markdown", "--price", "1/h"]
+        subprocess.run(
+            [sys.executable, "-m", "encast.cli.main", *arguments],
+            check=True,
+            capture_output=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
+        made.add((out / "report.html").read_bytes() + (out / "report.md").read_bytes())
+    assert len(made) == 1
+
+
+# The command.
+
+
+def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path / "rows", few())
+    assert main(["bench", "report", str(folder), "--markdown"]) == 0
+    assert capsys.readouterr().out.split() == [str(folder / "report.html"), str(folder / "report.md")]
+    assert main(["bench", "report", str(folder), "--json", "--out", str(tmp_path / "new" / "out")]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["rows"], said["measured"], said["broken"], said["comparison"]) == (15, 15, [], None)
+    assert Path(said["written"][0]).is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        ([], "name a folder"),
+        (["{rows}", "--price", "cheap"], "neither an amount"),
+        (["{rows}", "--reference", "nobody"], "'nobody' has no row here; there are encast-int8"),
+        (["{rows}", "--out", "{rows}/rows.jsonl/x"], "cannot be made"),
+        (["--compare", "{rows}", "{rows}/nowhere"], "is no folder"),
+    ],
+)
+def test_wrong_options_are_refused_and_nothing_is_written(
+    tmp_path: Path, arguments: list[str], wrong: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write(tmp_path / "rows", few())
+    assert main(["bench", "report", *(one.format(rows=folder) for one in arguments)]) == 2
+    assert wrong in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["config.yaml", "rows", "rows.jsonl"]
+
+
+# Digits, axes and colours.
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, numbers.NOTHING),
+        (0.0, "0"),
+        (0.7123, "0.712"),
+        (9.996, "10.0"),
+        (12.34, "12.3"),
+        (1234.5, "1,234"),
+        (1.23e-7, "1.2e-7"),
+        (123456789.0, "123,456,789"),
+    ],
+)
+def test_three_digits(value: float | None, shown: str) -> None:
+    assert numbers.amount(value) == shown
+
+
+def test_units_and_intervals() -> None:
+    assert numbers.interval((12.11, 12.62), 12.3) == "[12.1, 12.6]"
+    assert numbers.interval((12.31, 12.32), 12.3) == "[12.31, 12.32]", "ends that differ show it"
+    assert numbers.interval(None) == ""
+    assert [numbers.ratio(value) for value in (0.0123, 0.8, 1.426, 12.34, 234.5)] == [
+        "0.012x",
+        "0.80x",
+        "1.43x",
+        "12.3x",
+        "234x",
+    ]
+    assert [numbers.seconds(value) for value in (2.3e-5, 0.0041, 12.0, 340.0)] == ["23 us", "4.1 ms", "12 s", "340 s"]
+    assert [numbers.size(value) for value in (12, 3 << 10, 438 << 20, 5 << 30)] == [
+        "12 B",
+        "3.00 KiB",
+        "438 MiB",
+        "5.00 GiB",
+    ]
+    assert [numbers.dollars(value) for value in (0.0624, 0.4721, 12.3, 1234.0)] == [
+        "$0.0624",
+        "$0.472",
+        "$12.30",
+        "$1,234",
+    ]
+
+
+def test_axes_have_a_few_round_ticks() -> None:
+    for low, high in ((0.9, 1.1), (1, 9), (2, 40), (0.003, 700), (1e-9, 0.03), (5, 5)):
+        axis = logarithmic("", [low, high])
+        assert 2 <= len(axis.ticks) <= 9, (low, high, axis.ticks)
+        assert axis.low < low
+        assert axis.high > high
+        assert all(axis.low <= value <= axis.high for value, _ in axis.ticks)
+    assert [text for _, text in linear("", 0.0, 9.0).ticks] == ["0.0", "2.5", "5.0", "7.5", "10.0"]
+    assert [text for _, text in categories("", [512, 8, 128]).ticks] == ["8", "128", "512"]
+
+
+def test_ticks_that_would_touch_are_left_out() -> None:
+    axis = categories("", range(8, 513, 8))
+    kept = thinned(axis, 230, 6.4)
+    assert 3 < len(kept) < 20
+    assert kept[-1][1] == "512"
+    places = [(axis.at(value) * 230, 6.4 * len(text) / 2) for value, text in kept]
+    assert all(b - a >= x + y for (a, x), (b, y) in itertools.pairwise(places))
+
+
+def luminance(colour: str) -> float:
+    """WCAG 2.1, relative luminance."""
+    parts = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize(("colours", "paper"), [(chart.LIGHT, "#ffffff"), (chart.DARK, "#0d1117")])
+def test_names_in_colour_can_be_read(colours: tuple[str, ...], paper: str) -> None:
+    assert len(set(colours)) == len(chart.LIGHT) == len(chart.DARK)
+    for colour in colours:
+        bright, dark = sorted((luminance(colour), luminance(paper)), reverse=True)
+        assert (bright + 0.05) / (dark + 0.05) >= 4.5, colour
+
+
+def test_labels_keep_their_distance_and_order() -> None:
+    places = chart._spread([100.0, 101.0, 102.0, 250.0], 26, 256)
+    assert places == sorted(places)
+    assert all(b - a >= 12.9 for a, b in itertools.pairwise(places))
+    crowded = chart._spread([40.0] * 30, 26, 256)
+    assert min(crowded) >= 25.9
+    assert max(crowded) <= 256.1

@@ -1,0 +1,166 @@
+"""Two experiments compared: verdicts that noise does not cause and that differences do."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic_rows import Experiment, write
+
+from encast.bench.report.build import Options, build_document
+from encast.bench.report.compare import Comparison, compare
+from encast.bench.report.load import Loaded, Row, load
+from encast.bench.report.markdown import to_markdown
+from encast.bench.report.page import to_html
+from encast.cli.main import main
+
+FEW = ("encast-int8", "openvino-int8", "pytorch-f32")
+
+
+def experiment(seed: int, **options: Any) -> list[dict[str, Any]]:
+    made = Experiment("x", seed, backends=FEW, **options)
+    return [row for length in (16, 32, 64) for row in made.point("latency", {"length": length, "batch": 1}, noisy=0)]
+
+
+def read(folder: Path, rows: list[dict[str, Any]]) -> tuple[Row, ...]:
+    return load([write(folder, rows)]).rows
+
+
+def compared(tmp_path: Path, old: list[dict[str, Any]], new: list[dict[str, Any]], **options: Any) -> Comparison:
+    return compare(read(tmp_path / "old", old), read(tmp_path / "new", new), **options)
+
+
+def verdicts(comparison: Comparison) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for one in comparison.verdicts:
+        found.setdefault(one.row.backend, set()).add(one.verdict)
+    return found
+
+
+def test_what_changed_is_found_and_the_rest_is_noise(tmp_path: Path) -> None:
+    new = experiment(1, speedup={"encast": 1.1, "openvino": 0.9}, versions={"encast": "2", "openvino": "2"})
+    comparison = compared(tmp_path, experiment(0), new)
+    assert verdicts(comparison) == {
+        "encast-int8": {"faster"},
+        "openvino-int8": {"slower"},
+        "pytorch-f32": {"within noise"},
+    }
+    for one in comparison.verdicts:
+        assert one.ratio is not None
+        assert one.interval is not None
+        assert one.interval[0] <= one.ratio <= one.interval[1]
+        if one.row.name == "encast-int8":
+            assert one.ratio == pytest.approx(1.1, rel=0.05), "times as fast: above 1 is faster"
+    assert comparison.drift == pytest.approx(1.0, rel=0.03)
+    assert comparison.warnings == ()
+
+
+def test_two_runs_of_the_same_are_within_noise(tmp_path: Path) -> None:
+    for seed in range(8):
+        comparison = compared(tmp_path / str(seed), experiment(seed), experiment(100 + seed))
+        assert {one.verdict for one in comparison.verdicts} == {"within noise"}, seed
+
+
+def test_the_intervals_hold_the_truth_about_as_often_as_they_say(tmp_path: Path) -> None:
+    draw = random.Random(5)
+    held = trials = 0
+    template = experiment(0)[0]
+    for _ in range(120):
+        rows = []
+        for scale in (100.0, 107.0):
+            row = copy.deepcopy(template)
+            row["samples"] = {"figure": [scale * math.exp(draw.gauss(0, 0.03)) for _ in range(11)]}
+            rows.append(row)
+        [one] = compared(tmp_path, rows[:1], rows[1:]).verdicts
+        assert one.interval is not None
+        held += one.interval[0] <= 1.07 <= one.interval[1]
+        trials += 1
+    # Binomial with p = 0.95: 0.89 is three standard deviations below; the small-sample widening keeps it above.
+    assert 0.89 <= held / trials <= 1.0
+
+
+def test_a_difference_below_the_margin_does_not_count(tmp_path: Path) -> None:
+    old, new = experiment(0), experiment(0)
+    for row in new:
+        row["samples"]["figure"] = [1.02 * value for value in row["samples"]["figure"]]
+    assert verdicts(compared(tmp_path, old, new, margin=0.03))["encast-int8"] == {"within noise"}
+    for row in [*old, *new]:  # rounds that hardly differ
+        middle = sorted(row["samples"]["figure"])[5]
+        row["samples"]["figure"] = [middle * (1 + 1e-4 * index) for index in range(11)]
+    assert verdicts(compared(tmp_path, old, new, margin=0.01))["encast-int8"] == {"faster"}
+
+
+def test_times_are_turned_round(tmp_path: Path) -> None:
+    old, new = experiment(0), experiment(0)
+    for row, scale in [*((row, 1.0) for row in old), *((row, 2.0) for row in new)]:
+        row["samples"] = {"latency_ms": [scale * (10 + 0.01 * index) for index in range(7)]}
+    assert {one.verdict for one in compared(tmp_path, old, new).verdicts} == {"slower"}
+
+
+def test_rows_that_cannot_be_compared_say_why(tmp_path: Path) -> None:
+    old, new = experiment(0), experiment(1)
+    old[0]["samples"] = {}
+    new[1]["samples"] = {"other": [1.0, 2.0, 3.0]}
+    new[2]["samples"]["figure"] = new[2]["samples"]["figure"][:2]
+    new[3].update(status="crashed", reason="signal 11")
+    old[4].update(status="timed_out")
+    del old[5]
+    new[6]["point"]["length"] = 99
+    found = {(one.row.backend, one.row.point["length"]): one for one in compared(tmp_path, old, new).verdicts}
+    expected = {
+        ("encast-int8", 16): ("not comparable", "the old row has no rounds under samples"),
+        ("openvino-int8", 16): ("not comparable", "samples are figure in the old row and other in the new one"),
+        ("pytorch-f32", 16): ("not comparable", "2 rounds are too few for an interval"),
+        ("encast-int8", 32): ("now fails", "crashed: signal 11"),
+        ("openvino-int8", 32): ("now works", "was timed_out"),
+        ("pytorch-f32", 32): ("only in the new", ""),
+        ("encast-int8", 64): ("only in the old", ""),
+        ("encast-int8", 99): ("only in the new", ""),
+    }
+    for key, (verdict, why) in expected.items():
+        assert (found[key].verdict, found[key].why) == (verdict, why)
+
+
+def test_the_machine_is_not_mistaken_for_the_code(tmp_path: Path) -> None:
+    slower = dict.fromkeys(("encast", "openvino", "pytorch"), 0.8)
+    comparison = compared(tmp_path, experiment(0), experiment(1, speedup=slower, versions={"encast": "2"}))
+    assert comparison.drift == pytest.approx(0.8, rel=0.03)
+    assert any("did not change are 0.8" in warning for warning in comparison.warnings)
+    new = experiment(1)
+    for row in new:
+        row["machine"]["fingerprint"] = "another"
+    assert "same machine" in compared(tmp_path / "b", experiment(0), new).warnings[0]
+    new = [{**row, "model": {**row["model"], "sha": "abc"}} for row in experiment(1)]
+    assert "model's files differ" in compared(tmp_path / "c", experiment(0), new).verdicts[0].why
+
+
+def test_nothing_in_common_and_nothing_at_all(tmp_path: Path) -> None:
+    other = [{**row, "scenario": "throughput"} for row in experiment(0)]
+    assert "No row of one" in compared(tmp_path, experiment(0), other).warnings[0]
+    empty = compared(tmp_path / "b", [], [])
+    assert empty.verdicts == ()
+    for comparison in (empty, compared(tmp_path / "c", experiment(0), [])):
+        made = build_document(Loaded((), (), {}), Options(comparison=comparison))
+        assert "No row in either" in to_html(made) or "only in the old" in to_html(made)
+        to_markdown(made)
+
+
+def test_the_command_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = write(tmp_path / "before", experiment(0))
+    new = write(tmp_path / "after", experiment(1, speedup={"encast": 1.2}, versions={"encast": "2"}))
+    assert main(["bench", "report", "--compare", str(old), str(new), "--markdown"]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[0] == "3 faster, 6 within noise"
+    assert str(new / "report.html") in said, "beside the new one, unless --out says otherwise"
+    text = (new / "report.md").read_text()
+    assert "## after against before" in text
+    assert "| faster | encast-int8 | latency | bert-base | length 16, batch 1, instances 1, threads 2 |" in text
+    assert main(["bench", "report", "--compare", str(old), str(new), "--json", "--out", str(tmp_path / "out")]) == 0
+    comparison = json.loads(capsys.readouterr().out)["comparison"]
+    assert comparison["counts"]["faster"] == 3
+    assert comparison["verdicts"][0]["interval"][0] > 1
