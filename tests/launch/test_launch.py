@@ -300,15 +300,40 @@ def test_a_reader_that_goes_away_ends_all(pid_folder: Path) -> None:
     assert process.wait(timeout=PATIENCE_S) == 141
 
 
-def test_a_slow_reader_holds_the_instances_back_and_loses_nothing() -> None:
-    code = "for number in range(200_000): print(number, 'x' * 40)"
+def test_a_slow_reader_holds_the_instances_back_and_loses_nothing(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    code = (
+        "import sys\n"
+        "sys.stdout.write(''.join(f'{number} {40 * chr(120)}\\n' for number in range(200_000)))\n"
+        f"open({str(done)!r}, 'w')"
+    )
     process = start("--instances", "1", "--grace", "0.1", *python(code))
     assert process.stdout is not None
-    time.sleep(0.7)  # longer than an instance would need, and than grace
-    assert process.poll() is None
+    assert process.stdout.readline().startswith("0 ")
+    time.sleep(1.0)  # longer than an instance needs alone
+    assert not done.exists()
     lines = process.stdout.readlines()
     assert process.wait(timeout=PATIENCE_S) == 0
-    assert [int(line.split()[0]) for line in lines] == list(range(200_000))
+    assert [int(line.split()[0]) for line in lines] == list(range(1, 200_000))
+
+
+def test_output_of_ended_instances_waits_for_its_reader() -> None:
+    """Also when the time for processes to end is long over."""
+    code = (
+        "import sys, encast.launch\n"
+        "from encast.launch.output import PrefixOutput\n"
+        "sys.modules['encast.launch.supervise']._AFTER_KILL_S = 0.1\n"
+        f"place = encast.launch.Placement(({CPUS[0]},), None, 1)\n"
+        "command = ['sh', '-c', 'seq 100000']\n"
+        "output = PrefixOutput(1, prefix=False)\n"
+        "sys.exit(encast.launch.supervise([encast.launch.Instance(command, place, {})], output, grace_s=0.1))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    time.sleep(1.0)
+    assert process.poll() is None
+    assert process.stdout is not None
+    assert process.stdout.read() == "".join(f"{number}\n" for number in range(1, 100_001))
+    assert process.wait(timeout=PATIENCE_S) == 0
 
 
 @two_cpus

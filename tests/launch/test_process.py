@@ -69,7 +69,7 @@ def test_a_child_dies_with_its_parent() -> None:
         "import subprocess, sys, time\n"
         "from encast.launch import Placement, preexec\n"
         f"place = Placement(({CPUS[0]},), None, 1)\n"
-        "child = subprocess.Popen(['sleep', '600'], preexec_fn=preexec(place, group=True))\n"
+        "child = subprocess.Popen(['sleep', '600'], stdout=-3, preexec_fn=preexec(place, group=True))\n"
         "print(child.pid, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", parent_code], stdout=subprocess.PIPE, text=True)

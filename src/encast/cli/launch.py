@@ -33,7 +33,7 @@ __all__ = ["launch_command"]
 
 def launch_command(
     command: Annotated[
-        list[str], typer.Argument(help="The program and its arguments, behind --.", metavar="-- COMMAND...")
+        list[str], typer.Argument(help="The program and its arguments; write -- before them.", metavar="COMMAND")
     ],
     preset: Annotated[
         str | None,
