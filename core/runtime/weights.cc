@@ -31,9 +31,10 @@ std::byte* copy_of(const std::string& path, int file, uint64_t bytes) {
     const ssize_t count = pread(file, data + done, bytes - done, static_cast<off_t>(done));
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) {
-      const std::string reason = count < 0 ? std::strerror(errno) : "it became shorter";
+      std::string problem = path + ": cannot be read: ";
+      problem += count < 0 ? std::strerror(errno) : "it became shorter";
       munmap(memory, bytes);
-      throw ArtifactError(path + ": cannot be read: " + reason);
+      throw ArtifactError(problem);
     }
     done += static_cast<uint64_t>(count);
   }
