@@ -64,8 +64,7 @@ class CpuRunnable:
         self.threads = max(group.threads for group in groups)
         """Of the widest instance."""
         self.plan = lower(artifact.graph, artifact.tensors, target or Target.here())
-        path = str(artifact.weights_path)
-        weights = _core.Weights(path, copy=True) if knobs.get("ENCAST_COPY_WEIGHTS") else _core.Weights(path)
+        weights = _core.Weights(str(artifact.weights_path), copy=knobs.get("ENCAST_COPY_WEIGHTS"))
         weights.verify(
             [(name, tensor.offset, tensor.nbytes, tensor.xxh64) for name, tensor in artifact.tensors.items()],
             max(1, cores),
