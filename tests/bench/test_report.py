@@ -95,6 +95,15 @@ def test_a_file_without_a_line_makes_a_page(tmp_path: Path) -> None:
     assert "0 rows" in to_html(document(tmp_path))
 
 
+def test_models_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    rows = few()
+    for row in rows[:3]:
+        row["model"]["sha"] = "abcdef0123456789"
+    loaded = load([write(tmp_path, rows)])
+    assert {row.model for row in loaded.rows} == {"bert-base (abcdef01)", "bert-base (0f0f0f0f)"}
+    assert len(group_rows(loaded.rows)) == 3
+
+
 def test_the_same_row_measured_again_counts_once(tmp_path: Path) -> None:
     rows = few()
     again = copy.deepcopy(rows[0])

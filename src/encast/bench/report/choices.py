@@ -117,14 +117,14 @@ def _trade(rows: Sequence[Row], colours: Mapping[str, int], most_lines: int) -> 
         several = several or len({row.experiment for row in members}) > 1
         points = [(LATENCY.of(row) or 0.0, THROUGHPUT.of(row) or 0.0) for row in members]
         front = pareto_front(points)
-        x = logarithmic("latency (p50), ms", [point[0] for point in points])
-        y = logarithmic("sequences/s", [point[1] for point in points])
         steps: list[tuple[float, float]] = []
         for index in front:
             if steps:
                 steps.append((points[index][0], steps[-1][1]))
             steps.append(points[index])
         series = _curves(members, points, set(front), colours)
+        x = logarithmic("latency (p50), ms", [mark.x for one in series for mark in one.marks])
+        y = logarithmic("sequences/s", [mark.y for one in series for mark in one.marks])
         alt = (
             f"{title}: throughput over latency of {len(members)} set-ups, both axes logarithmic; on the Pareto "
             "front are " + ", ".join(dict.fromkeys(members[index].backend for index in front))

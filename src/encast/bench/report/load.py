@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +158,17 @@ def load(folders: Sequence[Path]) -> Loaded:
         text = _settings(file.with_name("config.yaml"))
         if text:
             settings[str(Path(name).with_name("config.yaml"))] = text
-    return Loaded(tuple(rows), tuple(broken), settings, replaced)
+    return Loaded(tuple(_tell_models_apart(rows)), tuple(broken), settings, replaced)
+
+
+def _tell_models_apart(rows: Sequence[Row]) -> Iterator[Row]:
+    """Two models of one name get the beginning of their files' hash behind it, lest they be compared."""
+    hashes: dict[str, set[str]] = {}
+    for row in rows:
+        hashes.setdefault(row.model, set()).add(row.text("model", "sha"))
+    for row in rows:
+        sha = row.text("model", "sha")[:8]
+        yield replace(row, model=f"{row.model} ({sha})") if sha and len(hashes[row.model]) > 1 else row
 
 
 def _files(folder: Path) -> list[Path]:

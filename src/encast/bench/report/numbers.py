@@ -94,4 +94,6 @@ def plain(value: float | int | str) -> str:
     """A label: whole numbers without separators, others to the digits they have."""
     if isinstance(value, str):
         return value
+    if not math.isfinite(value):
+        return NOTHING
     return str(int(value)) if value == int(value) else f"{value:.6g}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from encast.bench.config import available
 from encast.bench.report import numbers
 from encast.bench.report.document import Block, Cell, Column, Listing, Section, Table, Text, cut
 from encast.bench.report.groups import WITHIN_LIMIT, Group, Metric, ratio_to
@@ -26,7 +28,7 @@ def summary(loaded: Loaded) -> tuple[Text, ...]:
         f"{len(rows):,} rows of {len({row.experiment for row in rows})} "
         f"experiment{'s' if len({row.experiment for row in rows}) != 1 else ''}, {backends} backends measured"
     )
-    times = sorted(time for row in rows if (time := row.text("time")))
+    times = sorted(_hour(time) for row in rows if (time := row.text("time")))
     if times:
         said += f", {times[0]} to {times[-1]}" if times[0] != times[-1] else f", {times[0]}"
     lines = [Text(said + "."), *(Text(f"Machine: {machine}.") for machine in _machines(rows))]
@@ -117,15 +119,17 @@ def backends_section(rows: Sequence[Row], most_lines: int) -> Section:
     for row in rows:
         if row.backend not in first or (row.measured and not first[row.backend].measured):
             first[row.backend] = row
+    known = available("backend")
     lines = []
     for backend, row in first.items():
         facts = row.at("backend", "facts")
         flat = flatten(facts) if isinstance(facts, Mapping) else {}
-        text = "; ".join(f"{name}: {value}" for name, value in flat.items() if value not in (None, "", "[]"))
+        flat = {name: value for name, value in flat.items() if name != "version" and value not in (None, "", "[]")}
+        text = "; ".join(f"{name}: {_fact(value)}" for name, value in flat.items())
         lines.append(
             [
                 Cell(backend),
-                Cell(row.dtype),
+                Cell(known.get(row.name, "")),
                 Cell(row.text("backend", "version") or numbers.NOTHING),
                 Cell(numbers.seconds(row.number("cold", "export_s"))),
                 Cell(text if len(text) <= _MOST_FACTS else text[: _MOST_FACTS - 1] + "…"),
@@ -133,10 +137,10 @@ def backends_section(rows: Sequence[Row], most_lines: int) -> Section:
         )
     columns = [
         Column("backend", text=True),
-        Column("dtype", text=True),
+        Column("what it is", text=True, wide=True),
         Column("version", text=True),
         Column("conversion"),
-        Column("how it was installed and converted, settings in force", text=True, wide=True),
+        Column("how it was converted, settings in force", text=True, wide=True),
     ]
     return Section("Backends", (cut("What was compared", columns, lines, most_lines),))
 
@@ -184,10 +188,10 @@ def _machine_tables(rows: Sequence[Row], most_lines: int) -> Iterator[Table]:
             workloads.setdefault(row.workload, row)
     if workloads:
         lines = [
-            [Cell(name), *(Cell(row.text("workload", field)) for field in ("sequences", "tokens", "lengths"))]
+            [Cell(name), *(Cell(_sizes(row.at("workload", field))) for field in ("sequences", "tokens", "lengths"))]
             for name, row in workloads.items()
         ]
-        columns = [Column("workload", text=True), Column("sequences"), Column("tokens"), Column("least; median; most")]
+        columns = [Column("workload", text=True), Column("sequences"), Column("tokens"), Column("least, median, most")]
         yield cut("Workloads (of the first row of each)", columns, lines, most_lines)
 
 
@@ -224,6 +228,22 @@ def _machine(row: Row) -> str:
     processor, cores = row.text("machine", "processor"), row.number("machine", "cores")
     count = f"{cores:g} core{'s' if cores != 1 else ''}" if cores is not None else ""
     return ", ".join(part for part in (processor, count) if part) or row.text("machine", "fingerprint")
+
+
+def _hour(time: str) -> str:
+    """``2026-01-02 03:04 UTC`` of an ISO time in UTC; any other text as it is."""
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(?::\d\d)?(?:\+00:00|Z)", time)
+    return f"{found[1]} {found[2]} UTC" if found else _short(time, 40)
+
+
+def _sizes(value: object) -> str:
+    """A whole number, or several of them in a line."""
+    found = value if isinstance(value, list) else [value]
+    return ", ".join(numbers.plain(one) if isinstance(one, float) else _short(one, 20) for one in found)
+
+
+def _fact(value: object) -> str:
+    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
 
 
 def _short(value: object, letters: int = 200) -> str:

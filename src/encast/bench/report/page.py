@@ -36,7 +36,7 @@ thead th { color: var(--soft); white-space: normal; }
 tbody th { font-weight: 400; }
 tbody th:first-child { position: sticky; left: 0; background: var(--paper); }
 small { display: block; color: var(--soft); font-size: .85em; }
-.wide { white-space: normal; min-width: 18rem; max-width: 46rem; overflow-wrap: anywhere; }
+.wide { white-space: normal; min-width: 15rem; max-width: 46rem; overflow-wrap: anywhere; }
 .tables { display: flex; flex-wrap: wrap; gap: 0 2.5rem; align-items: flex-start; }
 .best { font-weight: 700; }
 .best small { font-weight: 400; }

@@ -93,7 +93,9 @@ def _judged(rows: Sequence[Row], most_lines: int) -> Iterator[Block]:
         Column("others' CPU"),
         Column("notes", text=True, wide=True),
     ]
-    yield cut("Least to most over the rows of each backend", columns, lines, most_lines)
+    shown = len(columns) if any(line[-1].text for line in lines) else len(columns) - 1  # seldom is there a note
+    lines = [line[:shown] for line in lines]
+    yield cut("Least to most over the rows of each backend", columns[:shown], lines, most_lines)
 
 
 def cold_section(rows: Sequence[Row], most_lines: int) -> Section | None:
