@@ -10,7 +10,7 @@ import pytest
 
 from encast.batch import Batch
 from encast.bench.cache import cached, cached_place, seconds_to_make
-from encast.bench.limit import Limit, Sizes
+from encast.bench.limit import Limit, Sizes, peak_is_the_machine_s
 from encast.bench.noise import Noise, NoiseLimits, NoiseMeter, spread, steady_rounds
 from encast.bench.placement import placement
 from encast.bench.timing import Timing, take_turns, warm_up
@@ -171,6 +171,20 @@ def test_the_limit_is_arithmetic_or_weights() -> None:
     assert limit(2, False, 10**7).sequences_per_second == pytest.approx(16 / 0.2)
     assert limit(2, True, 10**7).sequences_per_second == pytest.approx(8 / 0.2)
     assert slow.record(40.0)["fraction"] == pytest.approx(0.5)
+
+
+def test_where_the_peak_is_not_known_nobody_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from encast import _core
+
+    levels = [("scalar", "", "", True), ("avx2", "avx2", "", True), ("amx", "amxtile", "", False)]
+    monkeypatch.delenv("ENCAST_ISA", raising=False)
+    monkeypatch.setattr(_core, "isa_levels", lambda: levels)
+    assert peak_is_the_machine_s()
+    monkeypatch.setenv("ENCAST_ISA", "avx2")
+    assert not peak_is_the_machine_s()
+    monkeypatch.delenv("ENCAST_ISA")
+    monkeypatch.setattr(_core, "isa_levels", lambda: [*levels[:2], ("amx", "amxtile", "", True)])
+    assert not peak_is_the_machine_s()
 
 
 def test_operations_are_products_and_attention() -> None:

@@ -50,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "bench.intake": {"errors", "tasks", "importers", "archs"},
     "bench.models": {"errors", "data", "importers", "tasks"},
     "bench.agreement": {"errors", "batch", "importers", "archs", "ir", "backends.reference"},
-    "bench.limit": {"errors", "batch", "ceilings", "ir", "_core"},
+    "bench.limit": {"errors", "batch", "ceilings", "ir", "knobs", "_core"},
     "bench.cache": {"errors", "ceilings"},
     "bench.launcher": {"launch", "machine"},
     "bench.run": {"errors", "batch", "ceilings", "launch", "machine"},

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from encast import knobs
 from encast.batch import Batch
 from encast.ceilings import Ceilings
 from encast.ir import Graph
 
-__all__ = ["Limit", "Sizes", "peak"]
+__all__ = ["Limit", "Sizes", "peak", "peak_is_the_machine_s"]
 
 WEIGHT_BYTES = {"f32": 4, "bf16": 2, "int8": 1}
 
@@ -115,3 +116,14 @@ def peak(dtype: str, threads: int, seconds: float = 0.06) -> float:
     from encast import _core
 
     return float(_core.peak_ops_per_second(dtype, threads, seconds))
+
+
+def peak_is_the_machine_s() -> bool:
+    """Whether nobody can be faster than ``peak``: it is measured with the fastest product instructions that there are.
+
+    Not where ``ENCAST_ISA`` forbids some of them, and not on processors with AMX, of which there is no probe.
+    """
+    from encast import _core
+
+    fastest = [name for name, _, _, allowed in _core.isa_levels() if allowed][-1]
+    return knobs.get("ENCAST_ISA") is None and fastest not in ("scalar", "amx")

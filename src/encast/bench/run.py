@@ -18,7 +18,7 @@ from encast.bench.cache import content_hash
 from encast.bench.config import Job
 from encast.bench.contender import ColdStart, Contender, prepare
 from encast.bench.cost import cost_record, parse_price
-from encast.bench.limit import Limit, Sizes, peak
+from encast.bench.limit import Limit, Sizes, peak, peak_is_the_machine_s
 from encast.bench.models import make_model
 from encast.bench.noise import Noise, NoiseMeter, steady_rounds
 from encast.bench.peers.base import BackendSpec, ModelFiles, load_object
@@ -174,7 +174,8 @@ class Comparison:
         for side in racing:
             if side.failure is None:
                 peak_ops = self._peak(side.spec.dtype, point.instances * point.threads) / point.instances
-                side.finish(point, self._reference, self._sizes, peak_ops)
+                known = peak_is_the_machine_s()
+                side.finish(point, self._reference, self._sizes, peak_ops if known else None)
         kept = [rounds[index] for index in steady_rounds([one.place for one in rounds], timing.rounds_least)]
         return [self._row(point, side, sides, kept, noise) for side in sides]
 

@@ -72,8 +72,11 @@ class Side:
 
         return self._attempt(step)
 
-    def finish(self, point: Point, reference: Reference, sizes: Sizes, ops_per_second: float) -> bool:
-        """Compares outputs of the timed calls, and judges what was seen; ``ops_per_second`` is one instance's peak."""
+    def finish(self, point: Point, reference: Reference, sizes: Sizes, ops_per_second: float | None) -> bool:
+        """Compares outputs of the timed calls, and judges what was seen.
+
+        ``ops_per_second``: what no instance can exceed, None where that is not known.
+        """
 
         def step(contender: Contender) -> None:
             self._compare(contender, reference)
@@ -82,7 +85,7 @@ class Side:
             times = contender.burst(seconds=_TYPICAL_SECONDS)
             parts = contender.parts
             calls = contender.fresh_calls(fresh_batches(parts[0], _FRESH_BATCHES))
-            least = min(sizes.operations(part) for part in parts) / ops_per_second
+            least = min(sizes.operations(part) for part in parts)
             self.fairness = judge(
                 Evidence(
                     threads=contender.threads,
@@ -92,7 +95,7 @@ class Side:
                     known_ns=[known for known, _ in calls],
                     fresh_ns=[fresh for _, fresh in calls],
                     typical_ns=float(np.median(list(itertools.chain.from_iterable(times)))),
-                    least_ns=least * 1e9,
+                    least_ns=None if ops_per_second is None else 1e9 * least / ops_per_second,
                 )
             )
             self.memory = contender.memory()

@@ -109,6 +109,7 @@ class Worker:
         finally:
             theirs.close()
         self._socket = ours
+        self._socket.settimeout(self.limits.open_seconds)
         self._unread = b""
         # The calibration alone may be longer than a command line.
         self.send(
@@ -131,8 +132,14 @@ class Worker:
         return self.receive(do, seconds)
 
     def send(self, do: str, **fields: Any) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # ``receive`` finds out why it ended
+        """A request whose answer ``receive`` will wait for."""
+        try:
             self._socket.sendall(json.dumps({"do": do, **fields}).encode() + b"\n")
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # ``receive`` finds out why it ended
+        except TimeoutError:
+            self.kill()
+            raise self._failure("timed_out", f"took no request within {self.limits.open_seconds:g} s") from None
 
     def receive(self, do: str, seconds: float) -> Any:
         """The answer to the request sent last."""
