@@ -24,7 +24,7 @@ ALONE = ["launcher=instances", "launcher.instances=1", "launcher.cores_per_insta
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return backends(
         tmp_path_factory.mktemp("comparison"),
-        slow={"peer": "Honest", "milliseconds": 10},
+        slow={"peer": "Honest", "milliseconds": 20},
         quick={"peer": "Honest", "milliseconds": 2},
         absent="Absent",
         elsewhere={"peer": "Honest", "python": "/no/such/python"},
@@ -42,7 +42,7 @@ def rows(folder: Path) -> dict[str, Row]:
 
 
 def test_the_good_ones_are_measured(rows: dict[str, Row]) -> None:
-    for name, least in (("slow", 10), ("quick", 2)):
+    for name, least in (("slow", 20), ("quick", 2)):
         row = rows[name]
         assert row["status"] == "ok", row["reason"]
         assert row["metrics"]["latency_ms"]["p50"] >= least
@@ -66,9 +66,9 @@ def test_the_good_ones_are_measured(rows: dict[str, Row]) -> None:
 def test_ratios_are_times_as_fast(rows: dict[str, Row]) -> None:
     assert set(rows["quick"]["ratio_to"]) == {"slow"}, "only those that are ok have a ratio"
     ratio = rows["quick"]["ratio_to"]["slow"]
-    assert ratio["ratio"] > 1.5
+    assert ratio["ratio"] > 1
     assert ratio["low"] <= ratio["ratio"] <= ratio["high"]
-    assert rows["slow"]["ratio_to"]["quick"]["ratio"] < 0.7
+    assert rows["slow"]["ratio_to"]["quick"]["ratio"] < 1
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_the_folder_holds_everything(folder: Path, rows: dict[str, Row]) -> None
     assert float(table["quick"]["metrics.latency_ms.p50"]) == rows["quick"]["metrics"]["latency_ms"]["p50"]
     config = yaml.safe_load((home / "config.yaml").read_text())
     assert config["jobs"][0]["workload"]["length"] == 32
-    assert config["jobs"][0]["backends"][0]["options"] == {"milliseconds": 10}
+    assert config["jobs"][0]["backends"][0]["options"] == {"milliseconds": 20}
     assert sorted(path.name for path in home.iterdir()) == ["config.yaml", "rows.csv", "rows.jsonl"]
 
 

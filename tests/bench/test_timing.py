@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,9 @@ import pytest
 from encast.batch import Batch
 from encast.bench.cache import cached, cached_place, seconds_to_make
 from encast.bench.limit import Limit, Sizes, peak_is_the_machine_s
-from encast.bench.noise import Noise, NoiseLimits, NoiseMeter, spread, steady_rounds
+from encast.bench.noise import Noise, NoiseLimits, NoiseMeter, spread, steady_place
 from encast.bench.placement import placement
-from encast.bench.timing import Timing, take_turns, warm_up
+from encast.bench.timing import Round, Timing, take_turns, warm_up
 from encast.errors import ResourceError
 
 
@@ -44,55 +46,69 @@ def test_a_warm_up_that_never_settles_ends() -> None:
     assert found.seconds >= 0.02
 
 
-def turns(timing: Timing, ends: dict[str, int], places: Iterator[str]) -> tuple[list[str], list[tuple[int, str]]]:
+def turns(timing: Timing, ends: dict[str, int], places: Iterator[str]) -> tuple[list[str], list[Round]]:
     taken = []
 
     def take(number: int, name: str) -> bool:
         taken.append(f"{name}{number}")
         return ends.get(name) != number
 
-    rounds = [(one.number, one.place) for one in take_turns(["a", "b", "c"], take, timing, lambda: next(places))]
-    return taken, rounds
+    return taken, take_turns(["a", "b", "c"], take, timing, lambda: next(places))
 
 
 def test_turns_are_taken_forwards_and_backwards() -> None:
     timing = Timing(seconds=1e-9, rounds_least=3)
-    taken, rounds = turns(timing, {}, iter(["near"] * 9))
+    taken, rounds = turns(timing, {}, itertools.repeat("near"))
     assert taken == ["a0", "b0", "c0", "c1", "b1", "a1", "a2", "b2", "c2"]
-    assert rounds == [(0, "near"), (1, "near"), (2, "near")]
+    assert rounds == [Round(number, {0: "near", 1: "near", 2: "near"}) for number in range(3)]
 
 
 def test_who_failed_is_left_out_and_the_others_go_on() -> None:
     timing = Timing(seconds=1e-9, rounds_least=3)
-    taken, _ = turns(timing, {"b": 0}, iter(["near"] * 9))
+    taken, _ = turns(timing, {"b": 0}, itertools.repeat("near"))
     assert taken == ["a0", "b0", "c0", "c1", "a1", "a2", "c2"]
-    taken, _ = turns(timing, {"a": 0, "b": 0, "c": 1}, iter(["near"] * 9))
+    taken, _ = turns(timing, {"a": 0, "b": 0, "c": 1}, itertools.repeat("near"))
     assert taken == ["a0", "b0", "c0", "c1"]
 
 
 def test_rounds_end_at_the_most() -> None:
     timing = Timing(seconds=1e9, rounds_most=4)
-    assert len(turns(timing, {}, iter(["near"] * 9))[1]) == 4
+    assert len(turns(timing, {}, itertools.repeat("near"))[1]) == 4
 
 
-def test_a_round_during_which_the_processors_moved_says_so() -> None:
-    timing = Timing(seconds=1e-9, rounds_least=4)
-    _, rounds = turns(timing, {}, iter(["near", "near", "far", "far", "near"]))
-    assert [place for _, place in rounds] == ["near", "moved", "far", "moved"]
+def test_more_time_is_given_once_when_rounds_are_not_enough() -> None:
+    timing = Timing(seconds=0.002, rounds_least=1, rounds_most=10**6)
+    asked = []
+
+    def enough(rounds: Sequence[Round]) -> bool:
+        asked.append(len(rounds))
+        return False
+
+    begin = time.perf_counter()
+    take_turns(["a"], lambda number, name: True, timing, lambda: "near", enough)
+    assert time.perf_counter() - begin >= 0.004
+    assert asked
+
+
+def test_who_was_taken_while_the_processors_moved_says_so() -> None:
+    timing = Timing(seconds=1e-9, rounds_least=2)
+    _, rounds = turns(timing, {}, iter(["near", "near", "far", "far", "far", "near", "near"]))
+    assert rounds == [Round(0, {0: "near", 1: "moved", 2: "far"}), Round(1, {2: "far", 1: "moved", 0: "near"})]
 
 
 @pytest.mark.parametrize(
     ("places", "kept"),
     [
-        (["near", "far", "near", "moved"], [0, 2]),
-        (["far", "near", "far", "moved"], [0, 2]),
-        (["far", "near", "moved"], [0, 1, 2]),
-        (["unknown"] * 3, [0, 1, 2]),
-        (["near", "far", "near", "far"], [0, 2]),
+        ([("near", "near"), ("far", "far"), ("near", "near"), ("moved", "near")], "near"),
+        ([("far", "far"), ("near", "near"), ("far", "far"), ("moved", "near")], "far"),
+        ([("near", "far"), ("near", "far")], None),
+        ([("near", "near"), ("far", "far"), ("moved", "moved")], None),
+        ([("unknown", "unknown")] * 3, None),
+        ([("near", "near"), ("far", "far")] * 2, "near"),
     ],
 )
-def test_rounds_of_one_place_are_kept(places: list[str], kept: list[int]) -> None:
-    assert steady_rounds(places, 2) == kept
+def test_rounds_of_one_place_are_kept(places: list[tuple[str, str]], kept: str | None) -> None:
+    assert steady_place([dict(enumerate(one)) for one in places], 2) == kept
 
 
 def test_the_place_of_processors_is_known_or_not() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Noise", "NoiseLimits", "NoiseMeter", "spread", "steady_rounds"]
+__all__ = ["Noise", "NoiseLimits", "NoiseMeter", "spread", "steady_place"]
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,14 @@ def spread(figures: Sequence[float]) -> float | None:
     return float((high - low) / middle) if middle else None
 
 
-def steady_rounds(places: Sequence[str], least: int) -> list[int]:
-    """The rounds to keep: those near, else those far, else all, whichever first are ``least``.
+def steady_place(places: Sequence[Mapping[int, str]], least: int) -> str | None:
+    """The place whose rounds are kept: ``near``, else ``far``, whichever first every contender has ``least`` rounds of.
 
-    Rounds with processors in one cache and in two have different times, so a row that mixes them says little.
+    ``places``: of every round, where each contender was. None when neither is: then all rounds count. Rounds with
+    processors in one cache and in two have different times, so a row that mixes them says little.
     """
+    contenders = {index for one in places for index in one}
     for place in ("near", "far"):
-        found = [index for index, where in enumerate(places) if where == place]
-        if len(found) >= least:
-            return found
-    return list(range(len(places)))
+        if all(sum(one.get(index) == place for one in places) >= least for index in contenders):
+            return place
+    return None

@@ -20,7 +20,7 @@ from encast.bench.contender import ColdStart, Contender, prepare
 from encast.bench.cost import cost_record, parse_price
 from encast.bench.limit import Limit, Sizes, peak, peak_is_the_machine_s
 from encast.bench.models import make_model
-from encast.bench.noise import Noise, NoiseMeter, steady_rounds
+from encast.bench.noise import Noise, NoiseMeter, steady_place
 from encast.bench.peers.base import BackendSpec, ModelFiles, load_object
 from encast.bench.placement import placement
 from encast.bench.rows import SCHEMA, Row
@@ -162,13 +162,12 @@ class Comparison:
         racing = [side for side in sides if side.failure is None]
         cpus = sorted({cpu for place in self._places(point) for cpu in place.cpus})
         meter, used = NoiseMeter(cpus), _cpu_seconds(racing)
-        rounds = list(
-            take_turns(
-                racing,
-                lambda number, side: side.round(number, point, self._scenario),
-                timing,
-                lambda: placement(cpus),
-            )
+        rounds = take_turns(
+            racing,
+            lambda number, side: side.round(number, point, self._scenario),
+            timing,
+            lambda: placement(cpus),
+            lambda rounds: "unknown" in rounds[-1].places.values() or self._steady(rounds, racing) is not None,
         )
         noise = meter.read(_cpu_seconds(racing) - used)
         for side in racing:
@@ -176,8 +175,17 @@ class Comparison:
                 peak_ops = self._peak(side.spec.dtype, point.instances * point.threads) / point.instances
                 known = peak_is_the_machine_s()
                 side.finish(point, self._reference, self._sizes, peak_ops if known else None)
-        kept = [rounds[index] for index in steady_rounds([one.place for one in rounds], timing.rounds_least)]
-        return [self._row(point, side, sides, kept, noise) for side in sides]
+        steady = self._steady(rounds, racing)
+        for index, side in enumerate(racing):
+            places = {one.number: one.places[index] for one in rounds if one.number in side.samples}
+            side.places = {number: place for number, place in places.items() if steady in (None, place)}
+        return [self._row(point, side, sides, noise) for side in sides]
+
+    def _steady(self, rounds: Sequence[Round], sides: Sequence[Side]) -> str | None:
+        """The place whose rounds are kept, for those that have not failed."""
+        left = {index for index, side in enumerate(sides) if side.failure is None}
+        places = [{index: place for index, place in one.places.items() if index in left} for one in rounds]
+        return steady_place(places, self.job.timing.rounds_least)
 
     def _contender(self, spec: BackendSpec, point: Point, opened: dict[str, Contender]) -> Contender:
         if spec.name not in opened:
@@ -206,18 +214,17 @@ class Comparison:
         point: Point,
         side: Side,
         sides: Sequence[Side] = (),
-        rounds: Sequence[Round] = (),
         noise: Noise | None = None,
     ) -> Row:
         spec, scenario = side.spec, self._scenario
-        numbers = [one.number for one in rounds if one.number in side.samples]
+        numbers = sorted(side.places)
         samples = [side.samples[number] for number in numbers]
         figures = [scenario.figure(sample) for sample in samples]
         measured = bool(samples) and (side.failure is None or side.failure[0] == "unfair")
         metrics = scenario.summarise(point, samples) if measured else {}
         rate = metrics.get("sequences_per_s")
         cold = self._cold.get(spec.name)
-        places = {one.number: one.place for one in rounds}
+        places = [side.places[number] for number in numbers]
         status, reason = side.failure or ("ok", None)
         row: Row = {
             "schema": SCHEMA,
@@ -243,17 +250,15 @@ class Comparison:
             "launcher": self.job.launcher.name,
             "point": {"instances": point.instances, "threads": point.threads, **point.label},
             "metrics": metrics,
-            "ratio_to": self._ratios(side, sides, numbers) if measured else {},
+            "ratio_to": self._ratios(side, sides) if measured else {},
             "agreement": None if side.agreement is None else side.agreement.record(),
             "cold": None if cold is None or side.contender is None else self._cold_record(spec, cold),
             "memory": None if side.memory is None else asdict(side.memory),
             "fairness": None if side.fairness is None else side.fairness.record(),
-            "noise": None
-            if noise is None or not measured
-            else noise.record(figures, [places[number] for number in numbers], self.job.noise),
+            "noise": None if noise is None or not measured else noise.record(figures, places, self.job.noise),
             "limit": self._limit(spec, point, rate) if measured else None,
             "cost": cost_record(self._price, rate),
-            "samples": {"figure": figures, "place": [places[number] for number in numbers]},
+            "samples": {"figure": figures, "place": places},
             "warm_up": None if side.warm is None else asdict(side.warm),
             "machine": {
                 "processor": self._machine.processor,
@@ -265,11 +270,11 @@ class Comparison:
         }
         return dict(_plain(row))
 
-    def _ratios(self, side: Side, sides: Sequence[Side], numbers: Sequence[int]) -> dict[str, Any]:
+    def _ratios(self, side: Side, sides: Sequence[Side]) -> dict[str, Any]:
         """How many times as fast this one is as each of the others, by the rounds that both were in."""
         found = {}
         for other in sides:
-            both = [number for number in numbers if number in other.samples]
+            both = sorted(side.places.keys() & other.places.keys())
             if other is side or other.failure is not None or not both:
                 continue
             mine = [self._scenario.figure(side.samples[number]) for number in both]

@@ -44,6 +44,9 @@ class Side:
     fairness: Fairness | None = None
     memory: Memory | None = None
     samples: dict[int, Any] = field(default_factory=dict)
+    """Of every round that it was in, by number."""
+    places: dict[int, str] = field(default_factory=dict)
+    """Of the rounds that count, where the processors were."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     _watched: list[int] = field(default_factory=list)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -46,10 +46,11 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class Round:
-    """``number`` counts from 0; ``place`` is where the processors were (``placement.placement``), or ``moved``."""
+    """``number`` counts from 0; ``places`` says for every contender, by its place in the list, where the processors
+    were while it was taken (``placement.placement``), or ``moved``."""
 
     number: int
-    place: str
+    places: Mapping[int, str]
 
 
 def warm_up(contender: Bursting, timing: Timing) -> WarmUp:
@@ -70,25 +71,34 @@ def warm_up(contender: Bursting, timing: Timing) -> WarmUp:
 
 
 def take_turns(
-    contenders: Sequence[C], take: Callable[[int, C], bool], timing: Timing, place: Callable[[], str]
-) -> Iterator[Round]:
+    contenders: Sequence[C],
+    take: Callable[[int, C], bool],
+    timing: Timing,
+    place: Callable[[], str],
+    enough: Callable[[Sequence[Round]], bool] = lambda rounds: True,
+) -> list[Round]:
     """Rounds until the time is over; in each, every contender is taken once, in the reverse of the last round's order.
 
-    ``take(number, contender)`` says whether it may go on; one that may not is left out of later rounds. Ends early
-    when none is left. A round is yielded when all have been taken.
+    ``take(number, contender)`` says whether it may go on; one that may not is left out of later rounds. When time is
+    over and the rounds are not ``enough``, as much time is given once more. Ends early when no contender is left.
     """
-    left = list(contenders)
+    left = list(enumerate(contenders))
     budget = timing.seconds * len(left)
     begin = time.perf_counter()
     before = place()
-    number = 0
-    while left and number < timing.rounds_most:
-        if number >= timing.rounds_least and time.perf_counter() - begin >= budget:
-            return
-        order = left if number % 2 == 0 else left[::-1]
-        out = [contender for contender in order if not take(number, contender)]
-        left = [contender for contender in left if not any(contender is gone for gone in out)]
-        after = place()
-        yield Round(number, after if after == before else "moved")
-        before = after
-        number += 1
+    rounds: list[Round] = []
+    while left and len(rounds) < timing.rounds_most:
+        spent = time.perf_counter() - begin
+        if len(rounds) >= timing.rounds_least and spent >= budget and (enough(rounds) or spent >= 2 * budget):
+            break
+        places = {}
+        gone = set()
+        for index, contender in left if len(rounds) % 2 == 0 else left[::-1]:
+            if not take(len(rounds), contender):
+                gone.add(index)
+            after = place()
+            places[index] = after if after == before else "moved"
+            before = after
+        left = [(index, contender) for index, contender in left if index not in gone]
+        rounds.append(Round(len(rounds), places))
+    return rounds
