@@ -12,12 +12,18 @@ from typing import Any
 # Made-up speeds relative to the first, by family and dtype.
 SPEEDS = {
     "pytorch": {"f32": 1.0, "bf16": 2.1, "int8": 3.1},
-    "torch_compile": {"f32": 1.3, "bf16": 2.9},
+    "pytorch-onednn": {"f32": 1.1},
+    "torchscript": {"f32": 1.05, "bf16": 2.2, "int8": 3.2},
+    "torch-compile": {"f32": 1.3, "bf16": 2.9, "int8": 3.3},
+    "sentence-transformers": {"f32": 0.95, "bf16": 1.9},
     "onnxruntime": {"f32": 1.35, "int8": 3.4},
+    "onnxruntime-plain": {"f32": 1.2},
+    "onnxruntime-static": {"int8": 3.0},
     "openvino": {"f32": 1.4, "bf16": 3.2, "int8": 5.6},
     "tensorflow": {"f32": 0.8, "bf16": 1.2},
-    "jax": {"f32": 0.9},
-    "ctranslate2": {"f32": 1.3, "int8": 3.0},
+    "tensorflow-xla": {"f32": 0.85, "bf16": 1.1},
+    "jax": {"f32": 0.9, "bf16": 1.0},
+    "ctranslate2": {"f32": 1.3, "int8": 3.05},
     "encast": {"f32": 1.5, "bf16": 3.6, "int8": 7.1},
 }
 LOSSES = {"f32": 3e-8, "bf16": 2e-5, "int8": 4e-3}

@@ -205,6 +205,7 @@ def test_all_that_the_laboratory_measures_has_its_place(tmp_path: Path) -> None:
         "Times as fast as pytorch-f32 against length",
     ):
         assert any(caption.startswith(wanted) for caption in captions), wanted
+    assert "the page is full" not in to_html(made)
     text = texts(made)
     assert "not installed: the last wheel is for Python 3.8" in text
     assert "ran 8 threads on a budget of 2" in text

@@ -15,11 +15,13 @@ from encast.web_page import escaped
 __all__ = ["SHAPES", "STYLE", "Guide", "Mark", "Panel", "Series", "dots", "panel", "shape_of"]
 
 _WIDTH, _HEIGHT = 420, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 122, 26, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 126, 26, 44
 _LETTER = 6.4
 """The width that a letter of 12 units takes on average, a little generous."""
+_TAIL = 5
+"""The end of a name that is too long stays: a dtype is there."""
 _RADIUS = 3.6
-_NAME = 16
+_NAME = 15
 """The longest name beside a line, in letters."""
 
 LIGHT = (
@@ -63,11 +65,12 @@ def shape_of(dtype: str) -> str:
 
 @dataclass(frozen=True)
 class Mark:
-    """A measured value. ``low`` and ``high``: its interval along y; ``note``: what a pointer resting on it reads."""
+    """A measured value. ``low`` and ``high``: its interval along y. ``note``: what a pointer resting on it reads, where
+    no table has it."""
 
     x: float
     y: float
-    note: str
+    note: str = ""
     low: float | None = None
     high: float | None = None
     shape: str = "circle"
@@ -153,6 +156,8 @@ def _panel(shown: Panel, x: Axis, y: Axis, alt: str) -> Iterator[str]:
     free = iter(places[len(labels) :])
     for series in shown.series:
         yield f'<g class="s{series.style % len(LIGHT)}" data-s="{escaped(series.name or str(series.style))}">'
+        if series.name:
+            yield f"<title>{escaped(series.name)}</title>"
         if series.ideal:
             yield f'<polyline class="ideal" points="{path(series.ideal)}"/>'
         if series.line and len(series.marks) > 1:
@@ -170,12 +175,12 @@ def _panel(shown: Panel, x: Axis, y: Axis, alt: str) -> Iterator[str]:
             yield f'<path d="{"".join(bars)}"/>'
         yield from (_shape(mark, left_of(mark.x), top_of(mark.y)) for mark in series.marks)
         if series.name:
-            yield f'<text x="{right + 9}" y="{_n(next(free) + 4)}">{escaped(_cut(series.name, _NAME))}</text>'
+            yield f'<text x="{right + 9}" y="{_n(next(free) + 4)}">{escaped(_cut(series.name, _NAME, _TAIL))}</text>'
         yield "</g>"
     yield "</svg>"
 
 
-_DOT_LEFT, _DOT_LINE, _DOT_NAME = 168, 22, 24
+_DOT_LEFT, _DOT_LINE, _DOT_NAME = 168, 22, 22
 
 
 def _dots(
@@ -187,7 +192,7 @@ def _dots(
         return _DOT_LEFT + x.at(value) * (right - _DOT_LEFT)
 
     yield _open(bottom + 40, alt)
-    yield f'<text class="title" x="4" y="14">{escaped(_cut(title, 62))}</text>'
+    yield f'<text class="title" x="4" y="14">{escaped(_cut(title, 56))}</text>'
     if band is not None:
         begin, end = left_of(band[0]), left_of(band[1])
         yield (f'<rect class="band" x="{begin:.1f}" y="{_TOP}" width="{end - begin:.1f}" height="{bottom - _TOP}"/>')
@@ -200,7 +205,8 @@ def _dots(
     for number, (name, series) in enumerate(rows):
         at = _TOP + _DOT_LINE * number + 14
         yield f'<g class="s{series.style % len(LIGHT)}" data-s="{escaped(series.name)}">'
-        yield f'<text x="{_DOT_LEFT - 10}" y="{at + 4}" text-anchor="end">{escaped(_cut(name, _DOT_NAME))}</text>'
+        shown = escaped(_cut(name, _DOT_NAME, _TAIL))
+        yield f'<text x="{_DOT_LEFT - 10}" y="{at + 4}" text-anchor="end">{shown}</text>'
         for mark in series.marks:
             if mark.low is not None and mark.high is not None:
                 yield f'<path d="M{_n(left_of(mark.low))} {at}H{_n(left_of(mark.high))}"/>'
@@ -216,12 +222,12 @@ def _open(height: float, alt: str) -> str:
 
 def _shape(mark: Mark, x: float, y: float) -> str:
     kind = "" if mark.filled else ' class="open"'
-    title = f"<title>{escaped(mark.note)}</title>"
+    title = f"<title>{escaped(mark.note)}</title>" if mark.note else ""
     if mark.shape == "circle":
-        return f'<circle{kind} cx="{_n(x)}" cy="{_n(y)}" r="{_RADIUS}">{title}</circle>'
+        return f'<circle{kind} cx="{_n(x)}" cy="{_n(y)}" r="{_RADIUS}"' + (f">{title}</circle>" if title else "/>")
     corners = {"square": "-3.2-3.2h6.4v6.4h-6.4z", "triangle": "-4.2 3.2h8.4l-4.2-7.4z"}
     way = corners.get(mark.shape, "0-4.8l4.8 4.8-4.8 4.8-4.8-4.8z")
-    return f'<path{kind} d="M{_n(x)} {_n(y)}m{way}">{title}</path>'
+    return f'<path{kind} d="M{_n(x)} {_n(y)}m{way}"' + (f">{title}</path>" if title else "/>")
 
 
 def _n(value: float) -> str:
@@ -254,5 +260,8 @@ def _spread(wanted: Sequence[float], top: float, bottom: float, pitch: float = 1
     return places
 
 
-def _cut(text: str, letters: int) -> str:
-    return text if len(text) <= letters else text[: letters - 1] + "…"
+def _cut(text: str, letters: int, tail: int = 0) -> str:
+    """The text in so many letters; ``tail`` of its end stay."""
+    if len(text) <= letters:
+        return text
+    return f"{text[: letters - tail - 1]}…{text[len(text) - tail :]}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from encast.bench.report import numbers
 from encast.bench.report.axis import categories, logarithmic
 from encast.bench.report.chart import Mark, Panel, Series, panel, shape_of
 from encast.bench.report.document import Figure
@@ -42,8 +41,8 @@ _PLOTTED: dict[str, tuple[Metric, ...]] = {
 }
 _IDEAL = {("cores", LATENCY): -1, ("threads", LATENCY): -1, ("instances", THROUGHPUT): 1}
 """Without losses, y goes with this power of x."""
-_WITH_RATIO = ("length", "batch")
-"""Over these a latency spans decades, in which a third more or less is lost to the eye; a ratio shows it."""
+_WITH_RATIO = "length"
+"""Over it a latency spans decades, in which a third more or less is lost to the eye; a ratio shows it."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def _quantities(group: Group, x: str, reference: Row | None) -> Iterator[_Quanti
     for metric in metrics:
         power = _IDEAL.get((x, metric)) if x != "instances" or _more_cores(group) else None
         yield _Quantity(metric.title, metric.unit, _measured(metric), metric.higher_is_better, power)
-    if reference is not None and x in _WITH_RATIO and group.metric in (LATENCY, THROUGHPUT):
+    if reference is not None and x == _WITH_RATIO and group.metric in (LATENCY, THROUGHPUT):
         name, backend = reference.name, reference.backend
 
         def of(row: Row) -> tuple[float, Bounds | None] | None:
@@ -164,7 +163,7 @@ def _series(one: Slice, x: str, quantity: _Quantity, colours: Mapping[str, int])
         lines.setdefault(row.backend, {})[_along(row, x)] = row
     found = []
     for members in lines.values():
-        marks = tuple(_mark(x, at, members[at], quantity) for at in sorted(members))
+        marks = tuple(_mark(at, members[at], quantity) for at in sorted(members))
         ideal: tuple[tuple[float, float], ...] = ()
         if quantity.power is not None and len(marks) > 1:
             first, last = marks[0], marks[-1]
@@ -178,9 +177,7 @@ def _series(one: Slice, x: str, quantity: _Quantity, colours: Mapping[str, int])
     return tuple(sorted(kept, key=lambda line: -line.style)), len(ordered) - len(kept)
 
 
-def _mark(x: str, at: float, row: Row, quantity: _Quantity) -> Mark:
+def _mark(at: float, row: Row, quantity: _Quantity) -> Mark:
     value, bounds = quantity.of(row) or (1.0, None)
     low, high = bounds or (None, None)
-    said = f"{numbers.amount(value)} {quantity.unit}" if quantity.unit else numbers.ratio(value)
-    note = f"{x} {numbers.plain(at)}: {said} {numbers.interval(bounds, value)}".rstrip()
-    return Mark(at, value, note + (", noisy" if row.noisy else ""), low, high, shape_of(row.dtype), not row.noisy)
+    return Mark(at, value, "", low, high, shape_of(row.dtype), not row.noisy)

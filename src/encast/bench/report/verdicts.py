@@ -94,7 +94,9 @@ def _strip(verdicts: Sequence[Verdict], colours: Mapping[str, int]) -> Series:
             f"{numbers.ratio_interval(one.interval, one.ratio)}, {one.verdict}"
         )
         counts = one.verdict in ("faster", "slower")
-        marks.append(Mark(one.ratio or 1.0, 0.0, note, low, high, shape_of(one.row.dtype), filled=counts))
+        marks.append(
+            Mark(one.ratio or 1.0, 0.0, note if counts else "", low, high, shape_of(one.row.dtype), filled=counts)
+        )
     row = verdicts[0].row
     return Series(row.backend, colours.get(row.family, 0), tuple(marks), line=False)
 
