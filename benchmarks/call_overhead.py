@@ -23,9 +23,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from peers.data import add_option, queries, squad_paragraphs
-
 import encast
+from encast.bench.workloads import real_texts
 from encast.engine import Engine
 from encast.tasks.embed import embed
 from encast.tasks.session import Session
@@ -93,7 +92,8 @@ def native_forward(engine: Engine, text: str) -> Callable[[], object]:
     runnable: Any = engine.session.runnable
     (piece,) = engine.session.stream([text])
     batch = piece.batch
-    run = runnable._executors.run
+    (pool,) = runnable._executors
+    run = pool.run
     return lambda: run("embedding", batch.token_ids, batch.cu_seqlens, batch.token_type_ids)
 
 
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2000, help="of the one query")
     parser.add_argument("--set-rounds", type=int, default=5, help="of each set of texts; 0 leaves them out")
     parser.add_argument("--json", action="store_true")
-    add_option(parser)
+    parser.add_argument("--data", type=Path, required=True, help="the folder with squad-v1.1/ and queries/")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         artifact = args.artifact
@@ -157,8 +157,9 @@ def main() -> None:
         with encast.load(artifact, threads=args.threads) as engine:
             found = {"one query": one_query(engine, QUERY, args.rounds)}
             if args.set_rounds:
-                found["queries"] = whole_set(engine, queries(args.data), args.set_rounds)
-                found["paragraphs"] = whole_set(engine, squad_paragraphs(args.data, "dev")[:1024], args.set_rounds)
+                for name, source, count in (("queries", "nq-queries", None), ("paragraphs", "squad-paragraphs", 1024)):
+                    texts = [str(text) for text in real_texts(source, args.data)[:count]]
+                    found[name] = whole_set(engine, texts, args.set_rounds)
     if args.json:
         print(json.dumps(found))
         return

@@ -18,57 +18,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-
-LAYERS, HIDDEN, INNER, VOCAB = 12, 768, 3072, 30522
-
-
-def make_bert_base(folder: Path) -> None:
-    from safetensors.numpy import save_file
-
-    rng = np.random.default_rng(0)
-    tensors: dict[str, Any] = {}
-
-    def linear(name: str, size: int, inner: int) -> None:
-        tensors[f"{name}.weight"] = rng.standard_normal((size, inner), np.float32) * np.float32(0.02)
-        tensors[f"{name}.bias"] = np.zeros(size, np.float32)
-
-    def norm(name: str) -> None:
-        tensors[f"{name}.weight"] = np.ones(HIDDEN, np.float32)
-        tensors[f"{name}.bias"] = np.zeros(HIDDEN, np.float32)
-
-    for name, rows in (("word", VOCAB), ("position", 512), ("token_type", 2)):
-        tensors[f"embeddings.{name}_embeddings.weight"] = rng.standard_normal((rows, HIDDEN), np.float32)
-    norm("embeddings.LayerNorm")
-    for layer in range(LAYERS):
-        path = f"encoder.layer.{layer}"
-        for part in ("query", "key", "value"):
-            linear(f"{path}.attention.self.{part}", HIDDEN, HIDDEN)
-        linear(f"{path}.attention.output.dense", HIDDEN, HIDDEN)
-        norm(f"{path}.attention.output.LayerNorm")
-        linear(f"{path}.intermediate.dense", INNER, HIDDEN)
-        linear(f"{path}.output.dense", HIDDEN, INNER)
-        norm(f"{path}.output.LayerNorm")
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors")
-    config = {
-        "architectures": ["BertModel"],
-        "model_type": "bert",
-        "vocab_size": VOCAB,
-        "hidden_size": HIDDEN,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 12,
-        "intermediate_size": INNER,
-        "hidden_act": "gelu",
-        "max_position_embeddings": 512,
-        "type_vocab_size": 2,
-        "layer_norm_eps": 1e-12,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(VOCAB - 5))]
-    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
 
 
 def peak_kb() -> int:
@@ -87,7 +38,7 @@ def measure(artifact: str, tokens: int) -> dict[str, float]:
         with encast.load(artifact) as engine:
             times.append((time.perf_counter() - start) * 1e3)
     with encast.load(artifact) as engine:
-        ids = np.random.default_rng(0).integers(0, VOCAB, tokens).astype(np.int32)
+        ids = np.random.default_rng(0).integers(0, engine.meta["vocab"], tokens).astype(np.int32)
         cu_seqlens = np.arange(0, tokens + 1, 128, dtype=np.int32)
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
         before = peak_kb()
@@ -106,13 +57,16 @@ def main() -> None:
         print(json.dumps(measure(args.measure, args.tokens)))
         return
     import encast
+    from encast.bench.config import load_jobs
+    from encast.bench.models import make_model
 
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        make_bert_base(folder / "checkpoint")
+        (job,) = load_jobs(["model=bert-base"])
+        model = make_model(job.model, folder)
         for dtype in ("f32", "bf16", "int8"):
-            path = encast.compile(folder / "checkpoint", folder / f"{dtype}.encast", dtype=dtype)
+            path = encast.compile(model.checkpoint, folder / f"{dtype}.encast", dtype=dtype)
             size = sum(file.stat().st_size for file in path.iterdir()) / 2**20
             command = [sys.executable, __file__, "--measure", str(path), "--tokens", str(args.tokens)]
             answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

@@ -1,127 +1,159 @@
-"""Texts to embeddings with MiniLM int8, tokenisation and pooling included, against OpenVINO at its best batch size.
+"""Texts to embeddings with MiniLM int8, tokenisation and pooling included, against OpenVINO at its best settings.
 
     python benchmarks/texts_to_embeddings.py --data FOLDER
-    python benchmarks/texts_to_embeddings.py --sets queries --seconds 30
+    python benchmarks/texts_to_embeddings.py --data FOLDER --sets queries --seconds 60
 
-The texts are 1,024 paragraphs of SQuAD's dev set and the 3,610 questions of NQ-open's dev set. OpenVINO's batches are
-sorted by length; their size, the precision hint, and whether batches run one after the other or beside each other are
-what was fastest on an eighth of the texts. The choice is kept in the work folder until --choose asks for a new one.
-The limit is arithmetic alone: no padding, tokenisation for nothing.
+The texts are 1,024 paragraphs of SQuAD's dev set and the 3,610 questions of NQ-open's dev set. The contenders are those
+of ``text_peers.py``, in processes of their own, and take turns as in `encast bench` (docs/benchmarking.md). The limit
+is arithmetic alone: no padding, tokenisation for nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peers import data, openvino_export, prepare
-from peers.compare import check_cosine, peak_probe, write_json
-from peers.limits import Limit
-from peers.models import MODELS
-from peers.rounds import by_placement, run_rounds
-from peers.table import Row, header
-from peers.worker import Worker
 
-MODEL = MODELS["minilm"]
-BARS = {"squad": (1.8, 0.68), "queries": (1.5, 0.60)}
-BATCHES = (8, 16, 32, 64)
-HINTS = ("f32", "bf16")
-MODES = ("latency", "throughput")
+import encast
+from encast.batch import Batch
+from encast.bench.agreement import plain_graph
+from encast.bench.cache import default_cache
+from encast.bench.config import load_jobs
+from encast.bench.contender import Contender, prepare
+from encast.bench.limit import Sizes, peak
+from encast.bench.models import make_model
+from encast.bench.noise import steady_place
+from encast.bench.peers.base import BackendSpec, ModelFiles
+from encast.bench.placement import placement
+from encast.bench.statistics import median_interval, ratio_interval
+from encast.bench.timing import Timing, take_turns
+from encast.bench.workloads import real_texts
+from encast.launch import Placement
+
+MODEL = "all-minilm-l6-v2"
+PEERS = Path(__file__).with_name("text_peers.py")
+SETS = {"squad": ("squad-paragraphs", 1024, 1.8), "queries": ("nq-queries", None, 1.5)}
+"""Of each: the data set, how many of its texts, and the ratio that the project set itself."""
 LEAST_COSINE = 0.98
+CHECKED = 64
+"""Texts whose embeddings are compared with the float64 reference."""
 
 
-def load_texts(name: str, folder: Path) -> list[str]:
-    return data.squad_paragraphs(folder, "dev")[:1024] if name == "squad" else data.queries(folder)
+def reference(model: ModelFiles, texts: list[str], folder: Path) -> Any:
+    """``f32[texts, hidden]``: embeddings of the plain model in float64."""
+    artifact = encast.compile(model.checkpoint, folder / "reference.encast", dtype="f32", task="embed", exact=True)
+    with encast.load(artifact, device="reference") as engine:
+        return engine.embed(texts)
 
 
-def sample(texts: list[str], lengths: list[int]) -> list[str]:
-    """Every eighth block of 64 of the texts sorted by length: whole batches at every size."""
-    order = np.argsort(lengths, kind="stable")
-    return [texts[index] for rank, index in enumerate(order) if rank // max(BATCHES) % 8 == 3]
-
-
-def choose(theirs: Worker, texts: list[str], work: Path) -> dict[str, Any]:
-    """The settings with the fastest of two passes over ``texts``, a pass each by turns."""
-    file = work / "sample.json"
+def compare(name: str, model: ModelFiles, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    source, count, bar = SETS[name]
+    texts = [str(text) for text in real_texts(source, args.data)[:count]]
+    file = folder / f"{name}.json"
     file.write_text(json.dumps(texts))
-    tried = [
-        {"batch": batch, "hint": hint, "mode": mode} for mode, hint, batch in itertools.product(MODES, HINTS, BATCHES)
+    batch = Batch(np.arange(len(texts), dtype=np.int32), np.arange(len(texts) + 1, dtype=np.int32))
+    specs = [
+        BackendSpec(
+            "encast", f"{PEERS}:EncastTexts", "int8", options={"texts": str(file), "folder": str(folder / name)}
+        ),
+        BackendSpec("OpenVINO", f"{PEERS}:OpenVinoTexts", "int8", options={"texts": str(file)}),
     ]
-    seconds = [float("inf")] * len(tried)
-    for _ in range(2):
-        for index, settings in enumerate(tried):
-            theirs.ask(do="texts", file=file, settings=settings)
-            seconds[index] = min(seconds[index], theirs.burst(1))
-    for settings, best in zip(tried, seconds, strict=True):
-        print(f"OpenVINO, {settings}: {len(texts) / best:.0f} texts/s", flush=True)
-    return tried[seconds.index(min(seconds))]
+    cpus = tuple(sorted(os.sched_getaffinity(0)))
+    whole = Placement(cpus, None, args.threads)
+    chosen = np.linspace(0, len(texts) - 1, CHECKED).astype(int)
+    expected = reference(model, [texts[index] for index in chosen], folder / name)
+    contenders = [Contender(spec, model, [whole], cache=args.cache) for spec in specs]
+    seconds: dict[str, dict[int, float]] = {spec.name: {} for spec in specs}
+
+    def take(number: int, contender: Contender) -> bool:
+        (times,) = contender.burst(calls=1)
+        seconds[contender.name][number] = times[0] / 1e9
+        return True
+
+    try:
+        for contender in contenders:
+            reason, _ = prepare(contender.backend, model, args.threads, args.cache)
+            if reason is not None:
+                raise SystemExit(f"{contender.name}: {reason}")
+            contender.open()
+            contender.bind([batch])
+            contender.verify()
+            ((_, vectors),) = contender.outputs()
+            cosine = float((vectors[chosen] * expected).sum(1).mean())
+            if not cosine >= LEAST_COSINE:
+                raise SystemExit(f"{contender.name}: mean cosine {cosine:.4f} to float64; {LEAST_COSINE} is needed")
+        timing = Timing(seconds=args.seconds / 2, rounds_least=3)
+        rounds = take_turns(contenders, take, timing, lambda: placement(cpus))
+        choice = contenders[1].facts()["choice"]
+    finally:
+        for contender in contenders:
+            contender.close()
+    place = steady_place([one.places for one in rounds], 3)
+    kept = [one.number for one in rounds if place is None or set(one.places.values()) == {place}]
+    kept = kept or [one.number for one in rounds]
+    ours, theirs = ([seconds[spec.name][index] for index in kept] for spec in specs)
+    ratio = ratio_interval(theirs, ours)
+    lengths = [len(ids) for ids in token_ids(model, texts)]
+    operations = Sizes.of(plain_graph(model.checkpoint)).operations(
+        Batch(np.empty(sum(lengths), np.int32), np.cumsum([0, *lengths], dtype=np.int32))
+    )
+    return {
+        "set": name,
+        "texts": len(texts),
+        "tokens_mean": float(np.mean(lengths)),
+        "place": place or "mixed",
+        "encast_s": float(np.median(ours)),
+        "encast_s_interval": median_interval(ours),
+        "openvino_s": float(np.median(theirs)),
+        "openvino_s_interval": median_interval(theirs),
+        "openvino_choice": choice,
+        "ratio": ratio.record(),
+        "bar": bar,
+        "fraction_of_limit": operations / peak("int8", args.threads) / float(np.median(ours)),
+    }
 
 
-def compare(name: str, args: argparse.Namespace) -> list[Row]:
-    texts = load_texts(name, args.data)
-    lengths = prepare.token_counts(MODEL, args.work, texts)
-    expected = prepare.reference_embeddings(MODEL, args.work, texts)
-    calibration = prepare.calibration_ids(MODEL, args.work, args.data)
-    theirs_path = openvino_export.export(MODEL, args.work, "int8", texts=calibration)
-    ours_path = prepare.encast_artifact(MODEL, args.work, "int8", task="embed")
-    if args.prepare:
-        return []
-    file, choice_file = (args.work / f"{name}.{stem}.json" for stem in ("texts", f"{theirs_path.stem}-choice"))
-    file.write_text(json.dumps(texts))
-    tokenizer = MODEL.checkpoint(args.work) / "tokenizer.json"
-    rows = []
-    with (
-        Worker(backend="encast", model=MODEL.name, path=ours_path, threads=args.threads) as ours,
-        Worker(
-            backend="openvino",
-            model=MODEL.name,
-            path=theirs_path,
-            threads=args.threads,
-            hints=HINTS,
-            tokenizer=tokenizer,
-        ) as theirs,
-    ):
-        if args.choose or not choice_file.exists():
-            choice_file.write_text(json.dumps(choose(theirs, sample(texts, lengths), args.work)))
-        if args.choose:
-            return []
-        settings = json.loads(choice_file.read_text())
-        print(f"{name}: {len(texts)} texts, {np.mean(lengths):.0f} tokens on average\n{header('OpenVINO')}", flush=True)
-        cosines = [
-            check_cosine(worker, name, title, expected, LEAST_COSINE, do="texts", file=file, settings=settings)
-            for worker, title in ((ours, "encast"), (theirs, "OpenVINO"))
-        ]
-        peak = peak_probe("int8", args.threads)
-        rounds = run_rounds(ours.once, theirs.once, peak, args.seconds, fewest=3, calls=1)
-        facts = {
-            "texts": len(texts),
-            "tokens": int(np.sum(lengths)),
-            "peer_choice": cosines[1][0],
-            "mean_cosine_to_f32": {"encast": cosines[0][1], "peer": cosines[1][1]},
-        }
-        for place, found in by_placement(rounds):
-            rows.append(Row(f"MiniLM int8, {name}", place, found, Limit(MODEL, "int8", lengths), BARS[name], facts))
-            rate = {side: len(texts) / getattr(rows[-1], side).median * 1e3 for side in ("ours", "theirs")}
-            print(f"{rows[-1].markdown()}\n{rate['ours']:.0f} against {rate['theirs']:.0f} texts/s", flush=True)
-    return rows
+def token_ids(model: ModelFiles, texts: list[str]) -> list[Any]:
+    """As both contenders cut them."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model.checkpoint / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(256)
+    return [encoding.ids for encoding in tokenizer.encode_batch(texts)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sets", nargs="+", choices=list(BARS), default=list(BARS))
-    parser.add_argument("--choose", action="store_true", help="choose OpenVINO's settings anew, and stop")
-    parser.add_argument("--seconds", type=float, default=25.0, help="of a set (default: %(default)s)")
+    parser.add_argument("--data", type=Path, required=True, help="the folder with squad-v1.1/ and queries/")
+    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
+    parser.add_argument("--seconds", type=float, default=50.0, help="of a set (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2)
-    prepare.add_options(parser)
+    parser.add_argument("--cache", type=Path, default=default_cache(), help="of OpenVINO's graphs (%(default)s)")
+    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    rows: list[Row] = []
-    for name in args.sets:
-        rows += compare(name, args)
-    write_json(args.json, rows)
+    (job,) = load_jobs([f"model={MODEL}", f"data='{args.data}'"])
+    model = make_model(job.model, args.cache)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in args.sets:
+            (Path(folder) / name).mkdir()
+            found = compare(name, model, args, Path(folder))
+            if args.json:
+                print(json.dumps(found), flush=True)
+                continue
+            ratio = found["ratio"]
+            print(
+                f"{name}, {found['texts']} texts of {found['tokens_mean']:.0f} tokens, caches {found['place']}: "
+                f"encast {found['encast_s']:.3f} s, OpenVINO {found['openvino_s']:.3f} s ({found['openvino_choice']}); "
+                f"{ratio['ratio']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}] times as fast (goal {found['bar']}), "
+                f"{found['fraction_of_limit']:.2f} of the limit",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
