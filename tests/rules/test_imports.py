@@ -77,9 +77,7 @@ OUTSIDE: dict[str, set[str] | None] = {
     "transformers": {"backends.gpu", "compress", "bench.peers"},
     "triton": {"backends.gpu"},
     "onnx": {"importers.onnx"},
-    "tensorflow": {"importers.tensorflow"},
-    "onnxruntime": {"bench.peers"},
-    "openvino": {"bench.peers"},
+    "tensorflow": {"importers.tensorflow", "bench.peers"},
     "hydra": {"bench.config"},
     "omegaconf": {"bench.config"},
     "yaml": {"bench"},
@@ -87,6 +85,12 @@ OUTSIDE: dict[str, set[str] | None] = {
     "psutil": {"bench", "launch"},
     "matplotlib": {"bench"},
     "ray": {"cluster"},
+    # Runtimes that are measured.
+    **dict.fromkeys(
+        ["ctranslate2", "deepsparse", "jax", "mxnet", "nncf", "onnxruntime", "openvino", "sentence_transformers"],
+        {"bench.peers"},
+    ),
+    **dict.fromkeys(["torchao", "tvm"], {"bench.peers"}),
 }
 HEAVY = {"torch", "transformers", "onnx", "ray", "hydra", "onnxruntime", "tensorflow", "pyarrow", "tokenizers", "typer"}
 
