@@ -85,12 +85,17 @@ OUTSIDE: dict[str, set[str] | None] = {
     "psutil": {"bench", "launch"},
     "matplotlib": {"bench"},
     "ray": {"cluster"},
-    # Runtimes that are measured.
-    **dict.fromkeys(
-        ["ctranslate2", "deepsparse", "jax", "mxnet", "nncf", "onnxruntime", "openvino", "sentence_transformers"],
-        {"bench.peers"},
-    ),
-    **dict.fromkeys(["torchao", "tvm"], {"bench.peers"}),
+    # Runtimes that are measured, and what they are converted with.
+    "ctranslate2": {"bench.peers"},
+    "deepsparse": {"bench.peers"},
+    "jax": {"bench.peers"},
+    "mxnet": {"bench.peers"},
+    "nncf": {"bench.peers"},
+    "onnxruntime": {"bench.peers"},
+    "openvino": {"bench.peers"},
+    "sentence_transformers": {"bench.peers"},
+    "torchao": {"bench.peers"},
+    "tvm": {"bench.peers"},
 }
 HEAVY = {"torch", "transformers", "onnx", "ray", "hydra", "onnxruntime", "tensorflow", "pyarrow", "tokenizers", "typer"}
 
