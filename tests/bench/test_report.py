@@ -208,6 +208,7 @@ def test_all_that_the_laboratory_measures_has_its_place(tmp_path: Path) -> None:
     assert "the page is full" not in to_html(made)
     text = texts(made)
     assert "not installed: the last wheel is for Python 3.8" in text
+    assert f"The best 20 of up to {len(BACKENDS)} backends are drawn" in to_html(made)
     assert "ran 8 threads on a budget of 2" in text
     assert "1 row broke the rules of fairness" in text
     assert "c5.xlarge has 4 CPUs, the machine measured here has 2" in text
@@ -581,6 +582,12 @@ def test_names_in_colour_can_be_read(colours: tuple[str, ...], paper: str) -> No
     for colour in colours:
         bright, dark = sorted((luminance(colour), luminance(paper)), reverse=True)
         assert (bright + 0.05) / (dark + 0.05) >= 4.5, colour
+
+
+def test_no_other_line_gets_the_colour_of_encast() -> None:
+    assert chart._colour(0) == 0
+    assert 0 not in {chart._colour(style) for style in range(1, 60)}
+    assert max(map(chart._colour, range(60))) == len(chart.LIGHT) - 1
 
 
 def test_labels_keep_their_distance_and_order() -> None:

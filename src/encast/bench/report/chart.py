@@ -31,7 +31,7 @@ DARK = (
     "#ff8a5c", "#5eb0ef", "#35c79b", "#e48ac8", "#4cc9d8", "#e6a93c", "#ada0ff", "#9fa9b4", "#d6a083", "#a8d14f",
 )  # fmt: skip
 """Told apart by night and by day, each at 4.5:1 or better against the paper, since names are written in them. The first
-is encast's; lines beyond the tenth come again with dashes."""
+is encast's alone; the others come again, with dashes, for lines beyond the tenth."""
 
 STYLE = (
     ":root { " + " ".join(f"--s{index}: {colour};" for index, colour in enumerate(LIGHT)) + " }\n"
@@ -155,7 +155,7 @@ def _panel(shown: Panel, x: Axis, y: Axis, alt: str) -> Iterator[str]:
         yield f'<text class="soft" x="{right + 9}" y="{_n(place + 4)}">{escaped(_cut(text, _NAME))}</text>'
     free = iter(places[len(labels) :])
     for series in shown.series:
-        yield f'<g class="s{series.style % len(LIGHT)}" data-s="{escaped(series.name or str(series.style))}">'
+        yield f'<g class="s{_colour(series.style)}" data-s="{escaped(series.name or str(series.style))}">'
         if series.name:
             yield f"<title>{escaped(series.name)}</title>"
         if series.ideal:
@@ -204,7 +204,7 @@ def _dots(
     yield f'<text class="soft" x="{_n((_DOT_LEFT + right) / 2)}" y="{bottom + 34}">{escaped(x.title)}</text></g>'
     for number, (name, series) in enumerate(rows):
         at = _TOP + _DOT_LINE * number + 14
-        yield f'<g class="s{series.style % len(LIGHT)}" data-s="{escaped(series.name)}">'
+        yield f'<g class="s{_colour(series.style)}" data-s="{escaped(series.name)}">'
         shown = escaped(_cut(name, _DOT_NAME, _TAIL))
         yield f'<text x="{_DOT_LEFT - 10}" y="{at + 4}" text-anchor="end">{shown}</text>'
         for mark in series.marks:
@@ -228,6 +228,11 @@ def _shape(mark: Mark, x: float, y: float) -> str:
     corners = {"square": "-3.2-3.2h6.4v6.4h-6.4z", "triangle": "-4.2 3.2h8.4l-4.2-7.4z"}
     way = corners.get(mark.shape, "0-4.8l4.8 4.8-4.8 4.8-4.8-4.8z")
     return f'<path{kind} d="M{_n(x)} {_n(y)}m{way}"' + (f">{title}</path>" if title else "/>")
+
+
+def _colour(style: int) -> int:
+    """Beyond the last colour they come again, but for the first."""
+    return style if style < len(LIGHT) else 1 + (style - len(LIGHT)) % (len(LIGHT) - 1)
 
 
 def _n(value: float) -> str:

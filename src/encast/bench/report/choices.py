@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from encast.bench.cost import Price, share, usd_per_million
@@ -154,6 +154,7 @@ def _trade(rows: Sequence[Row], colours: Mapping[str, int], most_lines: int) -> 
         ]
         tables.append(cut(f"On the front: {title}", [*columns, Column("sequences/s")], lines, most_lines, heads=2))
     left = f" Drawn: {len(plots)} of {len(parts)} workloads." if len(parts) > len(plots) else ""
+    left += _fewer(len({row.backend for row in members}) for _, members in _drawn(parts))
     yield Figure(
         "Of each backend the set-ups that none of its own beats. Filled marks on the grey steps are the Pareto front "
         f"of all: nothing measured is both sooner and more. Circles are f32, squares bf16, triangles int8.{left}",
@@ -162,6 +163,12 @@ def _trade(rows: Sequence[Row], colours: Mapping[str, int], most_lines: int) -> 
     if several:
         yield Text("These set-ups come from several experiments, hence from different times on this machine.")
     yield from tables
+
+
+def _fewer(backends: Iterable[int]) -> str:
+    """Says so when not all backends of a plot fit."""
+    most = max(backends, default=0)
+    return f" The best {_MOST_CURVES} of up to {most} backends are drawn." if most > _MOST_CURVES else ""
 
 
 def _curves(
@@ -210,6 +217,7 @@ def _costs(rows: Sequence[Row], colours: Mapping[str, int], price: Price | None,
     drawn = _drawn(parts)
     plots = [_cost_plot(title, cheapest[title][:_MOST_CURVES], of, colours) for title, _ in drawn]
     left = f" Drawn: {len(plots)} of {len(parts)} workloads." if len(parts) > len(plots) else ""
+    left += _fewer(len(cheapest[title]) for title, _ in drawn)
     yield Figure(
         "The cheapest set-up of each backend; bars are 95 % intervals. Hollow: part of the machine was idle, which "
         f"makes it an upper bound.{left}",
