@@ -83,7 +83,6 @@ OUTSIDE: dict[str, set[str] | None] = {
     "yaml": {"bench"},
     "optuna": {"tune.search"},
     "psutil": {"bench", "launch"},
-    "matplotlib": {"bench"},
     "ray": {"cluster"},
     # Runtimes that are measured, and what they are converted with.
     "ctranslate2": {"bench.peers"},
