@@ -14,6 +14,7 @@ from encast.bench.scenarios.batch_scaling import BatchScaling
 from encast.bench.scenarios.cold_start import ColdStartScenario
 from encast.bench.scenarios.core_scaling import CoreScaling
 from encast.bench.scenarios.instance_scaling import InstanceScaling
+from encast.bench.scenarios.latency import Latency
 from encast.bench.scenarios.length_replay import LengthReplay
 from encast.bench.scenarios.open_loop import OpenLoop
 from encast.bench.scenarios.scaling import ideal
@@ -46,6 +47,15 @@ def test_percentiles_of_a_known_distribution() -> None:
     assert found["sequences_per_s"] == pytest.approx(4 / 0.002, rel=0.05)
     assert found["tokens_per_s"] == pytest.approx(32 * found["sequences_per_s"])
     assert found["latency_samples"] > 2995
+
+
+def test_calls_are_compared_and_sequences_are_counted() -> None:
+    scenario = Latency()
+    (point,) = scenario.points(grid(batch=8), ONE, machine(2))
+    contender = FakeContender(constant(4.0)).at(point)
+    samples = [scenario.round(contender, point) for _ in range(5)]
+    assert scenario.figure(samples[0]) == pytest.approx(1 / 0.004)
+    assert scenario.summarise(point, samples)["sequences_per_s"] == pytest.approx(8 / 0.004)
 
 
 def test_few_calls_have_no_tail() -> None:

@@ -90,5 +90,5 @@ class ClosedLoop:
 
     def summarise(self, point: Point, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         calls = [list(itertools.chain.from_iterable(sample["ns"])) for sample in samples]
-        rates = [self.figure(sample) for sample in samples]
+        rates = [float(sample["sequences_per_s"]) for sample in samples]
         return {**latency_metrics(calls), **rate_metrics(rates, point.batches)}
