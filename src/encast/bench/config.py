@@ -235,7 +235,7 @@ class _Choices:
         from hydra.errors import HydraException
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
-        from yaml import YAMLError  # type: ignore[import-untyped]
+        from yaml import YAMLError
 
         search = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in self._folders)}]"]
         try:
