@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -47,7 +47,7 @@ def test_finished_rows_outlive_an_interrupt(tmp_path: Path) -> None:
 def test_no_process_outlives_a_killed_command(tmp_path: Path) -> None:
     backends(tmp_path, hang={"peer": "Failing", "how": "hang", "at": "open"})
     hanging = command(tmp_path, "backend=hang", "workload.length=16")
-    with subprocess.Popen(hanging, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(hanging, stderr=subprocess.DEVNULL) as process:
         workers: list[str] = []
         while process.poll() is None and not any(
             "worker_process" in Path(f"/proc/{pid}/cmdline").read_text() for pid in workers
@@ -56,10 +56,18 @@ def test_no_process_outlives_a_killed_command(tmp_path: Path) -> None:
         assert workers
         process.kill()
         process.wait()
-        assert process.stderr is not None
-        process.stderr.read()  # until every process that has it open is gone
-    for pid in workers:
-        assert not os.path.exists(f"/proc/{pid}") or "Z" in Path(f"/proc/{pid}/stat").read_text().split()
+    # The kernel ends them, which takes it a moment; without its help they would sleep for an hour.
+    end = time.monotonic() + 60
+    while any(alive(int(pid)) for pid in workers) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not any(alive(int(pid)) for pid in workers)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 @pytest.mark.parametrize(
@@ -94,5 +102,5 @@ def test_the_list_shows_every_group(capsys: pytest.CaptureFixture[str], tmp_path
     backends(tmp_path, mine="Honest")
     assert main(["bench", "--list", "--json", "--conf", str(tmp_path)]) == 0
     groups = json.loads(capsys.readouterr().out)
-    assert set(groups) == {"backend", "model", "workload", "scenario", "launcher"}
+    assert {"backend", "model", "workload", "scenario", "launcher"} <= set(groups)
     assert {"mine", "encast-int8"} <= set(groups["backend"])
