@@ -207,6 +207,17 @@ class Failing(Honest):
             ways[self.options["how"]]()
 
 
+class Alternating(Honest):
+    """Sleeps 20 ms for every batch whose first id is even, or odd where ``ENCAST_TEST_ODD`` is 1."""
+
+    name = "alternating"
+
+    def run(self, output: str, batch: Batch, select: Any = None) -> Any:
+        if batch.token_ids[0] % 2 == int(os.environ["ENCAST_TEST_ODD"]):
+            time.sleep(0.02)
+        return super().run(output, batch, select)
+
+
 class Absent(Honest):
     name = "absent"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -143,8 +144,28 @@ def test_bursts_of_instances_are_beside_each_other(pair: Contender) -> None:
     assert all(own for own in times)
 
 
-def test_instances_in_step_wait_for_each_other(pair: Contender) -> None:
-    assert [len(own) for own in pair.burst(calls=5, in_step=True)] == [5, 5]
+def test_instances_in_step_wait_for_each_other(model: ModelFiles) -> None:
+    turns = itertools.count()
+    places = [Placement((ALL[index % len(ALL)],), None, 1) for index in range(2)]
+    alternating = Contender(
+        spec("Alternating"),
+        model,
+        places,
+        cache=model.checkpoint.parent,
+        environment=lambda place: {"ENCAST_TEST_ODD": str(next(turns))},
+    )
+    with alternating:
+        alternating.open()
+        alternating.bind(BATCHES)
+        times = alternating.burst(calls=24, in_step=True)
+    slow = [[call >= 20_000_000 for call in own] for own in times]
+    assert [sum(own) for own in slow] == [12, 12]
+    # Each call of one instance or the other is slow, and nobody goes on before it has ended.
+    assert all(one != other for one, other in zip(*slow, strict=True))
+    assert alternating.usage().wall_s >= 24 * 0.02
+
+
+def test_a_burst_has_calls_or_seconds(pair: Contender) -> None:
     with pytest.raises(InputError, match="in step has a number of calls"):
         pair.burst(seconds=1, in_step=True)
     with pytest.raises(InputError, match="either calls or seconds"):
