@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from encast.artifact import Artifact
     from encast.backends.groups import Setup
 
-__all__ = ["BATCH_TOKENS", "Engine", "load"]
+__all__ = ["BATCH_TOKENS", "Engine", "load", "tokenizer_of"]
 
 BATCH_TOKENS = 8192
 """Tokens of one run: enough to keep every core busy, little enough that Ctrl-C is heard within seconds."""
@@ -241,7 +241,7 @@ def load(
                 "config says the instances and threads of a CPU engine; leave threads, instances and device out"
             )
         setup = _setup(opened, config, strict)
-    tokenizer = _tokenizer(opened)
+    tokenizer = tokenizer_of(opened)
     meta = opened.graph.meta
     embedding = opened.graph.outputs.get("embedding")
     dim = None if embedding is None else int(opened.graph.type_of(embedding).shape[1])
@@ -285,7 +285,8 @@ def _setup(opened: Artifact, config: str | os.PathLike[str] | Mapping[str, Any],
     return tuned.chosen
 
 
-def _tokenizer(opened: Artifact) -> Tokenizer:
+def tokenizer_of(opened: Artifact) -> Tokenizer:
+    """The tokenizer of an open artifact, cutting texts as its card says; raises ``ArtifactError``."""
     settings = opened.card.get("tokenizer") or {}
     return Tokenizer(
         opened.tokenizer_json,

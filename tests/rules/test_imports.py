@@ -39,6 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "tasks": {"errors", "batch", "backends.base"},
     "engine": {"errors", "batch", "ir", "artifact", "backends", "tasks", "tune.configuration"},
     "tune": {"errors", "batch", "artifact", "backends", "engine", "machine", "launch", "bench", "data"},
+    "tune.requests": {"errors", "batch", "artifact", "engine", "bench", "profile.workload"},
     "tune.configuration": {"errors", "artifact", "backends.groups", "ceilings", "data"},
     "compile": {"errors", "ir", "importers", "archs", "passes", "quant", "sparsity", "artifact", "backends"},
     "profile": {"errors", "batch", "artifact", "backends", "lower", "ceilings", "compile", "web_page", "_core"},

@@ -1,0 +1,214 @@
+"""``encast tune``: finds how many instances on how many cores serve a workload best."""
+
+from __future__ import annotations
+
+import json as json_module
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from encast import artifact as artifacts
+from encast.cli.progress import Progress
+from encast.data import FORMATS
+from encast.errors import InputError, ResourceError
+
+if TYPE_CHECKING:
+    from encast.bench.cost import Price
+    from encast.tune.measurement import Trial
+    from encast.tune.search import Found
+    from encast.tune.slo import Slo
+
+__all__ = ["tune_command"]
+
+
+def tune_command(
+    artifact: Annotated[Path, typer.Argument(help="A compiled artifact (NAME.encast).")],
+    workload: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|HISTOGRAM",
+            help="A file of texts as `encast run` reads it; LENGTH:COUNT,... or a JSON, CSV or TSV file of such pairs.",
+        ),
+    ],
+    slo: Annotated[
+        str, typer.Option(help="The promise: a percentile and its limit, such as p99=10ms; none: most throughput.")
+    ] = "none",
+    price: Annotated[
+        str | None, typer.Option(help="Of this machine: dollars an hour (0.17/h), or a name of the table of prices.")
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(min=1, help="The most measurements; default: a quarter of all set-ups, at most 200."),
+    ] = None,
+    time: Annotated[float | None, typer.Option(min=1.0, help="The most seconds to search.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted search.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The configuration file; default: NAME.tuned.json beside the artifact.")
+    ] = None,
+    text_column: Annotated[str | None, typer.Option(help="The column of the text (question, query).")] = None,
+    pair_column: Annotated[str | None, typer.Option(help="The column of the second text, if there is one.")] = None,
+    input_format: Annotated[
+        str, typer.Option(help=f"Of texts: {', '.join(FORMATS)}; auto: by the name of the file, else text.")
+    ] = "auto",
+    seed: Annotated[int, typer.Option(min=0, help="Of arrivals, samples and the search.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print the configuration as one JSON document.")] = False,
+) -> None:
+    """Find the instances, threads, batch and dispatch by length that serve a workload best on this machine.
+
+    Under --slo that is the most texts a second of which the percentile stays within its limit while they arrive at
+    random; without, the most texts a second. The result is a file for encast.load(..., config=FILE), with the set-ups
+    that no other beats in throughput, latency, memory and cost at once.
+    """
+    # Here, so that --help needs none of them.
+    from encast.bench.cost import parse_price
+    from encast.machine import usable_cores
+    from encast.tune.configuration import Configuration, artifact_sha, machine_fingerprint
+    from encast.tune.evaluate import LiveEvaluator
+    from encast.tune.requests import read_requests
+    from encast.tune.slo import Slo
+    from encast.tune.space import make_space
+
+    promise = Slo.parse(slo)
+    paid = None if price is None else parse_price(price)
+    target = out or Path(f"{artifact.resolve()}".removesuffix(".encast") + ".tuned.json")
+    _need_writable(target)
+    opened = artifacts.open(artifact)
+    requests = read_requests(
+        workload, opened, column=text_column, pair_column=pair_column, format=input_format, seed=seed
+    )
+    cores = len(usable_cores())
+    space = make_space(cores, requests.lengths)
+    output, selects = _output(opened)
+    sha, machine = artifact_sha(opened), machine_fingerprint()
+    key = {
+        "artifact": sha,
+        "machine": machine,
+        "workload": requests.sha,
+        "slo": None if promise is None else promise.to_json(),
+    }
+    try:
+        from encast.tune.search import Options, default_trials, search
+    except ImportError as error:
+        raise InputError(
+            f"{error.name} is not installed, which the search needs: pip install 'encast[bench]'"
+        ) from None
+    options = Options(
+        trials=trials or default_trials(space),
+        seconds=math.inf if time is None else time,
+        seed=seed,
+        journal=target.with_name(target.name + ".journal"),
+        key=key,
+        resume=resume,
+    )
+    with (
+        LiveEvaluator(
+            artifact, requests.batch, output=output, selects=selects, cores=cores, slo=promise, seed=seed
+        ) as evaluator,
+        Progress("trials", quiet=json) as progress,
+    ):
+        report = _Report(progress, options.trials, quiet=json)
+        found = search(space, evaluator, requests.lengths, promise, options.with_listener(report.heard))
+    rows = _Rows(found.trials, None if promise is None else promise.name, paid)
+    configuration = Configuration(
+        chosen=found.chosen.setup,
+        artifact_sha=sha,
+        machine=machine,
+        slo=promise,
+        workload=requests.describe(),
+        front=tuple(rows.front),
+        trials=tuple(rows.all),
+    )
+    configuration.write(target)
+    if found.interrupted:
+        raise KeyboardInterrupt(f"the best of {len(found.trials)} trials is in {target}; --resume goes on")
+    # A finished search is in the file; its journal would only stand in the way of the next one.
+    assert options.journal is not None
+    options.journal.unlink(missing_ok=True)
+    if json:
+        print(json_module.dumps({"file": str(target), "stopped": found.stopped, **configuration.to_json()}))
+        return
+    for line in _lines(found, rows, promise, len(space.setups), target):
+        print(line)
+
+
+class _Report:
+    """Says on stderr what was tried, when it is better than all before."""
+
+    def __init__(self, progress: Progress, most: int, *, quiet: bool) -> None:
+        self._progress, self._most, self._quiet = progress, most, quiet
+        self._best = -math.inf
+
+    def heard(self, trial: Trial, number: int) -> None:
+        score = trial.measurement.score
+        if not self._quiet and trial.measurement.failed is not None:
+            print(f"encast: trial {number}: {trial.measurement.failed}", file=sys.stderr)
+        elif score > self._best and trial.measurement.rate > 0:
+            self._best = score
+            if not self._quiet:
+                print(
+                    f"encast: trial {number}: {trial.measurement.rate:,.0f} texts/s with {trial.setup.text}",
+                    file=sys.stderr,
+                )
+        self._progress.update(number, number / self._most)
+
+
+class _Rows:
+    """The trials and the front as the file has them."""
+
+    def __init__(self, trials: Sequence[Trial], percent: str | None, price: Price | None) -> None:
+        from encast.bench.cost import cost_record
+        from encast.tune.measurement import pareto_front
+
+        def row(trial: Trial) -> dict[str, Any]:
+            cost = cost_record(price, trial.measurement.rate)
+            return trial.to_json(None if cost is None else cost["usd_per_million"])
+
+        self.percent = percent or "p99"
+        self.all = [row(trial) for trial in trials]
+        self.front_trials = pareto_front(trials, self.percent)
+        self.front = [row(trial) for trial in self.front_trials]
+
+
+def _lines(found: Found, rows: _Rows, promise: Slo | None, grid: int, target: Path) -> list[str]:
+    measured = found.chosen.measurement
+    goal = "throughput" if promise is None else f"the rate at which {promise}"
+    noisy = sum(trial.measurement.noise is not None for trial in found.trials)
+    lines = [f"{found.chosen.setup.text}: {measured.rate:,.0f} texts/s, {goal}"]
+    if measured.rate == 0:
+        lines = [
+            f"no set-up keeps the promise ({promise}) at any rate; the nearest, {found.chosen.setup.text}, is at "
+            f"{measured.excess:.1f} times the limit: give a longer limit, shorter texts or a smaller model"
+        ]
+    lines += ["", f"{'texts/s':>9} {rows.percent + ' ms':>9} {'MB':>7} {'$/million':>10}  set-up"]
+    for trial, row in zip(rows.front_trials, rows.front, strict=True):
+        latency, memory, cost = row["latency_ms"].get(rows.percent), row["memory_bytes"], row["usd_per_million"]
+        shown = (
+            "-" if latency is None else f"{latency:.2f}",
+            "-" if memory is None else f"{memory / 1e6:.0f}",
+            "-" if cost is None else f"{cost:.3f}",
+        )
+        lines.append(f"{row['sequences_per_s']:>9,.0f} {shown[0]:>9} {shown[1]:>7} {shown[2]:>10}  {trial.setup.text}")
+    lines += ["", f"{len(found.trials)} trials of {grid} set-ups; {found.stopped}"]
+    if noisy:
+        lines.append(f"the machine was noisy during {noisy} of them")
+    return [*lines, f"written to {target}: encast.load(ARTIFACT, config={str(target)!r})"]
+
+
+def _output(opened: artifacts.Artifact) -> tuple[str, bool]:
+    """The output that the head gives, and whether its rows are selected tokens."""
+    outputs = opened.graph.outputs
+    name = next((name for name in outputs if name != "last_hidden_state"), "last_hidden_state")
+    return name, opened.graph.type_of(outputs[name]).shape[0] == "selected"
+
+
+def _need_writable(target: Path) -> None:
+    """Tried before minutes of measuring."""
+    from encast.data.output import OutputFile
+
+    if target.is_dir():
+        raise ResourceError(f"{target} is a folder; name a file with --out")
+    OutputFile(target, "--out").discard()

@@ -1,0 +1,282 @@
+"""Measures set-ups on this machine: each in a process of its own, several by turns.
+
+**Throughput**: texts wait without end and the instances take them; the rate after the first quarter.
+
+**Rate under a promise**: requests arrive as a Poisson process, at rates that close in on the one at which the promised
+percentile reaches its limit. Latency counts from the time at which a request was due. A percentile of some hundred
+requests is noisy and need not rise with every step of the rate, so the answer is not the last step: all steps are made
+to rise with least change (isotonic regression: Barlow et al., "Statistical Inference under Order Restrictions", 1972)
+and the crossing is read off the line between them. All set-ups see the same requests in the same order.
+
+**Noise**: an instance on every core runs the same batch before and after each measurement. If it was slower than its
+median by more than ``NOISY`` around a measurement, that one is done again, once; if it was again, the trial says so.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics as medians
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from encast.backends.groups import InstanceGroup, Setup
+from encast.batch import Batch
+from encast.bench.statistics import samples_needed
+from encast.tune.measurement import Measurement
+from encast.tune.process import Worker, requests_file
+from encast.tune.slo import Slo
+
+__all__ = ["NOISY", "LiveEvaluator", "Pace", "crossing", "rates_to_try"]
+
+NOISY = 0.05
+
+_STEPS = 6
+_LADDER = (0.6, 0.85, 0.95, 1.05)
+"""Shares of the saturated throughput that are tried while the promise is kept."""
+
+_LOWEST = 0.05
+_HOPELESS = 10.0
+"""Times the limit that a request may wait before a rate is given up; what it counts as then."""
+
+_FEWEST_YARDSTICKS = 3
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long measurements take: longer ones are less noisy.
+
+    ``burst``: seconds of a saturated one. ``requests`` of a stream, but at least as many as its percentile needs and
+    ``least`` to ``most`` seconds of them.
+    """
+
+    burst: float = 0.6
+    requests: int = 1000
+    least: float = 0.3
+    most: float = 5.0
+
+    def seconds(self, rate: float, slo: Slo) -> float:
+        needed = 1.3 * samples_needed(slo.percent)
+        return max(self.least, min(self.most, self.requests / rate), needed / rate)
+
+
+class LiveEvaluator:
+    """The ``search.Evaluator`` of this machine; a context manager."""
+
+    def __init__(
+        self,
+        artifact: Path,
+        requests: Batch,
+        *,
+        output: str,
+        selects: bool,
+        cores: int,
+        slo: Slo | None,
+        pace: Pace | None = None,
+        prefix: Sequence[str] = (),
+        seed: int = 0,
+    ) -> None:
+        """``requests``: the texts of the workload in their order. ``selects``: whether ``output`` has selected rows."""
+        self.slo, self.pace, self.cores, self.seed = slo, pace or Pace(), cores, seed
+        self._prefix = tuple(prefix)
+        self._stack = ExitStack()
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="encast-tune-")))
+        self._job = {
+            "artifact": str(artifact),
+            "requests": str(requests_file(folder, requests.token_ids, requests.cu_seqlens, requests.token_type_ids)),
+            "output": output,
+            "selects": selects,
+        }
+        self._probed: Worker | None = None
+        self._yardstick: Worker | None = None
+        self._yardsticks: list[float] = []
+
+    def __enter__(self) -> LiveEvaluator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all processes and removes what they read."""
+        for worker in (self._probed, self._yardstick):
+            if worker is not None:
+                worker.close()
+        self._probed = self._yardstick = None
+        self._stack.close()
+
+    # The cost model's points
+
+    def probe(self, tokens: int, threads: int, instances: int) -> float:
+        """See ``Evaluator.probe``: the median of runs of a quarter of a second."""
+        setup = Setup((InstanceGroup(instances, threads),), tokens)
+        if self._probed is None or self._probed.setup.groups != setup.groups:
+            if self._probed is not None:
+                self._probed.close()
+                self._probed = None
+            self._probed = self._open(setup)
+        answer = self._probed.ask({"do": "probe", "tokens": tokens, "seconds": 0.25}, 120)
+        return float(answer["nanoseconds"]) / 1e9
+
+    # Set-ups
+
+    def measure(self, setups: Sequence[Setup]) -> list[Measurement]:
+        """See ``Evaluator.measure``."""
+        if self._probed is not None:
+            self._probed.close()
+            self._probed = None
+        began = time.perf_counter()
+        with ExitStack() as stack:
+            workers = [stack.enter_context(self._open(setup)) for setup in setups]
+            slower = self._slower()
+            found = self._by_turns(workers)
+            slower = max(slower, self._slower())
+            if slower > NOISY:
+                again = self._by_turns(workers)
+                slower_again = self._slower()
+                if slower_again <= slower:
+                    found, slower = again, slower_again
+        noise = f"the machine was {slower:.0%} slower than usual around it" if slower > NOISY else None
+        each = (time.perf_counter() - began) / len(setups)
+        return [
+            Measurement(
+                one.rate, one.saturated, one.latency_ms, one.excess, one.memory_bytes, one.requests, each, noise
+            )
+            for one in found
+        ]
+
+    def _open(self, setup: Setup) -> Worker:
+        return Worker(setup, self._job, self._prefix)
+
+    def _by_turns(self, workers: Sequence[Worker]) -> list[Measurement]:
+        """Every step of one worker is followed by that of the next."""
+        running = [self._steps(worker) for worker in workers]
+        found: dict[int, Measurement] = {}
+        while len(found) < len(running):
+            for index, steps in enumerate(running):
+                if index not in found:
+                    try:
+                        next(steps)
+                    except StopIteration as done:
+                        found[index] = done.value
+        return [found[index] for index in range(len(running))]
+
+    def _steps(self, worker: Worker) -> Generator[None, None, Measurement]:
+        burst = worker.ask({"do": "saturate", "seconds": self.pace.burst}, 60 + 20 * self.pace.burst)
+        most, texts = float(burst["rate"]), int(burst["texts"])
+        if self.slo is None:
+            return Measurement(most, most, burst["latency_ms"], 1.0, worker.memory_bytes(), texts)
+        yield
+        rates = rates_to_try(most, self.slo.limit_ms)
+        kept: dict[str, Any] = {}
+        seen: list[tuple[float, float]] = []
+        rate = next(rates)
+        while True:
+            answer = self._stream(worker, rate)
+            promised = _HOPELESS * self.slo.limit_ms if answer["late"] else float(answer["promised_ms"])
+            texts += int(answer["texts"])
+            seen.append((rate, promised))
+            if promised <= self.slo.limit_ms and rate >= kept.get("rate", 0.0):
+                kept = {"rate": rate, **answer}
+            try:
+                rate = rates.send(promised)
+            except StopIteration:
+                break
+            yield
+        sustained = crossing(seen, self.slo.limit_ms)
+        excess = 1.0 if sustained > 0 else min(seen)[1] / self.slo.limit_ms
+        return Measurement(sustained, most, kept.get("latency_ms", {}), excess, worker.memory_bytes(), texts)
+
+    def _stream(self, worker: Worker, rate: float) -> dict[str, Any]:
+        assert self.slo is not None
+        seconds = self.pace.seconds(rate, self.slo)
+        command = {
+            "do": "stream",
+            "rate": rate,
+            "seconds": seconds,
+            "seed": self.seed,
+            "percent": self.slo.percent,
+            "give_up_ns": int(_HOPELESS * self.slo.limit_ms * 1e6),
+        }
+        answer = worker.ask(command, 60 + 3 * seconds + _HOPELESS * self.slo.limit_ms / 1e3)
+        if not answer["late"] and answer["promised_ms"] is None:
+            # Fewer arrived than the percentile needs, by chance: once more, for longer.
+            answer = worker.ask({**command, "seconds": 2 * seconds, "seed": self.seed + 1}, 60 + 6 * seconds)
+        if not answer["late"] and answer["promised_ms"] is None:
+            answer["late"] = True
+        return answer
+
+    # The machine's own noise
+
+    def _slower(self) -> float:
+        """By how much the machine is slower now than it usually was, 0 at the median and while that is unknown."""
+        if self._yardstick is None:
+            self._yardstick = self._open(Setup((InstanceGroup(self.cores, 1),), 1024))
+        answer = self._yardstick.ask({"do": "probe", "tokens": 256, "seconds": 0.1}, 120)
+        self._yardsticks.append(float(answer["nanoseconds"]))
+        if len(self._yardsticks) < _FEWEST_YARDSTICKS:
+            return 0.0
+        return self._yardsticks[-1] / medians.median(self._yardsticks) - 1
+
+
+def rates_to_try(most: float, limit: float) -> Generator[float, float, None]:
+    """Rates at which the promised percentile is wanted, which is sent in: from above 0 towards where it is ``limit``.
+
+    Up the ladder while it is kept, down by halves while it is not, then into the middle of the bracket.
+    """
+    low, high = 0.0, math.inf
+    ladder = list(_LADDER)
+    for _ in range(_STEPS):
+        if high == math.inf:
+            if not ladder:
+                return
+            share = ladder.pop(0)
+        elif low == 0:
+            share = high / 2
+            if share < _LOWEST:
+                return
+        else:
+            share = (low + high) / 2
+        promised = yield share * most
+        if promised <= limit:
+            low = max(low, share)
+        else:
+            high = min(high, share)
+
+
+def crossing(seen: Sequence[tuple[float, float]], limit: float) -> float:
+    """The rate at which the promised percentile reaches ``limit``, from (rate, percentile) of the steps; 0 for none.
+
+    Where no step is above the limit, the highest rate that was tried.
+    """
+    steps = sorted(seen)
+    rates = np.array([rate for rate, _ in steps])
+    logs = _rising(np.log([promised for _, promised in steps]))
+    wanted = math.log(limit)
+    if logs[0] > wanted:
+        return 0.0
+    if logs[-1] <= wanted:
+        return float(rates[-1])
+    above = int(np.argmax(logs > wanted))
+    part = (wanted - logs[above - 1]) / (logs[above] - logs[above - 1])
+    return float(rates[above - 1] + (rates[above] - rates[above - 1]) * part)
+
+
+def _rising(values: Any) -> Any:
+    """The rising sequence of least squared distance: neighbours that fall are pooled to their mean."""
+    pools: list[list[float]] = []
+    for value in values:
+        pools.append([float(value)])
+        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
+            last = pools.pop()
+            pools[-1].extend(last)
+    return np.array([np.mean(pool) for pool in pools for _ in pool])

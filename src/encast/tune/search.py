@@ -1,0 +1,415 @@
+"""Which set-up to measure next, when to stop, and which one to choose.
+
+**Order.** The best estimates of the cost model come first, one for every kind of set-up. Then two proposers take turns:
+Optuna's TPE sampler over the coordinates of the space, which needs no model of the machine, and the set-up of greatest
+expected improvement by ``surrogate``, which has one. Where TPE proposes what was measured already, the other decides.
+
+**Stop.** When with a probability of 95 % no set-up is better than the best by more than 3 %: what was measured leaves
+too little room (the probabilistic regret bound of Wilson, "Stopping Bayesian Optimization with Probabilistic Regret
+Bounds", 2024). The surrogate is a model too, so this must hold for some trials in a row, one of them TPE's. Otherwise
+at the number of trials or seconds allowed.
+
+**Choice.** The best few are measured once more, by turns in one neighbourhood of time, and the best median of these
+rounds wins: the first of many noisy trials is more likely lucky than best.
+
+Every trial is in Optuna's journal before the next begins, so a search goes on from there after an interrupt or a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from encast.backends.groups import Setup
+from encast.errors import EncastError, InputError, ResourceError
+from encast.tune.cost_model import CostModel, Probe, probe_plan
+from encast.tune.measurement import Measurement, Trial
+from encast.tune.slo import Slo
+from encast.tune.space import Point, Space
+from encast.tune.surrogate import Belief, Hyperparameters, believe
+
+__all__ = ["Evaluator", "Found", "Options", "default_trials", "search"]
+
+STOP_MARGIN, STOP_CHANCE = 0.03, 0.05
+
+_SEEDS = 8
+_FINALISTS = 3
+_ROUNDS = 3
+_FINAL_MARGIN = 0.05
+"""Set-ups believed to be worse than the best by more than this are no finalists."""
+
+_FEWEST_TRIALS = 8
+_SURE_TRIALS = 4
+"""In a row after which the rule to stop must hold: among them one of TPE, which may know better."""
+_TPE_EVERY = 4
+_FIT_EVERY = 4
+_ASKS = 8
+"""Proposals of TPE that were measured already before the other proposer decides."""
+
+_MOST_FAILURES = 3
+_STUDY = "encast-tune"
+
+
+class Evaluator(Protocol):
+    """What measures: the machine, or in tests a recorded one. Methods raise ``EncastError`` for what cannot run."""
+
+    def probe(self, tokens: int, threads: int, instances: int) -> float:
+        """Seconds of a run of about ``tokens`` tokens, by each of ``instances`` of ``threads`` threads at once."""
+        ...
+
+    def measure(self, setups: Sequence[Setup]) -> list[Measurement]:
+        """A measurement of each under the workload, by turns in one neighbourhood of time."""
+        ...
+
+
+@dataclass(frozen=True)
+class Options:
+    """``trials`` and ``seconds`` bound the measurements; ``journal`` keeps them (None: memory only).
+
+    ``key`` says what they are measurements of: to resume, it must be the same. ``say`` hears of every trial.
+    """
+
+    trials: int
+    seconds: float = math.inf
+    seed: int = 0
+    journal: Path | None = None
+    key: Mapping[str, Any] = field(default_factory=dict)
+    resume: bool = False
+    say: Callable[[Trial, int], None] = lambda trial, number: None
+
+    def with_listener(self, say: Callable[[Trial, int], None]) -> Options:
+        return replace(self, say=say)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The trials in their order, the chosen set-up with its measurement, and why the search ended."""
+
+    trials: tuple[Trial, ...]
+    chosen: Trial
+    stopped: str
+    interrupted: bool = False
+
+
+def default_trials(space: Space) -> int:
+    """A quarter of the full grid, up to 200 trials: where the rule to stop has not ended the search by then."""
+    return max(_FEWEST_TRIALS, min(200, len(space.setups) // 4))
+
+
+def search(space: Space, evaluator: Evaluator, lengths: Sequence[int], slo: Slo | None, options: Options) -> Found:
+    """The best set-up of the space for texts of these lengths, as far as the trials allow.
+
+    An interrupt ends the search with what was found so far (``Found.interrupted``), or is raised when that is nothing.
+    Raises ``InputError`` for a journal that belongs to something else or is there without ``resume``, ``ResourceError``
+    for one that cannot be written, and the evaluator's error when no set-up can be measured.
+    """
+    if options.trials < 1:
+        raise InputError(f"trials is {options.trials}; give at least 1")
+    return _Search(space, evaluator, lengths, slo, options).run()
+
+
+class _Search:
+    def __init__(
+        self, space: Space, evaluator: Evaluator, lengths: Sequence[int], slo: Slo | None, options: Options
+    ) -> None:
+        self.space, self.evaluator, self.lengths, self.slo, self.options = space, evaluator, lengths, slo, options
+        self.setups = list(space.setups)
+        self.index = {setup: number for number, setup in enumerate(self.setups)}
+        features = np.array([space.features(setup) for setup in self.setups])
+        self.features: np.ndarray[Any, np.dtype[np.float64]] = features
+        self.study, self.trials = _open_study(options, self.setups)
+        self.began = time.monotonic()
+        self.hyperparameters: Hyperparameters | None = None
+        self.prior: np.ndarray[Any, np.dtype[np.float64]] = np.zeros(len(self.setups))
+
+    def run(self) -> Found:
+        try:
+            self.prior = self._estimates()
+            most = self.options.trials
+            reserve = min(_FINALISTS * _ROUNDS, max(2, most // 5)) if most >= _FEWEST_TRIALS else 0
+            stopped = self._explore(most - reserve)
+            chosen = self._decide()
+            return Found(tuple(self.trials), chosen, stopped)
+        except KeyboardInterrupt:
+            if self._usable():
+                return Found(tuple(self.trials), self._best(), "interrupted", interrupted=True)
+            raise
+        finally:
+            if not self.trials and self.options.journal is not None:
+                # Nothing to go on from.
+                self.options.journal.unlink(missing_ok=True)
+
+    # What to measure
+
+    def _estimates(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """The logarithm of every set-up's rate by the cost model."""
+        plan = probe_plan(self.space.cores, self.lengths)
+        known: dict[str, float] = dict(self.study.user_attrs.get("probes", {}))
+        for point in plan:
+            name = ",".join(map(str, point))
+            if name not in known:
+                known[name] = self.evaluator.probe(*point)
+                self.study.set_user_attr("probes", known)
+        probes = [Probe(*point, known[",".join(map(str, point))]) for point in plan]
+        model = CostModel(probes, self.space.cores, self.lengths)
+        rates = np.array([model.rate(setup, self.slo) for setup in self.setups])
+        # What is far below the best needs no order among itself.
+        estimates: np.ndarray[Any, np.dtype[np.float64]] = np.log(np.maximum(rates, rates.max() * 1e-3))
+        return estimates
+
+    def _explore(self, most: int) -> str:
+        """Trials until nothing better is likely or until there are ``most``; why it ended."""
+        seeds = [setup for setup in self._seeds(min(_SEEDS, max(2, most // 2))) if setup not in self._measured()]
+        turn = sure = 0
+        while len(self.trials) < most:
+            # One at least: a search that measured nothing has nothing to say.
+            if self.trials and self._out_of_time():
+                return f"the {self.options.seconds:g} seconds were over"
+            if seeds:
+                self._measure([seeds.pop(0)], "cost model")
+                continue
+            belief, best = self._belief()
+            gains = belief.expected_improvement(best)
+            gains[[self.index[setup] for setup in self._broken()]] = 0.0
+            sure = sure + 1 if belief.chance_of_better(best, STOP_MARGIN) < STOP_CHANCE else 0
+            if sure >= _SURE_TRIALS:
+                return f"nothing is likely to be better by {STOP_MARGIN:.0%}"
+            turn += 1
+            proposed = self._ask_tpe() if turn % _TPE_EVERY == 0 else None
+            if proposed is None:
+                self._measure([self.setups[int(gains.argmax())]], "expected improvement")
+            else:
+                self._measure([proposed], "tpe")
+        return f"{self.options.trials} trials were done"
+
+    def _seeds(self, count: int) -> list[Setup]:
+        """Set-ups that the cost model thinks well of, far from each other.
+
+        Each is the best by mean plus deviation when those before it are taken for what they were estimated at
+        (Desautels, Krause and Burdick, "Parallelizing Exploration-Exploitation Tradeoffs in Gaussian Process Bandit
+        Optimization", 2014): what is near to one of them could only say the same once more.
+        """
+        chosen: list[int] = [int(self.prior.argmax())]
+        while len(chosen) < min(count, len(self.setups)):
+            belief = believe(self.features, self.prior, chosen, self.prior[chosen], fit=False)
+            hopes = belief.mean + belief.deviation
+            hopes[chosen] = -np.inf
+            chosen.append(int(hopes.argmax()))
+        return [self.setups[number] for number in chosen]
+
+    def _ask_tpe(self) -> Setup | None:
+        """A set-up that was not measured yet, by TPE; None when it knows none."""
+        for _ in range(_ASKS):
+            trial = self.study.ask()
+            setup = self._suggested(trial)
+            self._give_up(trial)
+            if setup not in self._measured():
+                return setup
+        return None
+
+    def _suggested(self, trial: Any) -> Setup:
+        point = Point(**{name: trial.suggest_categorical(name, those) for name, those in self.space.choices.items()})
+        setup = self.space.setup(self.space.nearest(point))
+        assert setup is not None
+        return setup
+
+    def _give_up(self, trial: Any) -> None:
+        import optuna
+
+        self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
+
+    # Measuring
+
+    def _measure(self, setups: Sequence[Setup], source: str) -> None:
+        """Measures and records; a set-up that cannot run is recorded with the reason."""
+        trials = []
+        for setup in setups:
+            self.study.enqueue_trial(self.space.setups[setup]._asdict())
+            trials.append(self.study.ask())
+            self._suggested(trials[-1])
+        try:
+            measured = self.evaluator.measure(setups)
+        except EncastError as error:
+            failures = [trial for trial in self.trials if trial.measurement.failed is not None]
+            if not self._usable() and len(failures) + 1 >= _MOST_FAILURES:
+                raise
+            measured = [Measurement(0.0, 0.0, excess=1e9, failed=str(error)[:500])] * len(setups)
+        except BaseException:
+            for trial in trials:
+                self._give_up(trial)
+            raise
+        for setup, trial, measurement in zip(setups, trials, measured, strict=True):
+            done = Trial(setup, measurement, source)
+            trial.set_user_attr("trial", done.to_json())
+            self.study.tell(trial, measurement.score)
+            self.trials.append(done)
+            self.options.say(done, len(self.trials))
+
+    def _decide(self) -> Trial:
+        """The winner among the finalists, measured anew by turns."""
+        finalists = self._finalists()
+        rates: dict[Setup, list[Trial]] = {setup: [] for setup in finalists}
+        for _ in range(_ROUNDS):
+            if len(finalists) < 2 or len(self.trials) + len(finalists) > self.options.trials or self._out_of_time():
+                break
+            self._measure(finalists, "final")
+            for trial in self.trials[-len(finalists) :]:
+                rates[trial.setup].append(trial)
+        if not rates or not all(rates.values()):
+            return self._best()
+        return max((_median(trials) for trials in rates.values()), key=lambda trial: trial.measurement.score)
+
+    def _finalists(self) -> list[Setup]:
+        if not self._usable():
+            return []
+        belief, best = self._belief()
+        near = [
+            setup
+            for setup in {trial.setup: None for trial in self._usable()}
+            if belief.mean[self.index[setup]] > belief.mean[best] - _FINAL_MARGIN
+        ]
+        near.sort(key=lambda setup: -belief.mean[self.index[setup]])
+        room = (self.options.trials - len(self.trials)) // 2
+        return near[: max(0, min(_FINALISTS, room))]
+
+    def _best(self) -> Trial:
+        """Of what was measured, that of which most is believed; by its median trial."""
+        usable = self._usable()
+        if not usable:
+            return max(self.trials, key=lambda trial: trial.measurement.score)
+        best = self.setups[self._belief()[1]]
+        return _median([trial for trial in usable if trial.setup == best])
+
+    def _belief(self) -> tuple[Belief, int]:
+        """What to think of every set-up, and the index of the best measured one."""
+        measured = [trial for trial in self.trials if trial.measurement.failed is None]
+        if not measured:
+            return believe(self.features, self.prior, [], np.empty(0)), int(self.prior.argmax())
+        rates = [trial.measurement.rate for trial in measured]
+        # A promise that is not kept at any rate: lower the further it is missed, and lower than all that keep it.
+        floor = min((rate for rate in rates if rate > 0), default=math.exp(float(self.prior.max()))) / 2
+        values = np.log(
+            [
+                rate if rate > 0 else floor / max(1.0, trial.measurement.excess)
+                for rate, trial in zip(rates, measured, strict=True)
+            ]
+        )
+        belief = believe(
+            self.features,
+            self.prior,
+            [self.index[trial.setup] for trial in measured],
+            values,
+            start=self.hyperparameters,
+            fit=len(measured) < _SEEDS + _FIT_EVERY or len(measured) % _FIT_EVERY == 0,
+        )
+        self.hyperparameters = belief.hyperparameters
+        kept = [self.index[trial.setup] for trial in self._usable() or measured]
+        return belief, max(kept, key=lambda number: float(belief.mean[number]))
+
+    def _usable(self) -> list[Trial]:
+        return [trial for trial in self.trials if trial.measurement.rate > 0]
+
+    def _measured(self) -> set[Setup]:
+        return {trial.setup for trial in self.trials}
+
+    def _broken(self) -> set[Setup]:
+        return {trial.setup for trial in self.trials if trial.measurement.failed is not None}
+
+    def _out_of_time(self) -> bool:
+        return time.monotonic() - self.began >= self.options.seconds
+
+
+def _median(trials: Sequence[Trial]) -> Trial:
+    return sorted(trials, key=lambda trial: trial.measurement.score)[(len(trials) - 1) // 2]
+
+
+# The journal
+
+
+def _open_study(options: Options, setups: Sequence[Setup]) -> tuple[Any, list[Trial]]:
+    """Optuna's study, and the trials that it holds already."""
+    import optuna
+    from optuna import storages
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    path = options.journal
+    if path is not None and path.exists() and not options.resume:
+        raise InputError(
+            f"{path} holds the trials of an earlier search; go on with it by --resume, or remove it to begin anew"
+        )
+    if path is not None and not path.exists() and options.resume:
+        raise InputError(f"{path} does not exist, so there is nothing to resume; leave --resume out")
+    sampler = optuna.samplers.TPESampler(seed=options.seed, multivariate=True, n_startup_trials=1)
+    with _journal_errors(path):
+        if path is not None and options.resume:
+            _cut_to_whole_lines(path)
+        storage = None if path is None else storages.JournalStorage(JournalFileBackend(str(path)))
+        if not options.resume:
+            study = optuna.create_study(storage=storage, sampler=sampler, study_name=_STUDY, direction="maximize")
+            study.set_user_attr("key", dict(options.key))
+            return study, []
+        assert storage is not None
+        study = optuna.load_study(storage=storage, sampler=sampler, study_name=_STUDY)
+        stored = study.user_attrs.get("key")
+        if not isinstance(stored, Mapping):
+            raise InputError(f"{path} is no journal of `encast tune`; remove it, or name another --out")
+        for name, value in options.key.items():
+            if stored.get(name) != value:
+                raise InputError(
+                    f"{path} is of another search: its {name} is {stored.get(name)!r}, now it is {value!r}; resume "
+                    "with the same arguments on the same machine, or remove the file"
+                )
+        # What the earlier run had begun: proposals still in the queue would be handed out first.
+        begun = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
+        waiting = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,))
+        for number in [*(trial.number for trial in begun), *(study.ask().number for _ in waiting)]:
+            study.tell(number, state=optuna.trial.TrialState.FAIL)
+        known = set(setups)
+        trials = [
+            Trial.from_json(trial.user_attrs["trial"])
+            for trial in study.get_trials(deepcopy=False)
+            if "trial" in trial.user_attrs
+        ]
+        return study, [trial for trial in trials if trial.setup in known]
+
+
+def _cut_to_whole_lines(path: Path) -> None:
+    """A search that was killed may have left half a line at the end of its journal; takes it away."""
+    data = path.read_bytes()
+    first, _, _ = data.partition(b"\n")
+    if not isinstance(json.loads(first), dict):
+        raise ValueError("its first line is no entry")
+    if not data.endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)
+
+
+@contextlib.contextmanager
+def _journal_errors(path: Path | None) -> Iterator[None]:
+    """Turns what Optuna raises for a damaged or unwritable journal into errors that say what to do."""
+    try:
+        yield
+    except EncastError:
+        raise
+    except OSError as error:
+        raise ResourceError(
+            f"{path}: the journal of the search cannot be used ({error.strerror or error}); make room, or name another "
+            "--out"
+        ) from None
+    except Exception as error:
+        # Whatever a parser makes of lines that are none: KeyError, JSONDecodeError, ...
+        raise InputError(
+            f"{path} is no journal of `encast tune` ({type(error).__name__}: {str(error)[:200]}); remove it, or name "
+            "another --out"
+        ) from None

@@ -1,0 +1,176 @@
+"""The process in which one set-up is measured: ``python -m encast.tune.worker``.
+
+It speaks JSON lines on the descriptors that it is started with as standard input and output; what libraries print goes
+to standard error. The first line says what to open, and is answered by ``{"ready": true}``; then a line is a command,
+and its answer a line. ``{"error": ..., "kind": ...}`` answers what failed. It ends when its input ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import statistics as medians
+import sys
+import threading
+import time
+from typing import IO, Any
+
+import numpy as np
+
+from encast.backends.base import Runnable
+from encast.backends.groups import read_setup, setup_to_json
+from encast.batch import Batch
+from encast.bench.open_loop import Responses, poisson
+from encast.bench.statistics import PERCENTS, percent_name, percentile, percentiles
+from encast.engine import load
+from encast.errors import EncastError, InputError
+from encast.tune.queues import Service
+
+__all__ = ["main"]
+
+
+class _Session:
+    """An open engine, the requests, and the commands."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.setup = read_setup(job["setup"], "setup", batch_tokens=1)
+        document = {"schema": 1, "chosen": setup_to_json(self.setup)}
+        self.engine = load(job["artifact"], config=document)
+        self.output, self.selects = str(job["output"]), bool(job["selects"])
+        self.runnable: Runnable = self.engine.session.runnable
+        with np.load(job["requests"]) as stored:
+            types = stored["token_type_ids"] if "token_type_ids" in stored.files else None
+            self.requests = _requests(stored["token_ids"], stored["cu_seqlens"], types)
+        self.service = Service(self.setup, self.requests, self.run)
+        # Opens what is opened at the first run, and shows at once what cannot run.
+        for request in self.requests[:4]:
+            self.run(request)
+
+    def run(self, batch: Batch) -> Any:
+        select = np.ascontiguousarray(batch.cu_seqlens[:-1]) if self.selects else None
+        return self.runnable.run(self.output, batch, select)
+
+    def saturate(self, command: dict[str, Any]) -> dict[str, Any]:
+        found = self.service.saturate(float(command["seconds"]))
+        return {
+            "rate": found.rate,
+            "texts": found.texts,
+            "latency_ms": {
+                name: None if value is None else value / 1e6
+                for name, value in percentiles(found.runs_ns, PERCENTS).items()
+            },
+        }
+
+    def stream(self, command: dict[str, Any]) -> dict[str, Any]:
+        percent, seconds = float(command["percent"]), float(command["seconds"])
+        due = poisson(float(command["rate"]), seconds, int(command["seed"]))
+        found = self.service.stream(due, int(command["give_up_ns"]))
+        if found.gave_up or not found.answered:
+            return {"late": True, "texts": len(found.answered)}
+        # The first tenth found empty queues.
+        latency = Responses.of(found.answered).after(seconds * 1e8).latency
+        return {
+            "late": False,
+            "texts": len(found.answered),
+            "promised_ms": _milliseconds(percentile(latency, percent)),
+            "latency_ms": {
+                name: _milliseconds(value) for name, value in percentiles(latency, sorted({*PERCENTS, percent})).items()
+            },
+            "name": percent_name(percent),
+        }
+
+    def probe(self, command: dict[str, Any]) -> dict[str, Any]:
+        """The median nanoseconds of runs of ``tokens`` tokens, every instance busy with its own."""
+        batch = _of_tokens(self.requests, int(command["tokens"]))
+        end = time.perf_counter() + float(command["seconds"])
+        times: list[int] = []
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                self.run(batch)
+                while True:
+                    start = time.perf_counter_ns()
+                    self.run(batch)
+                    times.append(time.perf_counter_ns() - start)
+                    if time.perf_counter() > end:
+                        return
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(sum(group.instances for group in self.setup.groups))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return {"nanoseconds": medians.median(times)}
+
+
+def _milliseconds(nanoseconds: float | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1e6
+
+
+def _requests(token_ids: Any, cu_seqlens: Any, token_type_ids: Any) -> list[Batch]:
+    return [
+        Batch(
+            np.ascontiguousarray(token_ids[begin:end]),
+            np.array([0, end - begin], np.int32),
+            None if token_type_ids is None else np.ascontiguousarray(token_type_ids[begin:end]),
+        )
+        for begin, end in itertools.pairwise(cu_seqlens)
+    ]
+
+
+def _of_tokens(requests: list[Batch], tokens: int) -> Batch:
+    """A batch of the requests' texts, over and over, the last one cut, that has exactly so many tokens."""
+    ids: list[Any] = []
+    left = tokens
+    while left > 0:
+        request = requests[len(ids) % len(requests)]
+        ids.append(request.token_ids[:left])
+        left -= len(ids[-1])
+    return Batch(np.concatenate(ids), np.cumsum([0, *map(len, ids)]).astype(np.int32))
+
+
+def _answer(session: _Session, line: str) -> dict[str, Any]:
+    command = json.loads(line)
+    commands = {"saturate": session.saturate, "stream": session.stream, "probe": session.probe}
+    if command.get("do") not in commands:
+        raise InputError(f"the command {command.get('do')!r} is unknown; {', '.join(commands)} are known")
+    return commands[command["do"]](command)
+
+
+def _serve(lines: IO[str], answers: IO[str]) -> None:
+    session: _Session | None = None
+    for line in lines:
+        try:
+            if session is None:
+                session = _Session(json.loads(line))
+                answer: dict[str, Any] = {"ready": True}
+            else:
+                answer = _answer(session, line)
+        except EncastError as error:
+            answer = {"error": str(error), "kind": type(error).__name__}
+        except MemoryError:
+            answer = {"error": "out of memory", "kind": "ResourceError"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def main() -> None:
+    """Serves one parent until it closes the pipe."""
+    # An interrupt is the parent's to handle.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    _serve(sys.stdin, answers)
+    # Threads of a measurement that the parent gave up on are not waited for.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The cost model: its fit, its queues against simulated ones, and the order in which it puts set-ups."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from encast.backends.groups import InstanceGroup, Setup
+from encast.errors import InputError
+from encast.tune.cost_model import CostModel, Probe, probe_plan
+from encast.tune.slo import Slo
+
+CORES = 8
+LENGTHS = [16] * 60 + [32] * 25 + [128] * 15
+
+
+def seconds(tokens: float, threads: int) -> float:
+    """A machine of exactly the model's form."""
+    return 2e-4 + 1e-3 / threads + 5e-5 * tokens / threads + 1e-6 * tokens + 2e-5 * (threads - 1)
+
+
+def probes(slowdown: float = 0.0) -> list[Probe]:
+    return [
+        Probe(tokens, threads, instances, seconds(tokens, threads) * (1 + slowdown * (instances > 1)))
+        for tokens, threads, instances in probe_plan(CORES, LENGTHS)
+    ]
+
+
+def test_the_plan_is_short_and_spans_the_machine() -> None:
+    plan = probe_plan(48, LENGTHS)
+    assert len(plan) == len(set(plan)) <= 10
+    assert {threads for _, threads, _ in plan} == {1, 7, 48}
+    assert plan[-1][1:] == (1, 48)
+    assert all(instances == 1 for _, _, instances in probe_plan(1, LENGTHS))
+
+
+def test_times_of_its_own_form_are_recovered() -> None:
+    model = CostModel(probes(0.3), CORES, LENGTHS)
+    assert model.slowdown == pytest.approx(0.3, rel=1e-6)
+    for tokens, threads in ((1, 1), (50, 3), (700, 8), (4096, 5)):
+        assert float(model.service(tokens, threads)) == pytest.approx(seconds(tokens, threads), rel=1e-3)
+
+
+def test_no_coefficient_is_negative_whatever_was_measured() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        noisy = [
+            Probe(probe.tokens, probe.threads, probe.instances, probe.seconds * rng.uniform(0.3, 3))
+            for probe in probes()
+        ]
+        model = CostModel(noisy, CORES, LENGTHS)
+        assert (model._coefficients >= 0).all()
+        for threads in (1, 4, 8):
+            assert (np.diff(model.service(np.arange(1, 5000, 100), threads)) >= 0).all()
+
+
+@pytest.mark.parametrize("bad", [[], [Probe(16, 1, 8, 1.0)], [Probe(16, 1, 1, 0.0)], [Probe(16, 1, 1, math.nan)]])
+def test_probes_that_say_nothing(bad: list[Probe]) -> None:
+    with pytest.raises(InputError, match="measured times above 0"):
+        CostModel(bad, CORES, LENGTHS)
+
+
+def test_throughput_of_one_group_is_its_arithmetic() -> None:
+    model = CostModel(probes(), CORES, LENGTHS)
+    mean = float(np.mean(LENGTHS))
+    full = 1024 / mean
+    assert model.throughput(Setup((InstanceGroup(4, 2),), 1024)) == pytest.approx(4 * full / seconds(1024, 2), rel=1e-3)
+    # Instances of one thread waste nothing on meeting, and large batches nothing on calls.
+    order = [
+        model.throughput(Setup((InstanceGroup(instances, CORES // instances),), tokens))
+        for instances, tokens in ((1, 256), (1, 4096), (4, 4096), (8, 4096))
+    ]
+    assert order == sorted(order)
+
+
+def simulated(setup: Setup, rate: float, percent: float, requests: int = 20_000) -> float:
+    """Seconds from arrival to answer at that percentile, event by event, for one group of instances."""
+    (group,) = setup.groups
+    rng = np.random.default_rng(1)
+    due = np.cumsum(rng.exponential(1 / rate, requests)).tolist()
+    length = rng.choice(LENGTHS, requests).tolist()
+    free = [0.0] * group.instances
+    latencies: list[float] = []
+    head = 0
+    while head < requests:
+        now = max(free[0], due[head])
+        first, tokens = head, 0
+        while head < requests and due[head] <= now and (head == first or tokens + length[head] <= setup.batch_tokens):
+            tokens += length[head]
+            head += 1
+        end = now + seconds(tokens, group.threads)
+        heapq.heapreplace(free, end)
+        latencies += [end - due[index] for index in range(first, head)]
+    return float(np.percentile(latencies, percent))
+
+
+QUEUES = [
+    (Setup((InstanceGroup(8, 1),), 256), Slo(99, 20.0)),
+    (Setup((InstanceGroup(4, 2),), 256), Slo(99, 15.0)),
+    (Setup((InstanceGroup(2, 4),), 1024), Slo(99, 15.0)),
+    (Setup((InstanceGroup(1, 8),), 4096), Slo(95, 15.0)),
+    (Setup((InstanceGroup(8, 1),), 128), Slo(90, 40.0)),
+]
+
+
+@pytest.mark.parametrize(("setup", "slo"), QUEUES, ids=lambda value: getattr(value, "text", str(value)))
+def test_rates_under_a_promise_are_near_those_of_simulated_queues(setup: Setup, slo: Slo) -> None:
+    """Near enough to begin a search with: the percentile at the estimated rate is neither far off nor unstable."""
+    model = CostModel(probes(), CORES, LENGTHS)
+    rate = model.rate(setup, slo)
+    assert 0.2 * model.throughput(setup) < rate < model.throughput(setup)
+    assert simulated(setup, 0.7 * rate, slo.percent) < slo.limit_ms / 1e3
+    assert simulated(setup, 1.4 * rate, slo.percent) > slo.limit_ms / 1e3
+
+
+def test_the_tighter_the_promise_the_less_is_kept() -> None:
+    model = CostModel(probes(0.2), CORES, LENGTHS)
+    for setup in (Setup((InstanceGroup(2, 4),), 1024), Setup((InstanceGroup(4, 1, 32), InstanceGroup(1, 4)), 512)):
+        rates = [model.rate(setup, None if limit is None else Slo(99, limit)) for limit in (0.5, 5, 10, 50, 500, None)]
+        assert rates == sorted(rates)
+        assert rates[0] < 0.01 * rates[-1]  # a run takes longer than that
+
+
+def test_groups_apart_are_as_fast_as_the_slower_one() -> None:
+    model = CostModel(probes(), CORES, LENGTHS)
+    apart = Setup((InstanceGroup(4, 1, 32), InstanceGroup(1, 4)), 1024)
+    short = CostModel(probes(), CORES, [length for length in LENGTHS if length <= 32])
+    long = CostModel(probes(), CORES, [length for length in LENGTHS if length > 32])
+    alone: list[Any] = [
+        short.throughput(Setup((InstanceGroup(4, 1),), 1024)) / 0.85,
+        long.throughput(Setup((InstanceGroup(1, 4),), 1024)) / 0.15,
+    ]
+    assert model.throughput(apart) == pytest.approx(min(alone), rel=1e-6)

@@ -1,0 +1,231 @@
+"""Measurements on this machine, with a tiny model: their parts, and what becomes of processes that fail."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from profiles import compiled
+
+from encast.backends.groups import InstanceGroup, Setup
+from encast.batch import Batch
+from encast.errors import ArtifactError, InputError, ResourceError
+from encast.machine import usable_cores
+from encast.tune import process
+from encast.tune.evaluate import LiveEvaluator, Pace, crossing, rates_to_try
+from encast.tune.process import Worker
+from encast.tune.slo import Slo
+
+ONE = Setup((InstanceGroup(1, 1),), 64)
+QUICK = Pace(burst=0.05, requests=30, least=0.05, most=0.2)
+
+
+# The search for a rate
+
+
+def tried(percentile: Any, most: float = 1000.0, limit: float = 10.0) -> list[tuple[float, float]]:
+    rates = rates_to_try(most, limit)
+    seen = []
+    rate = next(rates)
+    while True:
+        seen.append((rate, percentile(rate)))
+        try:
+            rate = rates.send(seen[-1][1])
+        except StopIteration:
+            return seen
+
+
+@pytest.mark.parametrize("capacity", [200.0, 500.0, 610.0, 800.0, 940.0])
+def test_a_smooth_queue_is_found_to_a_few_percent(capacity: float) -> None:
+    # An M/M/1 queue's percentile, of which 10 ms is reached at the capacity.
+    def percentile(rate: float) -> float:
+        return 10 * (1.3 * capacity - capacity) / (1.3 * capacity - rate) if rate < 1.3 * capacity else 100.0
+
+    seen = tried(percentile)
+    assert len(seen) <= 6
+    assert crossing(seen, 10.0) == pytest.approx(capacity, rel=0.05)
+
+
+def test_nothing_is_tried_beyond_the_throughput_or_below_hope() -> None:
+    kept = tried(lambda rate: 1.0)
+    assert [rate for rate, _ in kept] == sorted(rate for rate, _ in kept)
+    assert crossing(kept, 10.0) == max(rate for rate, _ in kept) <= 1100
+    lost = tried(lambda rate: 50.0)
+    assert crossing(lost, 10.0) == 0.0
+    assert min(rate for rate, _ in lost) < 100
+
+
+def test_a_percentile_that_falls_is_noise() -> None:
+    steps = [(100.0, 5.0), (200.0, 12.0), (300.0, 8.0), (400.0, 40.0)]
+    assert crossing(steps, 10.0) == pytest.approx(300.0, rel=0.05)
+    assert crossing(sorted(steps, reverse=True), 10.0) == crossing(steps, 10.0)
+    assert crossing([(100.0, 12.0), (200.0, 8.0)], 10.0) in (0.0, pytest.approx(200.0))
+
+
+def test_streams_are_long_enough_for_their_percentile() -> None:
+    pace = Pace(requests=1000, least=0.3, most=5.0)
+    assert pace.seconds(1000.0, Slo(99, 10)) == pytest.approx(1.0)
+    assert pace.seconds(100_000.0, Slo(99, 10)) == pytest.approx(0.3)
+    assert pace.seconds(10.0, Slo(99, 10)) * 10 >= 299
+    assert pace.seconds(10.0, Slo(50, 10)) == pytest.approx(5.0)
+
+
+# Processes
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled("bert-embed", "int8", tmp_path_factory)
+
+
+@pytest.fixture
+def requests() -> Batch:
+    lengths = [4, 20, 7, 40, 12, 5] * 4
+    return Batch(np.arange(sum(lengths), dtype=np.int32) % 50, np.cumsum([0, *lengths]).astype(np.int32))
+
+
+@pytest.fixture
+def evaluators(artifact: Path, requests: Batch) -> Iterator[Any]:
+    made: list[LiveEvaluator] = []
+
+    def make(slo: Slo | None = None, **other: Any) -> LiveEvaluator:
+        options = {"output": "embedding", "selects": False, "cores": 1, "pace": QUICK, **other}
+        made.append(LiveEvaluator(options.pop("artifact", artifact), requests, slo=slo, **options))
+        return made[-1]
+
+    yield make
+    for evaluator in made:
+        evaluator.close()
+
+
+def children() -> list[str]:
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+
+def test_throughput(evaluators: Any) -> None:
+    (found,) = evaluators().measure([ONE])
+    assert found.rate == found.saturated > 0
+    assert found.memory_bytes > 1 << 20
+    assert found.requests > 10
+    assert found.latency_ms["p50"] > 0
+
+
+def test_rate_under_a_promise(evaluators: Any) -> None:
+    (found,) = evaluators(Slo(90, 500.0)).measure([ONE])
+    assert 0 < found.rate <= 1.1 * found.saturated
+    assert found.excess == 1.0
+    assert 0 < found.latency_ms["p90"] <= 500.0
+    (lost,) = evaluators(Slo(90, 1e-3)).measure([ONE])
+    assert lost.rate == 0
+    assert lost.excess > 1
+
+
+def test_several_by_turns_and_with_groups(evaluators: Any) -> None:
+    if len(usable_cores()) < 2:
+        pytest.skip("this process may use one core; the set-ups need two")
+    setups = [
+        ONE,
+        Setup((InstanceGroup(2, 1, 8), InstanceGroup(1, 2)), 48, True),
+        Setup((InstanceGroup(1, 1, 8), InstanceGroup(1, 1)), 48),
+    ]
+    evaluator = evaluators(Slo(90, 500.0))
+    found = evaluator.measure(setups)
+    assert len(found) == 3
+    assert all(one.rate > 0 for one in found)
+
+
+def test_probe(evaluators: Any) -> None:
+    evaluator = evaluators()
+    assert 0 < evaluator.probe(4, 1, 1) < evaluator.probe(2000, 1, 1)
+
+
+def test_nothing_is_left_running_or_lying(evaluators: Any) -> None:
+    before = children()
+    evaluator = evaluators()
+    evaluator.probe(4, 1, 1)
+    evaluator.measure([ONE])
+    folder = Path(evaluator._job["requests"]).parent
+    assert folder.exists()
+    evaluator.close()
+    assert not folder.exists()
+    assert children() == before
+
+
+def test_what_the_worker_refuses_is_said_with_its_set_up(evaluators: Any, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"1x1, 64 tokens: .*absent"):
+        evaluators(artifact=tmp_path / "absent.encast").measure([ONE])
+    with pytest.raises(InputError, match=r"needs 4000 cores"):
+        evaluators().measure([Setup((InstanceGroup(1000, 4),), 64)])
+    with pytest.raises(InputError, match=r"no output 'logits'|unknown output|logits"):
+        evaluators(output="logits").measure([ONE])
+
+
+def job(evaluator: LiveEvaluator) -> dict[str, Any]:
+    return dict(evaluator._job)
+
+
+def test_a_worker_that_dies_is_an_error_with_the_reason(evaluators: Any) -> None:
+    with Worker(ONE, job(evaluators())) as worker:
+        os.kill(worker._process.pid, signal.SIGSEGV)
+        with pytest.raises(ResourceError, match=r"1x1, 64 tokens: the process ended by SIGSEGV during saturate"):
+            worker.ask({"do": "saturate", "seconds": 0.1}, 30)
+    with Worker(ONE, job(evaluators())) as worker, pytest.raises(InputError, match="'nonsense' is unknown; saturate,"):
+        worker.ask({"do": "nonsense"}, 30)
+
+
+def test_a_worker_that_hangs_is_stopped(evaluators: Any) -> None:
+    with Worker(ONE, job(evaluators())) as worker:
+        os.kill(worker._process.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(ResourceError, match=r"saturate did not end within 0 s; it was stopped"):
+            worker.ask({"do": "saturate", "seconds": 0.1}, 0.3)
+        assert time.monotonic() - began < 20
+        assert not Path(f"/proc/{worker._process.pid}").exists()
+
+
+def test_a_worker_that_cannot_start_says_what_python_said(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluator = evaluators(prefix=["/bin/sh", "-c", "echo no luck >&2; exit 3", "--"])
+    with pytest.raises(ResourceError, match=r"ended with exit code 3 during opening the artifact: no luck"):
+        evaluator.measure([ONE])
+    with pytest.raises(ResourceError, match=r"cannot be started"):
+        evaluators(prefix=["/no/such/command"]).measure([ONE])
+    monkeypatch.setattr(process, "_OPEN_SECONDS", 0.01)
+    with pytest.raises(ResourceError, match=r"opening the artifact did not end within"):
+        evaluators().measure([ONE])
+
+
+def test_noise_around_a_measurement_is_measured_again_and_said(
+    evaluators: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluator = evaluators()
+    slower = iter([0.0, 0.2, 0.0, 0.3, 0.2, 0.1])
+    monkeypatch.setattr(evaluator, "_slower", lambda: next(slower))
+    calls: list[int] = []
+    whole = evaluator._by_turns
+
+    def counted(workers: Any) -> Any:
+        calls.append(len(workers))
+        return whole(workers)
+
+    monkeypatch.setattr(evaluator, "_by_turns", counted)
+    (quiet,) = evaluator.measure([ONE])
+    assert len(calls) == 2
+    assert quiet.noise is None
+    (noisy,) = evaluator.measure([ONE])
+    assert len(calls) == 4
+    assert noisy.noise == "the machine was 10% slower than usual around it"
+
+
+def test_the_yardstick_knows_its_usual_pace(evaluators: Any) -> None:
+    evaluator = evaluators()
+    assert [evaluator._slower() for _ in range(2)] == [0.0, 0.0]
+    evaluator._yardsticks = [1.0] * 9
+    assert evaluator._slower() > 1e3  # nanoseconds, not the ones made up
+    assert math.isfinite(evaluator._slower())

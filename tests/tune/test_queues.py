@@ -1,0 +1,131 @@
+"""The service in miniature: who takes what when, and that rates and waits are those of the queues."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from encast.backends.groups import InstanceGroup, Setup
+from encast.batch import Batch
+from encast.tune.queues import Service, _saturated
+
+
+def requests(*lengths: int) -> list[Batch]:
+    return [Batch(np.full(length, length, np.int32), np.array([0, length], np.int32)) for length in lengths]
+
+
+class Recorder:
+    """Runs nothing, for ``seconds`` (of a run's tokens), and keeps the lengths that were run together."""
+
+    def __init__(self, seconds: Any = lambda tokens: 0.0) -> None:
+        self.runs: list[list[int]] = []
+        self.inside = self.most = 0
+        self._seconds = seconds
+        self._lock = threading.Lock()
+
+    def __call__(self, batch: Batch) -> None:
+        lengths = np.diff(batch.cu_seqlens).tolist()
+        assert batch.token_ids.tolist() == [length for length in lengths for _ in range(length)]
+        with self._lock:
+            self.runs.append(lengths)
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+        time.sleep(self._seconds(batch.tokens))
+        with self._lock:
+            self.inside -= 1
+
+
+FOREVER = 10**12
+
+
+def test_what_waits_runs_together_up_to_the_bound() -> None:
+    ran = Recorder()
+    service = Service(Setup((InstanceGroup(1, 1),), 10), requests(4, 5, 3, 20, 1), ran)
+    found = service.stream([0] * 10, FOREVER)
+    assert not found.gave_up
+    assert ran.runs == [[4, 5], [3], [20], [1, 4, 5], [3], [20], [1]]
+    assert len(found.answered) == 10
+    assert all(due == 0 <= begun <= ended for due, begun, ended in found.answered)
+
+
+def test_nothing_runs_before_it_is_due() -> None:
+    ran = Recorder()
+    service = Service(Setup((InstanceGroup(3, 1),), 100), requests(4), ran)
+    due = [0, 30_000_000, 30_000_000, 80_000_000]
+    found = service.stream(due, FOREVER)
+    assert [len(run) for run in ran.runs] == [1, 2, 1]
+    assert [answer[0] for answer in found.answered] == due
+    assert all(begun >= when for when, begun, _ in found.answered)
+
+
+def test_groups_have_queues_of_their_own() -> None:
+    ran = Recorder()
+    setup = Setup((InstanceGroup(1, 1, 8), InstanceGroup(2, 1, 16), InstanceGroup(1, 2)), 1000)
+    Service(setup, requests(8, 9, 16, 17, 1, 40), ran).stream([0] * 60, FOREVER)
+    for run in ran.runs:
+        assert len({(length > 8) + (length > 16) for length in run}) == 1, run
+    assert sum(map(len, ran.runs)) == 60
+
+
+def test_instances_of_a_group_work_side_by_side() -> None:
+    ran = Recorder(lambda tokens: 0.02)
+    Service(Setup((InstanceGroup(4, 1),), 4), requests(4), ran).stream([0] * 12, FOREVER)
+    assert ran.most == 4
+
+
+def test_a_stream_that_cannot_be_answered_is_given_up() -> None:
+    ran = Recorder(lambda tokens: 0.05)
+    service = Service(Setup((InstanceGroup(2, 1),), 4), requests(4), ran)
+    found = service.stream([index * 1_000_000 for index in range(1000)], 100_000_000)
+    assert found.gave_up
+    assert 0 < len(found.answered) < 100
+
+
+@pytest.mark.parametrize("work", ["stream", "saturate"])
+def test_an_error_ends_all_threads_and_is_raised(work: str) -> None:
+    def fail(batch: Batch) -> None:
+        time.sleep(0.001)
+        raise ValueError("broken")
+
+    service = Service(Setup((InstanceGroup(3, 1),), 4), requests(4), fail)
+    before = threading.active_count()
+    works = {
+        "stream": lambda: service.stream([*[0] * 100, 10**12], FOREVER),
+        "saturate": lambda: service.saturate(0.1),
+    }
+    with pytest.raises(ValueError, match="broken"):
+        works[work]()
+    assert threading.active_count() == before
+
+
+def test_saturated_runs_are_full_and_in_the_proportion_of_the_workload() -> None:
+    # The long texts are the bottleneck: were short ones not held back, they would be nearly all of what is answered.
+    ran = Recorder(lambda tokens: 0.01 if tokens >= 100 else 0.0)
+    setup = Setup((InstanceGroup(1, 1, 16), InstanceGroup(1, 1)), 100)
+    found = Service(setup, requests(10, 10, 10, 100), ran).saturate(0.3)
+    short = sum(len(run) for run in ran.runs if 10 in run)
+    long = sum(len(run) for run in ran.runs if 100 in run)
+    assert 2.0 < short / long < 4.5
+    assert found.texts > 0
+    assert 0 < found.rate < 4 / 0.01 * 1.2
+
+    alone = Recorder(lambda tokens: 0.002)
+    Service(Setup((InstanceGroup(2, 1),), 64), requests(8), alone).saturate(0.2)
+    assert [len(run) for run in alone.runs[:-4]] == [8] * (len(alone.runs) - 4)
+
+
+def test_rate_of_runs_that_are_known() -> None:
+    millisecond = 1_000_000
+    runs = [(index * 10 * millisecond, 9 * millisecond, 5) for index in range(1, 41)]
+    found = _saturated(runs, 0, window=20)
+    assert found.rate == pytest.approx(500)
+    assert set(found.runs_ns) == {9 * millisecond}
+    # The first window is left out: here it was quicker.
+    quick = [(index * millisecond, millisecond, 5) for index in range(1, 5)]
+    later = [(4 * millisecond + end, length, texts) for end, length, texts in runs]
+    assert _saturated([*quick, *later], 0, window=20).rate == pytest.approx(500, rel=0.01)
+    assert _saturated([(2 * millisecond, millisecond, 7)], 0, window=20).rate == pytest.approx(3500)

@@ -1,0 +1,196 @@
+"""The search on machines that are known: it finds the best with few trials, stops, resumes and survives interrupts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import surface48
+from surface48 import RecordedMachine
+
+from encast.backends.groups import Setup
+from encast.errors import InputError, ResourceError
+from encast.tune.measurement import Measurement, Trial
+from encast.tune.search import Options, default_trials, search
+from encast.tune.slo import Slo
+from encast.tune.space import make_space
+
+LENGTHS = surface48.lengths()
+SPACE = surface48.space()
+
+
+def test_the_record_is_what_the_simulation_gives() -> None:
+    """A sample of it: all takes minutes (``python tests/tune/surface48.py`` writes it)."""
+    machine = RecordedMachine(0, surface48.SLO)
+    assert set(machine.rates) == set(SPACE.setups)
+    setups = sorted(machine.rates, key=lambda setup: setup.text)
+    for setup in setups[:: len(setups) // 4]:
+        rate, excess, most = machine.rates[setup]
+        assert round(surface48.saturated(setup, LENGTHS), 1) == most
+        assert surface48.sustained(setup, LENGTHS, surface48.SLO) == pytest.approx((rate, excess), rel=1e-3, abs=0.06)
+
+
+@pytest.mark.parametrize("slo", [surface48.SLO, None], ids=["p99", "none"])
+def test_the_best_of_48_cores_is_found_with_a_quarter_of_the_trials(slo: Slo | None) -> None:
+    """Within 3 % of the best of the full grid, whatever the noise does."""
+    for seed in range(6):
+        machine = RecordedMachine(seed, slo)
+        found = search(SPACE, machine, LENGTHS, slo, Options(trials=default_trials(SPACE), seed=seed))
+        share = machine.true_rate(found.chosen.setup) / machine.best
+        assert share >= 0.97, (seed, found.chosen.setup.text, share)
+        assert len(found.trials) == len(machine.measured) <= len(SPACE.setups) / 4
+        assert not found.interrupted
+
+
+class Small:
+    """Four cores, on which throughput is a formula."""
+
+    def __init__(self, interrupt_at: int | None = None, fail: Sequence[str] = ()) -> None:
+        self.space = make_space(4, LENGTHS)
+        self.calls, self.interrupt_at, self.fail = 0, interrupt_at, fail
+        self.probes = 0
+
+    def rate(self, setup: Setup) -> float:
+        wide = setup.groups[-1].threads
+        return 1000.0 * setup.cores / 4 * (1 - 0.1 * (wide - 2) ** 2) * (1 - 300 / (setup.batch_tokens + 1200))
+
+    def probe(self, tokens: int, threads: int, instances: int) -> float:
+        self.probes += 1
+        return 1e-4 + tokens * 1e-5 / threads
+
+    def measure(self, setups: Sequence[Setup]) -> list[Measurement]:
+        self.calls += 1
+        if self.calls == self.interrupt_at:
+            raise KeyboardInterrupt
+        if any(word in setup.text for setup in setups for word in self.fail):
+            raise ResourceError("out of memory")
+        return [Measurement(self.rate(setup), self.rate(setup), {"p99": 1.0}) for setup in setups]
+
+    @property
+    def best(self) -> float:
+        return max(map(self.rate, self.space.setups))
+
+
+def run(machine: Small, **options: Any) -> Any:
+    return search(machine.space, machine, LENGTHS, None, Options(**{"trials": 40, **options}))
+
+
+def test_a_small_machine_is_searched_to_its_best() -> None:
+    machine = Small()
+    heard: list[int] = []
+    found = run(machine, trials=len(machine.space.setups), say=lambda trial, number: heard.append(number))
+    assert machine.rate(found.chosen.setup) >= 0.97 * machine.best
+    assert heard == list(range(1, len(found.trials) + 1))
+    assert {trial.source for trial in found.trials} >= {"cost model", "expected improvement", "final"}
+    assert "likely to be better" in found.stopped
+    assert len(found.trials) < len(machine.space.setups) / 2  # the cost model knows nothing of this formula
+
+
+@pytest.mark.parametrize("trials", [1, 2, 3, 7, 8, 13])
+def test_no_more_trials_than_allowed(trials: int) -> None:
+    machine = Small()
+    found = run(machine, trials=trials)
+    assert 1 <= len(found.trials) <= trials
+    assert found.chosen.setup in machine.space.setups
+    with pytest.raises(InputError, match="at least 1"):
+        run(machine, trials=0)
+
+
+def test_time_is_kept_and_one_trial_is_made_at_least() -> None:
+    found = run(Small(), seconds=0.0)
+    assert len(found.trials) == 1
+    assert "seconds were over" in found.stopped
+
+
+def test_an_interrupt_keeps_the_best_so_far() -> None:
+    machine = Small(interrupt_at=7)
+    found = run(machine)
+    assert found.interrupted
+    assert len(found.trials) == 6
+    assert found.chosen.measurement.rate >= 0.95 * max(trial.measurement.rate for trial in found.trials)
+    with pytest.raises(KeyboardInterrupt):
+        run(Small(interrupt_at=1))
+
+
+def test_resuming_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    journal = tmp_path / "x.journal"
+    key = {"artifact": "a", "slo": None}
+    first = run(Small(interrupt_at=7), journal=journal, key=key)
+    with pytest.raises(InputError, match=r"holds the trials of an earlier search; go on with it by --resume"):
+        run(Small(), journal=journal, key=key)
+    machine = Small()
+    found = run(machine, journal=journal, key=key, resume=True)
+    assert machine.probes == 0
+    assert found.trials[:6] == first.trials
+    assert len(found.trials) == 6 + sum(1 for _ in found.trials[6:])
+    assert machine.rate(found.chosen.setup) >= 0.97 * machine.best
+
+
+def test_resuming_something_else_is_refused(tmp_path: Path) -> None:
+    journal = tmp_path / "x.journal"
+    with pytest.raises(InputError, match="does not exist, so there is nothing to resume"):
+        run(Small(), journal=journal, resume=True)
+    run(Small(interrupt_at=3), journal=journal, key={"artifact": "a"})
+    with pytest.raises(InputError, match=r"its artifact is 'a', now it is 'b'"):
+        run(Small(), journal=journal, key={"artifact": "b"}, resume=True)
+
+
+@pytest.mark.parametrize("content", ["nonsense\n", "{}\n", "[1]\n", '{"op_code": 99}\n', "\x00\xff\n", ""])
+def test_a_file_that_is_no_journal(content: str, tmp_path: Path) -> None:
+    journal = tmp_path / "x.journal"
+    journal.write_bytes(content.encode("latin-1"))
+    with pytest.raises(InputError, match=r"is no journal of `encast tune`"):
+        run(Small(), journal=journal, resume=True)
+    assert journal.read_bytes() == content.encode("latin-1")
+
+
+def test_a_search_killed_in_the_middle_goes_on(tmp_path: Path) -> None:
+    """Of a process that was killed the journal ends anywhere, also within a line."""
+    journal = tmp_path / "x.journal"
+    run(Small(interrupt_at=7), journal=journal)
+    whole = journal.read_bytes()
+    journal.write_bytes(whole[: int(len(whole) * 0.7)])
+    machine = Small()
+    found = run(machine, journal=journal, resume=True)
+    assert machine.rate(found.chosen.setup) >= 0.97 * machine.best
+
+
+def test_nothing_is_left_of_a_search_that_measured_nothing(tmp_path: Path) -> None:
+    journal = tmp_path / "x.journal"
+    with pytest.raises(KeyboardInterrupt):
+        run(Small(interrupt_at=1), journal=journal)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ResourceError, match="journal of the search cannot be used"):
+        run(Small(), journal=tmp_path / "absent" / "x.journal")
+
+
+def test_set_ups_that_cannot_run_are_passed_over() -> None:
+    machine = Small(fail=["2x2"])
+    found = run(machine)
+    failed = [trial for trial in found.trials if trial.measurement.failed is not None]
+    assert failed
+    assert len(failed) == len({trial.setup for trial in failed})
+    assert all(trial.measurement.failed == "out of memory" for trial in failed)
+    assert found.chosen.measurement.failed is None
+    with pytest.raises(ResourceError, match="out of memory"):
+        run(Small(fail=["x"]))
+
+
+def test_a_promise_that_nothing_keeps() -> None:
+    class Late(Small):
+        def measure(self, setups: Sequence[Setup]) -> list[Measurement]:
+            return [Measurement(0.0, 100.0, excess=2.0 + setup.groups[-1].threads) for setup in setups]
+
+    machine = Late()
+    found = search(machine.space, machine, LENGTHS, Slo(99, 0.01), Options(trials=20))
+    assert found.chosen.measurement.rate == 0
+    assert found.chosen.measurement.excess == min(trial.measurement.excess for trial in found.trials)
+
+
+def test_trials_are_plain_json() -> None:
+    found = run(Small(), trials=8)
+    for trial in found.trials:
+        assert Trial.from_json(json.loads(json.dumps(trial.to_json()))) == trial
