@@ -34,13 +34,14 @@ help:
 	@echo "make qemu            run the wheel on an emulated processor without AVX-512"
 	@echo "make wheel           build a wheel into dist/"
 
-# The virtual environment with all that a build without isolation needs. pip 23.1 is the first with -C.
+# The virtual environment with all that a build without isolation needs. pip 23.1 is the first with -C; a package that
+# hydra-core needs is there as a source only, which setuptools builds.
 $(VENV)/ready: cmake/build_backend.py pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "encast needs Python 3.10 or newer; set PYTHON=python3.12, say"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
 		{ echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
-	$(PIP) install --quiet --upgrade 'pip>=23.1'
+	$(PIP) install --quiet --upgrade 'pip>=23.1' 'setuptools>=70.1'
 	$(PYTHON) cmake/build_backend.py > $(VENV)/build-requirements.txt
 	$(PIP) install --quiet --requirement $(VENV)/build-requirements.txt
 	@touch $@
