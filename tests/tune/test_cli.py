@@ -1,0 +1,158 @@
+"""``encast tune`` as users meet it: files, bad input, interrupts. The machine is made up, the rest is real."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from profiles import compiled
+
+import encast
+from encast.backends.groups import Setup
+from encast.cli.main import main
+from encast.tune.measurement import Measurement
+
+LENGTHS = "4:10,8:20,16:5,40:3"
+
+
+class Made:
+    """Stands for ``LiveEvaluator``: more cores and larger batches are faster."""
+
+    interrupt_at: int | None = None
+    calls = 0
+
+    def __init__(self, *_: Any, slo: Any, **options: Any) -> None:
+        self.slo = slo
+
+    def __enter__(self) -> Made:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def probe(self, tokens: int, threads: int, instances: int) -> float:
+        return 1e-4 + tokens * 1e-5 / threads
+
+    def measure(self, setups: Sequence[Setup]) -> list[Measurement]:
+        Made.calls += 1
+        if Made.calls == Made.interrupt_at:
+            raise KeyboardInterrupt
+        rates = [100.0 * setup.cores * (1 - 100 / (setup.batch_tokens + 200)) for setup in setups]
+        return [Measurement(rate, rate, {"p99": 5.0}, memory_bytes=10**6) for rate in rates]
+
+
+@pytest.fixture(autouse=True)
+def _made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("encast.tune.evaluate.LiveEvaluator", Made)
+    monkeypatch.setattr(Made, "calls", 0)
+    monkeypatch.setattr(Made, "interrupt_at", None)
+
+
+@pytest.fixture
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(compiled("bert-embed", "int8", tmp_path_factory))
+
+
+def test_the_file_is_what_load_reads(artifact: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "x.tuned.json"
+    assert (
+        main(["tune", artifact, "--workload", LENGTHS, "--slo", "p99=10ms", "--price", "0.36/h", "--out", str(out)])
+        == 0
+    )
+    document = json.loads(out.read_text())
+    assert document["schema"] == 1
+    assert document["slo"] == {"p99_ms": 10.0}
+    assert document["workload"]["sequences"] == 38
+    best = document["front"][0]
+    assert best["usd_per_million"] == pytest.approx(0.36 / 3600 / best["sequences_per_s"] * 1e6)
+    assert list(tmp_path.iterdir()) == [out]
+    with encast.load(artifact, config=out, strict=True) as engine:
+        assert engine.session.batch_tokens == document["chosen"]["batch_tokens"]
+    shown = capsys.readouterr().out
+    assert str(out) in shown
+    assert "$/million" in shown
+
+
+def test_json_is_alone_on_standard_output(artifact: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "x.tuned.json")
+    assert main(["tune", artifact, "--workload", LENGTHS, "--trials", "3", "--json", "--out", out]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["file"] == out
+    assert len(document["trials"]) == 3
+
+
+def test_texts_and_files_of_lengths(artifact: str, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("a b c\n" * 6 + "a b c d e f g h\n" * 3)
+    (tmp_path / "lengths.csv").write_text("length,count\n4,6\n20,3\n")
+    for name in ("texts.txt", "lengths.csv"):
+        out = tmp_path / f"{name}.tuned.json"
+        arguments = ["--workload", str(tmp_path / name), "--trials", "1", "--out", str(out)]
+        assert main(["tune", artifact, *arguments]) == 0
+        assert json.loads(out.read_text())["workload"]["sequences"] == 9
+
+
+def test_an_interrupt_keeps_the_best_and_resume_goes_on(
+    artifact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "x.tuned.json"
+    arguments = ["tune", artifact, "--workload", LENGTHS, "--trials", "8", "--out", str(out)]
+    monkeypatch.setattr(Made, "interrupt_at", 4)
+    assert main(arguments) == 130
+    assert "the best of 3 trials" in capsys.readouterr().err
+    before = json.loads(out.read_text())
+    assert len(before["trials"]) == 3
+    assert main(arguments) == 2
+    assert "go on with it by --resume" in capsys.readouterr().err
+    assert main([*arguments, "--resume"]) == 0
+    after = json.loads(out.read_text())
+    assert after["trials"][:3] == before["trials"]
+    assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--workload", "4:x"], "is no pair of a length and a count"),
+        (["--workload", "99999:3"], "this model takes 1 to 48"),
+        (["--workload", "absent.txt"], "absent.txt"),
+        (["--workload", LENGTHS, "--slo", "fast"], "such as p99=10ms"),
+        (["--workload", LENGTHS, "--price", "cheap"], "neither an amount an hour"),
+        (["--workload", LENGTHS, "--resume"], "nothing to resume"),
+        (["--workload", LENGTHS, "--out", "/absent/x.json"], "/absent/x.json"),
+        (["--workload", LENGTHS, "--out", "/"], "is a folder"),
+    ],
+)
+def test_bad_input(
+    arguments: list[str], reason: str, artifact: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = [] if "--out" in arguments else ["--out", str(tmp_path / "x.tuned.json")]
+    assert main(["tune", artifact, *arguments, *out]) == 2
+    assert reason in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert Made.calls == 0
+
+
+def test_broken_rows_are_named(artifact: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"text": "a b"}\n{"text": \n')
+    assert main(["tune", artifact, "--workload", str(file), "--out", str(tmp_path / "x.json")]) == 2
+    assert f"{file}:2" in capsys.readouterr().err
+
+
+def test_without_optuna(
+    artifact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = builtins.__import__
+
+    def without(name: str, *rest: Any, **options: Any) -> Any:
+        if name.split(".")[0] == "optuna":
+            raise ModuleNotFoundError("No module named 'optuna'", name="optuna")
+        return whole(name, *rest, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert main(["tune", artifact, "--workload", LENGTHS, "--out", str(tmp_path / "x.json")]) == 2
+    assert "optuna is not installed" in capsys.readouterr().err
