@@ -10,6 +10,8 @@ took 39.
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -43,11 +45,16 @@ class TorchCompile(PaddedPeer):
 
     @classmethod
     def missing(cls) -> str | None:
+        compiler = os.environ.get("CXX", "g++")
+        if shutil.which(compiler) is None:
+            return f"Inductor compiles with {compiler}, which is not there: install g++, or name a compiler with CXX"
         return not_installed("bench-torch", "torch", "transformers", "torchao")
 
     def open(self) -> None:
         set_threads(self.threads)
         torch = import_torch()
+        # Compiled C++ is kept as other conversions are; graphs with frozen weights it never keeps.
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.cache / "inductor")
         inductor: Any = importlib.import_module("torch._inductor.config")
         # Of the whole process: Dynamo asks before options of one compilation are known.
         inductor.freezing = True
@@ -96,9 +103,9 @@ class TorchCompile(PaddedPeer):
         }
         with quiet(), torch.no_grad():
             exported = torch.export.export(module, example, dynamic_shapes=(axes,) * len(example)).module()
-            quantiser = x86.X86InductorQuantizer().set_global(
-                x86.get_default_x86_inductor_quantization_config(is_dynamic=True)
-            )
+            config = x86.get_default_x86_inductor_quantization_config(is_dynamic=True)
+            # Set for all operations, it would take the integer ones that count positions for numbers, too.
+            quantiser = x86.X86InductorQuantizer().set_function_type_qconfig(torch.nn.functional.linear, config)
             prepared = steps.prepare_pt2e(exported, quantiser)
             prepared(*example)
             return steps.convert_pt2e(prepared)

@@ -66,7 +66,6 @@ class Encoder:
     vocab: int
     type_vocab: int
     max_len: int
-    pad_id: int
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -79,7 +78,8 @@ class Encoder:
         check_request(meta, {OUTPUT: ValueType("f32", ("tokens", self.hidden))}, output, batch, select)
 
     def feeds(self, batch: Batch) -> Feeds:
-        padded = pad(batch, pad_id=self.pad_id)
+        # Whatever id stands in padding: it comes last, so no token's position counts it, and the mask hides it.
+        padded = pad(batch)
         arrays = {
             "input_ids": padded.token_ids,
             "attention_mask": padded.mask,
@@ -97,12 +97,8 @@ def read_encoder(checkpoint: Path) -> Encoder:
     """Raises ``CheckpointError`` or ``UnsupportedModelError``."""
     opened = open_checkpoint(checkpoint)
     meta = build_graph(opened, "features").meta
-    kind = str(opened.config.get("model_type"))
-    # What transformers takes for configs that do not say.
-    default_pad = 1 if kind in ("roberta", "xlm-roberta", "camembert", "mpnet") else 0
-    pad_id = opened.config.get("pad_token_id")
     sizes = {name: int(meta[name]) for name in ("layers", "heads", "hidden", "vocab", "type_vocab", "max_len")}
-    return Encoder(kind, **sizes, pad_id=default_pad if pad_id is None else int(pad_id))
+    return Encoder(str(opened.config.get("model_type")), **sizes)
 
 
 class CheckpointPeer(Peer):

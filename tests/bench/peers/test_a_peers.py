@@ -1,0 +1,264 @@
+"""PyTorch and its compilers, ONNX Runtime, OpenVINO, CTranslate2 and sentence-transformers compute the model.
+
+Checkpoints are tiny and made to show mistakes (no bias is zero, positions and token types weigh as much as words); what
+a backend answers is compared with the float64 reference of encast's own graph. Backends that are absent are skipped.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from checkpoints import make_checkpoint
+
+import encast.bench
+from encast.backends.reference import Reference
+from encast.batch import Batch
+from encast.bench.agreement import LEAST_COSINE, plain_graph
+from encast.bench.peers.base import ModelFiles, Peer, load_peer
+from encast.bench.peers.transformer import read_encoder
+from encast.errors import EncastError, InputError
+
+CONF = Path(encast.bench.__file__).parent / "conf" / "backend"
+MODULES = ("pytorch", "torchscript", "torch_compile", "onnxruntime", "openvino", "ctranslate2", "sentence_transformers")
+YAMLS = {
+    path.stem: config
+    for path in sorted(CONF.glob("*.yaml"))
+    if (config := yaml.safe_load(path.read_text()))["peer"].rpartition(":")[0].rpartition(".")[2] in MODULES
+}
+WIDE = [name for name in YAMLS if name.endswith("-f32") and not name.startswith("torch-compile")]
+CONVERTED = [name for name in YAMLS if name.startswith(("onnxruntime", "openvino", "torchscript", "ctranslate2"))]
+LENGTHS = (3, 11, 7, 16, 1)
+THREADS = 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_operation_at_a_time() -> None:
+    """A process can say so once, before torch's first work; the peers say so when they open."""
+    try:
+        import torch
+    except ImportError:
+        return
+    if torch.get_num_interop_threads() != 1:
+        try:
+            torch.set_num_interop_threads(1)
+        except RuntimeError:
+            pytest.skip("torch already works in this process, with more threads than a peer may use")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    @functools.cache
+    def model(arch: str) -> ModelFiles:
+        folder = make_checkpoint(tmp_path_factory.mktemp("models") / arch, arch, "features", layers=1, vocab=320)
+        rng = np.random.default_rng(1)
+        rows = tuple(tuple(rng.integers(50, 320, 12).tolist()) for _ in range(8))
+        return ModelFiles(f"tiny-{arch}", folder, f"sha-of-{arch}", rows)
+
+    return model
+
+
+def batch_of(model: ModelFiles, seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> Batch:
+    rng = np.random.default_rng(seed)
+    types = read_encoder(model.checkpoint).type_vocab
+    ids = [rng.integers(50, 300, length).tolist() for length in lengths]
+    return Batch.of(ids, [rng.integers(0, types, length).tolist() for length in lengths] if types > 1 else None)
+
+
+@functools.cache
+def reference(checkpoint: Path) -> Reference:
+    return Reference(plain_graph(checkpoint))
+
+
+def cosine(states: Any, model: ModelFiles, batch: Batch) -> float:
+    wanted = reference(model.checkpoint).evaluate("last_hidden_state", batch)
+    assert states.dtype == np.float32
+    assert states.shape == wanted.shape
+    return float(np.mean((states * wanted).sum(1) / np.linalg.norm(states, axis=1) / np.linalg.norm(wanted, axis=1)))
+
+
+def make(name: str, model: ModelFiles, cache: Path, threads: int = THREADS, **options: Any) -> Peer:
+    given = {key: value for key, value in YAMLS[name].items() if key not in ("name", "peer", "dtype")}
+    return load_peer(YAMLS[name]["peer"])(model, YAMLS[name]["dtype"], threads, cache, **{**given, **options})
+
+
+def present(name: str) -> None:
+    reason = load_peer(YAMLS[name]["peer"]).missing()
+    if reason is not None:
+        pytest.skip(f"{name}: {reason}")
+
+
+@pytest.fixture
+def opened() -> Iterator[Any]:
+    peers: list[Peer] = []
+
+    def open_peer(name: str, model: ModelFiles, cache: Path, **options: Any) -> Peer:
+        present(name)
+        peer = make(name, model, cache, **options)
+        peer.export()
+        peer.open()
+        peers.append(peer)
+        return peer
+
+    yield open_peer
+    for peer in peers:
+        peer.close()
+
+
+@pytest.mark.parametrize("name", YAMLS)
+def test_a_dtype_agrees(name: str, models: Any, cache: Path, opened: Any) -> None:
+    model = models("bert")
+    peer = opened(name, model, cache)
+    first, second, full = batch_of(model, 0), batch_of(model, 1), batch_of(model, 2, (9, 9))
+    bound = LEAST_COSINE[YAMLS[name]["dtype"]]
+    assert cosine(peer.run("last_hidden_state", first), model, first) >= bound
+    calls = [(peer.bind(batch), batch) for batch in (first, second, full)]
+    for call, batch in (*calls, *calls[::-1]):
+        assert cosine(call(), model, batch) >= bound
+    facts = peer.facts()
+    assert facts["version"]
+    json.dumps(facts)
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    # The last counts positions with integers, which a quantiser may take for numbers.
+    [
+        *((name, arch) for name in WIDE for arch in ("distilbert", "roberta", "mpnet")),
+        ("torch-compile-int8", "roberta"),
+    ],
+)
+def test_other_architectures_agree(name: str, arch: str, models: Any, cache: Path, opened: Any) -> None:
+    """roberta and mpnet number positions behind the id of padding; mpnet has relative positions as well."""
+    model = models(arch)
+    if name.startswith("ctranslate2") and arch == "mpnet":
+        present(name)
+        with pytest.raises(InputError, match="no encoder for mpnet models; it has bert"):
+            make(name, model, cache).export()
+        return
+    peer = opened(name, model, cache)
+    batch = batch_of(model)
+    assert cosine(peer.bind(batch)(), model, batch) >= LEAST_COSINE["f32"]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in YAMLS if name.startswith(("onnx", "openvino", "torchscript", "ctr"))]
+)
+def test_a_conversion_is_made_once(name: str, models: Any, cache: Path) -> None:
+    present(name)
+    made = make(name, models("bert"), cache).export()
+    path = Path(made["path"])
+    assert path.exists()
+    assert path.is_relative_to(cache)
+    before = path.stat().st_mtime_ns
+    assert make(name, models("bert"), cache, threads=1).export() == made
+    assert path.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("name", [name for name in YAMLS if name.endswith("-f32")])
+def test_options_and_requests_are_checked(name: str, models: Any, cache: Path, opened: Any) -> None:
+    model = models("bert")
+    with pytest.raises(InputError, match=r"no option 'colour'; it has: "):
+        make(name, model, cache, colour="red")
+    with pytest.raises(InputError, match=r"has no f64; it has f32"):
+        load_peer(YAMLS[name]["peer"])(model, "f64", 1, cache)
+    if name.startswith("torch-compile"):
+        return  # opening it takes seconds, and adds nothing here
+    peer = opened(name, model, cache)
+    with pytest.raises(InputError, match="no output 'logits'"):
+        peer.run("logits", batch_of(model))
+    with pytest.raises(InputError, match="sequence 0 has 49 tokens; the model takes at most 48"):
+        peer.bind(batch_of(model, 0, (49,)))
+    with pytest.raises(InputError, match="the model takes 0 to 319"):
+        peer.bind(Batch.of([[320]]))
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "accepted"),
+    [
+        ("pytorch-f32", "linear", "eigen", "mkl, onednn"),
+        ("torch-compile-f32", "shapes", "some", "dynamic, static"),
+        ("onnxruntime-f32", "graph", "best", "plain, fused"),
+        ("onnxruntime-int8", "quantisation", "none", "dynamic, static"),
+        ("openvino-int8", "preset", "fast", "performance, mixed"),
+        ("openvino-f32", "static_shapes", -1, "at least 0"),
+        ("sentence-transformers-f32", "batch_size", 0, "at least 1"),
+    ],
+)
+def test_values_of_options_are_checked(
+    name: str, option: str, value: object, accepted: str, models: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=f"{option} is {value!r}; .*{accepted}"):
+        make(name, models("bert"), tmp_path, **{option: value})
+
+
+@pytest.mark.parametrize("name", ["onnxruntime-static-int8", "openvino-int8"])
+def test_static_quantisation_asks_for_calibration(name: str, models: Any, tmp_path: Path) -> None:
+    present(name)
+    given = models("bert")
+    bare = ModelFiles(given.name, given.checkpoint, given.sha)
+    with pytest.raises(EncastError, match="no calibration sequences"):
+        make(name, bare, tmp_path).export()
+    assert not list(tmp_path.rglob("*.onnx"))
+
+
+def test_attention_is_fused_in_every_layer(models: Any, cache: Path, opened: Any) -> None:
+    for name in ("onnxruntime-f32", "onnxruntime-int8"):
+        fused: Mapping[str, int] = opened(name, models("bert"), cache).facts()["fused"]
+        assert fused["Attention"] == 1
+        assert fused["SkipLayerNormalization"] == 2
+    assert "Attention" not in opened("onnxruntime-static-int8", models("bert"), cache).facts()["fused"]
+
+
+def test_openvino_compiles_so_many_shapes(models: Any, cache: Path, opened: Any) -> None:
+    model = models("bert")
+    peer = opened("openvino-f32", model, cache, static_shapes=1)
+    batches = [batch_of(model, 0, lengths) for lengths in ((4, 6), (8,), (5, 6))]
+    calls = [(peer.bind(batch), batch) for batch in batches]
+    assert list(peer.facts()["static_shapes"]) == ["2x6"]
+    for call, batch in calls:
+        assert cosine(call(), model, batch) >= LEAST_COSINE["f32"]
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_the_threads_are_those_that_were_given(name: str, models: Any, cache: Path, opened: Any) -> None:
+    for threads in (1, 2):
+        facts = opened(name, models("bert"), cache, threads=threads).facts()
+        assert facts.get("threads", facts.get("inference_num_threads")) == threads
+        assert facts.get("interop_threads", facts.get("num_streams")) in (1, "1")
+
+
+def test_what_is_absent_is_found_out_without_importing_it() -> None:
+    code = (
+        "import sys, yaml\nfrom encast.bench.peers.base import load_peer\n"
+        f"for target in {sorted({config['peer'] for config in YAMLS.values()})!r}:\n"
+        "    reason = load_peer(target).missing()\n"
+        "    assert reason is None or 'pip install' in reason, reason\n"
+        "print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"torch", "transformers", "onnx", "onnxruntime", "openvino", "ctranslate2", "sentence_transformers"}
+    assert not heavy & set(done.stdout.split())
+
+
+def test_what_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for name, config in YAMLS.items():
+        reason = load_peer(config["peer"]).missing()
+        assert reason is not None
+        extra = name.rpartition("-")[0].split("-plain")[0].split("-static")[0].split("-onednn")[0]
+        extra = "torch" if extra in ("pytorch", "torchscript", "torch-compile") else extra
+        assert f"pip install 'encast[bench-{extra}]'" in reason

@@ -1,0 +1,46 @@
+"""The trial between equal ways takes the faster one, on a clock of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from encast.bench.peers import trial
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.calls: list[str] = []
+
+    def takes(self, name: str, *seconds: float) -> trial.States:
+        turns = iter(seconds)
+
+        def call() -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+            self.now += next(turns, seconds[-1])
+            self.calls.append(name)
+            return np.zeros((1, 1, 1), np.float32)
+
+        return call
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(trial.time, "perf_counter", lambda: made.now)
+    return made
+
+
+def test_the_smaller_median_wins(clock: Clock) -> None:
+    """One call in which compiling or waking threads took long decides nothing."""
+    assert trial.fastest({"slow": clock.takes("slow", 0.02), "fast": clock.takes("fast", 5, 5, 5, 0.01)}) == "fast"
+
+
+def test_every_candidate_gets_turns(clock: Clock) -> None:
+    assert trial.fastest({"a": clock.takes("a", 10.0), "b": clock.takes("b", 20.0)}) == "a"
+    assert clock.calls.count("a") == clock.calls.count("b") >= 3
+
+
+def test_one_candidate_is_not_timed(clock: Clock) -> None:
+    assert trial.fastest({"only": clock.takes("only", 1.0)}) == "only"
+    assert clock.calls == []
