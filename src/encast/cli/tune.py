@@ -14,7 +14,7 @@ import typer
 from encast import artifact as artifacts
 from encast.cli.progress import Progress
 from encast.data import FORMATS
-from encast.errors import InputError, ResourceError
+from encast.errors import ResourceError
 
 if TYPE_CHECKING:
     from encast.bench.cost import Price
@@ -69,6 +69,7 @@ def tune_command(
     from encast.tune.configuration import Configuration, artifact_sha, machine_fingerprint
     from encast.tune.evaluate import LiveEvaluator
     from encast.tune.requests import read_requests
+    from encast.tune.search import Options, default_trials, search
     from encast.tune.slo import Slo
     from encast.tune.space import make_space
 
@@ -90,12 +91,6 @@ def tune_command(
         "workload": requests.sha,
         "slo": None if promise is None else promise.to_json(),
     }
-    try:
-        from encast.tune.search import Options, default_trials, search
-    except ImportError as error:
-        raise InputError(
-            f"{error.name} is not installed, which the search needs: pip install 'encast[bench]'"
-        ) from None
     options = Options(
         trials=trials or default_trials(space),
         seconds=math.inf if time is None else time,

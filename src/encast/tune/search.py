@@ -338,9 +338,14 @@ def _median(trials: Sequence[Trial]) -> Trial:
 
 def _open_study(options: Options, setups: Sequence[Setup]) -> tuple[Any, list[Trial]]:
     """Optuna's study, and the trials that it holds already."""
-    import optuna
-    from optuna import storages
-    from optuna.storages.journal import JournalFileBackend
+    try:
+        import optuna
+        from optuna import storages
+        from optuna.storages.journal import JournalFileBackend
+    except ImportError as error:
+        raise InputError(
+            f"{error.name} is not installed, which the search needs: pip install 'encast[bench]'"
+        ) from None
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
