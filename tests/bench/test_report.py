@@ -245,6 +245,9 @@ def test_the_best_set_up_within_the_limit_is_what_counts(tmp_path: Path) -> None
     assert cell(shown, caption, "encast-int8", "length 16") == "80.0 1.00x, batch 4, 1 x 2"
     for row in rows:
         row["metrics"]["sequences_per_s_within_slo"] = None
+    assert "too few calls" in texts(document(write(tmp_path, rows)))
+    for row in rows:
+        row["metrics"]["slo"]["met"] = False
     shown = document(write(tmp_path, rows))
     assert "over: 12.0 ms" in texts(shown)
 

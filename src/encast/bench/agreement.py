@@ -120,8 +120,10 @@ class Reference:
                     cosines.append((found * expected).sum(1) / norms)
                 difference = max(difference, float(np.nan_to_num(np.abs(found - expected), nan=np.inf).max()))
                 largest = max(largest, float(np.abs(expected).max()))
+        if not cosines:
+            return Agreement(0.0, 0.0, 0.0, LEAST_COSINE[dtype], 0)
         # A state of zeros, or of what is no number, points nowhere.
-        every = np.nan_to_num(np.concatenate(cosines), nan=0.0) if cosines else np.zeros(1)
+        every = np.nan_to_num(np.concatenate(cosines), nan=0.0)
         relative = difference / largest if largest else float("inf")
         return Agreement(float(every.mean()), float(every.min()), relative, LEAST_COSINE[dtype], len(every))
 

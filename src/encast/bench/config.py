@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -304,7 +305,7 @@ def _value(name: str, kind: str, value: Any) -> Any:
     if value is None and kind.endswith("None"):
         return None
     kind = kind.removesuffix(" | None")
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if kind == "bool" and isinstance(value, bool):
         return value
     if kind == "int" and number and int(value) == value and value >= 1:

@@ -92,6 +92,7 @@ class Contender:
         # What the backend cannot know beforehand: which of its outputs are looked at.
         self._random = random.SystemRandom()
         self._call_ns = self._late_ns = 0
+        self._spent = 0  # by processes that have ended
 
     @property
     def name(self) -> str:
@@ -102,8 +103,8 @@ class Contender:
         return bool(self._workers)
 
     def cpu_seconds(self) -> float:
-        """Processor time of all its processes since they began; 0 when it is closed."""
-        return self._now().cpu / 1e9
+        """Processor time of all the processes that it has had."""
+        return (self._spent + self._now().cpu) / 1e9
 
     @property
     def parts(self) -> tuple[Batch, ...]:
@@ -281,6 +282,7 @@ class Contender:
         return dict(self._workers[0].ask("facts", seconds=self.limits.call_seconds))
 
     def close(self) -> None:
+        self._spent += self._now().cpu
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from encast.errors import InputError
 from encast.launch import Placement, environment, place
 from encast.machine import parse_cpu_list
 
@@ -45,8 +46,8 @@ class Launcher:
             instances=instances if sized else self.instances,
             cores_per_instance=threads if sized else self.cores_per_instance,
             preset=None if sized else self.preset,
-            core_list=None if self.core_list is None else parse_cpu_list(str(self.core_list)),
-            nodes=None if self.nodes is None else parse_cpu_list(str(self.nodes)),
+            core_list=_numbers("core_list", self.core_list),
+            nodes=_numbers("nodes", self.nodes),
             smt=self.smt,
             cross_node=self.cross_node,
         )
@@ -54,3 +55,10 @@ class Launcher:
     def environment(self, placement: Placement) -> dict[str, str]:
         """The variables that an instance there is started with."""
         return environment(placement, allocator=self.allocator, openmp=self.openmp)
+
+
+def _numbers(name: str, text: str | None) -> tuple[int, ...] | None:
+    try:
+        return None if text is None else parse_cpu_list(str(text))
+    except ValueError:
+        raise InputError(f"launcher.{name} is {text!r}; numbers and ranges such as 0-3,8 are needed") from None

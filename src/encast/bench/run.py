@@ -256,7 +256,7 @@ class Comparison:
             "memory": None if side.memory is None else asdict(side.memory),
             "fairness": None if side.fairness is None else side.fairness.record(),
             "noise": None if noise is None or not measured else noise.record(figures, places, self.job.noise),
-            "limit": self._limit(spec, point, rate) if measured else None,
+            "limit": self._limit(spec, point, rate) if measured and peak_is_the_machine_s() else None,
             "cost": cost_record(self._price, rate),
             "samples": {"figure": figures, "place": places},
             "warm_up": None if side.warm is None else asdict(side.warm),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ class Session:
         with RowFile(self.folder) as file:
             shared = Shared()
             comparisons = [Comparison(job, cache=_cache(job), say=say, shared=shared) for job in self.jobs]
+            _need_different_rows(comparisons)
             for comparison in comparisons:
                 for rows in comparison.rows(file.keys):
                     file.append(rows)
@@ -70,7 +72,7 @@ def open_session(overrides: Sequence[str], *, multirun: bool = False, folders: S
         "jobs": [job.record() for job in jobs],
     }
     _write(folder, yaml.safe_dump(_listed(document), sort_keys=False, allow_unicode=True))
-    return Session(folder, tuple(jobs))
+    return _session(folder, jobs)
 
 
 def resume_session(folder: Path) -> Session:
@@ -85,7 +87,22 @@ def resume_session(folder: Path) -> Session:
         raise InputError(
             f"{folder}: cannot be resumed ({CONFIG}: {reason}); name a folder that `encast bench` has written"
         ) from None
-    return Session(folder, tuple(load_jobs(overrides, multirun=multirun, folders=folders)))
+    return _session(folder, load_jobs(overrides, multirun=multirun, folders=folders))
+
+
+def _session(folder: Path, jobs: Sequence[Job]) -> Session:
+    """Rows say which experiment they are of, also where nobody has named it."""
+    return Session(folder, tuple(replace(job, experiment=job.experiment or folder.name) for job in jobs))
+
+
+def _need_different_rows(comparisons: Sequence[Comparison]) -> None:
+    """Raises ``InputError`` where two jobs would make the same row: the second would never be measured."""
+    keys = Counter(key for comparison in comparisons for key in set(comparison.keys()))
+    if any(count > 1 for count in keys.values()):
+        raise InputError(
+            "two jobs measure the same backend, model, workload, scenario and launcher; sweep over one of these: other "
+            "fields do not tell rows apart"
+        )
 
 
 def _cache(job: Job) -> Path:

@@ -104,6 +104,10 @@ def _verdict(old: Row | None, new: Row | None, margin: float) -> Verdict | None:
     sampled = _speeds(old, new)
     if isinstance(sampled, str):
         return Verdict(new, "not comparable", why=sampled, unchanged=unchanged)
+    places = [row.at("noise", "placement") for row in (old, new)]
+    if set(places) == {"near", "far"}:
+        why = f"processors were {places[0]} in the old run and {places[1]} in the new one"
+        return Verdict(new, "not comparable", why=why, unchanged=unchanged)
     a, b = sampled
     ratio = math.exp(statistics.median(b) - statistics.median(a))
     interval = _interval(a, b)

@@ -308,6 +308,8 @@ def _within_limit(row: Row, value: float | None, best: bool, against: Row | None
     """A best set-up, which may differ between backends, so that their ratio has no rounds to pair."""
     setting = f"batch {row.text('point', 'batch')}, {row.text('point', 'instances')} x {row.text('point', 'threads')}"
     if value is None:
+        if row.at("metrics", "slo", "met") is None:
+            return Cell("unknown", f"{setting}, too few calls")
         over = row.number("metrics", "slo", "latency_ms") or LATENCY.of(row)
         return Cell(f"over: {numbers.amount(over)} ms", setting, "bad")
     base = WITHIN_LIMIT.of(against) if against is not None and against is not row else None
