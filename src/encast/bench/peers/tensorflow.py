@@ -128,7 +128,7 @@ class _Library(ArrayLibrary):
     def transpose(self, x: Array, axes: tuple[int, ...]) -> Array:
         return self.tf.transpose(x, axes)
 
-    def add(self, a: Array, b: Array) -> Array:
+    def broadcast_add(self, a: Array, b: Array) -> Array:
         return a + b
 
     def matmul(self, a: Array, b: Array, *, transpose_b: bool = False) -> Array:

@@ -1,0 +1,188 @@
+"""Writes encast's graph as the ONNX graph that DeepSparse runs best: decomposed norms and GELU, integer products.
+
+In int8 a product with weights is ``QuantizeLinear -> MatMulInteger -> Add (i32 bias) -> Cast -> Mul``, all of which
+it computes as one; graphs of QuantizeLinear and DequantizeLinear pairs, as ONNX Runtime writes them, it computes in
+f32. Products inside attention stay f32: as ``QLinearMatMul`` they gained nothing that could be told from noise.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from encast.bench.peers.interpret import Array, ArrayLibrary, NumpyLike, Rectangle, interpret
+from encast.bench.peers.transformer import Shape
+from encast.ir import Graph, Node
+
+__all__ = ["INPUTS", "Ranges", "calibrate", "write"]
+
+INPUTS = ("token_ids", "token_type_ids", "bias")
+"""Inputs of the written graph, in order; ids are i64, as exporters leave them."""
+
+Ranges = Mapping[str, tuple[float, float]]
+"""The least and the largest number in a value of the graph, by the value's name."""
+
+_OPSET = 13
+
+
+def write(file: Path, graph: Graph, shape: Shape, ranges: Ranges | None = None) -> None:
+    """An ONNX model of that shape (rows, columns); in int8 with ``ranges`` of the activations (``calibrate``)."""
+    rows, columns = shape
+    onnx: Any = importlib.import_module("onnx")
+    writer = _Writer(onnx, graph, ranges)
+    given = {name: _Value(writer, name) for name in INPUTS}
+    out = interpret(graph, writer, Rectangle(rows, columns, **given), writer.follow)
+    tensor, kinds = onnx.helper.make_tensor_value_info, onnx.TensorProto
+    ids, hidden = [rows * columns], int(graph.meta["hidden"])
+    inputs = [tensor(name, kinds.INT64, ids) for name in INPUTS[:2]]
+    inputs.append(tensor(INPUTS[2], kinds.FLOAT, [rows, 1, 1, columns]))
+    outputs = [tensor(out.name, kinds.FLOAT, [rows * columns, hidden])]
+    read = {name for node in writer.nodes for name in node.input}
+    stored = [onnx.numpy_helper.from_array(array, name) for name, array in writer.arrays.items() if name in read]
+    inputs = [given for given in inputs if given.name in read]
+    whole = onnx.helper.make_graph(writer.nodes, "encoder", inputs, outputs, stored)
+    model = onnx.helper.make_model(whole, opset_imports=[onnx.helper.make_opsetid("", _OPSET)])
+    model.ir_version = 7  # of opset 13
+    onnx.save(model, str(file))
+
+
+def calibrate(graph: Graph, shape: Shape, given: Mapping[str, np.ndarray[Any, Any]], into: dict[str, Any]) -> None:
+    """Widens ``into`` to the ranges of a full rectangle's activations, computed with NumPy in f32."""
+
+    def see(node: Node, value: np.ndarray[Any, Any]) -> None:
+        if value.dtype == np.float32:
+            low, high = into.get(node.outputs[0], (0.0, 0.0))
+            into[node.outputs[0]] = (min(low, float(value.min())), max(high, float(value.max())))
+
+    interpret(graph, NumpyLike(), Rectangle(*shape, **given), see)
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value of the ONNX graph."""
+
+    writer: _Writer
+    name: str
+
+    def __add__(self, other: _Value) -> _Value:
+        return self.writer.node("Add", self, other)
+
+    def __mul__(self, factor: float) -> _Value:
+        return self.writer.node("Mul", self, self.writer.number(np.float32(factor)))
+
+
+@dataclass(frozen=True)
+class _Quantized:
+    """Unsigned ``bytes`` that stand for ``step * (byte - zero)``."""
+
+    bytes: _Value
+    zero: _Value
+    step: np.float32
+
+
+class _Writer(ArrayLibrary):
+    """Appends nodes; f32 throughout without ``ranges``, else with the products in int8."""
+
+    def __init__(self, onnx: Any, graph: Graph, ranges: Ranges | None) -> None:
+        self.onnx, self.graph, self.ranges = onnx, graph, ranges
+        self.nodes: list[Any] = []
+        self.arrays: dict[str, np.ndarray[Any, Any]] = {}
+        self._of: dict[str, tuple[float, float]] = {}
+        self._quantized: dict[str, _Quantized] = {}
+
+    def follow(self, node: Node, value: Array) -> None:
+        """Notes the range of a value that the table of ops has just made."""
+        if self.ranges is not None and node.outputs[0] in self.ranges:
+            self._of[value.name] = self.ranges[node.outputs[0]]
+
+    def node(self, kind: str, *operands: _Value, **attributes: Any) -> _Value:
+        name = f"{kind}.{len(self.nodes)}"
+        made = self.onnx.helper.make_node(kind, [value.name for value in operands], [name], name=name, **attributes)
+        self.nodes.append(made)
+        return _Value(self, name)
+
+    def number(self, array: Any) -> _Value:
+        return self._store(f"number.{len(self.arrays)}", np.asarray(array))
+
+    def _store(self, name: str, array: np.ndarray[Any, Any]) -> _Value:
+        self.arrays[name] = np.ascontiguousarray(array) if array.ndim else array
+        return _Value(self, name)
+
+    def constant(self, name: str, array: np.ndarray[Any, Any]) -> Array:
+        return self._store(name, array.astype(np.int64) if array.dtype == np.int32 else array)
+
+    def weight(self, name: str, array: np.ndarray[Any, Any]) -> Array:
+        return self._store(name, array)
+
+    def linear(self, x: Array, weight: Array, bias: Array | None) -> Array:
+        if self.ranges is None or x.name not in self._of:
+            product = self.node("MatMul", x, weight)
+            return product if bias is None else product + bias
+        given, array = self._quantize(x), self.arrays[weight.name]
+        step = np.float32(max(float(np.abs(array).max()), 1e-30) / 127)
+        codes = np.clip(np.rint(array / step), -127, 127).astype(np.int8)
+        stored = self._store(f"{weight.name}.int8", codes)
+        sums = self.node("MatMulInteger", given.bytes, stored, given.zero, self.number(np.int8(0)))
+        scale = np.float32(given.step * step)
+        if bias is not None:
+            sums = sums + self.number(np.rint(self.arrays[bias.name] / scale).astype(np.int32))
+        wide = self.node("Cast", sums, to=self.onnx.TensorProto.FLOAT)
+        return wide * float(scale)
+
+    def _quantize(self, x: _Value) -> _Quantized:
+        """Once for each value: queries, keys and values read one."""
+        if x.name not in self._quantized:
+            low, high = self._of[x.name]
+            step = np.float32(max(high - low, 1e-30) / 255)
+            zero = self.number(np.uint8(np.clip(np.rint(-low / step), 0, 255)))
+            made = self.node("QuantizeLinear", x, self.number(step), zero)
+            self._quantized[x.name] = _Quantized(made, zero, step)
+        return self._quantized[x.name]
+
+    def take(self, table: Array, ids: Array) -> Array:
+        return self.node("Gather", table, ids, axis=0)
+
+    def broadcast_add(self, a: Array, b: Array) -> Array:
+        return self.node("Add", a, b)
+
+    def reshape(self, x: Array, shape: tuple[int, ...]) -> Array:
+        return self.node("Reshape", x, self.number(np.array(shape, np.int64)))
+
+    def transpose(self, x: Array, axes: tuple[int, ...]) -> Array:
+        return self.node("Transpose", x, perm=list(axes))
+
+    def matmul(self, a: Array, b: Array, *, transpose_b: bool = False) -> Array:
+        return self.node("MatMul", a, self.transpose(b, (0, 1, 3, 2)) if transpose_b else b)
+
+    def softmax(self, x: Array) -> Array:
+        return self.node("Softmax", x, axis=-1)
+
+    def layer_norm(self, x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+        centred = self.node("Sub", x, self.node("ReduceMean", x, axes=[-1]))
+        square = self.node("Pow", centred, self.number(np.float32(2)))
+        variance = self.node("ReduceMean", square, axes=[-1]) + self.number(np.float32(eps))
+        normed = self.node("Div", centred, self.node("Sqrt", variance))
+        return self.node("Mul", normed, gamma) + beta
+
+    def activation(self, x: Array, kind: str) -> Array:
+        if kind == "gelu":
+            inner = self.node("Erf", self.node("Div", x, self.number(np.float32(math.sqrt(2.0)))))
+        elif kind == "gelu_tanh":
+            cube = self.node("Mul", self.node("Mul", x, x), x)
+            inner = self.node("Tanh", (x + cube * 0.044715) * math.sqrt(2.0 / math.pi))
+        elif kind == "silu":
+            return self.node("Mul", x, self.node("Sigmoid", x))
+        else:
+            return self.node({"relu": "Relu", "tanh": "Tanh"}[kind], x)
+        return self.node("Mul", x, inner + self.number(np.float32(1))) * 0.5
+
+    def positions(self, ids: Array, skip_id: int) -> Array:
+        same = self.node("Equal", ids, self.number(np.int64(skip_id)))
+        counted = self.node("Cast", self.node("Not", same), to=self.onnx.TensorProto.INT64)
+        return self.node("Mul", self.node("CumSum", counted, self.number(np.int64(1))), counted)
