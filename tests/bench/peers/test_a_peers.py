@@ -120,7 +120,8 @@ def opened() -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", YAMLS)
 def test_a_dtype_agrees(name: str, models: Any, cache: Path, opened: Any) -> None:
-    model = models("bert")
+    # RoBERTa counts positions with integers, which a quantiser of whole graphs may take for numbers.
+    model = models("roberta" if name == "torch-compile-int8" else "bert")
     peer = opened(name, model, cache)
     first, second, full = batch_of(model, 0), batch_of(model, 1), batch_of(model, 2, (9, 9))
     bound = LEAST_COSINE[YAMLS[name]["dtype"]]
@@ -133,14 +134,8 @@ def test_a_dtype_agrees(name: str, models: Any, cache: Path, opened: Any) -> Non
     json.dumps(facts)
 
 
-@pytest.mark.parametrize(
-    ("name", "arch"),
-    # The last counts positions with integers, which a quantiser may take for numbers.
-    [
-        *((name, arch) for name in WIDE for arch in ("distilbert", "roberta", "mpnet")),
-        ("torch-compile-int8", "roberta"),
-    ],
-)
+@pytest.mark.parametrize("arch", ["distilbert", "roberta", "mpnet"])
+@pytest.mark.parametrize("name", WIDE)
 def test_other_architectures_agree(name: str, arch: str, models: Any, cache: Path, opened: Any) -> None:
     """roberta and mpnet number positions behind the id of padding; mpnet has relative positions as well."""
     model = models(arch)
