@@ -51,6 +51,9 @@ _FINAL_MARGIN = 0.05
 _FEWEST_TRIALS = 8
 _SURE_TRIALS = 4
 """In a row after which the rule to stop must hold: among them one of TPE, which may know better."""
+_TRIALS_A_FEATURE = 10
+"""Before which the surrogate's certainty is not believed: what a Gaussian process needs to know its own length scales
+(Loeppky, Sacks and Welch, "Choosing the Sample Size of a Computer Experiment", Technometrics 51, 2009)."""
 _TPE_EVERY = 4
 _FIT_EVERY = 4
 _ASKS = 8
@@ -182,7 +185,7 @@ class _Search:
             gains = belief.expected_improvement(best)
             gains[[self.index[setup] for setup in self._broken()]] = 0.0
             sure = sure + 1 if belief.chance_of_better(best, STOP_MARGIN) < STOP_CHANCE else 0
-            if sure >= _SURE_TRIALS:
+            if sure >= _SURE_TRIALS and len(self.trials) >= _TRIALS_A_FEATURE * self.features.shape[1]:
                 return f"nothing is likely to be better by {STOP_MARGIN:.0%}"
             turn += 1
             proposed = self._ask_tpe() if turn % _TPE_EVERY == 0 else None
