@@ -53,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "bench.agreement": {"errors", "batch", "importers", "archs", "ir", "backends.reference"},
     "bench.limit": {"errors", "batch", "ceilings", "ir", "knobs", "_core"},
     "bench.cache": {"errors", "ceilings"},
-    "bench.launcher": {"launch", "machine"},
+    "bench.launcher": {"errors", "launch", "machine"},
     "bench.run": {"errors", "batch", "ceilings", "launch", "machine"},
     "bench.peers": {"errors", "batch", "backends.base", "importers", "archs", "ir"},
     "bench.peers.encast": {"batch", "compile", "engine"},
