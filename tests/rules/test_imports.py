@@ -77,7 +77,7 @@ OUTSIDE: dict[str, set[str] | None] = {
     "torch": {"backends.gpu", "compress", "bench.peers"},
     "transformers": {"backends.gpu", "compress", "bench.peers"},
     "triton": {"backends.gpu"},
-    "onnx": {"importers.onnx"},
+    "onnx": {"importers.onnx", "bench.peers"},
     "tensorflow": {"importers.tensorflow", "bench.peers"},
     "hydra": {"bench.config"},
     "omegaconf": {"bench.config"},

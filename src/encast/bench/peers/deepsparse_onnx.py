@@ -52,7 +52,7 @@ def write(file: Path, graph: Graph, shape: Shape, ranges: Ranges | None = None) 
     onnx.save(model, str(file))
 
 
-def calibrate(graph: Graph, shape: Shape, given: Mapping[str, np.ndarray[Any, Any]], into: dict[str, Any]) -> None:
+def calibrate(graph: Graph, shape: Shape, given: Mapping[str, Any], into: dict[str, Any]) -> None:
     """Widens ``into`` to the ranges of a full rectangle's activations, computed with NumPy in f32."""
 
     def see(node: Node, value: np.ndarray[Any, Any]) -> None:
@@ -60,7 +60,8 @@ def calibrate(graph: Graph, shape: Shape, given: Mapping[str, np.ndarray[Any, An
             low, high = into.get(node.outputs[0], (0.0, 0.0))
             into[node.outputs[0]] = (min(low, float(value.min())), max(high, float(value.max())))
 
-    interpret(graph, NumpyLike(), Rectangle(*shape, **given), see)
+    rows, columns = shape
+    interpret(graph, NumpyLike(), Rectangle(rows, columns, **given), see)
 
 
 @dataclass(frozen=True)
