@@ -1,0 +1,173 @@
+"""The table of array functions computes the graph: with NumPy everywhere, as ONNX where ONNX Runtime is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import make_checkpoint
+
+from encast.archs import build_graph
+from encast.backends.reference import Reference
+from encast.batch import Batch
+from encast.bench.agreement import LEAST_COSINE
+from encast.bench.peers.base import pad, unpad
+from encast.bench.peers.deepsparse_onnx import INPUTS, calibrate, write
+from encast.bench.peers.interpret import HEAD_OPS, INTERPRETED, MASKED, ArrayLibrary, NumpyLike, Rectangle, interpret
+from encast.bench.peers.interpreted import inputs_of
+from encast.errors import GraphError
+from encast.importers import open_checkpoint
+from encast.ir import OPS, Graph
+
+ARCHS = ("bert", "distilbert", "roberta", "electra", "mpnet", "albert")
+LENGTHS = (3, 11, 7, 16, 1)
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Graph]:
+    root = tmp_path_factory.mktemp("models")
+    return {arch: build_graph(open_checkpoint(make_checkpoint(root / arch, arch, "features"))) for arch in ARCHS}
+
+
+def batch_of(graph: Graph, seed: int = 0) -> Batch:
+    """Ragged, with token types where the model has them and the id that RoBERTa's positions skip."""
+    rng = np.random.default_rng(seed)
+    ids = [rng.integers(2, 200, length).tolist() for length in LENGTHS]
+    ids[1][4] = 1
+    types = int(graph.meta["type_vocab"])
+    return Batch.of(ids, [rng.integers(0, types, length).tolist() for length in LENGTHS] if types else None)
+
+
+def rectangle(batch: Batch, columns: int | None = None, filling: int = 0) -> tuple[tuple[int, int], dict[str, Any]]:
+    """Shape and arrays of a rectangle, padding filled with an id of choice."""
+    given = pad(batch, columns, pad_id=filling)
+    feeds = {"input_ids": given.token_ids, "attention_mask": given.mask, "token_type_ids": given.token_type_ids}
+    rows, columns = given.mask.shape
+    return (rows, columns), vars(inputs_of(feeds))
+
+
+def cosines(states: Any, expected: Any) -> Any:
+    a, b = states.astype(np.float64), expected.astype(np.float64)
+    return (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+
+
+def with_numpy(graph: Graph, batch: Batch, columns: int | None = None, filling: int = 0) -> Any:
+    (rows, columns), given = rectangle(batch, columns, filling)
+    states = interpret(graph, NumpyLike(), Rectangle(rows, columns, **given))
+    return unpad(states.reshape(rows, columns, -1), batch)
+
+
+def test_every_plain_op_is_interpreted_or_comes_after_the_hidden_states() -> None:
+    plain = {name for name, op in OPS.items() if op.plain}
+    assert plain == INTERPRETED | HEAD_OPS
+    assert not INTERPRETED & HEAD_OPS
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_agrees_with_the_reference(graphs: dict[str, Graph], arch: str) -> None:
+    graph = graphs[arch]
+    batch = batch_of(graph)
+    found, expected = with_numpy(graph, batch), Reference(graph).run("last_hidden_state", batch)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * float(np.abs(expected).max()))
+    assert cosines(found, expected).mean() >= LEAST_COSINE["f32"]
+
+
+@pytest.mark.parametrize("arch", ["roberta", "mpnet"])
+def test_padding_changes_nothing(graphs: dict[str, Graph], arch: str) -> None:
+    graph = graphs[arch]
+    batch = batch_of(graph)
+    narrow, wide = with_numpy(graph, batch), with_numpy(graph, batch, columns=20, filling=7)
+    np.testing.assert_allclose(wide, narrow, rtol=0, atol=1e-5)
+
+
+def test_masked_keys_count_for_nothing_in_f32_and_stay_finite_in_bf16() -> None:
+    row = np.float32([3.0, -40.0, 3.0 + MASKED])
+    assert NumpyLike().softmax(row[None])[0, 2] == 0.0
+    assert np.isfinite(np.float32(MASKED) + np.float32(MASKED))
+
+
+def test_erf_is_as_good_as_its_formula() -> None:
+    import math
+
+    points = np.linspace(-6, 6, 4001)
+    exact = np.array([math.erf(point) for point in points])
+    assert np.abs(NumpyLike().erf(points) - exact).max() < 1.6e-7
+
+
+@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "relu", "silu", "tanh"])
+def test_activations(kind: str) -> None:
+    from encast.backends.reference.ops import EVALUATORS
+
+    points = np.linspace(-8, 8, 401, dtype=np.float32)[None]
+    expected = EVALUATORS["activation"](None, points.astype(np.float64), kind=kind)
+    np.testing.assert_allclose(NumpyLike().activation(points, kind), expected, rtol=0, atol=2e-6)
+
+
+def test_a_constant_keeps_one_name_and_comes_once(graphs: dict[str, Graph]) -> None:
+    class Noting(NumpyLike):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def constant(self, name: str, array: Any) -> Any:
+            self.names.append(name)
+            return super().constant(name, array)
+
+    for arch in ("albert", "mpnet"):  # one layer's weights, or one bias of positions, read by all layers
+        (rows, columns), given = rectangle(batch_of(graphs[arch]))
+        library = Noting()
+        interpret(graphs[arch], library, Rectangle(rows, columns, **given))
+        assert len(library.names) == len(set(library.names))
+
+
+def test_refuses_a_graph_that_is_not_plain(graphs: dict[str, Graph]) -> None:
+    graph = graphs["bert"].copy()
+    graph.nodes[0].op = "quantize"
+    (rows, columns), given = rectangle(batch_of(graph))
+    with pytest.raises(GraphError, match=r"quantize has no function here; \['activation', "):
+        interpret(graph, NumpyLike(), Rectangle(rows, columns, **given))
+
+
+def test_a_library_must_have_all_functions() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        ArrayLibrary()  # type: ignore[abstract]
+
+
+def onnx_states(file: Path, batch: Batch) -> Any:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    (rows, columns), given = rectangle(batch)
+    given = {name: array if name == "bias" else array.astype(np.int64) for name, array in given.items()}
+    wanted = [item.name for item in session.get_inputs()]
+    (states,) = session.run(None, {name: given[name] for name in INPUTS if name in wanted})
+    return unpad(states.reshape(rows, columns, -1), batch)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_onnx_in_f32(graphs: dict[str, Graph], arch: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    graph, file = graphs[arch], tmp_path / "model.onnx"
+    batch = batch_of(graph)
+    write(file, graph, rectangle(batch)[0])
+    assert cosines(onnx_states(file, batch), Reference(graph).run("last_hidden_state", batch)).min() > 0.999999
+
+
+def test_onnx_in_int8(graphs: dict[str, Graph], tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    graph, file = graphs["bert"], tmp_path / "model.onnx"
+    batch = batch_of(graph)
+    ranges: dict[str, tuple[float, float]] = {}
+    for seed in range(1, 5):
+        given = Batch.of([np.random.default_rng(seed).integers(2, 200, 16).tolist()])
+        shape, arrays = rectangle(given)
+        calibrate(graph, shape, arrays, ranges)
+    write(file, graph, rectangle(batch)[0], ranges)
+    kinds = [node.op_type for node in onnx.load(str(file)).graph.node]
+    assert kinds.count("MatMulInteger") == 6 * graph.meta["layers"], "every product with weights is narrow"
+    # Queries, keys and values read one quantised value.
+    assert kinds.count("QuantizeLinear") == 4 * graph.meta["layers"]
+    found = cosines(onnx_states(file, batch), Reference(graph).run("last_hidden_state", batch))
+    assert LEAST_COSINE["int8"] <= found.mean() < 0.999999
