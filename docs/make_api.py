@@ -92,7 +92,9 @@ def engine_lines() -> Iterator[str]:
 
 def error_lines(cls: type[Exception], depth: int = 0) -> Iterator[str]:
     yield f"{'  ' * depth}- `{cls.__name__}`: {text_of(cls)}"
-    for child in sorted(cls.__subclasses__(), key=lambda one: one.__name__):
+    # Those of the tree alone: other modules derive errors of their own, when they have been imported.
+    public = [child for child in cls.__subclasses__() if child.__module__ == cls.__module__]
+    for child in sorted(public, key=lambda one: one.__name__):
         yield from error_lines(child, depth + 1)
 
 

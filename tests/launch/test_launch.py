@@ -339,7 +339,9 @@ def test_output_of_ended_instances_waits_for_its_reader() -> None:
 @two_cpus
 def test_json_is_an_event_a_line() -> None:
     code = (
-        "import os, sys; print('out\\xff'); print('err', file=sys.stderr); sys.exit(int(os.environ['ENCAST_INSTANCE']))"
+        # The one that fails lives longer: with its end the other one's would come.
+        "import os, sys, time; print('out\\xff'); print('err', file=sys.stderr); "
+        "index = int(os.environ['ENCAST_INSTANCE']); time.sleep(3 * index); sys.exit(index)"
     )
     done = launch("--json", "--preset", "throughput", "--instances", "2", *python(code))
     assert (done.returncode, done.stderr) == (1, "")
