@@ -298,8 +298,10 @@ class LinearStep final : public Step {
     const Tile tile = tile_of(decl_.w, share);
     const WeightDecl& next = binder_.weight(next_w_);
     const int64_t next_panel = static_cast<int64_t>(next.bytes()) / panels(next_w_);
-    args.next_w = binder_.data<std::byte>(next_w_) + tile_of(next_w_, share).panels.begin * next_panel;
+    const Range next_panels = tile_of(next_w_, share).panels;
+    args.next_w = binder_.data<std::byte>(next_w_) + next_panels.begin * next_panel;
     args.next_w_bytes = next_panel;
+    args.next_w_panels = next_panels.end - next_panels.begin;
     if (tile.rows.begin < tile.rows.end && tile.panels.begin < tile.panels.end) {
       select_(share.rows.end - share.rows.begin)(args, tile.rows.begin, tile.rows.end, tile.panels.begin,
                                                  tile.panels.end);

@@ -38,6 +38,10 @@ class AmxStandIn {
     }
   }
   template <int t>
+  void stream(const void* p, int64_t stride) {
+    load<t>(p, stride);
+  }
+  template <int t>
   void store(void* p, int64_t stride) {
     require(tiles_[t].rows > 0);
     for (int i = 0; i < tiles_[t].rows; ++i) {

@@ -71,43 +71,50 @@ constexpr int kActivatedTogether = 4;
 constexpr int kActivatedTogether = 1;
 #endif
 
-// A staged tile of sums, `rows` x kPanel, to the `columns` columns of c that exist. Values stay in registers
+// A staged tile of sums, `rows` x kWidth, to the `columns` columns of c that exist. Values stay in registers
 // from the sums on: a function of its own for the activation, which would need no copy for each Dot, but
 // reads them from memory, makes int8 with gelu a third slower. Arguments by value: see DotTiles::store_tile.
-template <class Dot>
+template <class Dot, int64_t kWidth = kPanel>
 [[gnu::noinline]] void finish_tile(const GemmArgs args, const float* staged, int64_t row, int64_t rows,
                                    int64_t column, int64_t columns) {
+  constexpr int kVectors = kActivatedTogether;
+  // Of a row, or whole rows where a row has fewer.
+  constexpr int kRowVectors = kVectors * 16 < kWidth ? kVectors : static_cast<int>(kWidth / 16);
   const Bump* const bump = coarse_form(args);
-  for (int64_t i = row; i < row + rows; ++i, staged += kPanel) {
-    for (int64_t first = 0; first < kPanel; first += 16 * kActivatedTogether) {
-      F32x16 values[kActivatedTogether];
-      ENCAST_UNROLL for (int v = 0; v < kActivatedTogether; ++v) {
-        const int64_t from = first + 16 * v;
-        const auto operands = Columns<Dot::kQuantized>::at(args, column + from);
-        values[v] = operands.value(args, i, load_sums(staged + from, Dot::zero()));
+  for (int64_t i = 0; i < rows; i += kVectors / kRowVectors) {
+    // Where the last group of rows is cut off, its last row stands in for the others and is written again.
+    int64_t at[kVectors / kRowVectors];
+    for (int r = 0; r < kVectors / kRowVectors; ++r) at[r] = i + r < rows ? i + r : rows - 1;
+    for (int64_t first = 0; first < kWidth; first += 16 * kRowVectors) {
+      const auto from = [&](int v) { return first + 16 * (v % kRowVectors); };
+      const auto row_of = [&](int v) { return row + at[v / kRowVectors]; };
+      F32x16 values[kVectors];
+      ENCAST_UNROLL for (int v = 0; v < kVectors; ++v) {
+        const auto operands = Columns<Dot::kQuantized>::at(args, column + from(v));
+        const float* sums = staged + at[v / kRowVectors] * kWidth + from(v);
+        values[v] = operands.value(args, row_of(v), load_sums(sums, Dot::zero()));
       }
       if (bump != nullptr) {
-        ENCAST_UNROLL for (int v = 0; v < kActivatedTogether; ++v) values[v] = minus_bump(*bump, values[v]);
+        ENCAST_UNROLL for (int v = 0; v < kVectors; ++v) values[v] = minus_bump(*bump, values[v]);
       } else {
         apply(args.activation, args.exact, values);
       }
       if (args.residual != nullptr) {
-        const float* residual = args.residual + i * args.residual_stride + column;
-        ENCAST_UNROLL for (int v = 0; v < kActivatedTogether; ++v) {
-          const int64_t from = first + 16 * v;
-          values[v] = values[v] + load_partial(residual + from, lanes_within(columns, from));
+        ENCAST_UNROLL for (int v = 0; v < kVectors; ++v) {
+          const float* residual = args.residual + row_of(v) * args.residual_stride + column + from(v);
+          values[v] = values[v] + load_partial(residual, lanes_within(columns, from(v)));
         }
       }
       if (args.c_bf16 == nullptr) {
-        ENCAST_UNROLL for (int v = 0; v < kActivatedTogether; ++v) {
-          const int64_t from = first + 16 * v;
-          store_partial(args.c + i * args.c_stride + column + from, lanes_within(columns, from), values[v]);
+        ENCAST_UNROLL for (int v = 0; v < kVectors; ++v) {
+          float* c = args.c + row_of(v) * args.c_stride + column + from(v);
+          store_partial(c, lanes_within(columns, from(v)), values[v]);
         }
       } else {
-        ENCAST_UNROLL for (int v = 0; v < kActivatedTogether; ++v) {
-          const int64_t from = first + 16 * v;
-          const Mask16 exists = first_lanes(lanes_within(columns, from));
-          store_bf16(args.c_bf16 + i * args.c_stride + column + from, select(exists, values[v], set1(0.0f)));
+        ENCAST_UNROLL for (int v = 0; v < kVectors; ++v) {
+          const Mask16 exists = first_lanes(lanes_within(columns, from(v)));
+          uint16_t* c = args.c_bf16 + row_of(v) * args.c_stride + column + from(v);
+          store_bf16(c, select(exists, values[v], set1(0.0f)));
         }
       }
     }

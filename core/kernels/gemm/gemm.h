@@ -42,10 +42,11 @@ struct GemmArgs {
   bool exact = false;  // activations by libm in double instead of polynomials
   // Activations in their coarse form (simd/activation.h), where they have one and `exact` is false.
   bool coarse = false;
-  // What the calling thread reads first in its next product: prefetched while the last panel is multiplied. A
-  // hint without effect on results; null when nothing follows.
+  // What the calling thread reads first in its next product: that many panels one after the other, of so many
+  // bytes each. Prefetched while the last panels are multiplied: a hint without effect on results; null when
+  // nothing follows.
   const void* next_w = nullptr;
-  int64_t next_w_bytes = 0;
+  int64_t next_w_bytes = 0, next_w_panels = 1;
 };
 
 // Computes rows [m_begin, m_end) and panels [panel_begin, panel_end); panel p holds columns 64p to 64p+63.

@@ -276,11 +276,11 @@ ENCAST_TEST(absent_bias_keeps_signed_zero) {
 
 void amx_q8_stand_in(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
                      int64_t panel_end) {
-  compute<AmxTiles<AmxQ8, AmxStandIn>>(args, m_begin, m_end, panel_begin, panel_end);
+  compute_amx<AmxQ8, AmxStandIn>(args, m_begin, m_end, panel_begin, panel_end);
 }
 void amx_bf16_stand_in(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
                        int64_t panel_end) {
-  compute<AmxTiles<AmxBF16, AmxStandIn>>(args, m_begin, m_end, panel_begin, panel_end);
+  compute_amx<AmxBF16, AmxStandIn>(args, m_begin, m_end, panel_begin, panel_end);
 }
 
 void check_stand_in(GemmFn fn, GemmOperands operands, std::optional<GemmFn> same_class) {

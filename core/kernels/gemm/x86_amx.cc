@@ -17,6 +17,10 @@ struct Instructions {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(t) : "memory");
   }
   template <int t>
+  [[gnu::always_inline]] void stream(const void* p, int64_t stride) {
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(t) : "memory");
+  }
+  template <int t>
   [[gnu::always_inline]] void store(void* p, int64_t stride) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(stride), "i"(t) : "memory");
   }
@@ -35,11 +39,11 @@ struct Instructions {
 
 void gemm_q8_s8_s32_32x32_amx(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
                               int64_t panel_end) {
-  compute<AmxTiles<AmxQ8, Instructions>>(args, m_begin, m_end, panel_begin, panel_end);
+  compute_amx<AmxQ8, Instructions>(args, m_begin, m_end, panel_begin, panel_end);
 }
 void gemm_bf16_bf16_f32_32x32_amx(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
                                   int64_t panel_end) {
-  compute<AmxTiles<AmxBF16, Instructions>>(args, m_begin, m_end, panel_begin, panel_end);
+  compute_amx<AmxBF16, Instructions>(args, m_begin, m_end, panel_begin, panel_end);
 }
 
 }  // namespace encast
