@@ -176,10 +176,12 @@ ENCAST_TEST(blocks_cover_everything_once_and_are_alike) {
 ENCAST_TEST(split_product_covers_everything_once) {
   for (const int64_t rows : {0, 1, 5, 6, 7, 31, 32, 100, 128, 500, 1024}) {
     for (const int64_t panels : {1, 2, 3, 12, 48}) {
-      for (int parts = 1; parts < 5; ++parts) {
+      for (int variant = 2; variant < 10; ++variant) {
+        const int parts = variant / 2;
+        const bool tiles = variant % 2 == 1;
         std::vector<int> seen(static_cast<size_t>(rows * panels), 0);
         for (int part = 0; part < parts; ++part) {
-          const Tile tile = split_product({0, rows}, panels, part, parts);
+          const Tile tile = split_product({0, rows}, panels, part, parts, tiles);
           for (int64_t row = tile.rows.begin; row < tile.rows.end; ++row) {
             for (int64_t panel = tile.panels.begin; panel < tile.panels.end; ++panel) {
               ++seen[static_cast<size_t>(row * panels + panel)];

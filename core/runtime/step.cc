@@ -31,6 +31,7 @@ class Selection {
       for (const Choice& choice : choices_) known = known || choice.fn == fn;
       if (known) continue;
       choices_.push_back({best->min_rows, fn});
+      tiles_ = tiles_ || best->isa == Isa::amx;
       names.emplace_back(best->name);
     }
     if (choices_.empty()) {
@@ -47,6 +48,8 @@ class Selection {
     }
     return found->fn;
   }
+  // Whether some of them work on tiles of AMX.
+  bool tiles() const { return tiles_; }
 
  private:
   struct Choice {
@@ -54,6 +57,7 @@ class Selection {
     Fn fn;
   };
   std::vector<Choice> choices_;
+  bool tiles_ = false;
 };
 
 class Binder {
@@ -311,7 +315,7 @@ class LinearStep final : public Step {
  private:
   int64_t panels(int weight) const { return round_up(binder_.weight(weight).rows, kPanel) / kPanel; }
   Tile tile_of(int weight, const Share& share) const {
-    return split_product(share.rows, panels(weight), share.part, share.parts);
+    return split_product(share.rows, panels(weight), share.part, share.parts, select_.tiles());
   }
 
   const StepDecl decl_;

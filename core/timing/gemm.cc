@@ -165,9 +165,11 @@ GemmTimer::GemmTimer(std::string_view dtype, int64_t m, int64_t n, int64_t k, in
 
 GemmTimer::~GemmTimer() = default;
 
-void GemmTimer::call_many(GemmFn fn, int64_t calls, int thread) {
+void GemmTimer::call_many(const KernelInfo& kernel, int64_t calls, int thread) {
+  const auto fn = reinterpret_cast<GemmFn>(kernel.fn);
   GemmArgs args = data_->args;
-  const Tile tile = split_product({0, m_}, (n_ + kPanel - 1) / kPanel, thread, team_.size());
+  const Tile tile =
+      split_product({0, m_}, (n_ + kPanel - 1) / kPanel, thread, team_.size(), kernel.isa == Isa::amx);
   const bool idle = tile.rows.begin >= tile.rows.end || tile.panels.begin >= tile.panels.end;
   for (int64_t i = 0; i < calls; ++i) {
     args.w = data_->packed[(data_->next + static_cast<size_t>(i)) % data_->packed.size()].get();
@@ -182,13 +184,12 @@ double GemmTimer::run(const KernelInfo& kernel, int64_t calls) {
 }
 
 double GemmTimer::time(const KernelInfo& kernel, int64_t calls) {
-  const auto fn = reinterpret_cast<GemmFn>(kernel.fn);
   double elapsed = 0;
   auto work = [&](int thread) {
     const auto now = team_.size() == 1 ? &thread_seconds : &wall_seconds;
     team_.barrier();
     const double start = now();
-    call_many(fn, calls, thread);
+    call_many(kernel, calls, thread);
     if (thread == 0) elapsed = now() - start;
   };
   team_.run(work);

@@ -39,7 +39,7 @@ class GemmTimer {
  private:
   struct Operands;
 
-  void call_many(GemmFn fn, int64_t calls, int thread);
+  void call_many(const KernelInfo& kernel, int64_t calls, int thread);
   double time(const KernelInfo& kernel, int64_t calls);
 
   GemmOperands operands_;

@@ -13,10 +13,10 @@
 //   A4: rows 0-15    C0                C1              32 x 32 outputs: four loads for four products
 //   A5: rows 16-31   C2                C3
 //
-// 16 groups are a *step*, half a panel and all its steps (of a block of k) a *job*. The unit of tiles takes 64
-// cycles for a step and leaves the rest of the core idle, so everything else is done between steps: sums of
-// one job are stored among the products of the next one's first step, and go through the epilogue during the
-// others, while weights that come next are prefetched.
+// 16 groups are a *step*, half a panel and all its steps (of a block of k) a *job*. The unit of tiles takes
+// 64 cycles for a step and leaves the rest of the core idle, so everything else is done between steps: sums
+// of one job are stored among the products of the next one's first step, and go through the epilogue during
+// the others, while weights that come next are prefetched.
 //
 //   for blocks of panels                    which stay in L2
 //     for 32 rows
@@ -24,8 +24,8 @@
 //         for panels, for both halves       a job: weights stream from L2
 //
 // Sums of all but the last block of k wait in `partial_`, which changes nothing. The last groups of k, fewer
-// than 16, are copied into zeroed blocks. Rows that do not exist are left out by the tile configuration, which
-// therefore changes with the number of rows.
+// than 16, are copied into zeroed blocks. Rows that do not exist are left out by the tile configuration,
+// which therefore changes with the number of rows.
 namespace encast {
 namespace {
 
@@ -82,10 +82,9 @@ class AmxProduct {
     const int64_t steps = (groups_ + kTileGroups - 1) / kTileGroups;
     const int64_t block_groups = (steps + k_blocks - 1) / k_blocks * kTileGroups;
     const int64_t panel_bytes = groups_ * kPanelBytes;
-    const int64_t most_panels =
-        panel_bytes * kPartialPanels <= kBlockWeightBytes && k_blocks == 1
-            ? kBlockWeightBytes / (panel_bytes > 0 ? panel_bytes : 1)
-            : int64_t{kPartialPanels};
+    const int64_t most_panels = panel_bytes * kPartialPanels <= kBlockWeightBytes && k_blocks == 1
+                                    ? kBlockWeightBytes / (panel_bytes > 0 ? panel_bytes : 1)
+                                    : int64_t{kPartialPanels};
     const int64_t row_tiles = (m_end - m_begin + kRows - 1) / kRows;
     for (int64_t panel = panel_begin, panels; panel < panel_end; panel += panels) {
       panels = panel_end - panel < most_panels ? panel_end - panel : most_panels;
@@ -95,7 +94,8 @@ class AmxProduct {
       } else {
         const int64_t bytes = args_.next_w_bytes * args_.next_w_panels;
         prefetch_during(static_cast<const uint8_t*>(args_.next_w),
-                        bytes < kBlockWeightBytes ? bytes : kBlockWeightBytes, row_tiles * 2 * panels * steps);
+                        bytes < kBlockWeightBytes ? bytes : kBlockWeightBytes,
+                        row_tiles * 2 * panels * steps);
       }
       for (int64_t row = m_begin; row < m_end; row += kRows) {
         const int64_t rows = m_end - row < kRows ? m_end - row : kRows;

@@ -153,6 +153,17 @@ struct DotTiles {
   }
 };
 
+// Sums as they are, between c and a staged tile.
+[[gnu::noinline]] void copy_sums(const float* from, int64_t from_stride, float* to, int64_t to_stride,
+                                 int64_t rows, int64_t columns) {
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t first = 0; first < columns; first += 16) {
+      const int64_t lanes = lanes_within(columns, first);
+      store_partial(to + i * to_stride + first, lanes, load_partial(from + i * from_stride + first, lanes));
+    }
+  }
+}
+
 // As many rows as keep their `a` in L2, in blocks of equal size so that none is left with a few rows.
 template <class Tiles>
 int64_t block_rows(int64_t rows, int64_t block_groups) {

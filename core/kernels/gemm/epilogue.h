@@ -121,16 +121,5 @@ template <class Dot, int64_t kWidth = kPanel>
   }
 }
 
-// Sums as they are, between c and a staged tile.
-[[gnu::noinline]] void copy_sums(const float* from, int64_t from_stride, float* to, int64_t to_stride,
-                                 int64_t rows, int64_t columns) {
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t first = 0; first < columns; first += 16) {
-      const int64_t lanes = lanes_within(columns, first);
-      store_partial(to + i * to_stride + first, lanes, load_partial(from + i * from_stride + first, lanes));
-    }
-  }
-}
-
 }  // namespace
 }  // namespace encast
