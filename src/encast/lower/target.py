@@ -31,6 +31,7 @@ ATTENTION_CLASSES = {
 """The same for what the products of an ``attention`` are made of."""
 
 _TILE_BLOCK_ROWS = 384
+_TILE_CACHED_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,14 @@ class Target:
 
         From memory, each weight had better be read by one core: BERT-base int8 at 1 x 128 is 2.4 % faster. Where
         weights stay in cache, meeting after every step costs more, most so with cores that share no cache: MiniLM
-        int8 at 1 x 64 takes 11 % longer. With tiles of AMX no cache that cores share is fast enough: sharing makes
-        BERT-base at 1 x 64 1.3 times as fast, at 1 x 128 1.14 (int8) and 1.24 times (bf16), and MiniLM no slower.
+        int8 at 1 x 64 takes 11 % longer. With tiles of AMX a large L3 is not fast enough: sharing makes BERT-base
+        at 1 x 64 1.3 times as fast, at 1 x 128 1.14 (int8) and 1.24 times (bf16), MiniLM bf16 at 1 x 64 1.14; but MiniLM
+        int8 at 1 x 128 takes 6 % longer.
         """
         if self.stream_rows is not None:
             return self.stream_rows
         if self.tiles:
-            return 80
+            return 24 if weight_bytes <= _TILE_CACHED_BYTES else 80
         return 24 if 2 * weight_bytes <= self.shared_cache_bytes else 80
 
     @staticmethod
