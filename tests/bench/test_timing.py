@@ -12,7 +12,7 @@ import pytest
 
 from encast.batch import Batch
 from encast.bench.cache import cached, cached_place, seconds_to_make
-from encast.bench.limit import Limit, Sizes, peak_is_the_machine_s
+from encast.bench.limit import Limit, Sizes, peak, peak_is_the_machine_s, quickest
 from encast.bench.noise import Noise, NoiseLimits, NoiseMeter, spread, steady_place
 from encast.bench.placement import placement
 from encast.bench.timing import Round, Timing, take_turns, warm_up
@@ -199,8 +199,23 @@ def test_where_the_peak_is_not_known_nobody_is_accused(monkeypatch: pytest.Monke
     monkeypatch.setenv("ENCAST_ISA", "avx2")
     assert not peak_is_the_machine_s()
     monkeypatch.delenv("ENCAST_ISA")
-    monkeypatch.setattr(_core, "isa_levels", lambda: [*levels[:2], ("amx", "amxtile", "", True)])
+    monkeypatch.setattr(_core, "isa_levels", lambda: levels[:1])
     assert not peak_is_the_machine_s()
+
+
+def test_amx_has_a_peak_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of bf16 and int8 are bounded by the tiles, those of f32 by what bf16 tiles can make up for."""
+    from encast import _core
+
+    monkeypatch.delenv("ENCAST_ISA", raising=False)
+    monkeypatch.setattr(_core, "isa_levels", lambda: [("scalar", "", "", True), ("amx", "amxtile", "", True)])
+    assert peak_is_the_machine_s()
+    rates = {"f32": 200e9, "bf16": 3200e9, "int8": 6400e9}
+    monkeypatch.setattr(_core, "peak_ops_per_second", lambda dtype, threads, seconds: threads * rates[dtype])
+    assert [quickest(dtype, 2) for dtype in rates] == [3200e9, 6400e9, 12800e9]
+    assert peak("f32", 2) == 400e9, "what is shown as the limit of f32 is what its instructions reach"
+    rates["bf16"] = 200e9
+    assert quickest("f32", 1) == 200e9
 
 
 def test_operations_are_products_and_attention() -> None:

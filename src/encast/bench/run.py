@@ -18,7 +18,7 @@ from encast.bench.cache import content_hash
 from encast.bench.config import Job
 from encast.bench.contender import ColdStart, Contender, prepare
 from encast.bench.cost import cost_record, parse_price
-from encast.bench.limit import Limit, Sizes, peak, peak_is_the_machine_s
+from encast.bench.limit import Limit, Sizes, peak, peak_is_the_machine_s, quickest
 from encast.bench.models import make_model
 from encast.bench.noise import Noise, NoiseMeter, steady_place
 from encast.bench.peers.base import BackendSpec, ModelFiles, load_object
@@ -84,7 +84,7 @@ class Comparison:
         self._reference = Reference(self._model, cache)
         self._binding = memory_binding(self._machine)
         self._ceilings = load_ceilings(self._machine)
-        self._peaks: dict[tuple[str, int], float] = {}
+        self._peaks: dict[tuple[str, str, int], float] = {}
         self._exports: dict[str, Mapping[str, Any]] = {}
         self._cold: dict[str, ColdStart] = {}
 
@@ -172,9 +172,7 @@ class Comparison:
         noise = meter.read(_cpu_seconds(racing) - used)
         for side in racing:
             if side.failure is None:
-                peak_ops = self._peak(side.spec.dtype, point.instances * point.threads) / point.instances
-                known = peak_is_the_machine_s()
-                side.finish(point, self._reference, self._sizes, peak_ops if known else None)
+                side.finish(point, self._reference, self._sizes, self._quickest(side.spec.dtype, point))
         steady = self._steady(rounds, racing)
         for index, side in enumerate(racing):
             places = {one.number: one.places[index] for one in rounds if one.number in side.samples}
@@ -204,10 +202,18 @@ class Comparison:
     def _places(self, point: Point) -> tuple[Placement, ...]:
         return self.job.launcher.place(self._machine, instances=point.instances, threads=point.threads)
 
-    def _peak(self, dtype: str, threads: int) -> float:
-        if (dtype, threads) not in self._peaks:
-            self._peaks[dtype, threads] = peak(dtype, threads)
-        return self._peaks[dtype, threads]
+    def _peak(self, dtype: str, threads: int, of: Callable[[str, int], float] = peak) -> float:
+        """Measured once: rows of one experiment have one limit."""
+        key = (of.__name__, dtype, threads)
+        if key not in self._peaks:
+            self._peaks[key] = of(dtype, threads)
+        return self._peaks[key]
+
+    def _quickest(self, dtype: str, point: Point) -> float | None:
+        """Operations a second that no instance can exceed; None where that is not known."""
+        if not peak_is_the_machine_s():
+            return None
+        return self._peak(dtype, point.instances * point.threads, quickest) / point.instances
 
     def _row(
         self,
