@@ -63,6 +63,25 @@ class ManyThreads(Honest):
         return super().run(output, batch, select)
 
 
+class Daemon(Honest):
+    """Has a daemon compute for it, which is in a session of its own and no child of it: as daemons are made."""
+
+    name = "daemon"
+
+    def open(self) -> None:
+        super().open()
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            return
+        os.setsid()
+        if os.fork() == 0:
+            with open(self.options["pid_file"], "w") as file:
+                file.write(str(os.getpid()))
+            spin(120_000)
+        os._exit(0)
+
+
 class Stray(Honest):
     """Takes back the processors that it was not given, and computes on them."""
 

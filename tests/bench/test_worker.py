@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,6 +109,50 @@ def test_what_a_backend_started_ends_with_it(model: ModelFiles) -> None:
     worker.close()
     assert processes.family(worker.pid) == []
     assert not folder.exists()
+
+
+def test_a_daemon_is_counted_and_ends(model: ModelFiles, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    with contender(model, spec("Daemon", milliseconds=5, pid_file=str(file))) as daemon:
+        daemon.open()
+        daemon.bind(BATCHES)
+        pid = int(file.read_text())
+        (worker,) = daemon._workers
+        assert worker.family() == sorted([worker.pid, pid])
+        assert max(daemon.watch(0.3)) >= 2
+        # Only the daemon uses any: the worker sleeps.
+        before = daemon.cpu_seconds()
+        end = time.monotonic() + 60
+        while daemon.cpu_seconds() < before + 0.05:
+            assert time.monotonic() < end, "nobody counts what the daemon uses"
+            time.sleep(0.01)
+    assert not running(pid)
+
+
+def test_a_daemon_ends_with_a_worker_that_crashed(model: ModelFiles, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    with contender(model, spec("Daemon", pid_file=str(file))) as daemon:
+        daemon.open()
+        (worker,) = daemon._workers
+        assert len(worker.family()) == 2
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(WorkerError, match="SIGKILL"):
+            daemon.bind(BATCHES)
+    assert not running(int(file.read_text()))
+
+
+def running(pid: int) -> bool:
+    """Whether it still does something; the kernel ends a killed process when it next gets to it."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return False
+        if state in "ZX":
+            return False
+        time.sleep(0.01)
+    return True
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,7 @@ class Contender:
         """Processors that a thread may run on although its instance was not given them."""
         found: set[int] = set()
         for worker, placement in zip(self._workers, self.placements, strict=True):
-            found |= processes.allowed_cpus(processes.family(worker.pid)) - set(placement.cpus)
+            found |= processes.allowed_cpus(worker.family()) - set(placement.cpus)
         return found
 
     def facts(self) -> dict[str, Any]:
@@ -368,7 +368,7 @@ class Contender:
         return str(file) if shared else write_batch(batch, file)
 
     def _members(self) -> list[int]:
-        return [pid for worker in self._workers for pid in processes.family(worker.pid)]
+        return [pid for worker in self._workers for pid in worker.family()]
 
     def _now(self) -> processes.CpuTime:
         return processes.cpu_time(self._members())

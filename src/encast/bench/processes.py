@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["CpuTime", "allowed_cpus", "cpu_time", "family", "proportional_bytes", "resident_bytes", "runnable_threads"]
+__all__ = [
+    "CpuTime",
+    "allowed_cpus",
+    "cpu_time",
+    "end",
+    "family",
+    "proportional_bytes",
+    "resident_bytes",
+    "runnable_threads",
+    "started",
+]
 
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -42,6 +53,34 @@ def family(root: int) -> list[int]:
         members |= children
         grown = bool(children)
     return sorted(members)
+
+
+def started(pid: int) -> int | None:
+    """When a process began, in clock ticks since the machine did; None when it is gone. Numbers are used again."""
+    with contextlib.suppress(*_GONE):
+        return int(_stat(f"/proc/{pid}")[19])
+    return None
+
+
+def end(known: Mapping[int, int | None], root: int) -> None:
+    """Kills the processes of ``known`` (number to ``started``) that still run, and the family of ``root``.
+
+    All are stopped before the first is killed, so that none starts another meanwhile, nor leaves its children to
+    somebody else, where they could not be found.
+    """
+    stopped: set[int] = set()
+    while True:
+        found = {pid for pid, began in known.items() if began is not None and started(pid) == began}
+        new = (found | set(family(root))) - stopped
+        if not new:
+            break
+        for pid in new:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGSTOP)
+        stopped |= new
+    for pid in stopped:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def cpu_time(processes: Iterable[int]) -> CpuTime:
