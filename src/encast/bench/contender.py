@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ _MARGIN_NS = 5_000_000
 _LATE_NS = 1_000_000
 _TRIES = 3
 _SHORT_NS = 50_000_000
+_MESSAGES_NS = 3_000_000
+_GAP_NS = 10_000
+"""What a burst takes beside its calls, at most: a request and its answer, and between two calls."""
+_POLL_SECONDS = 0.2
 _SAMPLE_SECONDS = 0.004
 
 
@@ -54,8 +59,9 @@ class Memory:
 class Usage:
     """What the processes did from before a burst's wake-up to its answer, read from /proc by the parent.
 
-    ``explained``: the share of the time, on the parent's clock, that the calls of a burst say they took, the wake-up
-    counted; None where that says nothing: instances that wait, and bursts that are over at once.
+    ``explained``: the share of the time until its answer, on the parent's clock, that the calls of a burst say they
+    took, the wake-up counted and messages and gaps allowed for, of the instance that explains least. None where that
+    says nothing: instances that wait for each other, and bursts that are over at once.
     """
 
     cpu_s: float
@@ -91,6 +97,7 @@ class Contender:
         self._usages: list[Usage] = []
         # What the backend cannot know beforehand: which of its outputs are looked at.
         self._random = random.SystemRandom()
+        self._answered: list[int] = []  # by instance, when its last answer was there
         self._call_ns = self._late_ns = 0
         self._spent = 0  # by processes that have ended
 
@@ -354,14 +361,22 @@ class Contender:
 
     def _receive(self, do: str, seconds: float, meanwhile: Callable[[], None] | None = None) -> list[Any]:
         deadline = time.monotonic() + seconds
-        answers = []
-        for worker in self._workers:
-            while meanwhile is not None and not worker.answered():
+        answered: dict[Worker, int] = {}
+        while time.monotonic() < deadline:
+            waiting = [worker for worker in self._workers if worker not in answered]
+            if not waiting:
+                break
+            if meanwhile is not None:
                 meanwhile()
-                if time.monotonic() > deadline:
-                    break
-            answers.append(worker.receive(do, max(0.0, deadline - time.monotonic())))
-        return answers
+            ready = select.select(waiting, [], [], 0 if meanwhile else _POLL_SECONDS)[0]
+            answered.update(dict.fromkeys(ready, time.perf_counter_ns()))
+            if not ready and not all(worker.lives() for worker in waiting):
+                break  # ``receive`` finds out why
+            if not ready and meanwhile is None:
+                for worker in waiting:
+                    worker.check_memory()
+        self._answered = [answered.get(worker, time.perf_counter_ns()) for worker in self._workers]
+        return [worker.receive(do, max(0.0, deadline - time.monotonic())) for worker in self._workers]
 
     def _file(self, worker: Worker, index: int, batch: Batch, shared: Worker | None) -> str:
         file = worker.folder / f"batch-{index}.npz"
@@ -380,9 +395,11 @@ class Contender:
         wall = after.at - before.at
         explained = None
         if times is not None and all(times) and wall > _SHORT_NS:
-            mean = sum(map(sum, times)) / len(times)
-            woken = wall if at is None else after.at - at
-            explained = (mean if at is not None else mean * (1 + 1 / len(times[0]))) / woken
+            # One that begins at a moment has been woken before it.
+            calls = [sum(own) if at is not None else sum(own) * (1 + 1 / len(own)) for own in times]
+            allowed = [_MESSAGES_NS + _GAP_NS * len(own) for own in times]
+            ends = [answered - (before.at if at is None else at) for answered in self._answered]
+            explained = min(1.0, *((one + gaps) / end for one, gaps, end in zip(calls, allowed, ends, strict=True)))
         return Usage((after.cpu - before.cpu) / 1e9, wall / 1e9, explained)
 
 

@@ -176,9 +176,13 @@ class Worker:
             raise self._failure("failed", f"{do}: {answer['error']}")
         return answer["value"]
 
-    def answered(self) -> bool:
-        """Whether ``receive`` would not have to wait."""
-        return b"\n" in self._unread or bool(select.select([self._socket], [], [], 0)[0])
+    def fileno(self) -> int:
+        """For ``select``: readable once the answer begins to come, or the process has ended."""
+        return self._socket.fileno()
+
+    def lives(self) -> bool:
+        """Whether an answer may still come."""
+        return self._process.poll() is None
 
     def settle_memory(self) -> None:
         """From now on resident memory may grow by ``limits.growth_mib``."""
