@@ -19,9 +19,21 @@ if TYPE_CHECKING:
     from encast.bench.launcher import Launcher
     from encast.machine import Machine
 
-__all__ = ["BURST_SECONDS", "ClosedLoop", "burst_sample", "core_count", "divisors", "doubling", "fits", "rate_metrics"]
+__all__ = [
+    "BURST_SECONDS",
+    "MOST_SECONDS",
+    "ClosedLoop",
+    "burst_sample",
+    "core_count",
+    "divisors",
+    "doubling",
+    "fits",
+    "rate_metrics",
+]
 
 BURST_SECONDS = 0.3
+MOST_SECONDS = 60
+"""Of a burst."""
 
 
 def core_count(launcher: Launcher, machine: Machine) -> int:
@@ -80,7 +92,7 @@ class ClosedLoop:
 
     def __init__(self, seconds: float = BURST_SECONDS) -> None:
         """``seconds``: of a burst."""
-        self.seconds = positive("scenario.seconds", seconds, most=60)
+        self.seconds = positive("scenario.seconds", seconds, most=MOST_SECONDS)
 
     def round(self, contender: Contender, point: Point) -> dict[str, Any]:
         return burst_sample(contender, point, seconds=self.seconds)
