@@ -92,6 +92,9 @@ def test_a_divided_batch_takes_as_long_as_its_slowest_part() -> None:
     assert first["latency_ms"]["mean"] == pytest.approx(8 + 0.2 * 3, rel=0.02)
     assert second["latency_ms"]["mean"] == pytest.approx(4 + (1 - 0.8**2) * 3, rel=0.02)
     assert second["sequences_per_s"] == pytest.approx(2 * 4 / 0.0046, rel=0.02), "the sum of what both do"
+    assert second["whole_batch_sequences_per_s"] == pytest.approx(8 / (0.004 + (1 - 0.8**2) * 0.003), rel=0.02)
+    assert second["whole_batch_tokens_per_s"] == pytest.approx(16 * second["whole_batch_sequences_per_s"])
+    assert first["whole_batch_sequences_per_s"] == pytest.approx(first["sequences_per_s"], rel=0.02)
 
 
 def test_core_and_instance_scaling_beside_the_ideal_line() -> None:
