@@ -129,7 +129,7 @@ def stat(path: Path, *cpus: tuple[int, ...]) -> Path:
 
 def test_steal_and_other_processes_are_read(tmp_path: Path) -> None:
     path = stat(tmp_path / "stat", (0,) * 10, (0,) * 10, (0,) * 10)
-    meter = NoiseMeter([0, 1], path)
+    meter = NoiseMeter([0, 1], stat=path)
     # User, nice, system, idle, iowait, irq, softirq, steal: cpu2 is not ours.
     stat(path, (10, 0, 5, 0, 0, 1, 1, 3, 0, 0), (7, 0, 0, 0, 0, 0, 0, 0, 0, 0), (90,) * 10)
     began = meter._began
@@ -139,7 +139,18 @@ def test_steal_and_other_processes_are_read(tmp_path: Path) -> None:
     assert noise.other_cpu is not None
     assert noise.steal == pytest.approx(0.03 / (0.5 * 2), rel=0.1)
     assert noise.other_cpu == pytest.approx((0.24 - 0.04) / (0.5 * 2), rel=0.1)
-    assert NoiseMeter([0], tmp_path / "gone").read(0.0) == Noise(None, None)
+    assert NoiseMeter([0], stat=tmp_path / "gone").read(0.0) == Noise(None, None)
+
+
+def test_what_runs_beside_a_core_s_thread_counts(tmp_path: Path) -> None:
+    """Processor 2 is the other hardware thread of processor 0's core: 0.9 s of others there, and steal of its own."""
+    path = stat(tmp_path / "stat", (0,) * 10, (0,) * 10, (0,) * 10)
+    meter = NoiseMeter([0, 1], [0, 2], path)
+    stat(path, (10, *(0,) * 9), (10, *(0,) * 9), (90, 0, 0, 0, 0, 0, 0, 50, 0, 0))
+    meter._began -= 1.0
+    noise = meter.read(own_cpu_s=0.2)
+    assert noise.other_cpu == pytest.approx(0.9 / 2, rel=0.1)
+    assert noise.steal == 0
 
 
 def test_a_noisy_row_says_why() -> None:

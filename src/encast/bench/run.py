@@ -161,7 +161,8 @@ class Comparison:
             self._cold[side.spec.name] = side.cold or self._cold.get(side.spec.name, ColdStart(0, 0, 0))
         racing = [side for side in sides if side.failure is None]
         cpus = sorted({cpu for place in self._places(point) for cpu in place.cpus})
-        meter, used = NoiseMeter(cpus), _cpu_seconds(racing)
+        siblings = {cpu for core in self._machine.cores if set(core.cpus) & set(cpus) for cpu in core.cpus}
+        meter, used = NoiseMeter(cpus, siblings), _cpu_seconds(racing)
         rounds = take_turns(
             racing,
             lambda number, side: side.round(number, point, self._scenario),
