@@ -68,6 +68,26 @@ def cell(made: Document, caption: str, line: str, column: str) -> str:
     raise AssertionError(f"no {line!r} with {column!r} in a table {caption!r}")
 
 
+@pytest.mark.parametrize("counts", [(1, 2), (1, 2, 4, 8, 16)])
+def test_every_length_has_its_own_share_of_the_ideal(tmp_path: Path, counts: tuple[int, ...]) -> None:
+    """Also where the points are too many to stand beside each other."""
+    made = Experiment("scaling", backends=FEW)
+    rows = []
+    for length, share in ((32, 0.5), (512, 0.9)):
+        base = made.point("core_scaling", {"length": length, "threads": 1})
+        rows += base
+        for threads in counts[1:]:
+            more = made.point("core_scaling", {"length": length, "threads": threads})
+            for row, one in zip(more, base, strict=True):
+                row["metrics"]["sequences_per_s"] = share * threads * one["metrics"]["sequences_per_s"]
+            rows += more
+    report = document(write(tmp_path, rows))
+    (table,) = [one for one in tables(report) if "of the ideal, length 32" in [column.title for column in one.columns]]
+    for backend in FEW:
+        assert cell(report, table.caption, backend, "of the ideal, length 32") == "50%"
+        assert cell(report, table.caption, backend, "of the ideal, length 512") == "90%"
+
+
 # What is read.
 
 

@@ -260,16 +260,15 @@ def _across(group: Group, reference: Row | None, most_lines: int) -> Table:
     for index, backend in enumerate(backends):
         rows = [row for row in group.measured if row.backend == backend]
         line = [Cell(backend), *(cells[index] for cells in by_point)]
-        line += [Cell(efficiency.get(backend, numbers.NOTHING))] if efficiency else []
-        lines.append([*line, *_worst(rows)])
+        lines.append([*line, *_efficiency_cells(efficiency, backend), *_worst(rows)])
     caption = f"{group.metric.title}, {group.metric.unit}"
     heads = [Column(describe(dict(zip(group.columns, point, strict=True)))) for point in group.points]
-    more = [Column("of the ideal")] if efficiency else []
-    return cut(caption, [Column("backend", text=True), *heads, *more, *_WORST_COLUMNS], lines, most_lines)
+    columns = [Column("backend", text=True), *heads, *_efficiency_columns(efficiency), *_WORST_COLUMNS]
+    return cut(caption, columns, lines, most_lines)
 
 
-def _efficiency(group: Group) -> dict[str, str]:
-    """Of a scaling scenario: the share of ideal scaling that each backend reaches at its last point."""
+def _efficiency(group: Group) -> dict[str, dict[str, str]]:
+    """Of a scaling scenario: by series (a length, say) and backend, the share of ideal scaling at the last point."""
     axis = _SCALED.get(group.scenario)
     if axis is None:
         return {}
@@ -285,7 +284,20 @@ def _efficiency(group: Group) -> dict[str, str]:
         for row in group.measured
         if isinstance(row.point.get(axis), (int, float)) and float(row.point[axis]) > 0
     ]
-    return {str(one.row["backend"]["name"]): f"{one.efficiency:.0%}" for one in ideal(plain, axis)}
+    found: dict[str, dict[str, str]] = {}
+    for one in ideal(plain, axis):  # rising along the axis, so the last of a series stays
+        point = one.row["point"]
+        series = describe({column: point[column] for column in group.columns if column != axis and column in point})
+        found.setdefault(series, {})[str(one.row["backend"]["name"])] = f"{one.efficiency:.0%}"
+    return found
+
+
+def _efficiency_columns(efficiency: Mapping[str, Mapping[str, str]]) -> list[Column]:
+    return [Column(", ".join(filter(None, ("of the ideal", series)))) for series in efficiency]
+
+
+def _efficiency_cells(efficiency: Mapping[str, Mapping[str, str]], backend: str) -> list[Cell]:
+    return [Cell(shares.get(backend, numbers.NOTHING)) for shares in efficiency.values()]
 
 
 def _point_cell(metric: Metric, row: Row, best: float | None, against: Row | None) -> Cell:
@@ -319,6 +331,7 @@ def _within_limit(row: Row, value: float | None, best: bool, against: Row | None
 
 def _by_backend(group: Group, reference: Row | None, most_lines: int) -> Table:
     """A line a backend over all points: its ratio, and the worst that its answers were off."""
+    efficiency = _efficiency(group)
     lines = []
     for backend in group.backends:
         rows = [row for row in group.measured if row.backend == backend]
@@ -329,9 +342,11 @@ def _by_backend(group: Group, reference: Row | None, most_lines: int) -> Table:
         if found and ratio.text != "1x":
             spread = f"{numbers.ratio(min(found))} to {numbers.ratio(max(found))}" if len(found) > 1 else ""
             ratio = Cell(numbers.ratio(statistics.geometric_mean(found)), spread)
-        lines.append([Cell(backend), Cell(f"{len(rows)} of {len(group.points)}"), ratio, *_worst(rows)])
+        points = Cell(f"{len(rows)} of {len(group.points)}")
+        lines.append([Cell(backend), points, ratio, *_efficiency_cells(efficiency, backend), *_worst(rows)])
     against = f"against {reference.backend}, geometric mean" if reference is not None else "ratio"
-    columns = [Column("backend", text=True), Column("points"), Column(against), *_WORST_COLUMNS]
+    columns = [Column("backend", text=True), Column("points"), Column(against)]
+    columns += [*_efficiency_columns(efficiency), *_WORST_COLUMNS]
     return cut("Over all points", columns, lines, most_lines)
 
 
