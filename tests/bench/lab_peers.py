@@ -221,6 +221,7 @@ class Failing(Honest):
                 "exit": lambda: (print("going down", file=sys.stderr, flush=True), os._exit(3)),
                 "hang": lambda: time.sleep(3600),
                 "leak": lambda: self._held.append(bytearray(os.urandom(1 << 12) * (16 << 8))),
+                "swell": lambda: bytearray(os.urandom(1 << 12) * (50 << 10)),
                 "raise": lambda: 1 / 0,
             }
             ways[self.options["how"]]()

@@ -111,6 +111,21 @@ def test_what_a_backend_started_ends_with_it(model: ModelFiles) -> None:
     assert not folder.exists()
 
 
+def test_a_peak_belongs_to_its_point(model: ModelFiles) -> None:
+    with contender(model, spec("Failing", how="swell")) as swelling:
+        swelling.open()
+        swelling.bind(BATCHES)
+        swelling.burst(calls=1)
+        peak = swelling.memory().peak_rss_bytes
+        swelling.forget_peak()
+        later = swelling.memory()
+    assert peak is not None
+    if later.peak_rss_bytes is None:
+        pytest.skip("this kernel keeps the peak of a process for ever")
+    assert peak - later.peak_rss_bytes > 100 << 20
+    assert later.peak_rss_bytes >= later.pss_bytes
+
+
 def test_a_daemon_is_counted_and_ends(model: ModelFiles, tmp_path: Path) -> None:
     file = tmp_path / "pid"
     with contender(model, spec("Daemon", milliseconds=5, pid_file=str(file))) as daemon:

@@ -49,9 +49,13 @@ class ColdStart:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of all instances together: peak resident, and proportional (shared pages count once)."""
+    """Bytes of all instances together: peak resident, and proportional (shared pages count once).
 
-    peak_rss_bytes: int
+    The peak is of the first point of a process from its start on, loading included, of a later one from its own begin
+    on; None where the kernel cannot tell these apart.
+    """
+
+    peak_rss_bytes: int | None
     pss_bytes: int
 
 
@@ -99,6 +103,7 @@ class Contender:
         self._random = random.SystemRandom()
         self._answered: list[int] = []  # by instance, when its last answer was there
         self._call_ns = self._late_ns = 0
+        self._peak_known = True
         self._spent = 0  # by processes that have ended
 
     @property
@@ -133,7 +138,7 @@ class Contender:
         Without batches no call is made, and ``first_call_s`` is 0.
         """
         self.close()
-        self._usages = []
+        self._usages, self._peak_known = [], True
         for placement in self.placements:
             self._workers.append(
                 Worker(
@@ -262,9 +267,14 @@ class Contender:
         for worker in self._workers:
             worker.settle_memory()
 
+    def forget_peak(self) -> None:
+        """The peak of ``memory`` begins anew: what was before belongs to another point."""
+        self._peak_known = processes.forget_peak(self._members())
+
     def memory(self) -> Memory:
         members = self._members()
-        return Memory(processes.resident_bytes(members, peak=True), processes.proportional_bytes(members))
+        peak = processes.resident_bytes(members, peak=True) if self._peak_known else None
+        return Memory(peak, processes.proportional_bytes(members))
 
     @property
     def usages(self) -> list[Usage]:

@@ -15,6 +15,7 @@ __all__ = [
     "cpu_time",
     "end",
     "family",
+    "forget_peak",
     "proportional_bytes",
     "resident_bytes",
     "runnable_threads",
@@ -115,6 +116,17 @@ def allowed_cpus(processes: Iterable[int]) -> set[int]:
 def resident_bytes(processes: Iterable[int], *, peak: bool = False) -> int:
     """Resident memory, now or at its peak (``VmHWM``); pages that processes share count in each."""
     return sum(_field(f"/proc/{pid}/status", "VmHWM" if peak else "VmRSS") for pid in processes)
+
+
+def forget_peak(processes: Iterable[int]) -> bool:
+    """Has ``resident_bytes`` count peaks from now on; returns whether the kernel does so, see proc(5), clear_refs."""
+    for pid in processes:
+        try:
+            with open(f"/proc/{pid}/clear_refs", "w") as file:
+                file.write("5")
+        except OSError:  # gone, another's, or a kernel without it
+            return False
+    return True
 
 
 def proportional_bytes(processes: Iterable[int]) -> int:

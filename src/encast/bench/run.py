@@ -259,7 +259,7 @@ class Comparison:
             "metrics": metrics,
             "ratio_to": self._ratios(side, sides) if measured else {},
             "agreement": None if side.agreement is None else side.agreement.record(),
-            "cold": None if cold is None or side.contender is None else self._cold_record(spec, cold),
+            "cold": None if cold is None or side.contender is None else self._cold_record(spec, cold, side),
             "memory": None if side.memory is None else asdict(side.memory),
             "fairness": None if side.fairness is None else side.fairness.record(),
             "noise": None if noise is None or not measured else noise.record(figures, places, self.job.noise),
@@ -290,12 +290,13 @@ class Comparison:
                 found[other.spec.name] = ratio_interval(mine, theirs).record()
         return found
 
-    def _cold_record(self, spec: BackendSpec, cold: ColdStart) -> dict[str, float | None]:
+    def _cold_record(self, spec: BackendSpec, cold: ColdStart, side: Side) -> dict[str, float | None]:
+        """``side.cold`` is None at a process's later points, whose batches its first call was not of."""
         return {
             "export_s": self._exports.get(spec.name, {}).get("seconds"),
             "import_s": cold.import_s,
             "load_s": cold.load_s,
-            "first_call_ms": 1e3 * cold.first_call_s,
+            "first_call_ms": None if side.cold is None else 1e3 * cold.first_call_s,
         }
 
     def _limit(self, spec: BackendSpec, point: Point, rate: float | None) -> dict[str, Any]:

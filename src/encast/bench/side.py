@@ -56,6 +56,8 @@ class Side:
         def step(contender: Contender) -> None:
             if not contender.is_open:
                 self.cold = contender.open(point.batches)
+            else:
+                contender.forget_peak()
             contender.bind(point.batches, split=point.split)
             self.warm = warm_up(contender, timing)
             contender.verify()
