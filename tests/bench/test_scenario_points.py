@@ -18,6 +18,7 @@ from encast.bench.scenarios.base import Point, Scenario
 from encast.bench.scenarios.batch_scaling import BatchScaling
 from encast.bench.scenarios.core_scaling import CoreScaling
 from encast.bench.scenarios.instance_scaling import InstanceScaling
+from encast.bench.scenarios.latency import Latency
 from encast.bench.scenarios.length_replay import LengthReplay
 from encast.bench.scenarios.open_loop import OpenLoop
 from encast.bench.scenarios.slo_throughput import SloThroughput
@@ -110,6 +111,21 @@ def test_core_scaling_stays_within_a_node_unless_told() -> None:
     assert sizes(CoreScaling().points(grid(), within, machine(48, nodes=2))) == [(1, n) for n in (1, 2, 4, 8, 16)]
     with pytest.raises(InputError):
         CoreScaling(threads=48).points(grid(), within, machine(48, nodes=2))
+
+
+def test_hardware_threads_come_by_whole_cores() -> None:
+    """Four cores of two hardware threads: scaling is over threads that are there, and labels say how many run."""
+    smt, wide = Launcher("one", instances=1, cross_node=True, smt=True), machine(4, wide=2)
+    assert sizes(CoreScaling().points(grid(), smt, wide)) == [(1, 2), (1, 4), (1, 8)]
+    assert sizes(BatchScaling(batch=8).points(grid(), smt, wide)) == [(1, 8), (2, 4), (4, 2)]
+    assert sizes(SloThroughput(batch=1).points(grid(), smt, wide)) == [(1, 8), (2, 4), (4, 2)]
+    assert sizes(InstanceScaling(threads=2).points(grid(), smt, wide)) == [(1, 2), (2, 2), (4, 2)]
+    for point in Latency().points(grid(), smt, wide):
+        (place,) = smt.place(wide, instances=point.instances, threads=point.threads)
+        assert (point.threads, place.threads, sorted(place.cpus)) == (8, 8, list(range(8)))
+    for refused in (InstanceScaling(threads=1), CoreScaling(threads=3)):
+        with pytest.raises(InputError, match=r"all hardware threads of its cores, here [24]; .*launcher\.smt=false"):
+            refused.points(grid(), smt, wide)
 
 
 def test_a_quota_bounds_the_cores() -> None:

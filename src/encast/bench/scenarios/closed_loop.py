@@ -37,17 +37,18 @@ MOST_SECONDS = 60
 
 
 def core_count(launcher: Launcher, machine: Machine) -> int:
-    """The cores that the launcher's instances take together, cgroup quota and affinity considered."""
+    """The cores that the launcher's instances take together, cgroup quota and affinity considered; with ``smt`` their
+    hardware threads, which an instance has by whole cores."""
     return sum(place.threads for place in launcher.place(machine))
 
 
 def fits(launcher: Launcher, machine: Machine, instances: int, threads: int) -> bool:
     """Whether so many instances of so many threads have a place, within memory nodes unless the launcher crosses."""
     try:
-        places = launcher.place(machine, instances=instances, threads=threads)
+        launcher.place(machine, instances=instances, threads=threads)
     except InputError:
         return False
-    return all(place.threads == threads for place in places)
+    return True
 
 
 def doubling(most: int) -> tuple[int, ...]:
