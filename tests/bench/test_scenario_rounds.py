@@ -220,6 +220,34 @@ def test_contenders_of_an_open_loop_get_the_same_arrivals() -> None:
     assert len({tuple(stream) for stream in a.streams}) == 3, "each round has arrivals of its own"
 
 
+def test_a_contender_of_a_second_group_begins_with_the_first_arrivals() -> None:
+    scenario = OpenLoop(rate=500, seconds=0.5)
+    (point,) = scenario.points(grid(), ONE, machine(2))
+    once, again, other = (FakeContender(constant(1.0), name) for name in ("first", "first", "other"))
+    for group in ((once,), (again, other)):
+        for _ in range(3):
+            for contender in group:
+                scenario.round(contender.at(point), point)
+    assert once.streams == again.streams == other.streams
+
+
+def test_a_resumed_open_loop_has_the_rates_of_before() -> None:
+    scenario, resumed = OpenLoop(load=[0.5, 0.8], seconds=1), OpenLoop(load=[0.5, 0.8], seconds=1)
+    half, most = scenario.points(grid(), ONE, machine(2))
+    before, after = FakeContender(constant(1.0), "first"), FakeContender(constant(0.3), "second")
+    metrics = measured(scenario, before, half, 3)
+    assert metrics["capacity_per_s"] == pytest.approx(1000)
+    row = {"metrics": metrics, "point": {"instances": 1, "threads": 2, **half.label}}
+    failed = {"metrics": {}, "point": {}}
+    resumed.recall(json.loads(json.dumps([failed, row])))
+    measured(resumed, after, half, 3)
+    assert after.streams == before.streams
+    measured(scenario, before, most, 1)
+    measured(resumed, after, most, 1)
+    assert after.streams[-1] == before.streams[-1]
+    assert not any(asked["seconds"] for asked in after.asked), "its own capacity is asked for by nobody"
+
+
 def test_an_open_loop_counts_from_the_due_time() -> None:
     """M/M/1 at load 0.8: five times the service on average, although each service is as quick as ever."""
     scenario = OpenLoop(rate=800, seconds=20)

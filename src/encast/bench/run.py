@@ -92,8 +92,13 @@ class Comparison:
         """Of all rows that ``rows`` makes."""
         return [self._key(spec, point) for point in self._points for spec in self.job.backends]
 
-    def rows(self, done: set[str]) -> Iterator[list[Row]]:
-        """The rows of one point after the other, without those whose keys are in ``done``."""
+    def rows(self, known: Sequence[Row]) -> Iterator[list[Row]]:
+        """The rows of one point after the other, without those that are ``known``."""
+        own = set(self.keys())
+        before = [row for row in known if row["key"] in own]
+        done = {str(row["key"]) for row in before}
+        if before and (recall := getattr(self._scenario, "recall", None)) is not None:
+            recall(before)
         ready: list[BackendSpec] = []
         for spec in self.job.backends:
             wanted = [point for point in self._points if self._key(spec, point) not in done]
