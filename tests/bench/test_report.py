@@ -88,6 +88,15 @@ def test_every_length_has_its_own_share_of_the_ideal(tmp_path: Path, counts: tup
         assert cell(report, table.caption, backend, "of the ideal, length 512") == "90%"
 
 
+def test_a_replay_says_what_it_stands_for(tmp_path: Path) -> None:
+    made = Experiment("replay", backends=FEW)
+    metrics = {"sampled_sequences": 64, "sequences": 10570}
+    rows = made.point("length_replay", {"lengths": "squad", "batch": 1}, metrics=metrics)
+    assert "A round replays 64 sequences, which stand for the lengths of 10,570." in texts(
+        document(write(tmp_path, rows))
+    )
+
+
 # What is read.
 
 

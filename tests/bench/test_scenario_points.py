@@ -160,9 +160,11 @@ def test_the_production_scenario_tries_every_split() -> None:
 
 def test_a_replay_is_a_sample_of_whole_batches() -> None:
     workload = make_workload({"kind": "histogram", "file": "10:50,100:50", "batch": 5}, intake())
-    (point,) = LengthReplay(tokens=1500).points(workload, ONE, machine(2))
+    (point,) = LengthReplay(tokens=2800).points(workload, ONE, machine(2))
     assert {batch.seqs for batch in point.batches} == {5}
-    assert 1000 <= sum(batch.tokens for batch in point.batches) <= 1500
+    assert sorted(batch.tokens for batch in point.batches) == [50] * 5 + [500] * 5, "half are short, as in the file"
+    (point,) = LengthReplay(tokens=1).points(workload, ONE, machine(2))
+    assert sorted(batch.tokens for batch in point.batches) == [50] * 4 + [500] * 4
     (point,) = LengthReplay(batch_tokens=200, tokens=10**6).points(workload, ONE, machine(2))
     assert sum(batch.tokens for batch in point.batches) == 50 * 110
     assert max(batch.tokens for batch in point.batches) <= 200

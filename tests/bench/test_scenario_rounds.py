@@ -128,6 +128,13 @@ def test_a_replay_runs_every_batch_once_a_round() -> None:
     assert found["sequences_per_s"] == pytest.approx(1000.0)
     assert found["tokens_per_s"] == pytest.approx(1000 * 1300 / 40)
     assert 0 < found["padding"] < 0.4
+    assert (found["sampled_sequences"], found["sequences"]) == (40, 40)
+    (part,) = (few := LengthReplay(tokens=1)).points(
+        make_workload({"kind": "histogram", "file": "10:30,100:10", "batch": 2}, intake()), ONE, machine(1)
+    )
+    found = measured(few, FakeContender(constant(1.0)), part)
+    assert (found["sampled_sequences"], found["sequences"]) == (16, 40)
+    assert found["tokens_per_s"] == pytest.approx(2000 * 1300 / 40), "a quarter of the sample is long, as of the file"
 
 
 def slo_rows(service: Any, **fields: Any) -> tuple[list[dict[str, Any]], FakeContender]:

@@ -106,7 +106,7 @@ def _blocks(group: Group, colours: Mapping[str, int], wanted: str | None, most_l
         for backends, dtype in _divided(group):
             yield _by_point(group, backends, dtype, reference, most_lines)
         yield _by_backend(group, reference, most_lines)
-    notes = []
+    notes = list(_samples(group.measured))
     if reference is not None:
         notes.append(
             f"Ratios say how many times as fast as {reference.backend} the backend is"
@@ -120,6 +120,13 @@ def _blocks(group: Group, colours: Mapping[str, int], wanted: str | None, most_l
         notes.append("~ marks rows during which the machine was too noisy to trust them.")
     if notes:
         yield Text(" ".join(notes))
+
+
+def _samples(rows: Sequence[Row]) -> Iterator[str]:
+    """How much of its file a replay stands for."""
+    found = [(row.number("metrics", "sampled_sequences"), row.number("metrics", "sequences")) for row in rows]
+    for some, whole in dict.fromkeys((some, whole) for some, whole in found if some is not None and whole is not None):
+        yield f"A round replays {some:,.0f} sequences, which stand for the lengths of {whole:,.0f}."
 
 
 def _in_full(group: Group, point: Key, reference: Row | None, most_lines: int) -> Block:
