@@ -97,6 +97,23 @@ def test_a_replay_says_what_it_stands_for(tmp_path: Path) -> None:
     )
 
 
+def test_ratios_of_several_groups_are_to_who_was_in_all(tmp_path: Path) -> None:
+    """Measured two at a time: encast first, with openvino and then with pytorch."""
+    rows = Experiment("groups", backends=FEW).point("latency", {"length": 16, "batch": 1}, noisy=0)
+    for row, gone in zip(rows[1:], ("pytorch-f32", "openvino-int8"), strict=True):
+        del row["ratio_to"][gone]
+    made = document(write(tmp_path / "a", rows))
+    assert "as encast-int8 the backend is" in texts(made)
+    assert "did not take turns" not in texts(made)
+    caption = "latency"
+    (table,) = [one for one in tables(made) if "against encast-int8" in [column.title for column in one.columns]]
+    assert table.caption.startswith(caption)
+    for backend in FEW[1:]:
+        assert cell(made, table.caption, backend, "against encast-int8") not in ("", numbers.NOTHING)
+    wanted = texts(document(tmp_path / "a", reference="openvino-int8"))
+    assert "1 backend did not take turns with openvino-int8 and has no ratio" in wanted
+
+
 # What is read.
 
 

@@ -54,7 +54,9 @@ def flags(row: Row) -> str:
 def reference_of(group: Group, wanted: str | None) -> Row | None:
     """A row of the backend that ratios are shown against: the wanted one, else the first that is not encast's.
 
-    Only backends that were measured count; None when there are fewer than two.
+    Where more backends were measured than take turns at once, only the one that was in all their groups has a ratio to
+    every other: it goes before one that is not encast's. Only backends that were measured count; None when there are
+    fewer than two.
     """
     first: dict[str, Row] = {}
     for row in group.rows:
@@ -62,8 +64,15 @@ def reference_of(group: Group, wanted: str | None) -> Row | None:
             first.setdefault(row.backend, row)
     if len(first) < 2:
         return None
+    if wanted in first:
+        return first[wanted]
     others = [backend for backend in first if not backend.startswith(_OWN)]
-    return first[wanted if wanted in first else (others or list(first))[0]]
+    return max((first[backend] for backend in (*others, *first)), key=lambda row: len(_compared(group, row)))
+
+
+def _compared(group: Group, reference: Row) -> set[str]:
+    """The backends with a ratio to that one at a point at least."""
+    return {row.backend for row in group.measured if ratio_to(row, reference.name) is not None}
 
 
 def agreement_cells(row: Row) -> tuple[Cell, Cell]:
@@ -116,6 +125,13 @@ def _blocks(group: Group, colours: Mapping[str, int], wanted: str | None, most_l
                 else ", measured by turns, with the 95 % interval in brackets."
             )
         )
+        apart = len({row.backend for row in group.measured} - _compared(group, reference) - {reference.backend})
+        if apart and group.metric is not WITHIN_LIMIT:
+            notes.append(
+                f"{apart} backend{'s' if apart > 1 else ''} did not take turns with {reference.backend} and "
+                f"{'have' if apart > 1 else 'has'} no ratio: more than timing.together are measured in groups, with "
+                "the backend named first in each, and numbers of two groups are of different minutes."
+            )
     if any(row.noisy for row in group.measured):
         notes.append("~ marks rows during which the machine was too noisy to trust them.")
     if notes:
