@@ -111,6 +111,16 @@ def test_what_a_backend_started_ends_with_it(model: ModelFiles) -> None:
     assert not folder.exists()
 
 
+def test_a_stream_that_begins_late_is_streamed_again(model: ModelFiles) -> None:
+    """Else requests would have waited for nothing but the instance's wake-up."""
+    with contender(model, spec("SlowToWake", times=1)) as sleepy:
+        sleepy.open()
+        sleepy.bind(BATCHES)
+        served = sleepy.stream([0, 10_000_000, 20_000_000], BATCHES)
+        assert 2 <= len(sleepy.usages) <= 3, "on a busy machine the second try may be late too"
+    assert [due for due, _, _ in served] == [0, 10_000_000, 20_000_000]
+
+
 def test_a_peak_belongs_to_its_point(model: ModelFiles) -> None:
     with contender(model, spec("Failing", how="swell")) as swelling:
         swelling.open()

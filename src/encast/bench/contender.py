@@ -225,15 +225,18 @@ class Contender:
             self.bind(batches)
         folder = self._workers[0].folder
         np.save(folder / "arrivals.npy", np.asarray(arrivals_ns, np.int64))
-        (folder / "ticket").write_bytes(bytes(8))
-        time.sleep(SETTLE_SECONDS)
-        before = self._now()
-        begin = time.perf_counter_ns() + self._margin()
-        for worker in self._workers:
-            worker.send("stream", at=begin, arrivals=str(folder / "arrivals.npy"), ticket=str(folder / "ticket"))
-        served = self._receive("stream", arrivals_ns[-1] / 1e9 + self._seconds(len(arrivals_ns)))
-        requests = sorted(request for answer in served for request in answer)
-        self._usages.append(self._used(before, None, begin))
+        for _ in range(_TRIES):
+            (folder / "ticket").write_bytes(bytes(8))
+            time.sleep(SETTLE_SECONDS)
+            before = self._now()
+            begin = time.perf_counter_ns() + self._margin()
+            for worker in self._workers:
+                worker.send("stream", at=begin, arrivals=str(folder / "arrivals.npy"), ticket=str(folder / "ticket"))
+            answers = self._receive("stream", arrivals_ns[-1] / 1e9 + self._seconds(len(arrivals_ns)))
+            self._usages.append(self._used(before, None, begin))
+            if self._in_time(begin, answers):
+                break
+        requests = sorted(request for answer in answers for request in answer["served"])
         return [(int(arrivals_ns[number]), begun, ended) for number, begun, ended in requests]
 
     def outputs(self) -> list[tuple[Batch, Float32]]:
@@ -335,12 +338,20 @@ class Contender:
             times: list[list[int]] = [answer["ns"] for answer in answers]
             self._call_ns = max(int(np.median(own)) for own in times) if all(times) else self._call_ns
             self._usages.append(self._used(before, None if in_step else times, at))
-            late = 0 if at is None else max(answer["begin"] for answer in answers) - at
-            if late < _LATE_NS + self._call_ns // 20:
+            if at is None or self._in_time(at, answers):
                 break
-            # The wake-up of an instance took longer than was known: once more, now that it is known.
-            self._late_ns = max(self._late_ns, late)
         return times
+
+    def _in_time(self, at: int, answers: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether all instances began at that moment. If not, the next moment lies further ahead.
+
+        The wake-up of one took longer than was known: once more, now that it is known.
+        """
+        late = max(answer["begin"] for answer in answers) - at
+        if late < _LATE_NS + self._call_ns // 20:
+            return True
+        self._late_ns = max(self._late_ns, late)
+        return False
 
     def _expected(self, seconds: float) -> int:
         return max(1, math.ceil(seconds * 1e9 / self._call_ns)) if self._call_ns else 1
