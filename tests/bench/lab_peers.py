@@ -63,6 +63,43 @@ class ManyThreads(Honest):
         return super().run(output, batch, select)
 
 
+class Daemon(Honest):
+    """Has a daemon compute for it, which is in a session of its own and no child of it: as daemons are made."""
+
+    name = "daemon"
+
+    def open(self) -> None:
+        super().open()
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            return
+        os.setsid()
+        if os.fork() == 0:
+            with open(self.options["pid_file"], "w") as file:
+                file.write(str(os.getpid()))
+            spin(120_000)
+        os._exit(0)
+
+
+class SlowToWake(Honest):
+    """Its first call after a pause of 20 ms takes 120 ms, the ``times`` first times: threads that come back late."""
+
+    name = "slow-to-wake"
+
+    def open(self) -> None:
+        super().open()
+        self._last, self._left = time.perf_counter(), self.options["times"]
+
+    def run(self, output: str, batch: Batch, select: Any = None) -> Any:
+        if time.perf_counter() - self._last > 0.02 and self._left:
+            self._left -= 1
+            spin(120)
+        states = super().run(output, batch, select)
+        self._last = time.perf_counter()
+        return states
+
+
 class Stray(Honest):
     """Takes back the processors that it was not given, and computes on them."""
 
@@ -202,6 +239,7 @@ class Failing(Honest):
                 "exit": lambda: (print("going down", file=sys.stderr, flush=True), os._exit(3)),
                 "hang": lambda: time.sleep(3600),
                 "leak": lambda: self._held.append(bytearray(os.urandom(1 << 12) * (16 << 8))),
+                "swell": lambda: bytearray(os.urandom(1 << 12) * (50 << 10)),
                 "raise": lambda: 1 / 0,
             }
             ways[self.options["how"]]()

@@ -20,16 +20,16 @@ Service = Callable[[int, int, int], float]
 """(instance, number of the call, sequences) → nanoseconds."""
 
 
-def machine(cores: int, nodes: int = 1, quota: float | None = None) -> Machine:
-    """One hardware thread a core, the same number of cores on every node."""
+def machine(cores: int, nodes: int = 1, quota: float | None = None, wide: int = 1) -> Machine:
+    """``wide`` hardware threads a core, the same number of cores on every node."""
     each = cores // nodes
-    cpus = tuple(range(cores))
+    cpus = tuple(range(cores * wide))
     return Machine(
         processor="made up",
         virtual=False,
         online=cpus,
         affinity=cpus,
-        cores=tuple(Core((cpu,), cpu // each, cpu // each) for cpu in cpus),
+        cores=tuple(Core(tuple(range(core, cores * wide, cores)), core // each, core // each) for core in range(cores)),
         caches=(),
         nodes=tuple(MemoryNode(node, cpus[node * each : (node + 1) * each], None) for node in range(nodes)),
         cgroup=CgroupLimits(cpus=quota),

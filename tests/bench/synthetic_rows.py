@@ -92,8 +92,10 @@ class Experiment:
             row["agreement"] = {
                 "cosine_mean": 1 - loss,
                 "cosine_least": 1 - 9 * loss,
+                "sequence_least": 1 - 2 * loss,
                 "largest_difference": math.sqrt(loss),
                 "bound": BOUNDS[dtype],
+                "sequence_bound": 1 - 3 * (1 - BOUNDS[dtype]),
                 "tokens": 2048,
             }
             row["samples"] = {"figure": rounds, "place": ["shared"] * ROUNDS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -51,6 +52,7 @@ def test_the_reference_agrees_with_itself(reference: Reference, outputs: list[tu
     assert found.ok
     assert found.tokens == 10
     assert found.cosine_least > 1 - 1e-12
+    assert found.sequence_least > 1 - 1e-12
     assert found.largest_difference < 1e-6
     assert found.record()["bound"] == LEAST_COSINE["f32"]
 
@@ -89,10 +91,29 @@ def test_what_is_no_state_does_not_agree(reference: Reference, outputs: list[tup
     assert not reference.compare([], "int8").ok
 
 
-def test_one_wrong_sequence_lowers_the_least(reference: Reference, outputs: list[tuple[Batch, Any]]) -> None:
-    states = outputs[0][1].copy()
-    states[3:] = states[4:2:-1]  # the second sequence, back to front
-    assert reference.compare([(BATCHES[0], states)], "f32").cosine_least < 0.999
+@pytest.mark.parametrize(("dtype", "right"), [("int8", 100), ("bf16", 5000)])
+def test_one_wrong_sequence_among_many_does_not_agree(
+    reference: Reference, outputs: list[tuple[Batch, Any]], dtype: str, right: int
+) -> None:
+    batch, states = outputs[0]
+    wrong = states.copy()
+    wrong[3:] = np.random.default_rng(0).standard_normal(wrong[3:].shape)
+    found = reference.compare([*[(batch, states)] * right, (batch, wrong)], dtype)
+    assert found.cosine_mean > LEAST_COSINE[dtype], "the mean does not show it"
+    assert found.sequence_least < 0.5
+    assert not found.ok
+    assert f"has a sequence of mean cosine {found.sequence_least:.6f}" in found.reason
+    assert reference.compare([(batch, states)] * right, dtype).ok
+
+
+def test_the_worst_of_each_figure_is_kept(reference: Reference, outputs: list[tuple[Batch, Any]]) -> None:
+    batch, states = outputs[0]
+    right, swapped = reference.compare([(batch, states)], "int8"), states.copy()
+    swapped[3:] = states[4:2:-1]
+    wrong = reference.compare([(batch, swapped), (batch, states), (batch, states)], "int8")
+    assert wrong.sequence_least < right.sequence_least
+    for merged in (right.worst(wrong), wrong.worst(right)):
+        assert merged == dataclasses.replace(wrong, tokens=15)
 
 
 def test_the_reference_is_computed_once(model: ModelFiles, cache: Path, reference: Reference) -> None:

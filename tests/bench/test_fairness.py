@@ -108,7 +108,7 @@ def evidence(**given: object) -> Evidence:
         ({"watched": [3, 3, 3, 3]}, "ran 3 threads at once, 3.0 on average, on a budget of 2"),
         ({"usages": [Usage(0.5, 0.2, 0.9)]}, "used 2.5 processors' time on a budget of 2"),
         ({"strays": [3, 1]}, "gave itself processors [1, 3]"),
-        ({"usages": [Usage(0.3, 0.2, 0.2)]}, "its calls explain 20% of the time"),
+        ({"usages": [Usage(0.3, 0.2, 0.75)]}, "its calls explain 75% of the time"),
         ({"fresh_ns": [5_000_000] * 3}, "keeps answers: 5 ms for ids it had not seen, 1 ms for others"),
         ({"least_ns": 2_000_000.0}, "answers in 1 ms what takes 2 ms"),
     ],

@@ -68,6 +68,52 @@ def cell(made: Document, caption: str, line: str, column: str) -> str:
     raise AssertionError(f"no {line!r} with {column!r} in a table {caption!r}")
 
 
+@pytest.mark.parametrize("counts", [(1, 2), (1, 2, 4, 8, 16)])
+def test_every_length_has_its_own_share_of_the_ideal(tmp_path: Path, counts: tuple[int, ...]) -> None:
+    """Also where the points are too many to stand beside each other."""
+    made = Experiment("scaling", backends=FEW)
+    rows = []
+    for length, share in ((32, 0.5), (512, 0.9)):
+        base = made.point("core_scaling", {"length": length, "threads": 1})
+        rows += base
+        for threads in counts[1:]:
+            more = made.point("core_scaling", {"length": length, "threads": threads})
+            for row, one in zip(more, base, strict=True):
+                row["metrics"]["sequences_per_s"] = share * threads * one["metrics"]["sequences_per_s"]
+            rows += more
+    report = document(write(tmp_path, rows))
+    (table,) = [one for one in tables(report) if "of the ideal, length 32" in [column.title for column in one.columns]]
+    for backend in FEW:
+        assert cell(report, table.caption, backend, "of the ideal, length 32") == "50%"
+        assert cell(report, table.caption, backend, "of the ideal, length 512") == "90%"
+
+
+def test_a_replay_says_what_it_stands_for(tmp_path: Path) -> None:
+    made = Experiment("replay", backends=FEW)
+    metrics = {"sampled_sequences": 64, "sequences": 10570}
+    rows = made.point("length_replay", {"lengths": "squad", "batch": 1}, metrics=metrics)
+    assert "A round replays 64 sequences, which stand for the lengths of 10,570." in texts(
+        document(write(tmp_path, rows))
+    )
+
+
+def test_ratios_of_several_groups_are_to_who_was_in_all(tmp_path: Path) -> None:
+    """Measured two at a time: encast first, with openvino and then with pytorch."""
+    rows = Experiment("groups", backends=FEW).point("latency", {"length": 16, "batch": 1}, noisy=0)
+    for row, gone in zip(rows[1:], ("pytorch-f32", "openvino-int8"), strict=True):
+        del row["ratio_to"][gone]
+    made = document(write(tmp_path / "a", rows))
+    assert "as encast-int8 the backend is" in texts(made)
+    assert "did not take turns" not in texts(made)
+    caption = "latency"
+    (table,) = [one for one in tables(made) if "against encast-int8" in [column.title for column in one.columns]]
+    assert table.caption.startswith(caption)
+    for backend in FEW[1:]:
+        assert cell(made, table.caption, backend, "against encast-int8") not in ("", numbers.NOTHING)
+    wanted = texts(document(tmp_path / "a", reference="openvino-int8"))
+    assert "1 backend did not take turns with openvino-int8 and has no ratio" in wanted
+
+
 # What is read.
 
 

@@ -18,6 +18,7 @@ from encast.bench.scenarios.base import Point, Scenario
 from encast.bench.scenarios.batch_scaling import BatchScaling
 from encast.bench.scenarios.core_scaling import CoreScaling
 from encast.bench.scenarios.instance_scaling import InstanceScaling
+from encast.bench.scenarios.latency import Latency
 from encast.bench.scenarios.length_replay import LengthReplay
 from encast.bench.scenarios.open_loop import OpenLoop
 from encast.bench.scenarios.slo_throughput import SloThroughput
@@ -112,6 +113,21 @@ def test_core_scaling_stays_within_a_node_unless_told() -> None:
         CoreScaling(threads=48).points(grid(), within, machine(48, nodes=2))
 
 
+def test_hardware_threads_come_by_whole_cores() -> None:
+    """Four cores of two hardware threads: scaling is over threads that are there, and labels say how many run."""
+    smt, wide = Launcher("one", instances=1, cross_node=True, smt=True), machine(4, wide=2)
+    assert sizes(CoreScaling().points(grid(), smt, wide)) == [(1, 2), (1, 4), (1, 8)]
+    assert sizes(BatchScaling(batch=8).points(grid(), smt, wide)) == [(1, 8), (2, 4), (4, 2)]
+    assert sizes(SloThroughput(batch=1).points(grid(), smt, wide)) == [(1, 8), (2, 4), (4, 2)]
+    assert sizes(InstanceScaling(threads=2).points(grid(), smt, wide)) == [(1, 2), (2, 2), (4, 2)]
+    for point in Latency().points(grid(), smt, wide):
+        (place,) = smt.place(wide, instances=point.instances, threads=point.threads)
+        assert (point.threads, place.threads, sorted(place.cpus)) == (8, 8, list(range(8)))
+    for refused in (InstanceScaling(threads=1), CoreScaling(threads=3)):
+        with pytest.raises(InputError, match=r"all hardware threads of its cores, here [24]; .*launcher\.smt=false"):
+            refused.points(grid(), smt, wide)
+
+
 def test_a_quota_bounds_the_cores() -> None:
     assert sizes(CoreScaling().points(grid(), ONE, machine(8, quota=2.5))) == [(1, 1), (1, 2)]
 
@@ -144,9 +160,11 @@ def test_the_production_scenario_tries_every_split() -> None:
 
 def test_a_replay_is_a_sample_of_whole_batches() -> None:
     workload = make_workload({"kind": "histogram", "file": "10:50,100:50", "batch": 5}, intake())
-    (point,) = LengthReplay(tokens=1500).points(workload, ONE, machine(2))
+    (point,) = LengthReplay(tokens=2800).points(workload, ONE, machine(2))
     assert {batch.seqs for batch in point.batches} == {5}
-    assert 1000 <= sum(batch.tokens for batch in point.batches) <= 1500
+    assert sorted(batch.tokens for batch in point.batches) == [50] * 5 + [500] * 5, "half are short, as in the file"
+    (point,) = LengthReplay(tokens=1).points(workload, ONE, machine(2))
+    assert sorted(batch.tokens for batch in point.batches) == [50] * 4 + [500] * 4
     (point,) = LengthReplay(batch_tokens=200, tokens=10**6).points(workload, ONE, machine(2))
     assert sum(batch.tokens for batch in point.batches) == 50 * 110
     assert max(batch.tokens for batch in point.batches) <= 200
@@ -173,6 +191,10 @@ def test_rates_of_an_open_loop(tmp_path: Path) -> None:
         (lambda: CoreScaling(seconds=0), r"scenario\.seconds"),
         (lambda: SloThroughput(limit_ms="10"), r"scenario\.limit_ms"),
         (lambda: SloThroughput(percent=100), r"scenario\.percent"),
+        (
+            lambda: SloThroughput(limit_ms=10_000, percent=99.99),
+            r"percent=99\.99: the percentile needs 29,956 calls, .* 59,912 s of each of 5 rounds, .* most 60 s",
+        ),
         (lambda: SloThroughput(batch=[]), r"scenario\.batch"),
         (lambda: InstanceScaling(threads=[1, 2]), r"scenario\.threads"),
         (lambda: OpenLoop(rate=-1), r"scenario\.rate"),

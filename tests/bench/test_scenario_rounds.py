@@ -92,6 +92,9 @@ def test_a_divided_batch_takes_as_long_as_its_slowest_part() -> None:
     assert first["latency_ms"]["mean"] == pytest.approx(8 + 0.2 * 3, rel=0.02)
     assert second["latency_ms"]["mean"] == pytest.approx(4 + (1 - 0.8**2) * 3, rel=0.02)
     assert second["sequences_per_s"] == pytest.approx(2 * 4 / 0.0046, rel=0.02), "the sum of what both do"
+    assert second["whole_batch_sequences_per_s"] == pytest.approx(8 / (0.004 + (1 - 0.8**2) * 0.003), rel=0.02)
+    assert second["whole_batch_tokens_per_s"] == pytest.approx(16 * second["whole_batch_sequences_per_s"])
+    assert first["whole_batch_sequences_per_s"] == pytest.approx(first["sequences_per_s"], rel=0.02)
 
 
 def test_core_and_instance_scaling_beside_the_ideal_line() -> None:
@@ -125,6 +128,13 @@ def test_a_replay_runs_every_batch_once_a_round() -> None:
     assert found["sequences_per_s"] == pytest.approx(1000.0)
     assert found["tokens_per_s"] == pytest.approx(1000 * 1300 / 40)
     assert 0 < found["padding"] < 0.4
+    assert (found["sampled_sequences"], found["sequences"]) == (40, 40)
+    (part,) = (few := LengthReplay(tokens=1)).points(
+        make_workload({"kind": "histogram", "file": "10:30,100:10", "batch": 2}, intake()), ONE, machine(1)
+    )
+    found = measured(few, FakeContender(constant(1.0)), part)
+    assert (found["sampled_sequences"], found["sequences"]) == (16, 40)
+    assert found["tokens_per_s"] == pytest.approx(2000 * 1300 / 40), "a quarter of the sample is long, as of the file"
 
 
 def slo_rows(service: Any, **fields: Any) -> tuple[list[dict[str, Any]], FakeContender]:
@@ -215,6 +225,34 @@ def test_contenders_of_an_open_loop_get_the_same_arrivals() -> None:
         scenario.round(second.at(point), point)
     assert a.streams == b.streams
     assert len({tuple(stream) for stream in a.streams}) == 3, "each round has arrivals of its own"
+
+
+def test_a_contender_of_a_second_group_begins_with_the_first_arrivals() -> None:
+    scenario = OpenLoop(rate=500, seconds=0.5)
+    (point,) = scenario.points(grid(), ONE, machine(2))
+    once, again, other = (FakeContender(constant(1.0), name) for name in ("first", "first", "other"))
+    for group in ((once,), (again, other)):
+        for _ in range(3):
+            for contender in group:
+                scenario.round(contender.at(point), point)
+    assert once.streams == again.streams == other.streams
+
+
+def test_a_resumed_open_loop_has_the_rates_of_before() -> None:
+    scenario, resumed = OpenLoop(load=[0.5, 0.8], seconds=1), OpenLoop(load=[0.5, 0.8], seconds=1)
+    half, most = scenario.points(grid(), ONE, machine(2))
+    before, after = FakeContender(constant(1.0), "first"), FakeContender(constant(0.3), "second")
+    metrics = measured(scenario, before, half, 3)
+    assert metrics["capacity_per_s"] == pytest.approx(1000)
+    row = {"metrics": metrics, "point": {"instances": 1, "threads": 2, **half.label}}
+    failed = {"metrics": {}, "point": {}}
+    resumed.recall(json.loads(json.dumps([failed, row])))
+    measured(resumed, after, half, 3)
+    assert after.streams == before.streams
+    measured(scenario, before, most, 1)
+    measured(resumed, after, most, 1)
+    assert after.streams[-1] == before.streams[-1]
+    assert not any(asked["seconds"] for asked in after.asked), "its own capacity is asked for by nobody"
 
 
 def test_an_open_loop_counts_from_the_due_time() -> None:

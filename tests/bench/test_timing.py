@@ -12,7 +12,7 @@ import pytest
 
 from encast.batch import Batch
 from encast.bench.cache import cached, cached_place, seconds_to_make
-from encast.bench.limit import Limit, Sizes, peak_is_the_machine_s
+from encast.bench.limit import Limit, Sizes, peak, peak_is_the_machine_s, quickest
 from encast.bench.noise import Noise, NoiseLimits, NoiseMeter, spread, steady_place
 from encast.bench.placement import placement
 from encast.bench.timing import Round, Timing, take_turns, warm_up
@@ -129,7 +129,7 @@ def stat(path: Path, *cpus: tuple[int, ...]) -> Path:
 
 def test_steal_and_other_processes_are_read(tmp_path: Path) -> None:
     path = stat(tmp_path / "stat", (0,) * 10, (0,) * 10, (0,) * 10)
-    meter = NoiseMeter([0, 1], path)
+    meter = NoiseMeter([0, 1], stat=path)
     # User, nice, system, idle, iowait, irq, softirq, steal: cpu2 is not ours.
     stat(path, (10, 0, 5, 0, 0, 1, 1, 3, 0, 0), (7, 0, 0, 0, 0, 0, 0, 0, 0, 0), (90,) * 10)
     began = meter._began
@@ -139,7 +139,18 @@ def test_steal_and_other_processes_are_read(tmp_path: Path) -> None:
     assert noise.other_cpu is not None
     assert noise.steal == pytest.approx(0.03 / (0.5 * 2), rel=0.1)
     assert noise.other_cpu == pytest.approx((0.24 - 0.04) / (0.5 * 2), rel=0.1)
-    assert NoiseMeter([0], tmp_path / "gone").read(0.0) == Noise(None, None)
+    assert NoiseMeter([0], stat=tmp_path / "gone").read(0.0) == Noise(None, None)
+
+
+def test_what_runs_beside_a_core_s_thread_counts(tmp_path: Path) -> None:
+    """Processor 2 is the other hardware thread of processor 0's core: 0.9 s of others there, and steal of its own."""
+    path = stat(tmp_path / "stat", (0,) * 10, (0,) * 10, (0,) * 10)
+    meter = NoiseMeter([0, 1], [0, 2], path)
+    stat(path, (10, *(0,) * 9), (10, *(0,) * 9), (90, 0, 0, 0, 0, 0, 0, 50, 0, 0))
+    meter._began -= 1.0
+    noise = meter.read(own_cpu_s=0.2)
+    assert noise.other_cpu == pytest.approx(0.9 / 2, rel=0.1)
+    assert noise.steal == 0
 
 
 def test_a_noisy_row_says_why() -> None:
@@ -199,8 +210,23 @@ def test_where_the_peak_is_not_known_nobody_is_accused(monkeypatch: pytest.Monke
     monkeypatch.setenv("ENCAST_ISA", "avx2")
     assert not peak_is_the_machine_s()
     monkeypatch.delenv("ENCAST_ISA")
-    monkeypatch.setattr(_core, "isa_levels", lambda: [*levels[:2], ("amx", "amxtile", "", True)])
+    monkeypatch.setattr(_core, "isa_levels", lambda: levels[:1])
     assert not peak_is_the_machine_s()
+
+
+def test_amx_has_a_peak_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of bf16 and int8 are bounded by the tiles, those of f32 by what bf16 tiles can make up for."""
+    from encast import _core
+
+    monkeypatch.delenv("ENCAST_ISA", raising=False)
+    monkeypatch.setattr(_core, "isa_levels", lambda: [("scalar", "", "", True), ("amx", "amxtile", "", True)])
+    assert peak_is_the_machine_s()
+    rates = {"f32": 200e9, "bf16": 3200e9, "int8": 6400e9}
+    monkeypatch.setattr(_core, "peak_ops_per_second", lambda dtype, threads, seconds: threads * rates[dtype])
+    assert [quickest(dtype, 2) for dtype in rates] == [3200e9, 6400e9, 12800e9]
+    assert peak("f32", 2) == 400e9, "what is shown as the limit of f32 is what its instructions reach"
+    rates["bf16"] = 200e9
+    assert quickest("f32", 1) == 200e9
 
 
 def test_operations_are_products_and_attention() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,6 +109,75 @@ def test_what_a_backend_started_ends_with_it(model: ModelFiles) -> None:
     worker.close()
     assert processes.family(worker.pid) == []
     assert not folder.exists()
+
+
+def test_a_stream_that_begins_late_is_streamed_again(model: ModelFiles) -> None:
+    """Else requests would have waited for nothing but the instance's wake-up."""
+    with contender(model, spec("SlowToWake", times=1)) as sleepy:
+        sleepy.open()
+        sleepy.bind(BATCHES)
+        served = sleepy.stream([0, 10_000_000, 20_000_000], BATCHES)
+        assert 2 <= len(sleepy.usages) <= 3, "on a busy machine the second try may be late too"
+    assert [due for due, _, _ in served] == [0, 10_000_000, 20_000_000]
+
+
+def test_a_peak_belongs_to_its_point(model: ModelFiles) -> None:
+    with contender(model, spec("Failing", how="swell")) as swelling:
+        swelling.open()
+        swelling.bind(BATCHES)
+        swelling.burst(calls=1)
+        peak = swelling.memory().peak_rss_bytes
+        swelling.forget_peak()
+        later = swelling.memory()
+    assert peak is not None
+    if later.peak_rss_bytes is None:
+        pytest.skip("this kernel keeps the peak of a process for ever")
+    assert peak - later.peak_rss_bytes > 100 << 20
+    assert later.peak_rss_bytes >= later.pss_bytes
+
+
+def test_a_daemon_is_counted_and_ends(model: ModelFiles, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    with contender(model, spec("Daemon", milliseconds=5, pid_file=str(file))) as daemon:
+        daemon.open()
+        daemon.bind(BATCHES)
+        pid = int(file.read_text())
+        (worker,) = daemon._workers
+        assert worker.family() == sorted([worker.pid, pid])
+        assert max(daemon.watch(0.3)) >= 2
+        # Only the daemon uses any: the worker sleeps.
+        before = daemon.cpu_seconds()
+        end = time.monotonic() + 60
+        while daemon.cpu_seconds() < before + 0.05:
+            assert time.monotonic() < end, "nobody counts what the daemon uses"
+            time.sleep(0.01)
+    assert not running(pid)
+
+
+def test_a_daemon_ends_with_a_worker_that_crashed(model: ModelFiles, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    with contender(model, spec("Daemon", pid_file=str(file))) as daemon:
+        daemon.open()
+        (worker,) = daemon._workers
+        assert len(worker.family()) == 2
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(WorkerError, match="SIGKILL"):
+            daemon.bind(BATCHES)
+    assert not running(int(file.read_text()))
+
+
+def running(pid: int) -> bool:
+    """Whether it still does something; the kernel ends a killed process when it next gets to it."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return False
+        if state in "ZX":
+            return False
+        time.sleep(0.01)
+    return True
 
 
 @pytest.mark.parametrize(

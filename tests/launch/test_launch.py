@@ -270,6 +270,25 @@ def test_what_an_instance_leaves_behind_ends_with_it(pid_folder: Path) -> None:
     assert not [pid for pid in pids_in(pid_folder, 2) if alive(pid)]
 
 
+@two_cpus
+def test_a_daemon_ends_with_its_instance_and_not_with_the_last(pid_folder: Path) -> None:
+    """Instance 0 leaves a daemon and ends; a daemon of instance 1, which goes on, stays."""
+    daemon = f"trap '' TERM; echo > {pid_folder}/\\$\\$; while true; do sleep 0.1; done"
+    command = (
+        f'setsid sh -c "{daemon}" & while [ $(ls {pid_folder} | wc -l) -lt 2 ]; do sleep 0.01; done; '
+        f"if [ $ENCAST_INSTANCE = 0 ]; then echo left $!; else echo stays $!; sleep 600; fi"
+    )
+    process = start("--instances", "2", "--grace", "1", "--no-prefix", "--", "sh", "-c", command)
+    assert process.stdout is not None
+    said = dict(process.stdout.readline().split() for _ in range(2))
+    assert {int(pid) for pid in said.values()} == set(pids_in(pid_folder, 2))
+    wait_until(lambda: not alive(int(said["left"])))
+    assert alive(int(said["stays"]))
+    process.terminate()
+    process.communicate(timeout=PATIENCE_S)
+    assert not alive(int(said["stays"]))
+
+
 def test_no_orphan_is_left_when_the_launcher_is_killed(pid_folder: Path) -> None:
     process = start("--instances", "1", *family(pid_folder))
     pids = pids_in(pid_folder, 3)

@@ -40,7 +40,7 @@ class InstanceGroup:
 
 @dataclass(frozen=True)
 class Setup:
-    """How an engine lies on a machine. A text goes to the first group that covers it.
+    """How an engine lies on a machine. A run goes to the first group that covers the longest of its texts.
 
     ``groups`` stand in the order of rising ``longest``. ``batch_tokens`` bounds the tokens of one run. With
     ``shared_cores`` every group has all of the machine's cores to lay its instances on; without, a core belongs to one
@@ -76,7 +76,7 @@ def check_groups(groups: Sequence[InstanceGroup], *, longest_text: int, where: s
         if before is None or (after is not None and after <= before):
             raise InputError(
                 f"{where}: the groups' longest are {_shown(bounds)}; each must be greater than the one before, and "
-                "null stand last: a text goes to the first group that covers it"
+                "null stand last: a run of texts goes to the first group that covers its longest"
             )
     last = bounds[-1]
     if last is not None and last < longest_text:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ _MARGIN_NS = 5_000_000
 _LATE_NS = 1_000_000
 _TRIES = 3
 _SHORT_NS = 50_000_000
+_MESSAGES_NS = 3_000_000
+_GAP_NS = 10_000
+"""What a burst takes beside its calls, at most: a request and its answer, and between two calls."""
+_POLL_SECONDS = 0.2
 _SAMPLE_SECONDS = 0.004
 
 
@@ -44,9 +49,13 @@ class ColdStart:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of all instances together: peak resident, and proportional (shared pages count once)."""
+    """Bytes of all instances together: peak resident, and proportional (shared pages count once).
 
-    peak_rss_bytes: int
+    The peak is of the first point of a process from its start on, loading included, of a later one from its own begin
+    on; None where the kernel cannot tell these apart.
+    """
+
+    peak_rss_bytes: int | None
     pss_bytes: int
 
 
@@ -54,8 +63,9 @@ class Memory:
 class Usage:
     """What the processes did from before a burst's wake-up to its answer, read from /proc by the parent.
 
-    ``explained``: the share of the time, on the parent's clock, that the calls of a burst say they took, the wake-up
-    counted; None where that says nothing: instances that wait, and bursts that are over at once.
+    ``explained``: the share of the time until its answer, on the parent's clock, that the calls of a burst say they
+    took, the wake-up counted and messages and gaps allowed for, of the instance that explains least. None where that
+    says nothing: instances that wait for each other, and bursts that are over at once.
     """
 
     cpu_s: float
@@ -91,7 +101,9 @@ class Contender:
         self._usages: list[Usage] = []
         # What the backend cannot know beforehand: which of its outputs are looked at.
         self._random = random.SystemRandom()
+        self._answered: list[int] = []  # by instance, when its last answer was there
         self._call_ns = self._late_ns = 0
+        self._peak_known = True
         self._spent = 0  # by processes that have ended
 
     @property
@@ -126,7 +138,7 @@ class Contender:
         Without batches no call is made, and ``first_call_s`` is 0.
         """
         self.close()
-        self._usages = []
+        self._usages, self._peak_known = [], True
         for placement in self.placements:
             self._workers.append(
                 Worker(
@@ -213,15 +225,18 @@ class Contender:
             self.bind(batches)
         folder = self._workers[0].folder
         np.save(folder / "arrivals.npy", np.asarray(arrivals_ns, np.int64))
-        (folder / "ticket").write_bytes(bytes(8))
-        time.sleep(SETTLE_SECONDS)
-        before = self._now()
-        begin = time.perf_counter_ns() + self._margin()
-        for worker in self._workers:
-            worker.send("stream", at=begin, arrivals=str(folder / "arrivals.npy"), ticket=str(folder / "ticket"))
-        served = self._receive("stream", arrivals_ns[-1] / 1e9 + self._seconds(len(arrivals_ns)))
-        requests = sorted(request for answer in served for request in answer)
-        self._usages.append(self._used(before, None, begin))
+        for _ in range(_TRIES):
+            (folder / "ticket").write_bytes(bytes(8))
+            time.sleep(SETTLE_SECONDS)
+            before = self._now()
+            begin = time.perf_counter_ns() + self._margin()
+            for worker in self._workers:
+                worker.send("stream", at=begin, arrivals=str(folder / "arrivals.npy"), ticket=str(folder / "ticket"))
+            answers = self._receive("stream", arrivals_ns[-1] / 1e9 + self._seconds(len(arrivals_ns)))
+            self._usages.append(self._used(before, None, begin))
+            if self._in_time(begin, answers):
+                break
+        requests = sorted(request for answer in answers for request in answer["served"])
         return [(int(arrivals_ns[number]), begun, ended) for number, begun, ended in requests]
 
     def outputs(self) -> list[tuple[Batch, Float32]]:
@@ -255,9 +270,14 @@ class Contender:
         for worker in self._workers:
             worker.settle_memory()
 
+    def forget_peak(self) -> None:
+        """The peak of ``memory`` begins anew: what was before belongs to another point."""
+        self._peak_known = processes.forget_peak(self._members())
+
     def memory(self) -> Memory:
         members = self._members()
-        return Memory(processes.resident_bytes(members, peak=True), processes.proportional_bytes(members))
+        peak = processes.resident_bytes(members, peak=True) if self._peak_known else None
+        return Memory(peak, processes.proportional_bytes(members))
 
     @property
     def usages(self) -> list[Usage]:
@@ -274,7 +294,7 @@ class Contender:
         """Processors that a thread may run on although its instance was not given them."""
         found: set[int] = set()
         for worker, placement in zip(self._workers, self.placements, strict=True):
-            found |= processes.allowed_cpus(processes.family(worker.pid)) - set(placement.cpus)
+            found |= processes.allowed_cpus(worker.family()) - set(placement.cpus)
         return found
 
     def facts(self) -> dict[str, Any]:
@@ -318,12 +338,20 @@ class Contender:
             times: list[list[int]] = [answer["ns"] for answer in answers]
             self._call_ns = max(int(np.median(own)) for own in times) if all(times) else self._call_ns
             self._usages.append(self._used(before, None if in_step else times, at))
-            late = 0 if at is None else max(answer["begin"] for answer in answers) - at
-            if late < _LATE_NS + self._call_ns // 20:
+            if at is None or self._in_time(at, answers):
                 break
-            # The wake-up of an instance took longer than was known: once more, now that it is known.
-            self._late_ns = max(self._late_ns, late)
         return times
+
+    def _in_time(self, at: int, answers: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether all instances began at that moment. If not, the next moment lies further ahead.
+
+        The wake-up of one took longer than was known: once more, now that it is known.
+        """
+        late = max(answer["begin"] for answer in answers) - at
+        if late < _LATE_NS + self._call_ns // 20:
+            return True
+        self._late_ns = max(self._late_ns, late)
+        return False
 
     def _expected(self, seconds: float) -> int:
         return max(1, math.ceil(seconds * 1e9 / self._call_ns)) if self._call_ns else 1
@@ -354,21 +382,29 @@ class Contender:
 
     def _receive(self, do: str, seconds: float, meanwhile: Callable[[], None] | None = None) -> list[Any]:
         deadline = time.monotonic() + seconds
-        answers = []
-        for worker in self._workers:
-            while meanwhile is not None and not worker.answered():
+        answered: dict[Worker, int] = {}
+        while time.monotonic() < deadline:
+            waiting = [worker for worker in self._workers if worker not in answered]
+            if not waiting:
+                break
+            if meanwhile is not None:
                 meanwhile()
-                if time.monotonic() > deadline:
-                    break
-            answers.append(worker.receive(do, max(0.0, deadline - time.monotonic())))
-        return answers
+            ready = select.select(waiting, [], [], 0 if meanwhile else _POLL_SECONDS)[0]
+            answered.update(dict.fromkeys(ready, time.perf_counter_ns()))
+            if not ready and not all(worker.lives() for worker in waiting):
+                break  # ``receive`` finds out why
+            if not ready and meanwhile is None:
+                for worker in waiting:
+                    worker.check_memory()
+        self._answered = [answered.get(worker, time.perf_counter_ns()) for worker in self._workers]
+        return [worker.receive(do, max(0.0, deadline - time.monotonic())) for worker in self._workers]
 
     def _file(self, worker: Worker, index: int, batch: Batch, shared: Worker | None) -> str:
         file = worker.folder / f"batch-{index}.npz"
         return str(file) if shared else write_batch(batch, file)
 
     def _members(self) -> list[int]:
-        return [pid for worker in self._workers for pid in processes.family(worker.pid)]
+        return [pid for worker in self._workers for pid in worker.family()]
 
     def _now(self) -> processes.CpuTime:
         return processes.cpu_time(self._members())
@@ -380,9 +416,11 @@ class Contender:
         wall = after.at - before.at
         explained = None
         if times is not None and all(times) and wall > _SHORT_NS:
-            mean = sum(map(sum, times)) / len(times)
-            woken = wall if at is None else after.at - at
-            explained = (mean if at is not None else mean * (1 + 1 / len(times[0]))) / woken
+            # One that begins at a moment has been woken before it.
+            calls = [sum(own) if at is not None else sum(own) * (1 + 1 / len(own)) for own in times]
+            allowed = [_MESSAGES_NS + _GAP_NS * len(own) for own in times]
+            ends = [answered - (before.at if at is None else at) for answered in self._answered]
+            explained = min(1.0, *((one + gaps) / end for one, gaps, end in zip(calls, allowed, ends, strict=True)))
         return Usage((after.cpu - before.cpu) / 1e9, wall / 1e9, explained)
 
 

@@ -36,21 +36,33 @@ class Launcher:
     def place(
         self, machine: Machine, *, instances: int | None = None, threads: int | None = None
     ) -> tuple[Placement, ...]:
-        """Places for the launcher's own instances, or for ``instances`` of ``threads`` cores each.
+        """Places for the launcher's own instances, or for ``instances`` of ``threads`` threads each.
 
-        Raises ``InputError`` for what does not fit the machine, saying what would.
+        A thread is a core, or with ``smt`` a hardware thread of cores that an instance has as a whole. Raises
+        ``InputError`` for what does not fit the machine, saying what would.
         """
         sized = instances is not None or threads is not None
-        return place(
+        usable = set(_numbers("core_list", self.core_list) or machine.affinity)
+        wide = max((len(usable & set(core.cpus)) for core in machine.allowed_cores), default=1) if self.smt else 1
+        cores = None if threads is None else -(-threads // max(1, wide))
+        places = place(
             machine,
             instances=instances if sized else self.instances,
-            cores_per_instance=threads if sized else self.cores_per_instance,
+            cores_per_instance=cores if sized else self.cores_per_instance,
             preset=None if sized else self.preset,
             core_list=_numbers("core_list", self.core_list),
             nodes=_numbers("nodes", self.nodes),
             smt=self.smt,
             cross_node=self.cross_node,
         )
+        found = sorted({one.threads for one in places})
+        if threads is not None and found != [threads]:
+            raise InputError(
+                f"an instance of {threads} thread{'s' if threads > 1 else ''} cannot be placed: with launcher.smt=true "
+                f"it has all hardware threads of its cores, here {' or '.join(map(str, found))}; give that number, or "
+                "launcher.smt=false"
+            )
+        return places
 
     def environment(self, placement: Placement) -> dict[str, str]:
         """The variables that an instance there is started with."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ class NoiseLimits:
 @dataclass(frozen=True)
 class Noise:
     """``steal``: the share of the processors' time that a host gave to others; ``other_cpu``: that processes other
-    than the measured ones used; both None where /proc/stat does not say."""
+    than the measured ones used, on their cores' other hardware threads too; both None where /proc/stat does not say."""
 
     steal: float | None
     other_cpu: float | None
@@ -57,10 +57,13 @@ class Noise:
 
 
 class NoiseMeter:
-    """What the processors ``cpus`` do from its making to ``read``."""
+    """What the processors ``cpus`` do from its making to ``read``.
 
-    def __init__(self, cpus: Sequence[int], stat: Path = Path("/proc/stat")) -> None:
-        self._cpus, self._stat = set(cpus), stat
+    ``siblings``: hardware threads of the same cores that were given to nobody. What runs there takes from the core.
+    """
+
+    def __init__(self, cpus: Collection[int], siblings: Collection[int] = (), stat: Path = Path("/proc/stat")) -> None:
+        self._cpus, self._siblings, self._stat = set(cpus), set(siblings) - set(cpus), stat
         self._before, self._began = self._times(), time.perf_counter()
 
     def read(self, own_cpu_s: float) -> Noise:
@@ -74,7 +77,10 @@ class NoiseMeter:
         return Noise(max(0.0, steal) / whole, max(0.0, busy - own_cpu_s) / whole)
 
     def _times(self) -> tuple[float, float] | None:
-        """Seconds of steal, and of user, nice, system, irq and softirq, since the machine started; see proc(5)."""
+        """Seconds of steal, and, siblings counted, of user, nice, system, irq and softirq, since the machine started.
+
+        See proc(5).
+        """
         try:
             lines = self._stat.read_text().splitlines()
         except OSError:
@@ -83,9 +89,13 @@ class NoiseMeter:
         steal = busy = 0
         for line in lines:
             name, *fields = line.split()
-            if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in self._cpus and len(fields) >= 8:
-                user, nice, system, _, _, irq, softirq, stolen = map(int, fields[:8])
+            if not (name.startswith("cpu") and name[3:].isdigit() and len(fields) >= 8):
+                continue
+            cpu = int(name[3:])
+            user, nice, system, _, _, irq, softirq, stolen = map(int, fields[:8])
+            if cpu in self._cpus:
                 steal += stolen
+            if cpu in self._cpus or cpu in self._siblings:
                 busy += user + nice + system + irq + softirq
         return steal / tick, busy / tick
 

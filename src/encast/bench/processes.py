@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["CpuTime", "allowed_cpus", "cpu_time", "family", "proportional_bytes", "resident_bytes", "runnable_threads"]
+__all__ = [
+    "CpuTime",
+    "allowed_cpus",
+    "cpu_time",
+    "end",
+    "family",
+    "forget_peak",
+    "proportional_bytes",
+    "resident_bytes",
+    "runnable_threads",
+    "started",
+]
 
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -44,6 +56,34 @@ def family(root: int) -> list[int]:
     return sorted(members)
 
 
+def started(pid: int) -> int | None:
+    """When a process began, in clock ticks since the machine did; None when it is gone. Numbers are used again."""
+    with contextlib.suppress(*_GONE):
+        return int(_stat(f"/proc/{pid}")[19])
+    return None
+
+
+def end(known: Mapping[int, int | None], root: int) -> None:
+    """Kills the processes of ``known`` (number to ``started``) that still run, and the family of ``root``.
+
+    All are stopped before the first is killed, so that none starts another meanwhile, nor leaves its children to
+    somebody else, where they could not be found.
+    """
+    stopped: set[int] = set()
+    while True:
+        found = {pid for pid, began in known.items() if began is not None and started(pid) == began}
+        new = (found | set(family(root))) - stopped
+        if not new:
+            break
+        for pid in new:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGSTOP)
+        stopped |= new
+    for pid in stopped:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def cpu_time(processes: Iterable[int]) -> CpuTime:
     """Of all their threads, also ended ones, and of the children that they have waited for."""
     total = 0
@@ -76,6 +116,17 @@ def allowed_cpus(processes: Iterable[int]) -> set[int]:
 def resident_bytes(processes: Iterable[int], *, peak: bool = False) -> int:
     """Resident memory, now or at its peak (``VmHWM``); pages that processes share count in each."""
     return sum(_field(f"/proc/{pid}/status", "VmHWM" if peak else "VmRSS") for pid in processes)
+
+
+def forget_peak(processes: Iterable[int]) -> bool:
+    """Has ``resident_bytes`` count peaks from now on; returns whether the kernel does so, see proc(5), clear_refs."""
+    for pid in processes:
+        try:
+            with open(f"/proc/{pid}/clear_refs", "w") as file:
+                file.write("5")
+        except OSError:  # gone, another's, or a kernel without it
+            return False
+    return True
 
 
 def proportional_bytes(processes: Iterable[int]) -> int:

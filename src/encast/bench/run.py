@@ -18,7 +18,7 @@ from encast.bench.cache import content_hash
 from encast.bench.config import Job
 from encast.bench.contender import ColdStart, Contender, prepare
 from encast.bench.cost import cost_record, parse_price
-from encast.bench.limit import Limit, Sizes, peak, peak_is_the_machine_s
+from encast.bench.limit import Limit, Sizes, peak, peak_is_the_machine_s, quickest
 from encast.bench.models import make_model
 from encast.bench.noise import Noise, NoiseMeter, steady_place
 from encast.bench.peers.base import BackendSpec, ModelFiles, load_object
@@ -84,7 +84,7 @@ class Comparison:
         self._reference = Reference(self._model, cache)
         self._binding = memory_binding(self._machine)
         self._ceilings = load_ceilings(self._machine)
-        self._peaks: dict[tuple[str, int], float] = {}
+        self._peaks: dict[tuple[str, str, int], float] = {}
         self._exports: dict[str, Mapping[str, Any]] = {}
         self._cold: dict[str, ColdStart] = {}
 
@@ -92,8 +92,13 @@ class Comparison:
         """Of all rows that ``rows`` makes."""
         return [self._key(spec, point) for point in self._points for spec in self.job.backends]
 
-    def rows(self, done: set[str]) -> Iterator[list[Row]]:
-        """The rows of one point after the other, without those whose keys are in ``done``."""
+    def rows(self, known: Sequence[Row]) -> Iterator[list[Row]]:
+        """The rows of one point after the other, without those that are ``known``."""
+        own = set(self.keys())
+        before = [row for row in known if row["key"] in own]
+        done = {str(row["key"]) for row in before}
+        if before and (recall := getattr(self._scenario, "recall", None)) is not None:
+            recall(before)
         ready: list[BackendSpec] = []
         for spec in self.job.backends:
             wanted = [point for point in self._points if self._key(spec, point) not in done]
@@ -161,7 +166,8 @@ class Comparison:
             self._cold[side.spec.name] = side.cold or self._cold.get(side.spec.name, ColdStart(0, 0, 0))
         racing = [side for side in sides if side.failure is None]
         cpus = sorted({cpu for place in self._places(point) for cpu in place.cpus})
-        meter, used = NoiseMeter(cpus), _cpu_seconds(racing)
+        siblings = {cpu for core in self._machine.cores if set(core.cpus) & set(cpus) for cpu in core.cpus}
+        meter, used = NoiseMeter(cpus, siblings), _cpu_seconds(racing)
         rounds = take_turns(
             racing,
             lambda number, side: side.round(number, point, self._scenario),
@@ -172,9 +178,7 @@ class Comparison:
         noise = meter.read(_cpu_seconds(racing) - used)
         for side in racing:
             if side.failure is None:
-                peak_ops = self._peak(side.spec.dtype, point.instances * point.threads) / point.instances
-                known = peak_is_the_machine_s()
-                side.finish(point, self._reference, self._sizes, peak_ops if known else None)
+                side.finish(point, self._reference, self._sizes, self._quickest(side.spec.dtype, point))
         steady = self._steady(rounds, racing)
         for index, side in enumerate(racing):
             places = {one.number: one.places[index] for one in rounds if one.number in side.samples}
@@ -204,10 +208,18 @@ class Comparison:
     def _places(self, point: Point) -> tuple[Placement, ...]:
         return self.job.launcher.place(self._machine, instances=point.instances, threads=point.threads)
 
-    def _peak(self, dtype: str, threads: int) -> float:
-        if (dtype, threads) not in self._peaks:
-            self._peaks[dtype, threads] = peak(dtype, threads)
-        return self._peaks[dtype, threads]
+    def _peak(self, dtype: str, threads: int, of: Callable[[str, int], float] = peak) -> float:
+        """Measured once: rows of one experiment have one limit."""
+        key = (of.__name__, dtype, threads)
+        if key not in self._peaks:
+            self._peaks[key] = of(dtype, threads)
+        return self._peaks[key]
+
+    def _quickest(self, dtype: str, point: Point) -> float | None:
+        """Operations a second that no instance can exceed; None where that is not known."""
+        if not peak_is_the_machine_s():
+            return None
+        return self._peak(dtype, point.instances * point.threads, quickest) / point.instances
 
     def _row(
         self,
@@ -252,7 +264,7 @@ class Comparison:
             "metrics": metrics,
             "ratio_to": self._ratios(side, sides) if measured else {},
             "agreement": None if side.agreement is None else side.agreement.record(),
-            "cold": None if cold is None or side.contender is None else self._cold_record(spec, cold),
+            "cold": None if cold is None or side.contender is None else self._cold_record(spec, cold, side),
             "memory": None if side.memory is None else asdict(side.memory),
             "fairness": None if side.fairness is None else side.fairness.record(),
             "noise": None if noise is None or not measured else noise.record(figures, places, self.job.noise),
@@ -283,12 +295,13 @@ class Comparison:
                 found[other.spec.name] = ratio_interval(mine, theirs).record()
         return found
 
-    def _cold_record(self, spec: BackendSpec, cold: ColdStart) -> dict[str, float | None]:
+    def _cold_record(self, spec: BackendSpec, cold: ColdStart, side: Side) -> dict[str, float | None]:
+        """``side.cold`` is None at a process's later points, whose batches its first call was not of."""
         return {
             "export_s": self._exports.get(spec.name, {}).get("seconds"),
             "import_s": cold.import_s,
             "load_s": cold.load_s,
-            "first_call_ms": 1e3 * cold.first_call_s,
+            "first_call_ms": None if side.cold is None else 1e3 * cold.first_call_s,
         }
 
     def _limit(self, spec: BackendSpec, point: Point, rate: float | None) -> dict[str, Any]:

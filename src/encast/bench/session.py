@@ -47,7 +47,7 @@ class Session:
             comparisons = [Comparison(job, cache=_cache(job), say=say, shared=shared) for job in self.jobs]
             _need_different_rows(comparisons)
             for comparison in comparisons:
-                for rows in comparison.rows(file.keys):
+                for rows in comparison.rows(list(file.rows)):
                     file.append(rows)
                     for row in rows:
                         show(row)

@@ -56,6 +56,8 @@ class Side:
         def step(contender: Contender) -> None:
             if not contender.is_open:
                 self.cold = contender.open(point.batches)
+            else:
+                contender.forget_peak()
             contender.bind(point.batches, split=point.split)
             self.warm = warm_up(contender, timing)
             contender.verify()
@@ -111,13 +113,14 @@ class Side:
     def _compare(self, contender: Contender, reference: Reference) -> None:
         """Keeps the worst agreement that was found; a scenario's own batches have no reference, and do not count."""
         found = reference.compare(contender.outputs(), self.spec.dtype)
-        if self.agreement is None or (found.tokens and found.cosine_mean < self.agreement.cosine_mean):
+        if self.agreement is None:
             self.agreement = found
+        elif found.tokens:
+            self.agreement = self.agreement.worst(found)
         if not self.agreement.ok:
             self.failure = (
                 "disagrees",
-                f"{self.spec.name}: the output of its timed calls has mean cosine {self.agreement.cosine_mean:.6f} to "
-                f"the float64 reference, {self.agreement.bound:g} is needed for {self.spec.dtype}",
+                f"{self.spec.name}: the output of its timed calls {self.agreement.reason} for {self.spec.dtype}",
             )
 
     def _attempt(self, step: Callable[[Contender], None]) -> bool:

@@ -97,7 +97,8 @@ class Worker:
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,  # Ctrl-C is for this process alone
                     # A worker that outlives its parent would take the processors from what is measured next.
-                    preexec_fn=preexec(place, memory),
+                    # And what it starts stays below it, daemons too, where it is counted.
+                    preexec_fn=preexec(place, memory, adopt=True),
                 )
         except OSError as error:
             ours.close()
@@ -108,6 +109,7 @@ class Worker:
             ) from None
         finally:
             theirs.close()
+        self._known: dict[int, int | None] = {}
         self._socket = ours
         self._socket.settimeout(self.limits.open_seconds)
         self._unread = b""
@@ -125,6 +127,12 @@ class Worker:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def family(self) -> list[int]:
+        """The process and what it has started; these are remembered, since when it ends they are no longer below it."""
+        found = processes.family(self.pid)
+        self._known.update({pid: processes.started(pid) for pid in found if pid not in self._known})
+        return found
 
     def ask(self, do: str, *, seconds: float, **fields: Any) -> Any:
         """One request and its answer, for which at most ``seconds`` are waited."""
@@ -156,6 +164,8 @@ class Worker:
                     raise self._crash(do)
                 self._unread += received
                 continue
+            if self._process.poll() is not None:  # what it started may hold the connection open
+                raise self._crash(do)
             self.check_memory()
             if time.monotonic() >= deadline:
                 self.kill()
@@ -166,13 +176,17 @@ class Worker:
             raise self._failure("failed", f"{do}: {answer['error']}")
         return answer["value"]
 
-    def answered(self) -> bool:
-        """Whether ``receive`` would not have to wait."""
-        return b"\n" in self._unread or bool(select.select([self._socket], [], [], 0)[0])
+    def fileno(self) -> int:
+        """For ``select``: readable once the answer begins to come, or the process has ended."""
+        return self._socket.fileno()
+
+    def lives(self) -> bool:
+        """Whether an answer may still come."""
+        return self._process.poll() is None
 
     def settle_memory(self) -> None:
         """From now on resident memory may grow by ``limits.growth_mib``."""
-        resident = processes.resident_bytes(processes.family(self.pid))
+        resident = processes.resident_bytes(self.family())
         self._ceiling = min(self._most, resident + int(self.limits.growth_mib * 2**20))
 
     def lift_memory(self) -> None:
@@ -181,7 +195,7 @@ class Worker:
 
     def check_memory(self) -> None:
         """Ends the process, and raises, when it has grown beyond what it may."""
-        resident = processes.resident_bytes(processes.family(self.pid))
+        resident = processes.resident_bytes(self.family())
         if resident <= self._ceiling:
             return
         self.kill()
@@ -193,6 +207,7 @@ class Worker:
 
     def close(self) -> None:
         """Lets the process end by itself, and ends it when it does not; removes the folder."""
+        self.family()
         self._socket.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_CLOSE_SECONDS)
@@ -201,9 +216,7 @@ class Worker:
 
     def kill(self) -> None:
         """Ends the process and everything that it has started."""
-        for pid in processes.family(self.pid):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        processes.end(self._known, self.pid)
         self._process.wait()
 
     def _crash(self, do: str) -> WorkerError:

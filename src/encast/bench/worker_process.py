@@ -107,13 +107,14 @@ class Server:
             self._turn += 1
         return {"begin": begin, "ns": times}
 
-    def stream(self, at: int, arrivals: str, ticket: str) -> list[list[int]]:
+    def stream(self, at: int, arrivals: str, ticket: str) -> dict[str, Any]:
         """Takes the oldest request that nobody has taken, again and again: [number, begun, ended] since ``at``.
 
         ``arrivals`` is a file of ``i64[n]``, ``ticket`` one that counts the requests taken, for all instances.
         """
         due: list[int] = np.load(arrivals).tolist()
         self._wake(at)
+        begin = _clock()
         served: list[list[int]] = []
         with open(ticket, "r+b") as file, mmap.mmap(file.fileno(), 8) as counter:
             while (number := _take(file.fileno(), counter)) < len(due):
@@ -123,7 +124,7 @@ class Server:
                 states = self._calls[index]()
                 served.append([number, begun - at, _clock() - at])
                 self._check(states, self._batches[index])
-        return served
+        return {"begin": begin, "served": served}
 
     def fresh(self, files: Sequence[str]) -> list[int]:
         """Nanoseconds of the first call of each batch, bound anew, its threads awake."""

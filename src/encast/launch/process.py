@@ -35,13 +35,16 @@ def bind(pid: int, placement: Placement) -> None:
             continue
 
 
-def preexec(placement: Placement, memory: MemoryBinding | None = None, *, group: bool = False) -> Callable[[], None]:
+def preexec(
+    placement: Placement, memory: MemoryBinding | None = None, *, group: bool = False, adopt: bool = False
+) -> Callable[[], None]:
     """What ``subprocess.Popen`` should call in the child, as ``preexec_fn``, before the command replaces it.
 
     Binds the child to the placement's CPUs and, as ``memory`` can, to its node, makes it the leader of a process
-    group of its own when ``group``, and has the kernel kill it when the calling *thread* ends, however that ends: start
-    children from a thread that outlives them. What cannot be set ends the child with exit code 126 and a line on
-    stderr; a memory node that is refused leaves the child unbound, with a line on stderr.
+    group of its own when ``group``, keeps its daemons its descendants when ``adopt`` (``adopt_orphans``), and has the
+    kernel kill it when the calling *thread* ends, however that ends: start children from a thread that outlives them.
+    What cannot be set ends the child with exit code 126 and a line on stderr; a memory node that is refused leaves the
+    child unbound, with a line on stderr.
     """
     parent, cpus = os.getpid(), placement.cpus
 
@@ -50,6 +53,8 @@ def preexec(placement: Placement, memory: MemoryBinding | None = None, *, group:
         try:
             if group:
                 os.setpgid(0, 0)
+            if adopt:
+                adopt_orphans()  # holds across exec
             die_with_parent(signal.SIGKILL, parent)
             os.sched_setaffinity(0, cpus)
             problem = memory.apply(placement.node) if memory is not None else None

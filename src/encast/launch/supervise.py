@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from encast.errors import ResourceError
 from encast.launch.memory import MemoryBinding
@@ -26,6 +27,8 @@ FORWARDED = (*ENDING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _READ = 1 << 16
 # To learn of a child that has ended, without reaping it.
 _ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
+# By which a process tells whose it is when its parent has ended: unique to an instance, and inherited.
+_MARK = "ENCAST_LAUNCHED_AS"
 # What even SIGKILL does not end within this many seconds waits for a device, and is left.
 _AFTER_KILL_S = 5.0
 # Some send a signal to a process and to its whole group, or to all of a service: that is no second request.
@@ -67,6 +70,7 @@ class _Child:
     process: subprocess.Popen[bytes]
     streams: dict[int, tuple[str, LineBuffer]] = field(default_factory=dict)
     code: int | None = None  # as a shell counts it
+    kill_left_at: float | None = None  # when what it has left behind is killed
 
 
 class _Supervisor:
@@ -115,7 +119,7 @@ class _Supervisor:
             try:
                 process = subprocess.Popen(
                     [*prefix, *instance.command],
-                    env={**os.environ, **instance.environment},
+                    env={**os.environ, **instance.environment, _MARK: _mark(index)},
                     stdin=stdin,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -169,7 +173,8 @@ class _Supervisor:
                 for descriptor in child.streams:
                     poll.register(descriptor, select.POLLIN)
         now = time.monotonic()
-        ahead = [at - now for at in (self.kill_at, self.give_up_at) if at is not None and at > now]
+        moments = (self.kill_at, self.give_up_at, *(child.kill_left_at for child in self.children))
+        ahead = [at - now for at in moments if at is not None and at > now]
         ready = {descriptor for descriptor, _ in poll.poll(min(ahead) * 1e3 + 1 if ahead else None)}
         if wake in ready:
             os.read(wake, _READ)
@@ -218,6 +223,10 @@ class _Supervisor:
             for pid in descendants(os.getpid()):
                 _signal(pid, signal.SIGTERM)
             self._set_deadline()
+        elif left := _left_by(child.index):
+            for pid in left:
+                _signal(pid, signal.SIGTERM)
+            child.kill_left_at = time.monotonic() + self.grace_s
 
     def _end(self, code: int) -> None:
         """Asks all to end; ``code`` tells why."""
@@ -232,6 +241,11 @@ class _Supervisor:
 
     def _keep_time(self) -> None:
         now = time.monotonic()
+        for child in self.children:
+            if child.kill_left_at is not None and now >= child.kill_left_at:
+                child.kill_left_at = None
+                for pid in _left_by(child.index):
+                    _signal(pid, signal.SIGKILL)
         if self.kill_at is None or now < self.kill_at:
             return
         # Again whenever something has ended: what was being killed may have started more.
@@ -273,6 +287,25 @@ class _Supervisor:
         except ChildProcessError:
             return False
         return True
+
+
+def _mark(index: int) -> str:
+    return f"{os.getpid()}.{index}"
+
+
+def _left_by(index: int) -> list[int]:
+    """The processes of an instance that has ended, by the environment that they began with.
+
+    One that has cleared it, or runs as another user, cannot be told from another instance's: it ends with the last.
+    """
+    mark, found = f"{_MARK}={_mark(index)}".encode(), []
+    for pid in descendants(os.getpid()):
+        try:
+            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+        except OSError:  # ended meanwhile, or not ours to read
+            continue
+    return found
 
 
 def _signal_group(group: int, number: int) -> None:

@@ -210,7 +210,7 @@ def method_section() -> Section:
                 "A backend is timed only when the output of the very calls that are timed agrees with a float64 "
                 "reference of the model within the bound of its dtype. 1 - cosine is of a token's last hidden state, "
                 "the mean over tokens, and below it is what the dtype may be off by; the largest difference is "
-                "relative to the largest value of the reference."
+                "relative to the largest value of the reference. No sequence may be off by over three times the bound."
             ),
             Text(
                 "Absolute times belong to this machine and this hour; ratios carry further. An empty percentile had "

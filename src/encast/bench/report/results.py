@@ -54,7 +54,9 @@ def flags(row: Row) -> str:
 def reference_of(group: Group, wanted: str | None) -> Row | None:
     """A row of the backend that ratios are shown against: the wanted one, else the first that is not encast's.
 
-    Only backends that were measured count; None when there are fewer than two.
+    Where more backends were measured than take turns at once, only the one that was in all their groups has a ratio to
+    every other: it goes before one that is not encast's. Only backends that were measured count; None when there are
+    fewer than two.
     """
     first: dict[str, Row] = {}
     for row in group.rows:
@@ -62,8 +64,15 @@ def reference_of(group: Group, wanted: str | None) -> Row | None:
             first.setdefault(row.backend, row)
     if len(first) < 2:
         return None
+    if wanted in first:
+        return first[wanted]
     others = [backend for backend in first if not backend.startswith(_OWN)]
-    return first[wanted if wanted in first else (others or list(first))[0]]
+    return max((first[backend] for backend in (*others, *first)), key=lambda row: len(_compared(group, row)))
+
+
+def _compared(group: Group, reference: Row) -> set[str]:
+    """The backends with a ratio to that one at a point at least."""
+    return {row.backend for row in group.measured if ratio_to(row, reference.name) is not None}
 
 
 def agreement_cells(row: Row) -> tuple[Cell, Cell]:
@@ -106,7 +115,7 @@ def _blocks(group: Group, colours: Mapping[str, int], wanted: str | None, most_l
         for backends, dtype in _divided(group):
             yield _by_point(group, backends, dtype, reference, most_lines)
         yield _by_backend(group, reference, most_lines)
-    notes = []
+    notes = list(_samples(group.measured))
     if reference is not None:
         notes.append(
             f"Ratios say how many times as fast as {reference.backend} the backend is"
@@ -116,10 +125,24 @@ def _blocks(group: Group, colours: Mapping[str, int], wanted: str | None, most_l
                 else ", measured by turns, with the 95 % interval in brackets."
             )
         )
+        apart = len({row.backend for row in group.measured} - _compared(group, reference) - {reference.backend})
+        if apart and group.metric is not WITHIN_LIMIT:
+            notes.append(
+                f"{apart} backend{'s' if apart > 1 else ''} did not take turns with {reference.backend} and "
+                f"{'have' if apart > 1 else 'has'} no ratio: more than timing.together are measured in groups, with "
+                "the backend named first in each, and numbers of two groups are of different minutes."
+            )
     if any(row.noisy for row in group.measured):
         notes.append("~ marks rows during which the machine was too noisy to trust them.")
     if notes:
         yield Text(" ".join(notes))
+
+
+def _samples(rows: Sequence[Row]) -> Iterator[str]:
+    """How much of its file a replay stands for."""
+    found = [(row.number("metrics", "sampled_sequences"), row.number("metrics", "sequences")) for row in rows]
+    for some, whole in dict.fromkeys((some, whole) for some, whole in found if some is not None and whole is not None):
+        yield f"A round replays {some:,.0f} sequences, which stand for the lengths of {whole:,.0f}."
 
 
 def _in_full(group: Group, point: Key, reference: Row | None, most_lines: int) -> Block:
@@ -260,16 +283,15 @@ def _across(group: Group, reference: Row | None, most_lines: int) -> Table:
     for index, backend in enumerate(backends):
         rows = [row for row in group.measured if row.backend == backend]
         line = [Cell(backend), *(cells[index] for cells in by_point)]
-        line += [Cell(efficiency.get(backend, numbers.NOTHING))] if efficiency else []
-        lines.append([*line, *_worst(rows)])
+        lines.append([*line, *_efficiency_cells(efficiency, backend), *_worst(rows)])
     caption = f"{group.metric.title}, {group.metric.unit}"
     heads = [Column(describe(dict(zip(group.columns, point, strict=True)))) for point in group.points]
-    more = [Column("of the ideal")] if efficiency else []
-    return cut(caption, [Column("backend", text=True), *heads, *more, *_WORST_COLUMNS], lines, most_lines)
+    columns = [Column("backend", text=True), *heads, *_efficiency_columns(efficiency), *_WORST_COLUMNS]
+    return cut(caption, columns, lines, most_lines)
 
 
-def _efficiency(group: Group) -> dict[str, str]:
-    """Of a scaling scenario: the share of ideal scaling that each backend reaches at its last point."""
+def _efficiency(group: Group) -> dict[str, dict[str, str]]:
+    """Of a scaling scenario: by series (a length, say) and backend, the share of ideal scaling at the last point."""
     axis = _SCALED.get(group.scenario)
     if axis is None:
         return {}
@@ -285,7 +307,20 @@ def _efficiency(group: Group) -> dict[str, str]:
         for row in group.measured
         if isinstance(row.point.get(axis), (int, float)) and float(row.point[axis]) > 0
     ]
-    return {str(one.row["backend"]["name"]): f"{one.efficiency:.0%}" for one in ideal(plain, axis)}
+    found: dict[str, dict[str, str]] = {}
+    for one in ideal(plain, axis):  # rising along the axis, so the last of a series stays
+        point = one.row["point"]
+        series = describe({column: point[column] for column in group.columns if column != axis and column in point})
+        found.setdefault(series, {})[str(one.row["backend"]["name"])] = f"{one.efficiency:.0%}"
+    return found
+
+
+def _efficiency_columns(efficiency: Mapping[str, Mapping[str, str]]) -> list[Column]:
+    return [Column(", ".join(filter(None, ("of the ideal", series)))) for series in efficiency]
+
+
+def _efficiency_cells(efficiency: Mapping[str, Mapping[str, str]], backend: str) -> list[Cell]:
+    return [Cell(shares.get(backend, numbers.NOTHING)) for shares in efficiency.values()]
 
 
 def _point_cell(metric: Metric, row: Row, best: float | None, against: Row | None) -> Cell:
@@ -319,6 +354,7 @@ def _within_limit(row: Row, value: float | None, best: bool, against: Row | None
 
 def _by_backend(group: Group, reference: Row | None, most_lines: int) -> Table:
     """A line a backend over all points: its ratio, and the worst that its answers were off."""
+    efficiency = _efficiency(group)
     lines = []
     for backend in group.backends:
         rows = [row for row in group.measured if row.backend == backend]
@@ -329,9 +365,11 @@ def _by_backend(group: Group, reference: Row | None, most_lines: int) -> Table:
         if found and ratio.text != "1x":
             spread = f"{numbers.ratio(min(found))} to {numbers.ratio(max(found))}" if len(found) > 1 else ""
             ratio = Cell(numbers.ratio(statistics.geometric_mean(found)), spread)
-        lines.append([Cell(backend), Cell(f"{len(rows)} of {len(group.points)}"), ratio, *_worst(rows)])
+        points = Cell(f"{len(rows)} of {len(group.points)}")
+        lines.append([Cell(backend), points, ratio, *_efficiency_cells(efficiency, backend), *_worst(rows)])
     against = f"against {reference.backend}, geometric mean" if reference is not None else "ratio"
-    columns = [Column("backend", text=True), Column("points"), Column(against), *_WORST_COLUMNS]
+    columns = [Column("backend", text=True), Column("points"), Column(against)]
+    columns += [*_efficiency_columns(efficiency), *_WORST_COLUMNS]
     return cut("Over all points", columns, lines, most_lines)
 
 

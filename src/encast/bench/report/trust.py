@@ -99,7 +99,7 @@ def _judged(rows: Sequence[Row], most_lines: int) -> Iterator[Block]:
 
 
 def cold_section(rows: Sequence[Row], most_lines: int) -> Section | None:
-    """Conversion, loading, first call and memory, a line a backend and model, medians over its rows."""
+    """Conversion, loading, first call and memory, a line a backend and model, medians and the peak over its rows."""
     parts: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if row.measured and (row.at("cold") is not None or row.at("memory") is not None):
@@ -117,7 +117,7 @@ def cold_section(rows: Sequence[Row], most_lines: int) -> Section | None:
                 Cell(numbers.seconds(_median(members, "cold", "import_s"))),
                 Cell(numbers.seconds(_median(members, "cold", "load_s"))),
                 Cell(numbers.seconds(None if first is None else first / 1e3)),
-                Cell(numbers.size(_median(members, "memory", "peak_rss_bytes"))),
+                Cell(numbers.size(_most(members, "memory", "peak_rss_bytes"))),
                 Cell(numbers.size(_median(members, "memory", "pss_bytes"))),
             ]
         )
@@ -131,7 +131,9 @@ def cold_section(rows: Sequence[Row], most_lines: int) -> Section | None:
         Column("peak resident"),
         Column("proportional"),
     ]
-    table = cut("Before the first answer, and memory (medians over rows)", columns, lines, most_lines, heads=2)
+    table = cut(
+        "Before the first answer, and memory (medians over rows; peak: the most)", columns, lines, most_lines, heads=2
+    )
     return Section("Cold start and memory", (table,))
 
 
@@ -172,6 +174,10 @@ def _span(rows: Sequence[Row], *path: str, percent: bool = False) -> Cell:
 def _median(rows: Sequence[Row], *path: str) -> float | None:
     found = [value for row in rows if (value := row.number(*path)) is not None and value >= 0]
     return statistics.median(found) if found else None
+
+
+def _most(rows: Sequence[Row], *path: str) -> float | None:
+    return max((value for row in rows if (value := row.number(*path)) is not None and value >= 0), default=None)
 
 
 def _shortened(text: str) -> str:

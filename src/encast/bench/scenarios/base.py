@@ -37,7 +37,9 @@ class Point:
 class Scenario(Protocol):
     """Made from the keys of its YAML beside ``name`` and ``scenario``, which are its constructor's arguments.
 
-    Nothing of a round's sample needs to be kept by the object: the same one serves all contenders.
+    Nothing of a round's sample needs to be kept by the object: the same one serves all contenders. What it measures for
+    all of them it finds again in the rows of a comparison that was interrupted: it gets them by ``recall(rows)``, when
+    it has such a method, before the first round.
     """
 
     def points(self, workload: Workload, launcher: Launcher, machine: Machine) -> Sequence[Point]:

@@ -19,23 +19,36 @@ if TYPE_CHECKING:
     from encast.bench.launcher import Launcher
     from encast.machine import Machine
 
-__all__ = ["BURST_SECONDS", "ClosedLoop", "burst_sample", "core_count", "divisors", "doubling", "fits", "rate_metrics"]
+__all__ = [
+    "BURST_SECONDS",
+    "MOST_SECONDS",
+    "ClosedLoop",
+    "burst_sample",
+    "core_count",
+    "divisors",
+    "doubling",
+    "fits",
+    "rate_metrics",
+]
 
 BURST_SECONDS = 0.3
+MOST_SECONDS = 60
+"""Of a burst."""
 
 
 def core_count(launcher: Launcher, machine: Machine) -> int:
-    """The cores that the launcher's instances take together, cgroup quota and affinity considered."""
+    """The cores that the launcher's instances take together, cgroup quota and affinity considered; with ``smt`` their
+    hardware threads, which an instance has by whole cores."""
     return sum(place.threads for place in launcher.place(machine))
 
 
 def fits(launcher: Launcher, machine: Machine, instances: int, threads: int) -> bool:
     """Whether so many instances of so many threads have a place, within memory nodes unless the launcher crosses."""
     try:
-        places = launcher.place(machine, instances=instances, threads=threads)
+        launcher.place(machine, instances=instances, threads=threads)
     except InputError:
         return False
-    return all(place.threads == threads for place in places)
+    return True
 
 
 def doubling(most: int) -> tuple[int, ...]:
@@ -80,7 +93,7 @@ class ClosedLoop:
 
     def __init__(self, seconds: float = BURST_SECONDS) -> None:
         """``seconds``: of a burst."""
-        self.seconds = positive("scenario.seconds", seconds, most=60)
+        self.seconds = positive("scenario.seconds", seconds, most=MOST_SECONDS)
 
     def round(self, contender: Contender, point: Point) -> dict[str, Any]:
         return burst_sample(contender, point, seconds=self.seconds)

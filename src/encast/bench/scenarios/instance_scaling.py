@@ -34,6 +34,8 @@ class InstanceScaling(ClosedLoop):
         most = core_count(launcher, machine) // self.threads
         counts = self.instances or [count for count in doubling(most) if fits(launcher, machine, count, self.threads)]
         if not counts:
+            if launcher.smt:
+                launcher.place(machine, instances=1, threads=self.threads)  # says which numbers whole cores have
             raise InputError(f"no instance of {self.threads} cores fits this machine; give a smaller scenario.threads")
         return [
             Point(part.draw(), instances, self.threads, {**part.label, "instances": instances, "threads": self.threads})

@@ -17,22 +17,27 @@ if TYPE_CHECKING:
     from encast.bench.workloads import Workload
     from encast.machine import Machine
 
-__all__ = ["LengthReplay"]
+__all__ = ["LEAST_BATCHES", "LengthReplay"]
+
+LEAST_BATCHES = 8
 
 
 class LengthReplay(ClosedLoop):
     """Throughput over a workload's own distribution of lengths; latency is of a batch.
 
     Batches hold neighbours in length, so runtimes that pad compute little in vain: ``padding`` says how much. A sample
-    of the batches is replayed, the same for all contenders, and wholly in every round.
+    of the batches is replayed, the same for all contenders, and wholly in every round. It has a batch from each of as
+    many equal shares of the batches, from the shortest to the longest, as the round has room for, and of
+    ``LEAST_BATCHES`` shares at the least: so ``sampled_sequences`` stand for the lengths of all ``sequences``.
     """
 
     def __init__(self, batch_tokens: int | None = None, tokens: int = 8192) -> None:
         """``batch_tokens``: batches of as many sequences as fill so many tokens, instead of ``workload.batch``.
-        ``tokens``: of a round, about."""
+        ``tokens``: of a round, about; more where the fewest batches have more."""
         super().__init__()
         self.batch_tokens = None if batch_tokens is None else whole_number("scenario.batch_tokens", batch_tokens)
         self.tokens = whole_number("scenario.tokens", tokens)
+        self._sequences: dict[tuple[Any, ...], int] = {}
 
     def points(self, workload: Workload, launcher: Launcher, machine: Machine) -> Sequence[Point]:
         places = launcher.place(machine)
@@ -44,20 +49,25 @@ class LengthReplay(ClosedLoop):
                 label.pop("batch", None)
             batches = part.replay(tokens=self.batch_tokens if self.batch_tokens else None)
             label.update(instances=len(places), threads=places[0].threads)
+            self._sequences[tuple(label.items())] = sum(batch.seqs for batch in batches)
             points.append(Point(self._sample(batches), len(places), places[0].threads, label))
         return points
 
     def _sample(self, batches: Sequence[Batch]) -> tuple[Batch, ...]:
-        """The first of the batches, which come in random order, until they have the tokens of a round."""
-        kept: list[Batch] = []
-        for batch in batches:
-            if kept and sum(one.tokens for one in kept) + batch.tokens > self.tokens:
-                break
-            kept.append(batch)
-        return tuple(kept)
+        """The middle batch of each share, in the order in which they come, which is random."""
+        each = sum(batch.tokens for batch in batches) / len(batches)
+        count = min(len(batches), max(LEAST_BATCHES, int(self.tokens / each)))
+        by_length = sorted(range(len(batches)), key=lambda index: batches[index].tokens / batches[index].seqs)
+        chosen = {by_length[int((share + 0.5) * len(batches) / count)] for share in range(count)}
+        return tuple(batch for index, batch in enumerate(batches) if index in chosen)
 
     def round(self, contender: Contender, point: Point) -> dict[str, Any]:
         return burst_sample(contender, point, calls=len(point.batches))
 
     def summarise(self, point: Point, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        return {**super().summarise(point, samples), "padding": padding(point.batches)}
+        return {
+            **super().summarise(point, samples),
+            "padding": padding(point.batches),
+            "sampled_sequences": sum(batch.seqs for batch in point.batches),
+            "sequences": self._sequences[tuple(point.label.items())],
+        }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -29,12 +30,20 @@ SETTLE = 0.1
 """The share of a stream's begin that is left out: its queues were empty."""
 
 
+Shape = tuple[tuple[str, Any], ...]
+
+
+def _shape(label: Mapping[str, Any], but: str = "load") -> Shape:
+    return tuple(sorted((name, value) for name, value in label.items() if name != but))
+
+
 class OpenLoop:
     """Latency from the time at which a request was due, at a rate that does not heed the contender.
 
     Each request is one sequence; whichever instance is idle takes the oldest. All contenders get the same arrivals in
-    the same round. Rates are requests a second; where only ``load`` is given, they are these shares of what the
-    contender that is measured first answers when it is asked without pause, and the same for all.
+    the same round, counted from when they were opened. Rates are requests a second; where only ``load`` is given, they
+    are these shares of what the contender that is measured first answers when it is asked without pause
+    (``capacity_per_s``), and the same for all, also for those that are measured after a resumption (``recall``).
     """
 
     def __init__(
@@ -54,8 +63,8 @@ class OpenLoop:
         speed = positive("scenario.speed", speed)
         self.trace = None if trace is None else [round(time / speed) for time in read_trace(str(trace))]
         self.seed = seed_number("scenario.seed", seed)
-        self._rounds: Counter[tuple[Any, ...]] = Counter()
-        self._capacity: dict[tuple[Any, ...], float] = {}
+        self._rounds: WeakKeyDictionary[Contender, Counter[Shape]] = WeakKeyDictionary()
+        self._capacity: dict[Shape, float] = {}
 
     def points(self, workload: Workload, launcher: Launcher, machine: Machine) -> Sequence[Point]:
         places = launcher.place(machine)
@@ -76,12 +85,19 @@ class OpenLoop:
                     points[key] = Point(part.arrivals(REQUESTS), len(places), places[0].threads, label)
         return list(points.values())
 
+    def recall(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Takes the capacities from rows of the same comparison."""
+        for row in rows:
+            capacity = row["metrics"].get("capacity_per_s")
+            if capacity is not None:
+                self._capacity.setdefault(_shape(row["point"]), float(capacity))
+
     def round(self, contender: Contender, point: Point) -> dict[str, Any]:
-        place = tuple(point.label.items())
-        turn = (contender.backend.name, place)
-        number = self._rounds[turn]
-        self._rounds[turn] += 1
-        arrivals = self._arrivals(contender, point, place, number)
+        rounds = self._rounds.setdefault(contender, Counter())
+        place = _shape(point.label, but="")
+        number = rounds[place]
+        rounds[place] += 1
+        arrivals = self._arrivals(contender, point, number)
         responses = Responses.of(contender.stream(arrivals, point.batches))
         settled = responses.after(SETTLE * self.seconds * 1e9)
         span = max(self.seconds * 1e9, float(responses.ended.max()))
@@ -92,14 +108,15 @@ class OpenLoop:
             "offered_per_s": len(arrivals) / self.seconds,
             "answered_per_s": len(arrivals) / span * 1e9,
             "utilisation": responses.utilisation(point.instances),
+            "capacity_per_s": self._capacity.get(_shape(point.label)),
         }
 
-    def _arrivals(self, contender: Contender, point: Point, place: tuple[Any, ...], number: int) -> list[int]:
+    def _arrivals(self, contender: Contender, point: Point, number: int) -> list[int]:
         if self.trace is not None:
             return window(self.trace, self.seconds, number)
         rate = point.label.get("rate")
         if rate is None:
-            shape = tuple(item for item in place if item[0] != "load")
+            shape = _shape(point.label)
             if shape not in self._capacity:
                 self._capacity[shape] = burst_sample(contender, point, seconds=0.5)["sequences_per_s"]
             rate = float(point.label["load"]) * self._capacity[shape]
@@ -127,6 +144,7 @@ class OpenLoop:
             "sequences_per_s": float(np.median(answered)),
             "sequences_per_s_interval": median_interval(answered),
             "utilisation": utilisation,
+            "capacity_per_s": samples[0]["capacity_per_s"],
             # Offered more than it can do, a queue grows for ever, and its percentiles say only how long that went on.
             "saturated": utilisation >= 1,
         }

@@ -9,6 +9,7 @@ from encast.bench.fields import positive, whole_numbers
 from encast.bench.scenarios.base import Point
 from encast.bench.scenarios.closed_loop import (
     BURST_SECONDS,
+    MOST_SECONDS,
     ClosedLoop,
     core_count,
     divisors,
@@ -51,7 +52,14 @@ class SloThroughput(ClosedLoop):
         self.limit_ms = positive("scenario.limit_ms", limit_ms, most=10_000)
         self.percent = positive("scenario.percent", percent, most=99.99)
         # Whoever keeps the limit answers so often in a few rounds that the percentile is known.
-        self.seconds = max(self.seconds, samples_needed(self.percent) * self.limit_ms / 1e3 / _ROUNDS)
+        calls = samples_needed(self.percent)
+        self.seconds = max(self.seconds, calls * self.limit_ms / 1e3 / _ROUNDS)
+        if self.seconds > MOST_SECONDS:
+            raise InputError(
+                f"scenario.limit_ms={self.limit_ms:g} with scenario.percent={self.percent:g}: the percentile needs "
+                f"{calls:,} calls, which may take {self.seconds:,.0f} s of each of {_ROUNDS} rounds, and a round has "
+                f"at most {MOST_SECONDS} s; give a lower percent (299 calls tell p99) or limit"
+            )
         self.batch = whole_numbers("scenario.batch", batch)
         self.instances = None if instances is None else whole_numbers("scenario.instances", instances)
 
