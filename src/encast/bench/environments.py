@@ -8,7 +8,12 @@ from pathlib import Path
 
 from encast.bench.cache import default_cache
 
-__all__ = ["how_to_make", "interpreter", "place"]
+__all__ = ["THIS_PYTHON", "WORKER_NEEDS", "how_to_make", "interpreter", "place"]
+
+THIS_PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+
+WORKER_NEEDS = {"tokenizers": "tokenizers>=0.20"}
+"""What encast's own modules import in a worker that opens a checkpoint, beside NumPy, which each backend brings."""
 
 
 def place(name: str) -> Path:
@@ -28,11 +33,12 @@ def interpreter(python: str | None) -> str | None:
     return str(found) if os.access(found, os.X_OK) else None
 
 
-def how_to_make(
-    name: str, *requirements: str, python: str = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-) -> str:
-    """The command that makes the environment; ``python`` is an interpreter that all requirements have wheels for."""
-    packages = " ".join(map(_quoted, requirements))
+def how_to_make(name: str, *requirements: str, python: str = THIS_PYTHON) -> str:
+    """The command that makes the environment, with what a worker needs there.
+
+    ``python`` is an interpreter that all requirements have wheels for.
+    """
+    packages = " ".join(map(_quoted, (*requirements, *WORKER_NEEDS.values())))
     try:
         folder = place(name)
     except ImportError:  # without encast's native core, this is such an environment itself

@@ -1,13 +1,18 @@
-"""The table of array functions computes the graph: with NumPy everywhere, as ONNX where ONNX Runtime is."""
+"""The table of array functions computes the graph: with NumPy, and as what is written for DeepSparse and TVM.
+
+Written graphs are computed by ``fake_libraries`` everywhere, and by ONNX Runtime where it is.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from checkpoints import make_checkpoint
+from fake_libraries import Builder, FakeOnnx, fake_relax, run_onnx
 
 from encast.archs import build_graph
 from encast.backends.reference import Reference
@@ -17,6 +22,8 @@ from encast.bench.peers.base import pad, unpad
 from encast.bench.peers.deepsparse_onnx import INPUTS, calibrate, write
 from encast.bench.peers.interpret import HEAD_OPS, INTERPRETED, MASKED, ArrayLibrary, NumpyLike, Rectangle, interpret
 from encast.bench.peers.interpreted import inputs_of
+from encast.bench.peers.tvm_relax import INPUTS as RELAX_INPUTS
+from encast.bench.peers.tvm_relax import RelaxLibrary
 from encast.errors import GraphError
 from encast.importers import open_checkpoint
 from encast.ir import OPS, Graph
@@ -136,6 +143,72 @@ def test_a_library_must_have_all_functions() -> None:
         ArrayLibrary()  # type: ignore[abstract]
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_relax(graphs: dict[str, Graph], arch: str) -> None:
+    graph, batch = graphs[arch], batch_of(graphs[arch])
+    (rows, columns), arrays = rectangle(batch)
+    library = RelaxLibrary(fake_relax(), Builder())
+    given = library.inputs((rows, columns))
+    assert tuple(given) == RELAX_INPUTS
+    out = interpret(graph, library, Rectangle(rows, columns, **given))
+    # The function takes them by their place: parameters and arrays must be in one order.
+    weights = zip(library.parameters.values(), library.arrays.values(), strict=True)
+    parameters = arrays | {weight.expr.name: array for weight, array in weights}
+    assert len(parameters) == len(arrays) + len(library.arrays), "a name was given twice"
+    states = unpad(out.expr.value(parameters).reshape(rows, columns, -1), batch)
+    assert cosines(states, Reference(graph).run("last_hidden_state", batch)).min() > 0.999999
+
+
+@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "relu", "silu", "tanh"])
+def test_activations_in_relax(kind: str) -> None:
+    from encast.backends.reference.ops import EVALUATORS
+
+    points = np.linspace(-8, 8, 401, dtype=np.float32)[None]
+    library = RelaxLibrary(fake_relax(), Builder())
+    found = library.activation(library.constant("points", points), kind).expr.value({"weight0": points})
+    expected = EVALUATORS["activation"](None, points.astype(np.float64), kind=kind)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+
+
+def with_fake_onnx(graph: Graph, batch: Batch, ranges: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """The written model, and what it computes."""
+    onnx = FakeOnnx()
+    monkeypatch.setitem(sys.modules, "onnx", onnx)
+    (rows, columns), given = rectangle(batch)
+    write(Path("model.onnx"), graph, (rows, columns), ranges)
+    given = {name: array if name == "bias" else array.astype(np.int64) for name, array in given.items()}
+    return onnx.saved, unpad(run_onnx(onnx.saved, given).reshape(rows, columns, -1), batch)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_deepsparse_graph_in_f32(graphs: dict[str, Graph], arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, batch = graphs[arch], batch_of(graphs[arch])
+    _, states = with_fake_onnx(graph, batch, None, monkeypatch)
+    assert cosines(states, Reference(graph).run("last_hidden_state", batch)).min() > 0.999999
+
+
+def test_deepsparse_graph_in_int8(graphs: dict[str, Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, batch = graphs["bert"], batch_of(graphs["bert"])
+    model, states = with_fake_onnx(graph, batch, ranges_of(graph), monkeypatch)
+    check_int8(graph, [node.op_type for node in model.graph.node])
+    found = cosines(states, Reference(graph).run("last_hidden_state", batch))
+    assert LEAST_COSINE["int8"] <= found.mean() < 0.999999
+
+
+def ranges_of(graph: Graph) -> dict[str, tuple[float, float]]:
+    ranges: dict[str, tuple[float, float]] = {}
+    for seed in range(1, 5):
+        shape, arrays = rectangle(Batch.of([np.random.default_rng(seed).integers(2, 200, 16).tolist()]))
+        calibrate(graph, shape, arrays, ranges)
+    return ranges
+
+
+def check_int8(graph: Graph, kinds: list[str]) -> None:
+    assert kinds.count("MatMulInteger") == 6 * graph.meta["layers"], "every product with weights is narrow"
+    # Queries, keys and values read one quantised value.
+    assert kinds.count("QuantizeLinear") == 4 * graph.meta["layers"]
+
+
 def onnx_states(file: Path, batch: Batch) -> Any:
     onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
@@ -159,15 +232,7 @@ def test_onnx_in_int8(graphs: dict[str, Graph], tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     graph, file = graphs["bert"], tmp_path / "model.onnx"
     batch = batch_of(graph)
-    ranges: dict[str, tuple[float, float]] = {}
-    for seed in range(1, 5):
-        given = Batch.of([np.random.default_rng(seed).integers(2, 200, 16).tolist()])
-        shape, arrays = rectangle(given)
-        calibrate(graph, shape, arrays, ranges)
-    write(file, graph, rectangle(batch)[0], ranges)
-    kinds = [node.op_type for node in onnx.load(str(file)).graph.node]
-    assert kinds.count("MatMulInteger") == 6 * graph.meta["layers"], "every product with weights is narrow"
-    # Queries, keys and values read one quantised value.
-    assert kinds.count("QuantizeLinear") == 4 * graph.meta["layers"]
+    write(file, graph, rectangle(batch)[0], ranges_of(graph))
+    check_int8(graph, [node.op_type for node in onnx.load(str(file)).graph.node])
     found = cosines(onnx_states(file, batch), Reference(graph).run("last_hidden_state", batch))
     assert LEAST_COSINE["int8"] <= found.mean() < 0.999999

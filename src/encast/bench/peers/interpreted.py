@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import abc
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from encast.archs import build_graph
-from encast.bench.environments import how_to_make
+from encast.bench.environments import THIS_PYTHON, WORKER_NEEDS, how_to_make
 from encast.bench.peers.base import Float32, Int32
 from encast.bench.peers.interpret import MASKED
-from encast.bench.peers.transformer import Feeds, PaddedPeer, Shape, States, not_installed
-from encast.importers import open_checkpoint
+from encast.bench.peers.transformer import Feeds, PaddedPeer, Shape, States
 from encast.ir import Graph
 
 __all__ = ["Inputs", "InterpretedPeer", "Program", "only_apart"]
@@ -49,6 +48,9 @@ class InterpretedPeer(PaddedPeer):
         """The program of a shape; called once for each."""
 
     def open(self) -> None:
+        from encast.archs import build_graph  # here, so that `missing` can say what a bare environment needs for it
+        from encast.importers import open_checkpoint
+
         self.graph = build_graph(open_checkpoint(self.model.checkpoint), "features")
         self._programs: dict[Shape, Program] = {}
         self.start()
@@ -74,9 +76,10 @@ def inputs_of(feeds: Feeds) -> Inputs:
     return Inputs(ids.reshape(-1), types.reshape(-1), bias)
 
 
-def only_apart(name: str, module: str, *requirements: str, python: str) -> str | None:
+def only_apart(name: str, module: str, *requirements: str, python: str = THIS_PYTHON) -> str | None:
     """As ``not_installed``, for packages that do not go together with encast's: how to make their environment."""
-    if not_installed("", module) is None:
+    absent = [needed for needed in (module, *WORKER_NEEDS) if importlib.util.find_spec(needed) is None]
+    if not absent:
         return None
     command = how_to_make(name, *requirements, python=python)
-    return f"not installed ({module}, which needs an environment of its own): {command}"
+    return f"not installed ({', '.join(absent)}; it has an environment of its own): {command}"

@@ -16,8 +16,8 @@ import numpy as np
 
 from encast.bench.peers.base import ModelFiles
 from encast.bench.peers.interpret import Array, NumpyLike, Rectangle, interpret
-from encast.bench.peers.interpreted import Inputs, InterpretedPeer, Program
-from encast.bench.peers.transformer import Shape, States, not_installed
+from encast.bench.peers.interpreted import Inputs, InterpretedPeer, Program, only_apart
+from encast.bench.peers.transformer import Shape, States
 
 __all__ = ["Jax"]
 
@@ -36,7 +36,7 @@ class Jax(InterpretedPeer):
 
     @classmethod
     def missing(cls) -> str | None:
-        return not_installed("bench-jax", "jax")
+        return only_apart("jax", "jax", "jax==0.10.2")
 
     def start(self) -> None:
         self.jax = importlib.import_module("jax")

@@ -18,8 +18,8 @@ import numpy as np
 
 from encast.bench.peers.base import ModelFiles
 from encast.bench.peers.interpret import Array, ArrayLibrary, Rectangle, interpret
-from encast.bench.peers.interpreted import Inputs, InterpretedPeer, Program
-from encast.bench.peers.transformer import Shape, States, not_installed
+from encast.bench.peers.interpreted import Inputs, InterpretedPeer, Program, only_apart
+from encast.bench.peers.transformer import Shape, States
 
 __all__ = ["TensorFlow", "TensorFlowXla"]
 
@@ -46,7 +46,7 @@ class TensorFlow(InterpretedPeer):
 
     @classmethod
     def missing(cls) -> str | None:
-        return not_installed("bench-tensorflow", "tensorflow")
+        return only_apart("tensorflow", "tensorflow", "tensorflow-cpu==2.21.0")
 
     def start(self) -> None:
         self.tf = importlib.import_module("tensorflow")

@@ -18,12 +18,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from encast.archs import build_graph
 from encast.backends.base import check_request
 from encast.batch import Batch
 from encast.bench.peers.base import Call, Float32, Int32, Int64, ModelFiles, Peer, pad
 from encast.errors import InputError
-from encast.importers import open_checkpoint
 from encast.ir.types import ValueType
 
 __all__ = [
@@ -95,6 +93,9 @@ class Encoder:
 
 def read_encoder(checkpoint: Path) -> Encoder:
     """Raises ``CheckpointError`` or ``UnsupportedModelError``."""
+    from encast.archs import build_graph  # as in `interpreted`
+    from encast.importers import open_checkpoint
+
     opened = open_checkpoint(checkpoint)
     meta = build_graph(opened, "features").meta
     sizes = {name: int(meta[name]) for name in ("layers", "heads", "hidden", "vocab", "type_vocab", "max_len")}
