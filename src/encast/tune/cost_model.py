@@ -136,6 +136,10 @@ class CostModel:
         low, high = float(late[kept - 1]), float(late[kept])
         return float(rates[kept - 1] + (rates[kept] - rates[kept - 1]) * (allowed - low) / max(high - low, 1e-12))
 
+    def longest_run(self, setup: Setup) -> float:
+        """Seconds of a run of ``batch_tokens``, by the group that takes longest for it, while all cores are busy."""
+        return max(float(self._seconds(part, part.full)) for part in self._parts(setup))
+
     def _parts(self, setup: Setup) -> list[_Part]:
         """What each group has to do; groups that get no text are left out."""
         parts = []
