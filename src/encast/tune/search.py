@@ -18,6 +18,7 @@ Every trial is in Optuna's journal before the next begins, so a search goes on f
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import math
@@ -45,10 +46,10 @@ STOP_MARGIN, STOP_CHANCE = 0.03, 0.05
 
 _SEEDS = 8
 _FINALISTS = 6
-_FEWEST_ROUNDS, _MOST_ROUNDS = 4, 16
+_FEWEST_ROUNDS, _MOST_ROUNDS = 5, 20
 _FINAL_MARGIN = 0.06
 """Set-ups believed to be worse than the best by more than this are no finalists."""
-_SURE = 2.0
+_SURE = 2.5
 """Standard errors by which a finalist must be behind the leader to be out, and all of them behind what is better by the
 margin for the finals to end."""
 
@@ -58,6 +59,8 @@ _SURE_TRIALS = 4
 _TRIALS_A_FEATURE = 10
 """Before which the surrogate's certainty is not believed: what a Gaussian process needs to know its own length scales
 (Loeppky, Sacks and Welch, "Choosing the Sample Size of a Computer Experiment", Technometrics 51, 2009)."""
+_MOST_REPEATS = 3
+"""Trials of one set-up before the finals."""
 _TPE_EVERY = 4
 _FIT_EVERY = 4
 _ASKS = 8
@@ -198,7 +201,9 @@ class _Search:
                 continue
             belief, best = self._belief()
             gains = belief.expected_improvement(best)
-            gains[[self.index[setup] for setup in self._broken()]] = 0.0
+            gains[[self.index[setup] for setup in self._known()]] = -1.0
+            if gains.max() < 0:
+                return "every set-up was measured"
             if len(self.trials) >= _TRIALS_A_FEATURE * self.features.shape[1]:
                 sure = sure + 1 if belief.chance_of_better(best, STOP_MARGIN) < STOP_CHANCE else 0
             if sure >= _SURE_TRIALS:
@@ -343,8 +348,11 @@ class _Search:
     def _measured(self) -> set[Setup]:
         return {trial.setup for trial in self.trials}
 
-    def _broken(self) -> set[Setup]:
-        return {trial.setup for trial in self.trials if trial.measurement.failed is not None}
+    def _known(self) -> set[Setup]:
+        """Those of which one more trial would say little: what cannot run, and what the finals may tell apart."""
+        often = collections.Counter(trial.setup for trial in self.trials)
+        broken = {trial.setup for trial in self.trials if trial.measurement.failed is not None}
+        return broken | {setup for setup, count in often.items() if count >= _MOST_REPEATS}
 
     def _out_of_time(self) -> bool:
         return time.monotonic() - self.began >= self.options.seconds
@@ -369,10 +377,10 @@ def _still_open(rounds: Sequence[Sequence[Trial]]) -> list[Setup]:
     logs = np.log([[max(trial.measurement.score, 1e-9) for trial in trials] for trials in rounds])
     middle = np.log([max(_score(trials), 1e-9) for trials in rounds])
     leader = int(middle.argmax())
-    # All share a round's weather. Of a set-up's trials those that a neighbour spoilt are few, so of their pairs too.
-    apart = logs - np.median(logs, axis=0)
+    # Of a set-up's trials those that a neighbour spoilt are few, so of their pairs too. Weather that all share in a round
+    # is in it: taking a round's median away would take the noise of the few along.
     first, second = np.triu_indices(logs.shape[1], 1)
-    spread = float(np.median(np.abs(apart[:, first] - apart[:, second]))) / _MEDIAN_OF_PAIRS
+    spread = float(np.median(np.abs(logs[:, first] - logs[:, second]))) / _MEDIAN_OF_PAIRS
     error = spread * math.sqrt(2 / logs.shape[1])
     behind = middle[leader] - middle
     hopes = _SURE * error - behind
