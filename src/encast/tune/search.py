@@ -377,8 +377,8 @@ def _still_open(rounds: Sequence[Sequence[Trial]]) -> list[Setup]:
     logs = np.log([[max(trial.measurement.score, 1e-9) for trial in trials] for trials in rounds])
     middle = np.log([max(_score(trials), 1e-9) for trials in rounds])
     leader = int(middle.argmax())
-    # Of a set-up's trials those that a neighbour spoilt are few, so of their pairs too. Weather that all share in a round
-    # is in it: taking a round's median away would take the noise of the few along.
+    # Of a set-up's trials those that a neighbour spoilt are few, so of their pairs too. Weather that all share in a
+    # round is in it: taking a round's median away would take the noise of the few along.
     first, second = np.triu_indices(logs.shape[1], 1)
     spread = float(np.median(np.abs(logs[:, first] - logs[:, second]))) / _MEDIAN_OF_PAIRS
     error = spread * math.sqrt(2 / logs.shape[1])
