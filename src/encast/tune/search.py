@@ -6,8 +6,9 @@ expected improvement by ``surrogate``, which has one. Where TPE proposes what wa
 
 **Stop.** When with a probability of 95 % no set-up is better than the best by more than 3 %: what was measured leaves
 too little room (the probabilistic regret bound of Wilson, "Stopping Bayesian Optimization with Probabilistic Regret
-Bounds", 2024). The surrogate is a model too, so this must hold for some trials in a row, one of them TPE's. Otherwise
-at the number of trials or seconds allowed.
+Bounds", 2024). The surrogate is a model too, so this must hold for some trials in a row, one of them TPE's. Then what
+lies next to the better set-ups is measured where the surrogate would have to be wrong by less than four deviations, and
+it must hold still. Otherwise at the number of trials or seconds allowed.
 
 **Choice.** The best few are measured anew, by turns in one neighbourhood of time, round after round, until none of them
 is likely to be better than the leader by those 3 %: the first of many noisy trials is more likely lucky than best, and
@@ -61,6 +62,9 @@ _TRIALS_A_FEATURE = 10
 (Loeppky, Sacks and Welch, "Choosing the Sample Size of a Computer Experiment", Technometrics 51, 2009)."""
 _MOST_REPEATS = 3
 """Trials of one set-up before the finals."""
+_NEAR, _NEAR_MARGIN, _DOUBT = 1.8, 0.15, 4.0
+"""How far neighbours are, in steps: as far as twice the instances of half the threads. By how much the set-ups whose
+neighbours are looked at may be worse than the best. And by how many deviations the surrogate may be wrong about one."""
 _TPE_EVERY = 4
 _FIT_EVERY = 4
 _ASKS = 8
@@ -142,6 +146,7 @@ class _Search:
         self.index = {setup: number for number, setup in enumerate(self.setups)}
         features = np.array([space.features(setup) for setup in self.setups])
         self.features: np.ndarray[Any, np.dtype[np.float64]] = features
+        self.steps = features.shape[1]
         self.study, self.trials = _open_study(options, self.setups)
         self.began = time.monotonic()
         self.hyperparameters: Hyperparameters | None = None
@@ -204,9 +209,13 @@ class _Search:
             gains[[self.index[setup] for setup in self._known()]] = -1.0
             if gains.max() < 0:
                 return "every set-up was measured"
+            near = self._neighbour(belief, best) if sure >= _SURE_TRIALS else None
+            if near is not None:
+                self._measure([near], "neighbour")
+                continue
             if len(self.trials) >= _TRIALS_A_FEATURE * self.features.shape[1]:
                 sure = sure + 1 if belief.chance_of_better(best, STOP_MARGIN) < STOP_CHANCE else 0
-            if sure >= _SURE_TRIALS:
+            if sure > _SURE_TRIALS:
                 return f"nothing is likely to be better by {STOP_MARGIN:.0%}"
             turn += 1
             proposed = self._ask_tpe() if turn % _TPE_EVERY == 0 else None
@@ -295,18 +304,31 @@ class _Search:
             return self._best()
         return _median(rounds[max(finalists, key=lambda setup: _score(rounds[setup]))])
 
+    def _neighbour(self, belief: Belief, best: int) -> Setup | None:
+        """The most hopeful set-up that was not measured near one of the better ones; None when there is no hope."""
+        good = [self.index[setup] for setup in self._near_best(belief, best, _NEAR_MARGIN)]
+        at = self.features[:, : self.steps]
+        apart = ((at[:, None, :] - at[None, good, :]) ** 2).sum(axis=2).min(axis=1)
+        hopes = belief.mean + _DOUBT * belief.deviation
+        hopes[apart > _NEAR**2] = -np.inf
+        hopes[[self.index[setup] for setup in self._measured()]] = -np.inf
+        return self.setups[int(hopes.argmax())] if hopes.max() > belief.mean[best] + math.log1p(STOP_MARGIN) else None
+
     def _finalists(self) -> list[Setup]:
         if not self._usable():
             return []
         belief, best = self._belief()
+        room = (self.options.trials - len(self.trials)) // 2
+        return self._near_best(belief, best, _FINAL_MARGIN)[: max(0, min(_FINALISTS, room))]
+
+    def _near_best(self, belief: Belief, best: int, margin: float) -> list[Setup]:
+        """The measured set-ups that are believed to be worse than the best by less than the margin, best first."""
         near = [
             setup
             for setup in {trial.setup: None for trial in self._usable()}
-            if belief.mean[self.index[setup]] > belief.mean[best] - _FINAL_MARGIN
+            if belief.mean[self.index[setup]] > belief.mean[best] - margin
         ]
-        near.sort(key=lambda setup: -belief.mean[self.index[setup]])
-        room = (self.options.trials - len(self.trials)) // 2
-        return near[: max(0, min(_FINALISTS, room))]
+        return sorted(near, key=lambda setup: -belief.mean[self.index[setup]])
 
     def _best(self) -> Trial:
         """Of what was measured, that of which most is believed; by its median trial."""
