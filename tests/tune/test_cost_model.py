@@ -135,3 +135,12 @@ def test_groups_apart_are_as_fast_as_the_slower_one() -> None:
         long.throughput(Setup((InstanceGroup(1, 4),), 1024)) / 0.15,
     ]
     assert model.throughput(apart) == pytest.approx(min(alone), rel=1e-6)
+
+
+def test_the_longest_run_is_the_full_one_of_the_slowest_group() -> None:
+    model = CostModel(probes(), CORES, LENGTHS)
+    setup = Setup((InstanceGroup(2, 2, 32), InstanceGroup(1, 4)), 1024)
+    assert model.longest_run(setup) == pytest.approx(seconds(1024, 2), rel=1e-3)
+    # A group to which no text goes does not count.
+    alone = CostModel(probes(), CORES, [128] * 10)
+    assert alone.longest_run(setup) == pytest.approx(seconds(1024, 4), rel=1e-3)

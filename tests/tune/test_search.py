@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import surface48
-from surface48 import RecordedMachine
+from surfaces import DESKTOP, SERVER, RecordedMachine, Surface
 
 from encast.backends.groups import Setup
 from encast.errors import InputError, ResourceError
@@ -18,37 +17,42 @@ from encast.tune.search import Options, default_trials, search
 from encast.tune.slo import Slo
 from encast.tune.space import make_space
 
-LENGTHS = surface48.lengths()
-SPACE = surface48.space()
+LENGTHS = SERVER.lengths
 
 
-def test_the_record_is_what_the_simulation_gives() -> None:
-    """A sample of it: all takes minutes (``python tests/tune/surface48.py`` writes it)."""
-    machine = RecordedMachine(0, surface48.SLO)
-    assert set(machine.rates) == set(SPACE.setups)
+SURFACES = pytest.mark.parametrize("surface", [SERVER, DESKTOP], ids=["server", "desktop"])
+
+
+@SURFACES
+def test_the_record_is_what_the_simulation_gives(surface: Surface) -> None:
+    """A sample of it: all takes minutes (``python tests/tune/surfaces.py`` writes it)."""
+    machine = RecordedMachine(surface, 0, surface.slo)
+    assert set(machine.rates) == set(surface.space.setups)
     setups = sorted(machine.rates, key=lambda setup: setup.text)
     for setup in setups[:: len(setups) // 4]:
         rate, excess, most = machine.rates[setup]
-        assert round(surface48.saturated(setup, LENGTHS), 1) == most
-        assert surface48.sustained(setup, LENGTHS, surface48.SLO) == pytest.approx((rate, excess), rel=1e-3, abs=0.06)
+        assert round(surface.saturated(setup), 1) == most
+        assert surface.sustained(setup) == pytest.approx((rate, excess), rel=1e-3, abs=0.06)
 
 
-@pytest.mark.parametrize(("slo", "seeds", "enough"), [(surface48.SLO, 10, 7), (None, 6, 6)], ids=["p99", "none"])
-def test_the_best_of_48_cores_is_found_with_a_quarter_of_the_trials(slo: Slo | None, seeds: int, enough: int) -> None:
-    """Within 3 % of the best of the full grid: always without a promise, and mostly under one.
+@pytest.mark.parametrize("promise", [True, False], ids=["p99", "none"])
+@pytest.mark.parametrize(
+    ("surface", "seed"),
+    [(SERVER, 0), (SERVER, 4), (DESKTOP, 0), (DESKTOP, 117)],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_the_best_of_the_grid_is_found_with_a_quarter_of_its_trials(surface: Surface, promise: bool, seed: int) -> None:
+    """Within 3 % of it, always: by the record, so that the noise of what the search measures is not in the verdict.
 
-    Under the promise 3 of 3,430 set-ups are that good, and some seeds settle for another ridge of the surface, some 8 %
-    below. The seeds are the first ones, those that miss among them, so that the rate is the search's own.
+    Seeds 4 and 117, and 0 on the server, are ones that searches have failed: a stop before the ridge of the best was
+    found, a spoilt trial of the set-up that leads to it, and finals that took luck for speed.
     """
-    shares = []
-    for seed in range(seeds):
-        machine = RecordedMachine(seed, slo)
-        found = search(SPACE, machine, LENGTHS, slo, Options(trials=default_trials(SPACE), seed=seed))
-        shares.append(machine.true_rate(found.chosen.setup) / machine.best)
-        assert len(found.trials) == len(machine.measured) <= len(SPACE.setups) / 4
-        assert not found.interrupted
-    assert sum(share >= 0.97 for share in shares) >= enough, shares
-    assert min(shares) >= 0.88, shares
+    machine = RecordedMachine(surface, seed, surface.slo if promise else None)
+    options = Options(trials=default_trials(surface.space), seed=seed)
+    found = search(surface.space, machine, surface.lengths, machine.slo, options)
+    assert machine.true_rate(found.chosen.setup) >= 0.97 * machine.best
+    assert len(found.trials) == len(machine.measured) <= len(surface.space.setups) / 4
+    assert not found.interrupted
 
 
 class Small:

@@ -42,7 +42,7 @@ def tune_command(
     ] = None,
     trials: Annotated[
         int | None,
-        typer.Option(min=1, help="The most measurements; default: a quarter of all set-ups, at most 200."),
+        typer.Option(min=1, help="The most measurements; default: a quarter of all set-ups."),
     ] = None,
     time: Annotated[float | None, typer.Option(min=1.0, help="The most seconds to search.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted search.")] = False,

@@ -51,9 +51,6 @@ _NODE_WEIGHTS = np.array([0.01126, 0.22208, 0.53333, 0.22208, 0.01126])
 _RATES = np.linspace(0.02, 1.0, 50)
 """Shares of the saturated throughput at which the promise is checked."""
 
-_SETTLING = 20
-"""Steps of the iteration for the texts of a run."""
-
 _NO_RATE = 1e-3
 """What a set-up that cannot keep the promise at any rate is worth, as a share of its throughput: low, but in order."""
 
@@ -90,6 +87,7 @@ class CostModel:
             raise InputError("the cost model needs measured times above 0, some of them of one instance alone")
         self.cores = cores
         self.lengths = np.sort(np.asarray(lengths, np.float64))
+        self._spans: dict[tuple[int, int], tuple[float, Array]] = {}
         self._coefficients = _non_negative(
             _terms([probe.tokens for probe in alone], [probe.threads for probe in alone]),
             np.array([probe.seconds for probe in alone]),
@@ -101,9 +99,13 @@ class CostModel:
 
     def service(self, tokens: Any, threads: int) -> Array:
         """Seconds of a run of that many tokens, while no other instance runs."""
-        counts = np.asarray(tokens, np.float64)
-        seconds: Array = _terms(counts.reshape(-1), [threads] * counts.size) @ self._coefficients
-        return np.maximum(seconds, 1e-9).reshape(counts.shape)
+        call, each = self._line(threads)
+        return np.asarray(np.maximum(call + each * np.asarray(tokens, np.float64), 1e-9), np.float64)
+
+    def _line(self, threads: int) -> tuple[float, float]:
+        """Seconds of a call and of every token of it on that many threads: ``service`` is linear in tokens."""
+        call, weights, arithmetic, alone, meeting = map(float, self._coefficients)
+        return call + weights / threads + meeting * (threads - 1), arithmetic / threads + alone
 
     def throughput(self, setup: Setup) -> float:
         """Texts a second with endless texts waiting."""
@@ -134,6 +136,10 @@ class CostModel:
         low, high = float(late[kept - 1]), float(late[kept])
         return float(rates[kept - 1] + (rates[kept] - rates[kept - 1]) * (allowed - low) / max(high - low, 1e-12))
 
+    def longest_run(self, setup: Setup) -> float:
+        """Seconds of a run of ``batch_tokens``, by the group that takes longest for it, while all cores are busy."""
+        return max(float(self._seconds(part, part.full)) for part in self._parts(setup))
+
     def _parts(self, setup: Setup) -> list[_Part]:
         """What each group has to do; groups that get no text are left out."""
         parts = []
@@ -143,9 +149,11 @@ class CostModel:
             end = int(np.searchsorted(self.lengths, bound, "right"))
             if end <= begin:
                 continue
-            own = self.lengths[begin:end]
-            quantiles = np.quantile(own, _QUANTILES)
-            mean = float(own.mean())
+            if (begin, end) not in self._spans:
+                # Thousands of set-ups part the texts in three or four ways.
+                own = self.lengths[begin:end]
+                self._spans[begin, end] = float(own.mean()), np.quantile(own, _QUANTILES)
+            mean, quantiles = self._spans[begin, end]
             parts.append(
                 _Part(
                     index, group.instances, group.threads, (end - begin) / len(self.lengths), mean, quantiles,
@@ -167,9 +175,7 @@ class CostModel:
         """The share of the part's texts that are answered later than ``limit`` seconds, for each rate of all texts."""
         crowd = self._crowd(part, setup, rates)
         arriving = rates * part.share / part.instances
-        texts = np.ones_like(rates)
-        for _ in range(_SETTLING):
-            texts = np.clip(arriving * self._seconds(part, texts) * crowd, 1.0, part.full)
+        texts = self._settled(part, arriving * crowd)
         run, largest = self._seconds(part, texts) * crowd, self._seconds(part, part.full) * crowd
         load, most = arriving * run / texts, np.minimum(arriving * largest / part.full, 0.999)
         # What is left of the limit after the own run: f64[rates, lengths, nodes], as what follows from it.
@@ -182,12 +188,19 @@ class CostModel:
         service = self.service(part.quantiles, part.threads)
         spread = float(_WEIGHTS @ service**2) / float(_WEIGHTS @ service) ** 2 - 1
         decay = 2 * part.instances * (1 - most) / (largest * (1 + spread))
-        waits, queues = _erlang_c(part.instances, np.minimum(load, 0.999)), _erlang_c(part.instances, most)
+        waits, queues = _erlang_c(part.instances, np.stack([np.minimum(load, 0.999), most]))
         full = ((texts / part.full) ** 3)[:, None, None]
         late = (1 - full) * waits[:, None, None] * rest
         late = late + full * queues[:, None, None] * np.exp(-slack * decay[:, None, None])
         shares = np.where(own > limit, 1.0, late) @ _NODE_WEIGHTS @ _WEIGHTS
         return np.asarray(np.where(load > 1.001, 1.0, shares), np.float64)
+
+    def _settled(self, part: _Part, arriving: Array) -> Array:
+        """The texts of a run when as many arrive while one runs: ``b = r s(b)``, which is linear in ``b``."""
+        call, each = (seconds * self._crowded(part.threads) for seconds in self._line(part.threads))
+        # Where a text costs more time than it takes to arrive, runs grow until they are full.
+        left = np.maximum(1 - arriving * each * part.mean, 1e-12)
+        return np.asarray(np.clip(arriving * call / left, 1.0, part.full), np.float64)
 
     def _crowd(self, part: _Part, setup: Setup, rates: Array) -> Array:
         """How many times as long runs take because another group's are on the same cores for a share of the time."""

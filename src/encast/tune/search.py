@@ -6,17 +6,20 @@ expected improvement by ``surrogate``, which has one. Where TPE proposes what wa
 
 **Stop.** When with a probability of 95 % no set-up is better than the best by more than 3 %: what was measured leaves
 too little room (the probabilistic regret bound of Wilson, "Stopping Bayesian Optimization with Probabilistic Regret
-Bounds", 2024). The surrogate is a model too, so this must hold for some trials in a row, one of them TPE's. Otherwise
-at the number of trials or seconds allowed.
+Bounds", 2024). The surrogate is a model too, so this must hold for some trials in a row, one of them TPE's. Then what
+lies next to the better set-ups is measured where the surrogate would have to be wrong by less than four deviations, and
+it must hold still. Otherwise at the number of trials or seconds allowed.
 
-**Choice.** The best few are measured once more, by turns in one neighbourhood of time, and the best median of these
-rounds wins: the first of many noisy trials is more likely lucky than best.
+**Choice.** The best few are measured anew, by turns in one neighbourhood of time, round after round, until none of them
+is likely to be better than the leader by those 3 %: the first of many noisy trials is more likely lucky than best, and
+how many more it takes depends on how noisy they are.
 
 Every trial is in Optuna's journal before the next begins, so a search goes on from there after an interrupt or a crash.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import math
@@ -43,10 +46,13 @@ __all__ = ["Evaluator", "Found", "Options", "default_trials", "search"]
 STOP_MARGIN, STOP_CHANCE = 0.03, 0.05
 
 _SEEDS = 8
-_FINALISTS = 3
-_ROUNDS = 3
-_FINAL_MARGIN = 0.05
+_FINALISTS = 6
+_FEWEST_ROUNDS, _MOST_ROUNDS = 5, 20
+_FINAL_MARGIN = 0.06
 """Set-ups believed to be worse than the best by more than this are no finalists."""
+_SURE = 2.5
+"""Standard errors by which a finalist must be behind the leader to be out, and all of them behind what is better by the
+margin for the finals to end."""
 
 _FEWEST_TRIALS = 8
 _SURE_TRIALS = 4
@@ -54,13 +60,23 @@ _SURE_TRIALS = 4
 _TRIALS_A_FEATURE = 10
 """Before which the surrogate's certainty is not believed: what a Gaussian process needs to know its own length scales
 (Loeppky, Sacks and Welch, "Choosing the Sample Size of a Computer Experiment", Technometrics 51, 2009)."""
+_MOST_REPEATS = 3
+"""Trials of one set-up before the finals."""
+_NEAR, _NEAR_MARGIN, _DOUBT = 1.8, 0.15, 4.0
+"""How far neighbours are, in steps: as far as twice the instances of half the threads. By how much the set-ups whose
+neighbours are looked at may be worse than the best. And by how many deviations the surrogate may be wrong about one."""
 _TPE_EVERY = 4
 _FIT_EVERY = 4
 _ASKS = 8
 """Proposals of TPE that were measured already before the other proposer decides."""
 
+_STEPS_A_DOUBLING, _MOST_STEPS = 2.0, 4.0
+"""Of how long a full run is for the promise: far from the limit on either side nothing changes any more."""
+
 _MOST_FAILURES = 3
 _STUDY = "encast-tune"
+_MEDIAN_OF_PAIRS = 0.954
+"""Of the absolute difference of two normal deviates, in standard deviations of one."""
 
 
 class Evaluator(Protocol):
@@ -105,8 +121,8 @@ class Found:
 
 
 def default_trials(space: Space) -> int:
-    """A quarter of the full grid, up to 200 trials: where the rule to stop has not ended the search by then."""
-    return max(_FEWEST_TRIALS, min(200, len(space.setups) // 4))
+    """A quarter of the full grid: where the rule to stop has not ended the search by then."""
+    return max(_FEWEST_TRIALS, len(space.setups) // 4)
 
 
 def search(space: Space, evaluator: Evaluator, lengths: Sequence[int], slo: Slo | None, options: Options) -> Found:
@@ -130,6 +146,7 @@ class _Search:
         self.index = {setup: number for number, setup in enumerate(self.setups)}
         features = np.array([space.features(setup) for setup in self.setups])
         self.features: np.ndarray[Any, np.dtype[np.float64]] = features
+        self.steps = features.shape[1]
         self.study, self.trials = _open_study(options, self.setups)
         self.began = time.monotonic()
         self.hyperparameters: Hyperparameters | None = None
@@ -139,7 +156,7 @@ class _Search:
         try:
             self.prior = self._estimates()
             most = self.options.trials
-            reserve = min(_FINALISTS * _ROUNDS, max(2, most // 5)) if most >= _FEWEST_TRIALS else 0
+            reserve = min(_FINALISTS * _MOST_ROUNDS, max(2, most // 5)) if most >= _FEWEST_TRIALS else 0
             stopped = self._explore(most - reserve)
             chosen = self._decide()
             return Found(tuple(self.trials), chosen, stopped)
@@ -166,6 +183,12 @@ class _Search:
         probes = [Probe(*point, known[",".join(map(str, point))]) for point in plan]
         model = CostModel(probes, self.space.cores, self.lengths)
         rates = np.array([model.rate(setup, self.slo) for setup in self.setups])
+        if self.slo is not None:
+            # Whether a full run keeps the promise decides what happens after a burst, which the formulas get wrong by
+            # more than all else: set-ups on the same side of it err alike.
+            runs = np.array([model.longest_run(setup) for setup in self.setups])
+            over = np.clip(_STEPS_A_DOUBLING * np.log2(runs / (self.slo.limit_ms / 1e3)), -_MOST_STEPS, _MOST_STEPS)
+            self.features = np.column_stack([self.features, over])
         # What is far below the best needs no order among itself.
         estimates: np.ndarray[Any, np.dtype[np.float64]] = np.log(np.maximum(rates, rates.max() * 1e-3))
         return estimates
@@ -183,9 +206,16 @@ class _Search:
                 continue
             belief, best = self._belief()
             gains = belief.expected_improvement(best)
-            gains[[self.index[setup] for setup in self._broken()]] = 0.0
-            sure = sure + 1 if belief.chance_of_better(best, STOP_MARGIN) < STOP_CHANCE else 0
-            if sure >= _SURE_TRIALS and len(self.trials) >= _TRIALS_A_FEATURE * self.features.shape[1]:
+            gains[[self.index[setup] for setup in self._known()]] = -1.0
+            if gains.max() < 0:
+                return "every set-up was measured"
+            near = self._neighbour(belief, best) if sure >= _SURE_TRIALS else None
+            if near is not None:
+                self._measure([near], "neighbour")
+                continue
+            if len(self.trials) >= _TRIALS_A_FEATURE * self.features.shape[1]:
+                sure = sure + 1 if belief.chance_of_better(best, STOP_MARGIN) < STOP_CHANCE else 0
+            if sure > _SURE_TRIALS:
                 return f"nothing is likely to be better by {STOP_MARGIN:.0%}"
             turn += 1
             proposed = self._ask_tpe() if turn % _TPE_EVERY == 0 else None
@@ -259,31 +289,46 @@ class _Search:
             self.options.say(done, len(self.trials))
 
     def _decide(self) -> Trial:
-        """The winner among the finalists, measured anew by turns."""
+        """The winner among the finalists, measured anew by turns until none is likely to be better by the margin."""
         finalists = self._finalists()
-        rates: dict[Setup, list[Trial]] = {setup: [] for setup in finalists}
-        for _ in range(_ROUNDS):
+        rounds: dict[Setup, list[Trial]] = {setup: [] for setup in finalists}
+        for number in range(1, _MOST_ROUNDS + 1):
             if len(finalists) < 2 or len(self.trials) + len(finalists) > self.options.trials or self._out_of_time():
                 break
             self._measure(finalists, "final")
             for trial in self.trials[-len(finalists) :]:
-                rates[trial.setup].append(trial)
-        if not rates or not all(rates.values()):
+                rounds[trial.setup].append(trial)
+            if number >= _FEWEST_ROUNDS:
+                finalists = _still_open([rounds[setup] for setup in finalists])
+        if not finalists or not all(rounds[setup] for setup in finalists):
             return self._best()
-        return max((_median(trials) for trials in rates.values()), key=lambda trial: trial.measurement.score)
+        return _median(rounds[max(finalists, key=lambda setup: _score(rounds[setup]))])
+
+    def _neighbour(self, belief: Belief, best: int) -> Setup | None:
+        """The most hopeful set-up that was not measured near one of the better ones; None when there is no hope."""
+        good = [self.index[setup] for setup in self._near_best(belief, best, _NEAR_MARGIN)]
+        at = self.features[:, : self.steps]
+        apart = ((at[:, None, :] - at[None, good, :]) ** 2).sum(axis=2).min(axis=1)
+        hopes = belief.mean + _DOUBT * belief.deviation
+        hopes[apart > _NEAR**2] = -np.inf
+        hopes[[self.index[setup] for setup in self._measured()]] = -np.inf
+        return self.setups[int(hopes.argmax())] if hopes.max() > belief.mean[best] + math.log1p(STOP_MARGIN) else None
 
     def _finalists(self) -> list[Setup]:
         if not self._usable():
             return []
         belief, best = self._belief()
+        room = (self.options.trials - len(self.trials)) // 2
+        return self._near_best(belief, best, _FINAL_MARGIN)[: max(0, min(_FINALISTS, room))]
+
+    def _near_best(self, belief: Belief, best: int, margin: float) -> list[Setup]:
+        """The measured set-ups that are believed to be worse than the best by less than the margin, best first."""
         near = [
             setup
             for setup in {trial.setup: None for trial in self._usable()}
-            if belief.mean[self.index[setup]] > belief.mean[best] - _FINAL_MARGIN
+            if belief.mean[self.index[setup]] > belief.mean[best] - margin
         ]
-        near.sort(key=lambda setup: -belief.mean[self.index[setup]])
-        room = (self.options.trials - len(self.trials)) // 2
-        return near[: max(0, min(_FINALISTS, room))]
+        return sorted(near, key=lambda setup: -belief.mean[self.index[setup]])
 
     def _best(self) -> Trial:
         """Of what was measured, that of which most is believed; by its median trial."""
@@ -325,8 +370,11 @@ class _Search:
     def _measured(self) -> set[Setup]:
         return {trial.setup for trial in self.trials}
 
-    def _broken(self) -> set[Setup]:
-        return {trial.setup for trial in self.trials if trial.measurement.failed is not None}
+    def _known(self) -> set[Setup]:
+        """Those of which one more trial would say little: what cannot run, and what the finals may tell apart."""
+        often = collections.Counter(trial.setup for trial in self.trials)
+        broken = {trial.setup for trial in self.trials if trial.measurement.failed is not None}
+        return broken | {setup for setup, count in often.items() if count >= _MOST_REPEATS}
 
     def _out_of_time(self) -> bool:
         return time.monotonic() - self.began >= self.options.seconds
@@ -334,6 +382,34 @@ class _Search:
 
 def _median(trials: Sequence[Trial]) -> Trial:
     return sorted(trials, key=lambda trial: trial.measurement.score)[(len(trials) - 1) // 2]
+
+
+def _score(trials: Sequence[Trial]) -> float:
+    """What a finalist is worth: the mean of its scores without the greatest and the least quarter of them.
+
+    A neighbour on the machine spoils single trials altogether; what is left is nearly as sharp as the mean of all.
+    """
+    scores = sorted(trial.measurement.score for trial in trials)
+    cut = max(len(scores) // 4, int(len(scores) > 2))
+    return float(np.mean(scores[cut : len(scores) - cut]))
+
+
+def _still_open(rounds: Sequence[Sequence[Trial]]) -> list[Setup]:
+    """The finalists that may win, the only one if nothing is open; all have as many rounds."""
+    logs = np.log([[max(trial.measurement.score, 1e-9) for trial in trials] for trials in rounds])
+    middle = np.log([max(_score(trials), 1e-9) for trials in rounds])
+    leader = int(middle.argmax())
+    # Of a set-up's trials those that a neighbour spoilt are few, so of their pairs too. Weather that all share in a
+    # round is in it: taking a round's median away would take the noise of the few along.
+    first, second = np.triu_indices(logs.shape[1], 1)
+    spread = float(np.median(np.abs(logs[:, first] - logs[:, second]))) / _MEDIAN_OF_PAIRS
+    error = spread * math.sqrt(2 / logs.shape[1])
+    behind = middle[leader] - middle
+    hopes = _SURE * error - behind
+    hopes[leader] = 0.0
+    if float(hopes.max()) <= math.log1p(STOP_MARGIN):
+        return [rounds[leader][0].setup]
+    return [trials[0].setup for trials, hope in zip(rounds, hopes, strict=True) if hope >= 0]
 
 
 # The journal
