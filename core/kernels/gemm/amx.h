@@ -18,7 +18,7 @@
 // of one job are stored among the products of the next one's first step, and go through the epilogue during
 // the others, while weights that come next are prefetched.
 //
-//   for blocks of panels                    which stay in L2
+//   for blocks of panels                    which stay in L2; of one where k is in blocks
 //     for 32 rows
 //       for blocks of k                     so that the rows' `a` stays in L1
 //         for panels, for both halves       a job: weights stream from L2
@@ -82,9 +82,7 @@ class AmxProduct {
     const int64_t steps = (groups_ + kTileGroups - 1) / kTileGroups;
     const int64_t block_groups = (steps + k_blocks - 1) / k_blocks * kTileGroups;
     const int64_t panel_bytes = groups_ * kPanelBytes;
-    const int64_t most_panels = panel_bytes * kPartialPanels <= kBlockWeightBytes && k_blocks == 1
-                                    ? kBlockWeightBytes / (panel_bytes > 0 ? panel_bytes : 1)
-                                    : int64_t{kPartialPanels};
+    const int64_t most_panels = k_blocks > 1 ? 1 : kBlockWeightBytes / (panel_bytes > 0 ? panel_bytes : 1);
     const int64_t row_tiles = (m_end - m_begin + kRows - 1) / kRows;
     for (int64_t panel = panel_begin, panels; panel < panel_end; panel += panels) {
       panels = panel_end - panel < most_panels ? panel_end - panel : most_panels;
@@ -133,7 +131,6 @@ class AmxProduct {
   static constexpr int64_t kHalfBytes = 2 * kVectorBytes;  // of a group
   static constexpr int64_t kMostGroups = 256;              // of a block of k: 32 KB of 32 rows of `a`
   static constexpr int64_t kBlockWeightBytes = 256 << 10;  // of a block of panels
-  static constexpr int kPartialPanels = 1;                 // whose sums wait between blocks of k
   static constexpr int64_t kUnitRows = 4;                  // that go through the epilogue between two steps
 
   struct Job {
@@ -311,7 +308,7 @@ class AmxProduct {
   Stored stored_;
   Epilogue epilogue_;
   alignas(64) float staged_[2][kRows * kColumns];
-  alignas(64) float partial_[2 * kPartialPanels][kRows * kColumns];
+  alignas(64) float partial_[2][kRows * kColumns];
 };
 
 template <class Dot, class Instructions>

@@ -59,8 +59,6 @@ struct DotTiles {
     run_from<1>(args, job, rows);
   }
 
-  void finish() {}
-
   // Rows are shared out evenly: 16 are 6, 5 and 5, because a tile of 4 or less is bound by its loads.
   static int64_t tile_rows(int64_t rows_left) {
     const int64_t tiles = (rows_left + kRows - 1) / kRows;
@@ -254,7 +252,6 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
       g += count;
     } while (g < groups);
   }
-  tiles.finish();
 }
 
 }  // namespace
