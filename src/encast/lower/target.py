@@ -42,8 +42,9 @@ class Target:
 
     ``block_bytes``: what the values of a block of rows may take, so that most of them stay in a core's own cache;
     ``block_rows`` says it in rows, rounded up to a multiple of 16. ``shared_cache_bytes``: of the cache that weights
-    may stay in between forwards. ``tiles``: products may use AMX. ``stream_rows``: with fewer rows a thread, threads share a product's weights instead
-    of its rows; None: by ``rows_to_stream``. ``without``: optimisations of ``ABLATIONS`` that are left out. Raises
+    may stay in between forwards. ``tiles``: products may use AMX. ``stream_rows``: with fewer rows a thread, threads
+    share a product's weights instead of its rows; None: by ``rows_to_stream``. ``without``: optimisations of
+    ``ABLATIONS`` that are left out. Raises
     ``InputError`` for one that is not known.
     """
 
@@ -83,8 +84,8 @@ class Target:
         From memory, each weight had better be read by one core: BERT-base int8 at 1 x 128 is 2.4 % faster. Where
         weights stay in cache, meeting after every step costs more, most so with cores that share no cache: MiniLM
         int8 at 1 x 64 takes 11 % longer. With tiles of AMX a large L3 is not fast enough: sharing makes BERT-base
-        at 1 x 64 1.3 times as fast, at 1 x 128 1.14 (int8) and 1.24 times (bf16), MiniLM bf16 at 1 x 64 1.14; but MiniLM
-        int8 at 1 x 128 takes 6 % longer.
+        at 1 x 64 1.3 times as fast, at 1 x 128 1.14 (int8) and 1.24 times (bf16), MiniLM bf16 at 1 x 64 1.14; but
+        MiniLM int8 at 1 x 128 takes 6 % longer.
         """
         if self.stream_rows is not None:
             return self.stream_rows
