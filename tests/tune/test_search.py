@@ -38,14 +38,14 @@ def test_the_record_is_what_the_simulation_gives(surface: Surface) -> None:
 @pytest.mark.parametrize("promise", [True, False], ids=["p99", "none"])
 @pytest.mark.parametrize(
     ("surface", "seed"),
-    [(SERVER, 0), (SERVER, 4), (DESKTOP, 0), (DESKTOP, 117)],
+    [(SERVER, 0), (SERVER, 1), (DESKTOP, 37), (DESKTOP, 117)],
     ids=lambda value: getattr(value, "name", None),
 )
 def test_the_best_of_the_grid_is_found_with_a_quarter_of_its_trials(surface: Surface, promise: bool, seed: int) -> None:
     """Within 3 % of it, always: by the record, so that the noise of what the search measures is not in the verdict.
 
-    Seeds 4 and 117, and 0 on the server, are ones that searches have failed: a stop before the ridge of the best was
-    found, a spoilt trial of the set-up that leads to it, and finals that took luck for speed.
+    Seeds 0 on the server and 37 and 117 on the desktop are ones that searches have failed: a stop before the ridge of
+    the best was found, a spoilt trial of the best, and finals that took luck for speed.
     """
     machine = RecordedMachine(surface, seed, surface.slo if promise else None)
     options = Options(trials=default_trials(surface.space), seed=seed)

@@ -36,6 +36,7 @@ import numpy as np
 from encast.backends.groups import Setup
 from encast.errors import EncastError, InputError, ResourceError
 from encast.tune.cost_model import CostModel, Probe, probe_plan
+from encast.tune.finals import median, score, still_open, unspoilt
 from encast.tune.measurement import Measurement, Trial
 from encast.tune.slo import Slo
 from encast.tune.space import Point, Space
@@ -47,12 +48,9 @@ STOP_MARGIN, STOP_CHANCE = 0.03, 0.05
 
 _SEEDS = 8
 _FINALISTS = 6
-_FEWEST_ROUNDS, _MOST_ROUNDS = 5, 20
+_FEWEST_ROUNDS, _MOST_ROUNDS = 3, 20
 _FINAL_MARGIN = 0.06
 """Set-ups believed to be worse than the best by more than this are no finalists."""
-_SURE = 2.5
-"""Standard errors by which a finalist must be behind the leader to be out, and all of them behind what is better by the
-margin for the finals to end."""
 
 _FEWEST_TRIALS = 8
 _SURE_TRIALS = 4
@@ -60,6 +58,8 @@ _SURE_TRIALS = 4
 _TRIALS_A_FEATURE = 10
 """Before which the surrogate's certainty is not believed: what a Gaussian process needs to know its own length scales
 (Loeppky, Sacks and Welch, "Choosing the Sample Size of a Computer Experiment", Technometrics 51, 2009)."""
+_MOST_NEIGHBOURS = 0.05
+"""Of the grid: of a small one the trials before have seen much."""
 _MOST_REPEATS = 3
 """Trials of one set-up before the finals."""
 _NEAR, _NEAR_MARGIN, _DOUBT = 1.8, 0.15, 4.0
@@ -75,8 +75,6 @@ _STEPS_A_DOUBLING, _MOST_STEPS = 2.0, 4.0
 
 _MOST_FAILURES = 3
 _STUDY = "encast-tune"
-_MEDIAN_OF_PAIRS = 0.954
-"""Of the absolute difference of two normal deviates, in standard deviations of one."""
 
 
 class Evaluator(Protocol):
@@ -197,6 +195,7 @@ class _Search:
         """Trials until nothing better is likely or until there are ``most``; why it ended."""
         seeds = [setup for setup in self._seeds(min(_SEEDS, max(2, most // 2))) if setup not in self._measured()]
         turn = sure = 0
+        neighbours = int(len(self.setups) * _MOST_NEIGHBOURS)
         while len(self.trials) < most:
             # One at least: a search that measured nothing has nothing to say.
             if self.trials and self._out_of_time():
@@ -209,8 +208,9 @@ class _Search:
             gains[[self.index[setup] for setup in self._known()]] = -1.0
             if gains.max() < 0:
                 return "every set-up was measured"
-            near = self._neighbour(belief, best) if sure >= _SURE_TRIALS else None
+            near = self._neighbour(belief, best) if sure >= _SURE_TRIALS and neighbours > 0 else None
             if near is not None:
+                neighbours -= 1
                 self._measure([near], "neighbour")
                 continue
             if len(self.trials) >= _TRIALS_A_FEATURE * self.features.shape[1]:
@@ -299,10 +299,10 @@ class _Search:
             for trial in self.trials[-len(finalists) :]:
                 rounds[trial.setup].append(trial)
             if number >= _FEWEST_ROUNDS:
-                finalists = _still_open([rounds[setup] for setup in finalists])
+                finalists = still_open([rounds[setup] for setup in finalists], STOP_MARGIN)
         if not finalists or not all(rounds[setup] for setup in finalists):
             return self._best()
-        return _median(rounds[max(finalists, key=lambda setup: _score(rounds[setup]))])
+        return median(rounds[max(finalists, key=lambda setup: score(rounds[setup]))])
 
     def _neighbour(self, belief: Belief, best: int) -> Setup | None:
         """The most hopeful set-up that was not measured near one of the better ones; None when there is no hope."""
@@ -336,11 +336,11 @@ class _Search:
         if not usable:
             return max(self.trials, key=lambda trial: trial.measurement.score)
         best = self.setups[self._belief()[1]]
-        return _median([trial for trial in usable if trial.setup == best])
+        return median([trial for trial in usable if trial.setup == best])
 
     def _belief(self) -> tuple[Belief, int]:
         """What to think of every set-up, and the index of the best measured one."""
-        measured = [trial for trial in self.trials if trial.measurement.failed is None]
+        measured = unspoilt([trial for trial in self.trials if trial.measurement.failed is None])
         if not measured:
             return believe(self.features, self.prior, [], np.empty(0)), int(self.prior.argmax())
         rates = [trial.measurement.rate for trial in measured]
@@ -378,38 +378,6 @@ class _Search:
 
     def _out_of_time(self) -> bool:
         return time.monotonic() - self.began >= self.options.seconds
-
-
-def _median(trials: Sequence[Trial]) -> Trial:
-    return sorted(trials, key=lambda trial: trial.measurement.score)[(len(trials) - 1) // 2]
-
-
-def _score(trials: Sequence[Trial]) -> float:
-    """What a finalist is worth: the mean of its scores without the greatest and the least quarter of them.
-
-    A neighbour on the machine spoils single trials altogether; what is left is nearly as sharp as the mean of all.
-    """
-    scores = sorted(trial.measurement.score for trial in trials)
-    cut = max(len(scores) // 4, int(len(scores) > 2))
-    return float(np.mean(scores[cut : len(scores) - cut]))
-
-
-def _still_open(rounds: Sequence[Sequence[Trial]]) -> list[Setup]:
-    """The finalists that may win, the only one if nothing is open; all have as many rounds."""
-    logs = np.log([[max(trial.measurement.score, 1e-9) for trial in trials] for trials in rounds])
-    middle = np.log([max(_score(trials), 1e-9) for trials in rounds])
-    leader = int(middle.argmax())
-    # Of a set-up's trials those that a neighbour spoilt are few, so of their pairs too. Weather that all share in a
-    # round is in it: taking a round's median away would take the noise of the few along.
-    first, second = np.triu_indices(logs.shape[1], 1)
-    spread = float(np.median(np.abs(logs[:, first] - logs[:, second]))) / _MEDIAN_OF_PAIRS
-    error = spread * math.sqrt(2 / logs.shape[1])
-    behind = middle[leader] - middle
-    hopes = _SURE * error - behind
-    hopes[leader] = 0.0
-    if float(hopes.max()) <= math.log1p(STOP_MARGIN):
-        return [rounds[leader][0].setup]
-    return [trials[0].setup for trials, hope in zip(rounds, hopes, strict=True) if hope >= 0]
 
 
 # The journal
