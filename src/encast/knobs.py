@@ -119,7 +119,7 @@ _BLOCK_ROWS: Knob[int | None] = Knob(
     None,
     "a whole number of rows from 16 to 65536",
     "Rows that a thread takes through the steps between two attentions at a time, rounded up to a multiple of 16. "
-    "Without it: as many as keep their values in the core's own cache.",
+    "Without it: as many as keep their values in the core's own cache; 384 with AMX.",
     _integer(16, 1 << 16),
 )
 _STREAM_ROWS: Knob[int | None] = Knob(
@@ -127,7 +127,7 @@ _STREAM_ROWS: Knob[int | None] = Knob(
     None,
     "a whole number of rows from 1 to 65536",
     "With fewer rows a thread than this, threads share a product's weights instead of its rows. Without it: 24 "
-    "when half of the last-level cache holds the weights of all products, else 80.",
+    "when half of the last-level cache (with AMX: 16 MiB) holds the weights of all products, else 80.",
     _integer(1, 1 << 16),
 )
 _COPY_WEIGHTS: Knob[bool] = Knob(

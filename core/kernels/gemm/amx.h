@@ -123,7 +123,7 @@ class AmxProduct {
     }
     drain();
     // Tile registers left in use would make the kernel save 8 KB at every context switch.
-    if (configured_rows_ > 0) tiles_.release();
+    tiles_.release();
   }
 
  private:

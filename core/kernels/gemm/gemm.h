@@ -43,8 +43,8 @@ struct GemmArgs {
   // Activations in their coarse form (simd/activation.h), where they have one and `exact` is false.
   bool coarse = false;
   // What the calling thread reads first in its next product: that many panels one after the other, of so many
-  // bytes each. Prefetched while the last panels are multiplied: a hint without effect on results; null when
-  // nothing follows.
+  // bytes each. As many as a kernel finds useful (the vector kernels: the first) are prefetched while the
+  // last ones are multiplied: a hint without effect on results; null when nothing follows.
   const void* next_w = nullptr;
   int64_t next_w_bytes = 0, next_w_panels = 1;
 };

@@ -118,7 +118,10 @@ void check_partitions(GemmFn fn, GemmOperands operands) {
                                 {40, 130, 33},
                                 {70, 129, 1030},
                                 {150, 64, 4100},
-                                {7, 320, 2050}}) {
+                                {7, 320, 2050},
+                                // blocks of several panels with AMX, the last one shorter: int8, bf16
+                                {40, 650, 1000},
+                                {40, 650, 500}}) {
     for (const Activation activation : {Activation::none, Activation::gelu}) {
       const Problem problem(operands, {.m = m, .n = n, .k = k, .residual = true, .activation = activation});
       Outputs whole(problem), pieces(problem);
@@ -189,7 +192,9 @@ void check_bf16_outputs(GemmFn fn, GemmOperands operands) {
                                 {13, 130, 70},
                                 {40, 127, 1030},
                                 {6, 128, 4100},
-                                {33, 192, 4100}}) {
+                                {33, 192, 4100},
+                                {40, 650, 1000},
+                                {40, 650, 500}}) {
     for (const Activation activation : {Activation::none, Activation::gelu, Activation::tanh}) {
       for (const bool poisoned : {false, true}) {
         Problem problem(operands, {.m = m,

@@ -12,7 +12,7 @@ from encast.ir.graph import Graph, Node
 from encast.ir.ops import COARSE_ACTIVATIONS
 from encast.ir.types import ValueType
 from encast.lower.memory import Lifetime, place_values
-from encast.lower.target import Target
+from encast.lower.target import TILE_CLASSES, Target
 from encast.lower.unfuse import unfuse
 
 __all__ = ["StoredTensor", "lower"]
@@ -275,8 +275,9 @@ class _Lowering:
         chunk = max(self.target.chunk_tokens, int(meta["max_len"]))
         ids = {value: f"v{index}" for index, value in enumerate(self.values)}
         place, arena, block = self.places(chunk)
-        block_rows = self.target.rows_of_block(block / _BLOCK_UNIT)
-        stream_rows = self.target.rows_to_stream(self.product_bytes)
+        tiles = self.target.tiles and any(step.keys.get("arithmetic") in TILE_CLASSES for step in self.steps)
+        block_rows = self.target.rows_of_block(block / _BLOCK_UNIT, tiles)
+        stream_rows = self.target.rows_to_stream(self.product_bytes, tiles)
         if "row_blocks" in self.target.without:
             block_rows = stream_rows = -(-chunk // _BLOCK_UNIT) * _BLOCK_UNIT
         lines = ["encast-plan 1"]

@@ -30,8 +30,12 @@ ATTENTION_CLASSES = {
 }
 """The same for what the products of an ``attention`` are made of."""
 
+TILE_CLASSES = ("s8", "bf16_tile")
+"""Arithmetic classes of products with kernels for AMX. Plans without them have no use for what suits its tiles."""
+
 _TILE_BLOCK_ROWS = 384
 _TILE_CACHED_BYTES = 16 << 20
+"""Weights that threads do not share with AMX: between MiniLM's in int8 and in bf16, see ``rows_to_stream``."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Target:
 
     ``block_bytes``: what the values of a block of rows may take, so that most of them stay in a core's own cache;
     ``block_rows`` says it in rows, rounded up to a multiple of 16. ``shared_cache_bytes``: of the cache that weights
-    may stay in between forwards. ``tiles``: products may use AMX. ``stream_rows``: with fewer rows a thread, threads
+    may stay in between forwards. ``tiles``: products of ``TILE_CLASSES`` use AMX. ``stream_rows``: with fewer rows a thread, threads
     share a product's weights instead of its rows; None: by ``rows_to_stream``. ``without``: optimisations of
     ``ABLATIONS`` that are left out. Raises
     ``InputError`` for one that is not known.
@@ -63,7 +67,7 @@ class Target:
         if unknown:
             raise InputError(f"without names {', '.join(map(repr, unknown))}; {', '.join(ABLATIONS)} are known")
 
-    def rows_of_block(self, bytes_per_row: float) -> int:
+    def rows_of_block(self, bytes_per_row: float, tiles: bool) -> int:
         """Most rows that a thread takes through the steps of a stage at a time, a multiple of 16.
 
         Multiples of 48 are whole register tiles, and fewer reread the weights too often: BERT-large int8 at 8 x 128
@@ -73,12 +77,12 @@ class Target:
         """
         if self.block_rows is not None:
             return -(-self.block_rows // 16) * 16
-        if self.tiles:
+        if tiles:
             return _TILE_BLOCK_ROWS
         fitting = int(self.block_bytes / max(bytes_per_row, 1.0))
         return max(48, min(192, fitting // 48 * 48))
 
-    def rows_to_stream(self, weight_bytes: int) -> int:
+    def rows_to_stream(self, weight_bytes: int, tiles: bool) -> int:
         """Rows a thread below which threads share products of ``weight_bytes`` in all.
 
         From memory, each weight had better be read by one core: BERT-base int8 at 1 x 128 is 2.4 % faster. Where
@@ -89,7 +93,7 @@ class Target:
         """
         if self.stream_rows is not None:
             return self.stream_rows
-        if self.tiles:
+        if tiles:
             return 24 if weight_bytes <= _TILE_CACHED_BYTES else 80
         return 24 if 2 * weight_bytes <= self.shared_cache_bytes else 80
 
