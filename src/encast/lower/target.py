@@ -46,9 +46,9 @@ class Target:
 
     ``block_bytes``: what the values of a block of rows may take, so that most of them stay in a core's own cache;
     ``block_rows`` says it in rows, rounded up to a multiple of 16. ``shared_cache_bytes``: of the cache that weights
-    may stay in between forwards. ``tiles``: products of ``TILE_CLASSES`` use AMX. ``stream_rows``: with fewer rows a thread, threads
-    share a product's weights instead of its rows; None: by ``rows_to_stream``. ``without``: optimisations of
-    ``ABLATIONS`` that are left out. Raises
+    may stay in between forwards. ``tiles``: products of ``TILE_CLASSES`` use AMX. ``stream_rows``: with fewer rows a
+    thread, threads share a product's weights instead of its rows; None: by ``rows_to_stream``. ``without``:
+    optimisations of ``ABLATIONS`` that are left out. Raises
     ``InputError`` for one that is not known.
     """
 
