@@ -177,7 +177,7 @@ struct Ahead {
   int64_t bytes;
 };
 
-// The body of every kernel: a GemmFn over some kind of tiles.
+// The body of every kernel but those of AMX: a GemmFn over DotTiles.
 template <class Tiles>
 ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
                          int64_t panel_end) {

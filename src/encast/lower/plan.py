@@ -275,7 +275,8 @@ class _Lowering:
         chunk = max(self.target.chunk_tokens, int(meta["max_len"]))
         ids = {value: f"v{index}" for index, value in enumerate(self.values)}
         place, arena, block = self.places(chunk)
-        tiles = self.target.tiles and any(step.keys.get("arithmetic") in TILE_CLASSES for step in self.steps)
+        products = {step.keys["arithmetic"] for step in self.steps if step.kind == "linear"}
+        tiles = self.target.tiles and not products.isdisjoint(TILE_CLASSES)
         block_rows = self.target.rows_of_block(block / _BLOCK_UNIT, tiles)
         stream_rows = self.target.rows_to_stream(self.product_bytes, tiles)
         if "row_blocks" in self.target.without:

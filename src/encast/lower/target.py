@@ -48,8 +48,7 @@ class Target:
     ``block_rows`` says it in rows, rounded up to a multiple of 16. ``shared_cache_bytes``: of the cache that weights
     may stay in between forwards. ``tiles``: products of ``TILE_CLASSES`` use AMX. ``stream_rows``: with fewer rows a
     thread, threads share a product's weights instead of its rows; None: by ``rows_to_stream``. ``without``:
-    optimisations of ``ABLATIONS`` that are left out. Raises
-    ``InputError`` for one that is not known.
+    optimisations of ``ABLATIONS`` that are left out. Raises ``InputError`` for one that is not known.
     """
 
     gemm: dict[str, str]
