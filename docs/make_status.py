@@ -153,7 +153,7 @@ def document(cells: list[Cell]) -> Iterator[str]:
     yield ""
     yield f"The machine that ran it has {', '.join(here())}."
     yield "`.` means not run here: the machine lacks the level. The kernels of AMX are tested on every machine with a"
-    yield "stand-in for the tile instructions (`core/kernels/gemm/amx_stand_in.h`)."
+    yield "stand-in for the tile instructions (`core/testing/amx_stand_in.h`)."
     yield ""
     yield f"{sum(not why for cell in cells for why in cell.levels.values())} ok, {len(misses)} miss."
     for dtype in DTYPES:

@@ -3,9 +3,9 @@
 
 // Contract: self-attention inside every sequence of a packed batch.
 // op attention: out = softmax(scale * q k^T + bias) v, a head at a time. Arithmetic:
-//   f32                both products of f32 operands
-//   bf16_fma, bf16_dp  of operands (powers too) rounded to bf16, sums in f32
-//   s8                 of integer codes, sums exact; src/encast/ir/ops.py (attention) defines the codes
+//   f32     both products of f32 operands
+//   bf16_*  of operands (powers too) rounded to bf16, sums in f32 in the order of the instruction
+//   s8      of integer codes, sums exact; src/encast/ir/ops.py (attention) defines the codes
 // The bits of a row depend on its own sequence only: not on neighbours, not on the query block.
 namespace encast {
 

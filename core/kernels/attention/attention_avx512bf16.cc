@@ -1,3 +1,4 @@
+#include "kernels/attention/bf16_codes.h"
 #include "kernels/attention/narrow_impl.h"
 
 namespace encast {
@@ -5,16 +6,10 @@ namespace {
 
 // vdpbf16ps adds two products of bf16 to an f32. It rounds in between in its own way and flushes subnormals,
 // so no other instruction gives its bits.
-struct Bf16Products {
+struct Bf16Products : Bf16Codes {
   static constexpr int kRows = 6, kVectors = 4, kGroup = 2, kOffset = 0;
   static constexpr bool kIntegers = false;
   using Sum = F32x16;
-  ENCAST_SIMD I32x16 round_pair(F32x16 a, F32x16 b) { return {(__m512i)_mm512_cvtne2ps_pbh(b.v, a.v)}; }
-  ENCAST_SIMD I32x16 interleave_pair(I32x16 codes) {
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
-                                           7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    return {_mm512_permutexvar_epi16(order, codes.v)};
-  }
   ENCAST_SIMD Sum zero() { return set1(0.0f); }
   ENCAST_SIMD __m512i row(const uint8_t* p) {
     int32_t group;

@@ -46,7 +46,9 @@ struct Timing {
 // for it. bf16_fma multiplies in f32.
 double peak_of(const KernelInfo& kernel) {
   const std::string_view arithmetic = kernel.arithmetic;
-  const std::string_view dtype = arithmetic == "s8" ? "int8" : arithmetic == "bf16_dp" ? "bf16" : "f32";
+  const std::string_view dtype = arithmetic == "s8"                                     ? "int8"
+                                 : arithmetic == "bf16_dp" || arithmetic == "bf16_tile" ? "bf16"
+                                                                                        : "f32";
   for (const PeakProbe& probe : peak_probes()) {
     if (probe.dtype != dtype || probe.isa != kernel.isa) continue;
     constexpr int64_t kPasses = 100'000;

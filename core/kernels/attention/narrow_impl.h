@@ -1,5 +1,5 @@
 #pragma once
-#include "kernels/attention/narrow_pack.h"
+#include "kernels/attention/narrow_tiles.h"
 
 // Attention in narrow products, once for every level; README.md has the drawing, ir/ops.py the definition.
 //
@@ -15,6 +15,7 @@
 //   add(sum, row, columns)
 //   round_pair(a, b)           bf16 only: 32 codes in order
 //   interleave_pair(codes)     bf16 only: codes i and 16 + i side by side
+// Products of tiles have no rows, vectors and operands, but what narrow_tiles.h says.
 // Integer sums are exact, everything else is a fixed order of operations on the virtual lanes, so all levels
 // of integers give the same bits.
 namespace encast {
@@ -41,86 +42,6 @@ template <bool kIntegers, bool exact>
 ENCAST_SIMD F32x16 power(F32x16 x) {
   if constexpr (exact) return exp_exact(max(set1(-100.0f), x));
   return power_of_2<kIntegers>(x);
-}
-
-// sum[i][v] += a row of groups times columns 16v to 16v+15, over `groups` groups in order.
-template <class Products, int rows, int vectors>
-ENCAST_SIMD void multiply_groups(typename Products::Sum (&sum)[rows][vectors], const uint8_t* a,
-                                 int64_t a_bytes, const uint8_t* b, int64_t b_bytes, int64_t groups) {
-  for (int64_t g = 0; g < groups; ++g) {
-    decltype(Products::columns(b)) columns[vectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < vectors; ++v) columns[v] = Products::columns(b + 64 * v);
-#pragma GCC unroll 6
-    for (int i = 0; i < rows; ++i) {
-      const auto row = Products::row(a + i * a_bytes);
-#pragma GCC unroll 4
-      for (int v = 0; v < vectors; ++v) sum[i][v] = Products::add(sum[i][v], row, columns[v]);
-    }
-    a += 4;
-    b += b_bytes;
-  }
-}
-
-ENCAST_SIMD F32x16 as_f32(I32x16 sum) { return to_f32(sum); }
-ENCAST_SIMD F32x16 as_f32(F32x16 sum) { return sum; }
-
-// Scores of `rows` queries from row `row` of the block on against `vectors` times 16 keys from `key` on, in
-// units of the query's factor (with a bias: in units of the exponent), and their largest so far.
-template <class Products, int rows, int vectors>
-ENCAST_SIMD_TILE void narrow_scores(const NarrowHead& head, int64_t query, int64_t row, int64_t key,
-                                    float* scores) {
-  typename Products::Sum sum[rows][vectors];
-#pragma GCC unroll 6
-  for (int i = 0; i < rows; ++i) {
-#pragma GCC unroll 4
-    for (int v = 0; v < vectors; ++v) {
-      if constexpr (Products::kOffset != 0) {
-        sum[i][v] = load_i32(head.corrections + key + 16 * v);
-      } else {
-        sum[i][v] = Products::zero();
-      }
-    }
-  }
-  const uint8_t* panel = head.keys + key / kKeyPanel * head.panel_bytes + key % kKeyPanel * 4;
-  multiply_groups<Products>(sum, head.queries + row * head.query_bytes, head.query_bytes, panel,
-                            kKeyPanel * 4, (head.head_dim + Products::kGroup - 1) / Products::kGroup);
-#pragma GCC unroll 6
-  for (int i = 0; i < rows; ++i) {
-    F32x16 top = load(head.lanes + (row + i) * 16);
-#pragma GCC unroll 4
-    for (int v = 0; v < vectors; ++v) {
-      const int64_t first = key + 16 * v, valid = head.len - first;
-      F32x16 score = as_f32(sum[i][v]);
-      if (head.bias != nullptr) {
-        const float* bias = head.bias + (first - (query + row + i));
-        const F32x16 added = valid >= 16 ? load(bias) : load_partial(bias, valid);
-        score = fma(score, set1(head.factors[row + i]), added * set1(head.unit));
-      }
-      if (valid < 16) score = select(first_lanes(valid), score, set1(-__builtin_inff()));
-      top = max(score, top);
-      store(scores + i * head.score_stride + 16 * v, score);
-    }
-    store(head.lanes + (row + i) * 16, top);
-  }
-}
-
-// Scores of a block of queries against the keys [key, end). A panel of keys stays in L1 while all tiles pass.
-template <class Products>
-ENCAST_SIMD void narrow_score_block(const NarrowHead& head, int64_t query, int64_t rows, int64_t begin,
-                                    int64_t end) {
-  for (int64_t row = 0; row < rows; ++row) store(head.lanes + row * 16, set1(-__builtin_inff()));
-  for (int64_t key = begin; key < end; key += 16 * Products::kVectors) {
-    const int64_t vectors = (end - key + 15) / 16;
-    for (int64_t row = 0; row < rows; row += Products::kRows) {
-      float* scores = head.scores + row * head.score_stride + (key - begin);
-      with_count<Products::kRows>(rows - row, [&](auto r) ENCAST_SIMD_BODY {
-        with_count<Products::kVectors>(vectors, [&](auto v) ENCAST_SIMD_BODY {
-          narrow_scores<Products, r.value, v.value>(head, query, row, key, scores);
-        });
-      });
-    }
-  }
 }
 
 // Codes of one row's powers from its scores, and the sums of the powers in sixteen lanes. Codes are written
@@ -214,61 +135,6 @@ ENCAST_SIMD_TILE void power_rows(const NarrowHead& head, int64_t row, int64_t co
   if (last) store(head.inverses + row, set1(1.0f) / sum);
 }
 
-// Context of `rows` queries, `vectors` times 16 columns from `col` on, over the keys of one block.
-template <class Products, int rows, int vectors>
-ENCAST_SIMD_TILE void narrow_context(const NarrowHead& head, int64_t query, int64_t row, int64_t col,
-                                     int64_t begin, int64_t groups, bool first, bool last) {
-  typename Products::Sum sum[rows][vectors];
-#pragma GCC unroll 6
-  for (int i = 0; i < rows; ++i) {
-#pragma GCC unroll 4
-    for (int v = 0; v < vectors; ++v) sum[i][v] = Products::zero();
-  }
-  multiply_groups<Products>(sum, head.powers + row * head.power_bytes, head.power_bytes,
-                            head.values + (begin / Products::kGroup * head.dims + col) * 4, head.dims * 4,
-                            groups);
-#pragma GCC unroll 6
-  for (int i = 0; i < rows; ++i) {
-    float* context = head.context + (row + i) * head.dims + col;
-    float* out = head.out + (query + row + i) * head.out_stride + col;
-#pragma GCC unroll 4
-    for (int v = 0; v < vectors; ++v) {
-      F32x16 value = as_f32(sum[i][v]);
-      if (!first) value = fma(load(context + 16 * v), set1(head.decays[row + i]), value);
-      if (!last) {
-        store(context + 16 * v, value);
-        continue;
-      }
-      value = value * set1(head.inverses[row + i]);
-      if constexpr (Products::kIntegers) {
-        value = fma(value, load(head.value_scale + col + 16 * v), load(head.value_centre + col + 16 * v));
-      }
-      const int64_t left = head.head_dim - col - 16 * v;
-      if (left >= 16) {
-        store(out + 16 * v, value);
-      } else {
-        store_partial(out + 16 * v, left, value);
-      }
-    }
-  }
-}
-
-template <class Products>
-ENCAST_SIMD void narrow_context_block(const NarrowHead& head, int64_t query, int64_t rows, int64_t begin,
-                                      int64_t end, bool first, bool last) {
-  const int64_t groups = (end - begin + Products::kGroup - 1) / Products::kGroup;
-  for (int64_t col = 0; col < head.dims; col += 16 * Products::kVectors) {
-    const int64_t vectors = (head.dims - col) / 16;
-    for (int64_t row = 0; row < rows; row += Products::kRows) {
-      with_count<Products::kRows>(rows - row, [&](auto r) ENCAST_SIMD_BODY {
-        with_count<Products::kVectors>(vectors, [&](auto v) ENCAST_SIMD_BODY {
-          narrow_context<Products, r.value, v.value>(head, query, row, col, begin, groups, first, last);
-        });
-      });
-    }
-  }
-}
-
 template <class Products>
 ENCAST_SIMD void narrow_attention(const AttentionArgs& args, int64_t seq, int64_t head_index,
                                   int64_t query_begin, int64_t query_end, void* scratch) {
@@ -276,7 +142,8 @@ ENCAST_SIMD void narrow_attention(const AttentionArgs& args, int64_t seq, int64_
   const int64_t first_row = args.cu_seqlens[seq], hidden = static_cast<int64_t>(args.heads) * args.head_dim;
   const float* q = args.qkv + first_row * args.qkv_stride + head_index * args.head_dim;
   const int64_t len = args.cu_seqlens[seq + 1] - first_row;
-  const NarrowParts parts = narrow_parts(len, args.head_dim, Products::kGroup);
+  const NarrowParts parts = narrow_parts(len, args.head_dim, Products::kGroup, kUsesTiles<Products>);
+  const int64_t most_keys = len < kKeyBlock ? round_up_to(len, kKeyPanel) : kKeyBlock;
   uint8_t* next = static_cast<uint8_t*>(scratch);
   const auto take = [&](int64_t bytes) {
     uint8_t* part = next;
@@ -306,49 +173,63 @@ ENCAST_SIMD void narrow_attention(const AttentionArgs& args, int64_t seq, int64_
   head.corrections = reinterpret_cast<int32_t*>(take(parts.corrections));
   head.values = take(parts.values);
   head.queries = take(parts.queries);
-  head.query_bytes = parts.queries / kMaxQueryRows;
+  head.query_bytes = round_up_to(args.head_dim * (4 / Products::kGroup), 64);
   head.scores = floats(parts.scores);
-  head.score_stride = parts.scores / kMaxQueryRows / 4;
+  head.score_stride = most_keys + kRowGap / 4;
   head.powers = take(parts.powers);
-  head.power_bytes = parts.powers / kMaxQueryRows;
+  head.power_bytes = most_keys * (4 / Products::kGroup) + kRowGap;
   head.context = floats(parts.context);
   head.lanes = floats(parts.lanes);
+  const int64_t row_room = parts.rows / kRowVectors / 4;
   head.factors = floats(parts.rows);
-  head.tops = head.factors + kMaxQueryRows;
-  head.shifts = head.tops + kMaxQueryRows;
-  head.sums = head.shifts + kMaxQueryRows;
-  head.decays = head.sums + kMaxQueryRows;
-  head.inverses = head.decays + kMaxQueryRows;
-  head.ones = head.inverses + kMaxQueryRows;
+  head.tops = head.factors + row_room;
+  head.shifts = head.tops + row_room;
+  head.sums = head.shifts + row_room;
+  head.decays = head.sums + row_room;
+  head.inverses = head.decays + row_room;
+  head.ones = head.inverses + row_room;
   head.key_centre = floats(parts.channels);
   head.key_inverse = head.key_centre + dims;
   head.key_scale = head.key_inverse + dims;
   head.value_centre = head.key_scale + dims;
   head.value_scale = head.value_centre + dims;
 
-  for (int64_t row = 0; row < kMaxQueryRows; row += 16) store(head.ones + row, set1(1.0f));
+  for (int64_t row = 0; row < row_room; row += 16) store(head.ones + row, set1(1.0f));
   if constexpr (Products::kIntegers) measure_columns(head);
   pack_keys<Products>(head);
   pack_values<Products>(head);
-  for (int64_t query = query_begin; query < query_end; query += kMaxQueryRows) {
-    const int64_t rows = query_end - query < kMaxQueryRows ? query_end - query : kMaxQueryRows;
-    for (int64_t row = 0; row < rows; row += 16) {
-      pack_queries<Products>(head, query, row, rows - row < 16 ? rows - row : 16);
-    }
-    for (int64_t begin = 0; begin < len; begin += kKeyBlock) {
-      const int64_t end = len - begin < kKeyBlock ? len : begin + kKeyBlock;
-      const bool first = begin == 0, last = end == len;
-      narrow_score_block<Products>(head, query, rows, begin, end);
+  const int64_t most_rows = narrow_query_rows(most_keys, kUsesTiles<Products>);
+  const auto each_block = [&](auto scores_of, auto contexts_of) ENCAST_SIMD_BODY {
+    for (int64_t query = query_begin; query < query_end; query += most_rows) {
+      const int64_t rows = query_end - query < most_rows ? query_end - query : most_rows;
       for (int64_t row = 0; row < rows; row += 16) {
-        const int64_t count = rows - row < 16 ? rows - row : 16;
-        if (head.exact) {
-          power_rows<Products, true>(head, row, count, end - begin, first, last);
-        } else {
-          power_rows<Products, false>(head, row, count, end - begin, first, last);
-        }
+        pack_queries<Products>(head, query, row, rows - row < 16 ? rows - row : 16);
       }
-      narrow_context_block<Products>(head, query, rows, begin, end, first, last);
+      for (int64_t begin = 0; begin < len; begin += kKeyBlock) {
+        const int64_t end = len - begin < kKeyBlock ? len : begin + kKeyBlock;
+        const bool first = begin == 0, last = end == len;
+        scores_of(query, rows, begin, end);
+        for (int64_t row = 0; row < rows; row += 16) {
+          const int64_t count = rows - row < 16 ? rows - row : 16;
+          if (head.exact) {
+            power_rows<Products, true>(head, row, count, end - begin, first, last);
+          } else {
+            power_rows<Products, false>(head, row, count, end - begin, first, last);
+          }
+        }
+        contexts_of(query, rows, begin, end, first, last);
+      }
     }
+  };
+  if constexpr (kUsesTiles<Products>) {
+    auto tiles = tiles_of<Products>();
+    each_block([&](auto... block) ENCAST_SIMD_BODY { tile_score_block(tiles, head, block...); },
+               [&](auto... block) ENCAST_SIMD_BODY { tile_context_block(tiles, head, block...); });
+    // Tile registers left in use would make the kernel save 8 KB at every context switch.
+    tiles.release();
+  } else {
+    each_block([&](auto... block) ENCAST_SIMD_BODY { narrow_score_block<Products>(head, block...); },
+               [&](auto... block) ENCAST_SIMD_BODY { narrow_context_block<Products>(head, block...); });
   }
 }
 

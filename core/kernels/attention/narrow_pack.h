@@ -15,6 +15,10 @@ inline namespace ENCAST_SIMD_LEVEL {
 constexpr int64_t kPrefetchTokens = 8;
 constexpr float kCodeLevels = 127.0f;
 
+// Products of tiles bring Tiles, see narrow_tiles.h.
+template <class Products>
+constexpr bool kUsesTiles = requires { typename Products::Tiles; };
+
 // What one call works on; parts of the scratch are drawn in scratch.h.
 struct NarrowHead {
   const float* q;  // row 0 of the sequence, columns of this head; likewise k and v
@@ -170,7 +174,7 @@ ENCAST_SIMD I32x16 key_codes(const NarrowHead& head, const float* row, int64_t d
 template <class Products>
 ENCAST_SIMD_TILE void pack_keys(const NarrowHead& head) {
   constexpr int kGroup = Products::kGroup;
-  const int64_t groups = (head.head_dim + kGroup - 1) / kGroup;
+  const int64_t groups = head.panel_bytes / (kKeyPanel * 4);
   for (int64_t key = 0; key < head.len; key += 16) {
     uint8_t* panel = head.keys + key / kKeyPanel * head.panel_bytes + key % kKeyPanel * 4;
     typename Products::Sum offset = Products::zero();
@@ -226,6 +230,13 @@ ENCAST_SIMD_TILE void pack_values(const NarrowHead& head) {
       }
       store_i32(reinterpret_cast<int32_t*>(to), groups);
       to += head.dims * 4;
+    }
+    if constexpr (kUsesTiles<Products>) {
+      // The rest of the last step: zero powers times what is no number would be none.
+      for (int64_t group = (head.len + kGroup - 1) / kGroup; group % 16 != 0; ++group) {
+        store_i32(reinterpret_cast<int32_t*>(to), set1(0));
+        to += head.dims * 4;
+      }
     }
   }
 }

@@ -44,20 +44,31 @@ constexpr ScratchParts scratch_parts(int64_t len, int64_t head_dim) {
 }
 
 // The narrow classes (narrow_impl.h), in bytes; every part is a multiple of 64. A group is 32 bits of codes:
-// 4 bytes or 2 halves. Keys come in blocks, and only one block's scores and powers exist at a time.
+// 4 bytes or 2 halves. Keys come in blocks, and only one block's scores and powers exist at a time. `rows`
+// are narrow_query_rows at their most.
 //
-//   keys         [len/64][groups of head_dim][64][group]   panels of 64 keys
+//   keys         [len/64][groups of head_dim][64][group]   panels of 64 keys; groups in sixteens for tiles
 //   corrections  [len/64][64] i32                          what the offset of query codes adds to scores
 //   values       [groups of len][dims][group]              dims: head_dim rounded to 16
-//   queries      [48][groups of head_dim, 64 bytes][group]
-//   scores       [48][block] f32                           block: len rounded to 64, at most kKeyBlock
-//   powers       [48][groups of block][group]
-//   context      [48][dims] f32                            between the blocks
-//   lanes        [48][16] f32                              partial maxima, then partial sums
-//   rows         [7][48] f32                               what is known of a query
+//   queries      [rows][groups of head_dim, 64 bytes][group]
+//   scores       [rows][block and kRowGap] f32             block: len rounded to 64, at most kKeyBlock
+//   powers       [rows][groups of block and kRowGap][group]
+//   context      [rows][dims] f32                          between the blocks
+//   lanes        [rows][16] f32                            partial maxima, then partial sums
+//   rows         [7][rows] f32                             what is known of a query
 //   channels     [5][dims] f32                             what is known of a column of keys or values
 constexpr int64_t kKeyBlock = 1024;  // of the definition: ATTENTION_KEY_BLOCK in src/encast/ir/ops.py
 constexpr int64_t kRowVectors = 7, kChannelVectors = 5;
+constexpr int64_t kMaxTileRows = 128;
+// Bytes between rows of scores and of powers. Without it sixteen rows of 512 keys lie in two sets of L1.
+constexpr int64_t kRowGap = 64;
+
+// Queries a block. The unit of tiles falls asleep within a microsecond and takes a third of one to wake, so
+// it gets more at a time: as many as leave the scores within kScoreFloats.
+constexpr int64_t narrow_query_rows(int64_t block, bool tiles) {
+  const int64_t rows = kScoreFloats / block / 16 * 16;
+  return !tiles || rows < kMaxQueryRows ? kMaxQueryRows : rows > kMaxTileRows ? kMaxTileRows : rows;
+}
 
 struct NarrowParts {
   int64_t keys, corrections, values, queries, scores, powers, context, lanes, rows, channels;
@@ -66,19 +77,20 @@ struct NarrowParts {
   }
 };
 
-constexpr NarrowParts narrow_parts(int64_t len, int64_t head_dim, int64_t group) {
+constexpr NarrowParts narrow_parts(int64_t len, int64_t head_dim, int64_t group, bool tiles) {
   const int64_t padded_len = round_up_to(len, kKeyPanel), dims = round_up_to(head_dim, 16);
   const int64_t block = padded_len < kKeyBlock ? padded_len : kKeyBlock, code = 4 / group;
-  const int64_t query_bytes = round_up_to(head_dim * code, 64);
-  return {.keys = padded_len * round_up_to(head_dim, group) * code,
+  const int64_t query_bytes = round_up_to(head_dim * code, 64), rows = tiles ? kMaxTileRows : kMaxQueryRows;
+  const int64_t scores = rows * block < kScoreFloats ? rows * block : kScoreFloats;
+  return {.keys = padded_len * (tiles ? query_bytes : round_up_to(head_dim, group) * code),
           .corrections = padded_len * 4,
           .values = padded_len * dims * code,
-          .queries = kMaxQueryRows * query_bytes,
-          .scores = kMaxQueryRows * block * 4,
-          .powers = kMaxQueryRows * block * code,
-          .context = kMaxQueryRows * dims * 4,
-          .lanes = kMaxQueryRows * 64,
-          .rows = kRowVectors * kMaxQueryRows * 4,
+          .queries = rows * query_bytes,
+          .scores = scores * 4 + rows * kRowGap,
+          .powers = scores * code + rows * kRowGap,
+          .context = rows * dims * 4,
+          .lanes = rows * 64,
+          .rows = kRowVectors * rows * 4,
           .channels = kChannelVectors * dims * 4};
 }
 

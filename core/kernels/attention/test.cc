@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <string>
@@ -7,7 +8,9 @@
 
 #include "cpu/isa.h"
 #include "kernels/attention/attention.h"
+#include "kernels/attention/narrow_impl.h"
 #include "kernels/attention/reference.h"
+#include "testing/amx_stand_in.h"
 #include "testing/check.h"
 #include "testing/kernels.h"
 #include "testing/random.h"
@@ -23,6 +26,34 @@ namespace encast {
 }  // namespace encast
 
 namespace {
+
+// The tiles' source on a stand-in for their instructions, which every machine may run.
+struct StandInProducts : TileProducts {
+  using Tiles = AmxStandIn;
+  ENCAST_SIMD I32x16 round_pair(F32x16 a, F32x16 b) {
+    const I32x16 codes[2] = {to_bf16(a), to_bf16(b)};
+    return pack_codes<false>(codes);
+  }
+  ENCAST_SIMD I32x16 interleave_pair(I32x16 codes) {
+    const I32x16 halves[2] = {sixteen_of(codes, 0), sixteen_of(codes, 1)};
+    return interleave_codes(halves);
+  }
+
+ private:
+  // Lane i: code i of the first or the second sixteen.
+  ENCAST_SIMD I32x16 sixteen_of(I32x16 codes, int which) {
+    int32_t groups[16];
+    uint16_t all[32];
+    store_i32(groups, codes);
+    std::memcpy(all, groups, sizeof all);
+    for (int i = 0; i < 16; ++i) groups[i] = all[16 * which + i];
+    return load_i32(groups);
+  }
+};
+void attention_bf16_stand_in(const AttentionArgs& args, int64_t seq, int64_t head, int64_t query_begin,
+                             int64_t query_end, void* scratch) {
+  narrow_attention<StandInProducts>(args, seq, head, query_begin, query_end, scratch);
+}
 
 struct Kernel {
   const char* name;
@@ -42,7 +73,7 @@ const std::vector<Kernel>& kernels() {
 #include "kernels/attention/kernels.inc"
 #undef ENCAST_KERNEL
     };
-    std::vector<Kernel> runnable;
+    std::vector<Kernel> runnable = {{"attention_bf16_stand_in", "bf16_stand_in", attention_bf16_stand_in}};
     for (const auto& row : manifest) {
       if (isa_allowed(row.isa)) {
         runnable.push_back({row.name, row.arithmetic, row.fn});

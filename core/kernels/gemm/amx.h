@@ -1,9 +1,9 @@
 #pragma once
 #include "kernels/gemm/dots.h"
 #include "kernels/gemm/epilogue.h"
+#include "simd/amx.h"
 
-// Products by AMX, written over a thin interface of tile instructions, so that the same source runs on the
-// processor (x86_amx.cc) and on a stand-in in plain C++ (amx_stand_in.h, for the tests).
+// Products by AMX, over the interface of simd/amx.h: the same source runs on the processor and on a stand-in.
 //
 // A tile register holds 16 rows of 64 bytes. One instruction adds to 16 x 16 sums the products of 16 rows of
 // `a`, 16 groups each, and 16 groups of a panel, 16 columns each: a panel is in the order that it wants, with
@@ -29,21 +29,6 @@
 namespace encast {
 namespace {
 
-constexpr int64_t kTileRows = 16;
-constexpr int64_t kTileGroups = 16;  // 64 bytes of a row of `a`
-constexpr int64_t kTileColumns = 16;
-constexpr int64_t kTileBytes = 64;  // of a row of a tile
-
-// What ldtilecfg reads (Intel SDM, volume 1, chapter 18).
-struct alignas(64) TileConfig {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-static_assert(sizeof(TileConfig) == 64);
-
 // Rows of C0, C1, A4 and of C2, C3, A5. Without lower rows their registers stay unconfigured and unused.
 ENCAST_SIMD TileConfig tile_config(int64_t upper, int64_t lower) {
   TileConfig config;
@@ -56,16 +41,17 @@ ENCAST_SIMD TileConfig tile_config(int64_t upper, int64_t lower) {
 }
 
 // What the epilogue wants to know of the sums.
-struct AmxQ8 : DotQ8Base<Shape6x64> {};
+struct AmxQ8 : DotQ8Base<Shape6x64> {
+  static constexpr TileProduct kProduct = TileProduct::u8s8;
+};
 struct AmxBF16 {
   using Sum = F32x16;
   static constexpr int kGroup = 2;
   static constexpr bool kQuantized = false;
+  static constexpr TileProduct kProduct = TileProduct::bf16;
   ENCAST_SIMD Sum zero() { return set1(0.0f); }
 };
 
-// Instructions: configure(TileConfig), release(), and zero<t>(), load<t>(p, stride), stream<t>(p, stride),
-// which is a load that need not stay in L1, store<t>(p, stride), multiply<Dot, c, a, b>().
 template <class Dot, class Instructions>
 class AmxProduct {
  public:
@@ -195,16 +181,16 @@ class AmxProduct {
     tiles_.template stream<6>(w, w_stride);
     tiles_.template load<4>(a, a_stride);
     if constexpr (first) begin<lower, 0>(job);
-    tiles_.template multiply<Dot, 0, 4, 6>();
+    tiles_.template multiply<Dot::kProduct, 0, 4, 6>();
     tiles_.template stream<7>(w + kVectorBytes, w_stride);
     if constexpr (first) begin<lower, 1>(job);
-    tiles_.template multiply<Dot, 1, 4, 7>();
+    tiles_.template multiply<Dot::kProduct, 1, 4, 7>();
     if constexpr (lower) {
       tiles_.template load<5>(a + kTileRows * a_stride, a_stride);
       if constexpr (first) begin<lower, 2>(job);
-      tiles_.template multiply<Dot, 2, 5, 6>();
+      tiles_.template multiply<Dot::kProduct, 2, 5, 6>();
       if constexpr (first) begin<lower, 3>(job);
-      tiles_.template multiply<Dot, 3, 5, 7>();
+      tiles_.template multiply<Dot::kProduct, 3, 5, 7>();
     }
   }
 

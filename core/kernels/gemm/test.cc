@@ -8,8 +8,9 @@
 
 #include "cpu/isa.h"
 #include "kernels/catalog.h"
-#include "kernels/gemm/amx_stand_in.h"
+#include "kernels/gemm/amx.h"
 #include "kernels/gemm/problem.h"
+#include "testing/amx_stand_in.h"
 #include "testing/check.h"
 
 // Every row of the manifest against the reference, its class and its own partitions, on operands that end at

@@ -25,7 +25,7 @@ GEMM_CLASSES = {
 
 ATTENTION_CLASSES = {
     "f32": ("attention", ("f32",)),
-    "bf16": ("attention", ("bf16_dp", "bf16_fma")),
+    "bf16": ("attention", ("bf16_tile", "bf16_dp", "bf16_fma")),
     "int8": ("attention", ("s8",)),
 }
 """The same for what the products of an ``attention`` are made of."""

@@ -1,8 +1,9 @@
 #pragma once
+#include <bit>
 #include <cmath>
 #include <cstring>
 
-#include "kernels/gemm/amx.h"
+#include "simd/amx.h"
 
 // The tile instructions in plain C++, after the operation sections of Intel's manual. What the processor
 // would fault on stops the program.
@@ -48,7 +49,7 @@ class AmxStandIn {
       std::memcpy(static_cast<uint8_t*>(p) + i * stride, tiles_[t].bytes[i], tiles_[t].row_bytes);
     }
   }
-  template <class Dot, int c, int a, int b>
+  template <TileProduct product, int c, int a, int b>
   void multiply() {
     Tile& sums = tiles_[c];
     const Tile &rows = tiles_[a], &columns = tiles_[b];
@@ -56,7 +57,7 @@ class AmxStandIn {
     require(rows.row_bytes == 4 * columns.rows);
     for (int i = 0; i < sums.rows; ++i) {
       for (int j = 0; j < sums.row_bytes / 4; ++j) {
-        if constexpr (Dot::kQuantized) {
+        if constexpr (product == TileProduct::u8s8) {
           multiply_bytes(sums, rows, columns, i, j);
         } else {
           multiply_bf16(sums, rows, columns, i, j);
@@ -77,7 +78,7 @@ class AmxStandIn {
 
   // TDPBUSD: unsigned bytes of `a` times signed bytes of `b`, wrapping sums.
   static void multiply_bytes(Tile& sums, const Tile& rows, const Tile& columns, int i, int j) {
-    uint32_t sum = load_as<uint32_t>(&sums.bytes[i][4 * j]);
+    auto sum = read<uint32_t>(&sums.bytes[i][4 * j]);
     for (int g = 0; g < rows.row_bytes / 4; ++g) {
       for (int k = 0; k < 4; ++k) {
         const int32_t product =
@@ -98,15 +99,20 @@ class AmxStandIn {
         parts[k] = flush(std::fma(x, y, parts[k]));
       }
     }
-    const float sum = flush(load_as<float>(&sums.bytes[i][4 * j]));
+    const float sum = flush(read<float>(&sums.bytes[i][4 * j]));
     const float result = flush(sum + flush(parts[0] + parts[1]));
     std::memcpy(&sums.bytes[i][4 * j], &result, sizeof result);
   }
 
+  template <class T>
+  static T read(const uint8_t* p) {
+    T value;
+    std::memcpy(&value, p, sizeof value);
+    return value;
+  }
   static float flush(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
   static float widen(const uint8_t* p) {
-    const uint32_t bits = uint32_t{load_as<uint16_t>(p)} << 16;
-    return flush(load_as<float>(&bits));
+    return flush(std::bit_cast<float>(uint32_t{read<uint16_t>(p)} << 16));
   }
 
   Tile tiles_[8];
