@@ -7,7 +7,8 @@
 // How work is split over threads: pure functions of sizes. Bits never depend on them.
 namespace encast {
 
-constexpr int64_t kRowGrain = 6;  // rows of a register tile
+constexpr int64_t kRowGrain = 6;    // rows of a register tile
+constexpr int64_t kTileGrain = 32;  // rows that products take at a time in tiles of AMX, see gemm/amx.h
 
 struct Range {
   int64_t begin, end;
@@ -21,15 +22,21 @@ constexpr Range split(Range range, int64_t grain, int part, int parts) {
           std::min(range.end, range.begin + units * (part + 1) / parts * grain)};
 }
 
-// [0, rows) in blocks of at most `most` rows, a multiple of kRowGrain, that `parts` threads take one by one:
-// as many as give each thread the same number, alike to within kRowGrain. Where threads have many, their last
+// The grain in which `parts` threads share the rows of products. One row more than whole tiles of AMX is
+// another trip through all weights, so there it is theirs, where each thread gets as many.
+constexpr int64_t row_grain(int64_t rows, int parts, bool tiles) {
+  return tiles && (rows + kTileGrain - 1) / kTileGrain % parts == 0 ? kTileGrain : kRowGrain;
+}
+
+// [0, rows) in blocks of at most `most` rows, whole grains, that `parts` threads take one by one:
+// as many as give each thread the same number, alike to within a grain. Where threads have many, their last
 // ones are cut in two, so that less is left to wait for.
 struct Blocks {
-  int64_t rows, whole, count;
+  int64_t rows, grain, whole, count;
 
-  constexpr Blocks(int64_t all, int64_t most, int parts) : rows(all) {
-    const int64_t units = (all + kRowGrain - 1) / kRowGrain,
-                  most_units = std::max(most / kRowGrain, int64_t{1});
+  constexpr Blocks(int64_t all, int64_t most, int parts, bool tiles)
+      : rows(all), grain(most < kTileGrain ? kRowGrain : row_grain(all, parts, tiles)) {
+    const int64_t units = (all + grain - 1) / grain, most_units = std::max(most / grain, int64_t{1});
     whole = std::min(units, round_up(round_up(units, most_units) / most_units, parts));
     const bool many = whole >= 4 * parts && units >= 4 * whole;
     count = many ? whole + parts : whole;
@@ -37,11 +44,11 @@ struct Blocks {
   }
   constexpr Range at(int64_t index) const {
     const auto block = [&](int64_t number, int64_t of) {
-      return split({0, rows}, kRowGrain, static_cast<int>(number), static_cast<int>(of));
+      return split({0, rows}, grain, static_cast<int>(number), static_cast<int>(of));
     };
     if (index < whole) return block(index, (count + whole) / 2);
     const int64_t half = index - whole;
-    return split(block(whole + half / 2, (count + whole) / 2), kRowGrain, static_cast<int>(half % 2), 2);
+    return split(block(whole + half / 2, (count + whole) / 2), grain, static_cast<int>(half % 2), 2);
   }
 };
 
@@ -56,12 +63,12 @@ constexpr int64_t stream_rows(bool tiles) { return tiles ? 80 : 64; }
 // over blocks of rows, which stay in the cache of the core that made them. In between: what idles less.
 constexpr Tile split_product(Range rows, int64_t panels, int part, int parts, bool tiles) {
   const int64_t count = rows.end - rows.begin;
-  const int64_t row_units = (count + kRowGrain - 1) / kRowGrain;
+  const int64_t grain = row_grain(count, parts, tiles), row_units = (count + grain - 1) / grain;
   const int64_t by_rows = (row_units + parts - 1) / parts * panels;
   const int64_t by_panels = (panels + parts - 1) / parts * row_units;
   const bool over_panels = count < stream_rows(tiles) * parts ? by_panels <= by_rows : by_panels < by_rows;
   if (over_panels) return {rows, split({0, panels}, 1, part, parts)};
-  return {split(rows, kRowGrain, part, parts), {0, panels}};
+  return {split(rows, grain, part, parts), {0, panels}};
 }
 
 }  // namespace encast

@@ -137,6 +137,7 @@ std::vector<Executor::Stage> Executor::needed_stages(int value) const {
     stage.steps.push_back(static_cast<uint32_t>(index));
     stage.mixes_rows = step.kind == StepKind::attention;
     stage.has_product = stage.has_product || step.kind == StepKind::linear;
+    stage.tiles = stage.tiles || steps_[index]->tiles();
     for (int id : {step.out, step.also}) {
       if (id >= 0 && plan_.values[static_cast<size_t>(id)].in_block) {
         stage.block_values.push_back(static_cast<uint32_t>(id));
@@ -276,7 +277,7 @@ void Executor::run_stage(const Stage& stage, int thread, std::vector<TraceEvent>
   }
   Places& places = own_[static_cast<size_t>(thread)];
   std::byte* memory = block_memory_ + plan_.block_bytes() * thread;
-  const Blocks blocks(rows, plan_.block_rows, threads);
+  const Blocks blocks(rows, plan_.block_rows, threads, stage.tiles);
   std::atomic<int64_t>& next = chunk_.next_task[stage.steps.front()];
   for (int64_t block; (block = next.fetch_add(1, std::memory_order_relaxed)) < blocks.count;) {
     const Range range = blocks.at(block);

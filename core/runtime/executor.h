@@ -75,6 +75,7 @@ class Executor {
     Rows rows = Rows::tokens;
     bool mixes_rows = false;  // attention: hands its work out itself
     bool has_product = false;
+    bool tiles = false;  // products work in tiles of AMX
   };
   using Places = std::vector<Place>;
 

@@ -273,7 +273,9 @@ class LinearStep final : public Step {
         binder_(binder),
         next_w_(binder.next_weight(index)),
         rounds_(binder.value(decl.out).dtype == DType::bf16),
-        select_(gemm_op(binder.value(decl.x).dtype), decl.arithmetic, kernels_) {}
+        select_(gemm_op(binder.value(decl.x).dtype), decl.arithmetic, kernels_) {
+    tiles_ = select_.tiles();
+  }
 
   void run(const Share& share) const override {
     const ValueDecl& x = binder_.value(decl_.x);
@@ -315,7 +317,7 @@ class LinearStep final : public Step {
  private:
   int64_t panels(int weight) const { return round_up(binder_.weight(weight).rows, kPanel) / kPanel; }
   Tile tile_of(int weight, const Share& share) const {
-    return split_product(share.rows, panels(weight), share.part, share.parts, select_.tiles());
+    return split_product(share.rows, panels(weight), share.part, share.parts, tiles());
   }
 
   const StepDecl decl_;

@@ -28,9 +28,12 @@ class Step {
   virtual void run(const Share& share) const = 0;
   // Names of the kernels that it may call, for one row and upwards.
   const std::vector<std::string>& kernels() const { return kernels_; }
+  // Whether it is a product that may work in tiles of AMX.
+  bool tiles() const { return tiles_; }
 
  protected:
   std::vector<std::string> kernels_;
+  bool tiles_ = false;
 };
 
 // Binds step `index` of the plan; throws ResourceError when no kernel of its arithmetic may run here.
