@@ -117,6 +117,7 @@ class AmxProduct {
   static constexpr int64_t kHalfBytes = 2 * kVectorBytes;  // of a group
   static constexpr int64_t kMostGroups = 256;              // of a block of k: 32 KB of 32 rows of `a`
   static constexpr int64_t kBlockWeightBytes = 256 << 10;  // of a block of panels
+  static constexpr int64_t kMostAhead = 32;                // lines a step: more would hold up its own loads
   static constexpr int64_t kUnitRows = 4;                  // that go through the epilogue between two steps
 
   struct Job {
@@ -137,7 +138,8 @@ class AmxProduct {
     ahead_ = from;
     ahead_end_ = from + (from != nullptr ? bytes : 0);
     const int64_t lines = (bytes + kVectorBytes - 1) / kVectorBytes;
-    ahead_step_ = steps > 0 ? (lines + steps - 1) / steps * kVectorBytes : 0;
+    const int64_t due = steps > 0 ? (lines + steps - 1) / steps : 0;
+    ahead_step_ = (due < kMostAhead ? due : kMostAhead) * kVectorBytes;
   }
 
   // Sums of the job before are stored among the products of the first step, because a store waits for its
