@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from machines import MadeUp
 from scenario_fakes import ONE, intake, machine
 
 import encast.bench
@@ -130,6 +131,22 @@ def test_hardware_threads_come_by_whole_cores() -> None:
 
 def test_a_quota_bounds_the_cores() -> None:
     assert sizes(CoreScaling().points(grid(), ONE, machine(8, quota=2.5))) == [(1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("quota", "instances"), [("50000 100000", 1), ("100000 100000", 1), ("150000 100000", 2), ("210000 100000", 3)]
+)
+def test_throughput_uses_the_whole_of_a_fractional_quota(quota: str, instances: int, tmp_path: Path) -> None:
+    """A point's instances are placed by their number again when it is measured; they must fit then as well."""
+    throughput = Launcher("throughput", preset="throughput")
+    limited = MadeUp(cores=4, quota=quota).read(tmp_path)
+    assert sizes(Latency().points(grid(), throughput, limited)) == [(instances, 1)]
+    assert (instances, 1) in sizes(InstanceScaling().points(grid(), throughput, limited))
+    for scenario in (Latency(), InstanceScaling(), CoreScaling(), BatchScaling(), SloThroughput(), OpenLoop()):
+        for point in scenario.points(grid(batch=8), throughput, limited):
+            places = throughput.place(limited, instances=point.instances, threads=point.threads)
+            assert [len(place.cpus) for place in places] == [point.threads] * point.instances
+            assert len({cpu for place in places for cpu in place.cpus}) == point.instances * point.threads
 
 
 def test_instances_of_so_many_cores() -> None:

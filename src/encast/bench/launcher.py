@@ -38,7 +38,8 @@ class Launcher:
     ) -> tuple[Placement, ...]:
         """Places for the launcher's own instances, or for ``instances`` of ``threads`` threads each.
 
-        A thread is a core, or with ``smt`` a hardware thread of cores that an instance has as a whole. Raises
+        A thread is a core, or with ``smt`` a hardware thread of cores that an instance has as a whole. What fits
+        without numbers fits with those that came of it, under a quota too: ``preset`` holds for both. Raises
         ``InputError`` for what does not fit the machine, saying what would.
         """
         sized = instances is not None or threads is not None
@@ -49,7 +50,7 @@ class Launcher:
             machine,
             instances=instances if sized else self.instances,
             cores_per_instance=cores if sized else self.cores_per_instance,
-            preset=None if sized else self.preset,
+            preset=self.preset,  # of given sizes it says how a quota is rounded
             core_list=_numbers("core_list", self.core_list),
             nodes=_numbers("nodes", self.nodes),
             smt=self.smt,
