@@ -15,6 +15,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,7 +29,7 @@ from encast.bench.peers.transformer import Shape, States, versions
 from encast.bench.peers.tvm_relax import INPUTS, RelaxLibrary
 from encast.errors import InputError
 
-__all__ = ["Tvm"]
+__all__ = ["Clock", "Tvm", "until"]
 
 _REQUIREMENTS = ("apache-tvm[popen-pool]==0.27.0.post1", "apache-tvm-ffi==0.1.14.post1", "xgboost-cpu==3.2.0")
 """apache-tvm asks for 0.1.14 of its ffi or newer, but ends by SIGSEGV with 0.1.15 when MetaSchedule writes a record."""
@@ -150,16 +151,19 @@ class Tvm(InterpretedPeer):
         schedule: Any = importlib.import_module("tvm.s_tir.meta_schedule")
         integration: Any = importlib.import_module("tvm.s_tir.meta_schedule.relax_integration")
         logging.getLogger("tvm.s_tir.meta_schedule").setLevel(logging.WARNING)
+        clock = Clock()
         with self.target:
             tasks, weights = integration.extracted_tasks_to_tune_contexts(
                 integration.extract_tasks(module, self.target),
                 str(folder),
                 # A quarter of its usual population: with few processors most of the time would go to choosing.
-                strategy=schedule.search_strategy.EvolutionarySearch(population_size=128, init_min_unmeasured=16),
+                strategy=until(
+                    clock, schedule.search_strategy.EvolutionarySearch(population_size=128, init_min_unmeasured=16)
+                ),
                 num_threads=self.threads,
                 seed=0,
             )
-            clock = _clock(schedule, len(tasks), float(self.settings["tuning_seconds"]))
+            clock.end = time.monotonic() + float(self.settings["tuning_seconds"])
             schedule.tune_tasks(
                 tasks=tasks,
                 task_weights=weights,
@@ -170,10 +174,11 @@ class Tvm(InterpretedPeer):
                     max_workers=self.threads, timeout_sec=_STEP_SECONDS, f_build=build
                 ),
                 runner=schedule.runner.LocalRunner(timeout_sec=_STEP_SECONDS),
-                measure_callbacks=[*schedule.MeasureCallback.create("default"), clock],
             )
         shutil.rmtree(folder / "logs", ignore_errors=True)
-        (folder / _SEARCHED).write_text(json.dumps({"kernels": len(tasks), **clock.counts()}), encoding="utf-8")
+        (folder / _SEARCHED).write_text(
+            json.dumps({"kernels": len(tasks), "trials": clock.trials, "failed": clock.failed}), encoding="utf-8"
+        )
 
     def facts(self) -> Mapping[str, Any]:
         return {
@@ -196,26 +201,51 @@ def build(module: Any, target: Any, parameters: Any) -> Any:
     return tvm.driver.build(without_layouts(skip_tensor_rewrite=True)(module), target=target)
 
 
-def _clock(schedule: Any, tasks: int, seconds: float) -> Any:
-    """A callback that ends a search when its time is over and each of its tasks has had a turn."""
+@dataclass
+class Clock:
+    """When a search is to end, on the monotonic clock, and what it has tried so far."""
+
+    end: float = 0.0
+    trials: int = 0
+    failed: int = 0
+
+
+def until(clock: Clock, strategy: Any) -> Any:
+    """The strategy of a kernel: ``strategy``'s candidates until the clock's end, but at least one turn of them.
+
+    A kernel without further candidates is what MetaSchedule's scheduler expects: it closes the kernel and goes on with
+    the others. Closed from outside, from a callback, a kernel may still be the scheduler's next choice or have ended
+    by itself, its candidates all tried; either ends the process's search with an internal error.
+    """
+    search: Any = importlib.import_module("tvm.s_tir.meta_schedule.search_strategy")
     derived: Any = importlib.import_module("tvm.ir.utils").derived_object
 
     @derived
-    class Clock(schedule.measure_callback.PyMeasureCallback):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.trials = self.failed = 0
-            self.tried: set[int] = set()
-            self.end = time.monotonic() + seconds
+    class Until(search.PySearchStrategy):  # type: ignore[misc]
+        def __init__(self, inner: Any) -> None:
+            self.inner, self.began = inner, False
 
-        def apply(self, scheduler: Any, task: int, candidates: Any, built: Any, ran: Any) -> None:
-            self.trials += len(ran)
-            self.failed += sum(result.run_secs is None for result in ran)
-            self.tried.add(task)
-            if len(self.tried) == tasks and time.monotonic() >= self.end:
-                for number in range(tasks):
-                    scheduler.terminate_task(number)
+        def _initialize_with_tune_context(self, context: Any) -> None:
+            self.inner._initialize_with_tune_context(context)
 
-        def counts(self) -> dict[str, int]:
-            return {"trials": self.trials, "failed": self.failed}
+        def pre_tuning(self, *settings: Any) -> None:
+            self.inner.pre_tuning(*settings)
 
-    return Clock()
+        def post_tuning(self) -> None:
+            self.inner.post_tuning()
+
+        def generate_measure_candidates(self) -> Any:
+            if self.began and time.monotonic() >= clock.end:
+                return None
+            self.began = True
+            return self.inner.generate_measure_candidates()
+
+        def notify_runner_results(self, candidates: Any, results: Any) -> None:
+            clock.trials += len(results)
+            clock.failed += sum(result.run_secs is None for result in results)
+            self.inner.notify_runner_results(candidates, results)
+
+        def clone(self) -> Any:
+            return Until(self.inner.clone())
+
+    return Until(strategy)
