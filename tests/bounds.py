@@ -31,14 +31,14 @@ from encast.backends.reference import EVALUATORS, Context, Reference
 from encast.batch import Batch
 from encast.ir import Graph
 
-__all__ = ["UNIT", "allowed_difference", "largest_excess"]
+__all__ = ["UNIT", "Rules", "Value", "allowed_difference", "exactly", "largest_excess", "per_head", "product"]
 
 UNIT = 2.0**-24
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class _Value:
+class Value:
     """A float64 value and the standard deviation of its float32 error, elementwise."""
 
     exact: Array
@@ -64,7 +64,7 @@ def allowed_difference(
 ) -> tuple[Array, Array]:
     """The output of a plain graph in float64, and how far from it a float32 engine may be, elementwise."""
     name = graph.outputs[output]
-    rules = _Rules(elementary)
+    rules = Rules(elementary)
     made = Reference(graph).values([name], batch, select, evaluators=rules.table())[name]
     return made.exact, confidence * made.sigma
 
@@ -77,7 +77,7 @@ def largest_excess(got: Array, exact: Array, allowed: Array) -> float:
     return float(np.where(np.isnan(ratio), np.inf, ratio).max(initial=0.0))
 
 
-class _Rules:
+class Rules:
     """For every plain op that makes floats: its exact value and how errors pass through it and begin in it."""
 
     def __init__(self, elementary: float) -> None:
@@ -98,25 +98,25 @@ class _Rules:
             "normalize",
         ]
         table = {"position_ids": EVALUATORS["position_ids"], **{name: getattr(self, name) for name in names}}
-        table["embedding"] = lambda context, ids, rows: _exact(rows[ids])
+        table["embedding"] = lambda context, ids, rows: exactly(rows[ids])
         table["first_token"] = lambda context, x: _rows(x, context.cu_seqlens[:-1])
         table["select_rows"] = lambda context, x, select: _rows(x, select)
         return table
 
-    def add(self, context: Context, a: _Value, b: _Value) -> _Value:
+    def add(self, context: Context, a: Value, b: Value) -> Value:
         total = a.exact + b.exact
-        return _Value(total, np.sqrt(a.sigma**2 + b.sigma**2 + (UNIT * total) ** 2))
+        return Value(total, np.sqrt(a.sigma**2 + b.sigma**2 + (UNIT * total) ** 2))
 
-    def scale(self, context: Context, x: _Value, *, factor: float) -> _Value:
+    def scale(self, context: Context, x: Value, *, factor: float) -> Value:
         exact = x.exact * factor
-        return _Value(exact, np.hypot(factor * x.sigma, 2 * UNIT * exact))
+        return Value(exact, np.hypot(factor * x.sigma, 2 * UNIT * exact))
 
-    def linear(self, context: Context, x: _Value, weight: Array, bias: Array | None, *, activation: str) -> _Value:
-        made = _product(x, _exact(weight.T))
+    def linear(self, context: Context, x: Value, weight: Array, bias: Array | None, *, activation: str) -> Value:
+        made = product(x, exactly(weight.T))
         exact = made.exact if bias is None else made.exact + bias
-        return _Value(exact, np.hypot(made.sigma, UNIT * np.abs(exact)))
+        return Value(exact, np.hypot(made.sigma, UNIT * np.abs(exact)))
 
-    def layer_norm(self, context: Context, x: _Value, gamma: Array, beta: Array, *, eps: float) -> _Value:
+    def layer_norm(self, context: Context, x: Value, gamma: Array, beta: Array, *, eps: float) -> Value:
         size = x.exact.shape[1]
         mean = x.exact.mean(axis=1, keepdims=True)
         centred = x.exact - mean
@@ -134,9 +134,9 @@ class _Rules:
         # Half of the relative error of the variance (a sum of squares), and four operations on the way to the result.
         of_scaling = UNIT * math.sqrt(size / 36 + 4) * unit_rows
         made = np.sqrt(inverse**2 * (np.maximum(passed, 0) + of_mean + of_centring) + of_scaling**2)
-        return _Value(exact, np.hypot(gamma * made, 2 * UNIT * exact))
+        return Value(exact, np.hypot(gamma * made, 2 * UNIT * exact))
 
-    def activation(self, context: Context, x: _Value, *, kind: str) -> _Value:
+    def activation(self, context: Context, x: Value, *, kind: str) -> Value:
         def apply(x: Array) -> Array:
             return np.asarray(EVALUATORS["activation"](context, x, kind=kind))
 
@@ -146,22 +146,22 @@ class _Rules:
         slope = np.maximum(np.abs(slope), (kind == "relu") * (np.abs(x.exact) < 8 * x.sigma))
         exact = apply(x.exact)
         own = {"relu": 0.0, "tanh": self.elementary}.get(kind, self.elementary * np.abs(x.exact))
-        return _Value(exact, np.sqrt((slope * x.sigma) ** 2 + own**2 + (4 * UNIT * exact) ** 2))
+        return Value(exact, np.sqrt((slope * x.sigma) ** 2 + own**2 + (4 * UNIT * exact) ** 2))
 
-    def attention_scores(self, context: Context, q: _Value, k: _Value, *, heads: int) -> _Value:
+    def attention_scores(self, context: Context, q: Value, k: Value, *, heads: int) -> Value:
         parts = []
         for rows, _, _ in context.sequences():
-            of_q, of_k = _heads(_rows(q, rows), heads), _heads(_rows(k, rows), heads)
-            transposed = _Value(of_k.exact.transpose(0, 2, 1), of_k.sigma.transpose(0, 2, 1))
-            made = _product(of_q, transposed)
-            parts.append(_Value(made.exact.reshape(heads, -1), made.sigma.reshape(heads, -1)))
+            of_q, of_k = per_head(_rows(q, rows), heads), per_head(_rows(k, rows), heads)
+            transposed = Value(of_k.exact.transpose(0, 2, 1), of_k.sigma.transpose(0, 2, 1))
+            made = product(of_q, transposed)
+            parts.append(Value(made.exact.reshape(heads, -1), made.sigma.reshape(heads, -1)))
         return _joined(parts, axis=1)
 
-    def relative_bias(self, context: Context, scores: _Value, table: Array, *, max_distance: int) -> _Value:
+    def relative_bias(self, context: Context, scores: Value, table: Array, *, max_distance: int) -> Value:
         exact = EVALUATORS["relative_bias"](context, scores.exact, table, max_distance=max_distance)
-        return _Value(exact, np.hypot(scores.sigma, UNIT * exact))
+        return Value(exact, np.hypot(scores.sigma, UNIT * exact))
 
-    def softmax(self, context: Context, scores: _Value) -> _Probs:
+    def softmax(self, context: Context, scores: Value) -> _Probs:
         exact, sigma = np.empty_like(scores.exact), np.empty_like(scores.exact)
         for _, pairs, length in context.sequences():
             x = scores.exact[:, pairs].reshape(-1, length)
@@ -174,23 +174,23 @@ class _Rules:
             sigma[:, pairs] = np.hypot(scores.sigma[:, pairs], own)
         return _Probs(exact, sigma)
 
-    def attention_context(self, context: Context, probs: _Probs, v: _Value) -> _Value:
+    def attention_context(self, context: Context, probs: _Probs, v: Value) -> Value:
         heads = len(probs.exact)
         parts = []
         for rows, pairs, length in context.sequences():
             p = probs.exact[:, pairs].reshape(heads, length, length)
-            of_v = _heads(_rows(v, rows), heads)
-            made = _product(_exact(p), of_v)
+            of_v = per_head(_rows(v, rows), heads)
+            made = product(exactly(p), of_v)
             # dp = p * (ds - sum(p * ds)), so the context c = sum(p * v) moves by sum(p * (v - c) * ds).
             weights = (p * probs.score_sigma[:, pairs].reshape(heads, length, length)) ** 2
             total = weights.sum(axis=2, keepdims=True)
             passed = weights @ of_v.exact**2 - 2 * made.exact * (weights @ of_v.exact) + made.exact**2 * total
             of_sum = UNIT * math.sqrt(length / 9 + 4) * made.exact
             sigma = np.sqrt(made.sigma**2 + np.maximum(passed, 0) + of_sum**2)
-            parts.append(_Value(*(x.transpose(1, 0, 2).reshape(length, -1) for x in (made.exact, sigma))))
+            parts.append(Value(*(x.transpose(1, 0, 2).reshape(length, -1) for x in (made.exact, sigma))))
         return _joined(parts, axis=0)
 
-    def pooling(self, context: Context, x: _Value, *, modes: list[str]) -> _Value:
+    def pooling(self, context: Context, x: Value, *, modes: list[str]) -> Value:
         exact = EVALUATORS["pooling"](context, x.exact, modes=modes)
         sigmas = []
         for rows, _, length in context.sequences():
@@ -203,44 +203,46 @@ class _Rules:
             row = []
             for mode in modes:
                 if mode in weights:
-                    made = _product(_exact(weights[mode][None, :]), part)
+                    made = product(exactly(weights[mode][None, :]), part)
                     row.append(np.hypot(made.sigma[0], 2 * UNIT * made.exact[0]))
                 else:
                     index = {"cls": slice(0, 1), "lasttoken": slice(-1, None), "max": slice(None)}[mode]
                     row.append(part.sigma[index].max(axis=0))
             sigmas.append(np.concatenate(row))
-        return _Value(exact, np.array(sigmas))
+        return Value(exact, np.array(sigmas))
 
-    def normalize(self, context: Context, x: _Value) -> _Value:
+    def normalize(self, context: Context, x: Value) -> Value:
         length = np.sqrt((x.exact**2).sum(axis=1, keepdims=True))
         exact = x.exact / length
         # d(exact) = (dx - exact * sum(exact * dx)) / length
         variance = x.sigma**2 / length**2
         passed = variance * (1 - 2 * exact**2) + exact**2 * (exact**2 * variance).sum(axis=1, keepdims=True)
         own = UNIT * math.sqrt(x.exact.shape[1] / 36 + 4) * exact
-        return _Value(exact, np.sqrt(np.maximum(passed, 0) + own**2))
+        return Value(exact, np.sqrt(np.maximum(passed, 0) + own**2))
 
 
-def _exact(x: Array) -> _Value:
-    return _Value(x, np.zeros_like(x))
+def exactly(x: Array) -> Value:
+    """A value that has no error."""
+    return Value(x, np.zeros_like(x))
 
 
-def _rows(x: _Value, index: Any) -> _Value:
-    return _Value(x.exact[index], x.sigma[index])
+def _rows(x: Value, index: Any) -> Value:
+    return Value(x.exact[index], x.sigma[index])
 
 
-def _heads(x: _Value, heads: int) -> _Value:
-    return _Value(*(part.reshape(len(part), heads, -1).transpose(1, 0, 2) for part in (x.exact, x.sigma)))
+def per_head(x: Value, heads: int) -> Value:
+    """``[rows, heads * head_dim]`` as ``[heads, rows, head_dim]``."""
+    return Value(*(part.reshape(len(part), heads, -1).transpose(1, 0, 2) for part in (x.exact, x.sigma)))
 
 
-def _joined(parts: list[_Value], axis: int) -> _Value:
-    return _Value(*(np.concatenate([getattr(part, name) for part in parts], axis) for name in ("exact", "sigma")))
+def _joined(parts: list[Value], axis: int) -> Value:
+    return Value(*(np.concatenate([getattr(part, name) for part in parts], axis) for name in ("exact", "sigma")))
 
 
-def _product(a: _Value, b: _Value) -> _Value:
+def product(a: Value, b: Value) -> Value:
     """``a @ b`` over the last two axes, with the error of the sums and the errors of both operands."""
     exact = a.exact @ b.exact
     squares_a, squares_b = a.exact**2, b.exact**2
     passed = squares_a @ b.sigma**2 + a.sigma**2 @ squares_b
     own = UNIT**2 / 3 * (a.exact.shape[-1] + 1) * (squares_a @ squares_b / 2 + exact**2 / 3)
-    return _Value(exact, np.sqrt(passed + own))
+    return Value(exact, np.sqrt(passed + own))
