@@ -242,6 +242,21 @@ def test_a_burst_has_calls_or_seconds(pair: Contender) -> None:
         pair.burst()
 
 
+def test_new_and_known_texts_are_first_in_turn(pair: Contender, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.bind(BATCHES)
+    asked = []
+    ask = Worker.ask
+
+    def spy(worker: Worker, do: str, **fields: Any) -> Any:
+        asked.append(Path(fields["file"]).stem)
+        return ask(worker, do, **fields)
+
+    monkeypatch.setattr(Worker, "ask", spy)
+    times = pair.fresh_calls(BATCHES[1:3])
+    assert asked == ["known", "fresh-0", "fresh-1", "known"]
+    assert all(one >= 1_000_000 for both in times for one in both)
+
+
 def test_outputs_are_of_the_bound_batches(pair: Contender) -> None:
     pair.bind(BATCHES)
     pair.verify()

@@ -253,16 +253,21 @@ class Contender:
     def fresh_calls(self, batches: Sequence[Batch]) -> list[tuple[int, int]]:
         """For each batch the nanoseconds of two first calls of the first instance, whose threads are awake.
 
-        Both are bound anew: first the batch that ``bind`` had first, whose ids it has been asked before, then this one.
+        The first of the batch that ``bind`` had first, whose ids it has been asked before, the second of this one. Both
+        are bound anew and asked alike, each after a pause, now one first and now the other: a scheduler that stops
+        whoever has just worked for some milliseconds would else stop the same one of them every time.
         """
         worker = self._workers[0]
         known = write_batch(self._parts[0][0], worker.folder / "known.npz")
+        seconds = self.limits.bind_seconds + 2 * self.limits.call_seconds
         times = []
         for number, batch in enumerate(batches):
             files = [known, write_batch(batch, worker.folder / f"fresh-{number}.npz")]
-            seconds = 2 * (self.limits.bind_seconds + 2 * self.limits.call_seconds)
-            first, second = worker.ask("fresh", seconds=seconds, files=files)
-            times.append((int(first), int(second)))
+            taken = {}
+            for file in files if number % 2 == 0 else files[::-1]:
+                time.sleep(SETTLE_SECONDS)
+                taken[file] = int(worker.ask("fresh", seconds=seconds, file=file))
+            times.append((taken[files[0]], taken[files[1]]))
         return times
 
     def settle_memory(self) -> None:

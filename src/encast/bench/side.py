@@ -12,7 +12,7 @@ import numpy as np
 
 from encast.bench.agreement import Agreement, Reference
 from encast.bench.contender import ColdStart, Contender, Memory
-from encast.bench.fairness import Evidence, Fairness, fresh_batches, judge
+from encast.bench.fairness import Evidence, Fairness, first_calls, judge
 from encast.bench.limit import Sizes
 from encast.bench.peers.base import BackendSpec
 from encast.bench.scenarios.base import Point, Scenario
@@ -24,7 +24,6 @@ __all__ = ["Side"]
 
 _WATCH_SECONDS = 0.1
 _WATCH_SHARE = 0.25
-_FRESH_BATCHES = 5
 _TYPICAL_SECONDS = 0.1
 
 
@@ -89,7 +88,7 @@ class Side:
             contender.bind(point.batches, split=point.split)  # a scenario may have bound others
             times = contender.burst(seconds=_TYPICAL_SECONDS)
             parts = contender.parts
-            calls = contender.fresh_calls(fresh_batches(parts[0], _FRESH_BATCHES))
+            known, fresh = first_calls(parts[0], contender.fresh_calls)
             least = min(sizes.operations(part) for part in parts)
             self.fairness = judge(
                 Evidence(
@@ -97,8 +96,8 @@ class Side:
                     watched=self._watched,
                     usages=usages,
                     strays=sorted(contender.strays()),
-                    known_ns=[known for known, _ in calls],
-                    fresh_ns=[fresh for _, fresh in calls],
+                    known_ns=known,
+                    fresh_ns=fresh,
                     typical_ns=float(np.median(list(itertools.chain.from_iterable(times)))),
                     least_ns=None if ops_per_second is None else 1e9 * least / ops_per_second,
                 )
