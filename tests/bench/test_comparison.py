@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from datetime import datetime, tzinfo
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from encast.bench.peers.base import BackendSpec
 from encast.bench.rows import Row, read_rows
 from encast.bench.run import _groups
 from encast.bench.session import open_session, resume_session
-from encast.errors import InputError
+from encast.errors import InputError, ResourceError
 
 ALONE = ["launcher=instances", "launcher.instances=1", "launcher.cores_per_instance=1"]
 
@@ -124,7 +125,39 @@ def test_a_sweep_is_refused_as_a_whole(folder: Path) -> None:
     session = open_session([*given, "backend=quick", "workload.length=32,65"], multirun=True, folders=[folder])
     with pytest.raises(InputError, match="65"):
         session.run()
-    assert read_rows(session.folder) == []
+    assert not session.folder.exists(), "nothing half-written stays"
+    assert (folder / "cache").exists()
+
+
+def test_two_experiments_of_one_second_have_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("encast.bench.session.datetime", Stopped)
+    found = [open_session([]).folder for _ in range(3)]
+    assert [folder.name for folder in found] == ["2026-01-02-030405", "2026-01-02-030405-2", "2026-01-02-030405-3"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResourceError, match="is no folder"):
+        open_session(["experiment=file", f"out={tmp_path}"])
+
+
+class Stopped(datetime):
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Stopped:
+        return cls(2026, 1, 2, 3, 4, 5, tzinfo=tz)
+
+
+def test_what_is_to_come_is_counted(folder: Path) -> None:
+    given = [*TINY[:-1], *QUICK, f"out={folder / 'out'}", f"cache={folder / 'cache'}", "experiment=counted", *ALONE]
+    session = open_session(
+        [*given, "backend=absent,quick,slow", "workload.length=16,[8,32]", "timing.seconds=0.2"],
+        multirun=True,
+        folders=[folder],
+    )
+    said: list[str] = []
+    session.run(said.append)
+    assert said[0].startswith("9 rows to measure; the rounds of those that can be measured take 1.8 s at least")
+    counts = [line.split(":")[0] for line in said[1:] if ": latency, " in line]
+    assert counts == ["2 to 3 of 9", "6 to 7 of 9", "8 to 9 of 9"]
+    assert not [line for line in said if "unavailable" in line], "the row says it"
 
 
 def test_instances_and_points_share_a_contender(folder: Path) -> None:

@@ -92,6 +92,24 @@ def test_what_cannot_be_is_refused(
     captured = capsys.readouterr()
     assert said in captured.err
     assert captured.out == ""
+    assert not (tmp_path / "bench-results").exists(), "a refused command leaves nothing"
+
+
+def test_a_bench_that_measured_nothing_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    backends(tmp_path, absent="Absent", half="FirstHalf", honest="Honest")
+    arguments = command(tmp_path, "backend=absent,half", "workload.length=16")[3:]
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    last = captured.err.splitlines()[-1]
+    rows = tmp_path / "out" / "sweep" / "rows.jsonl"
+    assert "error: nothing was measured: 2 rows, 1 unavailable, 1 disagrees; the field reason of each, in " in last
+    assert str(rows) in last
+    assert len(read_rows(rows)) == 2
+    assert [line.split()[0] for line in captured.out.splitlines()] == ["absent", "half"]
+    assert "unavailable: not installed: pip install absent" in captured.out
+    assert "not installed" not in captured.err
+    assert main([*arguments, "experiment=one", "backend=absent,honest"]) == 0
+    assert "encast: 2 rows are in " in capsys.readouterr().err
 
 
 def test_the_list_shows_every_group(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from itertools import groupby
@@ -48,6 +48,14 @@ class Shared:
     models: dict[str, tuple[ModelFiles, Sizes]] = field(default_factory=dict)
     prepared: dict[str, Mapping[str, Any] | tuple[str, str]] = field(default_factory=dict)
     """By backend and model: the facts of the conversion, or a status and its reason."""
+    rows_left: int = 0
+    """Of all jobs, to be measured or found impossible."""
+    rows_done: int = 0
+
+    def progress(self, count: int) -> str:
+        """The place of the next rows among all, ``3 of 48`` or ``3 to 5 of 48``."""
+        first, last = self.rows_done + 1, self.rows_done + count
+        return f"{first if count == 1 else f'{first} to {last}'} of {max(self.rows_left, last)}"
 
     def model(self, config: Mapping[str, Any], cache: Path) -> tuple[ModelFiles, Sizes]:
         key = content_hash(config)
@@ -80,7 +88,7 @@ class Comparison:
         self._shared = shared or Shared()
         self._model, self._sizes = self._shared.model(job.model, cache)
         self._workload = make_workload(job.workload, self._model)
-        self._points = list(self._scenario.points(self._workload, job.launcher, self._machine))
+        self.points = list(self._scenario.points(self._workload, job.launcher, self._machine))
         self._reference = Reference(self._model, cache)
         self._binding = memory_binding(self._machine)
         self._ceilings = load_ceilings(self._machine)
@@ -90,7 +98,11 @@ class Comparison:
 
     def keys(self) -> list[str]:
         """Of all rows that ``rows`` makes."""
-        return [self._key(spec, point) for point in self._points for spec in self.job.backends]
+        return [self._key(spec, point) for point in self.points for spec in self.job.backends]
+
+    def left(self, known: Collection[str]) -> int:
+        """How many rows ``rows`` makes where those with the keys ``known`` are there."""
+        return len(set(self.keys()) - set(known))
 
     def rows(self, known: Sequence[Row]) -> Iterator[list[Row]]:
         """The rows of one point after the other, without those that are ``known``."""
@@ -101,23 +113,27 @@ class Comparison:
             recall(before)
         ready: list[BackendSpec] = []
         for spec in self.job.backends:
-            wanted = [point for point in self._points if self._key(spec, point) not in done]
+            wanted = [point for point in self.points if self._key(spec, point) not in done]
             failure = self._prepare(spec) if wanted else None
             if failure is None:
                 ready.append(spec)
             else:
-                self._say(f"{spec.name}: {failure[0]}: {failure[1]}")
                 yield [self._row(point, Side(spec, failure=failure)) for point in wanted]
+                self._shared.rows_done += len(wanted)
         for group in _groups(ready, self.job.timing.together):
-            for _, points in groupby(self._points, key=lambda point: (point.instances, point.threads)):
+            for _, points in groupby(self.points, key=lambda point: (point.instances, point.threads)):
                 opened: dict[str, Contender] = {}
                 try:
                     for point in points:
                         missing_keys = {self._key(spec, point) for spec in group} - done
                         if missing_keys:
+                            place = self._shared.progress(len(missing_keys))
+                            names = ", ".join(spec.name for spec in group)
+                            self._say(f"{place}: {self.job.scenario['name']}, {_label(point)}: {names}")
                             rows = self._measure(point, group, opened)
                             yield [row for row in rows if row["key"] in missing_keys]
                             done = done | missing_keys
+                            self._shared.rows_done += len(missing_keys)
                 finally:
                     for contender in opened.values():
                         contender.close()
@@ -158,7 +174,6 @@ class Comparison:
 
     def _measure(self, point: Point, specs: Sequence[BackendSpec], opened: dict[str, Contender]) -> list[Row]:
         timing = self.job.timing
-        self._say(f"{self.job.scenario['name']}, {_label(point)}: {', '.join(spec.name for spec in specs)}")
         self._reference.prepare(point.batches)
         sides = [Side(spec, contender=self._contender(spec, point, opened)) for spec in specs]
         for side in sides:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,26 +28,47 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Session:
-    """Jobs and the folder that their rows go to."""
+    """Jobs and the folder that their rows go to.
+
+    ``config``: the text of its ``config.yaml``, None where it is there already. ``made``: folders that were made for
+    it, the innermost first; ``run`` removes them again where the jobs are refused.
+    """
 
     folder: Path
     jobs: tuple[Job, ...]
+    config: str | None = None
+    made: tuple[Path, ...] = ()
 
     def began(self) -> bool:
         """Whether the folder holds rows."""
         rows = self.folder / "rows.jsonl"
         return rows.exists() and rows.stat().st_size > 0
 
+    def can_resume(self) -> bool:
+        """Whether ``resume_session`` finds what it needs in the folder."""
+        return (self.folder / CONFIG).exists()
+
     def run(self, say: Say = lambda text: None, show: Callable[[Row], None] = lambda row: None) -> list[Row]:
         """Measures what has no row yet, and returns all rows of the folder.
 
-        All jobs are made before the first is measured, so that none is refused hours later. ``show`` gets each row
-        once it is on the disk. Raises ``EncastError``; finished rows stay, also after ``KeyboardInterrupt``.
+        All jobs are made before the first is measured, so that none is refused hours later, and before anything is
+        written. ``show`` gets each row once it is on the disk. Raises ``EncastError``; finished rows stay, also after
+        ``KeyboardInterrupt``.
         """
-        with RowFile(self.folder) as file:
-            shared = Shared()
+        shared = Shared()
+        try:
             comparisons = [Comparison(job, cache=_cache(job), say=say, shared=shared) for job in self.jobs]
             _need_different_rows(comparisons)
+        except BaseException:
+            _remove(self.made)
+            raise
+        if self.config is not None:
+            _write(self.folder, self.config)
+        with RowFile(self.folder) as file:
+            left = [comparison.left(file.keys) for comparison in comparisons]
+            shared.rows_left = sum(left)
+            if shared.rows_left:
+                say(_plan(comparisons, left))
             for comparison in comparisons:
                 for rows in comparison.rows(list(file.rows)):
                     file.append(rows)
@@ -55,7 +78,7 @@ class Session:
 
 
 def open_session(overrides: Sequence[str], *, multirun: bool = False, folders: Sequence[Path] = ()) -> Session:
-    """A new experiment, its configuration written. Raises ``InputError`` where its folder holds another's rows."""
+    """A new experiment, its folder made. Raises ``InputError`` where that holds another's rows."""
     jobs = load_jobs(overrides, multirun=multirun, folders=folders)
     name = jobs[0].experiment or datetime.now().strftime("%Y-%m-%d-%H%M%S")
     if Path(name).name != name or name in (".", ".."):
@@ -71,8 +94,10 @@ def open_session(overrides: Sequence[str], *, multirun: bool = False, folders: S
         "conf": [str(path.resolve()) for path in folders],
         "jobs": [job.record() for job in jobs],
     }
-    _write(folder, yaml.safe_dump(_listed(document), sort_keys=False, allow_unicode=True))
-    return _session(folder, jobs)
+    folder, made = _claim(folder, new=not jobs[0].experiment)
+    session = _session(folder, jobs)
+    config = yaml.safe_dump(_listed(document), sort_keys=False, allow_unicode=True)
+    return replace(session, config=config, made=made)
 
 
 def resume_session(folder: Path) -> Session:
@@ -116,12 +141,65 @@ def _listed(value: Any) -> Any:
     return [_listed(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
+def _plan(comparisons: Sequence[Comparison], left: Sequence[int]) -> str:
+    """What is to come, as far as it is known: the time of the rounds alone."""
+    rows = sum(left)
+    shapes = {(len(comparison.points), len(comparison.job.backends)) for comparison in comparisons}
+    points, backends = next(iter(shapes))
+    what = "1 row" if rows == 1 else f"{rows} rows"
+    if rows > 1 and len(shapes) == 1 and rows == points * backends * len(comparisons):
+        parts = [(len(comparisons), "job"), (points, "point"), (backends, "backend")]
+        what += f" ({' x '.join(f'{count} {name}s' for count, name in parts if count > 1)})"
+    seconds = sum(count * comparison.job.timing.seconds for comparison, count in zip(comparisons, left, strict=True))
+    return (
+        f"{what} to measure; the rounds of those that can be measured take {_duration(seconds)} at least "
+        "(timing.seconds each), loading, conversions and warm-up not counted"
+    )
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.3g} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def _claim(folder: Path, *, new: bool) -> tuple[Path, tuple[Path, ...]]:
+    """Makes the folder, and says which folders it made; a ``new`` one that is there already gets a number instead."""
+    candidates = (
+        folder if number == 1 else folder.with_name(f"{folder.name}-{number}") for number in itertools.count(1)
+    )
+    for candidate in candidates:
+        made = tuple(part for part in (candidate, *candidate.parents) if not part.exists())
+        try:
+            candidate.parent.mkdir(parents=True, exist_ok=True)
+            candidate.mkdir(exist_ok=not new)
+        except FileExistsError:
+            if candidate.is_dir():
+                continue
+            raise ResourceError(f"{candidate}: is no folder; choose another experiment=NAME or out=FOLDER") from None
+        except OSError as error:
+            raise _unwritable(candidate, error) from None
+        return candidate, made
+    raise AssertionError("counting never ends")
+
+
+def _remove(folders: Sequence[Path]) -> None:
+    """Those that are empty; another command may have come to use one."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
+
+
+def _unwritable(path: Path, error: OSError) -> ResourceError:
+    return ResourceError(
+        f"{path}: cannot be written ({error.strerror or error}); make room, or name another folder with out=FOLDER"
+    )
+
+
 def _write(folder: Path, text: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / CONFIG, text)
     except OSError as error:
-        raise ResourceError(
-            f"{folder / CONFIG}: cannot be written ({error.strerror or error}); make room, or name another folder with "
-            "out=FOLDER"
-        ) from None
+        raise _unwritable(folder / CONFIG, error) from None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from encast.errors import EncastError, InputError
+from encast.errors import EncastError, InputError, ResourceError
 
 __all__ = ["bench_command"]
 
@@ -39,7 +40,8 @@ def bench_command(
     """Measures backends side by side: same inputs, same threads, by turns, each checked before it is timed.
 
     All backends of one command are contenders: encast bench backend=encast-int8,openvino-int8 workload.length=32.
-    Rows go to rows.jsonl and rows.csv of a folder; encast bench report FOLDER makes a page of them.
+    Rows go to rows.jsonl and rows.csv of a folder; encast bench report FOLDER makes a page of them. Where not one row
+    was measured, the exit code is 2.
     """
     from encast.bench.config import GROUPS, STUDY, available
 
@@ -66,15 +68,27 @@ def bench_command(
     try:
         rows = session.run(_say, show)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(kept) from None
+        raise KeyboardInterrupt(*[kept] * session.can_resume()) from None
     except EncastError:
         if session.began():
             _say(kept)
         raise
     noisy = sum(bool((row["noise"] or {}).get("noisy")) for row in rows)
     if noisy:
-        _say(f"the machine was noisy during {noisy} of {len(rows)} rows; their field noise.why says how")
-    _say(f"{len(rows)} rows are in {session.folder}; `encast bench report {session.folder}` makes a page of them")
+        _say(f"the machine was noisy during {noisy} of {_rows(len(rows))}; their field noise.why says how")
+    statuses = Counter(row["status"] for row in rows)
+    if not statuses["ok"]:
+        found = ", ".join(f"{count} {status}" for status, count in statuses.most_common())
+        raise ResourceError(
+            f"nothing was measured: {_rows(len(rows))}, {found}; the field reason of each, in "
+            f"{session.folder / 'rows.jsonl'}, says why"
+        )
+    are = f"{_rows(len(rows))} {'is' if len(rows) == 1 else 'are'}"
+    _say(f"{are} in {session.folder}; `encast bench report {session.folder}` makes a page of them")
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 def _say(text: str) -> None:
@@ -88,8 +102,10 @@ def _json(row: Mapping[str, Any]) -> None:
 
 def _line(row: Mapping[str, Any]) -> None:
     point = " ".join(f"{name}={value}" for name, value in row["point"].items())
-    head = f"{row['backend']['name']:24} {row['model']['name']} {row['scenario']} {point}"
-    typer.echo(f"{head}  {_result(row) if row['status'] == 'ok' else '{status}: {reason}'.format(**row)}")
+    name = row["backend"]["name"]
+    head = f"{name:24} {row['model']['name']} {row['scenario']} {point}"
+    failed = f"{row['status']}: {str(row['reason']).removeprefix(f'{name}: ')}"
+    typer.echo(f"{head}  {_result(row) if row['status'] == 'ok' else failed}")
     sys.stdout.flush()
 
 
@@ -103,7 +119,7 @@ def _result(row: Mapping[str, Any]) -> str:
         found.append(f"{metrics['sequences_per_s']:.1f}/s{_interval(metrics.get('sequences_per_s_interval'))}")
     for name, ratio in row["ratio_to"].items():
         low_high = None if ratio["low"] is None else (ratio["low"], ratio["high"])
-        found.append(f"{ratio['ratio']:.2f}{_interval(low_high)} times {name}")
+        found.append(f"{ratio['ratio']:.2f}{_interval(low_high)} times as fast as {name}")
     if row["cost"]:
         found.append(f"{row['cost']['usd_per_million']:.3g} USD a million")
     if not found:
