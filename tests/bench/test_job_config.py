@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lab import backends
+from lab import TINY, backends
 
-from encast.bench.config import GROUPS, STUDY, available, load_jobs
+from encast.bench.config import DEFAULT_LAUNCHER, GROUPS, STUDY, available, load_jobs
 from encast.bench.peers.base import load_peer
-from encast.bench.run import make_scenario
+from encast.bench.run import Comparison, make_scenario
 from encast.errors import InputError
 
 
@@ -160,6 +160,52 @@ def test_every_scenario_can_be_made(name: str) -> None:
     (job,) = load_jobs([f"scenario={name}"])
     assert job.scenario["name"] == name
     make_scenario(job.scenario)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["scenario=batch_scaling", "workload.batch=4"], "workload.batch: scenario=batch_scaling does not use"),
+        (["scenario=slo_throughput", "workload.batch=4"], "what counts instead is scenario.batch=N"),
+        (["scenario=slo_throughput", "launcher=throughput"], "launcher=throughput: scenario=slo_throughput does not"),
+        (
+            ["scenario=instance_scaling", "launcher=instances", "launcher.instances=2"],
+            "instead is scenario.instances=N",
+        ),
+        (["scenario=core_scaling", "launcher=latency"], "what counts instead is scenario.threads=N"),
+        (["scenario=open_loop", "workload.batch=4"], "each request is one sequence"),
+        (["scenario=length_replay", "scenario.batch_tokens=64", "workload.batch=4"], "is scenario.batch_tokens"),
+        (["study=batch-scaling", "workload.batch=4"], "does not use workload.batch"),
+    ],
+)
+def test_what_a_scenario_does_not_use_is_refused(given: list[str], said: str, tmp_path: Path) -> None:
+    (job,) = load_jobs(given)
+    with pytest.raises(InputError) as caught:
+        Comparison(job, cache=tmp_path)
+    assert said in str(caught.value)
+    assert not list(tmp_path.iterdir()), "it is refused before anything is made"
+
+
+def test_what_a_scenario_uses_is_not_refused(tmp_path: Path) -> None:
+    for given in (
+        ["scenario=slo_throughput", "launcher=one", "scenario.batch=2"],
+        ["scenario=throughput", "launcher=throughput", "workload.batch=2"],
+        ["scenario=length_replay", "workload.batch=2"],
+        ["scenario=core_scaling", "launcher.core_list=0", "workload.batch=2"],
+    ):
+        (job,) = load_jobs([*TINY, *given])
+        assert Comparison(job, cache=tmp_path).points
+
+
+def test_a_launcher_says_how_many() -> None:
+    with pytest.raises(InputError, match=r"launcher=instances does not say how many instances; give launcher.inst"):
+        load_jobs(["launcher=instances"])
+    (job,) = load_jobs(["launcher=instances", "launcher.cores_per_instance=1"])
+    assert job.launcher.cores_per_instance == 1
+
+
+def test_the_default_launcher_is_the_configuration_s() -> None:
+    assert load_jobs([])[0].launcher.name == DEFAULT_LAUNCHER
 
 
 def test_a_scenario_that_is_none() -> None:

@@ -12,7 +12,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,13 +24,15 @@ from encast.bench.timing import Timing
 from encast.bench.worker import Limits
 from encast.errors import InputError
 
-__all__ = ["CONF", "GROUPS", "STUDY", "Job", "available", "load_jobs"]
+__all__ = ["CONF", "DEFAULT_LAUNCHER", "GROUPS", "STUDY", "Job", "available", "load_jobs"]
 
 CONF = Path(__file__).parent / "conf"
 GROUPS = ("backend", "model", "workload", "scenario", "launcher")
 STUDY = "study"
 """The group of ready-made command lines; not a part of the configuration."""
 DEFAULT_BACKEND = "encast-int8"
+DEFAULT_LAUNCHER = "one"
+"""As in ``conf/config.yaml``."""
 
 _SPEC = ("name", "peer", "dtype", "python")
 
@@ -53,6 +55,8 @@ class Job:
     out: str | None
     cache: str | None
     price: str | None
+    given: tuple[str, ...] = ()
+    """Groups and fields that the command line sets: a scenario that has no use for one refuses it."""
 
     def record(self) -> dict[str, Any]:
         """Plain JSON, everything resolved."""
@@ -218,7 +222,9 @@ class _Choices:
         whole["backend"] = {name: self._backend(name) for name in backends}
         for parsed in values:
             _assign(whole, parsed.key_or_group, parsed.value())
-        return _job(whole)
+        job = _job(whole)
+        given = tuple(dict.fromkeys(str(self.parse(override).key_or_group) for override in overrides))
+        return replace(job, given=given)
 
     def _backend(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self._compose([f"+backend={name}"])["backend"]
@@ -269,12 +275,18 @@ def _assign(config: dict[str, Any], path: str, value: Any) -> None:
 
 def _job(config: Mapping[str, Any]) -> Job:
     given = {name: config[name] for name in ("experiment", "out", "cache", "price")}
+    launcher = _section(Launcher, "launcher", config["launcher"])
+    if launcher.preset is None and launcher.instances is None and launcher.cores_per_instance is None:
+        raise InputError(
+            f"launcher={launcher.name} does not say how many instances; give launcher.instances=N, "
+            "launcher.cores_per_instance=N or both"
+        )
     return Job(
         backends=tuple(_spec(name, dict(fields)) for name, fields in config["backend"].items()),
         model=config["model"],
         workload=config["workload"],
         scenario=config["scenario"],
-        launcher=_section(Launcher, "launcher", config["launcher"]),
+        launcher=launcher,
         timing=_section(Timing, "timing", config["timing"]),
         limits=_section(Limits, "limits", config["limits"]),
         noise=_section(NoiseLimits, "noise", config["noise"]),

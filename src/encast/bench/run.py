@@ -15,7 +15,7 @@ import numpy as np
 
 from encast.bench.agreement import Reference, plain_graph
 from encast.bench.cache import content_hash
-from encast.bench.config import Job
+from encast.bench.config import DEFAULT_LAUNCHER, Job
 from encast.bench.contender import ColdStart, Contender, prepare
 from encast.bench.cost import cost_record, parse_price
 from encast.bench.limit import Limit, Sizes, peak, peak_is_the_machine_s, quickest
@@ -85,6 +85,7 @@ class Comparison:
         self._machine = machine or this_machine()
         self._price = None if job.price is None else parse_price(job.price)
         self._scenario = make_scenario(job.scenario)
+        _refuse_unused(job, self._scenario)
         self._shared = shared or Shared()
         self._model, self._sizes = self._shared.model(job.model, cache)
         self._workload = make_workload(job.workload, self._model)
@@ -348,6 +349,22 @@ def make_scenario(config: Mapping[str, Any]) -> Scenario:
     if not isinstance(made, Scenario):
         raise InputError(f"{target} is no scenario; it needs points, round, figure and summarise")
     return made
+
+
+def _refuse_unused(job: Job, scenario: Scenario) -> None:
+    """Raises ``InputError`` for what was given and would change nothing."""
+    instead: Mapping[str, str] = getattr(scenario, "instead", {})
+    given = {field: field for field in job.given}
+    if "launcher" in job.given and job.launcher.name != DEFAULT_LAUNCHER:
+        # Each field that its YAML sets was given by its name.
+        said = {f"launcher.{own}" for own, value in asdict(job.launcher).items() if value is not None}
+        given = {**dict.fromkeys(said, f"launcher={job.launcher.name}"), **given}
+    for name, what in given.items():
+        if name in instead:
+            raise InputError(
+                f"{what}: scenario={job.scenario['name']} does not use {name}; leave it out, since what counts "
+                f"instead is {instead[name]}"
+            )
 
 
 def _groups(specs: Sequence[BackendSpec], together: int) -> Iterator[list[BackendSpec]]:

@@ -40,6 +40,10 @@ class Scenario(Protocol):
     Nothing of a round's sample needs to be kept by the object: the same one serves all contenders. What it measures for
     all of them it finds again in the rows of a comparison that was interrupted: it gets them by ``recall(rows)``, when
     it has such a method, before the first round.
+
+    A scenario that sets itself what a workload or launcher says too has a mapping ``instead``: by the name of such a
+    field (``workload.batch``) what counts in its place. A command line that gives the field is then refused, as one
+    whose figures would be of something else.
     """
 
     def points(self, workload: Workload, launcher: Launcher, machine: Machine) -> Sequence[Point]:

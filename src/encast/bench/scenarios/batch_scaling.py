@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from encast.bench.fields import whole_numbers
 from encast.bench.scenarios.base import Point
 from encast.bench.scenarios.closed_loop import (
     BURST_SECONDS,
+    OWN_DIVISION,
     ClosedLoop,
     burst_sample,
     core_count,
@@ -40,6 +41,8 @@ class BatchScaling(ClosedLoop):
     ``whole_batch_sequences_per_s`` and ``whole_batch_tokens_per_s`` beside it are of whole batches, one after another.
     Instances begin each batch together, so the parts whose maximum is taken are those of the same batch.
     """
+
+    instead: ClassVar[Mapping[str, str]] = {**OWN_DIVISION, "workload.batch": "scenario.batch=N"}
 
     def __init__(self, batch: Any = 8, instances: Any = None, seconds: float = BURST_SECONDS) -> None:
         """``batch``: sequences in total, one number or several. ``instances``: by default all that divide both the

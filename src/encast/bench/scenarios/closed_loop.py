@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BURST_SECONDS",
     "MOST_SECONDS",
+    "OWN_DIVISION",
     "ClosedLoop",
     "burst_sample",
     "core_count",
@@ -31,6 +32,11 @@ __all__ = [
     "rate_metrics",
 ]
 
+OWN_DIVISION = {
+    f"launcher.{field}": "scenario.instances=N, as far as launcher.core_list and launcher.nodes have cores"
+    for field in ("preset", "instances", "cores_per_instance")
+}
+"""``instead`` of scenarios that divide the cores themselves."""
 BURST_SECONDS = 0.3
 MOST_SECONDS = 60
 """Of a burst."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from encast.bench.fields import whole_numbers
 from encast.bench.scenarios.base import Point
-from encast.bench.scenarios.closed_loop import BURST_SECONDS, ClosedLoop, core_count, doubling, fits
+from encast.bench.scenarios.closed_loop import BURST_SECONDS, OWN_DIVISION, ClosedLoop, core_count, doubling, fits
 from encast.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ class CoreScaling(ClosedLoop):
     As the section on core count scaling of "Scaling up BERT-like model inference on modern CPU", part 1, which has
     batch 1 and lengths 32, 128 and 512.
     """
+
+    instead: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        OWN_DIVISION, "scenario.threads=N, of one instance, as far as launcher.core_list and launcher.nodes have cores"
+    )
 
     def __init__(self, threads: Any = None, seconds: float = BURST_SECONDS) -> None:
         """``threads``: numbers of cores; by default 1, 2, 4, ... and all that the launcher has, as far as they fit."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from encast.bench.fields import whole_number, whole_numbers
 from encast.bench.scenarios.base import Point
-from encast.bench.scenarios.closed_loop import BURST_SECONDS, ClosedLoop, core_count, doubling, fits
+from encast.bench.scenarios.closed_loop import BURST_SECONDS, OWN_DIVISION, ClosedLoop, core_count, doubling, fits
 from encast.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ __all__ = ["InstanceScaling"]
 
 class InstanceScaling(ClosedLoop):
     """Throughput by ``instances``; ideal is that n instances give n times what one gives (``scaling.ideal``)."""
+
+    instead: ClassVar[Mapping[str, str]] = {**OWN_DIVISION, "launcher.cores_per_instance": "scenario.threads=N"}
 
     def __init__(self, threads: int = 1, instances: Any = None, seconds: float = BURST_SECONDS) -> None:
         """``threads``: cores of each instance. ``instances``: how many; by default 1, 2, 4, ... and as many as fit."""

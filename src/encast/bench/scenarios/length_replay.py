@@ -37,6 +37,7 @@ class LengthReplay(ClosedLoop):
         super().__init__()
         self.batch_tokens = None if batch_tokens is None else whole_number("scenario.batch_tokens", batch_tokens)
         self.tokens = whole_number("scenario.tokens", tokens)
+        self.instead = {} if self.batch_tokens is None else {"workload.batch": "scenario.batch_tokens"}
         self._sequences: dict[tuple[Any, ...], int] = {}
 
     def points(self, workload: Workload, launcher: Launcher, machine: Machine) -> Sequence[Point]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -45,6 +45,8 @@ class OpenLoop:
     are these shares of what the contender that is measured first answers when it is asked without pause
     (``capacity_per_s``), and the same for all, also for those that are measured after a resumption (``recall``).
     """
+
+    instead: ClassVar[Mapping[str, str]] = {"workload.batch": "nothing: each request is one sequence"}
 
     def __init__(
         self,

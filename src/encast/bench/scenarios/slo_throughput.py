@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from encast.bench.fields import positive, whole_numbers
 from encast.bench.scenarios.base import Point
 from encast.bench.scenarios.closed_loop import (
     BURST_SECONDS,
     MOST_SECONDS,
+    OWN_DIVISION,
     ClosedLoop,
     core_count,
     divisors,
@@ -37,6 +38,8 @@ class SloThroughput(ClosedLoop):
     lengths 16, 32, ..., 128 (``workload=production``). Requests are sent as fast as they are answered, which says what
     the machine can do; how long they wait when they come by chance says the scenario ``open_loop``.
     """
+
+    instead: ClassVar[Mapping[str, str]] = {**OWN_DIVISION, "workload.batch": "scenario.batch=N"}
 
     def __init__(
         self,
