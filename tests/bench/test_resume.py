@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from lab import QUICK, TINY, backends
 
+from encast.bench.config import load_jobs
+from encast.bench.listing import listing
 from encast.bench.rows import read_rows
 from encast.cli.main import main
 
@@ -122,3 +125,22 @@ def test_the_list_shows_every_group(capsys: pytest.CaptureFixture[str], tmp_path
     groups = json.loads(capsys.readouterr().out)
     assert {"backend", "model", "workload", "scenario", "launcher"} <= set(groups)
     assert {"mine", "encast-int8"} <= set(groups["backend"])
+    assert groups["fields"]["scenario=batch_scaling"]["scenario.batch"]["default"] == "8"
+    assert "c5.xlarge" in groups["price"]
+
+
+def test_the_list_shows_fields_with_defaults_and_units(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = listing()
+    named = {"": found.fields[""], **{of: own for of, own in found.fields.items() if of.startswith("scenario=")}}
+    for of, own in named.items():
+        assert not [name for name, field in own.items() if not field.text], f"{of}: a comment above each field says it"
+    whole = load_jobs([])[0]
+    for section in ("timing", "limits", "noise"):
+        names = [name.partition(".")[2] for name in found.fields[""] if name.startswith(f"{section}.")]
+        assert names == list(asdict(getattr(whole, section)))
+    lines = list(found.lines())
+    assert "    scenario.limit_ms=10.0           Milliseconds that the percentile of the latency must keep." in lines
+    assert "  timing.seconds=8.0                 Seconds of each contender at a point." in lines
+    assert any(line.startswith("  c5.xlarge ") and "0.17 USD/h" in line for line in lines)
+    assert main(["bench", "--list", "--conf", str(tmp_path)]) == 2
+    assert "holds none of the folders study, backend" in capsys.readouterr().err

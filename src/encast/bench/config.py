@@ -24,7 +24,7 @@ from encast.bench.timing import Timing
 from encast.bench.worker import Limits
 from encast.errors import InputError
 
-__all__ = ["CONF", "DEFAULT_LAUNCHER", "GROUPS", "STUDY", "Job", "available", "load_jobs"]
+__all__ = ["CONF", "DEFAULT_LAUNCHER", "GROUPS", "STUDY", "Job", "available", "load_jobs", "need_groups", "yaml_of"]
 
 CONF = Path(__file__).parent / "conf"
 GROUPS = ("backend", "model", "workload", "scenario", "launcher")
@@ -73,6 +73,19 @@ def available(group: str, folders: Sequence[Path] = ()) -> dict[str, str]:
     return found
 
 
+def yaml_of(group: str, name: str, folders: Sequence[Path] = ()) -> Path:
+    """The file of a name that ``available`` has."""
+    places = (folder / group / f"{name}.yaml" for folder in (*folders, CONF))
+    return next(place for place in places if place.is_file())
+
+
+def need_groups(folders: Sequence[Path]) -> None:
+    """Raises ``InputError`` for a folder of ``--conf`` that holds no group."""
+    for folder in folders:
+        if not any((folder / group).is_dir() for group in (STUDY, *GROUPS)):
+            raise InputError(f"{folder}: holds none of the folders {', '.join((STUDY, *GROUPS))}; give their parent")
+
+
 def load_jobs(overrides: Sequence[str], *, multirun: bool = False, folders: Sequence[Path] = ()) -> list[Job]:
     """The jobs of a command line, all of them checked before the first one runs.
 
@@ -80,9 +93,7 @@ def load_jobs(overrides: Sequence[str], *, multirun: bool = False, folders: Sequ
     one's own (``FOLDER/backend/NAME.yaml``). Raises ``InputError`` for names and fields that there are not, listing
     those that there are, and for values of the wrong kind.
     """
-    for folder in folders:
-        if not any((folder / group).is_dir() for group in (STUDY, *GROUPS)):
-            raise InputError(f"{folder}: holds none of the folders {', '.join((STUDY, *GROUPS))}; give their parent")
+    need_groups(folders)
     choices = _Choices(folders)
     lines, rest = _study(choices, overrides)
     jobs = []
@@ -167,8 +178,7 @@ class _Choices:
         import yaml  # type: ignore[import-untyped]
 
         self.check(STUDY, study)
-        places = (folder / STUDY / f"{study}.yaml" for folder in (*self._folders, CONF))
-        path = next(place for place in places if place.is_file())
+        path = yaml_of(STUDY, study, self._folders)
         try:
             found = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
             lines = [[text for text in line if isinstance(text, str)] for line in found]
@@ -274,7 +284,9 @@ def _assign(config: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _job(config: Mapping[str, Any]) -> Job:
-    given = {name: config[name] for name in ("experiment", "out", "cache", "price")}
+    experiment, out, cache, price = (
+        None if config[name] is None else str(config[name]) for name in ("experiment", "out", "cache", "price")
+    )
     launcher = _section(Launcher, "launcher", config["launcher"])
     if launcher.preset is None and launcher.instances is None and launcher.cores_per_instance is None:
         raise InputError(
@@ -290,7 +302,10 @@ def _job(config: Mapping[str, Any]) -> Job:
         timing=_section(Timing, "timing", config["timing"]),
         limits=_section(Limits, "limits", config["limits"]),
         noise=_section(NoiseLimits, "noise", config["noise"]),
-        **{name: None if value is None else str(value) for name, value in given.items()},
+        experiment=experiment,
+        out=out,
+        cache=cache,
+        price=price,
     )
 
 

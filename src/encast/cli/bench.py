@@ -6,6 +6,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,7 +35,9 @@ def bench_command(
         list[Path] | None,
         typer.Option(metavar="FOLDER", help="Groups of your own, FOLDER/backend/NAME.yaml; may be given again."),
     ] = None,
-    list_groups: Annotated[bool, typer.Option("--list", help="Show what there is in every group, and stop.")] = False,
+    list_groups: Annotated[
+        bool, typer.Option("--list", help="Show what there is in every group, with fields and prices, and stop.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines.")] = False,
 ) -> None:
     """Measures backends side by side: same inputs, same threads, by turns, each checked before it is timed.
@@ -43,17 +46,16 @@ def bench_command(
     Rows go to rows.jsonl and rows.csv of a folder; encast bench report FOLDER makes a page of them. Where not one row
     was measured, the exit code is 2.
     """
-    from encast.bench.config import GROUPS, STUDY, available
-
     folders = conf or []
     if list_groups:
-        groups = {group: available(group, folders) for group in (STUDY, *GROUPS)}
+        from encast.bench.listing import listing
+
+        found = listing(folders)
         if as_json:
-            typer.echo(json.dumps(groups))
-        for group, names in {} if as_json else groups.items():
-            typer.echo(f"{group}:")
-            for name, text in names.items():
-                typer.echo(f"  {name:24} {text}".rstrip())
+            fields = {of: {name: asdict(field) for name, field in own.items()} for of, own in found.fields.items()}
+            typer.echo(json.dumps({**found.groups, "fields": fields, "price": found.prices}))
+        else:
+            typer.echo("\n".join(found.lines()))
         return
     from encast.bench.session import open_session, resume_session
 
