@@ -230,6 +230,12 @@ class _Choices:
                 values.append(parsed)
         whole = self._compose(groups)
         whole["backend"] = {name: self._backend(name) for name in backends}
+        chosen = {self.parse(group).key_or_group: str(self.parse(group).value()) for group in groups}
+        for group in ("scenario", "launcher"):
+            if group in chosen:
+                whole[group] = {"name": chosen[group], **whole[group]}
+        if "scenario" in chosen:
+            self._find_file(whole["scenario"], "scenario", chosen["scenario"])
         for parsed in values:
             _assign(whole, parsed.key_or_group, parsed.value())
         job = _job(whole)
@@ -238,7 +244,20 @@ class _Choices:
 
     def _backend(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self._compose([f"+backend={name}"])["backend"]
+        self._find_file(found, "peer", name)
         return found
+
+    def _find_file(self, config: dict[str, Any], field: str, name: str) -> None:
+        """Makes the path of ``FILE.py:Class`` absolute: beside the YAML that names it, else in the working folder."""
+        place, colon, cls = str(config.get(field)).rpartition(":")
+        if not colon or not place.endswith(".py") or Path(place).is_absolute():
+            return
+        beside = yaml_of("backend" if field == "peer" else "scenario", name, self._folders).parent / place
+        here = Path(place).resolve()
+        found = next((path for path in (beside, here) if path.is_file()), None)
+        if found is None:
+            raise InputError(f"{field}: {config[field]}: there is no file {beside}, beside the YAML, and no {here}")
+        config[field] = f"{found}:{cls}"
 
     def _compose(self, overrides: Sequence[str]) -> dict[str, Any]:
         """Groups and fields as the YAML says; most jobs of a sweep differ in fields alone."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from inspect import signature
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from encast.bench.cost import cost_record, parse_price
 from encast.bench.limit import Limit, Sizes, peak, peak_is_the_machine_s, quickest
 from encast.bench.models import make_model
 from encast.bench.noise import Noise, NoiseMeter, steady_place
-from encast.bench.peers.base import BackendSpec, ModelFiles, load_object
+from encast.bench.peers.base import BackendSpec, ModelFiles, line_in, load_object
 from encast.bench.placement import placement
 from encast.bench.rows import SCHEMA, Row
 from encast.bench.scenarios.base import Point, Scenario
@@ -32,7 +34,7 @@ from encast.bench.worker import WorkerError
 from encast.bench.workloads import describe, make_workload
 from encast.ceilings import Fingerprint
 from encast.ceilings import load as load_ceilings
-from encast.errors import InputError, ResourceError
+from encast.errors import EncastError, InputError, ResourceError
 from encast.launch import Placement, memory_binding
 from encast.machine import Machine, this_machine
 
@@ -89,7 +91,12 @@ class Comparison:
         self._shared = shared or Shared()
         self._model, self._sizes = self._shared.model(job.model, cache)
         self._workload = make_workload(job.workload, self._model)
-        self.points = list(self._scenario.points(self._workload, job.launcher, self._machine))
+        with _blamed(job.scenario):
+            self.points = list(self._scenario.points(self._workload, job.launcher, self._machine) or ())
+        if not self.points or not all(isinstance(point, Point) for point in self.points):
+            raise InputError(
+                f"scenario {job.scenario['name']}: its `points` must return a Point at least, and no others"
+            )
         self._reference = Reference(self._model, cache)
         self._binding = memory_binding(self._machine)
         self._ceilings = load_ceilings(self._machine)
@@ -121,6 +128,10 @@ class Comparison:
             else:
                 yield [self._row(point, Side(spec, failure=failure)) for point in wanted]
                 self._shared.rows_done += len(wanted)
+        with _blamed(self.job.scenario):
+            yield from self._measured(ready, done)
+
+    def _measured(self, ready: Sequence[BackendSpec], done: set[str]) -> Iterator[list[Row]]:
         for group in _groups(ready, self.job.timing.together):
             for _, points in groupby(self.points, key=lambda point: (point.instances, point.threads)):
                 opened: dict[str, Contender] = {}
@@ -336,6 +347,20 @@ class Comparison:
         return limit.record(rate)
 
 
+@contextmanager
+def _blamed(config: Mapping[str, Any]) -> Iterator[None]:
+    """An error that arises in the file that the user's YAML names is theirs to mend, and no defect of encast."""
+    try:
+        yield
+    except EncastError:
+        raise
+    except Exception as error:
+        where = line_in(str(config["scenario"]).rpartition(":")[0], error)
+        if where is None:
+            raise
+        raise InputError(f"{where}: {type(error).__name__}: {error}; correct scenario {config['name']}") from None
+
+
 def make_scenario(config: Mapping[str, Any]) -> Scenario:
     """The scenario that a YAML describes; raises ``InputError`` for what is none, and for fields it does not take."""
     target = config.get("scenario")
@@ -343,9 +368,12 @@ def make_scenario(config: Mapping[str, Any]) -> Scenario:
         raise InputError(f"scenario {config.get('name')}: its YAML needs scenario, module:Class")
     options = {name: value for name, value in config.items() if name not in ("name", "scenario")}
     try:
-        made = load_object(target)(**options)
+        cls = load_object(target)
+        signature(cls).bind(**options)
     except TypeError as error:
         raise InputError(f"scenario {config.get('name')}: {error}; correct its YAML") from None
+    with _blamed(config):
+        made = cls(**options)
     if not isinstance(made, Scenario):
         raise InputError(f"{target} is no scenario; it needs points, round, figure and summarise")
     return made

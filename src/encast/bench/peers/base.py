@@ -6,6 +6,7 @@ import abc
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,19 @@ import numpy as np
 from encast.batch import Batch
 from encast.errors import InputError
 
-__all__ = ["DTYPES", "BackendSpec", "Call", "ModelFiles", "Padded", "Peer", "load_object", "load_peer", "pad", "unpad"]
+__all__ = [
+    "DTYPES",
+    "BackendSpec",
+    "Call",
+    "ModelFiles",
+    "Padded",
+    "Peer",
+    "line_in",
+    "load_object",
+    "load_peer",
+    "pad",
+    "unpad",
+]
 
 Float32 = np.ndarray[Any, np.dtype[np.float32]]
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
@@ -167,6 +180,10 @@ def load_object(target: str) -> Any:
         module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except (ImportError, OSError, SyntaxError) as error:
         raise InputError(f"{target}: cannot be imported ({error}); correct the YAML that names it") from None
+    except Exception as error:
+        if (where := line_in(place, error)) is None:
+            raise
+        raise InputError(f"{where}: {type(error).__name__}: {error}; correct the file") from None
     try:
         return getattr(module, name)
     except AttributeError:
@@ -180,6 +197,12 @@ def load_peer(target: str) -> type[Peer]:
     if not (isinstance(found, type) and issubclass(found, Peer)):
         raise InputError(f"{target} is no Peer; derive it from encast.bench.peers.base.Peer")
     return found
+
+
+def line_in(file: str, error: BaseException) -> str | None:
+    """``FILE, line N``: the last line of the file that the error went through; None when it went through none."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f"{file}, line {lines[-1]}" if lines else None
 
 
 def _from_file(path: Path) -> Any:
