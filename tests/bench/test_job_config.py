@@ -77,6 +77,7 @@ def test_every_value_can_be_set() -> None:
         (["workload=3"], "there is no workload '3'; there are article,"),
         (["workload.lenght=3"], "there is no field 'workload.lenght'; workload has name, kind, batch, length,"),
         (["zork=3"], "there is no field 'zork'; the configuration has"),
+        (["bogus=1"], ", noise, backend, study"),
         (["timing.seconds.more=3"], "timing.seconds has no fields of its own"),
         (["timing=3"], "timing has fields of its own; set one of timing.seconds,"),
         (["backend.encast-int8.zork=3"], "backend.encast-int8 has name, peer, dtype, exact, pin"),

@@ -133,3 +133,9 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         make_model({"kind": "folder", "path": None}, tmp_path)
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         make_model({"kind": "folder", "path": str(tmp_path)}, tmp_path)
+
+
+@pytest.mark.parametrize("path", ["nowhere", "./nowhere/at-all", "/no/such/folder", "no/such/folder"])
+def test_a_folder_that_is_not_there_is_never_asked_of_a_hub(path: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"model.path={path}: there is no such folder"):
+        make_model({"name": None, "kind": "folder", "path": path, "data": None}, tmp_path)

@@ -82,7 +82,8 @@ def alive(pid: int) -> bool:
         (["--resume", "/no/such/folder"], "/no/such/folder: cannot be resumed"),
         (["--resume", "/no/such/folder", "backend=encast-f32"], "leave all others out"),
         (["--conf", "/no/such/folder"], "holds none of the folders"),
-        (["price=a-lot"], "neither an amount an hour"),
+        (["price=a-lot"], "price 'a-lot' is neither an amount an hour"),
+        (["price=0.25"], "price '0.25' is neither an amount an hour such as 0.25/h nor a machine"),
         (["launcher=instances", "launcher.instances=100000"], "100000"),
     ],
 )

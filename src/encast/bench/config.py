@@ -291,7 +291,8 @@ def _assign(config: dict[str, Any], path: str, value: Any) -> None:
     for depth, part in enumerate([*parents, last]):
         if not isinstance(node, dict) or part not in node:
             where = ".".join([*parents, last][:depth])
-            there = ", ".join(map(str, node)) if isinstance(node, dict) else "no fields of its own"
+            names = [] if not isinstance(node, dict) else [*map(str, node), *([] if where else [STUDY])]
+            there = ", ".join(names) if isinstance(node, dict) else "no fields of its own"
             raise InputError(f"there is no field {path!r}; {where or 'the configuration'} has {there}")
         if depth < len(parents):
             node = node[part]

@@ -49,12 +49,14 @@ def parse_price(text: str, prices: Path = PRICES) -> Price:
     if amount is not None:
         usd = float(amount[1])
         if not 0 < usd < math.inf:
-            raise InputError(f"--price {text!r}: an hour costs more than nothing and less than infinity")
+            raise InputError(f"price {text!r}: an hour costs more than nothing and less than infinity")
         return Price(f"${usd:g} an hour", usd, None, "as given")
     known = read_prices(prices)
     if wanted not in known:
+        plain = re.fullmatch(r"\$?\s*(\d*\.?\d+)", wanted)  # an amount whose unit was left out
+        example = f"{plain[1] if plain and len(plain[1]) < 10 else '0.17'}/h"
         raise InputError(
-            f"--price {text!r} is neither an amount an hour such as 0.17/h nor a machine of {prices.name}: "
+            f"price {text!r} is neither an amount an hour such as {example} nor a machine of {prices.name}: "
             f"{', '.join(known)}; give one of them, or add yours to {prices}"
         )
     return known[wanted]

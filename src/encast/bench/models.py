@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 import math
+import re
 import textwrap
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +35,7 @@ __all__ = ["CALIBRATION_SEQUENCES", "KINDS", "make_model", "write_random_checkpo
 CALIBRATION_SEQUENCES = 300
 _CALIBRATION_TOKENS = 256
 _SPREAD = 0.02
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def make_model(config: Mapping[str, Any], cache: Path) -> ModelFiles:
@@ -91,7 +93,11 @@ def _package(config: Mapping[str, Any], cache: Path) -> str:
 def _folder(config: Mapping[str, Any], cache: Path) -> str:
     if not config.get("path"):
         raise InputError("model=folder needs a checkpoint: give model.path=FOLDER (or a hub id, owner/name)")
-    return str(config["path"])
+    path = Path(str(config["path"])).expanduser()
+    # A hub takes its time to say no: only what has the form of owner/name is asked of it.
+    if not path.exists() and not _HUB_ID.fullmatch(str(config["path"])):
+        raise InputError(f"model.path={config['path']}: there is no such folder; name one, or a hub id, owner/name")
+    return str(path)
 
 
 _FIELDS = {

@@ -50,12 +50,12 @@ def bench_command(
     if list_groups:
         from encast.bench.listing import listing
 
-        found = listing(folders)
+        listed = listing(folders)
         if as_json:
-            fields = {of: {name: asdict(field) for name, field in own.items()} for of, own in found.fields.items()}
-            typer.echo(json.dumps({**found.groups, "fields": fields, "price": found.prices}))
+            fields = {of: {name: asdict(field) for name, field in own.items()} for of, own in listed.fields.items()}
+            typer.echo(json.dumps({**listed.groups, "fields": fields, "price": listed.prices}))
         else:
-            typer.echo("\n".join(found.lines()))
+            typer.echo("\n".join(listed.lines()))
         return
     from encast.bench.session import open_session, resume_session
 
