@@ -17,7 +17,7 @@ from encast.bench.cost import parse_price
 from encast.bench.report import chart, numbers
 from encast.bench.report.axis import categories, linear, logarithmic, thinned
 from encast.bench.report.choices import pareto_front
-from encast.bench.report.document import Document, Figure, Table
+from encast.bench.report.document import Document, Figure, Table, Text
 from encast.bench.report.groups import group_rows, slices
 from encast.bench.report.load import load
 from encast.bench.report.markdown import to_markdown
@@ -262,11 +262,12 @@ def test_the_best_set_up_within_the_limit_is_what_counts(tmp_path: Path) -> None
     for batch, within in ((1, 50.0), (4, 80.0), (8, None)):
         for length in (16, 32):
             label = {"length": length, "batch": batch, "instances": 1, "threads": 2}
-            metrics = {"sequences_per_s_within_slo": within, "slo": {"latency_ms": 12.0}}
+            slo = {"limit_ms": 20, "percentile": "p99", "latency_ms": 12.0}
+            metrics = {"sequences_per_s_within_slo": within, "slo": slo}
             rows += made.point("slo_throughput", label, noisy=0, metrics=metrics)
     shown = document(write(tmp_path, rows))
     caption = "throughput within the limit, sequences/s"
-    assert cell(shown, caption, "encast-int8", "length 16") == "80.0 1.00x, batch 4, 1 x 2"
+    assert cell(shown, caption, "encast-int8", "length 16") == "80.0 1.00x, batch 4, 1 x 2, p99 12.0 ms"
     for row in rows:
         row["metrics"]["sequences_per_s_within_slo"] = None
     assert "too few calls" in texts(document(write(tmp_path, rows)))
@@ -274,6 +275,66 @@ def test_the_best_set_up_within_the_limit_is_what_counts(tmp_path: Path) -> None
         row["metrics"]["slo"]["met"] = False
     shown = document(write(tmp_path, rows))
     assert "over: 12.0 ms" in texts(shown)
+
+
+def limited(rate_of: dict[int, float], limit_ms: float, percentile: str = "p99") -> Rows:
+    """Rows of ``slo_throughput`` at one length: sequences a second by batch size, a p99 of as many milliseconds as a
+    batch has texts."""
+    made = Experiment("limit", backends=FEW)
+    rows: Rows = []
+    for batch, rate in rate_of.items():
+        met = batch <= limit_ms
+        slo = {"limit_ms": limit_ms, "percentile": percentile, "latency_ms": float(batch), "met": met}
+        metrics = {"sequences_per_s": rate, "sequences_per_s_within_slo": rate if met else None, "slo": slo}
+        label = {"length": 64, "batch": batch, "instances": 1, "threads": 2}
+        rows += made.point("slo_throughput", label, noisy=0, metrics=metrics)
+    return rows
+
+
+def test_a_limit_that_nothing_keeps_has_no_winner_and_no_price(tmp_path: Path) -> None:
+    shown = document(write(tmp_path, limited({1: 50.0, 8: 80.0, 16: 90.0}, 0.01)), price=parse_price("0.17/h"))
+    assert [one.text for one in shown.sections[0].blocks if isinstance(one, Text)] == [
+        "slo_throughput, bert-base: No set-up keeps p99 within 0.01 ms."
+    ]
+    assert all(one.kind != "best" for table in tables(shown) for line in table.lines for one in line)
+    caption = "slo_throughput"
+    assert cell(shown, caption, "encast-int8", "p99 within 0.01 ms") == "not kept 1.00 ms"
+    assert cell(shown, caption, "encast-int8", "sequences/s within the limit") == numbers.NOTHING
+    assert cell(shown, caption, "encast-int8", f"against {FEW[1]}") == numbers.NOTHING
+    assert "$" not in texts(shown)
+    assert "bert-base, length 64, p99 within 0.01 ms: no set-up is known to keep the limit (9 over" in texts(shown)
+
+
+def test_the_best_set_up_is_named_and_only_what_keeps_the_limit_is_priced(tmp_path: Path) -> None:
+    rows = limited({1: 50.0, 4: 80.0, 8: 100.0, 16: 200.0}, 8.0)
+    shown = document(write(tmp_path, rows), price=parse_price("0.36/h"))
+    [table] = [one for one in tables(shown) if one.caption == "slo_throughput"]
+    assert table.lines[0][0].kind == "best"
+    setting = "batch, instances x threads"
+    assert cell(shown, "slo_throughput", "encast-int8", setting) == "batch 8, 1 x 2"
+    assert cell(shown, "slo_throughput", "encast-int8", "p99 within 8 ms") == "kept 8.00 ms"
+    assert cell(shown, "slo_throughput", "encast-int8", "sequences/s within the limit") == "100"
+    where = "bert-base, length 64, p99 within 8 ms"
+    priced = f"Dollars per million sequences: {where}"
+    assert cell(shown, priced, "encast-int8", setting) == "batch 8, 1 x 2"
+    assert cell(shown, priced, "encast-int8", "per million").startswith("$1.00 ")
+    front = next(one for one in tables(shown) if one.caption == f"On the front: {where}")
+    assert {line[1].text for line in front.lines} <= {"batch 1, 1 x 2", "batch 4, 1 x 2", "batch 8, 1 x 2"}
+    assert f"{where}: 3 of 12 set-ups do not keep the limit and are left out (3 over the limit)." in texts(shown)
+    page = to_html(shown)
+    assert "latency (p99), ms" in page
+    assert "latency (p50), ms" not in page
+
+
+def test_rows_under_a_limit_are_not_mixed_with_rows_without(tmp_path: Path) -> None:
+    rows = limited({1: 50.0, 4: 80.0, 8: 100.0}, 8.0, "p99_9")
+    free = Experiment("free", backends=FEW).point("throughput", {"length": 64, "batch": 16}, noisy=0)
+    for row in free:
+        row["metrics"]["sequences_per_s"] = 1000.0
+    shown = document(write(tmp_path, [*rows, *free]), price=parse_price("0.36/h"))
+    prices = "Dollars per million sequences; below them batch, instances x threads of the cheapest set-up"
+    assert cell(shown, prices, "encast-int8", "bert-base, length 64").startswith("$0.100 ")
+    assert cell(shown, prices, "encast-int8", "bert-base, length 64, p99.9 within 8 ms").startswith("$1.00 ")
 
 
 def test_a_share_of_the_machine_is_never_scaled(tmp_path: Path) -> None:

@@ -101,7 +101,10 @@ def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 ODD = (None, "x", {}, [1, [2]], -1, 0, math.nan, 1e308, True, 5e-324, 10**400)
-SLO = {"sequences_per_s_within_slo": 30.0, "slo": {"latency_ms": 3.0}}
+SLO = {
+    "sequences_per_s_within_slo": 30.0,
+    "slo": {"limit_ms": 5.0, "percentile": "p99", "latency_ms": 3.0, "met": True},
+}
 SMALL = [
     row
     for made in [Experiment("small", backends=FEW[:2])]

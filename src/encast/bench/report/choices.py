@@ -12,6 +12,7 @@ from encast.bench.report.chart import Guide, Mark, Panel, Series, dots, panel, s
 from encast.bench.report.document import Block, Cell, Column, Figure, Section, Table, Text, cut
 from encast.bench.report.groups import LATENCY, THROUGHPUT, describe
 from encast.bench.report.load import Row
+from encast.bench.report.promise import kept, promise_of, promises
 from encast.bench.report.results import agreement_cells, flags
 
 __all__ = ["Cost", "choice_sections", "cost_of", "pareto_front"]
@@ -73,15 +74,17 @@ def choice_sections(
 
 
 def _slices(rows: Sequence[Row], fewest: int = 1) -> list[tuple[str, list[Row]]]:
-    """Rows that answer the same requests, by model, workload and length, in the order of these.
+    """Rows that answer the same requests under the same limit, by model, workload, length and limit, in this order.
 
     ``fewest``: rows that a part must have to be one.
     """
     models = list(dict.fromkeys(row.model for row in rows))
-    parts: dict[tuple[int, str, float], list[Row]] = {}
+    limits = [None, *promises(rows)]
+    parts: dict[tuple[int, str, float, int], list[Row]] = {}
     for row in rows:
         length = row.point.get("length")
-        key = (models.index(row.model), "" if length is not None else row.workload, _length(length))
+        limit = limits.index(promise_of(row))
+        key = (models.index(row.model), "" if length is not None else row.workload, _length(length), limit)
         parts.setdefault(key, []).append(row)
     found = []
     for key in sorted(parts):
@@ -89,8 +92,28 @@ def _slices(rows: Sequence[Row], fewest: int = 1) -> list[tuple[str, list[Row]]]
         length = members[0].point.get("length")
         what = members[0].workload if length is None else f"length {numbers.plain(length)}"
         if len(members) >= fewest:
-            found.append((", ".join(filter(None, (members[0].model, what))), members))
+            within = str(limits[key[-1]] or "")
+            found.append((", ".join(filter(None, (members[0].model, what, within))), members))
     return found
+
+
+def _within(rows: Sequence[Row]) -> tuple[list[Row], list[Text]]:
+    """The rows that keep their latency limit or have none, and what to say of the others."""
+    good = [row for row in rows if promise_of(row) is None or kept(row)]
+    said = []
+    for title, members in _slices(rows):
+        over, unknown = (sum(kept(row) is met for row in members) for met in (False, None))
+        if promise_of(members[0]) is None or not over + unknown:
+            continue
+        why = " and ".join(
+            filter(None, (f"{over} over the limit" if over else "", f"{unknown} with too few calls" if unknown else ""))
+        )
+        if over + unknown == len(members):
+            said.append(Text(f"{title}: no set-up is known to keep the limit ({why}).", warning=True))
+        else:
+            count = f"{over + unknown} of {len(members)} set-ups"
+            said.append(Text(f"{title}: {count} do not keep the limit and are left out ({why})."))
+    return good, said
 
 
 def _length(label: int | float | str | None) -> float:
@@ -106,8 +129,10 @@ def _drawn(parts: Sequence[tuple[str, list[Row]]]) -> list[tuple[str, list[Row]]
 
 
 def _trade(rows: Sequence[Row], colours: Mapping[str, int], most_lines: int) -> Iterator[Block]:
-    usable = [row for row in rows if LATENCY.of(row) is not None and THROUGHPUT.of(row) is not None]
+    good, said = _within(rows)
+    usable = [row for row in good if _latency(row) is not None and THROUGHPUT.of(row) is not None]
     parts = _slices(usable, fewest=3)
+    yield from said
     if not parts:
         return
     several = False
@@ -115,7 +140,9 @@ def _trade(rows: Sequence[Row], colours: Mapping[str, int], most_lines: int) -> 
     plots = []
     for title, members in _drawn(parts):
         several = several or len({row.experiment for row in members}) > 1
-        points = [(LATENCY.of(row) or 0.0, THROUGHPUT.of(row) or 0.0) for row in members]
+        promise = promise_of(members[0])
+        percentile = "p50" if promise is None else promise.name
+        points = [(_latency(row) or 0.0, THROUGHPUT.of(row) or 0.0) for row in members]
         front = pareto_front(points)
         steps: list[tuple[float, float]] = []
         for index in front:
@@ -123,7 +150,7 @@ def _trade(rows: Sequence[Row], colours: Mapping[str, int], most_lines: int) -> 
                 steps.append((points[index][0], steps[-1][1]))
             steps.append(points[index])
         series = _curves(members, points, set(front), colours)
-        x = logarithmic("latency (p50), ms", [mark.x for one in series for mark in one.marks])
+        x = logarithmic(f"latency ({percentile}), ms", [mark.x for one in series for mark in one.marks])
         y = logarithmic("sequences/s", [mark.y for one in series for mark in one.marks])
         alt = (
             f"{title}: throughput over latency of {len(members)} set-ups, both axes logarithmic; on the Pareto "
@@ -135,10 +162,10 @@ def _trade(rows: Sequence[Row], colours: Mapping[str, int], most_lines: int) -> 
                 Cell(members[index].backend + flags(members[index])),
                 Cell(_setting(members[index])),
                 Cell(
-                    numbers.amount(points[index][0]),
-                    numbers.interval(LATENCY.interval_of(members[index]), points[index][0]),
+                    numbers.amount(LATENCY.of(members[index])),
+                    numbers.interval(LATENCY.interval_of(members[index]), LATENCY.of(members[index])),
                 ),
-                Cell(numbers.amount(members[index].number("metrics", "latency_ms", "p99"))),
+                Cell(numbers.amount(_tail(members[index]))),
                 Cell(
                     numbers.amount(points[index][1]),
                     numbers.interval(THROUGHPUT.interval_of(members[index]), points[index][1]),
@@ -150,7 +177,7 @@ def _trade(rows: Sequence[Row], colours: Mapping[str, int], most_lines: int) -> 
             Column("backend", text=True),
             Column("batch, instances x threads", text=True),
             Column("p50, ms"),
-            Column("p99, ms"),
+            Column(f"{'p99' if promise is None else promise.name}, ms"),
         ]
         tables.append(cut(f"On the front: {title}", [*columns, Column("sequences/s")], lines, most_lines, heads=2))
     left = f" Drawn: {len(plots)} of {len(parts)} workloads." if len(parts) > len(plots) else ""
@@ -163,6 +190,17 @@ def _trade(rows: Sequence[Row], colours: Mapping[str, int], most_lines: int) -> 
     if several:
         yield Text("These set-ups come from several experiments, hence from different times on this machine.")
     yield from tables
+
+
+def _latency(row: Row) -> float | None:
+    """What a plot has along x: the percentile that is limited, or the median where none is."""
+    return LATENCY.of(row) if promise_of(row) is None else _tail(row)
+
+
+def _tail(row: Row) -> float | None:
+    """The percentile that is limited, or the 99th."""
+    promise = promise_of(row)
+    return row.number("metrics", "latency_ms", "p99") if promise is None else promise.latency_ms(row)
 
 
 def _fewer(backends: Iterable[int]) -> str:
@@ -199,7 +237,10 @@ def _curves(
 
 
 def _costs(rows: Sequence[Row], colours: Mapping[str, int], price: Price | None, most_lines: int) -> Iterator[Block]:
-    usable = [(row, cost) for row in rows if (cost := cost_of(row, price)) is not None]
+    priced = [row for row in rows if cost_of(row, price) is not None]
+    good, said = _within(priced)
+    yield from said
+    usable = [(row, cost) for row in good if (cost := cost_of(row, price)) is not None]
     if not usable:
         return
     of = {id(row): cost for row, cost in usable}

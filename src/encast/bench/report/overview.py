@@ -10,6 +10,7 @@ from encast.bench.report import numbers
 from encast.bench.report.document import Block, Cell, Column, Listing, Section, Table, Text, cut
 from encast.bench.report.groups import WITHIN_LIMIT, Group, Metric, ratio_to
 from encast.bench.report.load import Loaded, Row
+from encast.bench.report.results import unkept
 from encast.bench.rows import flatten
 
 __all__ = ["backends_section", "glance_section", "machine_section", "method_section", "summary"]
@@ -56,8 +57,13 @@ def glance_section(groups: Sequence[Group], most_lines: int) -> Section | None:
             line = _fastest(group, dtype)
             if line is not None:
                 lines.append([Cell(group.experiment), Cell(group.scenario), Cell(group.model), Cell(dtype), *line])
+    limits = [
+        Text(f"{', '.join(filter(None, (group.scenario, group.model)))}: {said}", warning=True)
+        for group in groups
+        for said in unkept(group)
+    ]
     if not lines:
-        return None
+        return Section("At a glance", tuple(limits)) if limits else None
     columns = [
         Column("experiment", text=True),
         Column("scenario", text=True),
@@ -70,7 +76,7 @@ def glance_section(groups: Sequence[Group], most_lines: int) -> Section | None:
     ]
     table = cut("The fastest of each dtype", columns, lines, most_lines, heads=4)
     note = "Clearly: the next best was measured by turns with it, and the 95 % interval of their ratio lies above 1."
-    return Section("At a glance", (table, Text(note)))
+    return Section("At a glance", (*limits, table, Text(note)))
 
 
 def _fastest(group: Group, dtype: str) -> list[Cell] | None:

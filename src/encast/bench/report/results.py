@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from encast.bench.report import numbers
 from encast.bench.report.document import Block, Cell, Column, Section, Table, Text, cut
 from encast.bench.report.figures import group_figures
 from encast.bench.report.groups import LATENCY, THROUGHPUT, WITHIN_LIMIT, Group, Key, Metric, describe, ratio_to
 from encast.bench.report.load import Row
+from encast.bench.report.promise import Promise, kept, promise_of, promises
 from encast.bench.scenarios.scaling import ideal
 
-__all__ = ["STATUS_WORDS", "agreement_cells", "flags", "reference_of", "result_sections", "styles"]
+__all__ = ["STATUS_WORDS", "agreement_cells", "flags", "reference_of", "result_sections", "styles", "unkept"]
 
 STATUS_WORDS = {
     "unavailable": "not there",
@@ -75,6 +77,20 @@ def _compared(group: Group, reference: Row) -> set[str]:
     return {row.backend for row in group.measured if ratio_to(row, reference.name) is not None}
 
 
+def unkept(group: Group) -> Iterator[str]:
+    """A sentence for every latency limit that no set-up keeps, with the points where that is so, if not at all."""
+    if group.metric is not WITHIN_LIMIT:
+        return
+    for promise in promises(group.measured):
+        rows = [row for row in group.measured if promise_of(row) == promise]
+        points = dict.fromkeys(group.key(row) for row in rows)
+        good = {group.key(row) for row in rows if group.metric.of(row) is not None}
+        missed = [describe(dict(zip(group.columns, point, strict=True))) for point in points if point not in good]
+        if missed:
+            shown = "; ".join(missed[:_MOST_POINTS_ACROSS]) + (" ..." if len(missed) > _MOST_POINTS_ACROSS else "")
+            yield f"No set-up keeps {promise}{f' at {shown}' if good else ''}."
+
+
 def agreement_cells(row: Row) -> tuple[Cell, Cell]:
     """How far the answers are from the reference: 1 minus the mean cosine, and the largest difference."""
     cosine, bound = row.number("agreement", "cosine_mean"), row.number("agreement", "bound")
@@ -105,6 +121,7 @@ def _blocks(group: Group, colours: Mapping[str, int], wanted: str | None, most_l
     fixed = describe(group.fixed())
     if fixed:
         yield Text(f"Everywhere: {fixed}.")
+    yield from (Text(said, warning=True) for said in unkept(group))
     reference = reference_of(group, wanted)
     yield from group_figures(group, colours, reference)
     if len(group.points) == 1:
@@ -116,7 +133,7 @@ def _blocks(group: Group, colours: Mapping[str, int], wanted: str | None, most_l
             yield _by_point(group, backends, dtype, reference, most_lines)
         yield _by_backend(group, reference, most_lines)
     notes = list(_samples(group.measured))
-    if reference is not None:
+    if reference is not None and any(group.metric.of(row) is not None for row in group.measured):
         notes.append(
             f"Ratios say how many times as fast as {reference.backend} the backend is"
             + (
@@ -152,6 +169,7 @@ def _in_full(group: Group, point: Key, reference: Row | None, most_lines: int) -
     sign = -1 if group.metric.higher_is_better else 1
     members.sort(key=lambda row: sign * (group.metric.of(row) or sign * math.inf))
     optional: list[_Optional] = [
+        *_limit_columns(group, members),
         (Column("p50, ms"), _cell(LATENCY), lambda row: LATENCY.of(row) is not None),
         _optional("mean, ms", "latency_ms", "mean"),
         _optional("p90, ms", "latency_ms", "p90"),
@@ -161,7 +179,7 @@ def _in_full(group: Group, point: Key, reference: Row | None, most_lines: int) -
         _optional("tokens/s", "tokens_per_s"),
         (
             Column(f"against {reference.backend}" if reference is not None else ""),
-            lambda row: _ratio_cell(row, reference),
+            lambda row: _best_ratio(row, reference) if group.metric is WITHIN_LIMIT else _ratio_cell(row, reference),
             lambda row: reference is not None,
         ),
         (
@@ -179,7 +197,11 @@ def _in_full(group: Group, point: Key, reference: Row | None, most_lines: int) -
     ]
     used = [(column, cell) for column, cell, has in optional if any(has(row) for row in members)]
     lines = [
-        [Cell(row.backend + flags(row), kind="best" if not index else ""), *(cell(row) for _, cell in used)]
+        [
+            # A row without what the scenario is about has won nothing, even where no other has it.
+            Cell(row.backend + flags(row), kind="best" if not index and group.metric.of(row) is not None else ""),
+            *(cell(row) for _, cell in used),
+        ]
         for index, row in enumerate(members)
     ]
     place = describe(dict(zip(group.columns, point, strict=True)))
@@ -187,7 +209,45 @@ def _in_full(group: Group, point: Key, reference: Row | None, most_lines: int) -
     return cut(caption, [Column("backend", text=True), *(column for column, _ in used)], lines, most_lines)
 
 
-_SHOWN = ("latency_ms", "sequences_per_s", "tokens_per_s", "latency_samples")
+def _limit_columns(group: Group, members: Sequence[Row]) -> Iterator[_Optional]:
+    """Of the production scenario: which set-up is the best of a backend, and what it makes of the limit."""
+    if group.metric is not WITHIN_LIMIT:
+        return
+    yield Column("batch, instances x threads", text=True), lambda row: Cell(_set_up(row)), lambda row: True
+    for promise in promises(members):
+        yield Column(str(promise), text=True), partial(_kept_cell, promise), lambda row: True
+    yield (
+        Column("sequences/s within the limit"),
+        lambda row: Cell(numbers.amount(WITHIN_LIMIT.of(row))),
+        lambda row: True,
+    )
+
+
+def _kept_cell(promise: Promise, row: Row) -> Cell:
+    if promise_of(row) != promise:
+        return Cell("")
+    tail = promise.latency_ms(row)
+    note = "" if tail is None else f"{numbers.amount(tail)} ms"
+    return Cell(_KEPT[kept(row)], note, "bad" if kept(row) is False else "")
+
+
+_KEPT = {True: "kept", False: "not kept", None: "unknown, too few calls"}
+
+
+def _set_up(row: Row) -> str:
+    """The batch and the division of the cores, which a group leaves out of the points of this scenario."""
+    return f"batch {row.text('point', 'batch')}, {row.text('point', 'instances')} x {row.text('point', 'threads')}"
+
+
+def _best_ratio(row: Row, reference: Row | None) -> Cell:
+    """Of two best set-ups, which may be different ones, so that no rounds can be paired."""
+    if reference is None:
+        return Cell("")
+    value, base = WITHIN_LIMIT.of(row), WITHIN_LIMIT.of(reference)
+    return Cell(numbers.NOTHING if value is None or base is None else numbers.ratio(value / base))
+
+
+_SHOWN = ("latency_ms", "sequences_per_s", "tokens_per_s", "latency_samples", "slo")
 _MOST_OWN = 8
 
 
@@ -341,15 +401,18 @@ def _point_cell(metric: Metric, row: Row, best: float | None, against: Row | Non
 
 def _within_limit(row: Row, value: float | None, best: bool, against: Row | None) -> Cell:
     """A best set-up, which may differ between backends, so that their ratio has no rounds to pair."""
-    setting = f"batch {row.text('point', 'batch')}, {row.text('point', 'instances')} x {row.text('point', 'threads')}"
+    setting = _set_up(row)
     if value is None:
-        if row.at("metrics", "slo", "met") is None:
+        if kept(row) is None:
             return Cell("unknown", f"{setting}, too few calls")
         over = row.number("metrics", "slo", "latency_ms") or LATENCY.of(row)
         return Cell(f"over: {numbers.amount(over)} ms", setting, "bad")
     base = WITHIN_LIMIT.of(against) if against is not None and against is not row else None
     ratio = "" if base is None else f"{numbers.ratio(value / base)}, "
-    return Cell(numbers.amount(value) + flags(row), ratio + setting, "best" if best else "")
+    promise = promise_of(row)
+    tail = promise.latency_ms(row) if promise is not None else None
+    said = "" if promise is None or tail is None else f", {promise.name} {numbers.amount(tail)} ms"
+    return Cell(numbers.amount(value) + flags(row), ratio + setting + said, "best" if best else "")
 
 
 def _by_backend(group: Group, reference: Row | None, most_lines: int) -> Table:
