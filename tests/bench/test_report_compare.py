@@ -95,6 +95,28 @@ def test_a_difference_below_the_margin_does_not_count(tmp_path: Path) -> None:
     assert verdicts(compared(tmp_path, old, new, margin=0.01))["encast-int8"] == {"faster"}
 
 
+@pytest.mark.parametrize("side", ["old", "new"])
+def test_a_noisy_row_has_no_verdict_and_says_nothing_about_the_machine(tmp_path: Path, side: str) -> None:
+    """The same code, once on a disturbed machine: its rounds are close to each other and far from the truth."""
+    old = experiment(0)
+    new = experiment(1, speedup={"openvino": 1.4, "encast": 1.4}, versions={"encast": "2"})
+    for row in old if side == "old" else new:
+        row["noise"]["noisy"] = row["backend"]["name"] != "pytorch-f32"
+    comparison = compared(tmp_path, old, new)
+    assert verdicts(comparison) == {
+        "encast-int8": {"noisy"},
+        "openvino-int8": {"noisy"},
+        "pytorch-f32": {"within noise"},
+    }
+    for one in comparison.verdicts:
+        assert one.ratio is not None
+        assert (f"noisy in the {side} run" in one.why) == (one.verdict == "noisy")
+    assert comparison.drift == pytest.approx(1.0, rel=0.03), "of rows without a verdict nothing is concluded"
+    text = to_markdown(build_document(Loaded((), (), {}), Options(comparison=comparison)))
+    assert "6 noisy" in text
+    assert "| noisy: no verdict | encast-int8" in text
+
+
 def test_times_are_turned_round(tmp_path: Path) -> None:
     old, new = experiment(0), experiment(0)
     for row, scale in [*((row, 1.0) for row in old), *((row, 2.0) for row in new)]:
@@ -111,16 +133,20 @@ def test_rows_that_cannot_be_compared_say_why(tmp_path: Path) -> None:
     old[4].update(status="timed_out")
     del old[5]
     new[6]["point"]["length"] = 99
+    new[7]["point"]["length"] = 99
+    new[7].update(status="unfair", reason="keeps answers")
     found = {(one.row.backend, one.row.point["length"]): one for one in compared(tmp_path, old, new).verdicts}
     expected = {
         ("encast-int8", 16): ("not comparable", "the old row has no rounds under samples"),
         ("openvino-int8", 16): ("not comparable", "samples are figure in the old row and other in the new one"),
         ("pytorch-f32", 16): ("not comparable", "2 rounds are too few for an interval"),
-        ("encast-int8", 32): ("now fails", "crashed: signal 11"),
+        ("encast-int8", 32): ("now fails", "was measured, now crashed: signal 11"),
         ("openvino-int8", 32): ("now works", "was timed_out"),
         ("pytorch-f32", 32): ("only in the new", ""),
         ("encast-int8", 64): ("only in the old", ""),
         ("encast-int8", 99): ("only in the new", ""),
+        ("openvino-int8", 64): ("only in the old", ""),
+        ("openvino-int8", 99): ("only in the new", "unfair: keeps answers"),
     }
     for key, (verdict, why) in expected.items():
         assert (found[key].verdict, found[key].why) == (verdict, why)

@@ -1,4 +1,4 @@
-"""Two experiments, row by row: faster, slower, or within noise.
+"""Two experiments, row by row: faster, slower, within noise, or too noisy to say.
 
 The rounds of two experiments are not paired, so each median has its own bootstrap interval over rounds (on logarithms),
 and the interval of their ratio is put together from the two by the method of variance estimates recovery (Zou and
@@ -29,6 +29,7 @@ VERDICTS = (
     "faster",
     "now works",
     "within noise",
+    "noisy",
     "not comparable",
     "only in the old",
     "only in the new",
@@ -72,7 +73,9 @@ def compare(
     """Every row of both, matched by what was measured; of rows that come twice the last counts.
 
     ``faster`` and ``slower``: the interval of the ratio does not hold 1, and the ratio is beyond ``1 + margin`` or
-    below its inverse. ``not comparable``: without rounds of one kind on both sides, or too few of them for an interval.
+    below its inverse. ``noisy``: the machine was noisy while one of the two was measured, which is no verdict, however
+    far the ratio is from 1. ``not comparable``: without rounds of one kind on both sides, or too few of them for an
+    interval.
     """
     before: Mapping[tuple[object, ...], Row] = {row.identity: row for row in old}
     after: Mapping[tuple[object, ...], Row] = {row.identity: row for row in new}
@@ -83,7 +86,7 @@ def compare(
             verdicts.append(verdict)
     # The largest differences first; of equal ones (those without a ratio) in the order of the rows.
     verdicts.sort(key=lambda one: (VERDICTS.index(one.verdict), -abs(math.log(one.ratio or 1.0))))
-    steady = [one.ratio for one in verdicts if one.unchanged and one.ratio is not None]
+    steady = [one.ratio for one in verdicts if one.unchanged and one.ratio is not None and one.verdict != "noisy"]
     drift = statistics.geometric_mean(steady) if steady else None
     return Comparison(*names, margin, tuple(verdicts), tuple(_warnings(before, after, drift, margin)), drift)
 
@@ -93,11 +96,11 @@ def _verdict(old: Row | None, new: Row | None, margin: float) -> Verdict | None:
         assert old is not None
         return Verdict(old, "only in the old") if old.measured else None
     if old is None:
-        return Verdict(new, "only in the new") if new.measured else None
+        return Verdict(new, "only in the new", why="" if new.measured else _failure(new))
     if not (old.measured or new.measured):
         return None
     if not new.measured:
-        return Verdict(new, "now fails", why=f"{new.status}: {new.reason}" if new.reason else new.status)
+        return Verdict(new, "now fails", why=f"was measured, now {_failure(new)}")
     if not old.measured:
         return Verdict(new, "now works", why=f"was {old.status}")
     unchanged = not new.name.startswith(_OWN) and _version(old) == _version(new) != ""
@@ -118,13 +121,20 @@ def _verdict(old: Row | None, new: Row | None, margin: float) -> Verdict | None:
     if interval is None:
         fewer = f"{min(len(a), len(b))} rounds are too few for an interval"
         return Verdict(new, "not comparable", ratio, None, "; ".join(filter(None, (fewer, why))), unchanged)
-    if interval[0] > 1 and ratio > 1 + margin:
+    if old.noisy or new.noisy:
+        # What disturbs all rounds of a run alike is not in its interval, so no interval is wide enough to judge by.
+        word = "noisy"
+    elif interval[0] > 1 and ratio > 1 + margin:
         word = "faster"
     elif interval[1] < 1 and ratio < 1 / (1 + margin):
         word = "slower"
     else:
         word = "within noise"
     return Verdict(new, word, ratio, interval, why, unchanged)
+
+
+def _failure(row: Row) -> str:
+    return f"{row.status}: {row.reason}" if row.reason else row.status
 
 
 def _speeds(old: Row, new: Row) -> tuple[list[float], list[float]] | str:

@@ -15,6 +15,8 @@ from encast.bench.report.groups import describe
 __all__ = ["comparison_section"]
 
 _KINDS = {"slower": "bad", "now fails": "bad", "faster": "good", "now works": "good"}
+_COUNTED = ("slower", "faster", "within noise", "noisy")
+_WORDS = {"noisy": "noisy: no verdict"}
 _MOST_BACKENDS = 24
 _MOST_MARKS = 24
 """Of one backend; the furthest on both sides and some between."""
@@ -32,7 +34,8 @@ def _blocks(comparison: Comparison, colours: Mapping[str, int], most_lines: int)
     said = ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "No row in either"
     yield Text(
         f"{said}. A row is faster or slower when the 95 % interval of its ratio (times as fast as before) does not "
-        f"hold 1 and the ratio differs by more than {comparison.margin:.0%}."
+        f"hold 1 and the ratio differs by more than {comparison.margin:.0%}. A row during which the machine was noisy, "
+        "in either run, has no verdict: measure it again."
     )
     for warning in comparison.warnings:
         yield Text(warning, warning=True)
@@ -76,8 +79,8 @@ def _strips(backends: Mapping[str, Sequence[Verdict]], margin: float, colours: M
     plot = dots(lines, x, alt, "slower < 1 < faster", (1 / (1 + margin), 1 + margin))
     left = f" Drawn: {len(names)} of {len(backends)} backends." if len(names) < len(backends) else ""
     return Figure(
-        "How many times as fast as before: a mark a row (at most 24 of a backend), hollow when within noise; the band "
-        f"is the difference that does not count.{left}",
+        "How many times as fast as before: a mark a row (at most 24 of a backend), hollow when within noise or noisy; "
+        f"the band is the difference that does not count.{left}",
         (plot,),
     )
 
@@ -104,7 +107,9 @@ def _strip(verdicts: Sequence[Verdict], colours: Mapping[str, int]) -> Series:
 def _by_backend(backends: Mapping[str, Sequence[Verdict]], most_lines: int) -> Table:
     lines = []
     for name, members in backends.items():
-        count = {word: sum(one.verdict == word for one in members) for word in ("slower", "faster", "within noise")}
+        count = {
+            word: sum(one.verdict == word for one in members) for word in ("slower", "faster", "within noise", "noisy")
+        }
         ratios = [one.ratio for one in members if one.ratio is not None]
         spread = f"{numbers.ratio(min(ratios))} to {numbers.ratio(max(ratios))}" if len(ratios) > 1 else ""
         lines.append(
@@ -121,6 +126,7 @@ def _by_backend(backends: Mapping[str, Sequence[Verdict]], most_lines: int) -> T
         Column("slower"),
         Column("faster"),
         Column("within noise"),
+        Column("noisy: no verdict"),
         Column("others"),
     ]
     return cut("Verdicts by backend", columns, lines, most_lines)
@@ -129,7 +135,7 @@ def _by_backend(backends: Mapping[str, Sequence[Verdict]], most_lines: int) -> T
 def _by_row(verdicts: Sequence[Verdict], most_lines: int) -> Table:
     lines = [
         [
-            Cell(one.verdict, kind=_KINDS.get(one.verdict, "")),
+            Cell(_WORDS.get(one.verdict, one.verdict), kind=_KINDS.get(one.verdict, "")),
             Cell(one.row.backend + (" ~" if one.row.noisy else "")),
             Cell(one.row.scenario),
             Cell(one.row.model),
