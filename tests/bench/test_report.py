@@ -396,7 +396,9 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
     [
-        ([], "name a folder"),
+        ([], "name a folder that `encast bench` has written, such as bench-results/NAME of experiment=NAME"),
+        (["{rows}/config.yaml"], "is a file, and no rows.jsonl"),
+        (["{rows}/rows.jsonl", "{rows}/config.yaml"], "is a file, and no rows.jsonl"),
         (["{rows}", "--price", "cheap"], "neither an amount"),
         (["{rows}", "--reference", "nobody"], "'nobody' has no row here; there are encast-int8"),
         (["{rows}", "--out", "{rows}/rows.jsonl/x"], "cannot be made"),
@@ -410,6 +412,28 @@ def test_wrong_options_are_refused_and_nothing_is_written(
     assert main(["bench", "report", *(one.format(rows=folder) for one in arguments)]) == 2
     assert wrong in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["config.yaml", "rows", "rows.jsonl"]
+
+
+def test_a_page_without_a_measured_row_is_refused_with_the_reasons(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = [
+        Experiment("none", backends=FEW).failed(backend, "unavailable", "not installed: pip install it")
+        for backend in BACKENDS[:5]
+    ]
+    for rows, why in (
+        (failed, f"{BACKENDS[0]} is unavailable: not installed: pip install it; "),
+        ([], "no row was measured, it holds none at all"),
+    ):
+        folder = write(tmp_path / str(len(rows)), rows)
+        assert main(["bench", "report", str(folder)]) == 2
+        said = capsys.readouterr().err
+        assert f"{folder}: no row was measured" in said
+        assert why in said
+        assert ("; and 2 more)" in said) == bool(rows)
+        assert not (folder / "report.html").exists()
+    # Beside a measured row the reasons have a place on the page.
+    assert main(["bench", "report", str(write(tmp_path / "some", [*failed, *few()]))]) == 0
 
 
 # Digits, axes and colours.

@@ -50,7 +50,10 @@ def report_command(
     """Make one HTML page of benchmark results, which needs no network, and compare two experiments."""
     folders = list(folders or [])
     if old_and_new is None and not folders:
-        raise InputError("name a folder that `encast bench ... out=FOLDER` has written, or --compare OLD NEW")
+        raise InputError(
+            "name a folder that `encast bench` has written, such as bench-results/NAME of experiment=NAME, or "
+            "--compare OLD NEW"
+        )
     priced = parse_price(price) if price is not None else None
     loaded = load(folders or [old_and_new[1]] if old_and_new else folders)
     known = list(dict.fromkeys(row.backend for row in loaded.rows))
@@ -58,7 +61,9 @@ def report_command(
         raise InputError(f"--reference {reference!r} has no row here; there are {', '.join(known) or 'none at all'}")
     broken = list(loaded.broken)
     comparison = None
-    if old_and_new is not None:
+    if old_and_new is None:
+        _need_measured(loaded, folders)
+    else:
         comparison, more = _compared(*old_and_new, margin)
         broken += [one for one in more if one not in broken]
     document = build_document(
@@ -81,6 +86,18 @@ def report_command(
         typer.echo(", ".join(f"{count} {verdict}" for verdict, count in comparison.counts().items() if count))
     for path in written:
         typer.echo(str(path))
+
+
+def _need_measured(loaded: Loaded, folders: Sequence[Path]) -> None:
+    """Raises ``InputError`` where a page would have nothing but reasons: those it says."""
+    if any(row.measured for row in loaded.rows):
+        return
+    where = ", ".join(map(str, folders))
+    whys = list(dict.fromkeys(f"{row.backend} is {row.status}: {row.reason}" for row in loaded.rows))
+    whys += [f"{one.file}, line {one.line}: {one.reason}" for one in loaded.broken]
+    more = f"; and {len(whys) - _SAID_BROKEN} more" if len(whys) > _SAID_BROKEN else ""
+    said = f" ({'; '.join(whys[:_SAID_BROKEN])}{more})" if whys else ", it holds none at all"
+    raise InputError(f"{where}: no row was measured{said}; measure one with `encast bench` before you report on it")
 
 
 def _compared(old: Path, new: Path, margin: float) -> tuple[Comparison, list[Broken]]:

@@ -173,11 +173,16 @@ def _tell_models_apart(rows: Sequence[Row]) -> Iterator[Row]:
 
 def _files(folder: Path) -> list[Path]:
     if folder.is_file():
+        if folder.name != "rows.jsonl":
+            raise InputError(f"{folder}: is a file, and no rows.jsonl; name the folder that `encast bench` has written")
         return [folder]
     found = [folder / "rows.jsonl"] if (folder / "rows.jsonl").is_file() else sorted(folder.rglob("rows.jsonl"))
     if not found:
         what = "holds no rows.jsonl, nor does a folder below it" if folder.is_dir() else "is no folder"
-        raise InputError(f"{folder}: {what}; name a folder that `encast bench ... out=FOLDER` has written")
+        raise InputError(
+            f"{folder}: {what}; name a folder that `encast bench` has written, such as bench-results/NAME of "
+            "experiment=NAME"
+        )
     return found
 
 
