@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from profiles import compiled
 import encast
 from encast.backends.groups import Setup
 from encast.cli.main import main
+from encast.cli.progress import Progress
 from encast.tune.measurement import Measurement
 
 LENGTHS = "4:10,8:20,16:5,40:3"
@@ -77,6 +79,34 @@ def test_the_file_is_what_load_reads(artifact: str, tmp_path: Path, capsys: pyte
     assert "$/million" in shown
 
 
+def test_a_promise_that_nothing_keeps_is_an_error_with_the_nearest(
+    artifact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Made, "measure", lambda _, setups: [Measurement(0.0, 10.0, excess=7.5)] * len(setups))
+    out = tmp_path / "x.tuned.json"
+    arguments = ["tune", artifact, "--workload", LENGTHS, "--slo", "p99=0.01ms", "--trials", "1", "--out", str(out)]
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert "no set-up keeps the promise (p99" in shown.err
+    assert "at most 1 trial;" in shown.err
+    assert "at 7.5 times the limit" in shown.err
+    assert "texts/s" not in shown.out, "no table without a line"
+    assert "1 trial of" in shown.out
+    assert json.loads(out.read_text())["front"] == []
+
+
+def test_what_is_going_on_is_said_from_the_start(
+    artifact: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "x.tuned.json"
+    assert main(["tune", artifact, "--workload", LENGTHS, "--trials", "8", "--out", str(out)]) == 0
+    shown = capsys.readouterr()
+    assert re.match(r"encast: \d+ set-ups, at most 8 trials; first some runs are timed", shown.err)
+    assert "encast: best so far, trial 1: " in shown.err
+    assert "set-up: instances x threads" in shown.out
+    assert "trials were done" not in shown.out
+
+
 def test_json_is_alone_on_standard_output(artifact: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "x.tuned.json")
     assert main(["tune", artifact, "--workload", LENGTHS, "--trials", "3", "--json", "--out", out]) == 0
@@ -138,9 +168,18 @@ def test_bad_input(
 
 def test_broken_rows_are_named(artifact: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rows.jsonl"
+    arguments = ["tune", artifact, "--workload", str(file), "--out", str(tmp_path / "x.json")]
     file.write_text('{"text": "a b"}\n{"text": \n')
-    assert main(["tune", artifact, "--workload", str(file), "--out", str(tmp_path / "x.json")]) == 2
-    assert f"{file}:2" in capsys.readouterr().err
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert "1 row cannot be read: " in said
+    assert f"{file}:2: " in said
+    file.write_text('{"text": 17}\n{"text": "a b"}\n' + 4 * '{"text": \n')
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert "5 rows cannot be read: " in said
+    assert [line for line in range(1, 7) if f"{file}:{line}: " in said] == [1, 3, 4]
+    assert "; and 2 more; " in said
 
 
 def test_without_optuna(
@@ -156,3 +195,16 @@ def test_without_optuna(
     monkeypatch.setattr(builtins, "__import__", without)
     assert main(["tune", artifact, "--workload", LENGTHS, "--out", str(tmp_path / "x.json")]) == 2
     assert "optuna is not installed" in capsys.readouterr().err
+
+
+def test_what_takes_seconds_is_not_0_a_second(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("encast.cli.progress.time.monotonic", lambda: now)
+    with Progress("trials") as progress:
+        now = 6.0
+        progress.update(1, 0.25)
+        now = 12.0
+        progress.update(36, None)
+    assert capsys.readouterr().err == "encast: 1 trial, 25%, 6 s each\nencast: 36 trials, 3 a second\n"

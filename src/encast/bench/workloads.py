@@ -326,19 +326,35 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Intake, tuple[int, ...], int], Seq
 }
 
 
+_NAMED_BROKEN = 3
+"""Of the rows of a file; who has more mends them by one rule."""
+
+
 def read_texts(path: str, columns: Sequence[str], format: str = "auto") -> list[Text]:
     """The texts (two columns: pairs) of every row.
 
-    A row that cannot be read would change what is measured, so none is passed over: raises ``InputError`` with file,
-    line and reason.
+    A row that cannot be read would change what is measured, so none is passed over: raises ``InputError`` with the
+    number of such rows, and file, line and reason of the first few.
     """
     rows: list[Text] = []
+    broken: list[str] = []
+    count = 0
     with open_rows(path, columns, format) as reader:
         for row in reader:
-            if isinstance(row, BadRow):
-                raise InputError(f"{path}:{row.number}: {row.reason}; mend or remove the row")
-            texts = [check_text(row.values[column], f"{path}:{row.number}: {column}") for column in columns]
+            try:
+                if isinstance(row, BadRow):
+                    raise InputError(f"{path}:{row.number}: {row.reason}")
+                texts = [check_text(row.values[column], f"{path}:{row.number}: {column}") for column in columns]
+            except InputError as error:
+                count += 1
+                if count <= _NAMED_BROKEN:
+                    broken.append(str(error))
+                continue
             rows.append(texts[0] if len(texts) == 1 else (texts[0], texts[1]))
+    if count:
+        which = "1 row cannot" if count == 1 else f"{count:,} rows cannot"
+        more = f"; and {count - len(broken):,} more" if count > len(broken) else ""
+        raise InputError(f"{path}: {which} be read: {'; '.join(broken)}{more}; mend or remove what is broken")
     return rows
 
 

@@ -30,13 +30,13 @@ class Progress:
             self._bar = Progress(
                 BarColumn(),
                 TextColumn("{task.fields[count]:,} {task.description}"),
-                TextColumn("{task.fields[rate]:,.0f}/s"),
+                TextColumn("{task.fields[pace]}"),
                 TimeElapsedColumn(),
                 TimeRemainingColumn(),
                 console=Console(stderr=True),
                 transient=True,
             )
-            self._job = self._bar.add_task(self._what, total=None, count=0, rate=0.0)
+            self._job = self._bar.add_task(self._what, total=None, count=0, pace="")
             self._bar.start()
         return self
 
@@ -46,14 +46,20 @@ class Progress:
         rate = count / max(now - self._began, 1e-9)
         if self._bar is not None:
             total = None if fraction is None else 1.0
-            self._bar.update(self._job, total=total, completed=fraction or 0.0, count=count, rate=rate)
+            self._bar.update(self._job, total=total, completed=fraction or 0.0, count=count, pace=_pace(rate))
         elif not self._quiet and now - self._said >= self._SECONDS:
             self._said = now
             done = "" if fraction is None else f", {fraction:.0%}"
-            print(f"encast: {count:,} {self._what}{done}, {rate:,.0f} a second", file=sys.stderr)
+            what = self._what.removesuffix("s") if count == 1 else self._what
+            print(f"encast: {count:,} {what}{done}, {_pace(rate)}", file=sys.stderr)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def _pace(rate: float) -> str:
+    """Of what takes longer than a second the seconds: 0 a second says nothing."""
+    return f"{rate:,.0f} a second" if rate >= 1 or rate <= 0 else f"{1 / rate:,.0f} s each"

@@ -14,7 +14,7 @@ import typer
 from encast import artifact as artifacts
 from encast.cli.progress import Progress
 from encast.data import FORMATS
-from encast.errors import ResourceError
+from encast.errors import InputError, ResourceError
 
 if TYPE_CHECKING:
     from encast.bench.cost import Price
@@ -105,6 +105,12 @@ def tune_command(
         ) as evaluator,
         Progress("trials", quiet=json) as progress,
     ):
+        if not json:
+            print(
+                f"encast: {len(space.setups)} set-ups, at most {_trials(options.trials)}; first some runs are timed "
+                "for the cost model, which may take half a minute",
+                file=sys.stderr,
+            )
         report = _Report(progress, options.trials, quiet=json)
         found = search(space, evaluator, requests.lengths, promise, options.with_listener(report.heard))
     rows = _Rows(found.trials, None if promise is None else promise.name, paid)
@@ -119,15 +125,21 @@ def tune_command(
     )
     configuration.write(target)
     if found.interrupted:
-        raise KeyboardInterrupt(f"the best of {len(found.trials)} trials is in {target}; --resume goes on")
+        raise KeyboardInterrupt(f"the best of {_trials(len(found.trials))} is in {target}; --resume goes on")
     # A finished search is in the file; its journal would only stand in the way of the next one.
     assert options.journal is not None
     options.journal.unlink(missing_ok=True)
     if json:
         print(json_module.dumps({"file": str(target), "stopped": found.stopped, **configuration.to_json()}))
-        return
-    for line in _lines(found, rows, promise, len(space.setups), target):
-        print(line)
+    else:
+        for line in _lines(found, rows, promise, len(space.setups), target):
+            print(line)
+    if found.chosen.measurement.rate == 0:
+        raise InputError(
+            f"no set-up keeps the promise ({promise}) at any rate; the nearest, {found.chosen.setup.text}, is at "
+            f"{found.chosen.measurement.excess:.1f} times the limit: give a longer limit, shorter texts or a smaller "
+            "model"
+        )
 
 
 class _Report:
@@ -138,14 +150,14 @@ class _Report:
         self._best = -math.inf
 
     def heard(self, trial: Trial, number: int) -> None:
-        score = trial.measurement.score
+        score, rate = trial.measurement.score, trial.measurement.rate
         if not self._quiet and trial.measurement.failed is not None:
             print(f"encast: trial {number}: {trial.measurement.failed}", file=sys.stderr)
-        elif score > self._best and trial.measurement.rate > 0:
+        elif score > self._best and rate > 0:
             self._best = score
             if not self._quiet:
                 print(
-                    f"encast: trial {number}: {trial.measurement.rate:,.0f} texts/s with {trial.setup.text}",
+                    f"encast: best so far, trial {number}: {rate:,.0f} texts/s with {trial.setup.text}",
                     file=sys.stderr,
                 )
         self._progress.update(number, number / self._most)
@@ -174,9 +186,9 @@ def _lines(found: Found, rows: _Rows, promise: Slo | None, grid: int, target: Pa
     noisy = sum(trial.measurement.noise is not None for trial in found.trials)
     lines = [f"{found.chosen.setup.text}: {measured.rate:,.0f} texts/s, {goal}"]
     if measured.rate == 0:
-        lines = [
-            f"no set-up keeps the promise ({promise}) at any rate; the nearest, {found.chosen.setup.text}, is at "
-            f"{measured.excess:.1f} times the limit: give a longer limit, shorter texts or a smaller model"
+        return [
+            f"{_trials(len(found.trials))} of {grid} set-ups; {found.stopped}",
+            f"the nearest is written to {target}",
         ]
     lines += ["", f"{'texts/s':>9} {rows.percent + ' ms':>9} {'MB':>7} {'$/million':>10}  set-up"]
     for trial, row in zip(rows.front_trials, rows.front, strict=True):
@@ -187,10 +199,15 @@ def _lines(found: Found, rows: _Rows, promise: Slo | None, grid: int, target: Pa
             "-" if cost is None else f"{cost:.3f}",
         )
         lines.append(f"{row['sequences_per_s']:>9,.0f} {shown[0]:>9} {shown[1]:>7} {shown[2]:>10}  {trial.setup.text}")
-    lines += ["", f"{len(found.trials)} trials of {grid} set-ups; {found.stopped}"]
+    lines += ["", "set-up: instances x threads [up to the longest text, in tokens], ...; tokens of one run"]
+    lines += [f"{_trials(len(found.trials))} of {grid} set-ups; {found.stopped}"]
     if noisy:
         lines.append(f"the machine was noisy during {noisy} of them")
     return [*lines, f"written to {target}: encast.load(ARTIFACT, config={str(target)!r})"]
+
+
+def _trials(count: int) -> str:
+    return f"{count} trial{'s' if count != 1 else ''}"
 
 
 def _output(opened: artifacts.Artifact) -> tuple[str, bool]:

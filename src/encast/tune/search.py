@@ -223,7 +223,7 @@ class _Search:
                 self._measure([self.setups[int(gains.argmax())]], "expected improvement")
             else:
                 self._measure([proposed], "tpe")
-        return f"{self.options.trials} trials were done"
+        return f"no more than {self.options.trials} were allowed"
 
     def _seeds(self, count: int) -> list[Setup]:
         """Set-ups that the cost model thinks well of, far from each other.
