@@ -64,8 +64,6 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="the folder for what was measured")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="of this call")
     parser.add_argument("--rounds", type=int, default=5, help="of the comparison (default: %(default)s)")
-    parser.add_argument("--burst", type=float, default=0.6, help="seconds of a saturated measurement")
-    parser.add_argument("--requests", type=int, default=1000, help="of a stream")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
@@ -78,7 +76,7 @@ def main() -> None:
     space = make_space(cores, requests.lengths)
     name = next((name for name in opened.graph.outputs if name != "last_hidden_state"), "last_hidden_state")
     selects = opened.graph.type_of(opened.graph.outputs[name]).shape[0] == "selected"
-    pace = Pace(burst=args.burst, requests=args.requests)
+    pace = Pace.of_grid(len(space.setups))
     with LiveEvaluator(
         args.artifact, requests.batch, output=name, selects=selects, cores=cores, slo=slo, pace=pace, seed=args.seed
     ) as evaluator:

@@ -77,6 +77,12 @@ def test_streams_are_long_enough_for_their_percentile() -> None:
     assert pace.seconds(10.0, Slo(50, 10)) == pytest.approx(5.0)
 
 
+def test_few_set_ups_are_measured_for_longer() -> None:
+    assert Pace.of_grid(30).burst == 2.0
+    assert Pace.of_grid(50).burst == pytest.approx(1.2)
+    assert Pace.of_grid(3428).burst == Pace().burst
+
+
 # Processes
 
 

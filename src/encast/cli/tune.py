@@ -67,7 +67,7 @@ def tune_command(
     from encast.bench.cost import parse_price
     from encast.machine import usable_cores
     from encast.tune.configuration import Configuration, artifact_sha, machine_fingerprint
-    from encast.tune.evaluate import LiveEvaluator
+    from encast.tune.evaluate import LiveEvaluator, Pace
     from encast.tune.requests import read_requests
     from encast.tune.search import Options, default_trials, search
     from encast.tune.slo import Slo
@@ -101,7 +101,14 @@ def tune_command(
     )
     with (
         LiveEvaluator(
-            artifact, requests.batch, output=output, selects=selects, cores=cores, slo=promise, seed=seed
+            artifact,
+            requests.batch,
+            output=output,
+            selects=selects,
+            cores=cores,
+            slo=promise,
+            pace=Pace.of_grid(len(space.setups)),
+            seed=seed,
         ) as evaluator,
         Progress("trials", quiet=json) as progress,
     ):

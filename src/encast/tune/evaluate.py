@@ -62,6 +62,15 @@ class Pace:
     least: float = 0.3
     most: float = 5.0
 
+    @staticmethod
+    def of_grid(setups: int) -> Pace:
+        """For a search of so many set-ups: where they are few, each is measured for longer.
+
+        A quarter of 30 set-ups leaves no trials to measure the best ones again. On two cores bursts of 0.6 s chose a
+        set-up that has 95.1 % of the best's throughput, bursts of 2 s the best.
+        """
+        return Pace(burst=min(2.0, max(0.6, 60 / setups)))
+
     def seconds(self, rate: float, slo: Slo) -> float:
         needed = 1.3 * samples_needed(slo.percent)
         return max(self.least, min(self.most, self.requests / rate), needed / rate)
