@@ -71,6 +71,15 @@ def test_ratios_are_times_as_fast(rows: dict[str, Row]) -> None:
     assert rows["slow"]["ratio_to"]["quick"]["ratio"] < 1
 
 
+def test_what_breaks_its_latency_limit_has_no_price(folder: Path) -> None:
+    limit = ["scenario=slo_throughput", "scenario.batch=1", "scenario.instances=1", "scenario.percent=50"]
+    rows = measure(folder, ["slow", "quick"], *limit, "scenario.limit_ms=15", "price=0.36/h", "experiment=limit")
+    assert rows["slow"]["status"] == rows["quick"]["status"] == "ok"
+    assert rows["slow"]["cost"] is None
+    kept = rows["quick"]["metrics"]["sequences_per_s_within_slo"]
+    assert rows["quick"]["cost"]["usd_per_million"] == pytest.approx(100 / kept)
+
+
 @pytest.mark.parametrize(
     ("name", "status", "said"),
     [

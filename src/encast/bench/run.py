@@ -297,7 +297,8 @@ class Comparison:
             "fairness": None if side.fairness is None else side.fairness.record(),
             "noise": noise.record(figures, places, self.job.noise, unclear) if noise and measured else None,
             "limit": self._limit(spec, point, rate) if measured and peak_is_the_machine_s() else None,
-            "cost": cost_record(self._price, rate),
+            # What breaks its latency limit has no price.
+            "cost": cost_record(self._price, metrics.get("sequences_per_s_within_slo", rate)),
             "samples": {"figure": figures, "place": places},
             "warm_up": None if side.warm is None else asdict(side.warm),
             "machine": {

@@ -19,15 +19,18 @@ _MOST_FACTS = 600
 _MOST_SETTINGS = 8
 
 
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' if count != 1 else ''}"
+
+
 def summary(loaded: Loaded) -> tuple[Text, ...]:
     """The lines under the title: what there is, and above all what is wrong with it."""
     rows = loaded.rows
     measured = [row for row in rows if row.measured]
-    backends = len({row.backend for row in measured})
     failed = {row.backend for row in rows} - {row.backend for row in measured}
     said = (
-        f"{len(rows):,} rows of {len({row.experiment for row in rows})} "
-        f"experiment{'s' if len({row.experiment for row in rows}) != 1 else ''}, {backends} backends measured"
+        f"{_counted(len(rows), 'row')} of {_counted(len({row.experiment for row in rows}), 'experiment')}, "
+        f"{_counted(len({row.backend for row in measured}), 'backend')} measured"
     )
     times = sorted(_hour(time) for row in rows if (time := row.text("time")))
     if times:
