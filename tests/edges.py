@@ -77,6 +77,8 @@ class _Sequence:
 
     def settle(self, value: str, got: Array) -> float:
         """Turns edges until ``value`` agrees with ``got`` or none brings it much closer; the excess that is left."""
+        if not np.isfinite(got).all():
+            return float("inf")
         now = self._compare(value, got, self.turned)
         while now.excess > 1:
             best, best_turned = now, self.turned

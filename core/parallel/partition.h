@@ -29,15 +29,19 @@ constexpr int64_t row_grain(int64_t rows, int parts, bool tiles) {
 }
 
 // [0, rows) in blocks of at most `most` rows, whole grains, that `parts` threads take one by one:
-// as many as give each thread the same number, alike to within a grain. Where threads have many, their last
-// ones are cut in two, so that less is left to wait for.
+// as many as give each thread the same number, alike to within a row tile. Whole tiles of AMX are kept where
+// all blocks have as many. Where threads have many, their last ones are cut in two, so that less is left to
+// wait for.
 struct Blocks {
-  int64_t rows, grain, whole, count;
+  int64_t rows, grain, whole = 0, count = 0;
 
   constexpr Blocks(int64_t all, int64_t most, int parts, bool tiles)
-      : rows(all), grain(most < kTileGrain ? kRowGrain : row_grain(all, parts, tiles)) {
-    const int64_t units = (all + grain - 1) / grain, most_units = std::max(most / grain, int64_t{1});
-    whole = std::min(units, round_up(round_up(units, most_units) / most_units, parts));
+      : rows(all), grain(tiles && most >= kTileGrain ? kTileGrain : kRowGrain) {
+    int64_t units = cut(most, parts);
+    if (grain == kTileGrain && (whole == 0 || whole % parts != 0 || units % whole != 0)) {
+      grain = kRowGrain;
+      units = cut(most, parts);
+    }
     const bool many = whole >= 4 * parts && units >= 4 * whole;
     count = many ? whole + parts : whole;
     whole = many ? whole - parts : whole;
@@ -49,6 +53,14 @@ struct Blocks {
     if (index < whole) return block(index, (count + whole) / 2);
     const int64_t half = index - whole;
     return split(block(whole + half / 2, (count + whole) / 2), grain, static_cast<int>(half % 2), 2);
+  }
+
+ private:
+  // Sets `whole`; the number of grains.
+  constexpr int64_t cut(int64_t most, int parts) {
+    const int64_t units = (rows + grain - 1) / grain, most_units = std::max(most / grain, int64_t{1});
+    whole = std::min(units, round_up(round_up(units, most_units) / most_units, parts));
+    return units;
   }
 };
 

@@ -147,7 +147,7 @@ ENCAST_TEST(split_covers_everything_once) {
 
 ENCAST_TEST(blocks_cover_everything_once_and_are_alike) {
   for (int64_t rows = 0; rows < 900; ++rows) {
-    for (const int64_t most : {16, 32, 48, 96}) {
+    for (const int64_t most : {16, 32, 48, 96, 384}) {
       for (int variant = 2; variant < 10; ++variant) {
         const int parts = variant / 2;
         const Blocks blocks(rows, most, parts, variant % 2 == 1);
@@ -167,7 +167,7 @@ ENCAST_TEST(blocks_cover_everything_once_and_are_alike) {
         }
         CHECK_EQ(next, rows);
         // The last block alone may hold a register tile that is not whole.
-        CHECK(blocks.whole < 2 || largest - least <= grain);
+        CHECK(blocks.whole < 2 || largest - least <= (grain == kTileGrain ? 0 : grain));
         CHECK(blocks.count % parts == 0 || blocks.count == (rows + grain - 1) / grain);
         CHECK(blocks.whole == blocks.count || blocks.whole >= 3 * parts);
       }
@@ -177,13 +177,14 @@ ENCAST_TEST(blocks_cover_everything_once_and_are_alike) {
 
 // 512 rows of two threads are 16 tiles of 32, not 17 and a rest of two.
 ENCAST_TEST(rows_are_cut_between_whole_tiles_of_amx_where_threads_get_as_many) {
-  for (const int64_t rows : {64, 128, 256, 512, 500}) {
-    CHECK_EQ(split_product({0, rows}, 48, 0, 2, true).rows.end % kTileGrain,
-             rows < 160 ? rows % kTileGrain : 0);
+  for (const int64_t rows : {192, 256, 512, 500}) {
+    CHECK_EQ(split_product({0, rows}, 48, 0, 2, true).rows.end, round_up(rows, 64) / 2);
     CHECK_EQ(Blocks(rows, 384, 2, true).at(0).end, round_up(rows, 64) / 2);
   }
   CHECK_EQ(Blocks(1024, 384, 2, true).at(0).end, 256);
-  CHECK_EQ(Blocks(160, 384, 2, true).at(0).end, 78);  // three tiles and two would be 96 rows
+  CHECK_EQ(Blocks(160, 384, 2, true).at(0).end, 78);   // three tiles and two would be 96 rows
+  CHECK_EQ(Blocks(960, 384, 2, true).at(0).end, 240);  // 30 tiles are not four times as many
+  CHECK_EQ(Blocks(32, 384, 2, true).count, 2);
   CHECK_EQ(Blocks(512, 384, 2, false).at(0).end, 258);
 }
 

@@ -168,12 +168,14 @@ def test_every_scenario_can_be_made(name: str) -> None:
     [
         (["scenario=batch_scaling", "workload.batch=4"], "workload.batch: scenario=batch_scaling does not use"),
         (["scenario=slo_throughput", "workload.batch=4"], "what counts instead is scenario.batch=N"),
-        (["scenario=slo_throughput", "launcher=throughput"], "launcher=throughput: scenario=slo_throughput does not"),
         (
             ["scenario=instance_scaling", "launcher=instances", "launcher.instances=2"],
             "instead is scenario.instances=N",
         ),
-        (["scenario=core_scaling", "launcher=latency"], "what counts instead is scenario.threads=N"),
+        (
+            ["scenario=core_scaling", "launcher=instances", "launcher.cores_per_instance=2"],
+            "what counts instead is scenario.threads=N",
+        ),
         (["scenario=open_loop", "workload.batch=4"], "each request is one sequence"),
         (["scenario=length_replay", "scenario.batch_tokens=64", "workload.batch=4"], "is scenario.batch_tokens"),
         (["study=batch-scaling", "workload.batch=4"], "does not use workload.batch"),
@@ -191,6 +193,7 @@ def test_what_a_scenario_uses_is_not_refused(tmp_path: Path) -> None:
     for given in (
         ["scenario=slo_throughput", "launcher=one", "scenario.batch=2"],
         ["scenario=throughput", "launcher=throughput", "workload.batch=2"],
+        ["scenario=slo_throughput", "launcher=throughput", "scenario.batch=2"],
         ["scenario=length_replay", "workload.batch=2"],
         ["scenario=core_scaling", "launcher.core_list=0", "workload.batch=2"],
     ):

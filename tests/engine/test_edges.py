@@ -90,3 +90,12 @@ def test_one_wrong_rounding_is_not_explained(
         patched.setattr(ops, "_bf16", lambda x: (wrong if next(calls) == at else rounded)(x))
         answer = Reference(graph).run(states, batch)
     assert largest_unexplained(graph, {states: answer}, batch, elementary=FAST_ELEMENTARY) > 10
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_an_answer_that_is_no_number_ends_the_search(number: float, tmp_path_factory: pytest.TempPathFactory) -> None:
+    graph = artifact.open(compiled_case("bert-features", "bf16", tmp_path_factory)).load_graph()
+    batch = Batch.of([inputs_of(CASES["bert-features"]).token_ids[2][:6]])
+    answer = Reference(graph).run("last_hidden_state", batch)
+    answer[3, 5] = number
+    assert largest_unexplained(graph, {"last_hidden_state": answer}, batch, elementary=FAST_ELEMENTARY) == np.inf

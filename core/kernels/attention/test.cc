@@ -296,6 +296,23 @@ ENCAST_TEST(bits_depend_on_the_sequence_alone) {
   }
 }
 
+// Queries that stand in one block of the whole and in another of the pieces; with 1100 keys there are two
+// blocks of keys.
+ENCAST_TEST(bits_do_not_depend_on_the_blocks) {
+  Rng rng(11);
+  for (const int32_t len : {300, 1100}) {
+    Problem problem({len}, 1, 40, len == 300, rng);
+    for (const Kernel& kernel : kernels()) {
+      GuardedMatrix<float> whole(len, 40), pieces(len, 40);
+      problem.run(kernel, whole);
+      for (const auto& [begin, end] : {std::pair{0, 5}, {5, 127}, {127, 129}, {129, len}}) {
+        kernel.fn(problem.args(pieces), 0, 0, begin, end, problem.scratch.data());
+      }
+      CHECK_SAME_BITS(whole.data(), pieces.data(), whole.buffer.size(), kernel.name, " len ", len);
+    }
+  }
+}
+
 ENCAST_TEST(a_call_writes_its_head_and_queries_only) {
   Rng rng(5);
   Problem problem({40}, 3, 33, false, rng);

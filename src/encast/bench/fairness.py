@@ -29,9 +29,6 @@ are kept outputs, and an instance that begins late, by a twentieth of a call at 
 CACHED = 3.0
 CACHED_NS = 100_000
 """A new text may cost so many times, and so much more than, one that was asked before."""
-PAUSED = 0.2
-"""Of the calls of texts asked before, the share that may take about as long as the quickest new text: with more, the
-machine stops processes for as long as what is looked for."""
 _PAIRS = 5
 _PAUSES = (0.0, 0.3, 1.0, 3.0)
 """Seconds before each look at first calls; none but the first is taken where nothing speaks against the backend. A busy
@@ -62,18 +59,16 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Fairness:
-    """The field ``fairness`` of a row. ``notes`` hold a sentence for each rule that was broken, ``unclear`` for each
-    that the machine was too noisy to apply."""
+    """The field ``fairness`` of a row. ``notes`` hold a sentence for each rule that was broken."""
 
     threads_budget: int
     threads_ran: float | None
     cpu_per_wall: float | None
     ok: bool
     notes: tuple[str, ...]
-    unclear: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
-        return {**asdict(self), "notes": list(self.notes), "unclear": list(self.unclear)}
+        return {**asdict(self), "notes": list(self.notes)}
 
 
 def judge(evidence: Evidence) -> Fairness:
@@ -81,7 +76,7 @@ def judge(evidence: Evidence) -> Fairness:
     ran = float(np.mean(evidence.watched)) if len(evidence.watched) else None
     ratios = [usage.cpu_s / usage.wall_s for usage in evidence.usages if usage.wall_s > 0]
     per_wall = float(np.median(ratios)) if ratios else None
-    notes, unclear = [], []
+    notes = []
     if ran is not None and ran > evidence.threads + THREADS_SLACK:
         most = round(float(np.percentile(evidence.watched, 90)))
         notes.append(f"ran {most} threads at once, {ran:.1f} on average, on a budget of {evidence.threads}")
@@ -94,14 +89,9 @@ def judge(evidence: Evidence) -> Fairness:
         notes.append(
             f"its calls explain {np.median(explained):.0%} of the time until their answer: work runs elsewhere"
         )
-    keeps = keeps_answers(evidence.known_ns, evidence.fresh_ns)
-    if keeps is not False:
+    if keeps_answers(evidence.known_ns, evidence.fresh_ns):
         known, fresh = float(np.median(evidence.known_ns)), min(evidence.fresh_ns)
-        times = f"{fresh / 1e6:.3g} ms for ids it had not seen, {known / 1e6:.3g} ms for others"
-        if keeps:
-            notes.append(f"keeps answers: {times}")
-        else:
-            unclear.append(f"pauses of the machine hide whether it keeps answers: {times}, of which some took as long")
+        notes.append(f"keeps answers: {fresh / 1e6:.3g} ms for ids it had not seen, {known / 1e6:.3g} ms for others")
     if evidence.least_ns is not None and evidence.typical_ns * PEAK_SLACK < evidence.least_ns:
         notes.append(
             f"answers in {evidence.typical_ns / 1e6:.3g} ms what takes {evidence.least_ns / 1e6:.3g} ms at the "
@@ -113,22 +103,18 @@ def judge(evidence: Evidence) -> Fairness:
         None if per_wall is None else round(per_wall, 3),
         not notes,
         tuple(notes),
-        tuple(unclear),
     )
 
 
-def keeps_answers(known_ns: Sequence[int], fresh_ns: Sequence[int]) -> bool | None:
-    """Whether texts that were asked before are answered without the work; None where the machine hides it.
+def keeps_answers(known_ns: Sequence[int], fresh_ns: Sequence[int]) -> bool:
+    """Whether texts that were asked before are answered without the work.
 
     Of new texts the quickest counts: others may have been interrupted, and none of a cheat's is quick.
     """
     if not known_ns or not fresh_ns:
         return False
     known, fresh = float(np.median(known_ns)), min(fresh_ns)
-    if fresh <= CACHED * known or fresh - known <= CACHED_NS:
-        return False
-    paused = sum(CACHED * one > fresh for one in known_ns) / len(known_ns)
-    return None if paused > PAUSED else True
+    return fresh > CACHED * known and fresh - known > CACHED_NS
 
 
 def first_calls(
@@ -147,7 +133,7 @@ def first_calls(
         for one, other in ask(fresh_batches(batch, _PAIRS)):
             known.append(one)
             fresh.append(other)
-        if keeps_answers(known, fresh) is False:
+        if not keeps_answers(known, fresh):
             break
     return known, fresh
 

@@ -32,15 +32,10 @@ class Noise:
     steal: float | None
     other_cpu: float | None
 
-    def record(
-        self, figures: Sequence[float], places: Sequence[str], limits: NoiseLimits, unclear: Sequence[str] = ()
-    ) -> dict[str, Any]:
-        """The field ``noise`` of a row whose rounds gave these figures at these places.
-
-        ``unclear``: what could not be told of the backend for noise (``fairness.Fairness``).
-        """
+    def record(self, figures: Sequence[float], places: Sequence[str], limits: NoiseLimits) -> dict[str, Any]:
+        """The field ``noise`` of a row whose rounds gave these figures at these places."""
         wide = spread(figures)
-        why = list(unclear)
+        why = []
         if self.steal is not None and self.steal > limits.steal:
             why.append(f"the host took {self.steal:.1%} of the processors' time")
         if self.other_cpu is not None and self.other_cpu > limits.other_cpu:

@@ -264,7 +264,6 @@ class Comparison:
         rate = metrics.get("sequences_per_s")
         cold = self._cold.get(spec.name)
         places = [side.places[number] for number in numbers]
-        unclear = side.fairness.unclear if side.fairness else ()
         status, reason = side.failure or ("ok", None)
         row: Row = {
             "schema": SCHEMA,
@@ -295,7 +294,7 @@ class Comparison:
             "cold": None if cold is None or side.contender is None else self._cold_record(spec, cold, side),
             "memory": None if side.memory is None else asdict(side.memory),
             "fairness": None if side.fairness is None else side.fairness.record(),
-            "noise": noise.record(figures, places, self.job.noise, unclear) if noise and measured else None,
+            "noise": noise.record(figures, places, self.job.noise) if noise and measured else None,
             "limit": self._limit(spec, point, rate) if measured and peak_is_the_machine_s() else None,
             # What breaks its latency limit has no price.
             "cost": cost_record(self._price, metrics.get("sequences_per_s_within_slo", rate)),

@@ -59,11 +59,11 @@ class Session:
         try:
             comparisons = [Comparison(job, cache=_cache(job), say=say, shared=shared) for job in self.jobs]
             _need_different_rows(comparisons)
+            if self.config is not None:
+                _write(self.folder, self.config)
         except BaseException:
             _remove(self.made)
             raise
-        if self.config is not None:
-            _write(self.folder, self.config)
         with RowFile(self.folder) as file:
             left = [comparison.left(file.keys) for comparison in comparisons]
             shared.rows_left = sum(left)
@@ -177,8 +177,10 @@ def _claim(folder: Path, *, new: bool) -> tuple[Path, tuple[Path, ...]]:
         except FileExistsError:
             if candidate.is_dir():
                 continue
-            raise ResourceError(f"{candidate}: is no folder; choose another experiment=NAME or out=FOLDER") from None
+            taken = next(part for part in (candidate, *candidate.parents) if part.exists())
+            raise ResourceError(f"{taken}: is no folder; choose another experiment=NAME or out=FOLDER") from None
         except OSError as error:
+            _remove(made)
             raise _unwritable(candidate, error) from None
         return candidate, made
     raise AssertionError("counting never ends")
@@ -186,8 +188,8 @@ def _claim(folder: Path, *, new: bool) -> tuple[Path, tuple[Path, ...]]:
 
 def _remove(folders: Sequence[Path]) -> None:
     """Those that are empty; another command may have come to use one."""
-    with contextlib.suppress(OSError):
-        for folder in folders:
+    for folder in folders:
+        with contextlib.suppress(OSError):
             folder.rmdir()
 
 

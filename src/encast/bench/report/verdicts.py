@@ -48,7 +48,7 @@ def _blocks(comparison: Comparison, colours: Mapping[str, int], most_lines: int)
     for one in comparison.verdicts:
         backends.setdefault(one.row.backend, []).append(one)
     backends = {name: backends[name] for name in sorted(backends, key=lambda name: _mean(backends[name]) or 1.0)}
-    drawn = {name: members for name, members in backends.items() if _mean(members) is not None}
+    drawn = {name: members for name, members in backends.items() if any(one.ratio is not None for one in members)}
     if drawn:
         yield _strips(drawn, comparison.margin, colours)
     yield _by_backend(backends, most_lines)
@@ -56,7 +56,8 @@ def _blocks(comparison: Comparison, colours: Mapping[str, int], most_lines: int)
 
 
 def _mean(verdicts: Sequence[Verdict]) -> float | None:
-    ratios = [one.ratio for one in verdicts if one.ratio is not None]
+    """Of what has a verdict."""
+    ratios = [one.ratio for one in verdicts if one.ratio is not None and one.verdict != "noisy"]
     return statistics.geometric_mean(ratios) if ratios else None
 
 
@@ -107,9 +108,7 @@ def _strip(verdicts: Sequence[Verdict], colours: Mapping[str, int]) -> Series:
 def _by_backend(backends: Mapping[str, Sequence[Verdict]], most_lines: int) -> Table:
     lines = []
     for name, members in backends.items():
-        count = {
-            word: sum(one.verdict == word for one in members) for word in ("slower", "faster", "within noise", "noisy")
-        }
+        count = {word: sum(one.verdict == word for one in members) for word in _COUNTED}
         ratios = [one.ratio for one in members if one.ratio is not None]
         spread = f"{numbers.ratio(min(ratios))} to {numbers.ratio(max(ratios))}" if len(ratios) > 1 else ""
         lines.append(
@@ -123,10 +122,7 @@ def _by_backend(backends: Mapping[str, Sequence[Verdict]], most_lines: int) -> T
     columns = [
         Column("backend", text=True),
         Column("times as fast, geometric mean"),
-        Column("slower"),
-        Column("faster"),
-        Column("within noise"),
-        Column("noisy: no verdict"),
+        *(Column(_WORDS.get(word, word)) for word in _COUNTED),
         Column("others"),
     ]
     return cut("Verdicts by backend", columns, lines, most_lines)

@@ -34,9 +34,9 @@ __all__ = [
 
 OWN_DIVISION = {
     f"launcher.{field}": "scenario.instances=N, as far as launcher.core_list and launcher.nodes have cores"
-    for field in ("preset", "instances", "cores_per_instance")
+    for field in ("instances", "cores_per_instance")
 }
-"""``instead`` of scenarios that divide the cores themselves."""
+"""``instead`` of scenarios that divide the cores themselves. A preset counts: it says how a quota is rounded."""
 BURST_SECONDS = 0.3
 MOST_SECONDS = 60
 """Of a burst."""
