@@ -3,6 +3,10 @@
 #include "simd/amx_instructions.h"
 
 namespace encast {
+
+void attention_bf16_6x64_avx512bf16(const AttentionArgs& args, int64_t seq, int64_t head, int64_t query_begin,
+                                    int64_t query_end, void* scratch);
+
 namespace {
 
 struct AmxProducts : TileProducts, Bf16Codes {

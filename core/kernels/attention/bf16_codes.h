@@ -1,14 +1,9 @@
 #pragma once
-#include "kernels/attention/attention.h"
 #include "simd/vec.h"
 
 // Codes of class bf16_dp and bf16_tile by AVX-512 BF16. They are flushed where they are subnormal, as the
 // products would.
 namespace encast {
-
-void attention_bf16_6x64_avx512bf16(const AttentionArgs& args, int64_t seq, int64_t head, int64_t query_begin,
-                                    int64_t query_end, void* scratch);
-
 namespace {
 
 struct Bf16Codes {
