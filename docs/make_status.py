@@ -49,7 +49,7 @@ DTYPES = ("f32", "bf16", "int8")
 ELEMENTARY = 16 * 2.0**-24
 """What the polynomials of exp, erf and tanh may be off by; see core/simd/README.md."""
 
-LEVELS = {name: missing for name, _, missing, _ in _core.isa_levels()}
+LEVELS = {name: missing for name, _, missing, *_ in _core.isa_levels()}
 Array = np.ndarray[Any, Any]
 
 

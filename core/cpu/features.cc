@@ -74,7 +74,8 @@ bool request_tile_permission() {
 
 CpuidFacts read_cpuid() {
   CpuidFacts facts;
-  const uint32_t leaves = cpuid(0, 0).eax;
+  facts.leaf0 = cpuid(0, 0);
+  const uint32_t leaves = facts.leaf0.eax;
   facts.leaf1 = cpuid(1, 0);
   if (leaves >= 7) {
     facts.leaf7_0 = cpuid(7, 0);
@@ -95,6 +96,11 @@ bool has_feature(const CpuidFacts& facts, std::string_view feature) {
     return rule.state != kTile || facts.tile_permission;
   }
   return false;
+}
+
+bool slow_bf16_dot(const CpuidFacts& facts) {
+  // "GenuineIntel", four letters a register.
+  return facts.leaf0.ebx == 0x756e6547 && facts.leaf0.edx == 0x49656e69 && facts.leaf0.ecx == 0x6c65746e;
 }
 
 std::string missing_features(const CpuidFacts& facts, std::string_view features) {

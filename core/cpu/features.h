@@ -11,6 +11,7 @@ struct CpuidRegisters {
 };
 
 struct CpuidFacts {
+  CpuidRegisters leaf0;          // the vendor
   CpuidRegisters leaf1;          // feature information
   CpuidRegisters leaf7_0;        // extended features, subleaf 0
   CpuidRegisters leaf7_1;        // extended features, subleaf 1
@@ -24,6 +25,12 @@ CpuidFacts read_cpuid();
 // True when the feature (a word of cpu/isa.inc) is there and its registers are saved at a context switch.
 // A word that no rule decodes is absent.
 bool has_feature(const CpuidFacts& facts, std::string_view feature);
+
+// Whether vdpbf16ps does fewer products a second than fma on the same bf16 values, widened. Of the processors
+// that have it, those of Intel issue it every other cycle: measured on two generations (87 and 177 Gop/s a
+// core on one with AVX-512 BF16 and no AMX), and reported for a third
+// (github.com/libxsmm/tpp-mlir/pull/1025). AMD's do not.
+bool slow_bf16_dot(const CpuidFacts& facts);
 
 // The words of a space separated list that are absent, space separated.
 std::string missing_features(const CpuidFacts& facts, std::string_view features);

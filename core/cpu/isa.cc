@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "cpu/features.h"
@@ -20,12 +21,20 @@ constexpr Row kRows[] = {
 #undef ENCAST_ISA
 };
 
+std::string_view forced_level() {
+  const char* text = std::getenv("ENCAST_ISA");
+  return text == nullptr ? "" : text;
+}
+
 std::vector<IsaInfo> detect() {
   const CpuidFacts facts = read_cpuid();
   std::vector<IsaInfo> levels;
   for (const Row& row : kRows) {
-    levels.push_back(
-        {static_cast<Isa>(levels.size()), row.name, row.features, missing_features(facts, row.features)});
+    const Isa isa = static_cast<Isa>(levels.size());
+    std::string missing = missing_features(facts, row.features), slow;
+    if (isa == Isa::avx512bf16 && missing.empty() && slow_bf16_dot(facts) && forced_level() != row.name)
+      slow = "vdpbf16ps is slower here than f32 products of widened bf16";
+    levels.push_back({isa, row.name, row.features, std::move(missing), std::move(slow)});
   }
   return levels;
 }
@@ -33,13 +42,13 @@ std::vector<IsaInfo> detect() {
 // The index of the last level that ENCAST_ISA lets through.
 size_t read_ceiling() {
   const std::vector<IsaInfo>& levels = isa_levels();
-  const char* text = std::getenv("ENCAST_ISA");
-  if (text == nullptr || *text == '\0') return levels.size() - 1;
+  const std::string_view text = forced_level();
+  if (text.empty()) return levels.size() - 1;
   std::string usable;
   for (size_t i = 0; i < levels.size(); ++i) {
     const bool runs = levels[i].missing.empty();
     if (runs) usable += (usable.empty() ? "" : ", ") + std::string(levels[i].name);
-    if (std::string_view(text) != levels[i].name) continue;
+    if (text != levels[i].name) continue;
     if (runs) return i;
     throw ResourceError("ENCAST_ISA=" + std::string(text) +
                         ": this processor or its operating system lacks " + levels[i].missing +
@@ -65,7 +74,7 @@ bool isa_allowed(Isa isa) {
 Isa isa_best() {
   Isa best = Isa::scalar;
   for (const IsaInfo& level : isa_levels())
-    if (isa_allowed(level.isa)) best = level.isa;
+    if (isa_allowed(level.isa) && level.slow.empty()) best = level.isa;
   return best;
 }
 

@@ -16,6 +16,7 @@ struct IsaInfo {
   const char* name;
   const char* features;  // space separated, as the table writes them
   std::string missing;   // the features this processor or kernel lacks; empty when usable
+  std::string slow;      // why earlier levels are faster here; empty where not, or ENCAST_ISA names it
 };
 
 // All levels, in the table's order. Detection (CPUID, XCR0 and, for AMX, the kernel's permission)
@@ -27,7 +28,7 @@ const std::vector<IsaInfo>& isa_levels();
 // An unknown or unusable name throws ResourceError, which lists what would be accepted.
 bool isa_allowed(Isa isa);
 
-// The last allowed level of the table.
+// The last level of the table that is allowed and not slow: classes of a level beyond it are not chosen.
 Isa isa_best();
 
 const char* isa_name(Isa isa);

@@ -64,6 +64,23 @@ ENCAST_TEST(haswell_stops_at_avx2) {
   CHECK_EQ(usable, "scalar avx2 ");
 }
 
+// Leaf 0 as the vendors' manuals give it.
+ENCAST_TEST(dot_products_of_bf16_are_slow_on_intel_alone) {
+  CpuidFacts facts = everything();
+  facts.leaf0 = {.eax = 31, .ebx = 0x756e6547, .ecx = 0x6c65746e, .edx = 0x49656e69};
+  CHECK(slow_bf16_dot(facts));
+  facts.leaf0 = {.eax = 16, .ebx = 0x68747541, .ecx = 0x444d4163, .edx = 0x69746e65};
+  CHECK(!slow_bf16_dot(facts));
+}
+
+ENCAST_TEST(slow_levels_may_run_and_are_not_the_best) {
+  for (const IsaInfo& level : isa_levels()) {
+    if (level.slow.empty()) continue;
+    CHECK(level.isa == Isa::avx512bf16 && level.missing.empty(), level.name);
+    CHECK(isa_best() != level.isa, level.slow);
+  }
+}
+
 // /proc/cpuinfo is the kernel's own reading of CPUID, without the features whose registers it does not save.
 ENCAST_TEST(the_kernel_agrees_about_this_processor) {
   std::ifstream cpuinfo("/proc/cpuinfo");
@@ -101,6 +118,7 @@ ENCAST_TEST(a_forced_level_is_the_best_one) {
     if (level.name != std::string(forced)) continue;
     if (level.missing.empty()) {
       CHECK_EQ(isa_name(isa_best()), forced);
+      CHECK_EQ(level.slow, "");
       for (const IsaInfo& other : isa_levels()) CHECK(!isa_allowed(other.isa) || other.isa <= level.isa);
     } else {
       CHECK_THROWS(isa_best(), ResourceError, level.missing);

@@ -89,7 +89,7 @@ const std::vector<PeakProbe>& peak_probes() {
 const PeakProbe& peak_probe(std::string_view dtype) {
   const PeakProbe* best = nullptr;
   for (const PeakProbe& probe : peak_probes())
-    if (probe.dtype == dtype && isa_allowed(probe.isa)) best = &probe;
+    if (probe.dtype == dtype && probe.isa <= isa_best() && isa_allowed(probe.isa)) best = &probe;
   if (best == nullptr)
     throw InputError("dtype is \"" + std::string(dtype) +
                      "\"; the peak of f32, bf16 and int8 can be measured");

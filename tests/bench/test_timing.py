@@ -203,7 +203,7 @@ def test_the_limit_is_arithmetic_or_weights() -> None:
 def test_where_the_peak_is_not_known_nobody_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:
     from encast import _core
 
-    levels = [("scalar", "", "", True), ("avx2", "avx2", "", True), ("amx", "amxtile", "", False)]
+    levels = [("scalar", "", "", True, ""), ("avx2", "avx2", "", True, ""), ("amx", "amxtile", "", False, "")]
     monkeypatch.delenv("ENCAST_ISA", raising=False)
     monkeypatch.setattr(_core, "isa_levels", lambda: levels)
     assert peak_is_the_machine_s()
@@ -219,7 +219,7 @@ def test_amx_has_a_peak_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     from encast import _core
 
     monkeypatch.delenv("ENCAST_ISA", raising=False)
-    monkeypatch.setattr(_core, "isa_levels", lambda: [("scalar", "", "", True), ("amx", "amxtile", "", True)])
+    monkeypatch.setattr(_core, "isa_levels", lambda: [("scalar", "", "", True, ""), ("amx", "amxtile", "", True, "")])
     assert peak_is_the_machine_s()
     rates = {"f32": 200e9, "bf16": 3200e9, "int8": 6400e9}
     monkeypatch.setattr(_core, "peak_ops_per_second", lambda dtype, threads, seconds: threads * rates[dtype])

@@ -93,6 +93,14 @@ def test_the_report_tells_of_caches_slower_cores_and_offline_cpus() -> None:
     assert "CPUs 4-5,7 are offline" in report
 
 
+def test_a_level_that_is_slow_here_is_named_with_the_reason() -> None:
+    levels = [*ALL[:2], dataclasses.replace(ALL[2], slow="it is slower than avx2")]
+    report = [text for _, text in _lines(HEALTHY, levels)]
+    assert report[1] == "scalar, avx2, avx512; kernels use avx2"
+    assert report[2] == "avx512: not chosen, it is slower than avx2"
+    assert not found(levels=levels)
+
+
 def test_levels() -> None:
     scalar_only = [ALL[0], Level("avx2", FEATURES[1], "avx2 fma", False), Level("avx512", FEATURES[2], "avx2", False)]
     (finding,) = found(levels=scalar_only)
@@ -124,7 +132,13 @@ def test_the_report_of_this_machine() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     assert set(report["affinity"]) == os.sched_getaffinity(0)
-    assert report["isa_levels"][0] == {"name": "scalar", "features": "", "missing": "", "allowed": True}
+    assert report["isa_levels"][0] == {
+        "name": "scalar",
+        "features": "",
+        "missing": "",
+        "allowed": True,
+        "slow": "",
+    }
     assert len(report["thread_cpus"]) == report["default_threads"]
     lines = encast("doctor").stdout.splitlines()
     assert any(line.split()[:1] == ["isa"] and report["isa_best"] in line for line in lines)

@@ -15,6 +15,7 @@ from compiled import minilm_folder
 
 import encast
 from encast import _core
+from encast.lower import Target
 
 LEVELS = [name for name, *_ in _core.isa_levels()]
 PROGRAM = """
@@ -86,6 +87,22 @@ def test_forced_level(level: str, artifacts: dict[str, Path], best: dict[str, di
     assert answers["int8"]["bits"] == best["int8"]["bits"]
     a, b = np.array(answers["bf16"]["rows"]), np.array(best["bf16"]["rows"])
     assert (a * b).sum(1).min() > 0.9999
+
+
+def test_classes_of_a_slow_level_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row[:4] for row in _core.isa_levels()]
+    allowed = [name for name, _, _, may in rows if may]
+
+    def chosen(*slow: str) -> str:
+        monkeypatch.setattr(_core, "isa_levels", lambda: [(*row, "slow" if row[0] in slow else "") for row in rows])
+        target = Target.here()
+        assert target.attention["bf16"] == target.gemm["bf16"]
+        assert (target.gemm["f32"], target.gemm["q8"]) == ("f32", "s8")
+        return target.gemm["bf16"]
+
+    fastest = {"amx": "bf16_tile", "avx512bf16": "bf16_dp"}.get(allowed[-1], "bf16_fma")
+    assert chosen() == fastest
+    assert chosen("avx512bf16") == ("bf16_fma" if fastest == "bf16_dp" else fastest)
 
 
 def test_an_unknown_level_is_refused(artifacts: dict[str, Path]) -> None:

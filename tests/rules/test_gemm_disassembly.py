@@ -17,7 +17,7 @@ import pytest
 from rules.test_isa_symbols import object_folder
 
 LEVELS = {
-    "avx2": {"DotF32": 12, "DotBF16": 20, "DotQ8": 24},
+    "avx2": {"DotF32": 12, "DotBF16": 24, "DotQ8": 24},
     "avxvnni": {"DotQ8": 12},
     "avx512": {"DotF32": 24, "DotBF16": 48, "DotQ8": 48},
     "avx512vnni": {"DotQ8": 24},

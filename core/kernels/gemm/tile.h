@@ -45,17 +45,11 @@ struct Shape6x16 {
   static constexpr int kRows = 6;
   static constexpr int vectors(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 };
-// 12 sums, 2 of weights, 1 broadcast, 1 product: 16. Needs rows that are widened already.
+// 12 sums, 2 of weights, 1 broadcast, 1 product or mask: 16. Needs rows that are widened already: widening
+// them in the loop takes another register, and one sum is then stored and loaded again with every group.
 struct Shape6x16Wide {
   static constexpr bool kEpilogue = true, kActivates = false;
   static constexpr int kRows = 6;
-  static constexpr int vectors(int rows) { return rows <= 2 ? 2 : 1; }
-};
-// A row less where two phases need a register for the row's masks or for a product: with six rows one sum is
-// stored and loaded again with every group, which costs bf16 a quarter of its speed.
-struct Shape5x16 {
-  static constexpr bool kEpilogue = true, kActivates = false;
-  static constexpr int kRows = 5;
   static constexpr int vectors(int rows) { return rows <= 2 ? 2 : 1; }
 };
 // Without vector registers: the sums are in memory anyway.

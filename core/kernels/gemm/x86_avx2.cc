@@ -63,9 +63,9 @@ void gemm_f32_f32_f32_6x16_avx2(const GemmArgs& args, int64_t m_begin, int64_t m
                                 int64_t panel_end) {
   compute<DotTiles<DotF32<Shape6x16>>>(args, m_begin, m_end, panel_begin, panel_end);
 }
-void gemm_bf16_bf16_f32_5x16_avx2(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
+void gemm_bf16_bf16_f32_6x16_avx2(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
                                   int64_t panel_end) {
-  compute<DotTiles<DotBF16<Shape5x16>>>(args, m_begin, m_end, panel_begin, panel_end);
+  compute<DotTiles<DotBF16<Shape6x16Wide>>>(args, m_begin, m_end, panel_begin, panel_end);
 }
 void gemm_q8_s8_s32_6x16_avx2(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
                               int64_t panel_end) {

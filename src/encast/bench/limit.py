@@ -135,5 +135,5 @@ def peak_is_the_machine_s() -> bool:
     """
     from encast import _core
 
-    allowed = [name for name, _, _, allowed in _core.isa_levels() if allowed]
+    allowed = [name for name, _, _, allowed, _ in _core.isa_levels() if allowed]
     return knobs.get("ENCAST_ISA") is None and allowed[-1] != "scalar"

@@ -53,7 +53,7 @@ class Fingerprint:
         from encast import _core
 
         machine = machine if machine is not None else this_machine()
-        allowed = [(name, features) for name, features, _, may in _core.isa_levels() if may]
+        allowed = [(name, features) for name, features, _, may, _ in _core.isa_levels() if may]
         return Fingerprint(
             format=FORMAT,
             processor=machine.processor,

@@ -24,12 +24,16 @@ _HOW_TO_MEASURE = "measure, best when nothing else runs: encast doctor --measure
 
 @dataclass(frozen=True)
 class Level:
-    """A row of the ISA table: ``missing`` features, and whether it is ``allowed`` (usable and not forbidden)."""
+    """A row of the ISA table: ``missing`` features, and whether it is ``allowed`` (usable and not forbidden).
+
+    ``slow``: why earlier levels are faster on this processor, so that it is not chosen; empty for all others.
+    """
 
     name: str
     features: str
     missing: str
     allowed: bool
+    slow: str = ""
 
 
 @dataclass(frozen=True)
@@ -242,8 +246,8 @@ def _document(
 
 
 def _best(levels: Sequence[Level]) -> str | None:
-    allowed = [level.name for level in levels if level.allowed]
-    return allowed[-1] if allowed else None
+    chosen = [level.name for level in levels if level.allowed and not level.slow]
+    return chosen[-1] if chosen else None
 
 
 def _lines(machine: Machine, levels: Sequence[Level]) -> Iterator[tuple[str, str]]:
@@ -255,6 +259,8 @@ def _lines(machine: Machine, levels: Sequence[Level]) -> Iterator[tuple[str, str
                 yield "", f"{level.name}: not here, lacks {level.missing}"
             elif not level.allowed:
                 yield "", f"{level.name}: forbidden by ENCAST_ISA"
+            elif level.slow:
+                yield "", f"{level.name}: not chosen, {level.slow}"
     yield (
         "cores",
         f"{len(machine.cores)} physical, {len(machine.online)} hardware threads "

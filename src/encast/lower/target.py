@@ -98,13 +98,20 @@ class Target:
 
     @staticmethod
     def here() -> Target:
-        """This machine, at the ISA level that ``ENCAST_ISA`` allows and with the other knobs.
+        """This machine, at the ISA level that ``ENCAST_ISA`` allows and with the other knobs. Classes whose kernel is
+        of a level that is slow on this processor are not chosen.
 
         Raises ``ResourceError`` when no kernel may run, ``InputError`` for a knob out of range.
         """
         from encast import _core
 
-        target = Target.choose(_core.select_kernel)
+        slow = {name for name, *_, why in _core.isa_levels() if why}
+
+        def select(op: str, arithmetic: str, rows: int) -> str | None:
+            kernel = _core.select_kernel(op, arithmetic, rows)
+            return None if kernel is None or kernel.rpartition("_")[2] in slow else kernel
+
+        target = Target.choose(select)
         machine = this_machine()
         # An engine runs one thread a core, whatever the hardware threads that share its caches.
         sharers = {cache: max(1, cache.shared_by // machine.threads_per_core) for cache in machine.caches}
