@@ -14,9 +14,11 @@ namespace {
 
 nb::list list_isa_levels() {
   nb::list levels;
-  for (const IsaInfo& level : isa_levels())
-    levels.append(
-        nb::make_tuple(level.name, level.features, level.missing, isa_allowed(level.isa), level.slow));
+  for (const IsaInfo& level : isa_levels()) {
+    const bool allowed = isa_allowed(level.isa), passed_over = allowed && level.isa > isa_best();
+    levels.append(nb::make_tuple(level.name, level.features, level.missing, allowed,
+                                 passed_over ? level.slow : std::string()));
+  }
   return levels;
 }
 
@@ -67,13 +69,13 @@ uint64_t hash_buffer(nb::object buffer, uint64_t seed) {
 
 void bind_cpu(nb::module_& m) {
   m.def("isa_levels", &list_isa_levels,
-        "Every ISA level, slowest first: (name, features, missing features, allowed, why it is slow).\n\n"
-        "The last is empty unless earlier levels are faster on this processor and ENCAST_ISA does not name "
-        "it.\n\n"
+        "Every ISA level, in the table's order: (name, features, missing features, allowed, slow).\n\n"
+        "slow: why an allowed level is passed over for earlier ones, which are faster on this processor;\n"
+        "empty for those that are not.\n\n"
         "Raises ResourceError when ENCAST_ISA names no level that this machine has.");
   m.def(
       "isa_best", [] { return std::string(isa_name(isa_best())); },
-      "The last allowed ISA level that is not slow.");
+      "The last allowed ISA level that is not passed over as slow.");
   m.def("xxh64", &hash_buffer, nb::arg("buffer"), nb::arg("seed") = 0,
         "XXH64 of a contiguous buffer; runs without the GIL.");
   m.def("kernels", &list_kernels,

@@ -27,8 +27,8 @@ CpuidFacts read_cpuid();
 bool has_feature(const CpuidFacts& facts, std::string_view feature);
 
 // Whether vdpbf16ps does fewer products a second than fma on the same bf16 values, widened. Of the processors
-// that have it, those of Intel issue it every other cycle: measured on two generations (87 and 177 Gop/s a
-// core on one with AVX-512 BF16 and no AMX), and reported for a third
+// that have it, those of Intel issue it every other cycle: measured on two generations (87 and 175 Gop/s a
+// core on the one that core/kernels/gemm/README.md has figures of), and reported for Emerald Rapids
 // (github.com/libxsmm/tpp-mlir/pull/1025). AMD's do not.
 bool slow_bf16_dot(const CpuidFacts& facts);
 

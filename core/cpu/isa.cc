@@ -2,7 +2,6 @@
 
 #include <cstdlib>
 #include <string_view>
-#include <utility>
 
 #include "base/error.h"
 #include "cpu/features.h"
@@ -21,41 +20,46 @@ constexpr Row kRows[] = {
 #undef ENCAST_ISA
 };
 
-std::string_view forced_level() {
-  const char* text = std::getenv("ENCAST_ISA");
-  return text == nullptr ? "" : text;
-}
-
 std::vector<IsaInfo> detect() {
   const CpuidFacts facts = read_cpuid();
   std::vector<IsaInfo> levels;
   for (const Row& row : kRows) {
-    const Isa isa = static_cast<Isa>(levels.size());
-    std::string missing = missing_features(facts, row.features), slow;
-    if (isa == Isa::avx512bf16 && missing.empty() && slow_bf16_dot(facts) && forced_level() != row.name)
-      slow = "vdpbf16ps is slower here than f32 products of widened bf16";
-    levels.push_back({isa, row.name, row.features, std::move(missing), std::move(slow)});
+    levels.push_back(
+        {static_cast<Isa>(levels.size()), row.name, row.features, missing_features(facts, row.features), ""});
   }
+  IsaInfo& bf16 = levels[static_cast<size_t>(Isa::avx512bf16)];
+  if (bf16.missing.empty() && slow_bf16_dot(facts))
+    bf16.slow = "vdpbf16ps is slower here than f32 products of widened bf16";
   return levels;
 }
 
-// The index of the last level that ENCAST_ISA lets through.
-size_t read_ceiling() {
+// What ENCAST_ISA lets through: levels up to `last`, which is the one that it names if `named`.
+struct Ceiling {
+  size_t last;
+  bool named;
+};
+
+Ceiling read_ceiling() {
   const std::vector<IsaInfo>& levels = isa_levels();
-  const std::string_view text = forced_level();
-  if (text.empty()) return levels.size() - 1;
+  const char* text = std::getenv("ENCAST_ISA");
+  if (text == nullptr || *text == '\0') return {levels.size() - 1, false};
   std::string usable;
   for (size_t i = 0; i < levels.size(); ++i) {
     const bool runs = levels[i].missing.empty();
     if (runs) usable += (usable.empty() ? "" : ", ") + std::string(levels[i].name);
-    if (text != levels[i].name) continue;
-    if (runs) return i;
+    if (std::string_view(text) != levels[i].name) continue;
+    if (runs) return {i, true};
     throw ResourceError("ENCAST_ISA=" + std::string(text) +
                         ": this processor or its operating system lacks " + levels[i].missing +
                         "; run `encast doctor` for the levels that it has");
   }
   throw ResourceError("ENCAST_ISA=" + std::string(text) + " is no level; this machine accepts " + usable +
                       "; unset it to let encast choose");
+}
+
+const Ceiling& ceiling() {
+  static const Ceiling read = read_ceiling();
+  return read;
 }
 
 }  // namespace
@@ -66,15 +70,16 @@ const std::vector<IsaInfo>& isa_levels() {
 }
 
 bool isa_allowed(Isa isa) {
-  static const size_t ceiling = read_ceiling();
   const size_t index = static_cast<size_t>(isa);
-  return index <= ceiling && isa_levels()[index].missing.empty();
+  return index <= ceiling().last && isa_levels()[index].missing.empty();
 }
 
 Isa isa_best() {
   Isa best = Isa::scalar;
-  for (const IsaInfo& level : isa_levels())
-    if (isa_allowed(level.isa) && level.slow.empty()) best = level.isa;
+  for (const IsaInfo& level : isa_levels()) {
+    const bool named = ceiling().named && static_cast<size_t>(level.isa) == ceiling().last;
+    if (isa_allowed(level.isa) && (level.slow.empty() || named)) best = level.isa;
+  }
   return best;
 }
 

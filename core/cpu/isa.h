@@ -16,7 +16,7 @@ struct IsaInfo {
   const char* name;
   const char* features;  // space separated, as the table writes them
   std::string missing;   // the features this processor or kernel lacks; empty when usable
-  std::string slow;      // why earlier levels are faster here; empty where not, or ENCAST_ISA names it
+  std::string slow;      // why earlier levels are faster on this processor; empty where they are not
 };
 
 // All levels, in the table's order. Detection (CPUID, XCR0 and, for AMX, the kernel's permission)
@@ -28,7 +28,8 @@ const std::vector<IsaInfo>& isa_levels();
 // An unknown or unusable name throws ResourceError, which lists what would be accepted.
 bool isa_allowed(Isa isa);
 
-// The last level of the table that is allowed and not slow: classes of a level beyond it are not chosen.
+// The last allowed level of the table; a slow one only if ENCAST_ISA names it. Levels beyond it may run, but
+// arithmetic classes of theirs are not chosen.
 Isa isa_best();
 
 const char* isa_name(Isa isa);

@@ -22,7 +22,7 @@ struct PeakProbe {
 // Every probe, by dtype and then in the order of cpu/isa.inc.
 const std::vector<PeakProbe>& peak_probes();
 
-// The probe of the fastest allowed level that has one for "f32", "bf16" or "int8".
+// The probe of the last level up to isa_best() that has one for "f32", "bf16" or "int8".
 // Throws InputError for another dtype.
 const PeakProbe& peak_probe(std::string_view dtype);
 

@@ -24,9 +24,10 @@ ENCAST_TEST(every_allowed_probe_runs_here) {
   }
 }
 
-ENCAST_TEST(the_fastest_allowed_level_is_taken) {
+ENCAST_TEST(the_best_level_is_taken) {
   for (const PeakProbe& probe : peak_probes())
     if (isa_allowed(probe.isa) && probe.isa <= isa_best()) CHECK(peak_probe(probe.dtype).isa >= probe.isa);
+  for (const char* dtype : {"f32", "bf16", "int8"}) CHECK(peak_probe(dtype).isa <= isa_best());
   CHECK(isa_allowed(peak_probe("int8").isa));
 }
 

@@ -81,7 +81,8 @@ _ISA: Knob[str | None] = Knob(
     "ENCAST_ISA",
     None,
     "the name of an ISA level, as `encast doctor` lists them",
-    "The fastest ISA level that may run; faster ones are treated as absent. Read once, by the native core.",
+    "The fastest ISA level that may run; faster ones are treated as absent. Naming a level that is passed over as slow "
+    "on this processor takes it. Read once, by the native core.",
     _word,
 )
 _THREADS: Knob[int | None] = Knob(

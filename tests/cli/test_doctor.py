@@ -18,7 +18,7 @@ from encast.machine import CgroupLimits, Core, HugePages, Machine, MemoryNode
 
 FEATURES = ("", "avx2 fma", "avx2 fma avx512f")
 NAMES = ("scalar", "avx2", "avx512")
-ALL = [Level(name, features, "", True) for name, features in zip(NAMES, FEATURES, strict=True)]
+ALL = [Level(name, features, "", True, "") for name, features in zip(NAMES, FEATURES, strict=True)]
 HEALTHY = Machine(
     processor="Made-up Processor 9000",
     virtual=False,
@@ -102,7 +102,11 @@ def test_a_level_that_is_slow_here_is_named_with_the_reason() -> None:
 
 
 def test_levels() -> None:
-    scalar_only = [ALL[0], Level("avx2", FEATURES[1], "avx2 fma", False), Level("avx512", FEATURES[2], "avx2", False)]
+    scalar_only = [
+        ALL[0],
+        dataclasses.replace(ALL[1], missing="avx2 fma", allowed=False),
+        dataclasses.replace(ALL[2], missing="avx2", allowed=False),
+    ]
     (finding,) = found(levels=scalar_only)
     assert "does not show avx2 fma" in finding.problem
     forced = [ALL[0], ALL[1], dataclasses.replace(ALL[2], allowed=False)]

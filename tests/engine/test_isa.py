@@ -83,6 +83,8 @@ def test_forced_level(level: str, artifacts: dict[str, Path], best: dict[str, di
         products = {kernel.rsplit("_", 1)[1] for kernel in answer["kernels"] if kernel.startswith("gemm")}
         if dtype == "int8" and level in ("avx2", "avxvnni", "avx512", "avx512vnni"):
             assert level in products
+        if dtype == "bf16" and level in ("avx2", "avx512", "avx512bf16", "amx"):
+            assert level in products
     assert answers["f32"]["bits"] == best["f32"]["bits"]
     assert answers["int8"]["bits"] == best["int8"]["bits"]
     a, b = np.array(answers["bf16"]["rows"]), np.array(best["bf16"]["rows"])

@@ -19,7 +19,7 @@
 //   kWideRows                    whether row<P> reads groups of 8 bytes, 4 for each phase, that
 //   widen(p, groups, to)         has made from a row's groups
 //   add(sum, row, columns)       the sum with the phase added
-// (templates.h and the x86 sources define them).
+// (dots.h and the x86 sources define them).
 namespace encast {
 namespace {
 

@@ -26,14 +26,14 @@ _HOW_TO_MEASURE = "measure, best when nothing else runs: encast doctor --measure
 class Level:
     """A row of the ISA table: ``missing`` features, and whether it is ``allowed`` (usable and not forbidden).
 
-    ``slow``: why earlier levels are faster on this processor, so that it is not chosen; empty for all others.
+    ``slow``: why it is passed over for earlier levels, which are faster on this processor; empty for all others.
     """
 
     name: str
     features: str
     missing: str
     allowed: bool
-    slow: str = ""
+    slow: str
 
 
 @dataclass(frozen=True)

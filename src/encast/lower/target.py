@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from encast import knobs
@@ -98,20 +98,14 @@ class Target:
 
     @staticmethod
     def here() -> Target:
-        """This machine, at the ISA level that ``ENCAST_ISA`` allows and with the other knobs. Classes whose kernel is
-        of a level that is slow on this processor are not chosen.
+        """This machine, at the ISA level that ``ENCAST_ISA`` allows and with the other knobs.
 
         Raises ``ResourceError`` when no kernel may run, ``InputError`` for a knob out of range.
         """
         from encast import _core
 
         slow = {name for name, *_, why in _core.isa_levels() if why}
-
-        def select(op: str, arithmetic: str, rows: int) -> str | None:
-            kernel = _core.select_kernel(op, arithmetic, rows)
-            return None if kernel is None or kernel.rpartition("_")[2] in slow else kernel
-
-        target = Target.choose(select)
+        target = Target.choose(_core.select_kernel, slow)
         machine = this_machine()
         # An engine runs one thread a core, whatever the hardware threads that share its caches.
         sharers = {cache: max(1, cache.shared_by // machine.threads_per_core) for cache in machine.caches}
@@ -128,18 +122,23 @@ class Target:
         )
 
     @staticmethod
-    def choose(select_kernel: Callable[[str, str, int], str | None]) -> Target:
-        """The fastest class of every operand dtype for which ``select_kernel(op, class, rows)`` finds a kernel."""
+    def choose(select_kernel: Callable[[str, str, int], str | None], slow: Collection[str] = ()) -> Target:
+        """The fastest class of every operand dtype for which ``select_kernel(op, class, rows)`` finds a kernel.
+
+        ``slow``: ISA levels, which end the names of their kernels, that are passed over where another class has one.
+        """
 
         def fastest(table: dict[str, tuple[str, tuple[str, ...]]]) -> dict[str, str]:
             chosen = {}
             for dtype, (op, classes) in table.items():
-                usable = [name for name in classes if select_kernel(op, name, 1) is not None]
+                kernels = {name: select_kernel(op, name, 1) for name in classes}
+                usable = [name for name, kernel in kernels.items() if kernel is not None]
                 if not usable:
                     raise ResourceError(
                         f"no kernel of {op} may run on this machine; {classes} exist, see: encast kernels"
                     )
-                chosen[dtype] = usable[0]
+                quick = [name for name in usable if str(kernels[name]).rpartition("_")[2] not in slow]
+                chosen[dtype] = (quick or usable)[0]
             return chosen
 
         return Target(fastest(GEMM_CLASSES), attention=fastest(ATTENTION_CLASSES))
