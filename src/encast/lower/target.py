@@ -131,14 +131,13 @@ class Target:
         def fastest(table: dict[str, tuple[str, tuple[str, ...]]]) -> dict[str, str]:
             chosen = {}
             for dtype, (op, classes) in table.items():
-                kernels = {name: select_kernel(op, name, 1) for name in classes}
-                usable = [name for name, kernel in kernels.items() if kernel is not None]
-                if not usable:
+                kernels = {name: kernel for name in classes if (kernel := select_kernel(op, name, 1)) is not None}
+                if not kernels:
                     raise ResourceError(
                         f"no kernel of {op} may run on this machine; {classes} exist, see: encast kernels"
                     )
-                quick = [name for name in usable if str(kernels[name]).rpartition("_")[2] not in slow]
-                chosen[dtype] = (quick or usable)[0]
+                quick = [name for name, kernel in kernels.items() if kernel.rpartition("_")[2] not in slow]
+                chosen[dtype] = next(iter(quick or kernels))
             return chosen
 
         return Target(fastest(GEMM_CLASSES), attention=fastest(ATTENTION_CLASSES))
