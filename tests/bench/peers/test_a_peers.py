@@ -20,12 +20,13 @@ import yaml
 from checkpoints import make_checkpoint
 
 import encast.bench
+from encast import _core
 from encast.backends.reference import Reference
 from encast.batch import Batch
 from encast.bench.agreement import LEAST_COSINE, plain_graph
 from encast.bench.peers.base import ModelFiles, Peer, load_peer
 from encast.bench.peers.transformer import read_encoder
-from encast.errors import EncastError, InputError
+from encast.errors import EncastError, InputError, ResourceError
 
 CONF = Path(encast.bench.__file__).parent / "conf" / "backend"
 MODULES = ("pytorch", "torchscript", "torch_compile", "onnxruntime", "openvino", "ctranslate2", "sentence_transformers")
@@ -36,6 +37,7 @@ YAMLS = {
 }
 WIDE = [name for name in YAMLS if name.endswith("-f32") and not name.startswith("torch-compile")]
 CONVERTED = [name for name in YAMLS if name.startswith(("onnxruntime", "openvino", "torchscript", "ctranslate2"))]
+LACKS = {level: missing for level, _, missing, *_ in _core.isa_levels()}  # what the processor has not, or ""
 LENGTHS = (3, 11, 7, 16, 1)
 THREADS = 2
 
@@ -109,6 +111,11 @@ def opened() -> Iterator[Any]:
         present(name)
         peer = make(name, model, cache, **options)
         peer.export()
+        lacks = LACKS["avx512bf16"]
+        if name == "openvino-bf16" and lacks:
+            with pytest.raises(ResourceError, match="AVX512_BF16 or AMX alone, and would take f32"):
+                peer.open()
+            pytest.skip(f"{name} refuses a processor without {lacks}")
         peer.open()
         peers.append(peer)
         return peer
