@@ -160,7 +160,13 @@ class _Choices:
     """The groups and their YAML, read with Hydra."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        from hydra.core.override_parser.overrides_parser import OverridesParser
+        try:
+            from hydra.core.override_parser.overrides_parser import OverridesParser
+        except ImportError as error:
+            raise InputError(
+                f"{error.name} is not installed, which the configuration needs: pip install 'encast[bench]', "
+                "in a clone of encast '.[bench]'"
+            ) from None
 
         self._folders = [folder.resolve() for folder in folders]
         self._parser = OverridesParser.create()

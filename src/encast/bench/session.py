@@ -102,6 +102,8 @@ def open_session(overrides: Sequence[str], *, multirun: bool = False, folders: S
 
 def resume_session(folder: Path) -> Session:
     """An experiment that ended early, with the overrides that it was begun with. Raises ``InputError``."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: is no folder; name one that `encast bench` has written")
     try:
         document = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
         overrides = [str(override) for override in document["overrides"]]
