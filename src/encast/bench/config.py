@@ -164,8 +164,7 @@ class _Choices:
             from hydra.core.override_parser.overrides_parser import OverridesParser
         except ImportError as error:
             raise InputError(
-                f"{error.name} is not installed, which the configuration needs: pip install 'encast[bench]', "
-                "in a clone of encast '.[bench]'"
+                f"{error.name} is not installed, which the configuration needs: pip install 'encast[bench]'"
             ) from None
 
         self._folders = [folder.resolve() for folder in folders]

@@ -391,8 +391,7 @@ def _open_study(options: Options, setups: Sequence[Setup]) -> tuple[Any, list[Tr
         from optuna.storages.journal import JournalFileBackend
     except ImportError as error:
         raise InputError(
-            f"{error.name} is not installed, which the search needs: pip install 'encast[bench]', "
-            "in a clone of encast '.[bench]'"
+            f"{error.name} is not installed, which the search needs: pip install 'encast[bench]'"
         ) from None
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
