@@ -19,6 +19,7 @@ __all__ = [
     "ResourceError",
     "StrictError",
     "UnsupportedModelError",
+    "install_hint",
     "translated",
 ]
 
@@ -57,6 +58,11 @@ class ResourceError(EncastError):
 
 class StrictError(EncastError):
     """Something fell back while ``strict`` was asked for."""
+
+
+def install_hint(extra: str) -> str:
+    """The command that installs one of encast's extras, as the end of a message."""
+    return f"pip install 'encast[{extra}]' (in a clone of the repository: '.[{extra}]')"
 
 
 @contextmanager

@@ -32,37 +32,6 @@ struct DotF32 {
   ENCAST_SIMD Sum add(Sum sum, F32x16 row, F32x16 columns) { return fma(row, columns, sum); }
 };
 
-// f32 of so many bf16, an even number.
-ENCAST_SIMD void widen_row(const uint8_t* p, int64_t count, uint8_t* to) {
-  const auto* from = reinterpret_cast<const uint16_t*>(p);
-  auto* wide = reinterpret_cast<float*>(to);
-  int64_t i = 0;
-  for (; i + 16 <= count; i += 16) store(wide + i, load_bf16(from + i));
-  for (; i < count; ++i) {
-    const uint32_t bits = uint32_t{load_as<uint16_t>(from + i)} << 16;
-    __builtin_memcpy(wide + i, &bits, sizeof bits);
-  }
-}
-
-// The lower or the upper bf16 of sixteen pairs, k even or odd.
-template <int P>
-ENCAST_SIMD F32x16 widen_half(const uint8_t* p) {
-  const I32x16 pairs = load_i32(reinterpret_cast<const int32_t*>(p));
-  return from_bits(P == 0 ? shift_left<16>(pairs) : pairs & set1(static_cast<int32_t>(0xffff0000u)));
-}
-
-// A packed panel of f32 from one of bf16, so many k of it, an even number.
-ENCAST_SIMD void widen_panel(const uint8_t* w, int64_t count, uint8_t* to) {
-  for (int64_t k = 0; k < count; k += 2) {
-    for (int64_t at = 0; at < kPanelBytes; at += kVectorBytes) {
-      store(reinterpret_cast<float*>(to + at), widen_half<0>(w + at));
-      store(reinterpret_cast<float*>(to + kPanelBytes + at), widen_half<1>(w + at));
-    }
-    w += kPanelBytes;
-    to += 2 * kPanelBytes;
-  }
-}
-
 // Arithmetic bf16_fma: both operands widened, which is exact, then as f32. The even k of a pair is the lower
 // half of its four bytes. Rows are widened once a tile, because widening shares ports with the products.
 template <class TileShape>
@@ -73,14 +42,24 @@ struct DotBF16 {
   static constexpr bool kQuantized = false, kWideRows = true;
 
   ENCAST_SIMD Sum zero() { return set1(0.0f); }
-  ENCAST_SIMD void widen(const uint8_t* p, int64_t groups, uint8_t* to) { widen_row(p, 2 * groups, to); }
+  ENCAST_SIMD void widen(const uint8_t* p, int64_t groups, uint8_t* to) {
+    const auto* from = reinterpret_cast<const uint16_t*>(p);
+    auto* wide = reinterpret_cast<float*>(to);
+    int64_t i = 0;
+    for (; i + 16 <= 2 * groups; i += 16) store(wide + i, load_bf16(from + i));
+    for (; i < 2 * groups; ++i) {
+      const uint32_t bits = uint32_t{load_as<uint16_t>(from + i)} << 16;
+      __builtin_memcpy(wide + i, &bits, sizeof bits);
+    }
+  }
   template <int P>
   ENCAST_SIMD F32x16 row(const uint8_t* p) {
     return set1(load_as<float>(p + 4 * P));
   }
   template <int P>
   ENCAST_SIMD F32x16 columns(const uint8_t* p) {
-    return widen_half<P>(p);
+    const I32x16 pairs = load_i32(reinterpret_cast<const int32_t*>(p));
+    return from_bits(P == 0 ? shift_left<16>(pairs) : pairs & set1(static_cast<int32_t>(0xffff0000u)));
   }
   ENCAST_SIMD Sum add(Sum sum, F32x16 row, F32x16 columns) { return fma(row, columns, sum); }
 };

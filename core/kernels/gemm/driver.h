@@ -1,5 +1,4 @@
 #pragma once
-#include "kernels/gemm/dots.h"
 #include "kernels/gemm/epilogue.h"
 
 // Blocking: which tile is computed when, and what becomes of its sums.
@@ -8,9 +7,6 @@
 //     for blocks of kBlockGroups            so that a panel's block is at most 256 KB and stays in L2 too
 //       for panels                          weights stream from memory or L3 once a row block
 //         for tiles of rows                 a few rows of `a` in L1
-//
-// Where operands are narrower in memory than in arithmetic (kNarrower), a block's rows are widened once for
-// all panels and a panel once for all rows of the block, into memory of the thread: what tiles see is f32.
 //
 // Sums of all but the last block of k are stored into c as they are (f32, or the bits of int32) and loaded
 // again, which changes nothing. The last block goes through the epilogue in registers. Two kinds of panel
@@ -45,7 +41,6 @@ struct DotTiles {
   static constexpr int kRows = Dot::Shape::kRows;
   static constexpr bool kHasEpilogue = Dot::Shape::kEpilogue;
   static constexpr bool kActivates = Dot::Shape::kActivates;
-  static constexpr int kNarrower = 1;  // how many times smaller operands are in memory than in tiles
 
   void run(const GemmArgs& args, TileJob job, int64_t rows) {
     if constexpr (Dot::kWideRows) {
@@ -156,12 +151,6 @@ struct DotTiles {
   }
 };
 
-// Tiles of f32 for operands of bf16, twice as narrow.
-template <class Shape>
-struct WidenedTiles : DotTiles<DotF32<Shape>> {
-  static constexpr int kNarrower = 2;
-};
-
 // Sums as they are, between c and a staged tile.
 [[gnu::noinline]] void copy_sums(const float* from, int64_t from_stride, float* to, int64_t to_stride,
                                  int64_t rows, int64_t columns) {
@@ -188,25 +177,18 @@ struct Ahead {
   int64_t bytes;
 };
 
-// Of a panel and of a block of rows that are widened.
-constexpr int64_t kWidePanelBytes = kBlockGroups * kPanelBytes;
-template <class Tiles>
-constexpr int64_t kWideBytes = kWidePanelBytes + kBlockABytes + Tiles::kRows * kBlockGroups * kGroupBytes;
-
-// The body of every kernel but those of AMX: a GemmFn over DotTiles. `wide`: kWideBytes where operands have
-// to be widened; c may then be of bf16 only if k is one block.
+// The body of every kernel but those of AMX: a GemmFn over DotTiles.
 template <class Tiles>
 ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
-                         int64_t panel_end, uint8_t* wide = nullptr) {
+                         int64_t panel_end) {
   using Dot = typename Tiles::Dot;
-  constexpr int kNarrower = Tiles::kNarrower;
   if (m_begin >= m_end || panel_begin >= panel_end) return;
   Tiles tiles;
   alignas(64) float staged[Tiles::kRows * kPanel] = {};
-  const int64_t groups = (args.k + Dot::kGroup * kNarrower - 1) / (Dot::kGroup * kNarrower) * kNarrower;
+  const int64_t groups = (args.k + Dot::kGroup - 1) / Dot::kGroup;
   // A c of bf16 has no room for the sums of a block of k.
   const int64_t block_groups = groups < kBlockGroups || args.c_bf16 != nullptr ? groups : kBlockGroups;
-  const int64_t a_stride = args.a_stride * (kGroupBytes / Dot::kGroup) / kNarrower;
+  const int64_t a_stride = args.a_stride * (kGroupBytes / Dot::kGroup);
   // Whether tiles put their sums through the epilogue themselves.
   const bool direct = Tiles::kHasEpilogue && args.c_bf16 == nullptr &&
                       (args.activation == Activation::none ||
@@ -215,8 +197,8 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
   // The weights of a panel from group g on, as far as its block of k goes.
   const auto weights = [&](int64_t panel, int64_t g) {
     const int64_t count = groups - g < block_groups ? groups - g : block_groups;
-    return Ahead{static_cast<const uint8_t*>(args.w) + (panel * groups + g) * (kPanelBytes / kNarrower),
-                 count * (kPanelBytes / kNarrower)};
+    return Ahead{static_cast<const uint8_t*>(args.w) + (panel * groups + g) * kPanelBytes,
+                 count * kPanelBytes};
   };
   for (int64_t block = m_begin; block < m_end; block += rows_step) {
     const int64_t block_end = block + rows_step < m_end ? block + rows_step : m_end;
@@ -224,25 +206,11 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
     do {  // once at least: without k, c is the epilogue of zeros
       const int64_t count = groups - g < block_groups ? groups - g : block_groups;
       const bool last = g + count == groups;
-      const uint8_t* a =
-          static_cast<const uint8_t*>(args.a) + block * a_stride + g * (kGroupBytes / kNarrower);
-      int64_t tile_a_stride = a_stride;
-      if constexpr (kNarrower > 1) {
-        uint8_t* const rows = wide + kWidePanelBytes;
-        tile_a_stride = count * kGroupBytes;
-        for (int64_t i = 0; i < block_end - block; ++i)
-          widen_row(a + i * a_stride, count, rows + i * tile_a_stride);
-        a = rows;
-      }
       for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
         const int64_t column = panel * kPanel;
         const int64_t columns = args.n - column < kPanel ? args.n - column : kPanel;
         const bool whole = columns == kPanel;
-        const uint8_t* w = weights(panel, g).at;
-        if constexpr (kNarrower > 1) {
-          widen_panel(w, count, wide);
-          w = wide;
-        }
+        const uint8_t* const w = weights(panel, g).at;
         Ahead next = panel + 1 < panel_end ? weights(panel + 1, g)
                      : !last               ? weights(panel_begin, g + count)
                      : block_end < m_end   ? weights(panel_begin, 0)
@@ -255,8 +223,8 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
           float* c = args.c != nullptr ? args.c + row * args.c_stride + column : nullptr;
           const bool stage = !whole || (last && !direct);
           const TileJob job = {
-              .a = a + (row - block) * tile_a_stride,
-              .a_stride = tile_a_stride,
+              .a = static_cast<const uint8_t*>(args.a) + row * a_stride + g * kGroupBytes,
+              .a_stride = a_stride,
               .w = w,
               .groups = count,
               // Once all that comes next is asked for, the present panel stands in: it is in cache.

@@ -82,7 +82,6 @@ std::vector<Spec> sweep() {
     add(rng.integer(6, 13), 128, k);
   }
   for (int64_t m : {31, 32, 33, 47, 64, 65, 131}) add(m, rng.integer(60, 70), 1030);
-  for (int64_t k : {0, 1, 2, 17, 31, 33, 2051}) add(70, 130, k);
   return specs;
 }
 
@@ -195,9 +194,6 @@ void check_bf16_outputs(GemmFn fn, GemmOperands operands) {
                                 {40, 127, 1030},
                                 {6, 128, 4100},
                                 {33, 192, 4100},
-                                {70, 130, 71},
-                                {70, 130, 1024},
-                                {70, 65, 2050},
                                 {40, 650, 1000},
                                 {40, 650, 500}}) {
     for (const Activation activation : {Activation::none, Activation::gelu, Activation::tanh}) {

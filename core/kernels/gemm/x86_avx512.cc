@@ -1,4 +1,3 @@
-#include "base/thread_scratch.h"
 #include "kernels/gemm/dots.h"
 #include "kernels/gemm/driver.h"
 
@@ -25,10 +24,6 @@ struct DotQ8 : DotQ8Base<Shape6x64> {
   }
 };
 
-// Rows from which on widening a panel once costs less than widening it in each tile of six: below, weights
-// stream from memory, and the wide panel is more to write and read.
-constexpr int64_t kWidenFromRows = 64;
-
 }  // namespace
 
 void gemm_f32_f32_f32_6x64_avx512(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
@@ -37,12 +32,6 @@ void gemm_f32_f32_f32_6x64_avx512(const GemmArgs& args, int64_t m_begin, int64_t
 }
 void gemm_bf16_bf16_f32_6x64_avx512(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
                                     int64_t panel_end) {
-  using Wide = WidenedTiles<Shape6x64>;
-  if (m_end - m_begin >= kWidenFromRows && (args.c_bf16 == nullptr || args.k <= kBlockGroups)) {
-    if (uint8_t* wide = thread_scratch(kWideBytes<Wide>)) {
-      return compute<Wide>(args, m_begin, m_end, panel_begin, panel_end, wide);
-    }
-  }
   compute<DotTiles<DotBF16<Shape6x64>>>(args, m_begin, m_end, panel_begin, panel_end);
 }
 void gemm_q8_s8_s32_6x64_avx512(const GemmArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,

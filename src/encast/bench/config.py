@@ -22,7 +22,7 @@ from encast.bench.noise import NoiseLimits
 from encast.bench.peers.base import DTYPES, BackendSpec
 from encast.bench.timing import Timing
 from encast.bench.worker import Limits
-from encast.errors import InputError
+from encast.errors import InputError, install_hint
 
 __all__ = ["CONF", "DEFAULT_LAUNCHER", "GROUPS", "STUDY", "Job", "available", "load_jobs", "need_groups", "yaml_of"]
 
@@ -164,7 +164,7 @@ class _Choices:
             from hydra.core.override_parser.overrides_parser import OverridesParser
         except ImportError as error:
             raise InputError(
-                f"{error.name} is not installed, which the configuration needs: pip install 'encast[bench]'"
+                f"{error.name} is not installed, which the configuration needs: {install_hint('bench')}"
             ) from None
 
         self._folders = [folder.resolve() for folder in folders]

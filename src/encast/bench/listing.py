@@ -36,8 +36,9 @@ class Listing:
     def lines(self) -> Iterator[str]:
         for group, names in self.groups.items():
             yield f"{group}:"
+            width = max([24, *map(len, names)])
             for name, text in names.items():
-                yield f"  {name:24} {text}".rstrip()
+                yield f"  {name:{width}} {text}".rstrip()
                 yield from self._fields(f"{group}={name}", "    ")
         yield "fields of every scenario:"
         yield from self._fields("", "  ")

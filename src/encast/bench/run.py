@@ -189,11 +189,14 @@ class Comparison:
         self._reference.prepare(point.batches)
         sides = [Side(spec, contender=self._contender(spec, point, opened)) for spec in specs]
         for side in sides:
+            self._say(f"  {side.spec.name}: load, check, warm up")
             side.ready(point, self._scenario, timing, self._reference)
             self._cold[side.spec.name] = side.cold or self._cold.get(side.spec.name, ColdStart(0, 0, 0))
         racing = [side for side in sides if side.failure is None]
         cpus = sorted({cpu for place in self._places(point) for cpu in place.cpus})
         siblings = {cpu for core in self._machine.cores if set(core.cpus) & set(cpus) for cpu in core.cpus}
+        if racing:
+            self._say(f"  rounds of {len(racing)}: {timing.seconds * len(racing):g} s at least")
         meter, used = NoiseMeter(cpus, siblings), _cpu_seconds(racing)
         rounds = take_turns(
             racing,

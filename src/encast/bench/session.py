@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -102,7 +103,7 @@ def open_session(overrides: Sequence[str], *, multirun: bool = False, folders: S
 
 def resume_session(folder: Path) -> Session:
     """An experiment that ended early, with the overrides that it was begun with. Raises ``InputError``."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # what may not be looked at is none either, where Path.is_dir would raise
         raise InputError(f"{folder}: is no folder; name one that `encast bench` has written")
     try:
         document = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from encast.errors import ResourceError
+from encast.errors import ResourceError, install_hint
 
 __all__ = ["arrow_type", "pyarrow", "pyarrow_parquet"]
 
@@ -24,7 +24,7 @@ def _import(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ResourceError("Parquet needs pyarrow; install it with: pip install 'encast[parquet]'") from None
+        raise ResourceError(f"Parquet needs pyarrow: {install_hint('parquet')}") from None
 
 
 def arrow_type(shape: Any) -> Any:

@@ -34,7 +34,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from encast.backends.groups import Setup
-from encast.errors import EncastError, InputError, ResourceError
+from encast.errors import EncastError, InputError, ResourceError, install_hint
 from encast.tune.cost_model import CostModel, Probe, probe_plan
 from encast.tune.finals import median, score, still_open, unspoilt
 from encast.tune.measurement import Measurement, Trial
@@ -390,9 +390,7 @@ def _open_study(options: Options, setups: Sequence[Setup]) -> tuple[Any, list[Tr
         from optuna import storages
         from optuna.storages.journal import JournalFileBackend
     except ImportError as error:
-        raise InputError(
-            f"{error.name} is not installed, which the search needs: pip install 'encast[bench]'"
-        ) from None
+        raise InputError(f"{error.name} is not installed, which the search needs: {install_hint('bench')}") from None
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)

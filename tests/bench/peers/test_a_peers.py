@@ -111,12 +111,13 @@ def opened() -> Iterator[Any]:
         present(name)
         peer = make(name, model, cache, **options)
         peer.export()
-        lacks = LACKS["avx512bf16"]
-        if name == "openvino-bf16" and lacks:
-            with pytest.raises(ResourceError, match="AVX512_BF16 or AMX alone, and would take f32"):
-                peer.open()
-            pytest.skip(f"{name} refuses a processor without {lacks}")
-        peer.open()
+        try:
+            peer.open()
+        except ResourceError as error:
+            # Never on a processor that multiplies bf16.
+            if name != "openvino-bf16" or not LACKS["avx512bf16"] or "names no BF16" not in str(error):
+                raise
+            pytest.skip(str(error))
         peers.append(peer)
         return peer
 

@@ -82,7 +82,8 @@ class OpenVino(PaddedPeer):
         self._hints = tuple(hint for hint in _HINTS[self.dtype] if hint == "f32" or "BF16" in capabilities)
         if not self._hints:
             raise ResourceError(
-                "OpenVINO computes in bf16 on processors with AVX512_BF16 or AMX alone, and would take f32 here"
+                "OpenVINO names no BF16 among what this processor can do, as it does with AVX512_BF16 or AMX, and "
+                "would simulate it; take openvino-f32 or openvino-int8"
             )
         self._path = self._folder() / "model.xml"
         self._requests: dict[Shape, _Request] = {}

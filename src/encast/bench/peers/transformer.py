@@ -21,7 +21,7 @@ import numpy as np
 from encast.backends.base import check_request
 from encast.batch import Batch
 from encast.bench.peers.base import Call, Float32, Int32, Int64, ModelFiles, Peer, pad
-from encast.errors import InputError
+from encast.errors import InputError, install_hint
 from encast.ir.types import ValueType
 
 __all__ = [
@@ -168,7 +168,7 @@ def _without_padding(feeds: Feeds, states: States) -> Call:
 def not_installed(extra: str, *modules: str) -> str | None:
     """None when all can be imported, found without importing them; else how to install them."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
-    return f"not installed ({', '.join(missing)}): pip install 'encast[{extra}]'" if missing else None
+    return f"not installed ({', '.join(missing)}): {install_hint(extra)}" if missing else None
 
 
 def versions(*packages: str) -> dict[str, str]:
