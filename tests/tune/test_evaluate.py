@@ -164,6 +164,45 @@ def test_nothing_is_left_running_or_lying(evaluators: Any) -> None:
     assert children() == before
 
 
+class Queue:
+    """Stands for a worker: an M/M/1 queue whose p99 is 10 ms at 770 texts a second. ``stops``: of the streams, by number."""
+
+    def __init__(self, stops: set[int]) -> None:
+        self.stops, self.streams = stops, 0
+
+    def memory_bytes(self) -> int:
+        return 1
+
+    def ask(self, command: dict[str, Any], seconds: float) -> dict[str, Any]:
+        if command["do"] == "saturate":
+            return {"rate": 1000.0, "texts": 1, "latency_ms": {}}
+        self.streams += 1
+        rate = command["rate"]
+        promised = 35.0 if self.streams in self.stops else 2300 / (1000 - rate) if rate < 1000 else None
+        return {"late": promised is None, "promised_ms": promised, "texts": 1, "latency_ms": {"p99": promised}}
+
+
+@pytest.mark.parametrize("stops", [set(), {1}, {2, 5}, {1, 3, 5, 7}])
+def test_a_stop_of_the_machine_does_not_lower_a_rate(evaluators: Any, stops: set[int]) -> None:
+    steps = evaluators(Slo(99, 10.0))._steps(Queue(stops))
+    with pytest.raises(StopIteration) as ended:
+        while True:
+            next(steps)
+    found = ended.value.value
+    assert found.rate == pytest.approx(770, rel=0.03)
+    assert found.latency_ms["p99"] <= 10
+    assert found.requests > 6  # those of streams that did not count too
+
+
+def test_a_promise_broken_twice_is_broken(evaluators: Any) -> None:
+    steps = evaluators(Slo(99, 2.0))._steps(Queue(set()))
+    with pytest.raises(StopIteration) as ended:
+        while True:
+            next(steps)
+    assert ended.value.value.rate == 0
+    assert ended.value.value.excess > 1
+
+
 def test_what_the_worker_refuses_is_said_with_its_set_up(evaluators: Any, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"1x1, 64 tokens: .*absent"):
         evaluators(artifact=tmp_path / "absent.encast").measure([ONE])
