@@ -61,8 +61,8 @@ class StrictError(EncastError):
 
 
 def install_hint(extra: str) -> str:
-    """The command that installs one of encast's extras, as the end of a message."""
-    return f"pip install 'encast[{extra}]' (in a clone of the repository: '.[{extra}]')"
+    """The command that adds one of encast's extras to an installed encast, editable or not."""
+    return f"pip install 'encast[{extra}]'"
 
 
 @contextmanager

@@ -166,6 +166,9 @@ def test_what_is_to_come_is_counted(folder: Path) -> None:
     assert said[0].startswith("9 rows to measure; the rounds of those that can be measured take 1.8 s at least")
     counts = [line.split(":")[0] for line in said[1:] if ": latency, " in line]
     assert counts == ["2 to 3 of 9", "6 to 7 of 9", "8 to 9 of 9"]
+    assert said.count("  quick: load, warm up, check") == 2, "once a job"
+    assert said.count("  quick: warm up, check") == 1, "the process is there at a job's second point"
+    assert said.count("  rounds by turns: quick, slow") == 3
     assert not [line for line in said if "unavailable" in line], "the row says it"
 
 

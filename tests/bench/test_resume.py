@@ -80,6 +80,7 @@ def alive(pid: int) -> bool:
         (["scenario=nothing"], "there is no scenario 'nothing'"),
         (["timing.second=1"], "there is no field 'timing.second'; timing has seconds,"),
         (["--resume", "/no/such/folder"], "/no/such/folder: is no folder; name one that `encast bench` has written"),
+        (["--resume", "x" * 300], ": is no folder; name one that `encast bench` has written"),
         (["--resume", "."], "cannot be resumed (config.yaml: "),
         (["--resume", "/no/such/folder", "backend=encast-f32"], "leave all others out"),
         (["--conf", "/no/such/folder"], "holds none of the folders"),

@@ -189,14 +189,15 @@ class Comparison:
         self._reference.prepare(point.batches)
         sides = [Side(spec, contender=self._contender(spec, point, opened)) for spec in specs]
         for side in sides:
-            self._say(f"  {side.spec.name}: load, check, warm up")
+            there = side.contender is not None and side.contender.is_open
+            self._say(f"  {side.spec.name}: {'' if there else 'load, '}warm up, check")
             side.ready(point, self._scenario, timing, self._reference)
             self._cold[side.spec.name] = side.cold or self._cold.get(side.spec.name, ColdStart(0, 0, 0))
         racing = [side for side in sides if side.failure is None]
         cpus = sorted({cpu for place in self._places(point) for cpu in place.cpus})
         siblings = {cpu for core in self._machine.cores if set(core.cpus) & set(cpus) for cpu in core.cpus}
         if racing:
-            self._say(f"  rounds of {len(racing)}: {timing.seconds * len(racing):g} s at least")
+            self._say(f"  rounds by turns: {', '.join(side.spec.name for side in racing)}")
         meter, used = NoiseMeter(cpus, siblings), _cpu_seconds(racing)
         rounds = take_turns(
             racing,

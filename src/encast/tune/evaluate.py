@@ -7,8 +7,8 @@ percentile reaches its limit. Latency counts from the time at which a request wa
 requests is noisy and need not rise with every step of the rate, so the answer is not the last step: all steps are made
 to rise with least change (isotonic regression: Barlow et al., "Statistical Inference under Order Restrictions", 1972)
 and the crossing is read off the line between them. All set-ups see the same requests in the same order. A stop of the
-whole machine breaks a percentile of half a second at any rate, so a step that breaks it is taken once more, and the
-better of the two counts: a queue that is too long is too long again.
+whole machine can break the percentile of a short stream at a rate that is otherwise kept, so a step that breaks it is
+taken once more, and the better of the two counts. Near the limit that is hopeful: one kept stream of two is enough.
 
 **Noise**: an instance on every core runs the same batch before and after each measurement. If it was slower than its
 median by more than ``NOISY`` around a measurement, that one is done again, once; if it was again, the trial says so.

@@ -7,6 +7,7 @@ a backend answers is compared with the float64 reference of encast's own graph. 
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import subprocess
 import sys
@@ -265,3 +266,13 @@ def test_what_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         extra = name.rpartition("-")[0].split("-plain")[0].split("-static")[0].split("-onednn")[0]
         extra = "torch" if extra in ("pytorch", "torchscript", "torch-compile") else extra
         assert f"pip install 'encast[bench-{extra}]'" in reason
+
+
+def test_openvino_refuses_bf16_where_it_names_none(models: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    present("openvino-bf16")
+    core = importlib.import_module("openvino").Core
+    monkeypatch.setattr(core, "get_property", lambda *names: ["FP32", "INT8"])
+    peer = make("openvino-bf16", models("bert"), cache)
+    peer.export()
+    with pytest.raises(ResourceError, match=r"names no BF16 .*; take openvino-f32 or openvino-int8"):
+        peer.open()

@@ -83,7 +83,7 @@ class OpenVino(PaddedPeer):
         if not self._hints:
             raise ResourceError(
                 "OpenVINO names no BF16 among what this processor can do, as it does with AVX512_BF16 or AMX, and "
-                "would simulate it; take openvino-f32 or openvino-int8"
+                "would simulate it or take f32; take openvino-f32 or openvino-int8"
             )
         self._path = self._folder() / "model.xml"
         self._requests: dict[Shape, _Request] = {}
