@@ -247,6 +247,15 @@ def test_only_plots_for_which_there_is_data(tmp_path: Path) -> None:
     assert "At a glance" not in [section.title for section in made.sections], "one backend is no comparison"
 
 
+@pytest.mark.parametrize(("noisy", "clearly"), [(0.0, "1"), (1.0, "0")])
+def test_a_noisy_row_wins_nothing_clearly(tmp_path: Path, noisy: float, clearly: str) -> None:
+    rows = Experiment("one", backends=["encast-f32", "openvino-f32"]).point("latency", {"length": 128}, noisy=noisy)
+    made = document(write(tmp_path, rows))
+    (table,) = [one for one in tables(made) if one.caption == "The fastest of each dtype"]
+    columns = [column.title for column in table.columns]
+    assert [line[columns.index("of them clearly")].text for line in table.lines] == [clearly]
+
+
 def test_noise_is_said_where_it_was(tmp_path: Path) -> None:
     rows = few()
     rows[0]["noise"].update(noisy=True, why=["the host took 9.9% of the processors' time"])

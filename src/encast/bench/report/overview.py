@@ -78,7 +78,10 @@ def glance_section(groups: Sequence[Group], most_lines: int) -> Section | None:
         Column("against the next", text=True),
     ]
     table = cut("The fastest of each dtype", columns, lines, most_lines, heads=4)
-    note = "Clearly: the next best was measured by turns with it, and the 95 % interval of their ratio lies above 1."
+    note = (
+        "Clearly: the next best was measured by turns with it, neither row was noisy, and the 95 % interval of their "
+        "ratio lies above 1."
+    )
     return Section("At a glance", (*limits, table, Text(note)))
 
 
@@ -99,7 +102,8 @@ def _fastest(group: Group, dtype: str) -> list[Cell] | None:
         # Best set-ups within a limit may be different ones, which were not measured by turns.
         paired = None if group.metric is WITHIN_LIMIT else ratio_to(best, next_one.name)
         ratio = paired[0] if paired else _speed(group.metric, best) / _speed(group.metric, next_one)
-        clear = paired is not None and paired[1] is not None and paired[1][0] > 1
+        steady = not best.noisy and not next_one.noisy
+        clear = steady and paired is not None and paired[1] is not None and paired[1][0] > 1
         wins.setdefault(best.backend, []).append((ratio, clear, next_one.backend))
     if not wins:
         return None
