@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,17 @@ def test_streams_are_long_enough_for_their_percentile() -> None:
     assert pace.seconds(10.0, Slo(50, 10)) == pytest.approx(5.0)
 
 
+def test_long_streams_are_tried_less_often() -> None:
+    pace = Pace(tries=4, most=5.0)
+    assert [pace.most_tries(seconds) for seconds in (0.3, 1.25, 1.5, 2.5, 30.0)] == [4, 4, 3, 2, 2]
+    assert Pace(tries=1).most_tries(30.0) == 1
+
+
 def test_few_set_ups_are_measured_for_longer() -> None:
     assert Pace.of_grid(30).burst == 2.0
     assert Pace.of_grid(50).burst == pytest.approx(1.2)
-    assert Pace.of_grid(3428).burst == Pace().burst
+    assert Pace.of_grid(30).tries == 4
+    assert Pace.of_grid(3428) == Pace()
 
 
 # Processes
@@ -182,16 +190,18 @@ class Queue:
         return {"late": promised is None, "promised_ms": promised, "texts": 1, "latency_ms": {"p99": promised}}
 
 
-@pytest.mark.parametrize("stops", [set(), {1}, {2, 5}, {1, 3, 5, 7}])
-def test_a_stop_of_the_machine_does_not_lower_a_rate(evaluators: Any, stops: set[int]) -> None:
+@pytest.mark.parametrize(
+    ("tries", "stops"), [(2, set()), (2, {1}), (2, {2, 5}), (2, {1, 3, 5, 7}), (4, {1, 2, 3, 5, 6, 8})]
+)
+def test_stops_of_the_machine_do_not_lower_a_rate(evaluators: Any, tries: int, stops: set[int]) -> None:
     queue = Queue(stops)
-    (found,) = evaluators(Slo(99, 10.0))._by_turns([queue])
+    (found,) = evaluators(Slo(99, 10.0), pace=replace(QUICK, tries=tries, most=3.0))._by_turns([queue])
     assert found.rate == pytest.approx(770, rel=0.03)
     assert found.latency_ms["p99"] <= 10
     assert found.requests == 1 + queue.streams  # those of streams that did not count too
 
 
-def test_a_promise_broken_twice_is_broken(evaluators: Any) -> None:
+def test_a_promise_broken_at_every_try_is_broken(evaluators: Any) -> None:
     # Both streams of the first step, at 600 texts a second: no rate above it is tried any more.
     (found,) = evaluators(Slo(99, 10.0))._by_turns([Queue({1, 2})])
     assert 0 < found.rate < 600
