@@ -11,6 +11,7 @@ import pytest
 
 from encast.backends.groups import InstanceGroup, Setup
 from encast.batch import Batch
+from encast.tune import queues
 from encast.tune.queues import Service, _saturated
 
 
@@ -121,11 +122,65 @@ def test_saturated_runs_are_full_and_in_the_proportion_of_the_workload() -> None
 def test_rate_of_runs_that_are_known() -> None:
     millisecond = 1_000_000
     runs = [(index * 10 * millisecond, 9 * millisecond, 5) for index in range(1, 41)]
-    found = _saturated(runs, 0, window=20)
+    found = _saturated(runs, 0, 400 * millisecond, window=20)
     assert found.rate == pytest.approx(500)
     assert set(found.runs_ns) == {9 * millisecond}
     # The first window is left out: here it was quicker.
     quick = [(index * millisecond, millisecond, 5) for index in range(1, 5)]
     later = [(4 * millisecond + end, length, texts) for end, length, texts in runs]
-    assert _saturated([*quick, *later], 0, window=20).rate == pytest.approx(500, rel=0.01)
-    assert _saturated([(2 * millisecond, millisecond, 7)], 0, window=20).rate == pytest.approx(3500)
+    assert _saturated([*quick, *later], 0, 404 * millisecond, window=20).rate == pytest.approx(500, rel=0.01)
+    alone = _saturated([(2 * millisecond, millisecond, 7)], 0, 2 * millisecond + 1, window=20)
+    assert alone.rate == pytest.approx(3500)
+    assert alone.texts == 7
+
+
+@pytest.mark.parametrize("window", [15, 20, 25])
+@pytest.mark.parametrize("instances", [2, 3])
+def test_runs_that_end_side_by_side_are_neither_one_too_many_nor_one_too_few(instances: int, window: int) -> None:
+    runs = [(1000 * number + instance, 1000, 5) for number in range(1, 13) for instance in range(instances)]
+    found = _saturated(runs, 0, 12_000, window=window)
+    assert found.rate == pytest.approx(instances * 5 * 1e9 / 1000, rel=0.002)
+
+
+def test_of_a_run_counts_what_was_done_of_it_in_time() -> None:
+    # Half of the last run of the second instance is after the end, and the third begins then.
+    runs = [(1000 * number, 1000, 5) for number in range(1, 9)] + [
+        (1000 * number + 500, 1000, 5) for number in range(1, 9)
+    ]
+    found = _saturated([*runs, (9000, 999, 5)], 0, 8000, window=10)
+    assert found.rate == pytest.approx(1e7)
+    assert found.texts == 5 * (7 + 7)
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_runs_that_are_longer_than_the_measurement_have_their_rate(instances: int) -> None:
+    ran = Recorder(lambda tokens: 0.2)
+    found = Service(Setup((InstanceGroup(instances, 1),), 64), requests(8), ran).saturate(0.02)
+    assert found.rate == pytest.approx(instances * 8 / 0.2, rel=0.15)
+
+
+def test_a_group_that_waits_for_a_long_run_of_another_does_not_raise_the_rate() -> None:
+    ran = Recorder(lambda tokens: 0.6 if tokens >= 100 else 0.0)
+    setup = Setup((InstanceGroup(1, 1, 16), InstanceGroup(1, 1)), 1000)
+    found = Service(setup, requests(*[10] * 9, 100), ran).saturate(0.01)
+    # Its ten and more long texts take 0.6 s a run; nine times as many short ones take nothing.
+    long = max(sum(length == 100 for length in run) for run in ran.runs)
+    assert found.rate < 10 * long / 0.6 * 1.2
+
+
+def test_all_instances_work_until_the_last_run_that_counts_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Over at 450 ms, when the quick one ends a run and the slow one has 40 ms to go.
+    known: dict[str, Any] = {}
+    monkeypatch.setattr(queues, "_saturated", lambda runs, begin, end, window: known.update(runs=runs, end=end))
+    threads: list[int] = []
+
+    def run(batch: Batch) -> None:
+        threads.append(threading.get_ident())
+        time.sleep(0.07 if threads[-1] == threads[0] else 0.03)
+
+    Service(Setup((InstanceGroup(2, 1),), 8), requests(8), run).saturate(0.44)
+    over = known["end"]
+    spans = [(end - length, end) for end, length, _ in known["runs"]]
+    last = max([end for begin, end in spans if begin < over < end], default=over)
+    busy = sum(max(0, min(end, last) - max(begin, over)) for begin, end in spans)
+    assert busy > 2 * (last - over) - 10_000_000

@@ -99,11 +99,12 @@ def test_a_small_machine_is_searched_to_its_best() -> None:
     assert len(found.trials) < len(machine.space.setups) / 2  # the cost model knows nothing of this formula
 
 
-@pytest.mark.parametrize("trials", [1, 2, 3, 7, 8, 13])
-def test_no_more_trials_than_allowed(trials: int) -> None:
+@pytest.mark.parametrize("trials", [1, 2, 3, 7, 8, 13, 19, 20])
+def test_all_trials_that_are_allowed_are_made_and_no_more(trials: int) -> None:
     machine = Small()
     found = run(machine, trials=trials)
-    assert 1 <= len(found.trials) <= trials
+    assert len(found.trials) == trials
+    assert [trial.source for trial in found.trials].count("final") == (4 if trials == 20 else 0)
     assert found.chosen.setup in machine.space.setups
     with pytest.raises(InputError, match="at least 1"):
         run(machine, trials=0)

@@ -151,7 +151,8 @@ class Service:
 
         Of the workload's order a window is open: from the oldest text without an answer, twice as many as the instances
         hold at once. So no group runs ahead of the others by more, and what is answered has the workload's proportion
-        of short and long texts. Ends once that window has passed ``_WINDOWS`` times.
+        of short and long texts. Ends once that window has passed ``_WINDOWS`` times; the runs that are under way then
+        are finished beside others, as those before them, or they would be quicker than those.
         """
         count = len(self.requests)
         mean = max(1.0, float(np.mean(self._lengths)))
@@ -162,7 +163,8 @@ class Service:
         finished: set[int] = set()
         oldest = admitted = 0
         runs: list[tuple[int, int, int]] = []  # end, nanoseconds, texts
-        begin = time.perf_counter_ns()
+        under_way: list[int] = []  # when they began
+        begin, end = time.perf_counter_ns(), 0
         soon, late = begin + int(seconds * 1e9), begin + int(_PATIENCE * seconds * 1e9)
 
         def admit() -> None:
@@ -172,30 +174,38 @@ class Service:
                 admitted += 1
 
         def over() -> bool:
+            nonlocal end
             now = time.perf_counter_ns()
-            return threads.error is not None or now >= late or (now >= soon and oldest >= _WINDOWS * window)
+            if not end and (now >= late or (now >= soon and oldest >= _WINDOWS * window)):
+                end = now
+            return threads.error is not None or (end > 0 and all(start >= end for start in under_way))
 
-        def take(line: deque[int]) -> list[int]:
+        def take(line: deque[int]) -> tuple[int, list[int]]:
             with changed:
-                while not line and not over():
-                    changed.wait(0.01)
-                if over():
-                    return []
-                taken = [line.popleft()]
-                tokens = self._lengths[taken[0] % count]
-                while line and tokens + self._lengths[line[0] % count] <= self.setup.batch_tokens:
-                    taken.append(line.popleft())
-                    tokens += self._lengths[taken[-1] % count]
-                return taken
+                while not over():
+                    if not line:
+                        changed.wait(0.01)
+                        continue
+                    taken = [line.popleft()]
+                    tokens = self._lengths[taken[0] % count]
+                    while line and tokens + self._lengths[line[0] % count] <= self.setup.batch_tokens:
+                        taken.append(line.popleft())
+                        tokens += self._lengths[taken[-1] % count]
+                    under_way.append(time.perf_counter_ns())
+                    return under_way[-1], taken
+                return 0, []
 
         def serve(group: int) -> None:
             nonlocal oldest
-            while taken := take(waiting[group]):
-                start = time.perf_counter_ns()
+            while True:
+                start, taken = take(waiting[group])
+                if not taken:
+                    return
                 self._run(self._joined([index % count for index in taken]))
-                end = time.perf_counter_ns()
                 with changed:
-                    runs.append((end, end - start, len(taken)))
+                    now = time.perf_counter_ns()
+                    under_way.remove(start)
+                    runs.append((now, now - start, len(taken)))
                     finished.update(taken)
                     while oldest in finished:
                         finished.remove(oldest)
@@ -205,7 +215,7 @@ class Service:
 
         admit()
         threads.run(serve, self._instances)
-        return _saturated(runs, begin, window)
+        return _saturated(runs, begin, end, window)
 
     def _joined(self, indices: Sequence[int]) -> Batch:
         if len(indices) == 1:
@@ -221,15 +231,20 @@ class Service:
         )
 
 
-def _saturated(runs: Sequence[tuple[int, int, int]], begin: int, window: int) -> Saturated:
-    """The rate once the first window has passed, in which short texts may run ahead of long ones."""
-    runs = sorted(runs)
-    answered = np.cumsum([texts for _, _, texts in runs])
-    first = int(np.searchsorted(answered, min(window, answered[-1] // 2)))
-    kept = runs[first + 1 :]
-    texts = sum(number for _, _, number in kept)
-    span = kept[-1][0] - runs[first][0] if kept else 0
-    if span <= 0:
-        # Too few runs to leave any out.
-        kept, texts, span = runs, int(answered[-1]), runs[-1][0] - begin
-    return Saturated(texts * 1e9 / span, [length for _, length, number in kept for _ in range(number)], texts)
+def _saturated(runs: Sequence[tuple[int, int, int]], begin: int, end: int, window: int) -> Saturated:
+    """The rate from the end of the first window, in which short texts may run ahead of long ones, to ``end``.
+
+    A run that begins before that time or ends after it counts by its share in it. Counted by their ends, the runs of
+    instances that end side by side would be one too many or too few: of 12 long ones 8 %.
+    """
+    ends, durations, texts = (np.array(column, np.int64) for column in zip(*sorted(runs), strict=True))
+    answered = np.cumsum(texts)
+    start = ends[np.searchsorted(answered, min(window, answered[-1] // 2))]
+    shares = np.clip(np.minimum(ends, end) - np.maximum(ends - durations, start), 0, None) / np.maximum(durations, 1)
+    kept = shares > 0
+    rate = float(shares @ texts) * 1e9 / max(1, end - start)
+    if float(shares @ texts) < window:
+        # Too few runs to leave any out of those that began in time.
+        kept = ends - durations < end
+        rate = float(texts[kept].sum()) * 1e9 / float(ends[kept][-1] - begin)
+    return Saturated(rate, np.repeat(durations[kept], texts[kept]).tolist(), int(texts[kept].sum()))

@@ -49,6 +49,8 @@ STOP_MARGIN, STOP_CHANCE = 0.03, 0.05
 _SEEDS = 8
 _FINALISTS = 6
 _FEWEST_ROUNDS, _MOST_ROUNDS = 3, 20
+_FEWEST_FINALS = 4
+"""Trials: two finalists, two rounds."""
 _FINAL_MARGIN = 0.06
 """Set-ups believed to be worse than the best by more than this are no finalists."""
 
@@ -154,8 +156,8 @@ class _Search:
         try:
             self.prior = self._estimates()
             most = self.options.trials
-            reserve = min(_FINALISTS * _MOST_ROUNDS, max(2, most // 5)) if most >= _FEWEST_TRIALS else 0
-            stopped = self._explore(most - reserve)
+            reserve = min(_FINALISTS * _MOST_ROUNDS, most // 5)
+            stopped = self._explore(most - (reserve if reserve >= _FEWEST_FINALS else 0))
             chosen = self._decide()
             return Found(tuple(self.trials), chosen, stopped)
         except KeyboardInterrupt:
