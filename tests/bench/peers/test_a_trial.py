@@ -31,9 +31,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_the_smaller_median_wins(clock: Clock) -> None:
+def test_the_quicker_one_wins(clock: Clock) -> None:
     """One call in which compiling or waking threads took long decides nothing."""
     assert trial.fastest({"slow": clock.takes("slow", 0.02), "fast": clock.takes("fast", 5, 5, 5, 0.01)}) == "fast"
+
+
+def test_a_neighbour_that_slows_most_calls_decides_nothing(clock: Clock) -> None:
+    # Of a turn's two calls the second is timed: two of five here, 0.01 s, are undisturbed.
+    disturbed = [seconds for timed in (0.01, 0.03, 0.03, 0.01, 0.03) * 40 for seconds in (0.01, timed)]
+    assert trial.fastest({"slow": clock.takes("slow", 0.02), "fast": clock.takes("fast", 0.01, *disturbed)}) == "fast"
+    assert clock.calls.count("slow") > 40
 
 
 def test_every_candidate_gets_turns(clock: Clock) -> None:
