@@ -241,9 +241,10 @@ def _saturated(runs: Sequence[tuple[int, int, int]], begin: int, end: int, windo
     answered = np.cumsum(texts)
     start = ends[np.searchsorted(answered, min(window, answered[-1] // 2))]
     shares = np.clip(np.minimum(ends, end) - np.maximum(ends - durations, start), 0, None) / np.maximum(durations, 1)
-    kept = shares > 0
-    rate = float(shares @ texts) * 1e9 / max(1, end - start)
-    if float(shares @ texts) < window:
+    counted, kept = float(shares @ texts), shares > 0
+    if counted >= window:
+        rate = counted * 1e9 / float(end - start)
+    else:
         # Too few runs to leave any out of those that began in time.
         kept = ends - durations < end
         rate = float(texts[kept].sum()) * 1e9 / float(ends[kept][-1] - begin)
