@@ -11,7 +11,7 @@ import yaml
 from encast.bench.rows import Row
 from encast.bench.session import open_session
 
-__all__ = ["QUICK", "TINY", "backends", "measure"]
+__all__ = ["QUICK", "TINY", "backends", "measure", "measure_all"]
 
 PEERS = Path(__file__).with_name("lab_peers.py")
 
@@ -38,7 +38,11 @@ def backends(folder: Path, **given: str | Mapping[str, Any]) -> Path:
 
 
 def measure(folder: Path, names: list[str], *overrides: str) -> dict[str, Row]:
-    """The rows of one comparison by the name of the backend; ``folder`` is what ``backends`` returned."""
+    """The rows of one comparison at one point, by the name of the backend; ``folder`` is what ``backends`` returned."""
+    return {row["backend"]["name"]: row for row in measure_all(folder, names, *overrides)}
+
+
+def measure_all(folder: Path, names: list[str], *overrides: str) -> list[Row]:
+    """The rows of one comparison."""
     given = [f"backend=[{','.join(names)}]", *TINY, *QUICK, f"out={folder / 'out'}", f"cache={folder / 'cache'}"]
-    session = open_session([*given, *overrides], folders=[folder])
-    return {row["backend"]["name"]: row for row in session.run()}
+    return open_session([*given, *overrides], folders=[folder]).run()

@@ -191,6 +191,61 @@ class SlowClock(Honest):
         vars(sys.modules["__main__"])["_clock"] = lambda: clock() // 10
 
 
+class SlowClockFor(Honest):
+    """As ``SlowClock``, while what is bound has a length of ``lengths``."""
+
+    name = "slow-clock-for"
+
+    def bind(self, batch: Batch) -> Call:
+        clock = time.perf_counter_ns
+        slow = batch.cu_seqlens[1] in self.options["lengths"]
+        vars(sys.modules["__main__"])["_clock"] = (lambda: clock() // 10) if slow else clock
+        return super().bind(batch)
+
+
+class BusyWhenIdle(Honest):
+    """Keeps to its budget when it is asked, and takes the processors from others when they are."""
+
+    name = "busy-when-idle"
+
+    def open(self) -> None:
+        super().open()
+        self._asked = time.perf_counter()
+        threading.Thread(target=self._burn, daemon=True).start()
+
+    def run(self, output: str, batch: Batch, select: Any = None) -> Any:
+        try:
+            return super().run(output, batch, select)
+        finally:
+            self._asked = time.perf_counter()
+
+    def _burn(self) -> None:
+        while True:
+            if time.perf_counter() - self._asked > 0.05:
+                spin(5)
+            else:
+                time.sleep(0.005)
+
+
+class Trying(Honest):
+    """Tries ways to compute a batch unless an earlier process has; writes down every process in ``file``."""
+
+    name = "trying"
+
+    def open(self) -> None:
+        super().open()
+        with open(self.options["file"], "a") as file:
+            file.write(f"{os.getpid()}\n")
+
+    def bind(self, batch: Batch) -> Call:
+        kept = f"{self.options['file']}.kept"
+        if not os.path.exists(kept):
+            self.tried = True
+            time.sleep(0.5)
+            open(kept, "w").close()
+        return super().bind(batch)
+
+
 class Lazy(Honest):
     """An array of its own kind, which might compute whenever it is looked at."""
 

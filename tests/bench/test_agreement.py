@@ -138,6 +138,19 @@ def test_large_batches_are_checked_in_part(model: ModelFiles, cache: Path) -> No
     assert chosen == list(agreement._chosen(large)), "another run would check others"
 
 
+def test_a_sequence_of_every_batch_is_checked(model: ModelFiles, cache: Path) -> None:
+    """However long those before it are: each shape may be computed by a program of its own."""
+    long = [Batch.of([[number + 1] * 600, [number + 1] * (500 - number)]) for number in range(8)]
+    chosen = list(agreement._chosen(long))
+    assert sorted(len(ids) for ids, _ in chosen) == [500 - number for number in range(7, -1, -1)]
+
+
+def test_which_sequences_it_knows(reference: Reference) -> None:
+    known = BATCHES[0].token_ids[: BATCHES[0].cu_seqlens[1]].tolist()
+    assert reference.sequences(Batch.of([[9, 9, 9], known])) == [1]
+    assert reference.sequences(BATCHES[0]) == list(range(BATCHES[0].seqs))
+
+
 def test_padding_and_back() -> None:
     batch = Batch.of([[5, 6, 7], [8]], [[0, 0, 1], [1]])
     padded = pad(batch)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
-from lab import backends, measure
+from lab import backends, measure, measure_all
 
 from encast.batch import Batch
 from encast.bench.contender import Usage
@@ -88,11 +89,30 @@ def test_nobody_is_compared_with_a_cheat(rows: dict[str, Row]) -> None:
     assert set(rows["eight-threads"]["ratio_to"]) == {"honest"}
 
 
+def test_who_disturbs_others_is_named(tmp_path: Path) -> None:
+    """And what was timed meanwhile counts as disturbed."""
+    folder = backends(tmp_path, honest="Honest", idler={"peer": "BusyWhenIdle"})
+    rows = measure(folder, ["honest", "idler"], "scenario.seconds=0.2", "launcher=instances", "launcher.instances=1",
+                   "launcher.cores_per_instance=1")  # fmt: skip
+    assert rows["idler"]["status"] == "unfair", rows["idler"]
+    assert "processors' time while others were asked" in rows["idler"]["reason"]
+    assert rows["honest"]["status"] == "ok", rows["honest"]["reason"]
+    assert rows["honest"]["fairness"]["idle_cpu_per_wall"] < 0.1
+    assert rows["honest"]["noise"]["noisy"]
+
+
+def test_a_point_is_judged_by_its_own_bursts(tmp_path: Path) -> None:
+    folder = backends(tmp_path, partly={"peer": "SlowClockFor", "lengths": [8, 16]})
+    made = measure_all(folder, ["partly"], "workload.length=[8,16,32]")
+    assert [row["status"] for row in made] == ["unfair", "unfair", "ok"], [row["reason"] for row in made]
+
+
 def evidence(**given: object) -> Evidence:
     honest = {
         "threads": 2,
         "watched": [2, 2, 1, 2],
         "usages": [Usage(cpu_s=0.39, wall_s=0.2, explained=0.95)],
+        "rests": [Usage(cpu_s=0.001, wall_s=0.4, explained=None)],
         "strays": [],
         "known_ns": [1_000_000, 1_100_000, 900_000],
         "fresh_ns": [1_000_000, 1_200_000, 5_000_000],
@@ -107,6 +127,7 @@ def evidence(**given: object) -> Evidence:
     [
         ({"watched": [3, 3, 3, 3]}, "ran 3 threads at once, 3.0 on average, on a budget of 2"),
         ({"usages": [Usage(0.5, 0.2, 0.9)]}, "used 2.5 processors' time on a budget of 2"),
+        ({"rests": [Usage(0.0, 0.4, None), Usage(0.2, 0.4, None)]}, "used 0.2 processors' time while others"),
         ({"strays": [3, 1]}, "gave itself processors [1, 3]"),
         ({"usages": [Usage(0.3, 0.2, 0.75)]}, "its calls explain 75% of the time"),
         ({"fresh_ns": [5_000_000] * 3}, "keeps answers: 5 ms for ids it had not seen, 1 ms for others"),
@@ -128,6 +149,8 @@ def test_each_rule_alone(given: dict[str, object], said: str) -> None:
         {"watched": [], "usages": [], "known_ns": [], "fresh_ns": [], "least_ns": None},  # nothing was seen
         {"known_ns": [10_000] * 3, "fresh_ns": [60_000] * 3},  # microseconds are caches of the processor
         {"usages": [Usage(0.4, 0.2, None)]},
+        {"rests": [Usage(0.03, 0.4, None)]},  # collects garbage
+        {"rests": []},  # there is nobody else
         {"fresh_ns": [1_000_000, 9_000_000, 9_000_000]},  # interrupted
         {"least_ns": 1_200_000.0},  # the peak is only as exact as its clock
     ],
@@ -173,6 +196,7 @@ def test_a_verdict_is_a_field_of_a_row() -> None:
         "threads_budget": 2,
         "threads_ran": 1.75,
         "cpu_per_wall": 1.95,
+        "idle_cpu_per_wall": 0.003,
         "ok": True,
         "notes": [],
     }

@@ -17,6 +17,7 @@ from encast.backends.reference import Reference
 from encast.batch import Batch
 from encast.bench.intake import read_intake
 from encast.bench.models import CALIBRATION_SEQUENCES, make_model
+from encast.bench.peers.transformer import Encoder, read_encoder
 from encast.bench.workloads import make_workload
 from encast.errors import CheckpointError, InputError
 from encast.importers import open_checkpoint
@@ -43,6 +44,7 @@ def test_a_random_checkpoint_is_a_model(tmp_path: Path, arch: str, types: int) -
     states = Reference(graph).evaluate("last_hidden_state", Batch.of([[7, 8, 9], [10]]))
     assert states.shape == (4, 32)
     assert np.isfinite(states).all()
+    assert Encoder(**model.encoder) == read_encoder(model.checkpoint)
     found = read_intake(model.checkpoint)
     assert (found.vocab, found.max_len, found.type_vocab) == (120, 40, types)
     assert found.tokenizer().encode(["w1 w2"])[0].ids == [2, 6, 7, 3]

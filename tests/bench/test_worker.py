@@ -269,6 +269,58 @@ def test_outputs_are_of_the_bound_batches(pair: Contender) -> None:
     assert np.abs(first - second).max() > 1e-3
 
 
+def test_only_what_is_looked_at_is_kept(pair: Contender) -> None:
+    pair.looked_at = lambda batch: [1] if batch.token_ids[0] < 3 else []
+    try:
+        pair.bind(BATCHES)
+        pair.verify()
+        outputs = pair.outputs()
+        again = pair.outputs()
+    finally:
+        pair.looked_at = lambda batch: range(batch.seqs)
+    assert sorted(batch.token_ids.tolist() for batch, _ in outputs) == [[1, 5, 6]] * 2 + [[2, 5, 6]] * 2
+    assert {states.shape for _, states in outputs} == {(3, 64)}
+    assert again == [], "what was looked at is dropped"
+    assert not [file for worker in pair._workers for file in worker.folder.glob("output-*")]
+    pair.bind(BATCHES)
+    pair.verify()
+    whole = next(states for batch, states in pair.outputs() if batch.token_ids[0] == 1)
+    part = next(states for batch, states in outputs if batch.token_ids[0] == 1)
+    assert np.allclose(whole[4:], part)
+
+
+def test_what_a_stream_computes_is_kept(pair: Contender) -> None:
+    pair.bind(BATCHES)
+    pair.stream([0] * 8, BATCHES)
+    found = [tuple(batch.token_ids.tolist()) for batch, _ in pair.outputs()]
+    assert 1 <= len(found) <= 2
+    assert set(found) <= {tuple(batch.token_ids.tolist()) for batch in BATCHES}
+
+
+def test_trials_are_no_part_of_a_cold_start(model: ModelFiles, tmp_path: Path) -> None:
+    file = tmp_path / "processes"
+    with contender(model, spec("Trying", file=str(file))) as trying:
+        assert trying.open(BATCHES).first_call_s < 0.5
+        assert len(set(file.read_text().split())) == 2, "it begins anew, knowing what it has tried"
+        trying.open(BATCHES)
+        assert len(file.read_text().split()) == 3
+
+
+def test_processor_time_outlives_a_crash(model: ModelFiles) -> None:
+    """Else what a contender used before would count as used by processes that nobody measures."""
+    with contender(model, spec("Failing", how="abort", after=8, milliseconds=20)) as crashing:
+        crashing.open()
+        crashing.bind(BATCHES)
+        crashing.burst(calls=4)
+        used = crashing.cpu_seconds()
+        assert used > 0.1
+        with pytest.raises(WorkerError):
+            crashing.burst(calls=8)
+        assert crashing.cpu_seconds() >= used
+        crashing.close()
+        assert crashing.cpu_seconds() >= used
+
+
 def test_a_divided_batch_is_computed_in_parts(pair: Contender) -> None:
     pair.bind(BATCHES, split=True)
     pair.verify()

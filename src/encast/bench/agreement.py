@@ -53,7 +53,7 @@ than 1.4 times the mean, of which a sequence is a mean again. What belongs to an
 """
 
 CHECKED_TOKENS = 2048
-"""Of all batches of a point, at least one whole sequence: more would take the reference minutes."""
+"""Of all batches of a point, where a sequence of each has not more: further ones would take the reference minutes."""
 
 _KIND, _FILE = "reference", "states.npy"
 
@@ -113,13 +113,19 @@ class Reference:
         self._states: dict[str, Float64] = {}
 
     def prepare(self, batches: Sequence[Batch]) -> None:
-        """Computes what ``compare`` will need for these batches. Raises ``ResourceError`` when that fails."""
+        """Computes what ``compare`` will need for these batches, and forgets what others needed.
+
+        Raises ``ResourceError`` when that fails.
+        """
         rows = {_digest(*row): row for row in _chosen(batches)}
         missing = {digest: row for digest, row in rows.items() if not self._folder(digest).is_dir()}
         if missing:
             self._compute(missing)
-        for digest in rows.keys() - self._states.keys():
-            self._states[digest] = np.load(self._folder(digest) / _FILE)
+        self._states = {digest: np.load(self._folder(digest) / _FILE) for digest in rows}
+
+    def sequences(self, batch: Batch) -> list[int]:
+        """The numbers of the batch's sequences that ``compare`` knows the states of."""
+        return [number for number, (_, row) in enumerate(_rows(batch)) if _digest(*row) in self._states]
 
     def _folder(self, digest: str) -> Path:
         return cached_place(self._cache, _KIND, _key(self._model.sha, digest))
@@ -183,12 +189,19 @@ def _rows(batch: Batch) -> Iterator[tuple[int, Ids]]:
 
 
 def _chosen(batches: Sequence[Batch]) -> Iterator[Ids]:
-    """Sequences of up to ``CHECKED_TOKENS`` tokens in all, of each batch in turn the one of smallest digest."""
-    heaps = [sorted((row for _, row in _rows(batch)), key=lambda row: _digest(*row)) for batch in batches]
+    """One sequence of each batch, then further ones while all have ``CHECKED_TOKENS`` tokens at most.
+
+    Of each batch in turn the shortest, which costs least, and then the one of smallest digest.
+    """
+    heaps = []
+    for batch in batches:
+        rows = sorted((row for _, row in _rows(batch)), key=lambda row: _digest(*row))
+        first = min(rows, key=lambda row: len(row[0]))
+        heaps.append([first, *(row for row in rows if row is not first)])
     tokens = 0
-    for turn in itertools.zip_longest(*heaps):
+    for number, turn in enumerate(itertools.zip_longest(*heaps)):
         for row in filter(None, turn):
-            if tokens and tokens + len(row[0]) > CHECKED_TOKENS:
+            if number and tokens + len(row[0]) > CHECKED_TOKENS:
                 return
             yield row
             tokens += len(row[0])

@@ -34,6 +34,8 @@ _SHORT_NS = 50_000_000
 _MESSAGES_NS = 3_000_000
 _GAP_NS = 10_000
 """What a burst takes beside its calls, at most: a request and its answer, and between two calls."""
+_REST_NS = 100_000_000
+"""Between two bursts of a round nobody else is asked."""
 _POLL_SECONDS = 0.2
 _SAMPLE_SECONDS = 0.004
 
@@ -78,6 +80,8 @@ class Contender:
 
     ``open``, ``bind``, then ``burst`` or ``stream`` as often as wanted. ``open`` may be called again, for a new cold
     start. Only one contender at a time is asked; the others sleep.
+
+    ``looked_at``: the numbers of a batch's sequences whose states ``outputs`` returns; by default all.
     """
 
     def __init__(
@@ -94,17 +98,22 @@ class Contender:
         """``environment``: the variables that an instance at a placement is started with."""
         self.backend, self.model, self.placements = backend, model, tuple(placements)
         self.limits = limits or Limits()
+        self.looked_at: Callable[[Batch], Sequence[int]] = lambda batch: range(batch.seqs)
         self._environment, self._memory, self._cache = environment, memory, cache
         self._workers: list[Worker] = []
         self._bound: list[Batch] = []
         self._parts: list[list[Batch]] = []  # by instance
         self._usages: list[Usage] = []
+        self._rests: list[Usage] = []
+        self._ended: processes.CpuTime | None = None  # the last burst, unless something else was asked since
+        self._tried = False
         # What the backend cannot know beforehand: which of its outputs are looked at.
         self._random = random.SystemRandom()
         self._answered: list[int] = []  # by instance, when its last answer was there
         self._call_ns = self._late_ns = 0
         self._peak_known = True
         self._spent = 0  # by processes that have ended
+        self._counted = 0  # the most that was seen: nobody can ask a process that has crashed
 
     @property
     def name(self) -> str:
@@ -115,8 +124,9 @@ class Contender:
         return bool(self._workers)
 
     def cpu_seconds(self) -> float:
-        """Processor time of all the processes that it has had."""
-        return (self._spent + self._now().cpu) / 1e9
+        """Processor time of all the processes that it has had, without what they used while others were asked."""
+        self._now()
+        return self._counted / 1e9 - sum(rest.cpu_s for rest in self._rests)
 
     @property
     def parts(self) -> tuple[Batch, ...]:
@@ -135,10 +145,15 @@ class Contender:
     def open(self, batches: Sequence[Batch] | None = None) -> ColdStart:
         """Starts the processes, loads the model, and makes a first call for the first of ``batches``.
 
-        Without batches no call is made, and ``first_call_s`` is 0.
+        Without batches no call is made, and ``first_call_s`` is 0. All of it is done once more after a first call for
+        which the backend has tried several ways, see ``Peer.tried``.
         """
+        cold = self._opened(batches)
+        return self._opened(batches) if self._tried else cold
+
+    def _opened(self, batches: Sequence[Batch] | None) -> ColdStart:
         self.close()
-        self._usages, self._peak_known = [], True
+        self._ended, self._tried, self._peak_known = None, False, True
         for placement in self.placements:
             self._workers.append(
                 Worker(
@@ -172,7 +187,7 @@ class Contender:
         """
         if not batches:
             raise InputError("there is no batch to bind; give at least one")
-        self._bound = list(batches)
+        self._bound, self._ended = list(batches), None
         divided = [portions(batch, self.instances) if split else [batch] * self.instances for batch in batches]
         self._parts = [list(parts) for parts in zip(*divided, strict=True)]
         self._call_ns = self._late_ns = 0
@@ -181,9 +196,12 @@ class Contender:
         for number, (worker, parts) in enumerate(zip(self._workers, self._parts, strict=True)):
             shared = self._workers[0] if number and not split else None
             worker.send(
-                "bind", files=[self._file(shared or worker, index, part, shared) for index, part in enumerate(parts)]
+                "bind",
+                files=[self._file(shared or worker, index, part, shared) for index, part in enumerate(parts)],
+                rows=[[part.cu_seqlens[own : own + 2].tolist() for own in self.looked_at(part)] for part in parts],
             )
-        self._receive("bind", self.limits.bind_seconds)
+        answers = self._receive("bind", self.limits.bind_seconds)
+        self._tried = any(answer["tried"] for answer in answers)
 
     def burst(
         self, *, calls: int | None = None, seconds: float | None = None, in_step: bool = False
@@ -225,13 +243,13 @@ class Contender:
             self.bind(batches)
         folder = self._workers[0].folder
         np.save(folder / "arrivals.npy", np.asarray(arrivals_ns, np.int64))
+        keep, ticket = self._kept(len(arrivals_ns)), str(folder / "ticket")
         for _ in range(_TRIES):
-            (folder / "ticket").write_bytes(bytes(8))
-            time.sleep(SETTLE_SECONDS)
-            before = self._now()
+            Path(ticket).write_bytes(bytes(8))
+            before = self._settled()
             begin = time.perf_counter_ns() + self._margin()
             for worker in self._workers:
-                worker.send("stream", at=begin, arrivals=str(folder / "arrivals.npy"), ticket=str(folder / "ticket"))
+                worker.send("stream", at=begin, arrivals=str(folder / "arrivals.npy"), ticket=ticket, keep=keep)
             answers = self._receive("stream", arrivals_ns[-1] / 1e9 + self._seconds(len(arrivals_ns)))
             self._usages.append(self._used(before, None, begin))
             if self._in_time(begin, answers):
@@ -240,14 +258,18 @@ class Contender:
         return [(int(arrivals_ns[number]), begun, ended) for number, begun, ended in requests]
 
     def outputs(self) -> list[tuple[Batch, Float32]]:
-        """Batches (parts of them, when they were divided) with the ``f32[tokens, hidden]`` that was computed for them.
+        """Sequences that are ``looked_at`` with the ``f32[tokens, hidden]`` that was computed for them.
 
-        Of random calls of the bursts since ``bind``, at most one for each bound batch and instance.
+        Of random calls since ``bind`` and the last ``outputs``, at most one for each bound batch and instance.
         """
+        self._ended = None
         kept: list[tuple[Batch, Float32]] = []
         for worker, parts in zip(self._workers, self._parts, strict=True):
             saved = worker.ask("outputs", seconds=self.limits.call_seconds, folder=str(worker.folder))
-            kept += [(parts[index], np.load(file)) for index, file in saved]
+            for index, file in saved:
+                if len(numbers := self.looked_at(parts[index])):
+                    kept.append((_picked(parts[index], numbers), np.load(file)))
+                Path(file).unlink()
         return kept
 
     def fresh_calls(self, batches: Sequence[Batch]) -> list[tuple[int, int]]:
@@ -257,6 +279,7 @@ class Contender:
         are bound anew and asked alike, each after a pause, now one first and now the other: a scheduler that stops
         whoever has just worked for some milliseconds would else stop the same one of them every time.
         """
+        self._ended = None
         worker = self._workers[0]
         known = write_batch(self._parts[0][0], worker.folder / "known.npz")
         seconds = self.limits.bind_seconds + 2 * self.limits.call_seconds
@@ -286,8 +309,13 @@ class Contender:
 
     @property
     def usages(self) -> list[Usage]:
-        """Of every burst and stream since ``open``."""
+        """Of every burst and stream."""
         return list(self._usages)
+
+    @property
+    def rests(self) -> list[Usage]:
+        """Of the time between bursts in which others were asked; what its threads may take to go to sleep left out."""
+        return list(self._rests)
 
     def usage(self) -> Usage:
         """Of the last burst or stream."""
@@ -304,10 +332,12 @@ class Contender:
 
     def facts(self) -> dict[str, Any]:
         """What the peer says of itself: version, settings in force, what was chosen."""
+        self._ended = None
         return dict(self._workers[0].ask("facts", seconds=self.limits.call_seconds))
 
     def close(self) -> None:
-        self._spent += self._now().cpu
+        self._now()
+        self._spent = self._counted
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.close()
@@ -332,11 +362,9 @@ class Contender:
         if in_step and calls is None:
             raise InputError("a burst in step has a number of calls; give calls")
         expected = calls if calls is not None else self._expected(seconds or 0.0)
-        sets = len(self._bound)
-        keep = list(range(sets)) if keep_all else self._random.sample(range(expected), min(2, sets, expected))
+        keep = list(range(len(self._bound))) if keep_all else self._kept(expected)
         for _ in range(_TRIES):
-            time.sleep(SETTLE_SECONDS)
-            before = self._now()
+            before = self._settled()
             at = None if self.instances == 1 else time.perf_counter_ns() + self._margin()
             self._send_burst(at, calls, seconds, keep, self._step_file() if in_step else None)
             answers = self._receive("burst", (seconds or 0.0) + self._seconds((calls or 0) + 3), meanwhile)
@@ -357,6 +385,18 @@ class Contender:
             return True
         self._late_ns = max(self._late_ns, late)
         return False
+
+    def _kept(self, calls: int) -> list[int]:
+        return self._random.sample(range(calls), min(2, len(self._bound), calls))
+
+    def _settled(self) -> processes.CpuTime:
+        """Waits until the others' threads sleep, and says what was used until then."""
+        time.sleep(SETTLE_SECONDS)
+        now, ended = self._now(), self._ended
+        if ended is not None and now.at - ended.at > _REST_NS:
+            beyond = (now.cpu - ended.cpu) / 1e9 - self.threads * SETTLE_SECONDS
+            self._rests.append(Usage(max(0.0, beyond), (now.at - ended.at) / 1e9, None))
+        return now
 
     def _expected(self, seconds: float) -> int:
         return max(1, math.ceil(seconds * 1e9 / self._call_ns)) if self._call_ns else 1
@@ -412,10 +452,12 @@ class Contender:
         return [pid for worker in self._workers for pid in worker.family()]
 
     def _now(self) -> processes.CpuTime:
-        return processes.cpu_time(self._members())
+        now = processes.cpu_time(self._members())
+        self._counted = max(self._counted, self._spent + now.cpu)
+        return now
 
     def _used(self, before: processes.CpuTime, times: Sequence[Sequence[int]] | None, at: int | None) -> Usage:
-        after = self._now()
+        self._ended = after = self._now()
         for worker in self._workers:
             worker.check_memory()
         wall = after.at - before.at
@@ -427,6 +469,16 @@ class Contender:
             ends = [answered - (before.at if at is None else at) for answered in self._answered]
             explained = min(1.0, *((one + gaps) / end for one, gaps, end in zip(calls, allowed, ends, strict=True)))
         return Usage((after.cpu - before.cpu) / 1e9, wall / 1e9, explained)
+
+
+def _picked(batch: Batch, numbers: Sequence[int]) -> Batch:
+    """The sequences with these numbers, at least one."""
+    ends = [batch.cu_seqlens[own : own + 2] for own in numbers]
+    types = batch.token_type_ids
+    return Batch.of(
+        [batch.token_ids[first:end].tolist() for first, end in ends],
+        None if types is None else [types[first:end].tolist() for first, end in ends],
+    )
 
 
 def portions(batch: Batch, count: int) -> list[Batch]:

@@ -22,6 +22,8 @@ __all__ = ["Evidence", "Fairness", "first_calls", "fresh_batches", "judge", "kee
 THREADS_SLACK = 0.5
 """Of the mean of running threads: a pool hands over while another thread still winds down."""
 CPU_SLACK = 1.1
+IDLE_SLACK = 0.1
+"""Processors that a backend may use while others are timed."""
 EXPLAINED = 0.8
 """The share of a burst, on the parent's clock, that its calls must explain, messages and gaps allowed for. What is left
 are kept outputs, and an instance that begins late, by a twentieth of a call at most: 0.98 to 1 in the median burst of
@@ -41,15 +43,17 @@ PEAK_SLACK = 1.25
 class Evidence:
     """What was seen of a contender at a point.
 
-    ``threads``: the budget, and ``placed`` the processors. ``watched``: running threads at random moments.
-    ``usages``: of all bursts. ``strays``: processors beyond the placement. ``known_ns`` and ``fresh_ns``: first calls
-    of batches bound anew, with ids that it had been asked before and with ids that it had not. ``typical_ns``: the
-    median timed call. ``least_ns``: what a call must take at the machine's instruction peak, None when unknown.
+    ``threads``: the budget. ``watched``: running threads at random moments.
+    ``usages``: of all bursts, ``rests`` of the time between them when others were asked. ``strays``: processors beyond
+    the placement. ``known_ns`` and ``fresh_ns``: first calls of batches bound anew, with ids that it had been asked
+    before and with ids that it had not. ``typical_ns``: the median timed call. ``least_ns``: what a call must take at
+    the machine's instruction peak, None when unknown.
     """
 
     threads: int
     watched: Sequence[int]
     usages: Sequence[Usage]
+    rests: Sequence[Usage]
     strays: Sequence[int]
     known_ns: Sequence[int]
     fresh_ns: Sequence[int]
@@ -64,6 +68,7 @@ class Fairness:
     threads_budget: int
     threads_ran: float | None
     cpu_per_wall: float | None
+    idle_cpu_per_wall: float | None
     ok: bool
     notes: tuple[str, ...]
 
@@ -76,12 +81,16 @@ def judge(evidence: Evidence) -> Fairness:
     ran = float(np.mean(evidence.watched)) if len(evidence.watched) else None
     ratios = [usage.cpu_s / usage.wall_s for usage in evidence.usages if usage.wall_s > 0]
     per_wall = float(np.median(ratios)) if ratios else None
+    rested = sum(rest.wall_s for rest in evidence.rests)
+    idle = sum(rest.cpu_s for rest in evidence.rests) / rested if rested else None
     notes = []
     if ran is not None and ran > evidence.threads + THREADS_SLACK:
         most = round(float(np.percentile(evidence.watched, 90)))
         notes.append(f"ran {most} threads at once, {ran:.1f} on average, on a budget of {evidence.threads}")
     if per_wall is not None and per_wall > CPU_SLACK * evidence.threads:
         notes.append(f"used {per_wall:.1f} processors' time on a budget of {evidence.threads}")
+    if idle is not None and idle > IDLE_SLACK:
+        notes.append(f"used {idle:.1f} processors' time while others were asked")
     if evidence.strays:
         notes.append(f"gave itself processors {sorted(evidence.strays)}, which it was not given")
     explained = [usage.explained for usage in evidence.usages if usage.explained is not None]
@@ -101,6 +110,7 @@ def judge(evidence: Evidence) -> Fairness:
         evidence.threads,
         None if ran is None else round(ran, 2),
         None if per_wall is None else round(per_wall, 3),
+        None if idle is None else round(idle, 3),
         not notes,
         tuple(notes),
     )

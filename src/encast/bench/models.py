@@ -15,6 +15,7 @@ import re
 import textwrap
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from encast.bench.cache import cached
 from encast.bench.fields import seed_number, whole_number
 from encast.bench.intake import Intake, intake_of
 from encast.bench.peers.base import ModelFiles
+from encast.bench.peers.transformer import read_encoder
 from encast.bench.workloads import has_texts, random_ids, real_texts
 from encast.data.source import open_text
 from encast.errors import InputError
@@ -56,7 +58,8 @@ def make_model(config: Mapping[str, Any], cache: Path) -> ModelFiles:
     name = str(config.get("name") or Path(source).name)
     folder = Path(source) if Path(source).exists() else checkpoint.path
     intake = intake_of(checkpoint)
-    return ModelFiles(name, folder, _digest(checkpoint), _calibration(config, intake, kind != "random"))
+    calibration = _calibration(config, intake, kind != "random")
+    return ModelFiles(name, folder, _digest(checkpoint), calibration, asdict(read_encoder(folder)))
 
 
 def _digest(checkpoint: Checkpoint) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from encast.bench.agreement import Reference, plain_graph
 from encast.bench.cache import content_hash
 from encast.bench.config import DEFAULT_LAUNCHER, Job
-from encast.bench.contender import ColdStart, Contender, prepare
+from encast.bench.contender import ColdStart, Contender, portions, prepare
 from encast.bench.cost import cost_record, parse_price
 from encast.bench.limit import Limit, Sizes, peak, peak_is_the_machine_s, quickest
 from encast.bench.models import make_model
@@ -186,7 +186,8 @@ class Comparison:
 
     def _measure(self, point: Point, specs: Sequence[BackendSpec], opened: dict[str, Contender]) -> list[Row]:
         timing = self.job.timing
-        self._reference.prepare(point.batches)
+        split = point.instances if point.split else 1
+        self._reference.prepare([part for batch in point.batches for part in portions(batch, split)])
         sides = [Side(spec, contender=self._contender(spec, point, opened)) for spec in specs]
         for side in sides:
             there = side.contender is not None and side.contender.is_open

@@ -48,11 +48,14 @@ class Side:
     """Of the rounds that count, where the processors were."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     _watched: list[int] = field(default_factory=list)
+    _before: tuple[int, int] = 0, 0
+    """Usages and rests of earlier points and of the warm-up."""
 
     def ready(self, point: Point, scenario: Scenario, timing: Timing, reference: Reference) -> bool:
         """Opens the contender when it is not, binds the batches, warms up, and compares every output."""
 
         def step(contender: Contender) -> None:
+            contender.looked_at = reference.sequences
             if not contender.is_open:
                 self.cold = contender.open(point.batches)
             else:
@@ -63,6 +66,7 @@ class Side:
             self._compare(contender, reference)
             if self.failure is None:
                 contender.settle_memory()
+            self._before = len(contender.usages), len(contender.rests)
 
         return self._attempt(step)
 
@@ -84,7 +88,9 @@ class Side:
 
         def step(contender: Contender) -> None:
             self._compare(contender, reference)
-            usages = contender.usages
+            usages, rests = (
+                found[begin:] for found, begin in zip((contender.usages, contender.rests), self._before, strict=True)
+            )
             contender.bind(point.batches, split=point.split)  # a scenario may have bound others
             times = contender.burst(seconds=_TYPICAL_SECONDS)
             parts = contender.parts
@@ -95,6 +101,7 @@ class Side:
                     threads=contender.threads,
                     watched=self._watched,
                     usages=usages,
+                    rests=rests,
                     strays=sorted(contender.strays()),
                     known_ns=known,
                     fresh_ns=fresh,

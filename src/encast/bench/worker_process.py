@@ -26,6 +26,7 @@ from encast.bench.peers.base import Call, ModelFiles, Peer, load_peer
 __all__ = ["main", "read_batch"]
 
 Float32 = np.ndarray[Any, np.dtype[np.float32]]
+Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 _clock = time.perf_counter_ns
 _SPIN_NS = 200_000
@@ -45,15 +46,15 @@ class Server:
         self._peer: Peer
         self._batches: list[Batch] = []
         self._calls: list[Call] = []
+        self._rows: list[Int64] = []  # of each batch, the tokens whose states are kept
         self._kept: dict[int, Float32] = {}
         self._turn = 0
 
     def begin(
         self, peer: str, dtype: str, threads: int, cache: str, options: dict[str, Any], model: dict[str, Any]
     ) -> None:
-        files = ModelFiles(
-            model["name"], Path(model["checkpoint"]), model["sha"], tuple(tuple(ids) for ids in model["calibration"])
-        )
+        calibration = tuple(tuple(ids) for ids in model["calibration"])
+        files = ModelFiles(model["name"], Path(model["checkpoint"]), model["sha"], calibration, model["encoder"])
         self._class = load_peer(peer)
         self._made = lambda: self._class(files, dtype, threads, Path(cache), **options)
 
@@ -72,12 +73,15 @@ class Server:
         self._peer.open()
         return {"import_ns": imported - begin, "load_ns": _clock() - imported}
 
-    def bind(self, files: Sequence[str]) -> None:
-        """Also drops what was bound before."""
-        self._batches, self._calls, self._kept, self._turn = [], [], {}, 0
-        for file in files:
+    def bind(self, files: Sequence[str], rows: Sequence[Sequence[Sequence[int]]]) -> dict[str, bool]:
+        """Also drops what was bound before. ``rows``: of each file, first and end of the tokens that will be kept."""
+        self._batches, self._calls, self._rows, self._kept, self._turn = [], [], [], {}, 0
+        self._peer.tried = False
+        for file, ranges in zip(files, rows, strict=True):
             self._batches.append(read_batch(file))
             self._calls.append(self._peer.bind(self._batches[-1]))
+            self._rows.append(np.concatenate([np.arange(0), *(np.arange(*ends) for ends in ranges)]))
+        return {"tried": self._peer.tried}
 
     def first(self) -> None:
         """The first call of all, for the first batch."""
@@ -103,18 +107,19 @@ class Server:
             times.append(clock() - started)
             self._check(states, self._batches[index])
             if len(times) - 1 in wanted:
-                self._kept[index] = np.array(states)
+                self._kept[index] = states[self._rows[index]]
             self._turn += 1
         return {"begin": begin, "ns": times}
 
-    def stream(self, at: int, arrivals: str, ticket: str) -> dict[str, Any]:
+    def stream(self, at: int, arrivals: str, ticket: str, keep: Sequence[int]) -> dict[str, Any]:
         """Takes the oldest request that nobody has taken, again and again: [number, begun, ended] since ``at``.
 
-        ``arrivals`` is a file of ``i64[n]``, ``ticket`` one that counts the requests taken, for all instances.
+        ``arrivals`` is a file of ``i64[n]``, ``ticket`` one that counts the requests taken, for all instances. The
+        outputs of the requests with the numbers ``keep`` are kept.
         """
         due: list[int] = np.load(arrivals).tolist()
         self._wake(at)
-        begin = _clock()
+        begin, wanted = _clock(), frozenset(keep)
         served: list[list[int]] = []
         with open(ticket, "r+b") as file, mmap.mmap(file.fileno(), 8) as counter:
             while (number := _take(file.fileno(), counter)) < len(due):
@@ -124,6 +129,8 @@ class Server:
                 states = self._calls[index]()
                 served.append([number, begun - at, _clock() - at])
                 self._check(states, self._batches[index])
+                if number in wanted:
+                    self._kept[index] = states[self._rows[index]]
         return {"begin": begin, "served": served}
 
     def fresh(self, file: str) -> int:
@@ -138,8 +145,10 @@ class Server:
         return taken
 
     def outputs(self, folder: str) -> list[list[Any]]:
+        """Also drops them."""
+        kept, self._kept = self._kept, {}
         saved = []
-        for index, states in sorted(self._kept.items()):
+        for index, states in sorted(kept.items()):
             file = f"{folder}/output-{index}.npy"
             np.save(file, states)
             saved.append([index, file])

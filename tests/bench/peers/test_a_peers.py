@@ -26,7 +26,7 @@ from encast.backends.reference import Reference
 from encast.batch import Batch
 from encast.bench.agreement import LEAST_COSINE, plain_graph
 from encast.bench.peers.base import ModelFiles, Peer, load_peer
-from encast.bench.peers.transformer import read_encoder
+from encast.bench.peers.transformer import Encoder, read_encoder
 from encast.errors import EncastError, InputError, ResourceError
 
 CONF = Path(encast.bench.__file__).parent / "conf" / "backend"
@@ -235,6 +235,25 @@ def test_openvino_compiles_so_many_shapes(models: Any, cache: Path, opened: Any)
     assert list(peer.facts()["static_shapes"]) == ["2x6"]
     for call, batch in calls:
         assert cosine(call(), model, batch) >= LEAST_COSINE["f32"]
+
+
+def test_a_hint_is_tried_once(models: Any, cache: Path, opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("encast.bench.peers.openvino")
+    monkeypatch.setattr(module, "fastest", lambda candidates: list(candidates)[-1])
+    model = models("bert")
+    batch = batch_of(model, 0, (3, 9))
+    for tried in (True, False):
+        peer = opened("openvino-f32", model, cache)
+        peer._hints = ("bf16", "f32")  # the second one is found, as nothing but the trial can say
+        assert cosine(peer.bind(batch)(), model, batch) >= LEAST_COSINE["f32"]
+        assert peer.tried is tried
+        assert peer.facts()["static_shapes"] == {"2x9": "f32"}
+
+
+def test_a_checkpoint_that_was_read_is_not_read_again() -> None:
+    given = {"kind": "bert", "layers": 1, "heads": 2, "hidden": 8, "vocab": 9, "type_vocab": 2, "max_len": 16}
+    known = ModelFiles("none", Path("nowhere"), "sha", (), given)
+    assert make("ctranslate2-f32", known, Path("cache")).encoder == Encoder(**given)
 
 
 @pytest.mark.parametrize("name", WIDE)

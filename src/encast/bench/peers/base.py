@@ -49,6 +49,8 @@ class ModelFiles:
     sha: str
     calibration: tuple[tuple[int, ...], ...] = ()
     """Token ids of representative texts, for backends that quantise activations statically."""
+    encoder: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of ``transformer.Encoder``, read off the checkpoint before any backend is timed."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,9 @@ class Peer(abc.ABC):
     """Those of ``DTYPES`` that it can compute in."""
     modules: ClassVar[tuple[str, ...]] = ()
     """What ``open`` will import; imported after ``__init__`` and before ``open``, and timed apart from it."""
+    tried: bool = False
+    """Set by ``bind`` when it has timed several ways and kept the quickest for later processes. A service knows its
+    settings, so the process is begun anew, and the trials are no part of its cold start."""
 
     def __init__(self, model: ModelFiles, dtype: str, threads: int, cache: Path, **options: Any) -> None:
         """Cheap: nothing is read or imported; the place to set environment variables that imports read.

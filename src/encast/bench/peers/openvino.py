@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from encast.bench.cache import seconds_to_make
+from encast.bench.cache import cached, seconds_to_make
 from encast.bench.peers import openvino_export as graphs
 from encast.bench.peers.base import Float32
 from encast.bench.peers.transformer import Choices, Feeds, PaddedPeer, Shape, States, not_installed
@@ -99,9 +99,7 @@ class OpenVino(PaddedPeer):
         if shape not in self._requests:
             if len(self._requests) >= self.settings["static_shapes"]:
                 return lambda: self.compute(feeds)
-            candidates = {hint: self._request(shape, hint) for hint in self._hints}
-            chosen = fastest({hint: request.states(feeds) for hint, request in candidates.items()})
-            self._requests[shape] = candidates[chosen]
+            self._requests[shape] = self._request(shape, self._hint(shape, feeds))
         return self._requests[shape].states(feeds)
 
     def facts(self) -> Mapping[str, Any]:
@@ -134,6 +132,27 @@ class OpenVino(PaddedPeer):
             "INFERENCE_PRECISION_HINT": hint,
         }
         return self._core.compile_model(graph, "CPU", settings)
+
+    def _hint(self, shape: Shape, feeds: Feeds) -> str:
+        """The precision in which the shape is fastest; tried once on a processor, and kept."""
+        if len(self._hints) == 1:
+            return self._hints[0]
+        key = {
+            "model": self.model.sha,
+            "dtype": self.dtype,
+            "settings": self.settings,
+            "openvino": importlib.import_module("openvino").__version__,
+            "processor": self._core.get_property("CPU", "FULL_DEVICE_NAME"),
+            "threads": self.threads,
+            "shape": shape,
+        }
+
+        def make(folder: Path) -> None:
+            self.tried = True
+            found = fastest({hint: self._request(shape, hint).states(feeds) for hint in self._hints})
+            (folder / "hint").write_text(found)
+
+        return (cached(self.cache, "openvino-hint", key, make) / "hint").read_text()
 
     def _request(self, shape: Shape, hint: str) -> _Request:
         openvino: Any = importlib.import_module("openvino")

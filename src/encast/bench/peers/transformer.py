@@ -127,7 +127,8 @@ class CheckpointPeer(Peer):
 
     @cached_property
     def encoder(self) -> Encoder:
-        return read_encoder(self.model.checkpoint)
+        # To read it off the checkpoint takes every weight into memory, which is for no peer to pay.
+        return Encoder(**self.model.encoder) if self.model.encoder else read_encoder(self.model.checkpoint)
 
 
 class PaddedPeer(CheckpointPeer):
