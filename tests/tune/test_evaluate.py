@@ -233,11 +233,15 @@ def job(evaluator: LiveEvaluator) -> dict[str, Any]:
     return dict(evaluator._job)
 
 
-def test_a_worker_that_dies_is_an_error_with_the_reason(evaluators: Any) -> None:
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGSEGV, "SIGSEGV"), (40, "signal 40")])
+def test_a_worker_that_dies_is_an_error_with_the_reason(evaluators: Any, number: int, said: str) -> None:
     with Worker(ONE, job(evaluators())) as worker:
-        os.kill(worker._process.pid, signal.SIGSEGV)
-        with pytest.raises(ResourceError, match=r"1x1, 64 tokens: the process ended by SIGSEGV during saturate"):
+        os.kill(worker._process.pid, number)
+        with pytest.raises(ResourceError, match=rf"1x1, 64 tokens: the process ended by {said} during saturate"):
             worker.ask({"do": "saturate", "seconds": 0.1}, 30)
+
+
+def test_a_command_that_no_worker_knows(evaluators: Any) -> None:
     with Worker(ONE, job(evaluators())) as worker, pytest.raises(InputError, match="'nonsense' is unknown; saturate,"):
         worker.ask({"do": "nonsense"}, 30)
 

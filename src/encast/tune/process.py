@@ -126,11 +126,11 @@ class Worker:
             code: int | None = self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             code = None
+        said = f"with exit code {code}"
         if code is not None and code < 0:
-            with contextlib.suppress(ValueError):
+            said = f"by signal {-code}"
+            with contextlib.suppress(ValueError):  # most real-time signals have no name
                 said = f"by {signal.Signals(-code).name}"
-        else:
-            said = f"with exit code {code}"
         self._stderr.seek(0)
         lines = [line for line in self._stderr.read().decode("utf-8", "replace").splitlines() if line.strip()]
         last = f": {' | '.join(lines[-_SHOWN_LINES:])}" if lines else ""
