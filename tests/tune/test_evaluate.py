@@ -254,6 +254,8 @@ def test_a_worker_that_hangs_is_stopped(evaluators: Any) -> None:
             worker.ask({"do": "saturate", "seconds": 0.1}, 0.3)
         assert time.monotonic() - began < 20
         assert not Path(f"/proc/{worker._process.pid}").exists()
+        with pytest.raises(ResourceError, match="the process ended by SIGKILL during saturate"):
+            worker.ask({"do": "saturate", "seconds": 0.1}, 30)
 
 
 def test_a_worker_that_cannot_start_says_what_python_said(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,3 +297,14 @@ def test_the_yardstick_knows_its_usual_pace(evaluators: Any) -> None:
     evaluator._yardsticks = [1.0] * 9
     assert evaluator._slower() > 1e3  # nanoseconds, not the ones made up
     assert math.isfinite(evaluator._slower())
+
+
+def test_the_end_of_the_yardstick_is_not_the_set_up_s(evaluators: Any) -> None:
+    evaluator = evaluators()
+    evaluator._slower()
+    os.kill(evaluator._yardstick._process.pid, signal.SIGKILL)
+    (found,) = evaluator.measure([ONE])
+    assert found.rate > 0
+    assert evaluator._yardstick is not None  # another one
+    evaluator._yardstick.close()
+    assert evaluator._slower() == 0.0

@@ -33,6 +33,7 @@ import numpy as np
 from encast.backends.groups import InstanceGroup, Setup
 from encast.batch import Batch
 from encast.bench.statistics import samples_needed
+from encast.errors import EncastError
 from encast.tune.measurement import Measurement
 from encast.tune.process import Worker, requests_file
 from encast.tune.slo import Slo
@@ -253,9 +254,16 @@ class LiveEvaluator:
 
     def _slower(self) -> float:
         """By how much the machine is slower now than it usually was, 0 at the median and while that is unknown."""
-        if self._yardstick is None:
-            self._yardstick = self._open(Setup((InstanceGroup(self.cores, 1),), 1024))
-        answer = self._yardstick.ask({"do": "probe", "tokens": 256, "seconds": 0.1}, 120)
+        try:
+            if self._yardstick is None:
+                self._yardstick = self._open(Setup((InstanceGroup(self.cores, 1),), 1024))
+            answer = self._yardstick.ask({"do": "probe", "tokens": 256, "seconds": 0.1}, 120)
+        except EncastError:
+            # Its end says nothing of the set-up that is measured; the next time another one is opened.
+            if self._yardstick is not None:
+                self._yardstick.close()
+                self._yardstick = None
+            return 0.0
         self._yardsticks.append(float(answer["nanoseconds"]))
         if len(self._yardsticks) < _FEWEST_YARDSTICKS:
             return 0.0

@@ -68,7 +68,7 @@ class Worker:
         try:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
-        except OSError:
+        except (OSError, ValueError):  # ValueError: it was closed before
             raise self._died(command) from None
         answer = self._line(command, seconds)
         if "error" in answer:
@@ -131,8 +131,10 @@ class Worker:
             said = f"by signal {-code}"
             with contextlib.suppress(ValueError):  # most real-time signals have no name
                 said = f"by {signal.Signals(-code).name}"
-        self._stderr.seek(0)
-        lines = [line for line in self._stderr.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        lines: list[str] = []
+        if not self._stderr.closed:
+            self._stderr.seek(0)
+            lines = [line for line in self._stderr.read().decode("utf-8", "replace").splitlines() if line.strip()]
         last = f": {' | '.join(lines[-_SHOWN_LINES:])}" if lines else ""
         memory = "; the kernel kills with SIGKILL what needs too much memory" if code == -signal.SIGKILL else ""
         error = ResourceError(f"{self.setup.text}: the process ended {said} during {self._what(command)}{last}{memory}")
