@@ -246,6 +246,14 @@ def test_a_command_that_no_worker_knows(evaluators: Any) -> None:
         worker.ask({"do": "nonsense"}, 30)
 
 
+def test_memory_does_not_depend_on_who_else_has_the_artifact_open(evaluators: Any) -> None:
+    with Worker(ONE, job(evaluators())) as worker:
+        alone = worker.memory_bytes()
+        assert alone is not None
+        with Worker(ONE, job(evaluators())), Worker(ONE, job(evaluators())):
+            assert worker.memory_bytes() == pytest.approx(alone, rel=0.02)
+
+
 def test_a_worker_that_hangs_is_stopped(evaluators: Any) -> None:
     with Worker(ONE, job(evaluators())) as worker:
         os.kill(worker._process.pid, signal.SIGSTOP)

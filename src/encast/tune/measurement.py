@@ -27,7 +27,7 @@ class Measurement:
     excess: float = 1.0
     """Where ``rate`` is 0: the promised percentile over its limit, at the lowest rate that was tried."""
     memory_bytes: int | None = None
-    """Resident memory of the process, shared pages by their share."""
+    """Resident memory of the process, shared pages in full: what a service alone with this set-up would hold."""
     requests: int = 0
     """Texts that were answered for it."""
     seconds: float = 0.0

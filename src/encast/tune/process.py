@@ -18,7 +18,7 @@ from typing import Any
 
 import encast.errors as errors
 from encast.backends.groups import Setup, setup_to_json
-from encast.bench.processes import family, proportional_bytes
+from encast.bench.processes import family, resident_bytes
 from encast.errors import EncastError, ResourceError
 
 __all__ = ["Worker"]
@@ -78,8 +78,9 @@ class Worker:
         return answer
 
     def memory_bytes(self) -> int | None:
-        """The worker's proportional resident memory; None where the kernel does not say."""
-        return proportional_bytes(family(self._process.pid)) or None
+        """What a service alone with this set-up would hold: shared pages, such as the weights, count in full, however
+        many others have them mapped just now. None where the kernel does not say."""
+        return resident_bytes(family(self._process.pid)) or None
 
     def close(self) -> None:
         """Ends the process and all that it started. Closing twice is fine."""
