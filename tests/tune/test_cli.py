@@ -16,6 +16,7 @@ import encast
 from encast.backends.groups import Setup
 from encast.cli.main import main
 from encast.cli.progress import Progress
+from encast.errors import ResourceError
 from encast.tune.measurement import Measurement
 
 LENGTHS = "4:10,8:20,16:5,40:3"
@@ -93,6 +94,19 @@ def test_a_promise_that_nothing_keeps_is_an_error_with_the_nearest(
     assert "texts/s" not in shown.out, "no table without a line"
     assert "1 trial of" in shown.out
     assert json.loads(out.read_text())["front"] == []
+
+
+def test_a_set_up_that_fails_is_no_broken_promise(
+    artifact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = Measurement.failure(ResourceError("the process ended by SIGKILL"))
+    monkeypatch.setattr(Made, "measure", lambda _, setups: [failed] * len(setups))
+    arguments = ["tune", artifact, "--workload", LENGTHS, "--trials", "1", "--out", str(tmp_path / "x.tuned.json")]
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert "no set-up could be measured: the process ended by SIGKILL" in said
+    assert "promise" not in said
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_going_on_is_said_from_the_start(

@@ -222,11 +222,34 @@ def test_a_promise_broken_at_every_try_is_broken(evaluators: Any) -> None:
 
 def test_what_the_worker_refuses_is_said_with_its_set_up(evaluators: Any, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"1x1, 64 tokens: .*absent"):
-        evaluators(artifact=tmp_path / "absent.encast").measure([ONE])
+        evaluators(artifact=tmp_path / "absent.encast").probe(64, 1, 1)
     with pytest.raises(InputError, match=r"needs 4000 cores"):
-        evaluators().measure([Setup((InstanceGroup(1000, 4),), 64)])
+        evaluators().probe(64, 4, 1000)
     with pytest.raises(InputError, match=r"no output 'logits'|unknown output|logits"):
-        evaluators(output="logits").measure([ONE])
+        evaluators(output="logits").probe(64, 1, 1)
+
+
+def test_only_the_worker_that_fails_is_blamed(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluator = evaluators()
+    slower = iter([0.0, 0.2, 0.1])  # so that those that run are measured again
+    monkeypatch.setattr(evaluator, "_slower", lambda: next(slower))
+    refused, found = evaluator.measure([Setup((InstanceGroup(1000, 4),), 64), ONE])
+    assert "needs 4000 cores" in refused.failed
+    assert found.failed is None
+    assert found.rate > 0
+
+
+def test_who_dies_among_others_leaves_them_alone(evaluators: Any) -> None:
+    class Dying(Queue):
+        def ask(self, command: dict[str, Any], seconds: float) -> dict[str, Any]:
+            if self.streams == 2:
+                raise ResourceError("the process ended")
+            return super().ask(command, seconds)
+
+    evaluator = evaluators(Slo(99, 10.0))
+    found, alone = evaluator._by_turns([Dying(set()), Queue(set())]), evaluator._by_turns([Queue(set())])
+    assert found[0].failed == "the process ended"
+    assert found[1:] == alone
 
 
 def job(evaluator: LiveEvaluator) -> dict[str, Any]:
@@ -269,12 +292,12 @@ def test_a_worker_that_hangs_is_stopped(evaluators: Any) -> None:
 def test_a_worker_that_cannot_start_says_what_python_said(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluator = evaluators(prefix=["/bin/sh", "-c", "echo no luck >&2; exit 3", "--"])
     with pytest.raises(ResourceError, match=r"ended with exit code 3 during opening the artifact: no luck"):
-        evaluator.measure([ONE])
+        evaluator.probe(64, 1, 1)
     with pytest.raises(ResourceError, match=r"cannot be started"):
-        evaluators(prefix=["/no/such/command"]).measure([ONE])
+        evaluators(prefix=["/no/such/command"]).probe(64, 1, 1)
     monkeypatch.setattr(process, "_OPEN_SECONDS", 0.01)
     with pytest.raises(ResourceError, match=r"opening the artifact did not end within"):
-        evaluators().measure([ONE])
+        evaluators().probe(64, 1, 1)
 
 
 def test_noise_around_a_measurement_is_measured_again_and_said(

@@ -75,9 +75,12 @@ class Small:
         self.calls += 1
         if self.calls == self.interrupt_at:
             raise KeyboardInterrupt
-        if any(word in setup.text for setup in setups for word in self.fail):
-            raise ResourceError("out of memory")
-        return [Measurement(self.rate(setup), self.rate(setup), {"p99": 1.0}) for setup in setups]
+        return [self.measured(setup, len(setups)) for setup in setups]
+
+    def measured(self, setup: Setup, at_once: int) -> Measurement:
+        if any(word in setup.text for word in self.fail):
+            return Measurement.failure(ResourceError("out of memory"))
+        return Measurement(self.rate(setup), self.rate(setup), {"p99": 1.0})
 
     @property
     def best(self) -> float:
@@ -174,6 +177,9 @@ def test_nothing_is_left_of_a_search_that_measured_nothing(tmp_path: Path) -> No
     with pytest.raises(KeyboardInterrupt):
         run(Small(interrupt_at=1), journal=journal)
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ResourceError, match="no set-up could be measured"):
+        run(Small(fail=["x"]), journal=journal)
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(ResourceError, match="journal of the search cannot be used"):
         run(Small(), journal=tmp_path / "absent" / "x.journal")
 
@@ -188,6 +194,71 @@ def test_set_ups_that_cannot_run_are_passed_over() -> None:
     assert found.chosen.measurement.failed is None
     with pytest.raises(ResourceError, match="out of memory"):
         run(Small(fail=["x"]))
+
+
+@pytest.mark.parametrize("lost", [Measurement.failure(ResourceError("killed")), Measurement(0.0, 9.0, excess=7.0)])
+def test_finals_that_all_are_lost_leave_the_best_of_before(lost: Measurement) -> None:
+    class Crowded(Small):
+        def measured(self, setup: Setup, at_once: int) -> Measurement:
+            return lost if at_once > 1 else super().measured(setup, at_once)
+
+    machine = Crowded()
+    found = run(machine)
+    assert "final" in {trial.source for trial in found.trials}
+    assert found.chosen.measurement.rate >= 0.97 * max(trial.measurement.rate for trial in found.trials)
+
+
+def test_a_finalist_that_fails_is_out_and_the_others_go_on() -> None:
+    class Tight(Small):
+        killed: Setup | None = None
+
+        def measured(self, setup: Setup, at_once: int) -> Measurement:
+            if at_once > 1 and self.killed in (None, setup):
+                self.killed = setup
+                return Measurement.failure(ResourceError("killed"))
+            return super().measured(setup, at_once)
+
+    machine = Tight()
+    found = run(machine, trials=60)
+    finals = [trial for trial in found.trials if trial.source == "final"]
+    assert [trial.setup for trial in finals if trial.measurement.failed is not None] == [machine.killed]
+    assert found.chosen in finals
+    assert found.chosen.measurement.failed is None
+    rounds = [sum(trial.setup == setup for trial in finals) for setup in {trial.setup for trial in finals}]
+    assert sorted(rounds)[:2] != [1, 1], "only the one that failed is out"
+
+
+def test_the_first_trials_may_fail_but_not_all() -> None:
+    class Late(Small):
+        def measured(self, setup: Setup, at_once: int) -> Measurement:
+            self.fail = ["x"] if self.calls <= self.failures else []
+            return super().measured(setup, at_once)
+
+        failures = 2
+
+    found = run(Late(), seconds=0.0)
+    assert [trial.measurement.failed for trial in found.trials] == ["out of memory"] * 2 + [None]
+    assert found.chosen == found.trials[-1]
+    with pytest.raises(ResourceError, match="no set-up could be measured: out of memory"):
+        run(Late(), trials=2)
+    machine = Small(fail=["x"])
+    with pytest.raises(ResourceError):
+        run(machine)
+    assert machine.calls == 3
+
+
+def test_what_kept_no_promise_is_not_what_failed() -> None:
+    """Of a search with trials, failures at the end of it do not end it."""
+
+    class Broken(Small):
+        def measured(self, setup: Setup, at_once: int) -> Measurement:
+            if self.calls > 5:
+                return Measurement.failure(ResourceError("killed"))
+            return Measurement(0.0, 9.0, excess=1e12)  # worse than anything, but measured
+
+    found = run(Broken(), trials=12)
+    assert len(found.trials) == 12
+    assert found.chosen.measurement.failed is None
 
 
 def test_a_promise_that_nothing_keeps() -> None:

@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -158,39 +158,45 @@ class LiveEvaluator:
             self._probed = None
         began = time.perf_counter()
         with ExitStack() as stack:
-            workers = [stack.enter_context(self._open(setup)) for setup in setups]
+            workers: list[Worker | Measurement] = []
+            for setup in setups:
+                try:
+                    workers.append(stack.enter_context(self._open(setup)))
+                except EncastError as error:
+                    workers.append(Measurement.failure(error))
             slower = self._slower()
             found = self._by_turns(workers)
             slower = max(slower, self._slower())
             if slower > NOISY:
-                again = self._by_turns(workers)
+                again = self._by_turns(
+                    [worker if one.failed is None else one for worker, one in zip(workers, found, strict=True)]
+                )
                 slower_again = self._slower()
                 if slower_again <= slower:
                     found, slower = again, slower_again
         noise = f"the machine was {slower:.0%} slower than usual around it" if slower > NOISY else None
         each = (time.perf_counter() - began) / len(setups)
-        return [
-            Measurement(
-                one.rate, one.saturated, one.latency_ms, one.excess, one.memory_bytes, one.requests, each, noise
-            )
-            for one in found
-        ]
+        return [replace(one, seconds=each, noise=noise) for one in found]
 
     def _open(self, setup: Setup) -> Worker:
         return Worker(setup, self._job, self._prefix)
 
-    def _by_turns(self, workers: Sequence[Worker]) -> list[Measurement]:
-        """Every step of one worker is followed by that of the next."""
-        running = [self._steps(worker) for worker in workers]
-        found: dict[int, Measurement] = {}
-        while len(found) < len(running):
-            for index, steps in enumerate(running):
+    def _by_turns(self, workers: Sequence[Worker | Measurement]) -> list[Measurement]:
+        """Every step of one worker is followed by that of the next; what failed before stays as it is."""
+        found = {index: worker for index, worker in enumerate(workers) if isinstance(worker, Measurement)}
+        running = {
+            index: self._steps(worker) for index, worker in enumerate(workers) if not isinstance(worker, Measurement)
+        }
+        while len(found) < len(workers):
+            for index, steps in running.items():
                 if index not in found:
                     try:
                         next(steps)
                     except StopIteration as done:
                         found[index] = done.value
-        return [found[index] for index in range(len(running))]
+                    except EncastError as error:
+                        found[index] = Measurement.failure(error)
+        return [found[index] for index in range(len(workers))]
 
     def _steps(self, worker: Worker) -> Generator[None, None, Measurement]:
         burst = worker.ask({"do": "saturate", "seconds": self.pace.burst}, 60 + 20 * self.pace.burst)

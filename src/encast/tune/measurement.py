@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from encast.backends.groups import Setup, read_setup, setup_to_json
-from encast.errors import InputError
+from encast.errors import EncastError, InputError
 
 __all__ = ["Measurement", "Trial", "pareto_front"]
 
@@ -36,6 +36,10 @@ class Measurement:
     """Why the machine was not quiet, if it was not."""
     failed: str | None = None
     """Why there is no measurement, if there is none."""
+
+    @staticmethod
+    def failure(error: EncastError) -> Measurement:
+        return Measurement(0.0, 0.0, excess=1e9, failed=str(error)[:500])
 
     @property
     def score(self) -> float:

@@ -80,14 +80,17 @@ _STUDY = "encast-tune"
 
 
 class Evaluator(Protocol):
-    """What measures: the machine, or in tests a recorded one. Methods raise ``EncastError`` for what cannot run."""
+    """What measures: the machine, or in tests a recorded one."""
 
     def probe(self, tokens: int, threads: int, instances: int) -> float:
-        """Seconds of a run of about ``tokens`` tokens, by each of ``instances`` of ``threads`` threads at once."""
+        """Seconds of a run of about ``tokens`` tokens, by each of ``instances`` of ``threads`` threads at once.
+
+        Raises ``EncastError`` when it cannot run.
+        """
         ...
 
     def measure(self, setups: Sequence[Setup]) -> list[Measurement]:
-        """A measurement of each under the workload, by turns in one neighbourhood of time."""
+        """A measurement of each under the workload, by turns in one neighbourhood of time; it says what cannot run."""
         ...
 
 
@@ -130,7 +133,7 @@ def search(space: Space, evaluator: Evaluator, lengths: Sequence[int], slo: Slo 
 
     An interrupt ends the search with what was found so far (``Found.interrupted``), or is raised when that is nothing.
     Raises ``InputError`` for a journal that belongs to something else or is there without ``resume``, ``ResourceError``
-    for one that cannot be written, and the evaluator's error when no set-up can be measured.
+    for one that cannot be written and when no set-up can be measured, and the evaluator's error.
     """
     if options.trials < 1:
         raise InputError(f"trials is {options.trials}; give at least 1")
@@ -165,7 +168,7 @@ class _Search:
                 return Found(tuple(self.trials), self._best(), "interrupted", interrupted=True)
             raise
         finally:
-            if not self.trials and self.options.journal is not None:
+            if not self._ran() and self.options.journal is not None:
                 # Nothing to go on from.
                 self.options.journal.unlink(missing_ok=True)
 
@@ -200,8 +203,11 @@ class _Search:
         neighbours = int(len(self.setups) * _MOST_NEIGHBOURS)
         while len(self.trials) < most:
             # One at least: a search that measured nothing has nothing to say.
-            if self.trials and self._out_of_time():
-                return f"the {self.options.seconds:g} seconds were over"
+            if self._ran():
+                if self._out_of_time():
+                    return f"the {self.options.seconds:g} seconds were over"
+            elif len(self.trials) >= _MOST_FAILURES:
+                break
             if seeds:
                 self._measure([seeds.pop(0)], "cost model")
                 continue
@@ -225,6 +231,8 @@ class _Search:
                 self._measure([self.setups[int(gains.argmax())]], "expected improvement")
             else:
                 self._measure([proposed], "tpe")
+        if not self._ran():
+            raise ResourceError(f"no set-up could be measured: {self.trials[-1].measurement.failed}")
         return f"no more than {self.options.trials} were allowed"
 
     def _seeds(self, count: int) -> list[Setup]:
@@ -274,11 +282,6 @@ class _Search:
             self._suggested(trials[-1])
         try:
             measured = self.evaluator.measure(setups)
-        except EncastError as error:
-            failures = [trial for trial in self.trials if trial.measurement.failed is not None]
-            if not self._usable() and len(failures) + 1 >= _MOST_FAILURES:
-                raise
-            measured = [Measurement(0.0, 0.0, excess=1e9, failed=str(error)[:500])] * len(setups)
         except BaseException:
             for trial in trials:
                 self._give_up(trial)
@@ -299,12 +302,17 @@ class _Search:
                 break
             self._measure(finalists, "final")
             for trial in self.trials[-len(finalists) :]:
-                rounds[trial.setup].append(trial)
-            if number >= _FEWEST_ROUNDS:
+                if trial.measurement.failed is None:
+                    rounds[trial.setup].append(trial)
+            # What failed may run alone, but has too few trials now to be compared by.
+            finalists = [setup for setup in finalists if len(rounds[setup]) == number]
+            if number >= _FEWEST_ROUNDS and finalists:
                 finalists = still_open([rounds[setup] for setup in finalists], STOP_MARGIN)
-        if not finalists or not all(rounds[setup] for setup in finalists):
+        judged = [setup for setup in finalists or rounds if rounds[setup]]
+        if not judged:
             return self._best()
-        return median(rounds[max(finalists, key=lambda setup: score(rounds[setup]))])
+        won = median(rounds[max(judged, key=lambda setup: score(rounds[setup]))])
+        return won if won.measurement.rate > 0 else self._best()
 
     def _neighbour(self, belief: Belief, best: int) -> Setup | None:
         """The most hopeful set-up that was not measured near one of the better ones; None when there is no hope."""
@@ -336,13 +344,13 @@ class _Search:
         """Of what was measured, that of which most is believed; by its median trial."""
         usable = self._usable()
         if not usable:
-            return max(self.trials, key=lambda trial: trial.measurement.score)
+            return max(self._ran(), key=lambda trial: trial.measurement.score)
         best = self.setups[self._belief()[1]]
         return median([trial for trial in usable if trial.setup == best])
 
     def _belief(self) -> tuple[Belief, int]:
         """What to think of every set-up, and the index of the best measured one."""
-        measured = unspoilt([trial for trial in self.trials if trial.measurement.failed is None])
+        measured = unspoilt(self._ran())
         if not measured:
             return believe(self.features, self.prior, [], np.empty(0)), int(self.prior.argmax())
         rates = [trial.measurement.rate for trial in measured]
@@ -365,6 +373,9 @@ class _Search:
         self.hyperparameters = belief.hyperparameters
         kept = [self.index[trial.setup] for trial in self._usable() or measured]
         return belief, max(kept, key=lambda number: float(belief.mean[number]))
+
+    def _ran(self) -> list[Trial]:
+        return [trial for trial in self.trials if trial.measurement.failed is None]
 
     def _usable(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.measurement.rate > 0]
