@@ -127,7 +127,7 @@ def tuned_choice(
     spent = float(spent_path.read_text()) if spent_path.exists() else 0.0
     spent += time.monotonic() - began
     spent_path.write_text(str(spent))
-    if "seconds were over" in found.stopped:
+    if found.cut or found.interrupted:
         print(f"search: {len(found.trials)} trials; call again")
         return None
     result = {

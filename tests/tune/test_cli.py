@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,6 +156,20 @@ def test_an_interrupt_keeps_the_best_and_resume_goes_on(
     assert main([*arguments, "--resume"]) == 0
     after = json.loads(out.read_text())
     assert after["trials"][:3] == before["trials"]
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_time_that_ends_a_search_leaves_its_journal(
+    artifact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "x.tuned.json"
+    arguments = ["tune", artifact, "--workload", LENGTHS, "--trials", "8", "--out", str(out)]
+    clock = itertools.count()  # a second goes by between any two looks at it
+    monkeypatch.setattr("encast.tune.search.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert main([*arguments, "--time", "3"]) == 0
+    assert re.search(r"3 trials of \d+ set-ups; the 3 seconds were over; --resume goes on", capsys.readouterr().out)
+    assert main([*arguments, "--resume"]) == 0
+    assert "no more than 8 were allowed\n" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == [out]
 
 

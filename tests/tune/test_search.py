@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,7 +117,28 @@ def test_all_trials_that_are_allowed_are_made_and_no_more(trials: int) -> None:
 def test_time_is_kept_and_one_trial_is_made_at_least() -> None:
     found = run(Small(), seconds=0.0)
     assert len(found.trials) == 1
-    assert "seconds were over" in found.stopped
+    assert found.cut
+    assert found.stopped == "the 0 seconds were over"
+
+
+def test_finals_that_time_ends_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    class Slow(Small):
+        def measure(self, setups: Sequence[Setup]) -> list[Measurement]:
+            nonlocal now
+            now += 100.0 * (len(setups) > 1)
+            return super().measure(setups)
+
+    monkeypatch.setattr("encast.tune.search.time", SimpleNamespace(monotonic=lambda: now))
+    journal = tmp_path / "x.journal"
+    found = run(Slow(), seconds=50.0, journal=journal)
+    assert now == 100.0, "one round, which was under way when the time was over"
+    assert found.cut
+    assert found.stopped == "the 50 seconds were over"
+    found = run(Slow(), journal=journal, resume=True)
+    assert not found.cut
+    assert "seconds" not in found.stopped
 
 
 def test_an_interrupt_keeps_the_best_so_far() -> None:

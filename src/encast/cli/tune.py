@@ -44,8 +44,12 @@ def tune_command(
         int | None,
         typer.Option(min=1, help="The most measurements; default: a quarter of all set-ups."),
     ] = None,
-    time: Annotated[float | None, typer.Option(min=1.0, help="The most seconds to search.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted search.")] = False,
+    time: Annotated[
+        float | None, typer.Option(min=1.0, help="The most seconds to search; the trial under way is finished.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a search that was interrupted or out of time.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="The configuration file; default: NAME.tuned.json beside the artifact.")
     ] = None,
@@ -133,9 +137,10 @@ def tune_command(
     configuration.write(target)
     if found.interrupted:
         raise KeyboardInterrupt(f"the best of {_trials(len(found.trials))} is in {target}; --resume goes on")
-    # A finished search is in the file; its journal would only stand in the way of the next one.
     assert options.journal is not None
-    options.journal.unlink(missing_ok=True)
+    if not found.cut:
+        # A finished search is in the file; its journal would only stand in the way of the next one.
+        options.journal.unlink(missing_ok=True)
     if json:
         print(json_module.dumps({"file": str(target), "stopped": found.stopped, **configuration.to_json()}))
     else:
@@ -191,12 +196,12 @@ def _lines(found: Found, rows: _Rows, promise: Slo | None, grid: int, target: Pa
     measured = found.chosen.measurement
     goal = "throughput" if promise is None else f"the rate at which {promise}"
     noisy = sum(trial.measurement.noise is not None for trial in found.trials)
+    ended = f"{_trials(len(found.trials))} of {grid} set-ups; {found.stopped}"
+    if found.cut:
+        ended += "; --resume goes on"
     lines = [f"{found.chosen.setup.text}: {measured.rate:,.0f} texts/s, {goal}"]
     if measured.rate == 0:
-        return [
-            f"{_trials(len(found.trials))} of {grid} set-ups; {found.stopped}",
-            f"the nearest is written to {target}",
-        ]
+        return [ended, f"the nearest is written to {target}"]
     lines += ["", f"{'texts/s':>9} {rows.percent + ' ms':>9} {'MB':>7} {'$/million':>10}  set-up"]
     for trial, row in zip(rows.front_trials, rows.front, strict=True):
         latency, memory, cost = row["latency_ms"].get(rows.percent), row["memory_bytes"], row["usd_per_million"]
@@ -207,7 +212,7 @@ def _lines(found: Found, rows: _Rows, promise: Slo | None, grid: int, target: Pa
         )
         lines.append(f"{row['sequences_per_s']:>9,.0f} {shown[0]:>9} {shown[1]:>7} {shown[2]:>10}  {trial.setup.text}")
     lines += ["", "set-up: instances x threads [up to the longest text, in tokens], ...; tokens of one run"]
-    lines += [f"{_trials(len(found.trials))} of {grid} set-ups; {found.stopped}"]
+    lines += [ended]
     if noisy:
         lines.append(f"the machine was noisy during {noisy} of them")
     return [*lines, f"written to {target}: encast.load(ARTIFACT, config={str(target)!r})"]

@@ -115,12 +115,16 @@ class Options:
 
 @dataclass(frozen=True)
 class Found:
-    """The trials in their order, the chosen set-up with its measurement, and why the search ended."""
+    """The trials in their order, the chosen set-up with its measurement, and why the search ended.
+
+    ``cut``: the seconds were over before it had explored and decided, so that its journal may be resumed.
+    """
 
     trials: tuple[Trial, ...]
     chosen: Trial
     stopped: str
     interrupted: bool = False
+    cut: bool = False
 
 
 def default_trials(space: Space) -> int:
@@ -152,6 +156,7 @@ class _Search:
         self.steps = features.shape[1]
         self.study, self.trials = _open_study(options, self.setups)
         self.began = time.monotonic()
+        self.cut = False
         self.hyperparameters: Hyperparameters | None = None
         self.prior: np.ndarray[Any, np.dtype[np.float64]] = np.zeros(len(self.setups))
 
@@ -162,7 +167,9 @@ class _Search:
             reserve = min(_FINALISTS * _MOST_ROUNDS, most // 5)
             stopped = self._explore(most - (reserve if reserve >= _FEWEST_FINALS else 0))
             chosen = self._decide()
-            return Found(tuple(self.trials), chosen, stopped)
+            if self.cut:
+                stopped = f"the {self.options.seconds:g} seconds were over"
+            return Found(tuple(self.trials), chosen, stopped, cut=self.cut)
         except KeyboardInterrupt:
             if self._usable():
                 return Found(tuple(self.trials), self._best(), "interrupted", interrupted=True)
@@ -203,10 +210,7 @@ class _Search:
         neighbours = int(len(self.setups) * _MOST_NEIGHBOURS)
         while len(self.trials) < most:
             # One at least: a search that measured nothing has nothing to say.
-            if self._ran():
-                if self._out_of_time():
-                    return f"the {self.options.seconds:g} seconds were over"
-            elif len(self.trials) >= _MOST_FAILURES:
+            if self._out_of_time() if self._ran() else len(self.trials) >= _MOST_FAILURES:
                 break
             if seeds:
                 self._measure([seeds.pop(0)], "cost model")
@@ -390,7 +394,9 @@ class _Search:
         return broken | {setup for setup, count in often.items() if count >= _MOST_REPEATS}
 
     def _out_of_time(self) -> bool:
-        return time.monotonic() - self.began >= self.options.seconds
+        """Whether the trials that would be next are cut."""
+        self.cut = time.monotonic() - self.began >= self.options.seconds
+        return self.cut
 
 
 # The journal
