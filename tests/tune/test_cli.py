@@ -5,7 +5,9 @@ from __future__ import annotations
 import builtins
 import itertools
 import json
+import os
 import re
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +30,7 @@ class Made:
     """Stands for ``LiveEvaluator``: more cores and larger batches are faster."""
 
     interrupt_at: int | None = None
+    terminate_at: int | None = None
     calls = 0
 
     def __init__(self, *_: Any, slo: Any, **options: Any) -> None:
@@ -37,7 +40,8 @@ class Made:
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        if self.terminate_at is not None:
+            os.kill(os.getpid(), signal.SIGTERM)  # `timeout` sends two
 
     def probe(self, tokens: int, threads: int, instances: int) -> float:
         return 1e-4 + tokens * 1e-5 / threads
@@ -46,6 +50,8 @@ class Made:
         Made.calls += 1
         if Made.calls == Made.interrupt_at:
             raise KeyboardInterrupt
+        if Made.calls == Made.terminate_at:
+            os.kill(os.getpid(), signal.SIGTERM)
         rates = [100.0 * setup.cores * (1 - 100 / (setup.batch_tokens + 200)) for setup in setups]
         return [Measurement(rate, rate, {"p99": 5.0}, memory_bytes=10**6) for rate in rates]
 
@@ -55,6 +61,7 @@ def _made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("encast.tune.evaluate.LiveEvaluator", Made)
     monkeypatch.setattr(Made, "calls", 0)
     monkeypatch.setattr(Made, "interrupt_at", None)
+    monkeypatch.setattr(Made, "terminate_at", None)
 
 
 @pytest.fixture
@@ -156,6 +163,45 @@ def test_an_interrupt_keeps_the_best_and_resume_goes_on(
     assert main([*arguments, "--resume"]) == 0
     after = json.loads(out.read_text())
     assert after["trials"][:3] == before["trials"]
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_an_interrupt_before_a_promise_was_kept_leaves_the_nearest(
+    artifact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def late(_: Made, setups: Sequence[Setup]) -> list[Measurement]:
+        Made.calls += 1
+        if Made.calls == 4:
+            raise KeyboardInterrupt
+        return [Measurement(0.0, 10.0, excess=7.5)] * len(setups)
+
+    monkeypatch.setattr(Made, "measure", late)
+    out = tmp_path / "x.tuned.json"
+    assert main(["tune", artifact, "--workload", LENGTHS, "--slo", "p99=0.01ms", "--out", str(out)]) == 130
+    assert f"of 3 trials none keeps the promise, the nearest is in {out}; --resume goes on" in capsys.readouterr().err
+    assert len(json.loads(out.read_text())["trials"]) == 3
+    assert len(list(tmp_path.iterdir())) == 2, "the journal too"
+
+
+def test_sigterm_is_an_interrupt_with_its_own_status(
+    artifact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "x.tuned.json"
+    arguments = ["tune", artifact, "--workload", LENGTHS, "--trials", "8", "--out", str(out)]
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        monkeypatch.setattr(Made, "terminate_at", 4)
+        assert main(arguments) == 143
+        assert "encast: terminated; the best of 3 trials is in" in capsys.readouterr().err
+        assert len(json.loads(out.read_text())["trials"]) == 3
+        assert received == []
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert received == [signal.SIGTERM], "the handler of before is back"
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    monkeypatch.setattr(Made, "terminate_at", None)
+    assert main([*arguments, "--resume"]) == 0
     assert list(tmp_path.iterdir()) == [out]
 
 

@@ -277,6 +277,13 @@ def test_memory_does_not_depend_on_who_else_has_the_artifact_open(evaluators: An
             assert worker.memory_bytes() == pytest.approx(alone, rel=0.02)
 
 
+def test_interrupts_are_the_parent_s(evaluators: Any) -> None:
+    with Worker(ONE, job(evaluators())) as worker:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(worker._process.pid, number)
+        assert worker.ask({"do": "probe", "tokens": 4, "seconds": 0.01}, 30)["nanoseconds"] > 0
+
+
 def test_a_worker_that_hangs_is_stopped(evaluators: Any) -> None:
     with Worker(ONE, job(evaluators())) as worker:
         os.kill(worker._process.pid, signal.SIGSTOP)

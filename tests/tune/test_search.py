@@ -285,12 +285,15 @@ def test_what_kept_no_promise_is_not_what_failed() -> None:
 
 def test_a_promise_that_nothing_keeps() -> None:
     class Late(Small):
-        def measure(self, setups: Sequence[Setup]) -> list[Measurement]:
-            return [Measurement(0.0, 100.0, excess=2.0 + setup.groups[-1].threads) for setup in setups]
+        def measured(self, setup: Setup, at_once: int) -> Measurement:
+            return Measurement(0.0, 100.0, excess=2.0 + setup.groups[-1].threads)
 
-    machine = Late()
-    found = search(machine.space, machine, LENGTHS, Slo(99, 0.01), Options(trials=20))
+    found = search(Late().space, Late(), LENGTHS, Slo(99, 0.01), Options(trials=20))
     assert found.chosen.measurement.rate == 0
+    assert found.chosen.measurement.excess == min(trial.measurement.excess for trial in found.trials)
+    found = search(Late().space, Late(interrupt_at=5), LENGTHS, Slo(99, 0.01), Options(trials=20))
+    assert found.interrupted
+    assert len(found.trials) == 4
     assert found.chosen.measurement.excess == min(trial.measurement.excess for trial in found.trials)
 
 

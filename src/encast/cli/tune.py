@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json as json_module
 import math
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +27,30 @@ if TYPE_CHECKING:
 __all__ = ["tune_command"]
 
 
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """``SIGTERM`` ends what is within as Ctrl-C does, with the status 143."""
+    terminated = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal terminated
+        if not terminated:  # what sends it twice, as `timeout` does, must not disturb the tidying up
+            terminated = True
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if not terminated:
+            raise
+        print(f"encast: terminated{''.join(f'; {note}' for note in error.args)}", file=sys.stderr)
+        raise typer.Exit(128 + signal.SIGTERM) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@_terminable()
 def tune_command(
     artifact: Annotated[Path, typer.Argument(help="A compiled artifact (NAME.encast).")],
     workload: Annotated[
@@ -136,7 +162,11 @@ def tune_command(
     )
     configuration.write(target)
     if found.interrupted:
-        raise KeyboardInterrupt(f"the best of {_trials(len(found.trials))} is in {target}; --resume goes on")
+        of = _trials(len(found.trials))
+        best = (
+            f"the best of {of}" if found.chosen.measurement.rate > 0 else f"of {of} none keeps the promise, the nearest"
+        )
+        raise KeyboardInterrupt(f"{best} is in {target}; --resume goes on")
     assert options.journal is not None
     if not found.cut:
         # A finished search is in the file; its journal would only stand in the way of the next one.

@@ -171,7 +171,7 @@ class _Search:
                 stopped = f"the {self.options.seconds:g} seconds were over"
             return Found(tuple(self.trials), chosen, stopped, cut=self.cut)
         except KeyboardInterrupt:
-            if self._usable():
+            if self._ran():
                 return Found(tuple(self.trials), self._best(), "interrupted", interrupted=True)
             raise
         finally:

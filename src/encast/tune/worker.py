@@ -163,8 +163,9 @@ def _serve(lines: IO[str], answers: IO[str]) -> None:
 
 def main() -> None:
     """Serves one parent until it closes the pipe."""
-    # An interrupt is the parent's to handle.
+    # An interrupt is the parent's to handle, also where a service manager sends it to all processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     _serve(sys.stdin, answers)
