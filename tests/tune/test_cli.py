@@ -21,6 +21,7 @@ from encast.backends.groups import Setup
 from encast.cli.main import main
 from encast.cli.progress import Progress
 from encast.errors import ResourceError
+from encast.tune.evaluate import METHOD
 from encast.tune.measurement import Measurement
 
 LENGTHS = "4:10,8:20,16:5,40:3"
@@ -164,6 +165,22 @@ def test_an_interrupt_keeps_the_best_and_resume_goes_on(
     after = json.loads(out.read_text())
     assert after["trials"][:3] == before["trials"]
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_trials_that_were_measured_in_another_way_are_not_resumed(
+    artifact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["tune", artifact, "--workload", LENGTHS, "--trials", "8", "--out", str(tmp_path / "x.tuned.json")]
+    monkeypatch.setattr(Made, "interrupt_at", 4)
+    assert main(arguments) == 130
+    monkeypatch.setattr("encast.tune.evaluate.METHOD", 99)
+    assert main([*arguments, "--resume"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        f"its method of measuring is {METHOD}, now it is 99; resume with the same arguments, machine and version"
+        in said
+    )
+    assert Made.calls == 4
 
 
 def test_an_interrupt_before_a_promise_was_kept_leaves_the_nearest(

@@ -97,7 +97,7 @@ def tune_command(
     from encast.bench.cost import parse_price
     from encast.machine import usable_cores
     from encast.tune.configuration import Configuration, artifact_sha, machine_fingerprint
-    from encast.tune.evaluate import LiveEvaluator, Pace
+    from encast.tune.evaluate import METHOD, LiveEvaluator, Pace
     from encast.tune.requests import read_requests
     from encast.tune.search import Options, default_trials, search
     from encast.tune.slo import Slo
@@ -116,6 +116,7 @@ def tune_command(
     output, selects = _output(opened)
     sha, machine = artifact_sha(opened), machine_fingerprint()
     key = {
+        "method of measuring": METHOD,
         "artifact": sha,
         "machine": machine,
         "workload": requests.sha,

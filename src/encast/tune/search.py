@@ -438,7 +438,7 @@ def _open_study(options: Options, setups: Sequence[Setup]) -> tuple[Any, list[Tr
             if stored.get(name) != value:
                 raise InputError(
                     f"{path} is of another search: its {name} is {stored.get(name)!r}, now it is {value!r}; resume "
-                    "with the same arguments on the same machine, or remove the file"
+                    "with the same arguments, machine and version of encast, or remove the file"
                 )
         # What the earlier run had begun: proposals still in the queue would be handed out first.
         begun = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
