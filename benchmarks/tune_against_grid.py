@@ -4,9 +4,9 @@
 
 Three stages, each of which goes on where an earlier call stopped: every set-up of the grid is measured once, in random
 order; the search runs with a quarter of that number of trials; and its choice is measured against the best few of the
-grid, by turns, over some rounds. Bar: the choice reaches 97 % of the best of them, and
-neither trials nor seconds of the search are more than a quarter of the grid's. With --seconds a call ends after that
-long, so that a shared machine can be had in short turns: repeat it until it prints the result.
+grid, by turns, until the interval of its worst ratio is narrower than 3 %. Bar: the choice reaches 97 % of the best of
+them with at most a quarter of the grid's trials; the seconds are told. With --seconds a call ends after that long, so
+that a shared machine can be had in short turns: repeat it until it prints the result.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from encast import artifact as artifacts
 from encast.backends.groups import Setup
 from encast.bench.statistics import median_interval, ratio_interval
 from encast.machine import usable_cores
-from encast.tune.evaluate import LiveEvaluator, Pace
+from encast.tune.configuration import artifact_sha, machine_fingerprint
+from encast.tune.evaluate import METHOD, LiveEvaluator, Pace
 from encast.tune.measurement import Trial
 from encast.tune.requests import read_requests
-from encast.tune.search import Options, search
+from encast.tune.search import Evaluator, Options, search
 from encast.tune.slo import Slo
-from encast.tune.space import make_space
+from encast.tune.space import Space, make_space
 
 BAR_SHARE = 0.97
 BAR_TRIALS = 0.25
 BEST_OF_GRID = 3
+FEWEST_ROUNDS = 5
+WIDTH = 0.03
 
 
 class Lines:
@@ -63,7 +66,7 @@ def main() -> None:
     parser.add_argument("--slo", default="none")
     parser.add_argument("--work", type=Path, required=True, help="the folder for what was measured")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="of this call")
-    parser.add_argument("--rounds", type=int, default=5, help="of the comparison (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=20, help="at most, of the comparison (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
@@ -72,6 +75,15 @@ def main() -> None:
     slo = Slo.parse(args.slo)
     opened = artifacts.open(args.artifact)
     requests = read_requests(args.workload, opened)
+    conditions = {
+        "method of measuring": METHOD,
+        "artifact": artifact_sha(opened),
+        "machine": machine_fingerprint(),
+        "workload": requests.sha,
+        "slo": None if slo is None else slo.to_json(),
+        "seed": args.seed,
+    }
+    keep(conditions, args.work)
     cores = len(usable_cores())
     space = make_space(cores, requests.lengths)
     name = next((name for name in opened.graph.outputs if name != "last_hidden_state"), "last_hidden_state")
@@ -83,7 +95,7 @@ def main() -> None:
         grid = measured_grid(Lines(args.work / "grid.jsonl"), list(space.setups), evaluator, end, args.seed)
         if grid is None:
             return
-        tuned = tuned_choice(args, space, evaluator, requests.lengths, slo, end)
+        tuned = tuned_choice(args.work, conditions, space, evaluator, requests.lengths, slo, end)
         if tuned is None:
             return
         finals = compared(Lines(args.work / "finals.jsonl"), grid, tuned, evaluator, args.rounds, end)
@@ -91,7 +103,23 @@ def main() -> None:
             report(grid, tuned, finals)
 
 
-def measured_grid(lines: Lines, setups: list[Setup], evaluator: LiveEvaluator, end: float, seed: int) -> Lines | None:
+def keep(conditions: dict[str, Any], work: Path) -> None:
+    """Writes those of the first call; ends the program when a later one has others."""
+    path = work / "conditions.json"
+    if not path.exists():
+        if any(work.iterdir()):
+            raise SystemExit(f"{work} holds files, but no conditions.json that says of what; give another --work")
+        path.write_text(json.dumps(conditions, indent=1), encoding="utf-8")
+    before = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in conditions.items():
+        if before.get(name) != value:
+            raise SystemExit(
+                f"{work} holds trials of other conditions: their {name} is {before.get(name)!r}, now it is {value!r}; "
+                "give another --work, or what the first call was given"
+            )
+
+
+def measured_grid(lines: Lines, setups: list[Setup], evaluator: Evaluator, end: float, seed: int) -> Lines | None:
     done = {trial.setup for trial in lines.trials}
     order = [setups[index] for index in np.random.default_rng(seed).permutation(len(setups))]
     for setup in order:
@@ -106,10 +134,16 @@ def measured_grid(lines: Lines, setups: list[Setup], evaluator: LiveEvaluator, e
 
 
 def tuned_choice(
-    args: argparse.Namespace, space: Any, evaluator: LiveEvaluator, lengths: list[int], slo: Slo | None, end: float
+    work: Path,
+    conditions: dict[str, Any],
+    space: Space,
+    evaluator: Evaluator,
+    lengths: list[int],
+    slo: Slo | None,
+    end: float,
 ) -> dict[str, Any] | None:
     """The search's result, kept in a file; None when the time was over before its end."""
-    path, journal = args.work / "tuned.json", args.work / "tuned.journal"
+    path, journal = work / "tuned.json", work / "tuned.journal"
     if path.exists():
         kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return kept
@@ -117,13 +151,13 @@ def tuned_choice(
     options = Options(
         trials=int(len(space.setups) * BAR_TRIALS),
         seconds=end - began,
-        seed=args.seed,
+        seed=conditions["seed"],
         journal=journal,
-        key={"slo": args.slo, "workload": args.workload},
+        key=conditions,
         resume=journal.exists(),
     )
     found = search(space, evaluator, lengths, slo, options)
-    spent_path = args.work / "tuned.seconds"
+    spent_path = work / "tuned.seconds"
     spent = float(spent_path.read_text()) if spent_path.exists() else 0.0
     spent += time.monotonic() - began
     spent_path.write_text(str(spent))
@@ -143,21 +177,35 @@ def tuned_choice(
 
 
 def compared(
-    lines: Lines, grid: Lines, tuned: dict[str, Any], evaluator: LiveEvaluator, rounds: int, end: float
+    lines: Lines, grid: Lines, tuned: dict[str, Any], evaluator: Evaluator, rounds: int, end: float
 ) -> Lines | None:
     chosen = Trial.from_json(tuned["chosen"]).setup
     ranked = sorted(grid.trials, key=lambda trial: -trial.measurement.rate)
     setups = [chosen, *[trial.setup for trial in ranked if trial.setup != chosen][:BEST_OF_GRID]]
     done = min(len(lines.rates(setup)) for setup in setups)
     for number in range(done, rounds):
+        if number >= FEWEST_ROUNDS and settled([lines.rates(setup) for setup in setups]):
+            break
         if time.monotonic() >= end:
             print(f"comparison: {number} of {rounds} rounds; call again")
             return None
         # A B C D, D C B A, ...: what drifts within a round helps nobody.
         order = setups if number % 2 == 0 else setups[::-1]
-        for setup, measurement in zip(order, evaluator.measure(order), strict=True):
-            lines.add(Trial(setup, measurement, "comparison"))
+        trials = [Trial(setup, one, "comparison") for setup, one in zip(order, evaluator.measure(order), strict=True)]
+        for trial in trials:
+            if trial.measurement.rate <= 0:
+                why = trial.measurement.failed or "the promise was broken at every rate"
+                print(f"comparison: round {number + 1} is lost, {trial.setup.text}: {why}; call again")
+                return None
+        for trial in trials:
+            lines.add(trial)
     return lines
+
+
+def settled(rates: list[list[float]]) -> bool:
+    """Whether the worst ratio of the first to another one is known well enough."""
+    worst = min((ratio_interval(rates[0], others) for others in rates[1:]), key=lambda ratio: ratio.ratio)
+    return worst.low is not None and worst.high is not None and worst.high - worst.low < WIDTH
 
 
 def report(grid: Lines, tuned: dict[str, Any], finals: Lines) -> None:
