@@ -26,9 +26,10 @@ from encast.bench.noise import Noise, NoiseMeter, steady_place
 from encast.bench.peers.base import BackendSpec, ModelFiles, line_in, load_object
 from encast.bench.placement import placement
 from encast.bench.rows import SCHEMA, Row
-from encast.bench.scenarios.base import Point, Scenario
+from encast.bench.scenarios.base import Label, Point, Scenario
 from encast.bench.side import Side
 from encast.bench.statistics import ratio_interval
+from encast.bench.sweep import columns, swept
 from encast.bench.timing import Round, take_turns
 from encast.bench.worker import WorkerError
 from encast.bench.workloads import describe, make_workload
@@ -38,7 +39,7 @@ from encast.errors import EncastError, InputError, ResourceError
 from encast.launch import Placement, memory_binding
 from encast.machine import Machine, this_machine
 
-__all__ = ["Comparison", "Shared", "make_scenario"]
+__all__ = ["Comparison", "Shared", "make_scenario", "tell_apart"]
 
 Say = Callable[[str], None]
 
@@ -103,6 +104,8 @@ class Comparison:
         self._peaks: dict[tuple[str, str, int], float] = {}
         self._exports: dict[str, Mapping[str, Any]] = {}
         self._cold: dict[str, ColdStart] = {}
+        self.swept: Label = {}
+        """Fields that tell the job from others of its experiment, see ``tell_apart``."""
 
     def keys(self) -> list[str]:
         """Of all rows that ``rows`` makes."""
@@ -118,7 +121,7 @@ class Comparison:
         before = [row for row in known if row["key"] in own]
         done = {str(row["key"]) for row in before}
         if before and (recall := getattr(self._scenario, "recall", None)) is not None:
-            recall(before)
+            recall([self._as_measured(row) for row in before])
         ready: list[BackendSpec] = []
         for spec in self.job.backends:
             wanted = [point for point in self.points if self._key(spec, point) not in done]
@@ -141,7 +144,8 @@ class Comparison:
                         if missing_keys:
                             place = self._shared.progress(len(missing_keys))
                             names = ", ".join(spec.name for spec in group)
-                            self._say(f"{place}: {self.job.scenario['name']}, {_label(point)}: {names}")
+                            label = _label(self._columns(point, *group))
+                            self._say(f"{place}: {self.job.scenario['name']}, {label}: {names}")
                             rows = self._measure(point, group, opened)
                             yield [row for row in rows if row["key"] in missing_keys]
                             done = done | missing_keys
@@ -292,7 +296,7 @@ class Comparison:
             "workload": describe(self._workload.name, point.batches),
             "scenario": self.job.scenario["name"],
             "launcher": self.job.launcher.name,
-            "point": {"instances": point.instances, "threads": point.threads, **point.label},
+            "point": {"instances": point.instances, "threads": point.threads, **self._columns(point, spec)},
             "metrics": metrics,
             "ratio_to": self._ratios(side, sides) if measured else {},
             "agreement": None if side.agreement is None else side.agreement.record(),
@@ -314,6 +318,15 @@ class Comparison:
             },
         }
         return dict(_plain(row))
+
+    def _columns(self, point: Point, *specs: BackendSpec) -> Label:
+        """What tells rows of the point from others: its label, and what the experiment sweeps over."""
+        shown = {"instances", "threads", *point.label}
+        return {**point.label, **columns(self.swept, [spec.name for spec in specs], shown)}
+
+    def _as_measured(self, row: Row) -> Row:
+        """With the columns that the scenario itself gave it."""
+        return {**row, "point": {name: value for name, value in row["point"].items() if name not in self.swept}}
 
     def _ratios(self, side: Side, sides: Sequence[Side]) -> dict[str, Any]:
         """How many times as fast this one is as each of the others, by the rounds that both were in."""
@@ -411,13 +424,20 @@ def _groups(specs: Sequence[BackendSpec], together: int) -> Iterator[list[Backen
         yield [specs[0], *specs[begin : begin + size]]
 
 
+def tell_apart(comparisons: Sequence[Comparison]) -> None:
+    """Has the rows of one experiment's jobs say what it sweeps over, where their names and points do not."""
+    fields = swept([one.job for one in comparisons], [one._workload.name for one in comparisons])
+    for comparison, own in zip(comparisons, fields, strict=True):
+        comparison.swept = own
+
+
 def _cpu_seconds(sides: Sequence[Side]) -> float:
     """Processor time of all contenders and of this process."""
     return time.process_time() + sum(side.contender.cpu_seconds() for side in sides if side.contender is not None)
 
 
-def _label(point: Point) -> str:
-    return ", ".join(f"{name} {value}" for name, value in point.label.items())
+def _label(label: Label) -> str:
+    return ", ".join(f"{name} {value}" for name, value in label.items())
 
 
 def _plain(value: Any) -> Any:

@@ -17,7 +17,7 @@ import yaml  # type: ignore[import-untyped]
 from encast.bench.cache import default_cache
 from encast.bench.config import Job, load_jobs
 from encast.bench.rows import Row, RowFile, write_whole
-from encast.bench.run import Comparison, Shared
+from encast.bench.run import Comparison, Shared, tell_apart
 from encast.errors import InputError, ResourceError
 
 __all__ = ["Session", "open_session", "resume_session"]
@@ -60,6 +60,7 @@ class Session:
         try:
             comparisons = [Comparison(job, cache=_cache(job), say=say, shared=shared) for job in self.jobs]
             _need_different_rows(comparisons)
+            tell_apart(comparisons)
             if self.config is not None:
                 _write(self.folder, self.config)
         except BaseException:

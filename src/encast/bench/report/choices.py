@@ -74,17 +74,19 @@ def choice_sections(
 
 
 def _slices(rows: Sequence[Row], fewest: int = 1) -> list[tuple[str, list[Row]]]:
-    """Rows that answer the same requests under the same limit, by model, workload, length and limit, in this order.
+    """Rows that answer the same requests under the same limit, by model, workload, length, swept fields of the workload
+    and limit, in this order.
 
     ``fewest``: rows that a part must have to be one.
     """
     models = list(dict.fromkeys(row.model for row in rows))
     limits = [None, *promises(rows)]
-    parts: dict[tuple[int, str, float, int], list[Row]] = {}
+    parts: dict[tuple[int, str, float, str, int], list[Row]] = {}
     for row in rows:
         length = row.point.get("length")
         limit = limits.index(promise_of(row))
-        key = (models.index(row.model), "" if length is not None else row.workload, _length(length), limit)
+        name = "" if length is not None else row.workload
+        key = (models.index(row.model), name, _length(length), _requests(row), limit)
         parts.setdefault(key, []).append(row)
     found = []
     for key in sorted(parts):
@@ -93,8 +95,13 @@ def _slices(rows: Sequence[Row], fewest: int = 1) -> list[tuple[str, list[Row]]]
         what = members[0].workload if length is None else f"length {numbers.plain(length)}"
         if len(members) >= fewest:
             within = str(limits[key[-1]] or "")
-            found.append((", ".join(filter(None, (members[0].model, what, within))), members))
+            found.append((", ".join(filter(None, (members[0].model, what, _requests(members[0]), within))), members))
     return found
+
+
+def _requests(row: Row) -> str:
+    """What a sweep changes in the requests beside their length."""
+    return describe({name: value for name, value in row.point.items() if name.startswith("workload.")})
 
 
 def _within(rows: Sequence[Row]) -> tuple[list[Row], list[Text]]:

@@ -183,6 +183,10 @@ def _best_within_limit(rows: list[Row]) -> list[Row]:
             "point": {**row.point, "workload": row.workload, "launcher": row.launcher},
             "metrics": {
                 "sequences_per_s_within_slo": WITHIN_LIMIT.of(row),
+                "slo": {
+                    "limit_ms": row.number("metrics", "slo", "limit_ms"),
+                    "percentile": row.text("metrics", "slo", "percentile"),
+                },
                 "latency_ms": {"mean": row.number("metrics", "latency_ms", "mean")},
             },
         }

@@ -98,8 +98,11 @@ class SloThroughput(ClosedLoop):
 
 
 def best_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Of the rows of this scenario, for each model, backend and length the one with the most sequences a second within
-    the limit; where none keeps it, the one with the least latency, whose ``sequences_per_s_within_slo`` is null."""
+    """Of the rows of this scenario, for each model, backend, length and limit the one with the most sequences a second
+    within the limit; where none keeps it, the one with the least latency, whose ``sequences_per_s_within_slo`` is null.
+
+    What else a row's point holds, but for the set-up, divides the rows likewise.
+    """
 
     def rank(row: Mapping[str, Any]) -> tuple[float, float]:
         within = row["metrics"].get("sequences_per_s_within_slo")
@@ -110,7 +113,9 @@ def best_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         if row.get("status") != "ok" or row.get("scenario") != "slo_throughput":
             continue
         shape = {key: value for key, value in row["point"].items() if key not in ("batch", "instances", "threads")}
-        key = (row["model"]["name"], row["backend"]["name"], *sorted(shape.items()))
+        slo = row["metrics"].get("slo") or {}
+        limit = (slo.get("limit_ms"), slo.get("percentile"))
+        key = (row["model"]["name"], row["backend"]["name"], *limit, *sorted(shape.items()))
         if key not in best or rank(row) > rank(best[key]):
             best[key] = row
     return list(best.values())
