@@ -152,6 +152,68 @@ def test_rows_that_cannot_be_compared_say_why(tmp_path: Path) -> None:
         assert (found[key].verdict, found[key].why) == (verdict, why)
 
 
+def stream(seed: int, label: dict[str, float], metrics: dict[str, float], speed: float = 1.0) -> list[dict[str, Any]]:
+    made = Experiment("x", seed, backends=FEW, speedup=dict.fromkeys(("openvino", "pytorch"), speed))
+    label = {"length": 32, "batch": 1, **label}
+    return made.point("open_loop", {**label, "arrivals": "poisson"}, noisy=0, metrics=metrics)
+
+
+@pytest.mark.parametrize("known", ["offered_per_s", "capacity_per_s"])
+def test_other_rates_are_other_questions(tmp_path: Path, known: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first backend became 20 % faster, so that a load of 0.5 is 24 requests a second instead of 20."""
+    most = 40 if known == "capacity_per_s" else 20
+    old = stream(0, {"load": 0.5}, {known: most})
+    new = stream(1, {"load": 0.5}, {known: 1.2 * most}, speed=0.8)
+    comparison = compared(tmp_path, old, new)
+    assert {one.verdict for one in comparison.verdicts} == {"not comparable"}
+    assert {one.ratio for one in comparison.verdicts} == {None}
+    assert comparison.drift is None, "what was asked otherwise says nothing about the machine"
+    why = "20.0 requests a second were offered in the old run, 24.0 in the new one"
+    assert all(why in one.why for one in comparison.verdicts)
+    assert main(["bench", "report", "--compare", str(tmp_path / "old"), str(tmp_path / "new"), "--markdown"]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines()[0] == "3 not comparable"
+    assert f"3 rows are not comparable: {why}" in said.err
+    for page in ("report.html", "report.md"):
+        assert (tmp_path / "new" / page).read_text().count(why) == 4, "a line above, and each row's own"
+
+
+def test_rates_that_hardly_differ_are_compared(tmp_path: Path) -> None:
+    old, new = (stream(seed, {"load": 0.5}, {"capacity_per_s": most}) for seed, most in ((0, 40), (1, 40.5)))
+    assert {one.verdict for one in compared(tmp_path / "a", old, new).verdicts} == {"within noise"}
+    # Of a given rate only chance and the number of rounds say how many came.
+    old, new = (stream(seed, {"rate": 20}, {"offered_per_s": came}) for seed, came in ((0, 20), (1, 22)))
+    assert {one.verdict for one in compared(tmp_path / "b", old, new).verdicts} == {"within noise"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("tokens", 640, "other tokens: 512 in the old run, 640 in the new one"),
+        ("sequences", 8, "other sequences: 4 in the old run, 8 in the new one"),
+        ("lengths", [64, 96.5, 128], "other lengths: 128; 128; 128 in the old run, 64; 96.5; 128 in the new one"),
+        ("lengths", ["x" * 500], f"in the old run, {'x' * 40} in the new one"),
+    ],
+)
+def test_other_texts_of_the_same_name_are_other_questions(tmp_path: Path, field: str, value: object, why: str) -> None:
+    old, new = experiment(0), experiment(1, speedup={"openvino": 0.8})
+    for row in new:
+        if row["backend"]["name"] != "pytorch-f32":
+            row["workload"][field] = value
+    comparison = compared(tmp_path, old, new)
+    assert verdicts(comparison) == {
+        "encast-int8": {"not comparable"},
+        "openvino-int8": {"not comparable"},
+        "pytorch-f32": {"within noise"},
+    }
+    assert comparison.drift == pytest.approx(1.0, rel=0.03)
+    assert why in comparison.verdicts[-1].why
+    assert why in comparison.warnings[-1]
+    for row in old:
+        row["workload"] = {"name": "grid"}
+    assert "not comparable" not in verdicts(compared(tmp_path, old, new))["encast-int8"], "nobody says what it was"
+
+
 def test_the_machine_is_not_mistaken_for_the_code(tmp_path: Path) -> None:
     slower = dict.fromkeys(("encast", "openvino", "pytorch"), 0.8)
     comparison = compared(tmp_path, experiment(0), experiment(1, speedup=slower, versions={"encast": "2"}))

@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from encast.bench.report import numbers
 from encast.bench.report.load import Row
 from encast.bench.statistics import median_interval
 
@@ -22,6 +23,11 @@ __all__ = ["MARGIN", "VERDICTS", "Comparison", "Verdict", "compare"]
 
 MARGIN = 0.03
 """Two runs of the same comparison stay within it on a machine that others share."""
+
+_SAME_RATE = 0.02
+"""Rates further apart are other questions: near its limit a queue turns a percent of them into several of latency."""
+
+_MOST_REASONS = 3
 
 VERDICTS = (
     "slower",
@@ -75,7 +81,7 @@ def compare(
     ``faster`` and ``slower``: the interval of the ratio does not hold 1, and the ratio is beyond ``1 + margin`` or
     below its inverse. ``noisy``: the machine was noisy while one of the two was measured, which is no verdict, however
     far the ratio is from 1. ``not comparable``: without rounds of one kind on both sides, or too few of them for an
-    interval.
+    interval, or where the two were given other sequences or another rate of requests.
     """
     before: Mapping[tuple[object, ...], Row] = {row.identity: row for row in old}
     after: Mapping[tuple[object, ...], Row] = {row.identity: row for row in new}
@@ -88,7 +94,8 @@ def compare(
     verdicts.sort(key=lambda one: (VERDICTS.index(one.verdict), -abs(math.log(one.ratio or 1.0))))
     steady = [one.ratio for one in verdicts if one.unchanged and one.ratio is not None and one.verdict != "noisy"]
     drift = statistics.geometric_mean(steady) if steady else None
-    return Comparison(*names, margin, tuple(verdicts), tuple(_warnings(before, after, drift, margin)), drift)
+    reasons = [one.why for one in verdicts if one.verdict == "not comparable"]
+    return Comparison(*names, margin, tuple(verdicts), tuple(_warnings(before, after, drift, margin, reasons)), drift)
 
 
 def _verdict(old: Row | None, new: Row | None, margin: float) -> Verdict | None:
@@ -104,7 +111,7 @@ def _verdict(old: Row | None, new: Row | None, margin: float) -> Verdict | None:
     if not old.measured:
         return Verdict(new, "now works", why=f"was {old.status}")
     unchanged = not new.name.startswith(_OWN) and _version(old) == _version(new) != ""
-    sampled = _speeds(old, new)
+    sampled = _other_input(old, new) or _speeds(old, new)
     if isinstance(sampled, str):
         return Verdict(new, "not comparable", why=sampled, unchanged=unchanged)
     places = [row.at("noise", "placement") for row in (old, new)]
@@ -137,6 +144,32 @@ def _failure(row: Row) -> str:
     return f"{row.status}: {row.reason}" if row.reason else row.status
 
 
+def _other_input(old: Row, new: Row) -> str:
+    """In what the two were not asked the same, "" where they were as far as the rows say."""
+    for field in ("sequences", "tokens", "lengths"):
+        a, b = (row.at("workload", field) for row in (old, new))
+        if a is not None and b is not None and a != b:
+            said = [row.text("workload", field) for row in (old, new)]
+            return f"the workload has other {field}: {said[0]:.40} in the old run, {said[1]:.40} in the new one"
+    a, b = (_offered(row) for row in (old, new))
+    if a and b and not 1 / (1 + _SAME_RATE) <= b / a <= 1 + _SAME_RATE:
+        advice = "; measure both with the same scenario.rate" if "load" in new.point else ""
+        said = [numbers.amount(rate) for rate in (a, b)]
+        return f"{said[0]} requests a second were offered in the old run, {said[1]} in the new one{advice}"
+    return ""
+
+
+def _offered(row: Row) -> float | None:
+    """Requests a second; None where the point says the rate, or nobody does.
+
+    Of a share of what the first backend can do it is the rate itself: how many came by chance differs with the rounds.
+    """
+    load, capacity = row.number("point", "load"), row.number("metrics", "capacity_per_s")
+    if "rate" in row.point:
+        return None
+    return load * capacity if load and capacity else row.number("metrics", "offered_per_s")
+
+
 def _speeds(old: Row, new: Row) -> tuple[list[float], list[float]] | str:
     """Logarithms of the speed in each round of both, or why there are none."""
     a, b = old.rounds(), new.rounds()
@@ -165,8 +198,13 @@ def _interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float] | N
 
 
 def _warnings(
-    old: Mapping[tuple[object, ...], Row], new: Mapping[tuple[object, ...], Row], drift: float | None, margin: float
+    old: Mapping[tuple[object, ...], Row],
+    new: Mapping[tuple[object, ...], Row],
+    drift: float | None,
+    margin: float,
+    reasons: Sequence[str],
 ) -> Iterable[str]:
+    """``reasons``: why rows are not comparable, of each."""
     machines = [{_machine(row) for row in rows.values()} for rows in (old, new)]
     if machines[0] and machines[1] and machines[0] != machines[1]:
         yield "The two were not measured on the same machine: their ratios compare machines as well."
@@ -177,6 +215,11 @@ def _warnings(
             f"Backends that did not change are {drift:.2f} times as fast as before: that much is the machine's, not "
             "the code's."
         )
+    if reasons:
+        distinct = list(dict.fromkeys(reasons))
+        more = f"; and {len(distinct) - _MOST_REASONS} more reasons" if len(distinct) > _MOST_REASONS else ""
+        rows = f"{len(reasons)} rows are" if len(reasons) > 1 else "1 row is"
+        yield f"{rows} not comparable: {'; '.join(distinct[:_MOST_REASONS])}{more}."
 
 
 def _version(row: Row) -> str:
