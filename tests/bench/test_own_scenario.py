@@ -42,6 +42,7 @@ def test_the_example_of_the_page_is_measured(mine: Path) -> None:
     (row,) = read_rows(mine.parent.parent / "out" / "own")
     assert (row["status"], row["scenario"]) == ("ok", "worst")
     assert row["metrics"]["worst_ms"] >= 2
+    assert row["compared_by"] == "the scenario's own figure"
 
 
 @pytest.mark.parametrize(

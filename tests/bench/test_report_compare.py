@@ -214,6 +214,21 @@ def test_other_texts_of_the_same_name_are_other_questions(tmp_path: Path, field:
     assert "not comparable" not in verdicts(compared(tmp_path, old, new))["encast-int8"], "nobody says what it was"
 
 
+def test_figures_of_different_quantities_have_no_ratio(tmp_path: Path) -> None:
+    """Batch scaling was compared by the sum of sequences a second, and did not say so."""
+    made = [Experiment("x", seed, backends=FEW) for seed in (0, 1)]
+    old, new = (one.point("batch_scaling", {"batch": 8, "instances": 2}, noisy=0) for one in made)
+    for row in new:
+        row["compared_by"] = "latency (p50)"
+    comparison = compared(tmp_path / "a", old, new)
+    assert {(one.verdict, one.why) for one in comparison.verdicts} == {
+        ("not comparable", "rounds are of throughput in the old row and of latency (p50) in the new one")
+    }
+    for row in (*old, *new):
+        row["scenario"] = "latency"
+    assert {one.verdict for one in compared(tmp_path / "b", old, new).verdicts} == {"within noise"}
+
+
 def test_the_machine_is_not_mistaken_for_the_code(tmp_path: Path) -> None:
     slower = dict.fromkeys(("encast", "openvino", "pytorch"), 0.8)
     comparison = compared(tmp_path, experiment(0), experiment(1, speedup=slower, versions={"encast": "2"}))

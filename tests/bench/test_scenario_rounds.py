@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 from scenario_fakes import ONE, FakeContender, constant, exponential, intake, machine
 
+from encast.bench.config import available, load_jobs
+from encast.bench.run import make_scenario
+from encast.bench.scenarios.base import COLD_START, LATENCY, MEAN_LATENCY, THROUGHPUT, compared_by
 from encast.bench.scenarios.batch_scaling import BatchScaling
 from encast.bench.scenarios.cold_start import ColdStartScenario
 from encast.bench.scenarios.core_scaling import CoreScaling
@@ -95,6 +98,50 @@ def test_a_divided_batch_takes_as_long_as_its_slowest_part() -> None:
     assert second["whole_batch_sequences_per_s"] == pytest.approx(8 / (0.004 + (1 - 0.8**2) * 0.003), rel=0.02)
     assert second["whole_batch_tokens_per_s"] == pytest.approx(16 * second["whole_batch_sequences_per_s"])
     assert first["whole_batch_sequences_per_s"] == pytest.approx(first["sequences_per_s"], rel=0.02)
+
+
+def test_a_divided_batch_is_compared_by_what_is_shown_of_it() -> None:
+    """One part takes 1 ms, the other 5: whoever divides so has an answer after 5, although the first could go on."""
+    scenario = BatchScaling(batch=8, instances=2)
+    (point,) = scenario.points(grid(), ONE, machine(2))
+    contender = FakeContender(lambda instance, call, sequences: (1 + 4 * instance) * 1e6).at(point)
+    sample = scenario.round(contender, point)
+    assert scenario.figure(sample) == pytest.approx(1 / 0.005)
+    assert sample["sequences_per_s"] == pytest.approx(4 / 0.001 + 4 / 0.005)
+    found = scenario.summarise(point, [sample] * 5)
+    assert found["latency_ms"]["p50"] == pytest.approx(1e3 / scenario.figure(sample))
+    assert found["sequences_per_s"] == pytest.approx(sample["sequences_per_s"])
+
+
+@pytest.mark.parametrize("name", available("scenario"))
+def test_every_scenario_names_what_it_compares_by(name: str) -> None:
+    expected = {
+        "latency": LATENCY,
+        "batch_scaling": LATENCY,
+        "open_loop": MEAN_LATENCY,
+        "cold_start": COLD_START,
+    }
+    assert compared_by(make_scenario(load_jobs([f"scenario={name}"])[0].scenario)) == expected.get(name, THROUGHPUT)
+
+
+def test_a_figure_of_one_s_own_inherits_no_name() -> None:
+    class Slowest(Latency):
+        def figure(self, sample: Any) -> float:
+            return 1.0
+
+    class Named(Slowest):
+        compared_by = "slowest call"
+
+    class Later(Slowest):
+        def __init__(self) -> None:
+            super().__init__()
+            self.compared_by = "slowest call so far"
+
+    class Same(Latency):
+        pass
+
+    found = [compared_by(made()) for made in (Slowest, Named, Later, Same)]
+    assert found == ["the scenario's own figure", "slowest call", "slowest call so far", LATENCY]
 
 
 def test_core_and_instance_scaling_beside_the_ideal_line() -> None:

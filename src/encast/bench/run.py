@@ -26,7 +26,7 @@ from encast.bench.noise import Noise, NoiseMeter, steady_place
 from encast.bench.peers.base import BackendSpec, ModelFiles, line_in, load_object
 from encast.bench.placement import placement
 from encast.bench.rows import SCHEMA, Row
-from encast.bench.scenarios.base import Label, Point, Scenario
+from encast.bench.scenarios.base import Label, Point, Scenario, compared_by
 from encast.bench.side import Side
 from encast.bench.statistics import ratio_interval
 from encast.bench.sweep import columns, swept
@@ -298,6 +298,7 @@ class Comparison:
             "launcher": self.job.launcher.name,
             "point": {"instances": point.instances, "threads": point.threads, **self._columns(point, spec)},
             "metrics": metrics,
+            "compared_by": compared_by(scenario),
             "ratio_to": self._ratios(side, sides) if measured else {},
             "agreement": None if side.agreement is None else side.agreement.record(),
             "cold": None if cold is None or side.contender is None else self._cold_record(spec, cold, side),

@@ -112,16 +112,21 @@ def _line(row: Mapping[str, Any]) -> None:
 
 
 def _result(row: Mapping[str, Any]) -> str:
+    from encast.bench.scenarios.base import LATENCY, THROUGHPUT
+
     metrics = row["metrics"]
-    found = []
+    found, shown = [], ""
     latency = metrics.get("latency_ms")
     if latency and latency.get("p50") is not None:
+        shown = LATENCY
         found.append(f"p50 {latency['p50']:.3f} ms{_interval(metrics.get('latency_ms_interval'))}")
     if metrics.get("sequences_per_s") is not None:
+        shown = shown or THROUGHPUT
         found.append(f"{metrics['sequences_per_s']:.1f}/s{_interval(metrics.get('sequences_per_s_interval'))}")
+    by = "" if row["compared_by"] == shown else f" by {row['compared_by']}"
     for name, ratio in row["ratio_to"].items():
         low_high = None if ratio["low"] is None else (ratio["low"], ratio["high"])
-        found.append(f"{ratio['ratio']:.2f}{_interval(low_high)} times as fast as {name}")
+        found.append(f"{ratio['ratio']:.2f}{_interval(low_high)} times as fast as {name}{by}")
     if row["cost"]:
         found.append(f"{row['cost']['usd_per_million']:.3g} USD a million")
     if not found:

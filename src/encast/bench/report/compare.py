@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from encast.bench.report import numbers
 from encast.bench.report.load import Row
+from encast.bench.scenarios.base import THROUGHPUT
 from encast.bench.statistics import median_interval
 
 __all__ = ["MARGIN", "VERDICTS", "Comparison", "Verdict", "compare"]
@@ -175,6 +176,10 @@ def _speeds(old: Row, new: Row) -> tuple[list[float], list[float]] | str:
     a, b = old.rounds(), new.rounds()
     if a is None or b is None:
         return f"the {'old' if a is None else 'new'} row has no rounds under samples"
+    # Rows from before they named it: those of one scenario alone were compared by something else than today.
+    by = [row.compared_by or (THROUGHPUT if row.scenario == "batch_scaling" else "") for row in (old, new)]
+    if all(by) and by[0] != by[1]:
+        return f"rounds are of {by[0]} in the old row and of {by[1]} in the new one"
     if a[0] != b[0]:
         return f"samples are {a[0]} in the old row and {b[0]} in the new one"
     sign = -1.0 if _is_time(a[0]) else 1.0

@@ -84,7 +84,8 @@ def _quantities(group: Group, x: str, reference: Row | None) -> Iterator[_Quanti
         def of(row: Row) -> tuple[float, Bounds | None] | None:
             return (1.0, None) if row.backend == backend else ratio_to(row, name)
 
-        yield _Quantity(f"times as fast as {backend}", "", of, higher_is_better=True)
+        by = f", by {group.ratios_of}" if group.ratios_of else ""
+        yield _Quantity(f"times as fast as {backend}{by}", "", of, higher_is_better=True)
 
 
 def _more_cores(group: Group) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from encast.bench.report import numbers
 from encast.bench.report.load import Row
+from encast.bench.scenarios import base
 from encast.bench.scenarios.slo_throughput import best_rows
 
 __all__ = [
@@ -57,10 +58,10 @@ class Metric:
         return bounds if bounds is not None and bounds[0] > 0 else None
 
 
-LATENCY = Metric(("latency_ms", "p50"), ("latency_ms_interval",), "latency (p50)", "ms", False)
+LATENCY = Metric(("latency_ms", "p50"), ("latency_ms_interval",), base.LATENCY, "ms", False)
 TAIL = Metric(("latency_ms", "p99"), (), "latency (p99)", "ms", False)
-THROUGHPUT = Metric(("sequences_per_s",), ("sequences_per_s_interval",), "throughput", "sequences/s", True)
-COLD_START = Metric(("cold_start_s", "total"), ("cold_start_s_interval",), "cold start", "s", False)
+THROUGHPUT = Metric(("sequences_per_s",), ("sequences_per_s_interval",), base.THROUGHPUT, "sequences/s", True)
+COLD_START = Metric(("cold_start_s", "total"), ("cold_start_s_interval",), base.COLD_START, "s", False)
 WITHIN_LIMIT = Metric(
     ("sequences_per_s_within_slo",), ("sequences_per_s_interval",), "throughput within the limit", "sequences/s", True
 )
@@ -101,6 +102,14 @@ class Group:
     @property
     def measured(self) -> list[Row]:
         return [row for row in self.cells.values() if row.measured]
+
+    @property
+    def ratios_of(self) -> str:
+        """What else than the number shown ratios are of; "" where they are of that, or no row says."""
+        if self.metric is WITHIN_LIMIT:
+            return ""  # they are made of the numbers
+        found = dict.fromkeys(row.compared_by for row in self.measured)
+        return " and ".join(name for name in found if name and name != self.metric.title)
 
     def key(self, row: Row) -> Key:
         return tuple(_value(row, column) for column in self.columns)

@@ -64,6 +64,11 @@ class Row:
         return (self.name, self.dtype, self.model, self.workload, self.scenario, self.launcher, point)
 
     @property
+    def compared_by(self) -> str:
+        """The quantity that ``ratio_to`` and the figures by round are of, as a short text; "" where nobody says."""
+        return self.text("compared_by")[:60]
+
+    @property
     def measured(self) -> bool:
         return self.status == "ok"
 

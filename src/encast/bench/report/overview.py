@@ -88,6 +88,7 @@ def glance_section(groups: Sequence[Group], most_lines: int) -> Section | None:
 def _fastest(group: Group, dtype: str) -> list[Cell] | None:
     """The cells of one dtype; None when fewer than two backends have it."""
     wins: dict[str, list[tuple[float, bool, str]]] = {}
+    by = ""
     points = 0
     for point in group.points:
         rows = [group.cells.get((point, backend)) for backend in group.backends]
@@ -102,6 +103,7 @@ def _fastest(group: Group, dtype: str) -> list[Cell] | None:
         # Best set-ups within a limit may be different ones, which were not measured by turns.
         paired = None if group.metric is WITHIN_LIMIT else ratio_to(best, next_one.name)
         ratio = paired[0] if paired else _speed(group.metric, best) / _speed(group.metric, next_one)
+        by = group.ratios_of if paired else by
         steady = not best.noisy and not next_one.noisy
         clear = steady and paired is not None and paired[1] is not None and paired[1][0] > 1
         wins.setdefault(best.backend, []).append((ratio, clear, next_one.backend))
@@ -117,7 +119,10 @@ def _fastest(group: Group, dtype: str) -> list[Cell] | None:
         Cell(winner, kind="best"),
         Cell(f"{len(wins[winner])} of {points}"),
         Cell(numbers.NOTHING if group.metric is WITHIN_LIMIT else str(sum(clear for _, clear, _ in wins[winner]))),
-        Cell(f"{spread} as fast as {', '.join(rivals[:3])}{' ...' if len(rivals) > 3 else ''}"),
+        Cell(
+            f"{spread} as fast as {', '.join(rivals[:3])}{' ...' if len(rivals) > 3 else ''}",
+            f"by {by}; fastest by {group.metric.title}" if by else "",
+        ),
     ]
 
 
@@ -217,7 +222,8 @@ def method_section() -> Section:
                 "Contenders of one comparison take turns (A B A B, then B A), round by round, each in a process of its "
                 "own on the same cores and with the same inputs. A number is the median over rounds; an interval "
                 "holds 95 % and is made by bootstrap over rounds, since calls of one round are not independent. A "
-                "ratio is taken within each round, so that what slows both cancels: times as fast, above 1 is faster."
+                "ratio is taken within each round, so that what slows both cancels: times as fast, above 1 is faster. "
+                "It is of what the scenario compares by, which is named where that is not the number shown."
             ),
             Text(
                 "A backend is timed only when the output of the very calls that are timed agrees with a float64 "

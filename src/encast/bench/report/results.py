@@ -142,6 +142,11 @@ def _blocks(group: Group, colours: Mapping[str, int], wanted: str | None, most_l
                 else ", measured by turns, with the 95 % interval in brackets."
             )
         )
+        if group.ratios_of:
+            notes.append(
+                f"They are of {group.ratios_of}, the numbers beside them of {group.metric.title}: the two may have "
+                "different winners."
+            )
         apart = len({row.backend for row in group.measured} - _compared(group, reference) - {reference.backend})
         if apart and group.metric is not WITHIN_LIMIT:
             notes.append(

@@ -14,9 +14,13 @@ if TYPE_CHECKING:
     from encast.bench.workloads import Workload
     from encast.machine import Machine
 
-__all__ = ["Label", "Point", "Scenario"]
+__all__ = ["COLD_START", "LATENCY", "MEAN_LATENCY", "THROUGHPUT", "Label", "Point", "Scenario", "compared_by"]
 
 Label = Mapping[str, int | float | str]
+
+LATENCY, MEAN_LATENCY = "latency (p50)", "mean latency"
+THROUGHPUT, COLD_START = "throughput", "cold start"
+"""What contenders are compared by, as reports call the numbers that they show."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,9 @@ class Scenario(Protocol):
     A scenario that sets itself what a workload or launcher says too has a mapping ``instead``: by the name of such a
     field (``workload.batch``) what counts in its place. A command line that gives the field is then refused, as one
     whose figures would be of something else.
+
+    ``compared_by``, a short text such as ``mean latency``, names the quantity that ``figure`` is of: whoever reads a
+    ratio is told it where another number stands beside. Without one a ratio is of "the scenario's own figure".
     """
 
     def points(self, workload: Workload, launcher: Launcher, machine: Machine) -> Sequence[Point]:
@@ -64,3 +71,15 @@ class Scenario(Protocol):
     def summarise(self, point: Point, samples: Sequence[Any]) -> Mapping[str, Any]:
         """The row's ``metrics``; intervals by bootstrap over rounds (``encast.bench.statistics``)."""
         ...
+
+
+def compared_by(scenario: Scenario) -> str:
+    """The quantity that its ``figure`` is of. A class that has a ``figure`` of its own inherits no name for it."""
+    default = "the scenario's own figure"
+    for holder in (scenario, *type(scenario).__mro__):
+        own = getattr(holder, "__dict__", {})
+        if "compared_by" in own:
+            return str(getattr(scenario, "compared_by", default))
+        if "figure" in own:
+            break
+    return default

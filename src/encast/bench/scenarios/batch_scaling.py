@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from encast.bench.fields import whole_numbers
-from encast.bench.scenarios.base import Point
+from encast.bench.scenarios.base import LATENCY, Point
 from encast.bench.scenarios.closed_loop import (
     BURST_SECONDS,
     OWN_DIVISION,
@@ -39,8 +39,11 @@ class BatchScaling(ClosedLoop):
     of what they do ("Scaling up BERT-like model inference on modern CPU", part 1, section 8, with a batch of 8). That
     sum counts an instance that waits for a slower one as if it went on, and flatters parts that take unequally long:
     ``whole_batch_sequences_per_s`` and ``whole_batch_tokens_per_s`` beside it are of whole batches, one after another.
-    Instances begin each batch together, so the parts whose maximum is taken are those of the same batch.
+    Instances begin each batch together, so the parts whose maximum is taken are those of the same batch. Contenders are
+    compared by the median batch of a round.
     """
+
+    compared_by = LATENCY
 
     instead: ClassVar[Mapping[str, str]] = {**OWN_DIVISION, "workload.batch": "scenario.batch=N"}
 
@@ -83,13 +86,21 @@ class BatchScaling(ClosedLoop):
         longest = max(max(times) for times in first["ns"])
         return burst_sample(contender, point, calls=max(3, round(self.seconds * 1e9 / longest)), in_step=True)
 
+    def figure(self, sample: Mapping[str, Any]) -> float:
+        return 1e9 / float(np.median(_whole(sample)))
+
     def summarise(self, point: Point, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        whole = [[max(parts) for parts in zip(*sample["ns"], strict=False)] for sample in samples]
+        whole = [_whole(sample) for sample in samples]
         batch = point.batches[0]  # all are of one shape
         seconds = float(np.median([np.mean(times) for times in whole])) / 1e9
         return {
             **latency_metrics(whole),
-            **rate_metrics([self.figure(sample) for sample in samples], point.batches),
+            **rate_metrics([float(sample["sequences_per_s"]) for sample in samples], point.batches),
             "whole_batch_sequences_per_s": batch.seqs / seconds,
             "whole_batch_tokens_per_s": batch.tokens / seconds,
         }
+
+
+def _whole(sample: Mapping[str, Any]) -> list[int]:
+    """Nanoseconds of each batch: those of its slowest part."""
+    return [max(parts) for parts in zip(*sample["ns"], strict=False)]

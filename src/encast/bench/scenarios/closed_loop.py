@@ -10,7 +10,7 @@ import numpy as np
 
 from encast.batch import Batch
 from encast.bench.fields import positive
-from encast.bench.scenarios.base import Point
+from encast.bench.scenarios.base import THROUGHPUT, Point
 from encast.bench.statistics import latency_metrics, median_interval
 from encast.errors import InputError
 
@@ -96,6 +96,8 @@ class ClosedLoop:
 
     Latencies are of the calls of all instances; throughput is the sum over instances, the median over rounds.
     """
+
+    compared_by = THROUGHPUT
 
     def __init__(self, seconds: float = BURST_SECONDS) -> None:
         """``seconds``: of a burst."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from encast.bench.scenarios.base import Point
+from encast.bench.scenarios.base import COLD_START, Point
 from encast.bench.statistics import median_interval
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ class ColdStartScenario:
     Files come from the page cache, as when an instance is added to a machine that serves already. Conversions were made
     before: they are ``export_s`` of the row's ``cold``.
     """
+
+    compared_by = COLD_START
 
     def points(self, workload: Workload, launcher: Launcher, machine: Machine) -> Sequence[Point]:
         places = launcher.place(machine)

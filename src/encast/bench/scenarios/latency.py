@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from encast.bench.scenarios.base import Point
+from encast.bench.scenarios.base import LATENCY, Point
 from encast.bench.scenarios.closed_loop import ClosedLoop
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ class Latency(ClosedLoop):
 
     Contenders are compared by the median call of a round, which a few interrupted calls do not move.
     """
+
+    compared_by = LATENCY
 
     def points(self, workload: Workload, launcher: Launcher, machine: Machine) -> Sequence[Point]:
         places = launcher.place(machine)

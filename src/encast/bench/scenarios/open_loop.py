@@ -11,7 +11,7 @@ import numpy as np
 
 from encast.bench.fields import positive, positives, seed_number
 from encast.bench.open_loop import Responses, poisson, read_trace, window
-from encast.bench.scenarios.base import Point
+from encast.bench.scenarios.base import MEAN_LATENCY, Point
 from encast.bench.scenarios.closed_loop import burst_sample
 from encast.bench.statistics import latency_metrics, median_interval, percentiles
 
@@ -47,6 +47,7 @@ class OpenLoop:
     """
 
     instead: ClassVar[Mapping[str, str]] = {"workload.batch": "nothing: each request is one sequence"}
+    compared_by = MEAN_LATENCY
 
     def __init__(
         self,

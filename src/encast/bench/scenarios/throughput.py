@@ -12,3 +12,4 @@ class Throughput(Latency):
     """As ``Latency``, and contenders are compared by the sequences a second of all instances together."""
 
     figure = ClosedLoop.figure
+    compared_by = ClosedLoop.compared_by
