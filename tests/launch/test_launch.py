@@ -15,6 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from profiles import compiled
+
+from encast import artifact as artifacts
+from encast.backends.groups import InstanceGroup, Setup
+from encast.tune.configuration import Configuration, artifact_sha, machine_fingerprint
 
 CPUS = sorted(os.sched_getaffinity(0))
 LAUNCH = [sys.executable, "-m", "encast.cli.main", "launch"]
@@ -433,6 +438,24 @@ def test_a_tuned_configuration_says_the_cores(tmp_path: Path) -> None:
     path.write_text("{}")
     wrong = launch("--config", str(path), "--", "true")
     assert (wrong.returncode, "schema is None" in wrong.stderr) == (2, True)
+
+
+@two_cpus
+def test_an_engine_in_a_smaller_instance_takes_the_configuration(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Tuned by a process that may use more cores than the instance is given."""
+    artifact, path = compiled("bert-embed", "f32", tmp_path_factory), tmp_path / "model.tuned.json"
+    chosen = Setup((InstanceGroup(1, 1),), 1024)
+    Configuration(chosen, artifact_sha(artifacts.open(artifact)), machine_fingerprint()).write(path)
+    code = (
+        "import encast, os\n"
+        f"encast.load({str(artifact)!r}, config={str(path)!r}, strict=True).close()\n"
+        "print(os.sched_getaffinity(0))"
+    )
+    done = launch("--config", str(path), "--", sys.executable, "-W", "error", "-c", code)
+    assert (done.returncode, done.stdout) == (0, f"{{{CPUS[0]}}}\n"), done.stderr
+    assert "tuned" not in done.stderr
 
 
 def test_an_engine_in_an_instance_has_its_threads() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
-from encast.machine import Machine, default_threads, this_machine
+from encast.machine import CgroupLimits, Machine, default_threads, this_machine
 
 __all__ = ["FORMAT", "LEVELS", "CacheLevel", "Ceilings", "Fingerprint"]
 
@@ -63,6 +63,12 @@ class Fingerprint:
             threads=default_threads(machine),
             caches=_data_caches(machine),
         )
+
+    @staticmethod
+    def of_all_cores(machine: Machine | None = None) -> Fingerprint:
+        """As ``here`` for a process that may use every core: the same, whatever mask and quota a process is given."""
+        machine = machine if machine is not None else this_machine()
+        return Fingerprint.here(replace(machine, affinity=machine.online, cgroup=CgroupLimits()))
 
     @property
     def digest(self) -> str:

@@ -155,13 +155,13 @@ def _sizes_of(
     notes: list[str],
 ) -> tuple[int, int, bool]:
     """What a tuned configuration asks of ``place``: the cores of its engine, for one instance unless more are asked."""
-    from encast.tune.configuration import Configuration, machine_fingerprint
+    from encast.tune.configuration import Configuration
 
     if cores_per_instance is not None or preset is not None:
         raise InputError("--config says the cores of an instance; leave out --cores-per-instance and --preset")
     tuned = Configuration.of(path, batch_tokens=1)
-    if tuned.machine is not None and tuned.machine != machine_fingerprint():
-        notes.append(f"{path} was tuned on another machine, or with other cores or ISA levels allowed")
+    if (elsewhere := tuned.elsewhere()) is not None:
+        notes.append(f"{path} was {elsewhere}")
     needed = tuned.chosen.cores
     in_node: dict[int, int] = {}
     for core in machine.allowed_cores:

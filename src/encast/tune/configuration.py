@@ -41,8 +41,8 @@ def artifact_sha(artifact: Artifact) -> str:
 
 
 def machine_fingerprint() -> str:
-    """Of this machine as this process may use it: processor, ISA levels, caches, cores. See ``Fingerprint``."""
-    return Fingerprint.here().digest
+    """Of this machine: processor, allowed ISA levels, caches and all cores, however few a process is given."""
+    return Fingerprint.of_all_cores().digest
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,15 @@ class Configuration:
         found = []
         if self.artifact_sha is not None and self.artifact_sha != artifact_sha(artifact):
             found.append(f"tuned for another artifact than {artifact.path}")
-        if self.machine is not None and self.machine != machine_fingerprint():
-            found.append("tuned on another machine, or with other cores or ISA levels allowed")
+        if (elsewhere := self.elsewhere()) is not None:
+            found.append(elsewhere)
         return found
+
+    def elsewhere(self) -> str | None:
+        """Why it may not be best on this machine; None where it was tuned here, whatever cores were allowed."""
+        if self.machine is None or self.machine == machine_fingerprint():
+            return None
+        return "tuned on another machine, or with other ISA levels allowed"
 
     def to_json(self) -> dict[str, Any]:
         """The document of the file."""
