@@ -324,6 +324,23 @@ def test_a_reader_that_goes_away_ends_all(pid_folder: Path) -> None:
     assert process.wait(timeout=PATIENCE_S) == 141
 
 
+@pytest.mark.parametrize(
+    ("arguments", "stream"), [((), "stdout"), (("--json",), "stdout"), (("--no-prefix",), "stderr")]
+)
+def test_a_full_disk_is_said_on_the_other_stream(arguments: tuple[str, ...], stream: str) -> None:
+    code = "import time; print('a line'); time.sleep(600)"
+    with open("/dev/full", "wb") as full:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
+        done = launch("--instances", "1", *arguments, *python(code), capture_output=False, **streams)
+    assert done.returncode == 74
+    name = "standard output" if stream == "stdout" else "standard error"
+    said = done.stderr if stream == "stdout" else done.stdout
+    assert f"encast: error: {name} cannot be written (No space left on device); make room or write it" in said
+    with open("/dev/full", "wb") as full:
+        both = launch("--instances", "1", *arguments, *python(code), capture_output=False, stdout=full, stderr=full)
+    assert both.returncode == 74
+
+
 def test_a_slow_reader_holds_the_instances_back_and_loses_nothing(tmp_path: Path) -> None:
     done = tmp_path / "done"
     code = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import json
 import os
+import signal
 from collections import deque
 
 __all__ = ["JsonOutput", "LineBuffer", "Output", "PrefixOutput", "Sink"]
@@ -41,9 +42,9 @@ class LineBuffer:
 class Sink:
     """A descriptor that is written to as fast as it takes, and no faster."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self.broken = False  # nobody reads any more
+    def __init__(self, descriptor: int, name: str) -> None:
+        self.descriptor, self.name = descriptor, name
+        self.broken = False  # nothing can be written any more
         self._queue: deque[bytes] = deque()
         self._bytes = 0
 
@@ -58,13 +59,16 @@ class Sink:
         return self._bytes >= _BACKLOG
 
     def put(self, data: bytes) -> None:
-        """Takes a line; loses it when nobody reads."""
+        """Takes a line; loses it when nothing can be written."""
         if not self.broken:
             self._queue.append(data)
             self._bytes += len(data)
 
-    def write(self) -> None:
-        """Writes what the descriptor takes now, of which poll(2) has said that it takes something."""
+    def write(self) -> OSError | None:
+        """Writes what the descriptor takes now, of which poll(2) has said that it takes something.
+
+        Returns what has broken it, once: a pipe without reader, a terminal that hung up, a full disk.
+        """
         piece = b""
         while self._queue and len(piece) < _PIECE:
             piece += self._queue.popleft()
@@ -73,15 +77,15 @@ class Sink:
             done = os.write(self.descriptor, piece)
         except BlockingIOError:  # somebody else made it non-blocking
             done = 0
-        except OSError:
-            # A pipe without reader, a terminal that hung up, a full disk.
+        except OSError as error:
             self.broken = True
             self._queue.clear()
             self._bytes = 0
-            return
+            return error
         self._bytes -= done
         if left := piece[done:] + rest:
             self._queue.appendleft(left)
+        return None
 
 
 class Output(abc.ABC):
@@ -100,12 +104,21 @@ class Output(abc.ABC):
     def ended(self, instance: int, code: int) -> None:  # noqa: B027, most have nothing to say of it
         """An instance has ended, with an exit code as a shell counts it."""
 
+    def lost(self, sink: Sink, error: OSError) -> int:
+        """The exit code for a sink that ``error`` broke; says so on the other one, unless it is that nobody reads."""
+        if isinstance(error, BrokenPipeError):
+            return 128 + signal.SIGPIPE
+        text = f"encast: error: {sink.name} cannot be written ({error.strerror}); make room or write it elsewhere\n"
+        for other in self.sinks:
+            other.put(text.encode())
+        return os.EX_IOERR
+
 
 class PrefixOutput(Output):
     """Lines as they are, behind ``[INSTANCE] ``; with ``prefix`` False, as they are alone."""
 
     def __init__(self, instances: int, *, prefix: bool = True, stdout: int = 1, stderr: int = 2) -> None:
-        self._out, self._err = Sink(stdout), Sink(stderr)
+        self._out, self._err = Sink(stdout, "standard output"), Sink(stderr, "standard error")
         if os.path.sameopenfile(stdout, stderr):
             # One file or terminal: one queue, so that a line is never in the middle of another.
             self._err = self._out
@@ -121,11 +134,11 @@ class PrefixOutput(Output):
 
 
 class JsonOutput(Output):
-    """An event a line, all on one descriptor: ``line``, ``note``, ``ended``."""
+    """An event a line, all on ``stdout``: ``line``, ``note``, ``ended``. ``stderr`` is for the loss of that alone."""
 
-    def __init__(self, stdout: int = 1) -> None:
-        self._out = Sink(stdout)
-        self.sinks = (self._out,)
+    def __init__(self, stdout: int = 1, stderr: int = 2) -> None:
+        self._out = Sink(stdout, "standard output")
+        self.sinks = (self._out, Sink(stderr, "standard error"))
 
     def line(self, instance: int, stream: str, line: bytes) -> None:
         text = line.decode(errors="replace").removesuffix("\n")

@@ -50,10 +50,11 @@ def supervise(
     """Runs all instances until the last has ended, and returns an exit code as a shell counts it.
 
     That is the code of the first instance that failed (128 + N for one that signal N ended), whose failure ends the
-    others; else 128 + N when signal N ended the launcher; 141 when nobody reads the output any more; else 0. Signals of
-    ``FORWARDED`` go to every instance's process group. An end that is asked for, by a signal or a failure, is
-    ``SIGTERM``, and ``SIGKILL`` after ``grace_s`` seconds, or at the second signal. Processes that an instance leaves
-    behind end with it, also those that made themselves daemons.
+    others; else 128 + N when signal N ended the launcher; 141 when nobody reads the output any more; 74 when it cannot
+    be written for another reason, which the other stream says; else 0. Signals of ``FORWARDED`` go to every instance's
+    process group. An end that is asked for, by a signal or a failure, is ``SIGTERM``,
+    and ``SIGKILL`` after ``grace_s`` seconds, or at the second signal. Processes that an instance leaves behind end
+    with it, also those that made themselves daemons.
 
     To be called on the main thread of a process that has no other children: it takes over ``SIGCHLD`` and reaps
     whatever ends. Standard input goes to a single instance, unless it is a terminal; several have none. Raises
@@ -153,13 +154,13 @@ class _Supervisor:
         self._reap()
         sinks = {sink.descriptor: sink for sink in self.output.sinks}
         for descriptor in ready:
-            if descriptor in sinks:
-                sinks[descriptor].write()
+            if descriptor in sinks and (error := sinks[descriptor].write()) is not None:
+                code = self.output.lost(sinks[descriptor], error)
+                if self.failure is None:
+                    self._end(code)
         for child in self.children:
             for descriptor in [d for d in child.streams if d in ready]:
                 self._read(child, descriptor)
-        if any(sink.broken for sink in self.output.sinks) and self.failure is None:
-            self._end(128 + signal.SIGPIPE)
         self._keep_time()
 
     def _wait(self, wake: int) -> set[int]:
