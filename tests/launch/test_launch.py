@@ -172,6 +172,13 @@ def test_death_by_a_signal_counts_as_in_a_shell() -> None:
     assert "instance 0 was ended by SIGKILL" in done.stderr
 
 
+def test_a_real_time_signal_has_a_name_too() -> None:
+    number = signal.SIGRTMIN + 3
+    done = launch("--instances", "1", *python(f"import os; os.kill(os.getpid(), {number})"))
+    assert done.returncode == 128 + number
+    assert "instance 0 was ended by SIGRTMIN+3" in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_signals_reach_the_instances(pid_folder: Path, number: signal.Signals) -> None:
     code = (

@@ -12,7 +12,6 @@ import json
 import os
 import select
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from encast.batch import Batch
 from encast.bench import processes
 from encast.bench.peers.base import BackendSpec, ModelFiles
 from encast.errors import EncastError, ResourceError
-from encast.launch import MemoryBinding, Placement, preexec
+from encast.launch import MemoryBinding, Placement, preexec, signal_name
 from encast.machine import this_machine
 
 __all__ = ["Limits", "Worker", "WorkerError", "write_batch"]
@@ -225,7 +224,7 @@ class Worker:
         except subprocess.TimeoutExpired:  # it closed the socket and lives on
             self.kill()
             return self._failure("crashed", f"closed its connection during {do!r}")
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        how = f"signal {signal_name(-code)}" if code < 0 else f"exit code {code}"
         return self._failure("crashed", f"ended by {how} during {do!r}")
 
     def _failure(self, status: str, what: str) -> WorkerError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from encast.launch.environment import ALLOCATORS, environment
 from encast.launch.memory import MemoryBinding, memory_binding
 from encast.launch.placement import PRESETS, Placement, place
-from encast.launch.process import bind, preexec
+from encast.launch.process import bind, preexec, signal_name
 from encast.launch.supervise import Instance, supervise
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "memory_binding",
     "place",
     "preexec",
+    "signal_name",
     "supervise",
 ]

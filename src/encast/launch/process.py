@@ -12,7 +12,7 @@ from encast.launch.memory import MemoryBinding
 from encast.launch.placement import Placement
 from encast.machine import format_cpu_list
 
-__all__ = ["adopt_orphans", "bind", "descendants", "die_with_parent", "preexec"]
+__all__ = ["adopt_orphans", "bind", "descendants", "die_with_parent", "preexec", "signal_name"]
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
@@ -78,6 +78,14 @@ def die_with_parent(signum: int, parent: int) -> None:
 def adopt_orphans() -> None:
     """Makes descendants whose parents end children of this process, instead of the system's first one."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL``; ``SIGRTMIN+3`` for the real-time signals, most of which Python has no names for."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN{number - signal.SIGRTMIN:+d}"
 
 
 def _prctl(option: int, value: int) -> None:

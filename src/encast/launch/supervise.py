@@ -15,7 +15,7 @@ from encast.errors import ResourceError
 from encast.launch.memory import MemoryBinding
 from encast.launch.output import LineBuffer, Output
 from encast.launch.placement import Placement
-from encast.launch.process import adopt_orphans, descendants, preexec
+from encast.launch.process import adopt_orphans, descendants, preexec, signal_name
 
 __all__ = ["ENDING", "FORWARDED", "Instance", "supervise"]
 
@@ -216,7 +216,7 @@ class _Supervisor:
         self._tell_end(child)
         others = [other for other in self.children if other.code is None]
         if child.code != 0 and self.failure is None:
-            how = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+            how = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal_name(-code)}"
             self.output.note(f"instance {child.index} {how}" + ("; ending the others" if others else ""))
             self._end(child.code)
         if not others:
