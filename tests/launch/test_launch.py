@@ -251,6 +251,34 @@ def test_the_second_request_waits_no_longer(pid_folder: Path) -> None:
     assert process.returncode == 128 + signal.SIGINT
 
 
+def test_a_request_that_comes_twice_is_passed_on_once() -> None:
+    """As when a service manager signals every process of the launcher: one hears it of the other as well."""
+    code = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: print('asked', flush=True))\n"
+        "signal.signal(signal.SIGUSR2, lambda *_: sys.exit(0))\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(600)"
+    )
+    supervisor = (
+        "import sys, encast.launch\n"
+        "from encast.launch.output import PrefixOutput\n"
+        "sys.modules['encast.launch.supervise']._SECOND_REQUEST_S = 3600.0\n"
+        f"place = encast.launch.Placement(({CPUS[0]},), None, 1)\n"
+        f"instance = encast.launch.Instance([sys.executable, '-S', '-c', {code!r}], place, {{}})\n"
+        "sys.exit(encast.launch.supervise([instance], PrefixOutput(1, prefix=False), grace_s=3600))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", supervisor], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "asked\n"
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGUSR2)  # of a greater number: Python calls its handler after the other
+    rest, _ = process.communicate(timeout=PATIENCE_S)
+    assert (rest, process.returncode) == ("", 128 + signal.SIGINT)
+
+
 def test_ctrl_c_on_a_terminal_reaches_each_instance_once(pid_folder: Path) -> None:
     code = (
         "import os, signal, sys, time\n"

@@ -52,7 +52,7 @@ def supervise(
     That is the code of the first instance that failed (128 + N for one that signal N ended), whose failure ends the
     others; else 128 + N when signal N ended the launcher; 141 when nobody reads the output any more; 74 when it cannot
     be written for another reason, which the other stream says; else 0. Signals of ``FORWARDED`` go to every instance's
-    process group. An end that is asked for, by a signal or a failure, is ``SIGTERM``,
+    process group, those that ask for the end once. An end that is asked for, by a signal or a failure, is ``SIGTERM``,
     and ``SIGKILL`` after ``grace_s`` seconds, or at the second signal. Processes that an instance leaves behind end
     with it, also those that made themselves daemons.
 
@@ -83,6 +83,7 @@ class _Supervisor:
         self.received: list[int] = []
         self.failure: int | None = None  # the exit code, once there is something to tell
         self.asked_at: float | None = None  # when a signal asked for the end
+        self.asked: set[int] = set()  # the signals that did
         self.kill_at: float | None = None
         self.give_up_at: float | None = None
 
@@ -192,6 +193,9 @@ class _Supervisor:
             if self.asked_at is not None and now - self.asked_at > _SECOND_REQUEST_S:
                 self.kill_at = now
                 return
+            if number in self.asked:
+                return
+            self.asked.add(number)
             self.asked_at = self.asked_at or now
             self._set_deadline()
             if self.failure is None:
