@@ -77,6 +77,11 @@ def test_an_instance_spans_nodes_only_when_asked(article: Machine) -> None:
         "1 instance of 48 cores does not fit: there are 24 cores on node 0 and 24 cores on node 1; 1 instance of 24 "
         "cores would; or let instances span memory nodes (--cross-node)"
     )
+    # However many there should be.
+    with pytest.raises(InputError, match=r"1 instance of 30 .*; 1 instance of 24 cores would; or .*--cross-node\)$"):
+        place(article, cores_per_instance=30)
+    with pytest.raises(InputError, match=r"1 instance of 49 cores does not fit: .*; 1 instance of 24 cores would$"):
+        place(article, cores_per_instance=49)
     (whole,) = place(article, instances=1, cores_per_instance=48, cross_node=True)
     assert (format_cpu_list(whole.cpus), whole.node, whole.threads) == ("0-47", None, 48)
     # Asked for or not, an instance that fits a node stays there.

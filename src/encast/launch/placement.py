@@ -141,21 +141,21 @@ def _sizes(room: _Room, instances: int | None, size: int | None, preset: str | N
         if preset == "latency":
             size = room.quick().largest(instances, one_cache=True) or room.largest(instances, one_cache=True) or size
     if size == 0 or instances == 0 or room.slots(size) < instances:
-        raise InputError(_misfit(room, instances, size))
+        raise InputError(_misfit(room, max(instances, 1), size))
     return instances, size
 
 
 def _misfit(room: _Room, instances: int, size: int) -> str:
-    asked = f"{_instances(max(instances, 1))} of {_cores(max(size, 1))} {'does' if instances <= 1 else 'do'} not fit"
+    asked = f"{_instances(instances)} of {_cores(max(size, 1))} {'does' if instances == 1 else 'do'} not fit"
     fits = []
     if size and (most := room.slots(size)):
         fits.append(f"{_instances(most)} of {_cores(size)}")
-    if instances and (largest := room.largest(instances)):
+    if largest := room.largest(instances):
         fits.append(f"{_instances(instances)} of {_cores(largest)}")
     if not fits:
         fits.append(f"{_instances(room.slots(1))} of 1 core")
     said = f"{asked}: {room}; {' or '.join(fits)} would"
-    if size and instances and not room.cross_node and room.slots(size, cross_node=True) >= instances:
+    if size and not room.cross_node and room.slots(size, cross_node=True) >= instances:
         said += "; or let instances span memory nodes (--cross-node)"
     return said
 
