@@ -45,6 +45,20 @@ def test_latency_is_an_instance_a_package_on_the_articles_machine(article: Machi
     assert placements == place(article)
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"allowed": "1-47"}, ["1-23", "24-46"]),
+        ({"offline": (30, 78)}, ["0-22", "24-29,31-47"]),
+        ({"cpuset": "0-3,24-31"}, ["24-31"]),  # 4 each would keep as many busy
+        ({"quota": "3600000 100000"}, ["0-17", "24-41"]),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_caches_that_differ_leave_few_cores_idle(changes: dict[str, Any], expected: list[str], tmp_path: Path) -> None:
+    assert cpus(place(dataclasses.replace(ARTICLE, **changes).read(tmp_path))) == expected
+
+
 def test_throughput_is_an_instance_a_core(article: Machine) -> None:
     placements = place(article, preset="throughput")
     assert cpus(placements) == [str(cpu) for cpu in range(48)]
@@ -256,6 +270,25 @@ MACHINES = st.builds(
     quota=st.none() | st.sampled_from(["50000 100000", "150000 100000", "300000 100000", "700000 100000"]),
     virtual=st.booleans(),
 )
+
+
+@settings(max_examples=150)
+@given(made_up=MACHINES, smt=st.booleans())
+def test_by_default_no_other_size_of_an_instance_a_cache_keeps_more_cores_busy(made_up: MadeUp, smt: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        machine = made_up.read(Path(folder))
+    home = {cpu: (core.node, core.domain) for core in machine.cores for cpu in core.cpus}
+    caches = Counter((core.node, core.domain) for core in machine.allowed_cores)
+    wide = max(len(core.cpus) for core in machine.allowed_cores) if smt else 1
+    quota = machine.cgroup.cpus
+    most = len(machine.allowed_cores) if quota is None else max(1, int(quota) // wide)
+    placements = place(machine, smt=smt)
+    (size,) = {len({core for core in machine.allowed_cores if set(core.cpus) & set(p.cpus)}) for p in placements}
+    assert [len({home[cpu] for cpu in placement.cpus}) for placement in placements] == [1] * len(placements)
+    assert len({home[placement.cpus[0]] for placement in placements}) == len(placements), "instances share a cache"
+    busy = {of: of * min(sum(count >= of for count in caches.values()), most // of) for of in range(1, 25)}
+    assert size * len(placements) == max(busy.values())
+    assert all(busy[of] < busy[size] for of in range(size + 1, 25))
 
 
 @settings(max_examples=150)

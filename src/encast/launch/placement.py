@@ -50,7 +50,8 @@ def place(
     every period; rounded up for ``throughput``, which loses latency by that and no time.
 
     ``latency`` makes each instance as quick as can be: one a last-level cache, with all its cores (a hybrid
-    processor's quick ones). ``throughput``: one a core, so that no thread waits for another. None: as ``latency``.
+    processor's quick ones). Where caches differ or a quota pays for a part, with the size that leaves the fewest cores
+    idle. ``throughput``: one a core, so that no thread waits for another. None: as ``latency``.
     ``instances`` or ``cores_per_instance`` go before the preset: the other one follows as the largest that fits,
     cores per instance within one last-level cache for ``latency``, within one node else. ``smt`` gives instances
     all hardware threads of their cores instead of one.
@@ -68,6 +69,8 @@ def place(
     quota = machine.cgroup.cpus
     paid = None if quota is None else max(1, (math.ceil if preset == "throughput" else math.floor)(quota))
     room = _Room(cores, paid, cross_node)
+    if preset != "throughput" and instances is None and cores_per_instance is None:
+        room = room.quick().even()
     instances, cores_per_instance = _sizes(room, instances, cores_per_instance, preset)
     teams = sorted(_teams(room.cores, instances, cores_per_instance), key=lambda team: (team[0].node, team[0].cpus))
     return tuple(_placement(team, machine, room.threads(instances), smt) for team in teams)
@@ -96,6 +99,19 @@ class _Room:
         """Without a hybrid processor's slower cores, unless there are no others."""
         quick = [core for core in self.cores if not core.efficient]
         return _Room(quick or self.cores, self._paid, self.cross_node)
+
+    def even(self) -> _Room:
+        """Equally many cores of one last-level cache and the other: so many that most are busy, of equals the most."""
+        caches: dict[object, list[Core]] = defaultdict(list)
+        for core in self.cores:
+            caches[_domain(core)].append(core)
+
+        def busy(size: int) -> int:
+            return size * min(sum(len(cores) >= size for cores in caches.values()), self.cores_paid // size)
+
+        size = max(range(1, max(map(len, caches.values())) + 1), key=lambda size: (busy(size), size))
+        chosen = [core for cores in caches.values() if len(cores) >= size for core in cores[:size]]
+        return _Room(chosen, self._paid, self.cross_node)
 
     def threads(self, instances: int) -> int | None:
         """The most threads an instance that the quota pays for; None without quota."""
@@ -129,9 +145,8 @@ def _sizes(room: _Room, instances: int | None, size: int | None, preset: str | N
     if instances is None and size is None:
         if preset == "throughput":
             return room.slots(1), 1
-        quick = room.quick()
-        size = quick.largest(1, one_cache=True)
-        return quick.slots(size, one_cache=True), size
+        size = room.largest(1, one_cache=True)
+        return room.slots(size, one_cache=True), size
     if instances is None:
         assert size is not None
         # Nobody asked for a number: rather idle cores than an instance over two caches, where one can hold it.
