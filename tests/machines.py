@@ -39,6 +39,7 @@ class MadeUp:
     offline: Collection[int] = ()
     allowed: str | None = None  # the affinity mask
     cpuset: str | None = None
+    mems: str | None = None  # the memory nodes that the cpuset allows
     quota: str | None = None  # the text of cpu.max
     virtual: bool = False
     without_memory: Collection[int] = field(default=())
@@ -109,6 +110,8 @@ class MadeUp:
         flags = "fpu avx2" + (" hypervisor" if self.virtual else "")
         files["proc/cpuinfo"] = f"processor\t: 0\nmodel name\t: Made-up Processor 9000\nflags\t\t: {flags}\n"
         files["proc/self/status"] = f"Cpus_allowed_list:\t{self.allowed or format_cpu_list(online)}\n"
+        if self.mems is not None:
+            files["proc/self/status"] += f"Mems_allowed_list:\t{self.mems}\n"
         if self.quota is not None or self.cpuset is not None:
             files["proc/self/mountinfo"] = CGROUP2_MOUNT
             files["proc/self/cgroup"] = "0::/pod\n"

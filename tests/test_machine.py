@@ -181,6 +181,18 @@ def test_the_articles_machine(tmp_path: Path) -> None:
     assert pin_order(machine)[48:] == (*range(48, 96),)
 
 
+@pytest.mark.parametrize(
+    ("mems", "allowed", "nodes"),
+    [(None, None, (0, 1)), ("0-1", (0, 1), (0, 1)), ("1", (1,), (1,)), ("?", None, (0, 1))],
+)
+def test_memory_nodes_of_the_cpuset(
+    mems: str | None, allowed: tuple[int, ...] | None, nodes: tuple[int, ...], tmp_path: Path
+) -> None:
+    machine = dataclasses.replace(ARTICLE, mems=mems).read(tmp_path)
+    assert (machine.memory_allowed, machine.memory_nodes) == (allowed, nodes)
+    assert machine.affinity == tuple(range(96))
+
+
 def test_last_level_caches(tmp_path: Path) -> None:
     machine = EPYC.read(tmp_path)
     assert [core.domain for core in machine.cores] == [8 * (core // 8) for core in range(64)]

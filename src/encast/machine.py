@@ -111,11 +111,21 @@ class Machine:
     huge_pages: HugePages
     allocator: str  # glibc, musl, jemalloc, tcmalloc, mimalloc
     offline: tuple[int, ...] = ()  # CPUs that are there and switched off
+    memory_allowed: tuple[int, ...] | None = None  # memory nodes that the cpuset leaves this process; None: unknown
 
     @property
     def threads_per_core(self) -> int:
         """The most hardware threads that a core has."""
         return max(len(core.cpus) for core in self.cores)
+
+    @property
+    def memory_nodes(self) -> tuple[int, ...]:
+        """The nodes that have memory, as far as is known, of which this process may have some."""
+        return tuple(
+            node.index
+            for node in self.nodes
+            if node.memory_bytes != 0 and (self.memory_allowed is None or node.index in self.memory_allowed)
+        )
 
     @property
     def allowed_cores(self) -> tuple[Core, ...]:
@@ -198,7 +208,7 @@ def read_machine(root: Path | str = "/") -> Machine:
     """Reads the facts below ``root``."""
     tree = _Tree(Path(root))
     online = _online(tree)
-    allowed = _mask(tree) or online
+    allowed = _allowed(tree, "Cpus") or online
     if not set(allowed) & set(online):
         # LXCFS shows a container as many CPUs as it has, numbered anew; threads are bound by the kernel's numbers.
         online = allowed
@@ -222,6 +232,7 @@ def read_machine(root: Path | str = "/") -> Machine:
         huge_pages=_huge_pages(tree),
         allocator=_allocator(tree),
         offline=tuple(cpu for cpu in tree.cpu_list("sys/devices/system/cpu/present") or () if cpu not in online),
+        memory_allowed=_allowed(tree, "Mems") or None,
     )
 
 
@@ -272,10 +283,13 @@ def _online(tree: _Tree) -> tuple[int, ...]:
     return tuple(int(number) for number in processors) or tuple(range(os.cpu_count() or 1))
 
 
-def _mask(tree: _Tree) -> tuple[int, ...]:
-    """The calling thread's affinity mask as the kernel reports it, which may name CPUs that are offline."""
+def _allowed(tree: _Tree, what: str) -> tuple[int, ...]:
+    """The calling thread's affinity mask (``Cpus``) or memory nodes (``Mems``) as the kernel reports them.
+
+    They may name CPUs that are offline and nodes that are not there. Empty when unknown.
+    """
     status = tree.text("proc/thread-self/status") or tree.text("proc/self/status") or ""
-    listed = re.search(r"^Cpus_allowed_list:\s*(\S+)$", status, re.MULTILINE)
+    listed = re.search(rf"^{what}_allowed_list:\s*(\S+)$", status, re.MULTILINE)
     try:
         return parse_cpu_list(listed[1]) if listed else ()
     except ValueError:

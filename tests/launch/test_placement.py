@@ -249,6 +249,12 @@ def test_a_node_without_memory_binds_nothing(tmp_path: Path) -> None:
     assert nodes(place(machine)) == [0, None]
 
 
+def test_a_node_whose_memory_is_not_allowed_binds_nothing(tmp_path: Path) -> None:
+    machine = dataclasses.replace(ARTICLE, mems="0").read(tmp_path)
+    assert cpus(place(machine)) == ["0-23", "24-47"]
+    assert nodes(place(machine)) == [0, None]
+
+
 def test_clusters_within_a_package_are_nodes(tmp_path: Path) -> None:
     machine = MadeUp(packages=2, cores=24, threads=2, nodes_a_package=4).read(tmp_path)
     placements = place(machine, preset="latency")

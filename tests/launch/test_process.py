@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import stat
@@ -127,6 +128,17 @@ def test_numactl_goes_first_where_it_works(tmp_path: Path, monkeypatch: pytest.M
     else:
         assert binding.how != "numactl"
         assert binding.prefix(1) == []
+
+
+def test_only_nodes_whose_memory_is_allowed_are_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numactl = tmp_path / "numactl"
+    numactl.write_text('#!/bin/sh\n[ "$1" = --membind=1 ] || exit 1\nshift; shift; exec "$@"\n')
+    numactl.chmod(numactl.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    four = MadeUp(packages=4, mems="1-2")
+    assert memory_binding(four.read(tmp_path / "some")).how == "numactl"
+    binding = memory_binding(dataclasses.replace(four, mems="1").read(tmp_path / "one"))
+    assert str(binding) == "memory is not bound: this process may have memory of node 1 alone (cpuset.mems)"
 
 
 def test_no_way_to_bind_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,8 @@ def _notes(machine: Machine, placements: Sequence[Placement], memory: MemoryBind
         notes.append(str(memory))
     spanning = [index for index, placement in enumerate(placements) if placement.node is None]
     if spanning:
-        notes.append(f"instances {format_cpu_list(spanning)} span memory nodes or have none: their memory is not bound")
+        which = format_cpu_list(spanning)
+        notes.append(f"instances {which} span memory nodes or may have no memory of theirs: their memory is not bound")
     asked = os.environ.get("ENCAST_THREADS", "").strip()
     if asked and asked not in {str(placement.threads) for placement in placements}:
         notes.append(f"ENCAST_THREADS={asked} in the environment goes before the threads of an instance; unset it")

@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import Literal
 
-from encast.machine import Machine
+from encast.machine import Machine, format_cpu_list
 
 __all__ = ["MemoryBinding", "memory_binding"]
 
@@ -51,10 +51,13 @@ class MemoryBinding:
 
 
 def memory_binding(machine: Machine) -> MemoryBinding:
-    """The first way that works here. With one memory node there is nothing to bind."""
-    nodes = [node.index for node in machine.nodes if node.memory_bytes != 0]
+    """The first way that works here. With one memory node, or one that is allowed, there is nothing to bind."""
+    nodes = machine.memory_nodes
     if len(nodes) <= 1:
-        return MemoryBinding("none", "there is one memory node")
+        if sum(node.memory_bytes != 0 for node in machine.nodes) <= 1:
+            return MemoryBinding("none", "there is one memory node")
+        allowed = format_cpu_list(machine.memory_allowed or ())
+        return MemoryBinding("none", f"this process may have memory of node {allowed} alone (cpuset.mems)")
     numactl = shutil.which("numactl")
     # In a container numactl may be there and its system calls be forbidden.
     if numactl is not None and _runs([numactl, f"--membind={nodes[0]}", "--", "true"]):

@@ -21,7 +21,7 @@ class Placement:
 
     ``cpus``: one hardware thread of every core in the order in which threads should take them; with ``smt`` the
     cores' other hardware threads after these. ``node``: the memory node of all of them, None when they span several
-    or it has no memory. ``threads``: how many to run.
+    or this process may have no memory of it. ``threads``: how many to run.
     """
 
     cpus: tuple[int, ...]
@@ -80,9 +80,8 @@ def _placement(team: Sequence[Core], machine: Machine, threads: int | None, smt:
     turns = range(max(len(core.cpus) for core in team))
     cpus = tuple(core.cpus[turn] for turn in turns for core in team if turn < len(core.cpus))
     nodes = {core.node for core in team}
-    memory = {node.index: node.memory_bytes for node in machine.nodes}
     (node,) = nodes if len(nodes) == 1 else (None,)
-    bound = node if node is not None and memory.get(node) != 0 else None
+    bound = node if node in machine.memory_nodes else None
     return Placement(cpus, bound, len(cpus) if threads is None else min(len(cpus), threads), smt)
 
 
