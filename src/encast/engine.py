@@ -214,7 +214,8 @@ def load(
     ``device``: "cpu", or "reference" for the slow NumPy float64 evaluation that the kernels are tested against.
     ``threads`` per instance (default: the usable cores, divided by the instances); ``instances`` run
     calls of several threads side by side and share one copy of the weights; ``pin`` binds threads to
-    cores. ``batch_tokens``: tokens of one run (default: 8192).
+    cores, unless a CPU quota pays for fewer than the affinity mask has. ``batch_tokens``: tokens of one run
+    (default: 8192).
 
     ``config``: what ``encast tune`` wrote, the file or its content. It says the instances, their threads and
     ``batch_tokens``, which the argument of that name overrules; a run goes to the first group of instances that covers

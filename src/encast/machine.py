@@ -24,6 +24,7 @@ __all__ = [
     "format_cpu_list",
     "parse_cpu_list",
     "pin_order",
+    "quota_alone_limits",
     "read_machine",
     "this_machine",
     "usable_cores",
@@ -174,6 +175,14 @@ def default_threads(machine: Machine) -> int:
     return max(threads, 1)
 
 
+def quota_alone_limits(machine: Machine) -> bool:
+    """Whether the cgroup quota pays for fewer cores than the affinity mask has.
+
+    Then threads should be bound to no CPUs: every container of the host would choose the same ones, the lowest.
+    """
+    return default_threads(machine) < len(machine.allowed_cores)
+
+
 def cores_in_order(machine: Machine) -> list[Core]:
     """The allowed cores: quick ones first, then by memory node, package, last-level cache and number."""
     return sorted(
@@ -194,7 +203,10 @@ def pin_order(machine: Machine) -> tuple[int, ...]:
 
 
 def usable_cores(machine: Machine | None = None) -> list[int]:
-    """The CPUs for the threads of one process: ``default_threads`` of them, in ``pin_order``."""
+    """The CPUs for the threads of one process: ``default_threads`` of them, in ``pin_order``.
+
+    Where ``quota_alone_limits``, only their number counts.
+    """
     machine = machine if machine is not None else this_machine()
     return list(pin_order(machine)[: default_threads(machine)])
 

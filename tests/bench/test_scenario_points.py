@@ -145,8 +145,8 @@ def test_throughput_uses_the_whole_of_a_fractional_quota(quota: str, instances: 
     for scenario in (Latency(), InstanceScaling(), CoreScaling(), BatchScaling(), SloThroughput(), OpenLoop()):
         for point in scenario.points(grid(batch=8), throughput, limited):
             places = throughput.place(limited, instances=point.instances, threads=point.threads)
-            assert [len(place.cpus) for place in places] == [point.threads] * point.instances
-            assert len({cpu for place in places for cpu in place.cpus}) == point.instances * point.threads
+            assert [place.threads for place in places] == [point.threads] * point.instances
+            assert {place.cpus for place in places} == {(0, 1, 2, 3)}, "a quota bounds threads and not CPUs"
 
 
 def test_instances_of_so_many_cores() -> None:

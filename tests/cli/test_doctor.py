@@ -14,7 +14,7 @@ import pytest
 
 from encast.ceilings import Ceilings, Fingerprint, Kept
 from encast.cli.doctor import Finding, Level, _lines, diagnose
-from encast.machine import CgroupLimits, Core, HugePages, Machine, MemoryNode
+from encast.machine import CgroupLimits, Core, HugePages, Machine, MemoryNode, quota_alone_limits, this_machine
 
 FEATURES = ("", "avx2 fma", "avx2 fma avx512f")
 NAMES = ("scalar", "avx2", "avx512")
@@ -130,6 +130,12 @@ def encast(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
+def test_threads_under_a_quota_are_bound_to_no_cpus() -> None:
+    assert dict(_lines(HEALTHY, ALL))["threads"] == "4 by default, on CPUs 0, 1, 2, 3"
+    limited = dict(_lines(dataclasses.replace(HEALTHY, cgroup=CgroupLimits(2.0)), ALL))
+    assert limited["threads"] == "2 by default, bound to no CPUs, since a quota limits them"
+
+
 def test_the_report_of_this_machine() -> None:
     pytest.importorskip("encast._core", reason="the native core is not built")
     done = encast("doctor", "--json")
@@ -143,7 +149,10 @@ def test_the_report_of_this_machine() -> None:
         "allowed": True,
         "slow": "",
     }
-    assert len(report["thread_cpus"]) == report["default_threads"]
+    if quota_alone_limits(this_machine()):
+        assert report["thread_cpus"] == report["affinity"]
+    else:
+        assert len(report["thread_cpus"]) == report["default_threads"]
     lines = encast("doctor").stdout.splitlines()
     assert any(line.split()[:1] == ["isa"] and report["isa_best"] in line for line in lines)
 

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from cases import open_case
 from compiled import compiled_case, open_cpu, same_bits
+from machines import MadeUp
 
 import encast
 from encast.backends.cpu import CpuRunnable
 from encast.backends.groups import InstanceGroup, place_groups
 from encast.batch import Batch
 from encast.errors import InputError, StrictError
-from encast.machine import Machine, read_machine, usable_cores
+from encast.machine import Machine, quota_alone_limits, read_machine, this_machine, usable_cores
 
 CASE = "bert-embed"
 LENGTHS = (1, 3, 8, 9, 16, 17, 30, 5, 40, 2, 33)
@@ -344,8 +345,20 @@ def test_too_few_cores_leave_instances_unpinned(tmp_path: Path) -> None:
     assert place_groups((InstanceGroup(3, 2),), machine, shared_cores=False) == (((), (), ()),)
 
 
+@pytest.mark.parametrize(("quota", "pinned"), [("300000 100000", False), ("400000 100000", True)])
+def test_a_quota_for_fewer_cores_leaves_instances_unpinned(quota: str, pinned: bool, tmp_path: Path) -> None:
+    """Engines of other containers would be pinned to the same cores."""
+    machine = MadeUp(cores=4, quota=quota).read(tmp_path)
+    placed = place_groups((InstanceGroup(2, 1, 8), InstanceGroup(1, 1)), machine, shared_cores=False)
+    assert placed == ((((0,), (1,)), ((2,),)) if pinned else (((), ()), ((),)))
+    limited = MadeUp(cores=4, quota=quota, cpuset="2-3").read(tmp_path / "cpuset")
+    assert place_groups((InstanceGroup(2, 1),), limited, shared_cores=False) == (((2,), (3,)),)
+
+
 def test_groups_are_pinned_as_placed(tmp_path_factory: pytest.TempPathFactory) -> None:
     two_cores()
+    if quota_alone_limits(this_machine()):
+        pytest.skip("under this quota nothing is pinned")
     groups = (InstanceGroup(2, 1, 8), InstanceGroup(1, 2))
     cpu = open_cpu(CASE, "f32", tmp_path_factory, groups=groups, shared_cores=True)
     first, second = usable_cores()[:2]

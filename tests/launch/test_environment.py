@@ -48,6 +48,14 @@ def test_threads_of_encast_when_they_share_cores() -> None:
     assert environment(Placement((0, 1, 4, 5), 0, 4, smt=True), openmp=False) == {"ENCAST_THREADS": "4"}
 
 
+def test_instances_that_share_cpus_are_bound_to_none_of_them() -> None:
+    """Intel's OpenMP would bind its threads to the first, encast run as many as the whole quota pays for."""
+    shared = Placement((0, 1, 2, 3), 0, 1, bound=False)
+    variables = environment(shared, environ={})
+    assert variables == {"ENCAST_THREADS": "1", "OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "1"}
+    assert environment(shared, openmp=False, environ={"ENCAST_THREADS": "2"}) == {}
+
+
 def test_an_unknown_allocator() -> None:
     with pytest.raises(InputError, match="the allocator is 'malloc2'; system, tcmalloc and jemalloc are known"):
         environment(PAIR, allocator="malloc2")

@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from machines import MadeUp
 from profiles import compiled
 
 from encast import artifact as artifacts
 from encast.backends.groups import InstanceGroup, Setup
+from encast.cli.main import main
 from encast.tune.configuration import Configuration, artifact_sha, machine_fingerprint
 
 CPUS = sorted(os.sched_getaffinity(0))
@@ -474,6 +476,26 @@ def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
     assert (instance["cpus"], instance["threads"], instance["command"]) == ([CPUS[-1]], 1, ["touch", str(file)])
     assert instance["environment"] == {"ENCAST_INSTANCE": "0", "ENCAST_INSTANCES": "1"}
     assert not file.exists()
+
+
+def test_under_a_quota_instances_are_bound_to_no_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ENCAST_THREADS", raising=False)
+    machine = MadeUp(cores=48, quota="200000 100000").read(tmp_path)
+    monkeypatch.setattr("encast.cli.launch.this_machine", lambda: machine)
+    assert main(["launch", "--dry-run", "--json", "--instances", "2", "--", "true"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    for instance in document["instances"]:
+        assert (instance["cpus"], instance["threads"], instance["bound"]) == ([*range(48)], 1, False)
+        assert instance["environment"]["ENCAST_THREADS"] == "1"
+    quota, unbound = document["notes"]
+    assert quota == "the cgroup's CPU quota of 2 bounds the threads"
+    assert unbound.startswith("instances are not bound to cores, since ")
+    assert main(["launch", "--dry-run", "--core-list", "4-5", "--", "true"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^ +0 +2 +0 +4-5$", said, re.MULTILINE)
+    assert "not bound to cores" not in said
 
 
 def test_a_tuned_configuration_says_the_cores(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from machines import ARTICLE, EPYC, HYBRID, MadeUp
 
@@ -51,7 +51,6 @@ def test_latency_is_an_instance_a_package_on_the_articles_machine(article: Machi
         ({"allowed": "1-47"}, ["1-23", "24-46"]),
         ({"offline": (30, 78)}, ["0-22", "24-29,31-47"]),
         ({"cpuset": "0-3,24-31"}, ["24-31"]),  # 4 each would keep as many busy
-        ({"quota": "3600000 100000"}, ["0-17", "24-41"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -190,23 +189,46 @@ def test_a_node_outside_of_the_mask(tmp_path: Path) -> None:
         place(machine, nodes=[1])
 
 
+ALL, NODES = ["0-95"], ["0-23,48-71", "24-47,72-95"]
+
+
 @pytest.mark.parametrize(
-    ("quota", "latency", "throughput"),
+    ("quota", "latency", "reach", "throughput", "throughput_reach"),
     [
-        ("50000 100000", ["0"], ["0"]),
-        ("100000 100000", ["0"], ["0"]),
-        ("150000 100000", ["0"], ["0", "24"]),
-        ("250000 100000", ["0-1"], ["0", "1", "24"]),
-        ("4800000 100000", ["0-23", "24-47"], None),
+        ("50000 100000", [1], ALL, 1, ALL),
+        ("100000 100000", [1], ALL, 1, ALL),
+        ("150000 100000", [1], ALL, 2, NODES),  # an instance on each node
+        ("250000 100000", [2], ALL, 3, ALL * 3),
+        ("3600000 100000", [18, 18], NODES, 36, NODES),
     ],
 )
-def test_a_quota_bounds_the_threads(
-    tmp_path: Path, quota: str, latency: list[str], throughput: list[str] | None
+def test_a_quota_bounds_the_threads_and_not_the_cpus(
+    tmp_path: Path, quota: str, latency: list[int], reach: list[str], throughput: int, throughput_reach: list[str]
 ) -> None:
+    """Instances of other containers would be bound to the same CPUs."""
     machine = dataclasses.replace(ARTICLE, quota=quota).read(tmp_path)
-    assert cpus(place(machine, preset="latency")) == latency
-    if throughput is not None:
-        assert cpus(place(machine, preset="throughput")) == throughput
+    placements = place(machine, preset="latency")
+    assert [placement.threads for placement in placements] == latency
+    assert cpus(placements) == reach
+    assert nodes(placements) == ([0, 1] if reach == NODES else [None])
+    singles = place(machine, preset="throughput")
+    assert [placement.threads for placement in singles] == [1] * throughput
+    assert sorted({*cpus(singles)}) == sorted({*throughput_reach})
+    assert not any(placement.bound for placement in (*placements, *singles))
+
+
+@pytest.mark.parametrize("quota", ["4800000 100000", "9600000 100000"])
+def test_a_quota_for_all_cores_binds(tmp_path: Path, quota: str) -> None:
+    machine = dataclasses.replace(ARTICLE, quota=quota).read(tmp_path)
+    placements = place(machine)
+    assert cpus(placements) == ["0-23", "24-47"]
+    assert all(placement.bound for placement in placements)
+    # As many as are asked for by name, or left by the cpuset.
+    few = dataclasses.replace(ARTICLE, quota="200000 100000").read(tmp_path / "few")
+    assert place(few, core_list=[5, 6]) == (Placement((5, 6), 0, 2),)
+    assert cpus(place(few, core_list=[5, 6, 30])) == ["5-6,30"]
+    both = dataclasses.replace(ARTICLE, quota="200000 100000", cpuset="7,8").read(tmp_path / "both")
+    assert place(both) == (Placement((7, 8), 0, 2),)
 
 
 def test_a_quota_bounds_what_is_asked_for(tmp_path: Path) -> None:
@@ -217,9 +239,9 @@ def test_a_quota_bounds_what_is_asked_for(tmp_path: Path) -> None:
         caught.value
     )
     # Three hardware threads are a core and a half: one core's siblings may be used, within the quota.
-    assert place(machine, smt=True) == (Placement((0, 48), 0, 2, smt=True),)
+    assert place(machine, smt=True) == (Placement((*range(96),), None, 2, smt=True, bound=False),)
     tight = dataclasses.replace(ARTICLE, quota="100000 100000").read(tmp_path / "tight")
-    assert place(tight, smt=True) == (Placement((0, 48), 0, 1, smt=True),)
+    assert place(tight, smt=True) == (Placement((*range(96),), None, 1, smt=True, bound=False),)
 
 
 def test_hybrid_processors(tmp_path: Path) -> None:
@@ -289,9 +311,13 @@ def test_by_default_no_other_size_of_an_instance_a_cache_keeps_more_cores_busy(m
     quota = machine.cgroup.cpus
     most = len(machine.allowed_cores) if quota is None else max(1, int(quota) // wide)
     placements = place(machine, smt=smt)
-    (size,) = {len({core for core in machine.allowed_cores if set(core.cpus) & set(p.cpus)}) for p in placements}
-    assert [len({home[cpu] for cpu in placement.cpus}) for placement in placements] == [1] * len(placements)
-    assert len({home[placement.cpus[0]] for placement in placements}) == len(placements), "instances share a cache"
+    if not placements[0].bound:
+        assume(not smt)  # whose threads do not tell the cores
+        (size,) = {placement.threads for placement in placements}
+    else:
+        (size,) = {len({core for core in machine.allowed_cores if set(core.cpus) & set(p.cpus)}) for p in placements}
+        assert [len({home[cpu] for cpu in placement.cpus}) for placement in placements] == [1] * len(placements)
+        assert len({home[placement.cpus[0]] for placement in placements}) == len(placements), "instances share a cache"
     busy = {of: of * min(sum(count >= of for count in caches.values()), most // of) for of in range(1, 25)}
     assert size * len(placements) == max(busy.values())
     assert all(busy[of] < busy[size] for of in range(size + 1, 25))
@@ -329,25 +355,33 @@ def test_placements_hold_what_they_promise(
         for count, size in offers:
             assert len(place(machine, instances=int(count), cores_per_instance=int(size), **options)) == int(count)
         return
-    taken = [cpu for placement in placements for cpu in placement.cpus]
-    assert len(taken) == len(set(taken)), "instances share a CPU"
-    assert set(taken) <= set(machine.affinity)
+    home = {cpu: core.node for core in machine.allowed_cores for cpu in core.cpus}
+    for placement in placements:
+        span = {home[cpu] for cpu in placement.cpus}
+        assert placement.node == (span.pop() if len(span) == 1 else None)
+        assert 1 <= placement.threads <= len(placement.cpus) == len(set(placement.cpus))
+    assert sum(placement.threads for placement in placements) <= max(paid, len(placements))
+    assert len(placements) <= paid
+    if instances is not None:
+        assert len(placements) == instances
+    reaches = Counter(frozenset(placement.cpus) for placement in placements)
+    if paid < len(machine.affinity if smt else machine.allowed_cores):
+        assert not any(placement.bound for placement in placements)
+        assert set().union(*reaches) == set(machine.affinity)
+        assert sum(map(len, reaches)) == len(machine.affinity), "some CPUs are more instances' than others"
+        return
+    assert all(placement.bound for placement in placements)
+    assert max(reaches.values()) == 1
+    assert set().union(*reaches) <= set(machine.affinity)
+    assert sum(map(len, reaches)) == len(set().union(*reaches)), "instances share a CPU"
     core_of = {cpu: number for number, core in enumerate(machine.allowed_cores) for cpu in core.cpus}
     owners = [{core_of[cpu] for cpu in placement.cpus} for placement in placements]
     assert sum(map(len, owners)) == len(set().union(*owners)), "instances share a core"
-    if instances is not None:
-        assert len(placements) == instances
     if cores is not None:
         assert {len(own) for own in owners} == {cores}
     else:
         assert len({len(own) for own in owners}) == 1
-    assert sum(placement.threads for placement in placements) <= max(paid, len(placements))
-    assert len(placements) <= paid
-    home = {cpu: core.node for core in machine.allowed_cores for cpu in core.cpus}
     for placement, own in zip(placements, owners, strict=True):
-        span = {home[cpu] for cpu in placement.cpus}
-        assert cross_node or len(span) == 1
-        assert placement.node == (span.pop() if len(span) == 1 else None)
+        assert cross_node or len({home[cpu] for cpu in placement.cpus}) == 1
         if not smt:
             assert len(placement.cpus) == len(own)
-        assert 1 <= placement.threads <= len(placement.cpus)

@@ -31,8 +31,8 @@ class CpuRunnable:
     mapping of the weights (with ``ENCAST_COPY_WEIGHTS`` one copy), whose checksums are verified first. ``pin``
     binds every executor's workers to cores of their own (with ``shared_cores``: of their own within the group), as far
     as the affinity mask and the cgroup leave cores; with fewer cores than threads it is off, which ``groups`` do not
-    accept. ``target``: what the plan is made for, if not this machine as it is.
-    Raises ``ArtifactError``, ``InputError`` and ``ResourceError``.
+    accept, and where a CPU quota pays for fewer cores than the mask has. ``target``: what the plan is made for, if not
+    this machine as it is. Raises ``ArtifactError``, ``InputError`` and ``ResourceError``.
     """
 
     def __init__(

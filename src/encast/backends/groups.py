@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from encast.errors import InputError
-from encast.machine import Machine, usable_cores
+from encast.machine import Machine, quota_alone_limits, usable_cores
 
 __all__ = ["MOST_THREADS", "InstanceGroup", "Setup", "check_groups", "place_groups", "read_setup", "setup_to_json"]
 
@@ -91,11 +91,15 @@ def place_groups(
 ) -> tuple[tuple[Cpus, ...], ...]:
     """The CPUs of every instance of every group; empty ones where there are fewer usable cores than threads.
 
+    All are empty where a quota pays for fewer cores than there are to choose from: other containers choose the same.
+
     Wide instances choose first, each the cores that share a last-level cache, or else the memory node, on which it
     leaves the fewest over; only one that fits no node spreads over several. With ``shared_cores`` each group chooses
     anew, the widest from the first core on and the others from the last, so that groups that leave cores free meet on
     as few as can be.
     """
+    if quota_alone_limits(machine):
+        return tuple(((),) * group.instances for group in groups)
     cores = usable_cores(machine)
     home = {cpu: (core.node, core.domain) for core in machine.cores for cpu in core.cpus}
     by_width = sorted(range(len(groups)), key=lambda index: -groups[index].threads)

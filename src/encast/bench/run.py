@@ -199,7 +199,9 @@ class Comparison:
             side.ready(point, self._scenario, timing, self._reference)
             self._cold[side.spec.name] = side.cold or self._cold.get(side.spec.name, ColdStart(0, 0, 0))
         racing = [side for side in sides if side.failure is None]
-        cpus = sorted({cpu for place in self._places(point) for cpu in place.cpus})
+        given = self._places(point)
+        cpus = sorted({cpu for place in given for cpu in place.cpus})
+        bound = cpus if all(place.bound for place in given) else ()  # else threads may run on any two
         siblings = {cpu for core in self._machine.cores if set(core.cpus) & set(cpus) for cpu in core.cpus}
         if racing:
             self._say(f"  rounds by turns: {', '.join(side.spec.name for side in racing)}")
@@ -208,7 +210,7 @@ class Comparison:
             racing,
             lambda number, side: side.round(number, point, self._scenario),
             timing,
-            lambda: placement(cpus),
+            lambda: placement(bound),
             lambda rounds: "unknown" in rounds[-1].places.values() or self._steady(rounds, racing) is not None,
         )
         noise = meter.read(_cpu_seconds(racing) - used)

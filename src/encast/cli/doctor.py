@@ -15,7 +15,14 @@ import typer
 from encast import ceilings, knobs
 from encast.ceilings import Kept
 from encast.errors import EncastError, InputError
-from encast.machine import Machine, default_threads, format_cpu_list, this_machine, usable_cores
+from encast.machine import (
+    Machine,
+    default_threads,
+    format_cpu_list,
+    quota_alone_limits,
+    this_machine,
+    usable_cores,
+)
 
 __all__ = ["Finding", "Level", "diagnose", "doctor"]
 
@@ -238,7 +245,7 @@ def _document(
         "isa_levels": [dataclasses.asdict(level) for level in levels],
         "isa_best": _best(levels),
         "default_threads": default_threads(machine),
-        "thread_cpus": usable_cores(machine),
+        "thread_cpus": list(machine.affinity) if quota_alone_limits(machine) else usable_cores(machine),
         "knobs": {knob.name: knob.doc for knob in knobs.KNOBS},
         "ceilings": None if measured is None else {**measured, "path": kept and kept.path and str(kept.path)},
         "findings": [dataclasses.asdict(finding) for finding in findings],
@@ -271,7 +278,10 @@ def _lines(machine: Machine, levels: Sequence[Level]) -> Iterator[tuple[str, str
         yield "", f"{slower} of them are the slower kind of a hybrid processor; threads take them last"
     if machine.offline:
         yield "", f"CPUs {format_cpu_list(machine.offline)} are offline"
-    yield "threads", f"{default_threads(machine)} by default, on CPUs {', '.join(map(str, usable_cores(machine)))}"
+    where = f"on CPUs {', '.join(map(str, usable_cores(machine)))}"
+    if quota_alone_limits(machine):
+        where = "bound to no CPUs, since a quota limits them"
+    yield "threads", f"{default_threads(machine)} by default, {where}"
     for cache in machine.caches:
         shared = "" if cache.shared_by == 1 else f", shared by {cache.shared_by} hardware threads"
         yield "cache", f"L{cache.level} {cache.kind} {_size(cache.bytes)}{shared}"

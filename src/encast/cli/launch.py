@@ -178,7 +178,7 @@ def _summary(placements: Sequence[Placement]) -> str:
     cpus = format_cpu_list(cpu for placement in placements for cpu in placement.cpus)
     return (
         f"{len(placements)} instance{'s' if len(placements) > 1 else ''} of {threads} "
-        f"thread{'' if counts == {1} else 's'}, on CPUs {cpus}"
+        f"thread{'' if counts == {1} else 's'}, on {'' if placements[0].bound else 'any of '}CPUs {cpus}"
     )
 
 
@@ -194,6 +194,11 @@ def _notes(machine: Machine, placements: Sequence[Placement], memory: MemoryBind
         beyond = sum(placement.threads for placement in placements) > quota
         costs = ": all threads are stopped for a part of every period, which lengthens some calls" if beyond else ""
         notes.append(f"the cgroup's CPU quota of {quota:g} bounds the threads{costs}")
+    if not placements[0].bound:
+        notes.append(
+            "instances are not bound to cores, since those of other containers with a quota would take the same ones; "
+            "--core-list with as many cores as the quota pays for binds them"
+        )
     if memory.how == "none" and sum(node.memory_bytes != 0 for node in machine.nodes) > 1:
         notes.append(str(memory))
     spanning = [index for index, placement in enumerate(placements) if placement.node is None]

@@ -51,8 +51,9 @@ def environment(
 
     ``allocator``: ``system`` or a name of ``ALLOCATORS``; what ``LD_PRELOAD`` named before stays. ``openmp``: the
     number of threads for libraries on OpenMP (PyTorch, MKL, OpenBLAS, CTranslate2), and for Intel's and LLVM's runtime
-    their places and a short wait before they sleep. ``OMP_PROC_BIND`` and ``OMP_PLACES`` stay unset: with them GNU's
-    runtime binds the main thread as it is loaded, and every other pool of the process inherits that one CPU.
+    their places, if the placement is bound, and a short wait before they sleep. ``OMP_PROC_BIND`` and ``OMP_PLACES``
+    stay unset: with them GNU's runtime binds the main thread as it is loaded, and every other pool of the process
+    inherits that one CPU.
     Raises ``InputError`` for an unknown allocator, ``ResourceError`` for one that is not here or cannot be loaded.
     """
     environ = os.environ if environ is None else environ
@@ -62,12 +63,13 @@ def environment(
             raise InputError(f"the allocator is {allocator!r}; system, {' and '.join(ALLOCATORS)} are known")
         preloaded = [str(_library(allocator, environ.get("LD_LIBRARY_PATH", ""))), environ.get("LD_PRELOAD", "")]
         variables["LD_PRELOAD"] = ":".join(filter(None, preloaded))
-    if placement.smt:
-        # Left to itself, encast runs one thread a core.
+    if placement.smt or not (placement.bound or environ.get("ENCAST_THREADS")):
+        # Left to itself, encast runs one thread a core, and as many as the whole quota pays for.
         variables["ENCAST_THREADS"] = str(placement.threads)
     if openmp:
         variables["OMP_NUM_THREADS"] = str(placement.threads)
-        variables["KMP_AFFINITY"] = "granularity=fine,compact,1,0"
+        if placement.bound:
+            variables["KMP_AFFINITY"] = "granularity=fine,compact,1,0"
         variables["KMP_BLOCKTIME"] = "1"
     return variables
 

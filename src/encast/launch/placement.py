@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,13 +21,15 @@ class Placement:
 
     ``cpus``: one hardware thread of every core in the order in which threads should take them; with ``smt`` the
     cores' other hardware threads after these. ``node``: the memory node of all of them, None when they span several
-    or this process may have no memory of it. ``threads``: how many to run.
+    or this process may have no memory of it. ``threads``: how many to run. Not ``bound``: a quota pays for fewer cores
+    than there are, and ``cpus`` are all hardware threads that may be used, other instances' too.
     """
 
     cpus: tuple[int, ...]
     node: int | None
     threads: int
     smt: bool = False
+    bound: bool = True
 
 
 def place(
@@ -41,13 +43,15 @@ def place(
     smt: bool = False,
     cross_node: bool = False,
 ) -> tuple[Placement, ...]:
-    """Disjoint places for instances, in the order of their nodes and CPUs.
+    """Places for instances, disjoint where they are bound, in the order of their nodes and CPUs.
 
     Cores are those of the affinity mask and the cpuset, of ``core_list`` (CPU numbers) and of ``nodes``. An instance
     stays within one last-level cache where its cores fit into one, always within one memory node unless
     ``cross_node``, and takes a hybrid processor's slower cores last. Threads of all instances together are no more
     than the cgroup quota pays for, at least one. Rounded down, since threads beyond it are all stopped for the rest of
-    every period; rounded up for ``throughput``, which loses latency by that and no time.
+    every period; rounded up for ``throughput``, which loses latency by that and no time. Where it pays for fewer cores
+    than these, no instance is bound to some of them, since every container of the host would choose the same: it may
+    use all, or those of its node where instances load all nodes alike.
 
     ``latency`` makes each instance as quick as can be: one a last-level cache, with all its cores (a hybrid
     processor's quick ones). Where caches differ or a quota pays for a part, with the size that leaves the fewest cores
@@ -63,26 +67,48 @@ def place(
             raise InputError(f"{name} is {value}; it must be at least 1")
     if preset is not None and preset not in PRESETS:
         raise InputError(f"the preset is {preset!r}; {' and '.join(PRESETS)} are known")
-    cores = _usable(machine, core_list, nodes)
-    if not smt:
-        cores = [replace(core, cpus=core.cpus[:1]) for core in cores]
+    usable = _usable(machine, core_list, nodes)
+    cores = usable if smt else [replace(core, cpus=core.cpus[:1]) for core in usable]
     quota = machine.cgroup.cpus
     paid = None if quota is None else max(1, (math.ceil if preset == "throughput" else math.floor)(quota))
     room = _Room(cores, paid, cross_node)
+    bound = paid is None or paid >= sum(len(core.cpus) for core in cores)
     if preset != "throughput" and instances is None and cores_per_instance is None:
         room = room.quick().even()
     instances, cores_per_instance = _sizes(room, instances, cores_per_instance, preset)
     teams = sorted(_teams(room.cores, instances, cores_per_instance), key=lambda team: (team[0].node, team[0].cpus))
-    return tuple(_placement(team, machine, room.threads(instances), smt) for team in teams)
+    reaches = teams if bound else _reaches(usable, teams)
+    placements = []
+    for team, reach in zip(teams, reaches, strict=True):
+        nodes = {core.node for core in reach}
+        (node,) = nodes if len(nodes) == 1 else (None,)
+        threads, paid_threads = len(_in_turns(team)), room.threads(instances)
+        placements.append(
+            Placement(
+                _in_turns(reach),
+                node if node in machine.memory_nodes else None,
+                threads if paid_threads is None else min(threads, paid_threads),
+                smt,
+                bound,
+            )
+        )
+    return tuple(placements)
 
 
-def _placement(team: Sequence[Core], machine: Machine, threads: int | None, smt: bool) -> Placement:
-    turns = range(max(len(core.cpus) for core in team))
-    cpus = tuple(core.cpus[turn] for turn in turns for core in team if turn < len(core.cpus))
-    nodes = {core.node for core in team}
-    (node,) = nodes if len(nodes) == 1 else (None,)
-    bound = node if node in machine.memory_nodes else None
-    return Placement(cpus, bound, len(cpus) if threads is None else min(len(cpus), threads), smt)
+def _in_turns(cores: Sequence[Core]) -> tuple[int, ...]:
+    turns = range(max(len(core.cpus) for core in cores))
+    return tuple(core.cpus[turn] for turn in turns for core in cores if turn < len(core.cpus))
+
+
+def _reaches(usable: Sequence[Core], teams: Sequence[Sequence[Core]]) -> list[list[Core]]:
+    """The cores on which each team may run when it is not bound to its own."""
+    there = Counter(core.node for core in usable)
+    busy = Counter(core.node for team in teams for core in team)
+    within = all(len({core.node for core in team}) == 1 for team in teams)
+    # Else those of every container would be on the first node.
+    if within and len({busy[node] / there[node] for node in there}) == 1:
+        return [[core for core in usable if core.node == team[0].node] for team in teams]
+    return [list(usable)] * len(teams)
 
 
 class _Room:
