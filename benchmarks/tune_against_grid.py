@@ -79,6 +79,7 @@ def main() -> None:
         "method of measuring": METHOD,
         "artifact": artifact_sha(opened),
         "machine": machine_fingerprint(),
+        "cores": len(usable_cores()),
         "workload": requests.sha,
         "slo": None if slo is None else slo.to_json(),
         "seed": args.seed,

@@ -181,6 +181,10 @@ def test_trials_that_were_measured_in_another_way_are_not_resumed(
         in said
     )
     assert Made.calls == 4
+    monkeypatch.undo()
+    monkeypatch.setattr("encast.machine.usable_cores", lambda: [0, 1, 2])
+    assert main([*arguments, "--resume"]) == 2
+    assert "its cores is" in capsys.readouterr().err
 
 
 def test_an_interrupt_before_a_promise_was_kept_leaves_the_nearest(

@@ -119,6 +119,7 @@ def tune_command(
         "method of measuring": METHOD,
         "artifact": sha,
         "machine": machine,
+        "cores": cores,
         "workload": requests.sha,
         "slo": None if promise is None else promise.to_json(),
     }

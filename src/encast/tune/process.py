@@ -20,6 +20,7 @@ import encast.errors as errors
 from encast.backends.groups import Setup, setup_to_json
 from encast.bench.processes import family, resident_bytes
 from encast.errors import EncastError, ResourceError
+from encast.launch import signal_name
 
 __all__ = ["Worker"]
 
@@ -129,9 +130,7 @@ class Worker:
             code = None
         said = f"with exit code {code}"
         if code is not None and code < 0:
-            said = f"by signal {-code}"
-            with contextlib.suppress(ValueError):  # most real-time signals have no name
-                said = f"by {signal.Signals(-code).name}"
+            said = f"by {signal_name(-code)}"
         lines: list[str] = []
         if not self._stderr.closed:
             self._stderr.seek(0)
