@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scenario_fakes import FakeContender, exponential
 
 from encast.batch import Batch
-from encast.bench.open_loop import Responses, poisson, read_trace, window
+from encast.bench.open_loop import Responses, poisson, read_trace, windows
 from encast.errors import InputError
 
 ONE = [Batch.of([[1]])]
@@ -80,9 +80,17 @@ def test_broken_traces_name_file_and_line(tmp_path: Path, name: str, text: str, 
 def test_stretches_of_a_trace() -> None:
     second = 1_000_000_000
     trace = [0, second // 2, 2 * second, 2 * second + 5]
-    assert window(trace, 1.0, 0) == [0, second // 2]
-    assert window(trace, 1.0, 1) == [0, 5], "the empty second is passed over"
-    assert window(trace, 1.0, 2) == window(trace, 1.0, 0)
+    assert windows(trace, 1.0) == [(0, [0, second // 2]), (2 * second, [0, 5])], "the empty second is passed over"
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 9, 64, 1000, 3600])
+def test_any_number_of_stretches_lies_evenly_over_a_trace(count: int) -> None:
+    second = 1_000_000_000
+    taken = [begin // second for begin, _ in windows([number * second for number in range(count)], 1.0)]
+    assert sorted(taken) == list(range(count)), "each once"
+    for some in range(1, count + 1):
+        ends = [*sorted(taken[:some]), count]
+        assert max(np.diff(ends)) <= max(1, 4 * count / some)
 
 
 def test_a_stall_shows_in_an_open_loop_and_hides_in_a_closed_one() -> None:

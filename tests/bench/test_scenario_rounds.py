@@ -342,3 +342,24 @@ def test_a_trace_is_replayed_as_recorded(tmp_path: Path) -> None:
     scenario.round(contender, point)
     assert contender.streams[0] == [number * 50_000_000 for number in range(20)]
     assert contender.streams[1] == contender.streams[0]
+
+
+def test_a_trace_is_replayed_from_begin_to_end_and_the_row_says_how_much(tmp_path: Path) -> None:
+    """An hour of two arrivals a second, and a busy one in its middle: rounds that took its begin alone miss that."""
+    times = sorted([*(number / 2 for number in range(7200)), *(2048 + number / 100 for number in range(1, 99))])
+    (tmp_path / "trace").write_text("".join(f"{time}\n" for time in times))
+    scenario = OpenLoop(trace=str(tmp_path / "trace"), speed=2.0, seconds=0.5)
+    (point,) = scenario.points(grid(), ONE, machine(2))
+    contender = FakeContender(constant(1.0))
+    few = measured(scenario, contender, point, rounds=8)
+    assert max(map(len, contender.streams)) == 100
+    of_all = {"trace_arrivals": 7298, "trace_seconds": 3599.5}
+    assert {name: few[name] for name in few if name.startswith(("replayed", "trace"))} == {
+        "replayed_arrivals": 114, "replayed_seconds": 8.0, **of_all
+    }  # fmt: skip
+    every = measured(scenario, FakeContender(constant(1.0)), point, rounds=3605)
+    assert every["replayed_arrivals"] == every["trace_arrivals"], "what comes again counts once"
+    assert every["replayed_seconds"] == pytest.approx(every["trace_seconds"])
+    drawn = OpenLoop(rate=500)
+    (point,) = drawn.points(grid(), ONE, machine(2))
+    assert not [name for name in measured(drawn, contender, point) if "replayed" in name]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from encast.data.readers import format_of, open_rows
 from encast.data.rows import BadRow, Row
 from encast.errors import InputError
 
-__all__ = ["Responses", "poisson", "read_trace", "window"]
+__all__ = ["Responses", "poisson", "read_trace", "windows"]
 
 TRACE_COLUMN = "seconds"
 
@@ -79,15 +80,20 @@ def _rows(path: str) -> Iterator[Row | BadRow]:
         yield from reader
 
 
-def window(trace: Sequence[int], seconds: float, number: int) -> list[int]:
-    """The arrivals of the ``number``-th stretch of a trace, from 0, with the stretch's begin as the origin.
+def windows(trace: Sequence[int], seconds: float) -> list[tuple[int, list[int]]]:
+    """All stretches of a trace that have an arrival: when each begins, and its arrivals counted from then; nanoseconds.
 
-    Past its end the trace begins again. A stretch without an arrival is passed over.
+    In the order of their numbers read backwards in binary (van der Corput's sequence): however few are taken from the
+    front, they lie evenly over the trace.
     """
     span = max(1, round(seconds * 1e9))
-    filled = sorted({time // span for time in trace})
-    index = filled[number % len(filled)]
-    return [time - index * span for time in trace if time // span == index]
+    found = [
+        (number * span, [time - number * span for time in times])
+        for number, times in groupby(trace, key=lambda time: time // span)
+    ]
+    bits = len(found).bit_length()
+    order = sorted(range(len(found)), key=lambda index: f"{index:0{bits}b}"[::-1])
+    return [found[index] for index in order]
 
 
 @dataclass(frozen=True)

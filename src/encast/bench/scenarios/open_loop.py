@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from encast.bench.fields import positive, positives, seed_number
-from encast.bench.open_loop import Responses, poisson, read_trace, window
+from encast.bench.open_loop import Responses, poisson, read_trace, windows
 from encast.bench.scenarios.base import MEAN_LATENCY, Point
 from encast.bench.scenarios.closed_loop import burst_sample
 from encast.bench.statistics import latency_metrics, median_interval, percentiles
@@ -44,6 +44,10 @@ class OpenLoop:
     the same round, counted from when they were opened. Rates are requests a second; where only ``load`` is given, they
     are these shares of what the contender that is measured first answers when it is asked without pause
     (``capacity_per_s``), and the same for all, also for those that are measured after a resumption (``recall``).
+
+    Of a trace each round replays a window of ``seconds``, in an order that spreads however many rounds there are evenly
+    over the trace (``windows``). Of ``trace_arrivals`` in ``trace_seconds``, counted as recorded, a row's rounds have
+    replayed ``replayed_arrivals`` in ``replayed_seconds``; what comes twice counts once.
     """
 
     instead: ClassVar[Mapping[str, str]] = {"workload.batch": "nothing: each request is one sequence"}
@@ -63,8 +67,9 @@ class OpenLoop:
         self.rates = None if rate is None else positives("scenario.rate", rate)
         self.loads = positives("scenario.load", load)
         self.seconds = positive("scenario.seconds", seconds)
-        speed = positive("scenario.speed", speed)
-        self.trace = None if trace is None else [round(time / speed) for time in read_trace(str(trace))]
+        self.speed = positive("scenario.speed", speed)
+        self.trace = None if trace is None else [round(time / self.speed) for time in read_trace(str(trace))]
+        self._windows = [] if self.trace is None else windows(self.trace, self.seconds)
         self.seed = seed_number("scenario.seed", seed)
         self._rounds: WeakKeyDictionary[Contender, Counter[Shape]] = WeakKeyDictionary()
         self._capacity: dict[Shape, float] = {}
@@ -112,11 +117,12 @@ class OpenLoop:
             "answered_per_s": len(arrivals) / span * 1e9,
             "utilisation": responses.utilisation(point.instances),
             "capacity_per_s": self._capacity.get(_shape(point.label)),
+            "window": number % len(self._windows) if self._windows else None,
         }
 
     def _arrivals(self, contender: Contender, point: Point, number: int) -> list[int]:
-        if self.trace is not None:
-            return window(self.trace, self.seconds, number)
+        if self._windows:
+            return self._windows[number % len(self._windows)][1]
         rate = point.label.get("rate")
         if rate is None:
             shape = _shape(point.label)
@@ -150,4 +156,17 @@ class OpenLoop:
             "capacity_per_s": samples[0]["capacity_per_s"],
             # Offered more than it can do, a queue grows for ever, and its percentiles say only how long that went on.
             "saturated": utilisation >= 1,
+            **self._replayed({sample["window"] for sample in samples}),
+        }
+
+    def _replayed(self, numbers: Collection[int]) -> dict[str, float]:
+        if self.trace is None:
+            return {}
+        taken = [self._windows[number] for number in numbers]
+        end = self.trace[-1]
+        return {
+            "replayed_arrivals": sum(len(arrivals) for _, arrivals in taken),
+            "trace_arrivals": len(self.trace),
+            "replayed_seconds": self.speed * sum(min(self.seconds, (end - begin) / 1e9) for begin, _ in taken),
+            "trace_seconds": self.speed * end / 1e9,
         }
