@@ -12,7 +12,7 @@ from lab import QUICK, TINY, backends, measure
 
 from encast.bench.config import load_jobs
 from encast.bench.peers.base import BackendSpec
-from encast.bench.rows import Row, read_rows
+from encast.bench.rows import BusyError, Row, RowFile, read_rows
 from encast.bench.run import _groups
 from encast.bench.session import open_session, resume_session
 from encast.errors import InputError, ResourceError
@@ -118,6 +118,21 @@ def test_nothing_is_measured_twice(folder: Path, rows: dict[str, Row]) -> None:
     before = (home / "rows.jsonl").read_bytes()
     assert len(resume_session(home).run()) == len(rows)
     assert (home / "rows.jsonl").read_bytes() == before
+
+
+def test_two_commands_do_not_share_a_folder(tmp_path: Path) -> None:
+    backends(tmp_path, quick="Honest")
+    given = ["backend=quick", *TINY, *QUICK, f"out={tmp_path}", f"cache={tmp_path / 'cache'}", "experiment=shared"]
+    first, second = (open_session([*given, f"workload.seed={seed}"], folders=[tmp_path]) for seed in (1, 2))
+    with RowFile(first.folder), pytest.raises(BusyError, match=r"another `encast bench` writes to .*shared; wait"):
+        second.run()
+    assert not (first.folder / "config.yaml").exists(), "it would be that of the one that is refused"
+    first.run()
+    config = (first.folder / "config.yaml").read_text()
+    with pytest.raises(BusyError, match=r"holds rows already; go on with --resume"):
+        second.run()
+    assert (first.folder / "config.yaml").read_text() == config
+    assert len(read_rows(first.folder)) == 1
 
 
 def test_an_experiment_is_not_written_over(folder: Path, rows: dict[str, Row]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -57,6 +59,9 @@ def test_no_process_outlives_a_killed_command(tmp_path: Path) -> None:
         ):
             workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         assert workers
+        rows = str(tmp_path / "out" / "sweep" / "rows.jsonl")
+        assert rows in files(process.pid)
+        assert not any(rows in files(int(pid)) for pid in workers), "they would hold its lock"
         process.kill()
         process.wait()
     # The kernel ends them, which takes it a moment; without its help they would sleep for an hour.
@@ -64,6 +69,15 @@ def test_no_process_outlives_a_killed_command(tmp_path: Path) -> None:
     while any(alive(int(pid)) for pid in workers) and time.monotonic() < end:
         time.sleep(0.01)
     assert not any(alive(int(pid)) for pid in workers)
+
+
+def files(pid: int) -> set[str]:
+    """What a process has open; nothing once it ends."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            found.add(os.readlink(descriptor))
+    return found
 
 
 def alive(pid: int) -> bool:

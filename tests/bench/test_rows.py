@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
+import fcntl
 import json
+import os
 import resource
 import signal
 from collections.abc import Iterator
@@ -13,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from encast.bench.rows import Row, RowFile, flatten, read_rows
+from encast.bench.rows import BusyError, Row, RowFile, flatten, read_rows
 from encast.errors import InputError, ResourceError
 
 
@@ -60,6 +63,40 @@ def test_new_columns_are_added_to_all_lines(tmp_path: Path) -> None:
     with RowFile(tmp_path) as file:
         file.append([row("d", point={"cores": 2})])
     assert [line["point.cores"] for line in table(tmp_path)] == ["", "", "", "2"]
+
+
+def test_one_command_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:
+    with RowFile(tmp_path) as file:
+        file.append([row("a")])
+        torn = (tmp_path / "rows.jsonl").read_bytes() + b'{"half'
+        (tmp_path / "rows.jsonl").write_bytes(torn)
+        with pytest.raises(BusyError) as caught:
+            RowFile(tmp_path)
+        assert str(caught.value) == (
+            f"another `encast bench` writes to {tmp_path}; wait for its end or choose another experiment=NAME"
+        )
+        assert (tmp_path / "rows.jsonl").read_bytes() == torn, "the other may be about to write the rest"
+    with RowFile(tmp_path) as file:
+        assert file.keys == {"a"}
+
+
+def test_a_folder_that_is_refused_is_let_go(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    with pytest.raises(InputError, match="no row"):
+        RowFile(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("")
+    RowFile(tmp_path).close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOLCK])
+def test_a_file_system_without_locks_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with RowFile(tmp_path) as file:
+        file.append([row("a")])
+    assert len(read_rows(tmp_path)) == 1
 
 
 def test_a_full_disk_loses_no_finished_row(tmp_path: Path) -> None:

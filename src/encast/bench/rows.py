@@ -6,6 +6,7 @@ A row is plain JSON, one a (contender, point); ``SCHEMA`` is its version, ``STAT
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import json
 import os
@@ -16,7 +17,7 @@ from typing import Any
 
 from encast.errors import InputError, ResourceError
 
-__all__ = ["SCHEMA", "STATUSES", "Row", "RowFile", "flatten", "read_rows", "write_whole"]
+__all__ = ["SCHEMA", "STATUSES", "BusyError", "Row", "RowFile", "flatten", "read_rows", "write_whole"]
 
 SCHEMA = 1
 
@@ -25,11 +26,21 @@ STATUSES = ("ok", "unavailable", "disagrees", "unfair", "crashed", "timed_out", 
 Row = dict[str, Any]
 
 
+class BusyError(InputError):
+    """The rows of a folder are somebody else's."""
+
+
 class RowFile:
-    """``rows.jsonl`` and ``rows.csv`` of a folder. JSON lines are the truth; the CSV is derived from them."""
+    """``rows.jsonl`` and ``rows.csv`` of a folder. JSON lines are the truth; the CSV is derived from them.
+
+    As long as it is open, no other process can open it; the kernel sees to it, also when this one is killed.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Reads what is there already; a last line that was cut off by a crash is removed. Raises ``ResourceError``."""
+        """Reads what is there already; a last line that was cut off by a crash is removed.
+
+        Raises ``ResourceError``, and ``BusyError`` while another has it open.
+        """
         self.folder = folder
         self.path, self.table = folder / "rows.jsonl", folder / "rows.csv"
         try:
@@ -37,11 +48,16 @@ class RowFile:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
             raise ResourceError(_sentence(self.path, error)) from None
-        whole = self.path.read_bytes().rpartition(b"\n")
-        self._size = len(whole[0] + whole[1])
-        os.ftruncate(self._fd, self._size)
-        self.rows = read_rows(self.path)
         self._columns: list[str] = []
+        try:
+            self._lock()
+            whole = self.path.read_bytes().rpartition(b"\n")
+            self._size = len(whole[0] + whole[1])
+            os.ftruncate(self._fd, self._size)
+            self.rows = read_rows(self.path)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def keys(self) -> set[str]:
@@ -76,6 +92,16 @@ class RowFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(
+                f"another `encast bench` writes to {self.folder}; wait for its end or choose another experiment=NAME"
+            ) from None
+        except OSError:
+            pass  # some network file systems have no locks
 
     def _append_table(self, flat: list[Row]) -> None:
         known = set(self._columns)

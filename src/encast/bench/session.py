@@ -16,7 +16,7 @@ import yaml  # type: ignore[import-untyped]
 
 from encast.bench.cache import default_cache
 from encast.bench.config import Job, load_jobs
-from encast.bench.rows import Row, RowFile, write_whole
+from encast.bench.rows import BusyError, Row, RowFile, write_whole
 from encast.bench.run import Comparison, Shared, tell_apart
 from encast.errors import InputError, ResourceError
 
@@ -53,20 +53,23 @@ class Session:
         """Measures what has no row yet, and returns all rows of the folder.
 
         All jobs are made before the first is measured, so that none is refused hours later, and before anything is
-        written. ``show`` gets each row once it is on the disk. Raises ``EncastError``; finished rows stay, also after
-        ``KeyboardInterrupt``.
+        written. ``show`` gets each row once it is on the disk. Raises ``EncastError``, of which ``BusyError`` says that
+        the folder is another command's; finished rows stay, also after ``KeyboardInterrupt``.
         """
         shared = Shared()
         try:
             comparisons = [Comparison(job, cache=_cache(job), say=say, shared=shared) for job in self.jobs]
             _need_different_rows(comparisons)
             tell_apart(comparisons)
-            if self.config is not None:
-                _write(self.folder, self.config)
+            opened = RowFile(self.folder)
         except BaseException:
             _remove(self.made)
             raise
-        with RowFile(self.folder) as file:
+        with opened as file:
+            if self.config is not None:
+                if file.rows:  # of a command that began after this one, and has ended
+                    raise _holds_rows(self.folder)
+                _write(self.folder, self.config)
             left = [comparison.left(file.keys) for comparison in comparisons]
             shared.rows_left = sum(left)
             if shared.rows_left:
@@ -87,9 +90,7 @@ def open_session(overrides: Sequence[str], *, multirun: bool = False, folders: S
         raise InputError(f"experiment is {name!r}; give the name of a folder, and out=FOLDER for where it goes")
     folder = Path(jobs[0].out or "bench-results") / name
     if Session(folder, ()).began():
-        raise InputError(
-            f"{folder} holds rows already; go on with --resume {folder}, or choose another experiment=NAME"
-        )
+        raise _holds_rows(folder)
     document = {
         "overrides": list(overrides),
         "multirun": multirun,
@@ -195,6 +196,10 @@ def _remove(folders: Sequence[Path]) -> None:
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()
+
+
+def _holds_rows(folder: Path) -> BusyError:
+    return BusyError(f"{folder} holds rows already; go on with --resume {folder}, or choose another experiment=NAME")
 
 
 def _unwritable(path: Path, error: OSError) -> ResourceError:

@@ -57,6 +57,7 @@ def bench_command(
         else:
             typer.echo("\n".join(listed.lines()))
         return
+    from encast.bench.rows import BusyError
     from encast.bench.session import open_session, resume_session
 
     if resume is not None:
@@ -71,6 +72,8 @@ def bench_command(
         rows = session.run(_say, show)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(*[kept] * session.can_resume()) from None
+    except BusyError:
+        raise
     except EncastError:
         if session.began():
             _say(kept)
