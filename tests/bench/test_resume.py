@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
-from lab import QUICK, TINY, backends
+from lab import QUICK, TINY, backends, measure
 
 from encast.bench.config import load_jobs
 from encast.bench.listing import listing
-from encast.bench.rows import read_rows
+from encast.bench.rows import Row, RowFile, read_rows
 from encast.cli.main import main
+from encast.errors import ResourceError
 
 
 def command(folder: Path, *given: str) -> list[str]:
@@ -78,6 +84,53 @@ def files(pid: int) -> set[str]:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             found.add(os.readlink(descriptor))
     return found
+
+
+def test_a_full_temporary_folder_ends_a_sweep_and_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backends(tmp_path, honest="Honest")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    make, numbers = tempfile.mkdtemp, itertools.count(1)
+
+    def mkdtemp(*given: Any, prefix: str, **more: Any) -> str:
+        if prefix == "encast-bench-" and next(numbers) == 3:  # converted, opened, opened for the second job
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return str(make(*given, prefix=prefix, **more))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    assert main(command(tmp_path, "backend=honest", "workload.length=8,16", "--multirun")[3:]) == 2
+    home = tmp_path / "out" / "sweep"
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        f"encast: finished rows are in {home}; --resume {home} goes on",
+        f"encast: error: {temporary}: temporary files cannot be written (No space left on device); make room, or name "
+        "another folder with TMPDIR",
+    ]
+    assert [row["status"] for row in read_rows(home)] == ["ok"]
+    assert list(temporary.iterdir()) == []
+    assert main(["bench", "--resume", str(home)]) == 0
+    assert [row["status"] for row in read_rows(home)] == ["ok", "ok"]
+    with RowFile(home):
+        capsys.readouterr()
+        assert main(["bench", "--resume", str(home)]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"encast: error: another `encast bench` writes to {home}; wait for its end or choose another experiment=NAME"
+    ]
+
+
+def test_a_row_that_cannot_be_written_leaves_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backends(tmp_path, honest="Honest")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def full(file: RowFile, rows: Sequence[Row]) -> None:
+        raise ResourceError("no room")
+
+    monkeypatch.setattr(RowFile, "append", full)
+    with pytest.raises(ResourceError) as caught:
+        measure(tmp_path, ["honest"], "workload.length=[8,16]")
+    assert list(tmp_path.glob("encast-bench-*")) == [], str(caught.value)
 
 
 def alive(pid: int) -> bool:

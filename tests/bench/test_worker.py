@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
+import re
+import shutil
 import signal
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -197,10 +202,60 @@ def test_a_peer_that_cannot_be_made(model: ModelFiles, wrong: BackendSpec, said:
     assert said in str(caught.value)
 
 
-def test_an_interpreter_that_is_not_there(model: ModelFiles) -> None:
-    absent = BackendSpec("elsewhere", f"{PEERS}:Honest", "f32", python="/no/such/python")
-    with pytest.raises(ResourceError, match=r"elsewhere: /no/such/python cannot be started"):
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("python", ["/no/such/python", "/tmp", __file__])
+def test_an_interpreter_that_is_none(model: ModelFiles, temporary: Path, python: str) -> None:
+    absent = BackendSpec("elsewhere", f"{PEERS}:Honest", "f32", python=python)
+    said = rf"elsewhere: {python} cannot be started \(.*\); correct `python` in the backend's YAML"
+    with pytest.raises(WorkerError, match=said) as caught:
         Worker(absent, model, 1, cache=model.checkpoint.parent)
+    assert caught.value.status == "unavailable"
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("what", "number", "said"),
+    [
+        ("tempfile.mkdtemp", errno.ENOSPC, "temporary files cannot be written (No space left on device); make room"),
+        ("pathlib.Path.symlink_to", errno.ENOSPC, "temporary files cannot be written (No space left on device); "),
+        ("subprocess.Popen", errno.EAGAIN, "its process cannot be started (Resource temporarily unavailable); free"),
+        ("subprocess.Popen", errno.ENOMEM, "its process cannot be started (Cannot allocate memory); free memory"),
+    ],
+)
+def test_what_the_machine_refuses_is_no_fault_of_a_backend(
+    model: ModelFiles, temporary: Path, monkeypatch: pytest.MonkeyPatch, what: str, number: int, said: str
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(what, refuse)
+    elsewhere = BackendSpec("elsewhere", f"{PEERS}:Honest", "f32", python=sys.executable)
+    with pytest.raises(ResourceError, match=re.escape(said)) as caught:
+        Worker(elsewhere, model, 1, cache=model.checkpoint.parent)
+    assert "YAML" not in str(caught.value)
+    assert list(temporary.iterdir()) == []
+
+
+def test_files_that_cannot_be_written_are_no_fault_of_a_backend(model: ModelFiles, temporary: Path) -> None:
+    with contender(model, spec("Honest"), instances=2) as both:
+        both.open()
+        both.bind(BATCHES)
+        both.verify()
+        shutil.rmtree(both._workers[0].folder)
+        for act in (
+            both.outputs,
+            lambda: both.stream([0], BATCHES),
+            lambda: both.burst(calls=1, in_step=True),
+            lambda: both.fresh_calls(BATCHES[:1]),
+            lambda: both.bind(BATCHES),
+        ):
+            with pytest.raises(ResourceError, match=r"temporary files cannot be written \(.*folder with TMPDIR"):
+                act()
 
 
 def test_bursts_of_instances_are_beside_each_other(pair: Contender) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from encast.batch import Batch
 from encast.bench import processes
 from encast.bench.peers.base import BackendSpec, ModelFiles
-from encast.bench.worker import Limits, Worker, write_batch
+from encast.bench.worker import Limits, Worker, WorkerError, temporary_files, write_batch
 from encast.errors import InputError
 from encast.launch import MemoryBinding, Placement
 
@@ -77,6 +77,8 @@ class Usage:
 
 class Contender:
     """A context manager: leaving it ends the processes. A backend that fails raises ``worker.WorkerError``.
+
+    What the machine refuses whatever the backend is raises ``ResourceError``.
 
     ``open``, ``bind``, then ``burst`` or ``stream`` as often as wanted. ``open`` may be called again, for a new cold
     start. Only one contender at a time is asked; the others sleep.
@@ -242,10 +244,12 @@ class Contender:
         if len(batches) != len(self._bound) or any(a is not b for a, b in zip(batches, self._bound, strict=True)):
             self.bind(batches)
         folder = self._workers[0].folder
-        np.save(folder / "arrivals.npy", np.asarray(arrivals_ns, np.int64))
         keep, ticket = self._kept(len(arrivals_ns)), str(folder / "ticket")
+        with temporary_files():
+            np.save(folder / "arrivals.npy", np.asarray(arrivals_ns, np.int64))
         for _ in range(_TRIES):
-            Path(ticket).write_bytes(bytes(8))
+            with temporary_files():
+                Path(ticket).write_bytes(bytes(8))
             before = self._settled()
             begin = time.perf_counter_ns() + self._margin()
             for worker in self._workers:
@@ -265,11 +269,17 @@ class Contender:
         self._ended = None
         kept: list[tuple[Batch, Float32]] = []
         for worker, parts in zip(self._workers, self._parts, strict=True):
-            saved = worker.ask("outputs", seconds=self.limits.call_seconds, folder=str(worker.folder))
-            for index, file in saved:
-                if len(numbers := self.looked_at(parts[index])):
-                    kept.append((_picked(parts[index], numbers), np.load(file)))
-                Path(file).unlink()
+            with temporary_files():
+                try:
+                    saved = worker.ask("outputs", seconds=self.limits.call_seconds, folder=str(worker.folder))
+                except WorkerError as error:
+                    if error.status == "failed":  # it asks the backend for nothing, and only writes files
+                        raise OSError(str(error)) from None
+                    raise
+                for index, file in saved:
+                    if len(numbers := self.looked_at(parts[index])):
+                        kept.append((_picked(parts[index], numbers), np.load(file)))
+                    Path(file).unlink()
         return kept
 
     def fresh_calls(self, batches: Sequence[Batch]) -> list[tuple[int, int]]:
@@ -417,7 +427,8 @@ class Contender:
 
     def _step_file(self) -> str:
         file = self._workers[0].folder / "steps"
-        file.write_bytes(bytes(8 * self.instances))
+        with temporary_files():
+            file.write_bytes(bytes(8 * self.instances))
         return str(file)
 
     def _all(self, do: str, seconds: float) -> list[Any]:

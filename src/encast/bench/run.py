@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -35,7 +35,7 @@ from encast.bench.worker import WorkerError
 from encast.bench.workloads import describe, make_workload
 from encast.ceilings import Fingerprint
 from encast.ceilings import load as load_ceilings
-from encast.errors import EncastError, InputError, ResourceError
+from encast.errors import EncastError, InputError
 from encast.launch import Placement, memory_binding
 from encast.machine import Machine, this_machine
 
@@ -115,7 +115,7 @@ class Comparison:
         """How many rows ``rows`` makes where those with the keys ``known`` are there."""
         return len(set(self.keys()) - set(known))
 
-    def rows(self, known: Sequence[Row]) -> Iterator[list[Row]]:
+    def rows(self, known: Sequence[Row]) -> Generator[list[Row], None, None]:
         """The rows of one point after the other, without those that are ``known``."""
         own = set(self.keys())
         before = [row for row in known if row["key"] in own]
@@ -184,8 +184,6 @@ class Comparison:
             reason, facts = prepare(spec, self._model, threads, self._cache, self.job.limits)
         except WorkerError as error:
             return error.status, str(error)
-        except ResourceError as error:  # its interpreter is not there
-            return "unavailable", str(error)
         return facts if reason is None else ("unavailable", f"{spec.name}: {reason}")
 
     def _measure(self, point: Point, specs: Sequence[BackendSpec], opened: dict[str, Contender]) -> list[Row]:

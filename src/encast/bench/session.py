@@ -75,10 +75,11 @@ class Session:
             if shared.rows_left:
                 say(_plan(comparisons, left))
             for comparison in comparisons:
-                for rows in comparison.rows(list(file.rows)):
-                    file.append(rows)
-                    for row in rows:
-                        show(row)
+                with contextlib.closing(comparison.rows(list(file.rows))) as measured:  # also where a disk is full
+                    for rows in measured:
+                        file.append(rows)
+                        for row in rows:
+                            show(row)
             return list(file.rows)
 
 

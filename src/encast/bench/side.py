@@ -18,7 +18,7 @@ from encast.bench.peers.base import BackendSpec
 from encast.bench.scenarios.base import Point, Scenario
 from encast.bench.timing import Timing, WarmUp, warm_up
 from encast.bench.worker import WorkerError
-from encast.errors import EncastError
+from encast.errors import EncastError, ResourceError
 
 __all__ = ["Side"]
 
@@ -31,7 +31,8 @@ _TYPICAL_SECONDS = 0.1
 class Side:
     """What is known of a contender at a point. ``failure`` is a status of ``rows.STATUSES`` and its reason.
 
-    The steps ``ready``, ``round`` and ``finish`` return whether it may go on; one that failed is closed.
+    The steps ``ready``, ``round`` and ``finish`` return whether it may go on; one that failed is closed. They raise
+    ``ResourceError`` for what is no failure of the backend.
     """
 
     spec: BackendSpec
@@ -135,6 +136,8 @@ class Side:
             step(self.contender)
         except WorkerError as error:
             self.failure = error.status, str(error)
+        except ResourceError:
+            raise  # the machine's, so the row would be wrong
         except EncastError as error:
             self.failure = "failed", str(error)
         if self.failure is not None and self.failure[0] not in ("disagrees", "unfair"):

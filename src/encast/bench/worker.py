@@ -8,6 +8,7 @@ Only one worker is asked at a time (the instances of one contender: all at once)
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -17,10 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -31,11 +32,14 @@ from encast.errors import EncastError, ResourceError
 from encast.launch import MemoryBinding, Placement, preexec, signal_name
 from encast.machine import this_machine
 
-__all__ = ["Limits", "Worker", "WorkerError", "write_batch"]
+__all__ = ["Limits", "Worker", "WorkerError", "temporary_files", "write_batch"]
 
 _POLL_SECONDS = 0.2
 _CLOSE_SECONDS = 5.0
 _STDERR_LINES = 6
+_NO_PROGRAM = frozenset(
+    (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOEXEC)
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Limits:
 
 
 class WorkerError(EncastError):
-    """A backend failed. ``status`` is one of ``rows.STATUSES``: crashed, timed_out, leaked or failed."""
+    """A backend failed. ``status`` is one of ``rows.STATUSES``: unavailable, crashed, timed_out, leaked or failed."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -76,52 +80,69 @@ class Worker:
         memory: MemoryBinding | None = None,
         limits: Limits | None = None,
     ) -> None:
-        """``placement``: where it may run (None: where this process may). Raises ``ResourceError``."""
+        """``placement``: where it may run (None: where this process may).
+
+        Raises ``WorkerError`` where ``backend.python`` cannot be started, and ``ResourceError`` for what the machine
+        refuses whatever the backend is.
+        """
         place = placement or Placement(tuple(sorted(os.sched_getaffinity(0))), None, threads)
         self.backend, self.limits = backend, limits or Limits()
-        self.folder = Path(tempfile.mkdtemp(prefix="encast-bench-"))
-        self._log = self.folder / "stderr"
         self._most = int(self.limits.memory_share * _memory_bytes())
         self._ceiling = self._most
-        ours, theirs = socket.socketpair()
+        self._known: dict[int, int | None] = {}
+        self._unread = b""
+        with contextlib.ExitStack() as undo:
+            with temporary_files():
+                self.folder = Path(tempfile.mkdtemp(prefix="encast-bench-"))
+                undo.callback(shutil.rmtree, self.folder, ignore_errors=True)
+                self._log = self.folder / "stderr"
+                with self._log.open("wb") as log:
+                    self._start(log, place, environment or {}, memory)
+            # The calibration alone may be longer than a command line.
+            self.send(
+                "begin",
+                peer=backend.peer,
+                dtype=backend.dtype,
+                threads=threads,
+                cache=str(cache),
+                options=dict(backend.options),
+                model={**asdict(model), "checkpoint": str(model.checkpoint)},
+            )
+            undo.pop_all()
+
+    def _start(
+        self, log: IO[bytes], place: Placement, environment: Mapping[str, str], memory: MemoryBinding | None
+    ) -> None:
+        backend, path = self.backend, self._python_path()
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(self.limits.open_seconds)
+        command = [backend.python or sys.executable, "-m", "encast.bench.worker_process", str(theirs.fileno())]
         try:
-            with self._log.open("wb") as log:
-                command = [backend.python or sys.executable, "-m", "encast.bench.worker_process", str(theirs.fileno())]
-                self._process = subprocess.Popen(
-                    [*(memory.prefix(place.node) if memory else ()), *command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env={**os.environ, **(environment or {}), "PYTHONPATH": self._python_path()},
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,  # Ctrl-C is for this process alone
-                    # A worker that outlives its parent would take the processors from what is measured next.
-                    # And what it starts stays below it, daemons too, where it is counted.
-                    preexec_fn=preexec(place, memory, adopt=True),
-                )
+            self._process = subprocess.Popen(
+                [*(memory.prefix(place.node) if memory else ()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environment, "PYTHONPATH": path},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C is for this process alone
+                # A worker that outlives its parent would take the processors from what is measured next.
+                # And what it starts stays below it, daemons too, where it is counted.
+                preexec_fn=preexec(place, memory, adopt=True),
+            )
         except OSError as error:
-            ours.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self._socket.close()
+            if backend.python is not None and error.filename == backend.python and error.errno in _NO_PROGRAM:
+                raise WorkerError(
+                    "unavailable",
+                    f"{backend.name}: {backend.python} cannot be started ({error.strerror}); correct `python` in the "
+                    "backend's YAML",
+                ) from None
             raise ResourceError(
-                f"{backend.name}: {error.filename or backend.python} cannot be started ({error.strerror}); correct "
-                "`python` in the backend's YAML"
+                f"{backend.name}: its process cannot be started ({error.strerror}); free memory, or end other processes"
             ) from None
         finally:
             theirs.close()
-        self._known: dict[int, int | None] = {}
-        self._socket = ours
-        self._socket.settimeout(self.limits.open_seconds)
-        self._unread = b""
-        # The calibration alone may be longer than a command line.
-        self.send(
-            "begin",
-            peer=backend.peer,
-            dtype=backend.dtype,
-            threads=threads,
-            cache=str(cache),
-            options=dict(backend.options),
-            model={**asdict(model), "checkpoint": str(model.checkpoint)},
-        )
 
     @property
     def pid(self) -> int:
@@ -251,9 +272,22 @@ def _memory_bytes() -> int:
     return min(known, default=sys.maxsize)
 
 
+@contextlib.contextmanager
+def temporary_files() -> Iterator[None]:
+    """Raises ``ResourceError`` where files of a worker's folder cannot be written: no backend is to blame for that."""
+    try:
+        yield
+    except OSError as error:
+        folder = tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")
+        raise ResourceError(
+            f"{folder}: temporary files cannot be written ({error.strerror or error}); make room, or name another "
+            "folder with TMPDIR"
+        ) from None
+
+
 def write_batch(batch: Batch, file: Path) -> str:
-    """Writes the batch as ``worker_process`` reads it, and returns the file's name."""
+    """Writes the batch as ``worker_process`` reads it, and returns the file's name. Raises ``ResourceError``."""
     types = np.empty(0, np.int32) if batch.token_type_ids is None else batch.token_type_ids
-    with file.open("wb") as stream:
+    with temporary_files(), file.open("wb") as stream:
         np.savez(stream, token_ids=batch.token_ids, cu_seqlens=batch.cu_seqlens, token_type_ids=types)
     return str(file)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from encast.errors import EncastError, InputError, ResourceError
+from encast.errors import InputError, ResourceError
 
 __all__ = ["bench_command"]
 
@@ -74,7 +74,7 @@ def bench_command(
         raise KeyboardInterrupt(*[kept] * session.can_resume()) from None
     except BusyError:
         raise
-    except EncastError:
+    except Exception:
         if session.began():
             _say(kept)
         raise
