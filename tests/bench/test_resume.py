@@ -32,18 +32,25 @@ def command(folder: Path, *given: str) -> list[str]:
     return [sys.executable, "-m", "encast.cli.main", "bench", "--conf", str(folder), *TINY[:-1], *QUICK, *out, *given]
 
 
-def test_finished_rows_outlive_an_interrupt(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_finished_rows_outlive_an_interrupt(tmp_path: Path, number: int, code: int, word: str) -> None:
     backends(tmp_path, honest="Honest")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     sweep = command(tmp_path, "backend=honest", "workload.length=8,16,24", "--multirun", "--json")
-    with subprocess.Popen(sweep, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(sweep, **pipes, text=True, env={**os.environ, "TMPDIR": str(temporary)}) as process:
         assert process.stdout is not None
         first = json.loads(process.stdout.readline())
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, said = process.communicate()
     home = tmp_path / "out" / "sweep"
-    assert process.returncode == 130
-    assert f"encast: interrupted; finished rows are in {home}; --resume {home} goes on" in said
+    assert process.returncode == code
+    assert f"encast: {word}; finished rows are in {home}; --resume {home} goes on" in said
     assert "Traceback" not in said
+    assert list(temporary.iterdir()) == []
     kept = read_rows(home)
     assert kept[0] == first
     assert 1 <= len(kept) < 3

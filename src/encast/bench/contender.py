@@ -8,6 +8,7 @@ import random
 import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -346,11 +347,12 @@ class Contender:
         return dict(self._workers[0].ask("facts", seconds=self.limits.call_seconds))
 
     def close(self) -> None:
-        self._now()
-        self._spent = self._counted
-        workers, self._workers = self._workers, []
-        for worker in workers:
-            worker.close()
+        with ExitStack() as ends:
+            for worker in self._workers:
+                ends.callback(worker.close)
+            self._now()
+            self._spent = self._counted
+            self._workers = []
 
     def __enter__(self) -> Contender:
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from inspect import signature
@@ -151,8 +151,9 @@ class Comparison:
                             done = done | missing_keys
                             self._shared.rows_done += len(missing_keys)
                 finally:
-                    for contender in opened.values():
-                        contender.close()
+                    with ExitStack() as ends:
+                        for contender in opened.values():
+                            ends.callback(contender.close)
 
     def _key(self, spec: BackendSpec, point: Point) -> str:
         job = self.job

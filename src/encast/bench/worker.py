@@ -227,12 +227,14 @@ class Worker:
 
     def close(self) -> None:
         """Lets the process end by itself, and ends it when it does not; removes the folder."""
-        self.family()
-        self._socket.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_CLOSE_SECONDS)
-        self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            self.family()
+            self._socket.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_CLOSE_SECONDS)
+        finally:  # also at Ctrl-C
+            self.kill()
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def kill(self) -> None:
         """Ends the process and everything that it has started."""

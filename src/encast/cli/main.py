@@ -1,7 +1,7 @@
 """``encast``: finds the verb, and turns errors into messages and exit codes.
 
 Exit codes: 0 done; 1 a defect of encast; 2 the request cannot be served (``EncastError``, wrong options);
-130 interrupted; 141 the reader of standard output went away.
+130 interrupted; 141 the reader of standard output went away; 143 ended by SIGTERM (``bench``, ``launch``).
 """
 
 from __future__ import annotations
