@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import shutil
+from collections import Counter
 from datetime import datetime, tzinfo
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from lab import QUICK, TINY, backends, measure
 
 from encast.bench.config import load_jobs
 from encast.bench.peers.base import BackendSpec
+from encast.bench.report.compare import compare
+from encast.bench.report.load import load
 from encast.bench.rows import BusyError, Row, RowFile, read_rows
 from encast.bench.run import _groups
 from encast.bench.session import open_session, resume_session
@@ -118,6 +122,54 @@ def test_nothing_is_measured_twice(folder: Path, rows: dict[str, Row]) -> None:
     before = (home / "rows.jsonl").read_bytes()
     assert len(resume_session(home).run()) == len(rows)
     assert (home / "rows.jsonl").read_bytes() == before
+
+
+def test_a_backend_that_was_installed_is_measured_by_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backends(
+        tmp_path,
+        crash={"peer": "Failing", "how": "abort", "at": "open"},
+        absent="Absent",
+        quick="Honest",
+        other="Honest",
+    )
+    names = ["crash", "absent", "quick", "other"]
+    measure(tmp_path, names, *ALONE, "workload.length=[16,32]", "experiment=before")
+    home = tmp_path / "out" / "before"
+    first = (home / "rows.jsonl").read_bytes()
+    old = load([Path(shutil.copytree(home, tmp_path / "old"))]).rows
+
+    said: list[str] = []
+    shown: list[Row] = []
+    resume_session(home).run(said.append, shown.append)
+    assert (home / "rows.jsonl").read_bytes() == first, "what is still so is not said twice"
+    assert [row["backend"]["name"] for row in shown] == ["absent", "absent"], "but shown"
+    assert [line.split(":")[0] for line in said[1:]] == ["absent"], "nothing else is started"
+
+    monkeypatch.setenv("ENCAST_TEST_MISSING", "too old: pip install --upgrade absent")
+    assert {row["reason"] for row in resume_session(home).run() if row["status"] == "unavailable"} == {
+        "absent: too old: pip install --upgrade absent"
+    }
+    monkeypatch.setenv("ENCAST_TEST_MISSING", "")
+    lines = (home / "rows.jsonl").read_text().splitlines(keepends=True)
+    (lost,) = (line for line in lines if '"name": "crash"' in line and '"length": 32' in line)
+    (home / "rows.jsonl").write_text("".join(line for line in lines if line != lost))
+    said.clear()
+    rows = resume_session(home).run(said.append)
+    assert said[0].startswith("3 rows to measure")
+    # The first that was measured takes part for the ratios; of the others nobody does where the row is known.
+    assert [line.split(": ")[-1] for line in said if ": latency, " in line] == ["quick, absent", "quick, crash, absent"]
+    assert [line.split(":")[0].strip() for line in said if "load, " in line] == ["quick", "absent", "crash"]
+    assert Counter(row["status"] for row in rows) == {"ok": 6, "crashed": 2}
+    assert [set(row["ratio_to"]) for row in rows if row["backend"]["name"] == "absent"] == [{"quick"}] * 2
+    with (home / "rows.csv").open(newline="") as file:
+        assert [line["key"] for line in csv.DictReader(file)] == [row["key"] for row in rows]
+    loaded = load([home])
+    assert (len(loaded.rows), loaded.replaced) == (8, 4)
+    judged = {(one.row.name, one.verdict) for one in compare(old, loaded.rows).verdicts}
+    assert {verdict for name, verdict in judged if name == "absent"} == {"now works"}
+    assert len(read_rows(home)) == 12
+    resume_session(home).run()
+    assert len(read_rows(home)) == 12
 
 
 def test_two_commands_do_not_share_a_folder(tmp_path: Path) -> None:

@@ -54,15 +54,15 @@ class RowFile:
             whole = self.path.read_bytes().rpartition(b"\n")
             self._size = len(whole[0] + whole[1])
             os.ftruncate(self._fd, self._size)
-            self.rows = read_rows(self.path)
+            self._latest = {str(row["key"]): row for row in read_rows(self.path)}
         except BaseException:
             self.close()
             raise
 
     @property
-    def keys(self) -> set[str]:
-        """Of all rows that are in the file."""
-        return {str(row["key"]) for row in self.rows}
+    def rows(self) -> list[Row]:
+        """Of each key the last that is in the file."""
+        return list(self._latest.values())
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Adds the rows, all or none, and has them on the disk when it returns.
@@ -79,7 +79,9 @@ class RowFile:
             os.ftruncate(self._fd, self._size)
             raise ResourceError(f"{_sentence(self.path, error)}; the {len(self.rows)} finished rows are kept") from None
         self._size += len(block)
-        self.rows += [dict(row) for row in rows]
+        if any(row["key"] in self._latest for row in rows):
+            self._columns = []  # the table loses lines
+        self._latest.update({str(row["key"]): dict(row) for row in rows})
         self._append_table([flatten(row) for row in rows])
 
     def close(self) -> None:
@@ -110,7 +112,7 @@ class RowFile:
                 with self.table.open("a", newline="") as file:
                     file.write(_csv(flat, self._columns))
             else:
-                # New columns change every line.
+                # New columns change every line; so do rows that take the place of others.
                 every = [flatten(row) for row in self.rows]
                 self._columns = list(dict.fromkeys(name for row in every for name in row))
                 names = {name: name for name in self._columns}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -111,20 +111,29 @@ class Comparison:
         """Of all rows that ``rows`` makes."""
         return [self._key(spec, point) for point in self.points for spec in self.job.backends]
 
-    def left(self, known: Collection[str]) -> int:
-        """How many rows ``rows`` makes where those with the keys ``known`` are there."""
-        return len(set(self.keys()) - set(known))
+    def left(self, known: Sequence[Row]) -> int:
+        """How many rows ``rows`` makes where those are there."""
+        return len(set(self.keys()) - _settled(known))
 
     def rows(self, known: Sequence[Row]) -> Generator[list[Row], None, None]:
-        """The rows of one point after the other, without those that are ``known``."""
+        """The rows of one point after the other, without those that are ``known``.
+
+        Those of a backend that was unavailable are made again: it may have been installed.
+        """
+        if not self.left(known):
+            return
         own = set(self.keys())
         before = [row for row in known if row["key"] in own]
-        done = {str(row["key"]) for row in before}
+        done = _settled(before)
         if before and (recall := getattr(self._scenario, "recall", None)) is not None:
             recall([self._as_measured(row) for row in before])
         ready: list[BackendSpec] = []
-        for spec in self.job.backends:
+        # The first is in every group: the one that the ratios of the rows before are to, also where it wants nothing.
+        measured = {row["backend"]["name"] for row in before if row["status"] == "ok"}
+        for spec in sorted(self.job.backends, key=lambda spec: spec.name not in measured):
             wanted = [point for point in self.points if self._key(spec, point) not in done]
+            if not wanted and (ready or spec.name not in measured):
+                continue
             failure = self._prepare(spec) if wanted else None
             if failure is None:
                 ready.append(spec)
@@ -143,10 +152,11 @@ class Comparison:
                         missing_keys = {self._key(spec, point) for spec in group} - done
                         if missing_keys:
                             place = self._shared.progress(len(missing_keys))
-                            names = ", ".join(spec.name for spec in group)
-                            label = _label(self._columns(point, *group))
+                            specs = [group[0], *(spec for spec in group[1:] if self._key(spec, point) in missing_keys)]
+                            names = ", ".join(spec.name for spec in specs)
+                            label = _label(self._columns(point, *specs))
                             self._say(f"{place}: {self.job.scenario['name']}, {label}: {names}")
-                            rows = self._measure(point, group, opened)
+                            rows = self._measure(point, specs, opened)
                             yield [row for row in rows if row["key"] in missing_keys]
                             done = done | missing_keys
                             self._shared.rows_done += len(missing_keys)
@@ -171,7 +181,7 @@ class Comparison:
         """Asks whether the backend is there, and converts the checkpoint for it; returns what is against it."""
         key = content_hash({"backend": asdict(spec), "model": self._model.sha})
         if key not in self._shared.prepared:
-            self._say(f"{spec.name}: converting {self._model.name}, unless it has been done before")
+            self._say(f"{spec.name}: look for it, convert {self._model.name} unless that has been done")
             self._shared.prepared[key] = self._converted(spec)
         found = self._shared.prepared[key]
         if isinstance(found, tuple):
@@ -413,6 +423,11 @@ def _refuse_unused(job: Job, scenario: Scenario) -> None:
                 f"{what}: scenario={job.scenario['name']} does not use {name}; leave it out, since what counts "
                 f"instead is {instead[name]}"
             )
+
+
+def _settled(rows: Sequence[Row]) -> set[str]:
+    """The keys of rows that need not be made again."""
+    return {str(row["key"]) for row in rows if row["status"] != "unavailable"}
 
 
 def _groups(specs: Sequence[BackendSpec], together: int) -> Iterator[list[BackendSpec]]:

@@ -50,7 +50,7 @@ class Session:
         return (self.folder / CONFIG).exists()
 
     def run(self, say: Say = lambda text: None, show: Callable[[Row], None] = lambda row: None) -> list[Row]:
-        """Measures what has no row yet, and returns all rows of the folder.
+        """Measures what has no row yet or was unavailable, and returns the rows of the folder, of each key the last.
 
         All jobs are made before the first is measured, so that none is refused hours later, and before anything is
         written. ``show`` gets each row once it is on the disk. Raises ``EncastError``, of which ``BusyError`` says that
@@ -70,17 +70,18 @@ class Session:
                 if file.rows:  # of a command that began after this one, and has ended
                     raise _holds_rows(self.folder)
                 _write(self.folder, self.config)
-            left = [comparison.left(file.keys) for comparison in comparisons]
+            left = [comparison.left(file.rows) for comparison in comparisons]
+            said = {(row["key"], row["reason"]) for row in file.rows if row["status"] == "unavailable"}
             shared.rows_left = sum(left)
             if shared.rows_left:
                 say(_plan(comparisons, left))
             for comparison in comparisons:
-                with contextlib.closing(comparison.rows(list(file.rows))) as measured:  # also where a disk is full
+                with contextlib.closing(comparison.rows(file.rows)) as measured:  # also where a disk is full
                     for rows in measured:
-                        file.append(rows)
+                        file.append([row for row in rows if (row["key"], row["reason"]) not in said])
                         for row in rows:
                             show(row)
-            return list(file.rows)
+            return file.rows
 
 
 def open_session(overrides: Sequence[str], *, multirun: bool = False, folders: Sequence[Path] = ()) -> Session:
