@@ -21,8 +21,9 @@ from lab import PEERS, TINY
 
 from encast.batch import Batch
 from encast.bench import processes
+from encast.bench.batches import portions
 from encast.bench.config import load_jobs
-from encast.bench.contender import Contender, portions
+from encast.bench.contender import Contender
 from encast.bench.models import make_model
 from encast.bench.peers.base import BackendSpec, ModelFiles
 from encast.bench.worker import Limits, Worker, WorkerError

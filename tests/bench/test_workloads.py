@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 
 from encast.batch import Batch
+from encast.bench.batches import pick
 from encast.bench.intake import Intake
 from encast.bench.workloads import (
     Drawn,
@@ -26,7 +27,6 @@ from encast.bench.workloads import (
     describe,
     make_workload,
     padding,
-    pick,
     random_ids,
     read_texts,
 )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import select
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,13 @@ import numpy as np
 
 from encast.batch import Batch
 from encast.bench import processes
+from encast.bench.batches import pick, portions
 from encast.bench.peers.base import BackendSpec, ModelFiles
 from encast.bench.worker import Limits, Worker, WorkerError, temporary_files, write_batch
 from encast.errors import InputError
 from encast.launch import MemoryBinding, Placement
 
-__all__ = ["ColdStart", "Contender", "Memory", "Usage", "portions", "prepare"]
+__all__ = ["ColdStart", "Contender", "Memory", "Usage", "prepare"]
 
 Float32 = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -279,7 +279,7 @@ class Contender:
                     raise
                 for index, file in saved:
                     if len(numbers := self.looked_at(parts[index])):
-                        kept.append((_picked(parts[index], numbers), np.load(file)))
+                        kept.append((pick(parts[index], numbers), np.load(file)))
                     Path(file).unlink()
         return kept
 
@@ -482,31 +482,6 @@ class Contender:
             ends = [answered - (before.at if at is None else at) for answered in self._answered]
             explained = min(1.0, *((one + gaps) / end for one, gaps, end in zip(calls, allowed, ends, strict=True)))
         return Usage((after.cpu - before.cpu) / 1e9, wall / 1e9, explained)
-
-
-def _picked(batch: Batch, numbers: Sequence[int]) -> Batch:
-    """The sequences with these numbers, at least one."""
-    ends = [batch.cu_seqlens[own : own + 2] for own in numbers]
-    types = batch.token_type_ids
-    return Batch.of(
-        [batch.token_ids[first:end].tolist() for first, end in ends],
-        None if types is None else [types[first:end].tolist() for first, end in ends],
-    )
-
-
-def portions(batch: Batch, count: int) -> list[Batch]:
-    """The batch in ``count`` parts of whole sequences, whose numbers differ by one at most. Raises ``InputError``."""
-    if batch.seqs < count:
-        raise InputError(f"a batch of {batch.seqs} sequences cannot be divided over {count} instances")
-    ends = [round(part * batch.seqs / count) for part in range(count + 1)]
-    return list(_slices(batch, ends))
-
-
-def _slices(batch: Batch, ends: Sequence[int]) -> Iterator[Batch]:
-    for begin, end in itertools.pairwise(ends):
-        first, last = int(batch.cu_seqlens[begin]), int(batch.cu_seqlens[end])
-        types = None if batch.token_type_ids is None else batch.token_type_ids[first:last]
-        yield Batch(batch.token_ids[first:last], batch.cu_seqlens[begin : end + 1] - first, types)
 
 
 def prepare(

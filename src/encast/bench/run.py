@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from encast.bench.agreement import Reference, plain_graph
+from encast.bench.batches import portions
 from encast.bench.cache import content_hash
 from encast.bench.config import DEFAULT_LAUNCHER, Job
-from encast.bench.contender import ColdStart, Contender, portions, prepare
+from encast.bench.contender import ColdStart, Contender, prepare
 from encast.bench.cost import cost_record, parse_price
 from encast.bench.limit import Limit, Sizes, peak, peak_is_the_machine_s, quickest
 from encast.bench.models import make_model

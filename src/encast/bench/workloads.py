@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from encast.batch import Batch, Int32
+from encast.bench.batches import pick
 from encast.bench.fields import positive, seed_number, whole_number, whole_numbers
 from encast.bench.intake import Intake, read_intake
 from encast.bench.peers.base import ModelFiles
@@ -39,7 +40,6 @@ __all__ = [
     "has_texts",
     "make_workload",
     "padding",
-    "pick",
     "random_ids",
     "read_texts",
     "real_texts",
@@ -221,20 +221,6 @@ def padding(batches: Sequence[Batch]) -> float:
     """The share of what a padding runtime computes that is padding: 0 for batches of equal lengths."""
     tokens = sum(batch.tokens for batch in batches)
     return 1 - tokens / sum(batch.seqs * int(np.diff(batch.cu_seqlens).max()) for batch in batches)
-
-
-def pick(batch: Batch, sequences: Sequence[int]) -> Batch:
-    """The sequences of these indices, in this order, as a batch of their own."""
-    starts, ends = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
-    rows = np.concatenate([np.arange(starts[index], ends[index]) for index in sequences])
-    cu_seqlens = np.zeros(len(sequences) + 1, np.int32)
-    np.cumsum([ends[index] - starts[index] for index in sequences], out=cu_seqlens[1:])
-    types = batch.token_type_ids
-    return Batch(
-        np.ascontiguousarray(batch.token_ids[rows]),
-        cu_seqlens,
-        None if types is None else np.ascontiguousarray(types[rows]),
-    )
 
 
 def random_ids(rng: np.random.Generator, count: int, vocab: int) -> Int32:

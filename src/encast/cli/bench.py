@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from encast.cli.interrupts import sigterm_interrupts
 from encast.errors import InputError, ResourceError
 
 __all__ = ["bench_command"]
@@ -71,14 +70,10 @@ def bench_command(
     show = _json if as_json else _line
     kept = f"finished rows are in {session.folder}; --resume {session.folder} goes on"
     try:
-        with _sigterm_interrupts():
+        with sigterm_interrupts():
             rows = session.run(_say, show)
     except KeyboardInterrupt as interrupt:
-        notes = [kept] * session.can_resume()
-        if interrupt.args == (signal.SIGTERM,):
-            _say("; ".join(["terminated", *notes]))
-            raise typer.Exit(128 + signal.SIGTERM) from None
-        raise KeyboardInterrupt(*notes) from None
+        raise type(interrupt)(*[kept] * session.can_resume()) from None
     except BusyError:
         raise
     except Exception:
@@ -97,24 +92,6 @@ def bench_command(
         )
     are = f"{_rows(len(rows))} {'is' if len(rows) == 1 else 'are'}"
     _say(f"{are} in {session.folder}; `encast bench report {session.folder}` makes a page of them")
-
-
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM ends what is inside as Ctrl-C does, unless it is ignored or somebody else's."""
-
-    def interrupt(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the removal of temporary folders
-        raise KeyboardInterrupt(signal.SIGTERM)
-
-    before = signal.getsignal(signal.SIGTERM)
-    if before is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        if before is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, before)
 
 
 def _rows(count: int) -> str:

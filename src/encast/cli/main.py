@@ -1,7 +1,8 @@
 """``encast``: finds the verb, and turns errors into messages and exit codes.
 
 Exit codes: 0 done; 1 a defect of encast; 2 the request cannot be served (``EncastError``, wrong options);
-130 interrupted; 141 the reader of standard output went away; 143 ended by SIGTERM (``bench``, ``launch``).
+130 interrupted; 141 the reader of standard output went away; 143 ended by SIGTERM (``bench``,
+``launch``, ``tune``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from encast.cli.interrupts import Terminated
 from encast.errors import EncastError
 
 __all__ = ["VERBS", "main"]
@@ -100,8 +102,9 @@ def _report(error: BaseException, show_traceback: bool) -> int:
     if show_traceback:
         _print("".join(traceback.format_exception(error)).rstrip())
     if isinstance(error, KeyboardInterrupt):
-        _say(f"interrupted{''.join(f'; {note}' for note in error.args)}")
-        return 130
+        word, code = ("terminated", 143) if isinstance(error, Terminated) else ("interrupted", 130)
+        _say(f"{word}{''.join(f'; {note}' for note in error.args)}")
+        return code
     if isinstance(error, EncastError):
         _say(f"error: {error}")
         return 2

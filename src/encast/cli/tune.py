@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json as json_module
 import math
-import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from encast import artifact as artifacts
+from encast.cli.interrupts import sigterm_interrupts
 from encast.cli.progress import Progress
 from encast.data import FORMATS
 from encast.errors import InputError, ResourceError
@@ -27,30 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["tune_command"]
 
 
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """``SIGTERM`` ends what is within as Ctrl-C does, with the status 143."""
-    terminated = False
-
-    def interrupt(*_: object) -> None:
-        nonlocal terminated
-        if not terminated:  # what sends it twice, as `timeout` does, must not disturb the tidying up
-            terminated = True
-            raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        if not terminated:
-            raise
-        print(f"encast: terminated{''.join(f'; {note}' for note in error.args)}", file=sys.stderr)
-        raise typer.Exit(128 + signal.SIGTERM) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@_terminable()
+@sigterm_interrupts()
 def tune_command(
     artifact: Annotated[Path, typer.Argument(help="A compiled artifact (NAME.encast).")],
     workload: Annotated[

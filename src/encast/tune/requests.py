@@ -12,8 +12,9 @@ import numpy as np
 
 from encast.artifact import Artifact
 from encast.batch import Batch
+from encast.bench.batches import pick
 from encast.bench.intake import Intake
-from encast.bench.workloads import make_workload, pick
+from encast.bench.workloads import make_workload
 from encast.engine import tokenizer_of
 from encast.errors import InputError
 
