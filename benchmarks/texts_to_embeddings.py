@@ -24,7 +24,7 @@ from encast.batch import Batch
 from encast.bench.agreement import plain_graph
 from encast.bench.cache import default_cache
 from encast.bench.config import load_jobs
-from encast.bench.contender import Contender, prepare
+from encast.bench.contender import Contender
 from encast.bench.limit import Sizes, peak
 from encast.bench.models import make_model
 from encast.bench.noise import steady_place
@@ -32,6 +32,7 @@ from encast.bench.peers.base import BackendSpec, ModelFiles
 from encast.bench.placement import placement
 from encast.bench.statistics import median_interval, ratio_interval
 from encast.bench.timing import Timing, take_turns
+from encast.bench.worker import prepare
 from encast.bench.workloads import real_texts
 from encast.launch import Placement
 

@@ -16,15 +16,20 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from lab import QUICK, TINY, backends, measure
 
+from encast.batch import Batch
 from encast.bench.config import load_jobs
 from encast.bench.listing import listing
 from encast.bench.rows import Row, RowFile, read_rows
+from encast.bench.run import Comparison
+from encast.bench.scenarios.base import Point
+from encast.bench.session import open_session
 from encast.cli.main import main
-from encast.errors import ResourceError
+from encast.errors import InputError, ResourceError
 
 
 def command(folder: Path, *given: str) -> list[str]:
@@ -161,6 +166,7 @@ def alive(pid: int) -> bool:
         (["price=a-lot"], "price 'a-lot' is neither an amount an hour"),
         (["price=0.25"], "price '0.25' is neither an amount an hour such as 0.25/h nor a machine"),
         (["launcher=instances", "launcher.instances=100000"], "100000"),
+        (["launcher.allocator=nothing"], "the allocator is 'nothing'"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -221,3 +227,23 @@ def test_the_list_shows_fields_with_defaults_and_units(capsys: pytest.CaptureFix
     assert any(line.startswith("  c5.xlarge ") and "0.17 USD/h" in line for line in lines)
     assert main(["bench", "--list", "--conf", str(tmp_path)]) == 2
     assert "holds none of the folders study, backend" in capsys.readouterr().err
+
+
+def test_a_full_disk_before_the_first_row_leaves_nothing(tmp_path: Path) -> None:
+    session = open_session([*TINY, "backend=encast-f32", f"out={tmp_path / 'out'}", f"cache={tmp_path / 'cache'}"])
+    with (
+        mock.patch("encast.bench.session.write_whole", side_effect=OSError(errno.ENOSPC, "No space left on device")),
+        pytest.raises(ResourceError, match="No space left on device"),
+    ):
+        session.run()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_batch_that_cannot_be_divided_is_refused_beforehand(tmp_path: Path) -> None:
+    (job,) = load_jobs([*TINY, "backend=encast-f32", "scenario=batch_scaling"])
+    point = Point((Batch.of([[1, 2]]),), 2, 1, {}, split=True)
+    with (
+        mock.patch("encast.bench.scenarios.batch_scaling.BatchScaling.points", return_value=[point]),
+        pytest.raises(InputError, match="a batch of 1 sequences cannot be divided over 2 instances"),
+    ):
+        Comparison(job, cache=tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 from pathlib import Path
 from unittest import mock
 
@@ -23,6 +24,13 @@ from encast.bench.side import Side
 from encast.cli.bench import _line
 
 SHORT = ["backend=encast-f32", *TINY]
+
+
+@pytest.fixture(autouse=True)
+def every_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if they were installed."""
+    module = importlib.import_module("encast.launch.environment")  # by its name it is the function
+    monkeypatch.setattr(module, "_library", lambda *_: Path("lib.so"))
 
 
 def points(tmp_path: Path, *overrides: str) -> list[dict[str, object]]:
@@ -49,6 +57,7 @@ def points(tmp_path: Path, *overrides: str) -> list[dict[str, object]]:
             [{"launcher.allocator": "system"}, {"launcher.allocator": "tcmalloc"}],
         ),
         (["launcher.openmp=true,false"], [{"launcher.openmp": "true"}, {"launcher.openmp": "false"}]),
+        (["model.data=/one,/two"], [{"model.data": "/one"}, {"model.data": "/two"}]),
         (["workload.shortest=0.5,1.0"], [{"workload.shortest": 0.5}, {"workload.shortest": 1.0}]),
         (["backend.encast-f32.pin=true,false"], [{"backend.encast-f32.pin": text} for text in ("true", "false")]),
         (

@@ -226,6 +226,8 @@ def test_an_interpreter_that_is_none(model: ModelFiles, temporary: Path, python:
         ("pathlib.Path.symlink_to", errno.ENOSPC, "temporary files cannot be written (No space left on device); "),
         ("subprocess.Popen", errno.EAGAIN, "its process cannot be started (Resource temporarily unavailable); free"),
         ("subprocess.Popen", errno.ENOMEM, "its process cannot be started (Cannot allocate memory); free memory"),
+        ("subprocess.Popen", errno.EMFILE, "Too many open files: a file of a worker cannot be opened; ask for fewer"),
+        ("socket.socketpair", errno.EMFILE, "Too many open files: a file of a worker cannot be opened; ask for fewer"),
     ],
 )
 def test_what_the_machine_refuses_is_no_fault_of_a_backend(

@@ -22,6 +22,7 @@ from encast.errors import ArtifactError, InputError, ResourceError
 from encast.machine import usable_cores
 from encast.tune import process
 from encast.tune.evaluate import LiveEvaluator, Pace, crossing, rates_to_try
+from encast.tune.measurement import Measurement
 from encast.tune.process import Worker
 from encast.tune.slo import Slo
 
@@ -332,7 +333,7 @@ def test_noise_around_a_measurement_is_measured_again_and_said(
 
 def test_the_yardstick_knows_its_usual_pace(evaluators: Any) -> None:
     evaluator = evaluators()
-    assert [evaluator._slower() for _ in range(2)] == [0.0, 0.0]
+    assert [evaluator._slower() for _ in range(2)] == [None, None]
     evaluator._yardsticks = [1.0] * 9
     assert evaluator._slower() > 1e3  # nanoseconds, not the ones made up
     assert math.isfinite(evaluator._slower())
@@ -346,4 +347,24 @@ def test_the_end_of_the_yardstick_is_not_the_set_up_s(evaluators: Any) -> None:
     assert found.rate > 0
     assert evaluator._yardstick is not None  # another one
     evaluator._yardstick.close()
-    assert evaluator._slower() == 0.0
+    assert evaluator._slower() is None
+
+
+def test_what_is_unknown_of_a_repetition_acquits_nobody(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a yardstick that has ended nor a worker that ends in it takes away what was measured."""
+    evaluator = evaluators()
+    slower = iter([0.0, 0.2, None, 0.0, 0.2, 0.0])
+    monkeypatch.setattr(evaluator, "_slower", lambda: next(slower))
+    (found,) = evaluator.measure([ONE])
+    assert found.noise == "the machine was 20% slower than usual around it"
+    whole, calls = evaluator._by_turns, []
+
+    def ending(workers: Any) -> Any:
+        calls.append(1)
+        return whole(workers) if len(calls) == 1 else [Measurement.failure(ResourceError("ended"))]
+
+    monkeypatch.setattr(evaluator, "_by_turns", ending)
+    (found,) = evaluator.measure([ONE])
+    assert len(calls) == 2
+    assert found.failed is None
+    assert found.rate > 0

@@ -250,6 +250,13 @@ def test_a_finalist_that_fails_is_out_and_the_others_go_on() -> None:
     assert sorted(rounds)[:2] != [1, 1], "only the one that failed is out"
 
 
+def test_all_of_few_set_ups_may_fail() -> None:
+    machine = Small(fail=["x"])
+    machine.space = make_space(1, [4000])
+    with pytest.raises(ResourceError, match="no set-up could be measured: out of memory"):
+        run(machine, trials=40)
+
+
 def test_the_first_trials_may_fail_but_not_all() -> None:
     class Late(Small):
         def measured(self, setup: Setup, at_once: int) -> Measurement:

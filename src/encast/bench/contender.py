@@ -22,7 +22,7 @@ from encast.bench.worker import Limits, Worker, WorkerError, temporary_files, wr
 from encast.errors import InputError
 from encast.launch import MemoryBinding, Placement
 
-__all__ = ["ColdStart", "Contender", "Memory", "Usage", "prepare"]
+__all__ = ["ColdStart", "Contender", "Memory", "Usage"]
 
 Float32 = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -173,8 +173,9 @@ class Contender:
         opened = self._all("open", self.limits.open_seconds)
         first_s = 0.0
         if batches:
+            requests = self._divide(batches[:1], split=False)
             begin = time.perf_counter()
-            self.bind(batches[:1])
+            self._bind(requests)
             self._all("first", self._seconds(1))
             first_s = time.perf_counter() - begin
         return ColdStart(
@@ -190,19 +191,29 @@ class Contender:
         """
         if not batches:
             raise InputError("there is no batch to bind; give at least one")
+        self._bind(self._divide(batches, split=split))
+
+    def _divide(self, batches: Sequence[Batch], *, split: bool) -> list[dict[str, Any]]:
+        """What each instance is asked to bind."""
         self._bound, self._ended = list(batches), None
         divided = [portions(batch, self.instances) if split else [batch] * self.instances for batch in batches]
         self._parts = [list(parts) for parts in zip(*divided, strict=True)]
         self._call_ns = self._late_ns = 0
+        requests: list[dict[str, Any]] = []
+        for worker, parts in zip(self._workers, self._parts, strict=True):
+            if requests and not split:  # all have the same
+                requests.append(requests[0])
+                continue
+            files = [write_batch(part, worker.folder / f"batch-{index}.npz") for index, part in enumerate(parts)]
+            rows = [[part.cu_seqlens[own : own + 2].tolist() for own in self.looked_at(part)] for part in parts]
+            requests.append({"files": files, "rows": rows})
+        return requests
+
+    def _bind(self, requests: Sequence[Mapping[str, Any]]) -> None:
         for worker in self._workers:
             worker.lift_memory()  # other batches may need more
-        for number, (worker, parts) in enumerate(zip(self._workers, self._parts, strict=True)):
-            shared = self._workers[0] if number and not split else None
-            worker.send(
-                "bind",
-                files=[self._file(shared or worker, index, part, shared) for index, part in enumerate(parts)],
-                rows=[[part.cu_seqlens[own : own + 2].tolist() for own in self.looked_at(part)] for part in parts],
-            )
+        for worker, request in zip(self._workers, requests, strict=True):
+            worker.send("bind", **request)
         answers = self._receive("bind", self.limits.bind_seconds)
         self._tried = any(answer["tried"] for answer in answers)
 
@@ -352,6 +363,8 @@ class Contender:
                 ends.callback(worker.close)
             self._now()
             self._spent = self._counted
+            for worker in self._workers:
+                worker.leave()  # all at once
             self._workers = []
 
     def __enter__(self) -> Contender:
@@ -457,10 +470,6 @@ class Contender:
         self._answered = [answered.get(worker, time.perf_counter_ns()) for worker in self._workers]
         return [worker.receive(do, max(0.0, deadline - time.monotonic())) for worker in self._workers]
 
-    def _file(self, worker: Worker, index: int, batch: Batch, shared: Worker | None) -> str:
-        file = worker.folder / f"batch-{index}.npz"
-        return str(file) if shared else write_batch(batch, file)
-
     def _members(self) -> list[int]:
         return [pid for worker in self._workers for pid in worker.family()]
 
@@ -482,19 +491,3 @@ class Contender:
             ends = [answered - (before.at if at is None else at) for answered in self._answered]
             explained = min(1.0, *((one + gaps) / end for one, gaps, end in zip(calls, allowed, ends, strict=True)))
         return Usage((after.cpu - before.cpu) / 1e9, wall / 1e9, explained)
-
-
-def prepare(
-    backend: BackendSpec, model: ModelFiles, threads: int, cache: Path, limits: Limits | None = None
-) -> tuple[str | None, Mapping[str, Any]]:
-    """Why the backend cannot be used here, or None and the peer's facts about the checkpoint that it has converted.
-
-    In a process of its own, on all processors, so that nothing of it is left when calls are timed.
-    """
-    limits = limits or Limits()
-    worker = Worker(backend, model, threads, cache=cache, limits=limits)
-    try:
-        reason: str | None = worker.ask("missing", seconds=limits.open_seconds)
-        return reason, {} if reason is not None else worker.ask("export", seconds=limits.export_seconds)
-    finally:
-        worker.close()

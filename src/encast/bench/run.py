@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from encast.batch import Batch
 from encast.bench.agreement import Reference, plain_graph
 from encast.bench.batches import portions
 from encast.bench.cache import content_hash
 from encast.bench.config import DEFAULT_LAUNCHER, Job
-from encast.bench.contender import ColdStart, Contender, prepare
+from encast.bench.contender import ColdStart, Contender
 from encast.bench.cost import cost_record, parse_price
 from encast.bench.limit import Limit, Sizes, peak, peak_is_the_machine_s, quickest
 from encast.bench.models import make_model
@@ -32,7 +33,7 @@ from encast.bench.side import Side
 from encast.bench.statistics import ratio_interval
 from encast.bench.sweep import columns, swept
 from encast.bench.timing import Round, take_turns
-from encast.bench.worker import WorkerError
+from encast.bench.worker import WorkerError, prepare
 from encast.bench.workloads import describe, make_workload
 from encast.ceilings import Fingerprint
 from encast.ceilings import load as load_ceilings
@@ -99,6 +100,9 @@ class Comparison:
             raise InputError(
                 f"scenario {job.scenario['name']}: its `points` must return a Point at least, and no others"
             )
+        for point in self.points:  # what cannot be for any backend is refused before the first is measured
+            _parts(point)
+            job.launcher.environment(self._places(point)[0])
         self._reference = Reference(self._model, cache)
         self._binding = memory_binding(self._machine)
         self._ceilings = load_ceilings(self._machine)
@@ -200,8 +204,7 @@ class Comparison:
 
     def _measure(self, point: Point, specs: Sequence[BackendSpec], opened: dict[str, Contender]) -> list[Row]:
         timing = self.job.timing
-        split = point.instances if point.split else 1
-        self._reference.prepare([part for batch in point.batches for part in portions(batch, split)])
+        self._reference.prepare(_parts(point))
         sides = [Side(spec, contender=self._contender(spec, point, opened)) for spec in specs]
         for side in sides:
             there = side.contender is not None and side.contender.is_open
@@ -444,7 +447,8 @@ def _groups(specs: Sequence[BackendSpec], together: int) -> Iterator[list[Backen
 
 def tell_apart(comparisons: Sequence[Comparison]) -> None:
     """Has the rows of one experiment's jobs say what it sweeps over, where their names and points do not."""
-    fields = swept([one.job for one in comparisons], [one._workload.name for one in comparisons])
+    jobs, models, workloads = zip(*((one.job, one._model.sha, one._workload.name) for one in comparisons), strict=True)
+    fields = swept(jobs, models, workloads)
     for comparison, own in zip(comparisons, fields, strict=True):
         comparison.swept = own
 
@@ -452,6 +456,11 @@ def tell_apart(comparisons: Sequence[Comparison]) -> None:
 def _cpu_seconds(sides: Sequence[Side]) -> float:
     """Processor time of all contenders and of this process."""
     return time.process_time() + sum(side.contender.cpu_seconds() for side in sides if side.contender is not None)
+
+
+def _parts(point: Point) -> list[Batch]:
+    """What instances are given at once. Raises ``InputError`` for a batch that cannot be divided over them."""
+    return [part for batch in point.batches for part in portions(batch, point.instances if point.split else 1)]
 
 
 def _label(label: Label) -> str:

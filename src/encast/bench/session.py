@@ -69,7 +69,12 @@ class Session:
             if self.config is not None:
                 if file.rows:  # of a command that began after this one, and has ended
                     raise _holds_rows(self.folder)
-                _write(self.folder, self.config)
+                try:
+                    _write(self.folder, self.config)
+                except BaseException:
+                    file.path.unlink()
+                    _remove(self.made)
+                    raise
             left = [comparison.left(file.rows) for comparison in comparisons]
             said = {(row["key"], row["reason"]) for row in file.rows if row["status"] == "unavailable"}
             shared.rows_left = sum(left)

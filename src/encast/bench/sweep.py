@@ -15,13 +15,13 @@ from encast.bench.scenarios.base import Label
 __all__ = ["columns", "swept"]
 
 
-def swept(jobs: Sequence[Job], workloads: Sequence[str]) -> list[Label]:
+def swept(jobs: Sequence[Job], models: Sequence[str], workloads: Sequence[str]) -> list[Label]:
     """Of every job, such fields by their dotted names: ``launcher.allocator``, ``backend.NAME.graph``.
 
-    ``workloads``: the name that rows of each job have for its workload. What follows from all jobs of a command line is
-    the same when it is resumed.
+    ``models`` and ``workloads``: what rows of each job call its model, by its content, and its workload. What follows
+    from all jobs of a command line is the same when it is resumed.
     """
-    found = [dict(_sections(job, workload)) for job, workload in zip(jobs, workloads, strict=True)]
+    found = [dict(_sections(*names)) for names in zip(jobs, models, workloads, strict=True)]
     values: dict[tuple[str, str, str], set[str]] = {}
     for sections in found:
         for (section, name), fields in sections.items():
@@ -49,7 +49,8 @@ def columns(fields: Label, backends: Iterable[str], shown: Container[str]) -> La
     }
 
 
-def _sections(job: Job, workload: str) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
+def _sections(job: Job, model: str, workload: str) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
+    yield ("model", model), _fields(job.model)
     yield ("workload", workload), _fields(job.workload)
     yield ("scenario", str(job.scenario["name"])), _fields(job.scenario)
     yield ("launcher", job.launcher.name), _fields(asdict(job.launcher))

@@ -32,7 +32,7 @@ from encast.errors import EncastError, ResourceError
 from encast.launch import MemoryBinding, Placement, preexec, signal_name
 from encast.machine import this_machine
 
-__all__ = ["Limits", "Worker", "WorkerError", "temporary_files", "write_batch"]
+__all__ = ["Limits", "Worker", "WorkerError", "prepare", "temporary_files", "write_batch"]
 
 _POLL_SECONDS = 0.2
 _CLOSE_SECONDS = 5.0
@@ -40,6 +40,7 @@ _STDERR_LINES = 6
 _NO_PROGRAM = frozenset(
     (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOEXEC)
 )
+_NO_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE))
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,8 @@ class Worker:
                     f"{backend.name}: {backend.python} cannot be started ({error.strerror}); correct `python` in the "
                     "backend's YAML",
                 ) from None
+            if error.errno in _NO_DESCRIPTORS:
+                raise
             raise ResourceError(
                 f"{backend.name}: its process cannot be started ({error.strerror}); free memory, or end other processes"
             ) from None
@@ -225,11 +228,15 @@ class Worker:
         field = "limits.memory_share" if self._ceiling == self._most else "limits.growth_mib"
         raise self._failure("leaked", f"{resident / 2**20:.0f} MiB resident, {most}{field}")
 
+    def leave(self) -> None:
+        """Lets the process end by itself, without waiting for that as ``close`` does."""
+        self.family()
+        self._socket.close()
+
     def close(self) -> None:
         """Lets the process end by itself, and ends it when it does not; removes the folder."""
         try:
-            self.family()
-            self._socket.close()
+            self.leave()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_CLOSE_SECONDS)
         finally:  # also at Ctrl-C
@@ -268,6 +275,22 @@ class Worker:
         return str(self.folder / "path")
 
 
+def prepare(
+    backend: BackendSpec, model: ModelFiles, threads: int, cache: Path, limits: Limits | None = None
+) -> tuple[str | None, Mapping[str, Any]]:
+    """Why the backend cannot be used here, or None and the peer's facts about the checkpoint that it has converted.
+
+    In a process of its own, on all processors, so that nothing of it is left when calls are timed.
+    """
+    limits = limits or Limits()
+    worker = Worker(backend, model, threads, cache=cache, limits=limits)
+    try:
+        reason: str | None = worker.ask("missing", seconds=limits.open_seconds)
+        return reason, {} if reason is not None else worker.ask("export", seconds=limits.export_seconds)
+    finally:
+        worker.close()
+
+
 def _memory_bytes() -> int:
     machine = this_machine()
     known = [size for size in (machine.memory_bytes, machine.cgroup.memory_bytes) if size]
@@ -280,6 +303,11 @@ def temporary_files() -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in _NO_DESCRIPTORS:
+            raise ResourceError(
+                f"{error.strerror}: a file of a worker cannot be opened; ask for fewer instances or backends at once "
+                "(timing.together), or raise `ulimit -n`"
+            ) from None
         folder = tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")
         raise ResourceError(
             f"{folder}: temporary files cannot be written ({error.strerror or error}); make room, or name another "

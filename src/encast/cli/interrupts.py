@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 __all__ = ["Terminated", "sigterm_interrupts"]
+
+_SECOND_REQUEST_S = 1.0
+"""`timeout` and service managers send several at once, which must not disturb the tidying up."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -16,13 +20,13 @@ class Terminated(KeyboardInterrupt):
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
     """SIGTERM ends what is inside as Ctrl-C does, and leaves as ``Terminated``; one that is ignored stays so."""
-    terminated = False
+    terminated: float | None = None
 
-    def interrupt(number: int, _: object) -> None:
+    def interrupt(*_: object) -> None:
         nonlocal terminated
-        terminated = True
-        signal.signal(number, signal.SIG_IGN)  # what sends two, as `timeout` does, must not disturb the tidying up
-        raise KeyboardInterrupt
+        if terminated is None or time.monotonic() - terminated > _SECOND_REQUEST_S:
+            terminated = time.monotonic()
+            raise KeyboardInterrupt
 
     before = signal.getsignal(signal.SIGTERM)
     if before is not signal.SIG_IGN:
@@ -30,7 +34,7 @@ def sigterm_interrupts() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        if terminated:
+        if terminated is not None:
             raise Terminated(*error.args) from None
         raise
     finally:

@@ -166,16 +166,18 @@ class LiveEvaluator:
                     workers.append(stack.enter_context(self._open(setup)))
                 except EncastError as error:
                     workers.append(Measurement.failure(error))
-            slower = self._slower()
+            slower = self._slower() or 0.0
             found = self._by_turns(workers)
-            slower = max(slower, self._slower())
+            slower = max(slower, self._slower() or 0.0)
             if slower > NOISY:
                 again = self._by_turns(
                     [worker if one.failed is None else one for worker, one in zip(workers, found, strict=True)]
                 )
                 slower_again = self._slower()
-                if slower_again <= slower:
-                    found, slower = again, slower_again
+                if slower_again is not None and slower_again <= slower:
+                    # What failed in the repetition was measured once.
+                    found = [new if new.failed is None else old for new, old in zip(again, found, strict=True)]
+                    slower = slower_again
         noise = f"the machine was {slower:.0%} slower than usual around it" if slower > NOISY else None
         each = (time.perf_counter() - began) / len(setups)
         return [replace(one, seconds=each, noise=noise) for one in found]
@@ -260,8 +262,8 @@ class LiveEvaluator:
 
     # The machine's own noise
 
-    def _slower(self) -> float:
-        """By how much the machine is slower now than it usually was, 0 at the median and while that is unknown."""
+    def _slower(self) -> float | None:
+        """By how much the machine is slower now than it usually was, 0 at the median; None while that is unknown."""
         try:
             if self._yardstick is None:
                 self._yardstick = self._open(Setup((InstanceGroup(self.cores, 1),), 1024))
@@ -271,10 +273,10 @@ class LiveEvaluator:
             if self._yardstick is not None:
                 self._yardstick.close()
                 self._yardstick = None
-            return 0.0
+            return None
         self._yardsticks.append(float(answer["nanoseconds"]))
         if len(self._yardsticks) < _FEWEST_YARDSTICKS:
-            return 0.0
+            return None
         return self._yardsticks[-1] / medians.median(self._yardsticks) - 1
 
 

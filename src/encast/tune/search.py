@@ -166,6 +166,8 @@ class _Search:
             most = self.options.trials
             reserve = min(_FINALISTS * _MOST_ROUNDS, most // 5)
             stopped = self._explore(most - (reserve if reserve >= _FEWEST_FINALS else 0))
+            if not self._ran():
+                raise ResourceError(f"no set-up could be measured: {self.trials[-1].measurement.failed}")
             chosen = self._decide()
             if self.cut:
                 stopped = f"the {self.options.seconds:g} seconds were over"
@@ -235,8 +237,6 @@ class _Search:
                 self._measure([self.setups[int(gains.argmax())]], "expected improvement")
             else:
                 self._measure([proposed], "tpe")
-        if not self._ran():
-            raise ResourceError(f"no set-up could be measured: {self.trials[-1].measurement.failed}")
         return f"no more than {self.options.trials} were allowed"
 
     def _seeds(self, count: int) -> list[Setup]:

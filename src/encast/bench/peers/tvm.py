@@ -148,6 +148,7 @@ class Tvm(InterpretedPeer):
         return folder
 
     def _fill(self, folder: Path, module: Any) -> None:
+        self.tried = True
         schedule: Any = importlib.import_module("tvm.s_tir.meta_schedule")
         integration: Any = importlib.import_module("tvm.s_tir.meta_schedule.relax_integration")
         logging.getLogger("tvm.s_tir.meta_schedule").setLevel(logging.WARNING)

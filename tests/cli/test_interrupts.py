@@ -1,0 +1,54 @@
+"""SIGTERM interrupts once, however often it is sent at once, and again later."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from encast.cli import interrupts
+from encast.cli.interrupts import Terminated, sigterm_interrupts
+
+
+@pytest.fixture(autouse=True)
+def handler() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "the handler of before is back"
+    signal.signal(signal.SIGTERM, before)
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_several_at_once_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(interrupts.time, "monotonic", lambda: now)
+    tidied = []
+    with pytest.raises(Terminated, match="kept"), sigterm_interrupts():  # noqa: PT012, one block is one command
+        try:
+            terminate()
+        finally:
+            terminate()
+            tidied.append("whole")
+            now = 5.0
+            with pytest.raises(KeyboardInterrupt):
+                terminate()
+            raise KeyboardInterrupt("kept")
+    assert tidied == ["whole"]
+
+
+def test_another_interrupt_stays_one() -> None:
+    with pytest.raises(KeyboardInterrupt) as caught, sigterm_interrupts():
+        raise KeyboardInterrupt
+    assert not isinstance(caught.value, Terminated)
+
+
+def test_one_that_is_ignored_stays_ignored() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with sigterm_interrupts():
+        terminate()
+    assert signal.signal(signal.SIGTERM, signal.SIG_DFL) == signal.SIG_IGN
