@@ -6,6 +6,7 @@ a backend answers is compared with the float64 reference of encast's own graph. 
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import json
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -102,6 +104,16 @@ def present(name: str) -> None:
     reason = load_peer(YAMLS[name]["peer"]).missing()
     if reason is not None:
         pytest.skip(f"{name}: {reason}")
+
+
+@pytest.fixture(autouse=True)
+def signal_stack() -> Iterator[None]:
+    """OpenVINO's plugin may leave the thread an alternate signal stack that is unmapped with it, on which the next
+    handler of any signal would end the process: a worker's end is near, this one's is not."""
+    libc, kept = ctypes.CDLL(None), ctypes.create_string_buffer(24)  # stack_t
+    assert libc.sigaltstack(None, kept) == 0
+    yield
+    assert libc.sigaltstack(kept, None) == 0
 
 
 @pytest.fixture
@@ -241,12 +253,19 @@ def test_a_hint_is_tried_once(models: Any, cache: Path, opened: Any, monkeypatch
     module = importlib.import_module("encast.bench.peers.openvino")
     monkeypatch.setattr(module, "fastest", lambda candidates: list(candidates)[-1])
     model = models("bert")
-    batch = batch_of(model, 0, (3, 9))
     for tried in (True, False):
         peer = opened("openvino-f32", model, cache)
         peer._hints = ("bf16", "f32")  # the second one is found, as nothing but the trial can say
-        assert cosine(peer.bind(batch)(), model, batch) >= LEAST_COSINE["f32"]
+        made: list[str] = []
+
+        def request(shape: Any, hint: str, made: list[str] = made) -> Any:
+            made.append(hint)
+            return SimpleNamespace(hint=hint, states=lambda feeds: lambda: None)
+
+        monkeypatch.setattr(peer, "_request", request)
+        peer.bind(batch_of(model, 0, (3, 9)))
         assert peer.tried is tried
+        assert made == (["bf16", "f32", "f32"] if tried else ["f32"])
         assert peer.facts()["static_shapes"] == {"2x9": "f32"}
 
 
