@@ -100,9 +100,10 @@ class Comparison:
             raise InputError(
                 f"scenario {job.scenario['name']}: its `points` must return a Point at least, and no others"
             )
-        for point in self.points:  # what cannot be for any backend is refused before the first is measured
+        # What cannot be for any backend is refused before the first is measured.
+        job.launcher.environment(self._places(self.points[0])[0])
+        for point in self.points:
             _parts(point)
-            job.launcher.environment(self._places(point)[0])
         self._reference = Reference(self._model, cache)
         self._binding = memory_binding(self._machine)
         self._ceilings = load_ceilings(self._machine)
@@ -460,7 +461,9 @@ def _cpu_seconds(sides: Sequence[Side]) -> float:
 
 def _parts(point: Point) -> list[Batch]:
     """What instances are given at once. Raises ``InputError`` for a batch that cannot be divided over them."""
-    return [part for batch in point.batches for part in portions(batch, point.instances if point.split else 1)]
+    if not point.split:
+        return list(point.batches)
+    return [part for batch in point.batches for part in portions(batch, point.instances)]
 
 
 def _label(label: Label) -> str:
