@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 from lab import backends, measure, measure_all
 
 from encast.batch import Batch
+from encast.bench import run
 from encast.bench.contender import Usage
-from encast.bench.fairness import Evidence, Fairness, first_calls, fresh_batches, judge
+from encast.bench.fairness import Evidence, Fairness, first_calls, fresh_batches, judge, least_time
 from encast.bench.rows import Row
 
 
@@ -189,6 +191,55 @@ def test_who_keeps_answers_does_so_whenever_it_is_asked() -> None:
 def test_who_sleeps_through_some_kept_answers_is_not_acquitted() -> None:
     known, fresh, _ = looked(*[[(QUICK, PAUSED), (QUICK, SLOW), (PAUSED, SLOW)]] * 4)
     assert not judge(evidence(known_ns=known, fresh_ns=fresh)).ok
+
+
+def looked_at_peaks(typical_ns: float, *rates: float) -> tuple[float, list[float]]:
+    """``least_time`` of a million operations, where looks at the peak see these rates, and the pauses between them."""
+    looks, waited, most = iter(rates), [], 0.0
+
+    def quickest(anew: bool) -> float:
+        nonlocal most
+        assert anew == bool(most)
+        most = max(most, next(looks))
+        return most
+
+    least = least_time(1e6, typical_ns, quickest, waited.append)
+    assert next(looks, None) is None, "not all looks were taken"
+    return least, waited
+
+
+def test_a_peak_of_two_processors_on_one_core_accuses_nobody() -> None:
+    least, waited = looked_at_peaks(1.1e6, 0.5e9, 0.5e9, 1e9)
+    assert least == 1e6
+    assert len(waited) == 2
+    assert judge(evidence(typical_ns=1.1e6, least_ns=least)).ok
+
+
+def test_who_does_not_compute_is_too_quick_for_every_peak() -> None:
+    least, waited = looked_at_peaks(0.5e6, 0.9e9, 0.4e9, 1e9, 0.9e9, 0.9e9)
+    assert least == 1e6
+    assert len(waited) == 4
+    assert "instruction peak" in judge(evidence(typical_ns=0.5e6, least_ns=least)).notes[0]
+
+
+def test_an_honest_one_is_no_cheat_by_a_spoilt_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first that is measured of each is a thousandth of what the machine does."""
+    measured: dict[tuple[str, str, int], int] = {}
+    real = {"peak": run.peak, "quickest": run.quickest}
+
+    def spoilt(name: str, dtype: str, threads: int) -> float:
+        key = (name, dtype, threads)
+        measured[key] = measured.get(key, 0) + 1
+        return real[name](dtype, threads) / (1000 if measured[key] == 1 and (name, threads) != ("peak", 1) else 1)
+
+    monkeypatch.setattr(run, "peak", partial(spoilt, "peak"))
+    monkeypatch.setattr(run, "quickest", partial(spoilt, "quickest"))
+    folder = backends(tmp_path, honest="Honest")
+    rows = measure_all(folder, ["honest"], "workload.length=[8,16]", "launcher=instances", "launcher.instances=1",
+                       "launcher.cores_per_instance=2")  # fmt: skip
+    assert [row["status"] for row in rows] == ["ok", "ok"], rows[0]["reason"]
+    assert measured["quickest", "f32", 2] == 2, "suspicion is looked into once, and not again with what was found"
+    assert rows[1]["limit"]["ops_per_second"] > 10 * rows[0]["limit"]["ops_per_second"]
 
 
 def test_a_verdict_is_a_field_of_a_row() -> None:

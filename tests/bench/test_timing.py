@@ -229,6 +229,16 @@ def test_amx_has_a_peak_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert quickest("f32", 1) == 200e9
 
 
+def test_two_processors_on_one_core_lower_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What two threads reach together is half then; what a runtime does before or after is not."""
+    from encast import _core
+
+    monkeypatch.setattr(_core, "peak_ops_per_second", lambda dtype, threads, seconds: 100e9)
+    assert peak("int8", 2) == 100e9
+    assert quickest("int8", 2) == 200e9
+    assert quickest("f32", 2) == 200e9
+
+
 def test_operations_are_products_and_attention() -> None:
     sizes = Sizes(weights=1000, layers=2, hidden=16)
     assert sizes.operations(Batch.of([[1, 2, 3], [4]])) == 2 * 1000 * 4 + 4 * 2 * 16 * (9 + 1)

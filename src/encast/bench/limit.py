@@ -121,11 +121,15 @@ def peak(dtype: str, threads: int, seconds: float = 0.06) -> float:
 def quickest(dtype: str, threads: int) -> float:
     """Operations a second that no runtime whose answers agree as ``dtype`` asks can exceed on so many threads.
 
+    As many times what one thread reaches, where that is more than all reach at once: a host that puts two processors on
+    one core for a while halves what is measured of both, and a runtime that is timed before or after exceeds it.
+
     For f32 that may be more than the f32 instructions reach: tiles take bf16 operands only, but two or three bf16
     products give what one in f32 does, and tiles for TF32 run at half of bf16's rate. One bf16 product is not enough:
     the answers would not agree.
     """
-    return max(peak(dtype, threads), peak("bf16", threads) / 2) if dtype == "f32" else peak(dtype, threads)
+    most = max(peak(dtype, threads), threads * peak(dtype, 1))
+    return max(most, quickest("bf16", threads) / 2) if dtype == "f32" else most
 
 
 def peak_is_the_machine_s() -> bool:

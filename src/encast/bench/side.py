@@ -12,7 +12,7 @@ import numpy as np
 
 from encast.bench.agreement import Agreement, Reference
 from encast.bench.contender import ColdStart, Contender, Memory
-from encast.bench.fairness import Evidence, Fairness, first_calls, judge
+from encast.bench.fairness import Evidence, Fairness, first_calls, judge, least_time
 from encast.bench.limit import Sizes
 from encast.bench.peers.base import BackendSpec
 from encast.bench.scenarios.base import Point, Scenario
@@ -81,10 +81,12 @@ class Side:
 
         return self._attempt(step)
 
-    def finish(self, point: Point, reference: Reference, sizes: Sizes, ops_per_second: float | None) -> bool:
+    def finish(
+        self, point: Point, reference: Reference, sizes: Sizes, quickest: Callable[[bool], float] | None
+    ) -> bool:
         """Compares outputs of the timed calls, and judges what was seen.
 
-        ``ops_per_second``: what no instance can exceed, None where that is not known.
+        ``quickest``: see ``least_time``, of an instance; None where what it cannot exceed is not known.
         """
 
         def step(contender: Contender) -> None:
@@ -97,6 +99,7 @@ class Side:
             parts = contender.parts
             known, fresh = first_calls(parts[0], contender.fresh_calls)
             least = min(sizes.operations(part) for part in parts)
+            typical = float(np.median(list(itertools.chain.from_iterable(times))))
             self.fairness = judge(
                 Evidence(
                     threads=contender.threads,
@@ -106,8 +109,8 @@ class Side:
                     strays=sorted(contender.strays()),
                     known_ns=known,
                     fresh_ns=fresh,
-                    typical_ns=float(np.median(list(itertools.chain.from_iterable(times)))),
-                    least_ns=None if ops_per_second is None else 1e9 * least / ops_per_second,
+                    typical_ns=typical,
+                    least_ns=None if quickest is None else least_time(least, typical, quickest),
                 )
             )
             self.memory = contender.memory()
