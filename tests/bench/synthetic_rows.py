@@ -104,7 +104,7 @@ class Experiment:
                 "steal": 0.031 if is_noisy else 0.002,
                 "other_cpu": 0.004,
                 "spread": 0.02,
-                "placement": "shared",
+                "placement": "near",
                 "noisy": is_noisy,
                 "why": ["the host took 3.1% of the processors' time"] if is_noisy else [],
             }

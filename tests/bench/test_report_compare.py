@@ -95,6 +95,20 @@ def test_a_difference_below_the_margin_does_not_count(tmp_path: Path) -> None:
     assert verdicts(compared(tmp_path, old, new, margin=0.01))["encast-int8"] == {"faster"}
 
 
+@pytest.mark.parametrize("place", ["far", "one core"])
+def test_rows_of_another_place_are_not_compared(tmp_path: Path, place: str) -> None:
+    old, new = experiment(0), experiment(1)
+    for row in old:
+        row["noise"]["placement"] = "near"
+    for row in new:
+        row["noise"]["placement"] = place
+    comparison = compared(tmp_path, old, new)
+    assert set().union(*verdicts(comparison).values()) == {"not comparable"}
+    assert all(
+        f"processors were near in the old run and {place} in the new one" in one.why for one in comparison.verdicts
+    )
+
+
 @pytest.mark.parametrize("side", ["old", "new"])
 def test_a_noisy_row_has_no_verdict_and_says_nothing_about_the_machine(tmp_path: Path, side: str) -> None:
     """The same code, once on a disturbed machine: its rounds are close to each other and far from the truth."""

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lab import backends, measure_all
 
 from encast.batch import Batch
 from encast.bench.cache import cached, cached_place, seconds_to_make
 from encast.bench.limit import Limit, Sizes, peak, peak_is_the_machine_s, quickest
 from encast.bench.noise import Noise, NoiseLimits, NoiseMeter, spread, steady_place
-from encast.bench.placement import placement
+from encast.bench.placement import PLACES, placement
 from encast.bench.timing import Round, Timing, take_turns, warm_up
 from encast.errors import ResourceError
 
@@ -105,6 +106,8 @@ def test_who_was_taken_while_the_processors_moved_says_so() -> None:
         ([("near", "near"), ("far", "far"), ("moved", "moved")], None),
         ([("unknown", "unknown")] * 3, None),
         ([("near", "near"), ("far", "far")] * 2, "near"),
+        ([("one core", "one core"), ("far", "far")] * 2, "far"),
+        ([("one core", "one core"), ("far", "far"), ("one core", "one core")], "one core"),
     ],
 )
 def test_rounds_of_one_place_are_kept(places: list[tuple[str, str]], kept: str | None) -> None:
@@ -118,7 +121,51 @@ def test_the_place_of_processors_is_known_or_not() -> None:
     assert placement(cpus[:1]) == "unknown"
     assert placement([0, 100_000]) == "unknown"
     if len(cpus) > 1:
-        assert placement(cpus) in ("near", "far")
+        assert placement(cpus) in PLACES
+
+
+def test_rounds_on_one_core_are_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They last longer than the measurement was to take."""
+    looks: list[float] = []
+
+    def look(cpus: Sequence[int]) -> str:
+        looks.append(time.monotonic())
+        return "one core" if looks[-1] - looks[0] < 2.2 else "near"
+
+    monkeypatch.setattr("encast.bench.run.placement", look)
+    (row,) = measure_all(backends(tmp_path, honest="Honest"), ["honest"], "timing.seconds=2")
+    assert set(row["samples"]["place"]) == {"near"}, row["noise"]
+    assert not any("core" in why for why in row["noise"]["why"])
+
+
+@pytest.mark.parametrize(("beside", "place"), [(0.5, "one core"), (1.0, "near")])
+def test_what_a_busy_processor_takes_from_another_says_whether_they_share_a_core(
+    beside: float, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+    import threading
+
+    from encast import _core
+
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    if len(cpus) < 2:
+        pytest.skip("one processor")
+    busy = threading.Semaphore(0)
+    asked: list[tuple[int, bool]] = []
+
+    def rate(dtype: str, threads: int, seconds: float) -> float:
+        (cpu,) = os.sched_getaffinity(0)
+        if cpu == cpus[1]:
+            busy.release()
+            return 1.0
+        both = len(asked) == 1 and busy.acquire(timeout=10)
+        asked.append((cpu, both))
+        return 100e9 * (beside if both else 1)
+
+    monkeypatch.setattr(_core, "peak_ops_per_second", rate)
+    monkeypatch.setattr("encast.bench.placement._read_rate", lambda writer, reader: 1.0)
+    assert placement(cpus) == place
+    assert asked == [(cpus[0], False), (cpus[0], True)]
 
 
 def stat(path: Path, *cpus: tuple[int, ...]) -> Path:
@@ -163,6 +210,9 @@ def test_a_noisy_row_says_why() -> None:
     assert loud["noisy"]
     assert loud["placement"] == "mixed"
     assert len(loud["why"]) == 4
+    halved = Noise(0.0, 0.0).record([50, 51, 50, 51], ["one core"] * 4, limits)
+    assert halved["noisy"]
+    assert halved["why"] == ["the host ran two processors on one core"]
     assert "the host took 10.0% of the processors' time" in loud["why"]
     unknown = Noise(None, None).record([1.0], ["unknown"], limits)
     assert unknown == {"steal": None, "other_cpu": None, "spread": None, "placement": "unknown", "noisy": False,

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from encast.bench.placement import ONE_CORE, PLACES
+
 __all__ = ["Noise", "NoiseLimits", "NoiseMeter", "spread", "steady_place"]
 
 
@@ -45,7 +47,9 @@ class Noise:
         kinds = Counter(places)
         if len(kinds) > 1:
             counted = ", ".join(f"{count} {place}" for place, count in kinds.most_common())
-            why.append(f"processors moved between caches during the rounds ({counted})")
+            why.append(f"processors moved between cores or caches during the rounds ({counted})")
+        elif ONE_CORE in kinds:
+            why.append("the host ran two processors on one core")
         return {
             "steal": self.steal,
             "other_cpu": self.other_cpu,
@@ -109,13 +113,14 @@ def spread(figures: Sequence[float]) -> float | None:
 
 
 def steady_place(places: Sequence[Mapping[int, str]], least: int) -> str | None:
-    """The place whose rounds are kept: ``near``, else ``far``, whichever first every contender has ``least`` rounds of.
+    """The place whose rounds are kept: the first of ``PLACES`` of which every contender has ``least`` rounds.
 
-    ``places``: of every round, where each contender was. None when neither is: then all rounds count. Rounds with
-    processors in one cache and in two have different times, so a row that mixes them says little.
+    ``places``: of every round, where each contender was. None when none is: then all rounds count. Rounds with
+    processors on one core and on two, or in one cache and in two, have different times, so a row that mixes them says
+    little.
     """
     contenders = {index for one in places for index in one}
-    for place in ("near", "far"):
+    for place in PLACES:
         if all(sum(one.get(index) == place for one in places) >= least for index in contenders):
             return place
     return None

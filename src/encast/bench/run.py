@@ -27,7 +27,7 @@ from encast.bench.limit import Limit, Sizes, peak, peak_is_the_machine_s, quicke
 from encast.bench.models import make_model
 from encast.bench.noise import Noise, NoiseMeter, steady_place
 from encast.bench.peers.base import BackendSpec, ModelFiles, line_in, load_object
-from encast.bench.placement import placement
+from encast.bench.placement import ONE_CORE, placement
 from encast.bench.rows import SCHEMA, Row
 from encast.bench.scenarios.base import Label, Point, Scenario, compared_by
 from encast.bench.side import Side
@@ -220,17 +220,20 @@ class Comparison:
         racing = [side for side in sides if side.failure is None]
         given = self._places(point)
         cpus = sorted({cpu for place in given for cpu in place.cpus})
-        bound = cpus if all(place.bound for place in given) else ()  # else threads may run on any two
-        siblings = {cpu for core in self._machine.cores if set(core.cpus) & set(cpus) for cpu in core.cpus}
+        cores = [core.cpus for core in self._machine.cores if set(core.cpus) & set(cpus)]
+        one_of_each = sorted(min(set(core) & set(cpus)) for core in cores)
+        bound = one_of_each if all(place.bound for place in given) else ()  # else threads may run on any two
         if racing:
             self._say(f"  rounds by turns: {', '.join(side.spec.name for side in racing)}")
-        meter, used = NoiseMeter(cpus, siblings), _cpu_seconds(racing)
+        meter, used = NoiseMeter(cpus, {cpu for core in cores for cpu in core}), _cpu_seconds(racing)
         rounds = take_turns(
             racing,
             lambda number, side: side.round(number, point, self._scenario),
             timing,
             lambda: placement(bound),
-            lambda rounds: "unknown" in rounds[-1].places.values() or self._steady(rounds, racing) is not None,
+            lambda rounds: (
+                "unknown" in rounds[-1].places.values() or self._steady(rounds, racing) not in (None, ONE_CORE)
+            ),
         )
         noise = meter.read(_cpu_seconds(racing) - used)
         for side in racing:

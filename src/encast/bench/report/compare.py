@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from encast.bench.placement import PLACES
 from encast.bench.report import numbers
 from encast.bench.report.load import Row
 from encast.bench.scenarios.base import THROUGHPUT
@@ -116,7 +117,7 @@ def _verdict(old: Row | None, new: Row | None, margin: float) -> Verdict | None:
     if isinstance(sampled, str):
         return Verdict(new, "not comparable", why=sampled, unchanged=unchanged)
     places = [row.at("noise", "placement") for row in (old, new)]
-    if set(places) == {"near", "far"}:
+    if places[0] != places[1] and set(places) <= set(PLACES):
         why = f"processors were {places[0]} in the old run and {places[1]} in the new one"
         return Verdict(new, "not comparable", why=why, unchanged=unchanged)
     a, b = sampled
