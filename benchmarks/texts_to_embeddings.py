@@ -29,7 +29,7 @@ from encast.bench.limit import Sizes, peak
 from encast.bench.models import make_model
 from encast.bench.noise import steady_place
 from encast.bench.peers.base import BackendSpec, ModelFiles
-from encast.bench.placement import placement
+from encast.bench.placement import PlaceMeter
 from encast.bench.statistics import median_interval, ratio_interval
 from encast.bench.timing import Timing, take_turns
 from encast.bench.worker import prepare
@@ -89,12 +89,18 @@ def compare(name: str, model: ModelFiles, args: argparse.Namespace, folder: Path
             if not cosine >= LEAST_COSINE:
                 raise SystemExit(f"{contender.name}: mean cosine {cosine:.4f} to float64; {LEAST_COSINE} is needed")
         timing = Timing(seconds=args.seconds / 2, rounds_least=3)
-        rounds = take_turns(contenders, take, timing, lambda: placement(cpus))
+        rounds = take_turns(
+            contenders,
+            take,
+            timing,
+            PlaceMeter(cpus).read,
+            lambda rounds: steady_place([one.places for one in rounds], timing.rounds_least) in ("near", "far"),
+        )
         choice = contenders[1].facts()["choice"]
     finally:
         for contender in contenders:
             contender.close()
-    place = steady_place([one.places for one in rounds], 3)
+    place = steady_place([one.places for one in rounds], timing.rounds_least)
     kept = [one.number for one in rounds if place is None or set(one.places.values()) == {place}]
     kept = kept or [one.number for one in rounds]
     ours, theirs = ([seconds[spec.name][index] for index in kept] for spec in specs)

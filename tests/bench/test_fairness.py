@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -223,23 +222,21 @@ def test_who_does_not_compute_is_too_quick_for_every_peak() -> None:
 
 
 def test_an_honest_one_is_no_cheat_by_a_spoilt_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first that is measured of each is a thousandth of what the machine does."""
-    measured: dict[tuple[str, str, int], int] = {}
-    real = {"peak": run.peak, "quickest": run.quickest}
+    """The first that is measured is a millionth of what the machine does."""
+    measured: list[float] = []
+    real = run.quickest
 
-    def spoilt(name: str, dtype: str, threads: int) -> float:
-        key = (name, dtype, threads)
-        measured[key] = measured.get(key, 0) + 1
-        return real[name](dtype, threads) / (1000 if measured[key] == 1 and (name, threads) != ("peak", 1) else 1)
+    def spoilt(dtype: str, threads: int, cores: int) -> float:
+        assert cores == 1
+        measured.append(real(dtype, threads, cores) * (1 if measured else 1e-6))
+        return measured[-1]
 
-    monkeypatch.setattr(run, "peak", partial(spoilt, "peak"))
-    monkeypatch.setattr(run, "quickest", partial(spoilt, "quickest"))
+    monkeypatch.setattr(run, "quickest", spoilt)
     folder = backends(tmp_path, honest="Honest")
     rows = measure_all(folder, ["honest"], "workload.length=[8,16]", "launcher=instances", "launcher.instances=1",
-                       "launcher.cores_per_instance=2")  # fmt: skip
+                       "launcher.cores_per_instance=1")  # fmt: skip
     assert [row["status"] for row in rows] == ["ok", "ok"], rows[0]["reason"]
-    assert measured["quickest", "f32", 2] == 2, "suspicion is looked into once, and not again with what was found"
-    assert rows[1]["limit"]["ops_per_second"] > 10 * rows[0]["limit"]["ops_per_second"]
+    assert len(measured) == 2, "suspicion is looked into once, and not again with what was found"
 
 
 def test_a_verdict_is_a_field_of_a_row() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,9 +14,9 @@ from lab import backends, measure_all
 
 from encast.batch import Batch
 from encast.bench.cache import cached, cached_place, seconds_to_make
-from encast.bench.limit import Limit, Sizes, peak, peak_is_the_machine_s, quickest
+from encast.bench.limit import Limit, Sizes, peak, peak_is_the_machine_s, quickest, settled_peak
 from encast.bench.noise import Noise, NoiseLimits, NoiseMeter, spread, steady_place
-from encast.bench.placement import PLACES, placement
+from encast.bench.placement import PLACES, PlaceMeter
 from encast.bench.timing import Round, Timing, take_turns, warm_up
 from encast.errors import ResourceError
 
@@ -106,8 +107,8 @@ def test_who_was_taken_while_the_processors_moved_says_so() -> None:
         ([("near", "near"), ("far", "far"), ("moved", "moved")], None),
         ([("unknown", "unknown")] * 3, None),
         ([("near", "near"), ("far", "far")] * 2, "near"),
-        ([("one core", "one core"), ("far", "far")] * 2, "far"),
-        ([("one core", "one core"), ("far", "far"), ("one core", "one core")], "one core"),
+        ([("halved", "halved"), ("far", "far")] * 2, "far"),
+        ([("halved", "halved"), ("far", "far"), ("halved", "halved")], "halved"),
     ],
 )
 def test_rounds_of_one_place_are_kept(places: list[tuple[str, str]], kept: str | None) -> None:
@@ -118,54 +119,85 @@ def test_the_place_of_processors_is_known_or_not() -> None:
     import os
 
     cpus = sorted(os.sched_getaffinity(0))
-    assert placement(cpus[:1]) == "unknown"
-    assert placement([0, 100_000]) == "unknown"
+    assert PlaceMeter(cpus[:1]).read() == "unknown"
+    assert PlaceMeter([0, 100_000]).read() == "unknown"
     if len(cpus) > 1:
-        assert placement(cpus) in PLACES
+        assert PlaceMeter(cpus).read() in PLACES
 
 
-def test_rounds_on_one_core_are_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_halved_rounds_are_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They last longer than the measurement was to take."""
     looks: list[float] = []
 
-    def look(cpus: Sequence[int]) -> str:
+    def look(meter: PlaceMeter) -> str:
         looks.append(time.monotonic())
-        return "one core" if looks[-1] - looks[0] < 2.2 else "near"
+        return "halved" if looks[-1] - looks[0] < 2.2 else "near"
 
-    monkeypatch.setattr("encast.bench.run.placement", look)
+    monkeypatch.setattr(PlaceMeter, "read", look)
     (row,) = measure_all(backends(tmp_path, honest="Honest"), ["honest"], "timing.seconds=2")
     assert set(row["samples"]["place"]) == {"near"}, row["noise"]
-    assert not any("core" in why for why in row["noise"]["why"])
+    assert not any("each did half" in why for why in row["noise"]["why"])
 
 
-@pytest.mark.parametrize(("beside", "place"), [(0.5, "one core"), (1.0, "near")])
-def test_what_a_busy_processor_takes_from_another_says_whether_they_share_a_core(
-    beside: float, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def two_cpus() -> list[int]:
     import os
-    import threading
-
-    from encast import _core
 
     cpus = sorted(os.sched_getaffinity(0))[:2]
     if len(cpus) < 2:
         pytest.skip("one processor")
+    return cpus
+
+
+@pytest.mark.parametrize(
+    ("looks", "places"),
+    [
+        ([(100, 100), (100, 100)], ["near", "near"]),
+        ([(100, 50), (100, 50)], ["halved"]),
+        ([(100, 50), (100, 100)], ["near"]),  # for a moment
+        # Threads of a pool spin on the other processor: what this one does alone is halved too.
+        ([(100, 100), (50, 50), (50, 50)], ["near", "halved"]),
+        # The clock of a thread missed most of its time.
+        ([(100, 100), (100, 100), (1000, 100), (math.inf, 100), (100, 100)], ["near"] * 5),
+        ([(1000, 100), (100, 100)], ["near"]),
+    ],
+)
+def test_two_processors_that_do_half_beside_each_other_are_halved(
+    looks: list[tuple[float, float]], places: list[str], two_cpus: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``looks``: what the first does before the other is busy, and then."""
+    import os
+    import threading
+
+    rates = itertools.chain.from_iterable(looks)
     busy = threading.Semaphore(0)
-    asked: list[tuple[int, bool]] = []
+    beside = itertools.cycle([False, True])
 
     def rate(dtype: str, threads: int, seconds: float) -> float:
         (cpu,) = os.sched_getaffinity(0)
-        if cpu == cpus[1]:
+        if cpu == two_cpus[1]:
             busy.release()
             return 1.0
-        both = len(asked) == 1 and busy.acquire(timeout=10)
-        asked.append((cpu, both))
-        return 100e9 * (beside if both else 1)
+        assert cpu == two_cpus[0]
+        assert not next(beside) or busy.acquire(timeout=10), "the other one was not busy"
+        return next(rates)
 
-    monkeypatch.setattr(_core, "peak_ops_per_second", rate)
+    monkeypatch.setattr("encast.bench.placement.peak", rate)
     monkeypatch.setattr("encast.bench.placement._read_rate", lambda writer, reader: 1.0)
-    assert placement(cpus) == place
-    assert asked == [(cpus[0], False), (cpus[0], True)]
+    meter = PlaceMeter(two_cpus)
+    assert [meter.read() for _ in places] == places
+    assert next(rates, None) is None, "not all looks were taken"
+
+
+def test_a_peak_that_cannot_be_measured_is_an_error_and_no_hang(
+    two_cpus: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(dtype: str, threads: int, seconds: float) -> float:
+        raise ResourceError("no peak here")
+
+    monkeypatch.setattr("encast.bench.placement.peak", fail)
+    with pytest.raises(ResourceError, match="no peak here"):
+        PlaceMeter(two_cpus).read()
 
 
 def stat(path: Path, *cpus: tuple[int, ...]) -> Path:
@@ -210,9 +242,9 @@ def test_a_noisy_row_says_why() -> None:
     assert loud["noisy"]
     assert loud["placement"] == "mixed"
     assert len(loud["why"]) == 4
-    halved = Noise(0.0, 0.0).record([50, 51, 50, 51], ["one core"] * 4, limits)
+    halved = Noise(0.0, 0.0).record([50, 51, 50, 51], ["halved"] * 4, limits)
     assert halved["noisy"]
-    assert halved["why"] == ["the host ran two processors on one core"]
+    assert halved["why"] == ["of two processors that were busy each did half, as threads of one core do"]
     assert "the host took 10.0% of the processors' time" in loud["why"]
     unknown = Noise(None, None).record([1.0], ["unknown"], limits)
     assert unknown == {"steal": None, "other_cpu": None, "spread": None, "placement": "unknown", "noisy": False,
@@ -273,10 +305,10 @@ def test_amx_has_a_peak_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peak_is_the_machine_s()
     rates = {"f32": 200e9, "bf16": 3200e9, "int8": 6400e9}
     monkeypatch.setattr(_core, "peak_ops_per_second", lambda dtype, threads, seconds: threads * rates[dtype])
-    assert [quickest(dtype, 2) for dtype in rates] == [3200e9, 6400e9, 12800e9]
+    assert [quickest(dtype, 2, 2) for dtype in rates] == [3200e9, 6400e9, 12800e9]
     assert peak("f32", 2) == 400e9, "what is shown as the limit of f32 is what its instructions reach"
     rates["bf16"] = 200e9
-    assert quickest("f32", 1) == 200e9
+    assert quickest("f32", 1, 1) == 200e9
 
 
 def test_two_processors_on_one_core_lower_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,8 +317,25 @@ def test_two_processors_on_one_core_lower_no_bound(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(_core, "peak_ops_per_second", lambda dtype, threads, seconds: 100e9)
     assert peak("int8", 2) == 100e9
-    assert quickest("int8", 2) == 200e9
-    assert quickest("f32", 2) == 200e9
+    assert quickest("int8", 2, 2) == 200e9
+    assert quickest("f32", 2, 2) == 200e9
+    assert quickest("int8", 2, 1) == 100e9, "two hardware threads of one core do what it does"
+
+
+def test_a_limit_is_not_of_a_moment_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    from encast import _core
+
+    together = iter([100e9, 100e9, 190e9])
+    monkeypatch.setattr(
+        _core, "peak_ops_per_second", lambda dtype, threads, seconds: 100e9 if threads == 1 else next(together)
+    )
+    waited: list[float] = []
+    assert settled_peak("int8", 2, 2, waited.append) == 190e9
+    assert len(waited) == 2
+    together = itertools.repeat(70e9)
+    waited.clear()
+    assert settled_peak("int8", 2, 1, waited.append) == 70e9
+    assert len(waited) == 3, "three looks more are all it gets"
 
 
 def test_operations_are_products_and_attention() -> None:

@@ -34,7 +34,8 @@ CACHED_NS = 100_000
 _PAIRS = 5
 _PAUSES = (0.0, 0.3, 1.0, 3.0)
 """Seconds before each look at first calls, or at a peak; none but the first is taken where nothing speaks against the
-backend. A busy machine may slow five calls in a row, but seldom all of twenty in four seconds."""
+backend. A busy machine may slow five calls in a row, but seldom all of twenty in four seconds, nor halve a peak for so
+long."""
 PEAK_SLACK = 1.25
 """The peak is measured at another moment, at another clock rate."""
 

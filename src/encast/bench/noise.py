@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from encast.bench.placement import ONE_CORE, PLACES
+from encast.bench.placement import HALVED, PLACES
 
 __all__ = ["Noise", "NoiseLimits", "NoiseMeter", "spread", "steady_place"]
 
@@ -48,8 +48,8 @@ class Noise:
         if len(kinds) > 1:
             counted = ", ".join(f"{count} {place}" for place, count in kinds.most_common())
             why.append(f"processors moved between cores or caches during the rounds ({counted})")
-        elif ONE_CORE in kinds:
-            why.append("the host ran two processors on one core")
+        elif HALVED in kinds:
+            why.append("of two processors that were busy each did half, as threads of one core do")
         return {
             "steal": self.steal,
             "other_cpu": self.other_cpu,

@@ -1,9 +1,9 @@
 """Where two processors are at this moment: on one core, or on two, which share a last-level cache or do not.
 
-A virtual machine's processors are moved between cores by its host. For some seconds two of them may be hardware threads
-of one core, and do together what one of them does alone. On parts with several cache complexes they share a last-level
-cache and then do not; each barrier and each activation that changes hands then costs three times as much, at the same
-instruction peak. So every round says where it ran.
+A virtual machine's processors are moved between cores by its host. For moments, or for seconds while they are busy, two
+of them may be hardware threads of one core, and do together what one of them does alone. On parts with several cache
+complexes they share a last-level cache and then do not; each barrier and each activation that changes hands then costs
+three times as much, at the same instruction peak. So every round says where it ran.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,11 +19,11 @@ import numpy as np
 
 from encast.bench.limit import peak
 
-__all__ = ["ONE_CORE", "PLACES", "placement"]
+__all__ = ["HALVED", "PLACES", "PlaceMeter"]
 
-ONE_CORE = "one core"
-PLACES = ("near", "far", ONE_CORE)
-"""What ``placement`` may say where it knows, the better first."""
+HALVED = "halved"
+PLACES = ("near", "far", HALVED)
+"""What ``PlaceMeter`` may say where it knows, the better first."""
 
 _BYTES = 2 << 20
 _PASSES = 16
@@ -32,41 +33,56 @@ where both share the cache (Zen 5), and 0.3 times where they do not."""
 
 _PROBE_SECONDS = 0.003
 _HEAD_START = 0.001
-_APART = 0.75
-"""Of what a processor does alone, it does as much while another core is busy, and half while its own is."""
+_REMEMBERED = 64
+_WHOLE = 0.75
+"""Of its peak a processor keeps nearly all while another core is busy, half while the other thread of its own is."""
 
 
-def placement(cpus: Sequence[int]) -> str:
-    """One of ``PLACES``, for the first two of ``cpus``; ``unknown`` with fewer, or where threads cannot be bound."""
-    if len(cpus) < 2 or not hasattr(os, "sched_setaffinity"):
-        return "unknown"
-    try:
-        if _undisturbed(cpus[0], cpus[1]) < _APART:
-            return ONE_CORE
-        own, other = _read_rate(cpus[0], cpus[0]), _read_rate(cpus[0], cpus[1])
-    except OSError:  # not ours
-        return "unknown"
-    return "near" if other > _NEAR * own else "far"
+class PlaceMeter:
+    """Where the first two of ``cpus`` are, which belong to different cores as far as this machine knows."""
 
+    def __init__(self, cpus: Sequence[int]) -> None:
+        self._cpus = tuple(cpus[:2])
+        self._rates: deque[float] = deque(maxlen=_REMEMBERED)
+        """What the first did, lately. What it does now while the other rests is no measure: threads that were timed
+        just before may still spin on the other."""
 
-def _undisturbed(one: int, other: int) -> float:
-    """The share of its own instruction peak that processor ``one`` keeps while ``other`` is busy."""
-    meet = threading.Barrier(2)
-    rates: list[float] = []
+    def read(self) -> str:
+        """One of ``PLACES``; ``unknown`` with fewer than two, or where threads cannot be bound.
 
-    def measure() -> None:
-        rates.append(peak("f32", 1, _PROBE_SECONDS))
-        meet.wait()
-        time.sleep(_HEAD_START)
-        rates.append(peak("f32", 1, _PROBE_SECONDS))
+        ``halved``: one did little more than half of its peak while the other was busy, as two threads of one core do,
+        and did so when it was looked at again.
+        """
+        if len(self._cpus) < 2 or not hasattr(os, "sched_setaffinity"):
+            return "unknown"
+        one, other = self._cpus
+        try:
+            if not self._whole() and not self._whole():
+                return HALVED
+            own_rate, other_rate = _read_rate(one, one), _read_rate(one, other)
+        except OSError:  # not ours
+            return "unknown"
+        return "near" if other_rate > _NEAR * own_rate else "far"
 
-    def burn() -> None:
-        meet.wait()
-        peak("f32", 1, 3 * _HEAD_START + 2 * _PROBE_SECONDS)
+    def _whole(self) -> bool:
+        """Whether the first processor does what it can while the other is busy."""
+        meet = threading.Barrier(2)
+        rates: list[float] = []
 
-    _bound((one, measure), (other, burn))
-    alone, beside = rates
-    return beside / alone
+        def measure() -> None:
+            rates.append(peak("f32", 1, _PROBE_SECONDS))
+            meet.wait()
+            time.sleep(_HEAD_START)
+            rates.append(peak("f32", 1, _PROBE_SECONDS))
+
+        def burn() -> None:
+            meet.wait()
+            peak("f32", 1, 3 * _HEAD_START + 2 * _PROBE_SECONDS)
+
+        _bound(meet, (self._cpus[0], measure), (self._cpus[1], burn))
+        self._rates.extend(rates)
+        # Not the greatest: where the host takes a processor away, the clock of its threads may miss some of their time.
+        return rates[1] >= _WHOLE * float(np.percentile(self._rates, 75, method="nearest"))
 
 
 def _read_rate(writer: int, reader: int) -> float:
@@ -89,28 +105,38 @@ def _read_rate(writer: int, reader: int) -> float:
             rates.append(_BYTES / (time.perf_counter() - start))
             meet.wait()
 
-    _bound((writer, write), (reader, read))
+    _bound(meet, (writer, write), (reader, read))
     return float(np.median(rates))
 
 
-def _bound(*works: tuple[int, Callable[[], None]]) -> None:
-    """Runs each function in a thread on the processor beside it; raises ``OSError`` where one is not ours."""
-    ready = threading.Barrier(len(works))
-    refused: list[OSError] = []
+def _bound(meet: threading.Barrier, *works: tuple[int, Callable[[], None]]) -> None:
+    """Runs each function, which may wait at ``meet`` for the others, in a thread on the processor beside it.
+
+    Raises what the first that failed raised, ``OSError`` for a processor that is not ours.
+    """
+    failed: list[BaseException] = []
 
     def on(cpu: int, work: Callable[[], None]) -> None:
         try:
             os.sched_setaffinity(0, {cpu})  # of this thread alone
-        except OSError as error:
-            refused.append(error)
-        ready.wait()
-        if not refused:
+            meet.wait()
             work()
+        except threading.BrokenBarrierError:
+            pass  # another one failed
+        except BaseException as error:
+            failed.append(error)
+            meet.abort()
 
     team = [threading.Thread(target=on, args=work) for work in works]
-    for thread in team:
-        thread.start()
-    for thread in team:
-        thread.join()
-    if refused:
-        raise refused[0]
+    try:
+        for thread in team:
+            thread.start()
+    except BaseException:
+        meet.abort()
+        raise
+    finally:
+        for thread in team:
+            if thread.ident is not None:
+                thread.join()
+    if failed:
+        raise failed[0]

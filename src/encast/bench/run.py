@@ -23,11 +23,11 @@ from encast.bench.cache import content_hash
 from encast.bench.config import DEFAULT_LAUNCHER, Job
 from encast.bench.contender import ColdStart, Contender
 from encast.bench.cost import cost_record, parse_price
-from encast.bench.limit import Limit, Sizes, peak, peak_is_the_machine_s, quickest
+from encast.bench.limit import Limit, Sizes, peak_is_the_machine_s, quickest, settled_peak
 from encast.bench.models import make_model
 from encast.bench.noise import Noise, NoiseMeter, steady_place
 from encast.bench.peers.base import BackendSpec, ModelFiles, line_in, load_object
-from encast.bench.placement import ONE_CORE, placement
+from encast.bench.placement import HALVED, PlaceMeter
 from encast.bench.rows import SCHEMA, Row
 from encast.bench.scenarios.base import Label, Point, Scenario, compared_by
 from encast.bench.side import Side
@@ -45,9 +45,6 @@ from encast.machine import Machine, this_machine
 __all__ = ["Comparison", "Shared", "make_scenario", "tell_apart"]
 
 Say = Callable[[str], None]
-_APART = 0.75
-"""Of as many times the peak of one thread: less is not the clock, which falls with their number, but two threads on one
-core, which reach half."""
 
 
 @dataclass
@@ -230,9 +227,9 @@ class Comparison:
             racing,
             lambda number, side: side.round(number, point, self._scenario),
             timing,
-            lambda: placement(bound),
+            PlaceMeter(bound).read,
             lambda rounds: (
-                "unknown" in rounds[-1].places.values() or self._steady(rounds, racing) not in (None, ONE_CORE)
+                "unknown" in rounds[-1].places.values() or self._steady(rounds, racing) not in (None, HALVED)
             ),
         )
         noise = meter.read(_cpu_seconds(racing) - used)
@@ -269,20 +266,26 @@ class Comparison:
     def _places(self, point: Point) -> tuple[Placement, ...]:
         return self.job.launcher.place(self._machine, instances=point.instances, threads=point.threads)
 
-    def _peak(self, dtype: str, threads: int) -> float:
-        """Measured once, so that rows of one experiment have one limit; again where the host seems to have put two
-        processors on one core."""
-        found = self._peaks.get((dtype, threads), 0.0)
-        if not found or (threads > 1 and found < _APART * threads * self._peak(dtype, 1)):
-            found = self._peaks[dtype, threads] = max(found, peak(dtype, threads))
-        return found
+    def _cores(self, point: Point) -> int:
+        """How many cores its threads may run on at once."""
+        given = self._places(point)
+        cpus = {cpu for place in given for cpu in place.cpus}
+        mine = sum(not cpus.isdisjoint(core.cpus) for core in self._machine.cores)
+        return min(mine, point.instances * point.threads)
+
+    def _peak(self, dtype: str, point: Point) -> float:
+        """Measured once: rows of one experiment have one limit."""
+        key = dtype, point.instances * point.threads
+        if key not in self._peaks:
+            self._peaks[key] = settled_peak(*key, self._cores(point))
+        return self._peaks[key]
 
     def _quickest(self, dtype: str, point: Point, anew: bool) -> float:
         """Operations a second that no instance can exceed: the most that were measured, ``anew`` or before."""
-        threads = point.instances * point.threads
-        most = self._most.get((dtype, threads), 0.0)
+        key = dtype, point.instances * point.threads
+        most = self._most.get(key, 0.0)
         if anew or not most:
-            most = self._most[dtype, threads] = max(most, quickest(dtype, threads))
+            most = self._most[key] = max(most, quickest(*key, self._cores(point)))
         return most / point.instances
 
     def _row(
@@ -388,7 +391,7 @@ class Comparison:
             instances=point.instances,
             split=point.split,
             threads=threads,
-            ops_per_second=self._peak(spec.dtype, threads),
+            ops_per_second=self._peak(spec.dtype, point),
             ceilings=self._ceilings,
         )
         return limit.record(rate)
