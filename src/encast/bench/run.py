@@ -108,8 +108,8 @@ class Comparison:
         self._reference = Reference(self._model, cache)
         self._binding = memory_binding(self._machine)
         self._ceilings = load_ceilings(self._machine)
-        self._peaks: dict[tuple[str, int], float] = {}
-        self._most: dict[tuple[str, int], float] = {}
+        self._peaks: dict[tuple[str, int, int], float] = {}
+        self._most: dict[tuple[str, int, int], float] = {}
         self._exports: dict[str, Mapping[str, Any]] = {}
         self._cold: dict[str, ColdStart] = {}
         self.swept: Label = {}
@@ -217,7 +217,7 @@ class Comparison:
         racing = [side for side in sides if side.failure is None]
         given = self._places(point)
         cpus = sorted({cpu for place in given for cpu in place.cpus})
-        cores = [core.cpus for core in self._machine.cores if set(core.cpus) & set(cpus)]
+        cores = self._cores(given)
         one_of_each = sorted(min(set(core) & set(cpus)) for core in cores)
         bound = one_of_each if all(place.bound for place in given) else ()  # else threads may run on any two
         if racing:
@@ -266,26 +266,29 @@ class Comparison:
     def _places(self, point: Point) -> tuple[Placement, ...]:
         return self.job.launcher.place(self._machine, instances=point.instances, threads=point.threads)
 
-    def _cores(self, point: Point) -> int:
-        """How many cores its threads may run on at once."""
-        given = self._places(point)
+    def _cores(self, given: Sequence[Placement]) -> list[Sequence[int]]:
+        """All processors of each core of which some are given."""
         cpus = {cpu for place in given for cpu in place.cpus}
-        mine = sum(not cpus.isdisjoint(core.cpus) for core in self._machine.cores)
-        return min(mine, point.instances * point.threads)
+        return [core.cpus for core in self._machine.cores if not cpus.isdisjoint(core.cpus)]
+
+    def _load(self, dtype: str, point: Point) -> tuple[str, int, int]:
+        """What a peak is of: dtype, threads, and on how many cores they may run at once."""
+        threads = point.instances * point.threads
+        return dtype, threads, min(threads, len(self._cores(self._places(point))))
 
     def _peak(self, dtype: str, point: Point) -> float:
         """Measured once: rows of one experiment have one limit."""
-        key = dtype, point.instances * point.threads
-        if key not in self._peaks:
-            self._peaks[key] = settled_peak(*key, self._cores(point))
-        return self._peaks[key]
+        load = self._load(dtype, point)
+        if load not in self._peaks:
+            self._peaks[load] = settled_peak(*load)
+        return self._peaks[load]
 
     def _quickest(self, dtype: str, point: Point, anew: bool) -> float:
         """Operations a second that no instance can exceed: the most that were measured, ``anew`` or before."""
-        key = dtype, point.instances * point.threads
-        most = self._most.get(key, 0.0)
+        load = self._load(dtype, point)
+        most = self._most.get(load, 0.0)
         if anew or not most:
-            most = self._most[key] = max(most, quickest(*key, self._cores(point)))
+            most = self._most[load] = max(most, quickest(*load))
         return most / point.instances
 
     def _row(
