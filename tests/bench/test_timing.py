@@ -92,6 +92,22 @@ def test_more_time_is_given_once_when_rounds_are_not_enough() -> None:
     assert asked
 
 
+def test_few_rounds_that_take_long_are_given_as_long_again() -> None:
+    timing = Timing(seconds=1e-3, rounds_least=5)
+    taken: list[int] = []
+
+    def take(number: int, name: str) -> bool:
+        taken.append(number)
+        time.sleep(0.01)
+        return True
+
+    take_turns(["a"], take, timing, lambda: "near", lambda rounds: len(rounds) == 8)
+    assert taken == list(range(8))
+    taken.clear()
+    take_turns(["a"], take, timing, lambda: "near", lambda rounds: False)
+    assert 8 <= len(taken) <= 11
+
+
 def test_who_was_taken_while_the_processors_moved_says_so() -> None:
     timing = Timing(seconds=1e-9, rounds_least=2)
     _, rounds = turns(timing, {}, iter(["near", "near", "far", "far", "far", "near", "near"]))

@@ -110,6 +110,7 @@ class Comparison:
         self._ceilings = load_ceilings(self._machine)
         self._peaks: dict[tuple[str, int, int], float] = {}
         self._most: dict[tuple[str, int, int], float] = {}
+        self._meters: dict[tuple[int, ...], PlaceMeter] = {}
         self._exports: dict[str, Mapping[str, Any]] = {}
         self._cold: dict[str, ColdStart] = {}
         self.swept: Label = {}
@@ -227,7 +228,7 @@ class Comparison:
             racing,
             lambda number, side: side.round(number, point, self._scenario),
             timing,
-            PlaceMeter(bound).read,
+            self._meter(bound).read,
             lambda rounds: (
                 "unknown" in rounds[-1].places.values() or self._steady(rounds, racing) not in (None, HALVED)
             ),
@@ -275,6 +276,10 @@ class Comparison:
         """What a peak is of: dtype, threads, and on how many cores they may run at once."""
         threads = point.instances * point.threads
         return dtype, threads, min(threads, len(self._cores(self._places(point))))
+
+    def _meter(self, cpus: Sequence[int]) -> PlaceMeter:
+        """One for all points: it knows what these processors did before."""
+        return self._meters.setdefault(tuple(cpus), PlaceMeter(cpus))
 
     def _peak(self, dtype: str, point: Point) -> float:
         """Measured once: rows of one experiment have one limit."""

@@ -80,17 +80,22 @@ def take_turns(
     """Rounds until the time is over; in each, every contender is taken once, in the reverse of the last round's order.
 
     ``take(number, contender)`` says whether it may go on; one that may not is left out of later rounds. When time is
-    over and the rounds are not ``enough``, as much time is given once more. Ends early when no contender is left.
+    over and the rounds are not ``enough``, as much time as they took is given once more. Ends early when no contender
+    is left.
     """
     left = list(enumerate(contenders))
     budget = timing.seconds * len(left)
     begin = time.perf_counter()
     before = place()
     rounds: list[Round] = []
+    last = None
     while left and len(rounds) < timing.rounds_most:
         spent = time.perf_counter() - begin
-        if len(rounds) >= timing.rounds_least and spent >= budget and (enough(rounds) or spent >= 2 * budget):
-            break
+        if len(rounds) >= timing.rounds_least and spent >= budget:
+            # The fewest rounds may have taken far longer than the budget.
+            last = 2 * spent if last is None else last
+            if spent >= last or enough(rounds):
+                break
         places = {}
         gone = set()
         for index, contender in left if len(rounds) % 2 == 0 else left[::-1]:
