@@ -26,6 +26,16 @@ const std::vector<PeakProbe>& peak_probes();
 // Throws InputError for another dtype.
 const PeakProbe& peak_probe(std::string_view dtype);
 
+// `rate` in operations a second of processor time; `share`: the least that a thread had of a processor, of
+// the time that it took.
+struct PeakRound {
+  double rate;
+  double share;
+};
+
+// The highest rate of those rounds whose processor time can be believed; 0 without any.
+double best_rate(const std::vector<PeakRound>& rounds);
+
 // Operations a second of `threads` threads at once: the best of many short rounds that take `seconds`
 // (0 to 60) together. A second is one of the threads' processor time, so a busy machine gives the same
 // answer. Throws InputError, or ResourceError when the threads cannot be started.

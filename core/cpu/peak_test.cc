@@ -39,6 +39,12 @@ ENCAST_TEST(a_rate_comes_out) {
     }
 }
 
+ENCAST_TEST(rounds_that_lost_their_processor_do_not_count) {
+  CHECK(best_rate({{100, 0.99}, {101, 0.98}, {430, 0.23}, {160, 0.62}}) == 101);
+  CHECK(best_rate({{100, 0.5}, {101, 0.45}, {160, 0.3}}) == 101);
+  CHECK(best_rate({{0, 0}, {0, 0}}) == 0);
+}
+
 ENCAST_TEST(wrong_requests_are_refused) {
   CHECK_THROWS(peak_ops_per_second("f16", 1, 0.01), InputError, "f32, bf16 and int8");
   CHECK_THROWS(peak_ops_per_second("f32", 0, 0.01), InputError, "threads is 0");
