@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -195,9 +196,13 @@ class Queue:
 @pytest.mark.parametrize(
     ("tries", "stops"), [(2, set()), (2, {1}), (2, {2, 5}), (2, {1, 3, 5, 7}), (4, {1, 2, 3, 5, 6, 8})]
 )
-def test_stops_of_the_machine_do_not_lower_a_rate(evaluators: Any, tries: int, stops: set[int]) -> None:
+def test_stops_of_the_machine_do_not_lower_a_rate(
+    evaluators: Any, monkeypatch: pytest.MonkeyPatch, tries: int, stops: set[int]
+) -> None:
     queue = Queue(stops)
-    (found,) = evaluators(Slo(99, 10.0), pace=replace(QUICK, tries=tries, most=3.0))._by_turns([queue])
+    evaluator = evaluators(Slo(99, 10.0), pace=replace(QUICK, tries=tries, most=3.0))
+    monkeypatch.setattr(evaluator, "_slower", lambda: 0.0)
+    (found,) = evaluator._by_turns([queue])
     assert found.rate == pytest.approx(770, rel=0.03)
     assert found.latency_ms["p99"] <= 10
     assert found.requests == 1 + queue.streams  # those of streams that did not count too
@@ -232,16 +237,15 @@ def test_what_the_worker_refuses_is_said_with_its_set_up(evaluators: Any, tmp_pa
 
 
 def test_only_the_worker_that_fails_is_blamed(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluator = evaluators()
-    slower = iter([0.0, 0.2, 0.1])  # so that those that run are measured again
-    monkeypatch.setattr(evaluator, "_slower", lambda: next(slower))
+    evaluator = evaluators(Slo(99, 1000.0))
+    monkeypatch.setattr(evaluator, "_slower", lambda: 0.2)  # so that those that run are measured again
     refused, found = evaluator.measure([Setup((InstanceGroup(1000, 4),), 64), ONE])
     assert "needs 4000 cores" in refused.failed
     assert found.failed is None
     assert found.rate > 0
 
 
-def test_who_dies_among_others_leaves_them_alone(evaluators: Any) -> None:
+def test_who_dies_among_others_leaves_them_alone(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Dying(Queue):
         def ask(self, command: dict[str, Any], seconds: float) -> dict[str, Any]:
             if self.streams == 2:
@@ -249,6 +253,7 @@ def test_who_dies_among_others_leaves_them_alone(evaluators: Any) -> None:
             return super().ask(command, seconds)
 
     evaluator = evaluators(Slo(99, 10.0))
+    monkeypatch.setattr(evaluator, "_slower", lambda: 0.0)
     found, alone = evaluator._by_turns([Dying(set()), Queue(set())]), evaluator._by_turns([Queue(set())])
     assert found[0].failed == "the process ended"
     assert found[1:] == alone
@@ -263,7 +268,7 @@ def test_a_worker_that_dies_is_an_error_with_the_reason(evaluators: Any, number:
     with Worker(ONE, job(evaluators())) as worker:
         os.kill(worker._process.pid, number)
         with pytest.raises(ResourceError, match=rf"1x1, 64 tokens: .* ended by {re.escape(said)} during saturate"):
-            worker.ask({"do": "saturate", "seconds": 0.1}, 30)
+            worker.ask({"do": "saturate", "seconds": 0.1, "longest": 0.6}, 30)
 
 
 def test_a_command_that_no_worker_knows(evaluators: Any) -> None:
@@ -291,11 +296,11 @@ def test_a_worker_that_hangs_is_stopped(evaluators: Any) -> None:
         os.kill(worker._process.pid, signal.SIGSTOP)
         began = time.monotonic()
         with pytest.raises(ResourceError, match=r"saturate did not end within 0 s; it was stopped"):
-            worker.ask({"do": "saturate", "seconds": 0.1}, 0.3)
+            worker.ask({"do": "saturate", "seconds": 0.1, "longest": 0.6}, 0.3)
         assert time.monotonic() - began < 20
         assert not Path(f"/proc/{worker._process.pid}").exists()
         with pytest.raises(ResourceError, match="the process ended by SIGKILL during saturate"):
-            worker.ask({"do": "saturate", "seconds": 0.1}, 30)
+            worker.ask({"do": "saturate", "seconds": 0.1, "longest": 0.6}, 30)
 
 
 def test_a_worker_that_cannot_start_says_what_python_said(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,28 +317,82 @@ def test_a_worker_that_cannot_start_says_what_python_said(evaluators: Any, monke
 def test_noise_around_a_measurement_is_measured_again_and_said(
     evaluators: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluator = evaluators()
+    evaluator = evaluators(Slo(99, 10.0))
     slower = iter([0.0, 0.2, 0.0, 0.3, 0.2, 0.1])
     monkeypatch.setattr(evaluator, "_slower", lambda: next(slower))
     calls: list[int] = []
-    whole = evaluator._by_turns
 
     def counted(workers: Any) -> Any:
         calls.append(len(workers))
-        return whole(workers)
+        return [Measurement(float(len(calls)), 1.0)]
 
     monkeypatch.setattr(evaluator, "_by_turns", counted)
     (quiet,) = evaluator.measure([ONE])
-    assert len(calls) == 2
+    assert quiet.rate == len(calls) == 2
     assert quiet.noise is None
     (noisy,) = evaluator.measure([ONE])
-    assert len(calls) == 4
+    assert noisy.rate == len(calls) == 4
     assert noisy.noise == "the machine was 10% slower than usual around it"
+
+
+class Pieces:
+    """Stands for a worker that answers so many texts a second, one number for each second of a burst."""
+
+    def __init__(self, *rates: float) -> None:
+        self.rates, self.asked = rates, 0
+
+    def memory_bytes(self) -> int:
+        return 1
+
+    def ask(self, command: dict[str, Any], seconds: float) -> dict[str, Any]:
+        assert (command["do"], command["seconds"], command["longest"]) == ("saturate", 1.0, 12.0)
+        rate = self.rates[self.asked]
+        self.asked += 1
+        return {"rate": rate, "texts": 10, "latency_ms": {"p50": rate}}
+
+
+@pytest.mark.parametrize(
+    ("rates", "slower", "asked", "rate", "noise"),
+    [
+        ((800.0, 820.0), (0.0, 0.0, -0.1, 0.05), 2, 810.0, None),
+        ((800.0, 400.0, 820.0), (0.0, 0.0, 0.0, 0.06, 0.0, 0.0), 3, 810.0, None),  # slow after it
+        ((800.0, 400.0, 820.0), (0.0, 0.0, 0.5, 0.0, 0.0, 0.0), 3, 810.0, None),  # slow before it
+        ((400.0, 500.0, 410.0, 800.0), (0.5,) * 6 + (0.0, 0.0), 4, 800.0, None),
+        ((400.0, 500.0, 420.0, 440.0), (0.5, 0.4, 0.3, 0.7, 0.1, 0.1, 0.1, 0.1), 4, 440.0, "70% slower than usual"),
+        ((400.0, 500.0, 420.0, 440.0), (math.inf,) * 8, 4, 440.0, "is not known"),
+    ],
+)
+def test_disturbed_seconds_of_a_burst_are_made_up_for(
+    evaluators: Any, monkeypatch: pytest.MonkeyPatch, rates: tuple[float, ...], slower: tuple[float, ...],
+    asked: int, rate: float, noise: str | None,
+) -> None:  # fmt: skip
+    evaluator = evaluators(pace=Pace(burst=2.0))
+    looks = iter(slower)
+    monkeypatch.setattr(evaluator, "_slower", lambda: next(looks))
+    worker = Pieces(*rates)
+    (found,) = evaluator._by_turns([worker])
+    assert worker.asked == asked
+    assert next(looks, None) is None
+    assert found.rate == found.saturated == pytest.approx(rate)
+    assert found.requests == 10 * asked
+    assert found.latency_ms["p50"] in rates
+    assert (found.noise is None) == (noise is None)
+    assert (noise or "") in (found.noise or "")
+
+
+def test_one_whose_runs_take_longer_than_a_burst_is_asked_once(
+    evaluators: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluator = evaluators(pace=Pace(burst=2.0))
+    monkeypatch.setattr(evaluator, "_slower", lambda: 0.0)
+    monkeypatch.setattr(time, "perf_counter", itertools.count(step=3).__next__)
+    worker = Pieces(800.0)
+    assert evaluator._by_turns([worker])[0].rate == 800.0
 
 
 def test_the_yardstick_knows_its_usual_pace(evaluators: Any) -> None:
     evaluator = evaluators()
-    assert [evaluator._slower() for _ in range(2)] == [None, None]
+    assert evaluator._slower() < 9  # the first time too
     evaluator._yardsticks = [1.0] * 9
     assert evaluator._slower() > 1e3  # nanoseconds, not the ones made up
     assert math.isfinite(evaluator._slower())
@@ -347,24 +406,20 @@ def test_the_end_of_the_yardstick_is_not_the_set_up_s(evaluators: Any) -> None:
     assert found.rate > 0
     assert evaluator._yardstick is not None  # another one
     evaluator._yardstick.close()
-    assert evaluator._slower() is None
+    assert evaluator._slower() == math.inf
 
 
 def test_what_is_unknown_of_a_repetition_acquits_nobody(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a yardstick that has ended nor a worker that ends in it takes away what was measured."""
-    evaluator = evaluators()
-    slower = iter([0.0, 0.2, None, 0.0, 0.2, 0.0])
+    evaluator = evaluators(Slo(99, 10.0))
+    slower = iter([0.0, 0.2, math.inf, 0.0, 0.2, 0.0])
     monkeypatch.setattr(evaluator, "_slower", lambda: next(slower))
+    answers = iter(
+        [Measurement(1.0, 1.0), Measurement(2.0, 2.0), Measurement(3.0, 3.0), Measurement.failure(ResourceError("!"))]
+    )
+    monkeypatch.setattr(evaluator, "_by_turns", lambda workers: [next(answers)])
     (found,) = evaluator.measure([ONE])
-    assert found.noise == "the machine was 20% slower than usual around it"
-    whole, calls = evaluator._by_turns, []
-
-    def ending(workers: Any) -> Any:
-        calls.append(1)
-        return whole(workers) if len(calls) == 1 else [Measurement.failure(ResourceError("ended"))]
-
-    monkeypatch.setattr(evaluator, "_by_turns", ending)
+    assert (found.rate, found.noise) == (1.0, "the machine was 20% slower than usual around it")
     (found,) = evaluator.measure([ONE])
-    assert len(calls) == 2
-    assert found.failed is None
-    assert found.rate > 0
+    assert (found.rate, found.failed) == (3.0, None)
+    assert next(answers, None) is None

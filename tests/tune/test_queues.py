@@ -96,7 +96,7 @@ def test_an_error_ends_all_threads_and_is_raised(work: str) -> None:
     before = threading.active_count()
     works = {
         "stream": lambda: service.stream([*[0] * 100, 10**12], FOREVER),
-        "saturate": lambda: service.saturate(0.1),
+        "saturate": lambda: service.saturate(0.1, 0.6),
     }
     with pytest.raises(ValueError, match="broken"):
         works[work]()
@@ -107,7 +107,7 @@ def test_saturated_runs_are_full_and_in_the_proportion_of_the_workload() -> None
     # The long texts are the bottleneck: were short ones not held back, they would be nearly all of what is answered.
     ran = Recorder(lambda tokens: 0.01 if tokens >= 100 else 0.0)
     setup = Setup((InstanceGroup(1, 1, 16), InstanceGroup(1, 1)), 100)
-    found = Service(setup, requests(10, 10, 10, 100), ran).saturate(0.3)
+    found = Service(setup, requests(10, 10, 10, 100), ran).saturate(0.3, 1.8)
     short = sum(len(run) for run in ran.runs if 10 in run)
     long = sum(len(run) for run in ran.runs if 100 in run)
     assert 2.0 < short / long < 4.5
@@ -115,7 +115,7 @@ def test_saturated_runs_are_full_and_in_the_proportion_of_the_workload() -> None
     assert 0 < found.rate < 4 / 0.01 * 1.2
 
     alone = Recorder(lambda tokens: 0.002)
-    Service(Setup((InstanceGroup(2, 1),), 64), requests(8), alone).saturate(0.2)
+    Service(Setup((InstanceGroup(2, 1),), 64), requests(8), alone).saturate(0.2, 1.2)
     assert [len(run) for run in alone.runs[:-4]] == [8] * (len(alone.runs) - 4)
 
 
@@ -155,14 +155,14 @@ def test_of_a_run_counts_what_was_done_of_it_in_time() -> None:
 @pytest.mark.parametrize("instances", [1, 2])
 def test_runs_that_are_longer_than_the_measurement_have_their_rate(instances: int) -> None:
     ran = Recorder(lambda tokens: 0.2)
-    found = Service(Setup((InstanceGroup(instances, 1),), 64), requests(8), ran).saturate(0.02)
+    found = Service(Setup((InstanceGroup(instances, 1),), 64), requests(8), ran).saturate(0.02, 0.12)
     assert found.rate == pytest.approx(instances * 8 / 0.2, rel=0.15)
 
 
 def test_a_group_that_waits_for_a_long_run_of_another_does_not_raise_the_rate() -> None:
     ran = Recorder(lambda tokens: 0.6 if tokens >= 100 else 0.0)
     setup = Setup((InstanceGroup(1, 1, 16), InstanceGroup(1, 1)), 1000)
-    found = Service(setup, requests(*[10] * 9, 100), ran).saturate(0.01)
+    found = Service(setup, requests(*[10] * 9, 100), ran).saturate(0.01, 0.06)
     # Its ten and more long texts take 0.6 s a run; nine times as many short ones take nothing.
     long = max(sum(length == 100 for length in run) for run in ran.runs)
     assert found.rate < 10 * long / 0.6 * 1.2
@@ -178,7 +178,7 @@ def test_all_instances_work_until_the_last_run_that_counts_has_ended(monkeypatch
         threads.append(threading.get_ident())
         time.sleep(0.07 if threads[-1] == threads[0] else 0.03)
 
-    Service(Setup((InstanceGroup(2, 1),), 8), requests(8), run).saturate(0.44)
+    Service(Setup((InstanceGroup(2, 1),), 8), requests(8), run).saturate(0.44, 2.64)
     over = known["end"]
     spans = [(end - length, end) for end, length, _ in known["runs"]]
     last = max([end for begin, end in spans if begin < over < end], default=over)

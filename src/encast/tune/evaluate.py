@@ -11,8 +11,9 @@ whole machine can break the percentile of a short stream at a rate that is other
 taken again, with the same arrivals: what differs is the machine, and the best, which it disturbed least, counts. Near
 the limit that is hopeful: one kept stream is enough.
 
-**Noise**: an instance on every core runs the same batch before and after each measurement. If it was slower than its
-median by more than ``NOISY`` around a measurement, that one is done again, once; if it was again, the trial says so.
+**Noise**: an instance on every core runs the same batch before and after every second of a throughput and around each
+search for a rate under a promise. Where it was slower than its median by more than ``NOISY``, what it was around is
+measured again, for as long as the measurement takes without noise; a trial that has nothing else says so.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from encast.tune.slo import Slo
 
 __all__ = ["METHOD", "NOISY", "LiveEvaluator", "Pace", "crossing", "rates_to_try"]
 
-METHOD = 1
+METHOD = 2
 """Counted up when trials are measured in another way: those of two ways are not comparable."""
 NOISY = 0.05
 
@@ -52,6 +53,11 @@ _LOWEST = 0.05
 _HOPELESS = 10.0
 """Times the limit that a request may wait before a rate is given up; what it counts as then."""
 
+_PIECE = 1.0
+"""Seconds of a burst between two looks at the machine: a host leaves two virtual processors on one
+core for two or three."""
+_PATIENCE = 6.0
+"""Times a burst that one of large runs may take."""
 _FEWEST_YARDSTICKS = 3
 _FEW = 60
 """Set-ups that two cores have at most."""
@@ -61,8 +67,8 @@ _FEW = 60
 class Pace:
     """How long measurements take: longer ones are less noisy.
 
-    ``burst``: seconds of a saturated one. ``requests`` of a stream, but at least as many as its percentile needs and
-    ``least`` to ``most`` seconds of them. ``tries`` of one that breaks the promise, of long ones fewer.
+    ``burst``: undisturbed seconds of a saturated one. ``requests`` of a stream, but at least as many as its percentile
+    needs and ``least`` to ``most`` seconds of them. ``tries`` of one that breaks the promise, of long ones fewer.
     """
 
     burst: float = 0.6
@@ -89,6 +95,17 @@ class Pace:
     def most_tries(self, seconds: float) -> int:
         """Of a stream of so many seconds: a long one has room for a stop of the machine itself."""
         return min(self.tries, max(2, int(self.most / seconds)))
+
+
+@dataclass(frozen=True)
+class _Burst:
+    """``rate`` in texts a second, ``texts`` answered, percentiles of runs; how slow the machine was around it."""
+
+    rate: float
+    texts: int
+    latency_ms: Mapping[str, float | None]
+    slower: float
+    seconds: float
 
 
 class LiveEvaluator:
@@ -166,21 +183,25 @@ class LiveEvaluator:
                     workers.append(stack.enter_context(self._open(setup)))
                 except EncastError as error:
                     workers.append(Measurement.failure(error))
-            slower = self._slower() or 0.0
-            found = self._by_turns(workers)
-            slower = max(slower, self._slower() or 0.0)
-            if slower > NOISY:
-                again = self._by_turns(
-                    [worker if one.failed is None else one for worker, one in zip(workers, found, strict=True)]
-                )
-                slower_again = self._slower()
-                if slower_again is not None and slower_again <= slower:
-                    # What failed in the repetition was measured once.
-                    found = [new if new.failed is None else old for new, old in zip(again, found, strict=True)]
-                    slower = slower_again
-        noise = f"the machine was {slower:.0%} slower than usual around it" if slower > NOISY else None
+            found = self._by_turns(workers) if self.slo is None else self._repeated(workers)
         each = (time.perf_counter() - began) / len(setups)
-        return [replace(one, seconds=each, noise=noise) for one in found]
+        return [replace(one, seconds=each) for one in found]
+
+    def _repeated(self, workers: Sequence[Worker | Measurement]) -> list[Measurement]:
+        """``_by_turns``, and once more when the machine was slow around it."""
+        slower = self._slower()
+        found = self._by_turns(workers)
+        slower = max(slower, self._slower())
+        if slower > NOISY:
+            again = self._by_turns(
+                [worker if one.failed is None else one for worker, one in zip(workers, found, strict=True)]
+            )
+            slower_again = self._slower()
+            if slower_again <= slower:
+                # What failed in the repetition was measured once.
+                found = [new if new.failed is None else old for new, old in zip(again, found, strict=True)]
+                slower = slower_again
+        return [replace(one, noise=_noise(slower)) for one in found]
 
     def _open(self, setup: Setup) -> Worker:
         return Worker(setup, self._job, self._prefix)
@@ -203,10 +224,11 @@ class LiveEvaluator:
         return [found[index] for index in range(len(workers))]
 
     def _steps(self, worker: Worker) -> Generator[None, None, Measurement]:
-        burst = worker.ask({"do": "saturate", "seconds": self.pace.burst}, 60 + 20 * self.pace.burst)
-        most, texts = float(burst["rate"]), int(burst["texts"])
+        burst = yield from self._burst(worker)
+        most, texts = burst.rate, burst.texts
         if self.slo is None:
-            return Measurement(most, most, burst["latency_ms"], 1.0, worker.memory_bytes(), texts)
+            noise = _noise(burst.slower)
+            return Measurement(most, most, burst.latency_ms, 1.0, worker.memory_bytes(), texts, noise=noise)
         yield
         limit = self.slo.limit_ms
         rates = rates_to_try(most, limit)
@@ -236,6 +258,30 @@ class LiveEvaluator:
         excess = 1.0 if sustained > 0 else min(seen)[1] / limit
         return Measurement(sustained, most, kept.get("latency_ms", {}), excess, worker.memory_bytes(), texts)
 
+    def _burst(self, worker: Worker) -> Generator[None, None, _Burst]:
+        """Piece by piece, until enough of them were undisturbed or as much time again has gone."""
+        piece = min(_PIECE, self.pace.burst)
+        pieces: list[_Burst] = []
+        while True:
+            slower, began = self._slower(), time.perf_counter()
+            command = {"do": "saturate", "seconds": piece, "longest": _PATIENCE * self.pace.burst}
+            answer = worker.ask(command, 60 + 20 * self.pace.burst)
+            seconds = max(piece, time.perf_counter() - began)
+            slower = max(slower, self._slower())
+            pieces.append(_Burst(answer["rate"], answer["texts"], answer["latency_ms"], slower, seconds))
+            quiet = [one for one in pieces if one.slower <= NOISY]
+            if _seconds(quiet) >= self.pace.burst or _seconds(pieces) >= 2 * self.pace.burst:
+                break
+            yield
+        counted = sorted(quiet or pieces, key=lambda one: one.rate)
+        return _Burst(
+            sum(one.rate * one.seconds for one in counted) / _seconds(counted),
+            sum(one.texts for one in pieces),
+            counted[len(counted) // 2].latency_ms,
+            max(one.slower for one in counted),
+            _seconds(counted),
+        )
+
     def _promised(self, answer: Mapping[str, Any]) -> float:
         """The promised percentile of a stream in milliseconds."""
         assert self.slo is not None
@@ -262,22 +308,36 @@ class LiveEvaluator:
 
     # The machine's own noise
 
-    def _slower(self) -> float | None:
-        """By how much the machine is slower now than it usually was, 0 at the median; None while that is unknown."""
+    def _slower(self) -> float:
+        """By how much the machine is slower now than it usually was, 0 at the median; infinite where unknown."""
         try:
             if self._yardstick is None:
                 self._yardstick = self._open(Setup((InstanceGroup(self.cores, 1),), 1024))
-            answer = self._yardstick.ask({"do": "probe", "tokens": 256, "seconds": 0.1}, 120)
+            while True:
+                answer = self._yardstick.ask({"do": "probe", "tokens": 256, "seconds": 0.1}, 120)
+                self._yardsticks.append(float(answer["nanoseconds"]))
+                if len(self._yardsticks) >= _FEWEST_YARDSTICKS:
+                    break
         except EncastError:
             # Its end says nothing of the set-up that is measured; the next time another one is opened.
             if self._yardstick is not None:
                 self._yardstick.close()
                 self._yardstick = None
-            return None
-        self._yardsticks.append(float(answer["nanoseconds"]))
-        if len(self._yardsticks) < _FEWEST_YARDSTICKS:
-            return None
+            return math.inf
         return self._yardsticks[-1] / medians.median(self._yardsticks) - 1
+
+
+def _seconds(pieces: Sequence[_Burst]) -> float:
+    return sum(piece.seconds for piece in pieces)
+
+
+def _noise(slower: float) -> str | None:
+    """What a trial says of the machine around it."""
+    if slower <= NOISY:
+        return None
+    if slower == math.inf:
+        return "whether the machine was quiet around it is not known"
+    return f"the machine was {slower:.0%} slower than usual around it"
 
 
 def rates_to_try(most: float, limit: float) -> Generator[float, float, None]:

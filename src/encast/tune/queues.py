@@ -28,9 +28,7 @@ _START_NS = 20_000_000
 """From the start of the threads to the first arrival."""
 
 _WINDOWS = 4
-"""Of a saturated measurement, unless it takes ``_PATIENCE`` times as long as was asked for."""
-
-_PATIENCE = 6.0
+"""Of a saturated measurement, unless it takes too long."""
 
 
 @dataclass(frozen=True)
@@ -146,13 +144,13 @@ class Service:
         answered = [(due[index], begun[index], ended[index]) for index in range(len(due)) if ended[index]]
         return Streamed(answered, hopeless.is_set())
 
-    def saturate(self, seconds: float) -> Saturated:
+    def saturate(self, seconds: float, longest: float) -> Saturated:
         """Answers for at least that long while there is always enough to do.
 
         Of the workload's order a window is open: from the oldest text without an answer, twice as many as the instances
         hold at once. So no group runs ahead of the others by more, and what is answered has the workload's proportion
-        of short and long texts. Ends once that window has passed ``_WINDOWS`` times; the runs that are under way then
-        are finished beside others, as those before them, or they would be quicker than those.
+        of short and long texts. Ends once that window has passed ``_WINDOWS`` times, or after ``longest`` seconds; the
+        runs that are under way then are finished beside others, as those before them, or they would be quicker.
         """
         count = len(self.requests)
         mean = max(1.0, float(np.mean(self._lengths)))
@@ -165,7 +163,7 @@ class Service:
         runs: list[tuple[int, int, int]] = []  # end, nanoseconds, texts
         under_way: list[int] = []  # when they began
         begin, end = time.perf_counter_ns(), 0
-        soon, late = begin + int(seconds * 1e9), begin + int(_PATIENCE * seconds * 1e9)
+        soon, late = begin + int(seconds * 1e9), begin + int(longest * 1e9)
 
         def admit() -> None:
             nonlocal admitted

@@ -68,6 +68,8 @@ _NEAR, _NEAR_MARGIN, _DOUBT = 1.8, 0.15, 4.0
 """How far neighbours are, in steps: as far as twice the instances of half the threads. By how much the set-ups whose
 neighbours are looked at may be worse than the best. And by how many deviations the surrogate may be wrong about one."""
 _TPE_EVERY = 4
+_TPE_TRIALS = 10
+"""Before which it knows no more than chance: Optuna's own default."""
 _FIT_EVERY = 4
 _ASKS = 8
 """Proposals of TPE that were measured already before the other proposer decides."""
@@ -232,7 +234,8 @@ class _Search:
             if sure > _SURE_TRIALS:
                 return f"nothing is likely to be better by {STOP_MARGIN:.0%}"
             turn += 1
-            proposed = self._ask_tpe() if turn % _TPE_EVERY == 0 else None
+            some = len(self.trials) >= _TPE_TRIALS and turn % _TPE_EVERY == 0
+            proposed = self._ask_tpe() if some else None
             if proposed is None:
                 self._measure([self.setups[int(gains.argmax())]], "expected improvement")
             else:

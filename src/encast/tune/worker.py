@@ -53,7 +53,7 @@ class _Session:
         return self.runnable.run(self.output, batch, select)
 
     def saturate(self, command: dict[str, Any]) -> dict[str, Any]:
-        found = self.service.saturate(float(command["seconds"]))
+        found = self.service.saturate(float(command["seconds"]), float(command["longest"]))
         return {
             "rate": found.rate,
             "texts": found.texts,
