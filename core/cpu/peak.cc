@@ -64,7 +64,8 @@ PeakRound run_round(const PeakProbe& probe, int threads, double seconds) {
     } while (seconds_since(start) < seconds);
     const double taken = thread_seconds() - busy;
     const double rate = taken > 0 ? static_cast<double>(passes * probe.ops) / taken : 0;
-    own[static_cast<size_t>(index)] = {rate, taken / seconds_since(start)};
+    // Not above 1, where the clock of threads ticks coarsely.
+    own[static_cast<size_t>(index)] = {rate, std::min(1.0, taken / seconds_since(start))};
   };
   std::vector<std::thread> others;
   others.reserve(static_cast<size_t>(threads - 1));

@@ -33,7 +33,8 @@ struct PeakRound {
   double share;
 };
 
-// The highest rate of those rounds whose processor time can be believed; 0 without any.
+// The highest rate of the rounds that had nearly as much of their processors as the one that had most; 0
+// without any.
 double best_rate(const std::vector<PeakRound>& rounds);
 
 // Operations a second of `threads` threads at once: the best of many short rounds that take `seconds`

@@ -42,7 +42,9 @@ ENCAST_TEST(a_rate_comes_out) {
 ENCAST_TEST(rounds_that_lost_their_processor_do_not_count) {
   CHECK(best_rate({{100, 0.99}, {101, 0.98}, {430, 0.23}, {160, 0.62}}) == 101);
   CHECK(best_rate({{100, 0.5}, {101, 0.45}, {160, 0.3}}) == 101);
+  CHECK(best_rate({{430, 0.23}}) == 430);  // there is no better one
   CHECK(best_rate({{0, 0}, {0, 0}}) == 0);
+  CHECK(best_rate({}) == 0);
 }
 
 ENCAST_TEST(wrong_requests_are_refused) {

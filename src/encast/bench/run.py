@@ -278,8 +278,9 @@ class Comparison:
         return dtype, threads, min(threads, len(self._cores(self._places(point))))
 
     def _meter(self, cpus: Sequence[int]) -> PlaceMeter:
-        """One for all points: it knows what these processors did before."""
-        return self._meters.setdefault(tuple(cpus), PlaceMeter(cpus))
+        """One for all points that begin with the same two: it knows what these did before."""
+        two = tuple(cpus[:2])
+        return self._meters.setdefault(two, PlaceMeter(two))
 
     def _peak(self, dtype: str, point: Point) -> float:
         """Measured once: rows of one experiment have one limit."""
