@@ -159,3 +159,21 @@ def test_the_longest_run_is_the_full_one_of_the_slowest_group() -> None:
     # A group to which no text goes does not count.
     alone = CostModel(probes(), CORES, [128] * 10)
     assert alone.longest_run(setup) == pytest.approx(seconds(1024, 4), rel=1e-3)
+
+
+def test_estimates_are_near_what_a_machine_with_two_cores_reached() -> None:
+    """MiniLM int8 on two cores of a Zen 4: medians of four grids, a probe's times in milliseconds."""
+    lengths = [8] * 40 + [16] * 30 + [128] * 20
+    times = {
+        (16, 1, 1): 0.91, (256, 1, 1): 15.29, (2048, 1, 1): 133.43, (16, 2, 1): 0.57, (256, 2, 1): 8.11,
+        (2048, 2, 1): 68.3, (2048, 1, 2): 134.34,
+    }  # fmt: skip
+    assert set(times) == set(probe_plan(2, lengths))
+    model = CostModel([Probe(*point, ms / 1e3) for point, ms in times.items()], 2, lengths)
+    one, two, parted = InstanceGroup(2, 1), InstanceGroup(1, 2), InstanceGroup(2, 1, 16)
+    for tokens, rates in {256: (855, 807, 620), 1024: (824, 830, 734), 8192: (840, 834, 751)}.items():
+        setups = Setup((one,), tokens), Setup((two,), tokens), Setup((parted, two), tokens, True)
+        found = [model.throughput(setup) for setup in setups]
+        assert found == pytest.approx(list(rates), rel=0.25)
+        assert found[:2] == pytest.approx(list(rates[:2]), rel=0.08)
+        assert max(found[2:]) < min(found[:2])  # threads of two groups wait for each other

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import math
 import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from profiles import compiled
 
 from encast.backends.groups import InstanceGroup, Setup
 from encast.batch import Batch
+from encast.bench.statistics import percentiles
 from encast.errors import ArtifactError, InputError, ResourceError
 from encast.machine import usable_cores
 from encast.tune import process
@@ -29,6 +30,23 @@ from encast.tune.slo import Slo
 
 ONE = Setup((InstanceGroup(1, 1),), 64)
 QUICK = Pace(burst=0.05, requests=30, least=0.05, most=0.2)
+
+
+class Looks:
+    """Stands for the yardstick: by how much the machine is slower, look by look, as the last one says from then on."""
+
+    def __init__(self, *slower: float) -> None:
+        self.slower_by, self.taken = slower, 0
+
+    def look(self) -> float:
+        self.taken += 1
+        return self.slower_by[min(self.taken, len(self.slower_by)) - 1]
+
+    def slower(self, looks: Sequence[float]) -> float:
+        return max(looks)
+
+    def close(self) -> None:
+        pass
 
 
 # The search for a rate
@@ -186,7 +204,7 @@ class Queue:
 
     def ask(self, command: dict[str, Any], seconds: float) -> dict[str, Any]:
         if command["do"] == "saturate":
-            return {"rate": 1000.0, "texts": 1, "latency_ms": {}}
+            return {"rate": 1000.0, "texts": 1, "runs_ns": [1]}
         self.streams += 1
         rate = command["rate"]
         promised = 35.0 if self.streams in self.stops else 2300 / (1000 - rate) if rate < 1000 else None
@@ -201,7 +219,7 @@ def test_stops_of_the_machine_do_not_lower_a_rate(
 ) -> None:
     queue = Queue(stops)
     evaluator = evaluators(Slo(99, 10.0), pace=replace(QUICK, tries=tries, most=3.0))
-    monkeypatch.setattr(evaluator, "_slower", lambda: 0.0)
+    monkeypatch.setattr(evaluator, "_yardstick", Looks(0.0))
     (found,) = evaluator._by_turns([queue])
     assert found.rate == pytest.approx(770, rel=0.03)
     assert found.latency_ms["p99"] <= 10
@@ -238,7 +256,7 @@ def test_what_the_worker_refuses_is_said_with_its_set_up(evaluators: Any, tmp_pa
 
 def test_only_the_worker_that_fails_is_blamed(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluator = evaluators(Slo(99, 1000.0))
-    monkeypatch.setattr(evaluator, "_slower", lambda: 0.2)  # so that those that run are measured again
+    monkeypatch.setattr(evaluator, "_yardstick", Looks(0.2))  # so that those that run are measured again
     refused, found = evaluator.measure([Setup((InstanceGroup(1000, 4),), 64), ONE])
     assert "needs 4000 cores" in refused.failed
     assert found.failed is None
@@ -253,7 +271,7 @@ def test_who_dies_among_others_leaves_them_alone(evaluators: Any, monkeypatch: p
             return super().ask(command, seconds)
 
     evaluator = evaluators(Slo(99, 10.0))
-    monkeypatch.setattr(evaluator, "_slower", lambda: 0.0)
+    monkeypatch.setattr(evaluator, "_yardstick", Looks(0.0))
     found, alone = evaluator._by_turns([Dying(set()), Queue(set())]), evaluator._by_turns([Queue(set())])
     assert found[0].failed == "the process ended"
     assert found[1:] == alone
@@ -318,13 +336,13 @@ def test_noise_around_a_measurement_is_measured_again_and_said(
     evaluators: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluator = evaluators(Slo(99, 10.0))
-    slower = iter([0.0, 0.2, 0.0, 0.3, 0.2, 0.1])
-    monkeypatch.setattr(evaluator, "_slower", lambda: next(slower))
+    monkeypatch.setattr(evaluator, "_yardstick", Looks(0.0, 0.2, 0.0, 0.3, 0.2, 0.1, 0.0))
     calls: list[int] = []
 
     def counted(workers: Any) -> Any:
+        evaluator._look = None
         calls.append(len(workers))
-        return [Measurement(float(len(calls)), 1.0)]
+        return [Measurement(float(len(calls)), 1.0, noise="its burst was disturbed" if len(calls) == 5 else None)]
 
     monkeypatch.setattr(evaluator, "_by_turns", counted)
     (quiet,) = evaluator.measure([ONE])
@@ -333,93 +351,123 @@ def test_noise_around_a_measurement_is_measured_again_and_said(
     (noisy,) = evaluator.measure([ONE])
     assert noisy.rate == len(calls) == 4
     assert noisy.noise == "the machine was 10% slower than usual around it"
-
-
-class Pieces:
-    """Stands for a worker that answers so many texts a second, one number for each second of a burst."""
-
-    def __init__(self, *rates: float) -> None:
-        self.rates, self.asked = rates, 0
-
-    def memory_bytes(self) -> int:
-        return 1
-
-    def ask(self, command: dict[str, Any], seconds: float) -> dict[str, Any]:
-        assert (command["do"], command["seconds"], command["longest"]) == ("saturate", 1.0, 12.0)
-        rate = self.rates[self.asked]
-        self.asked += 1
-        return {"rate": rate, "texts": 10, "latency_ms": {"p50": rate}}
-
-
-@pytest.mark.parametrize(
-    ("rates", "slower", "asked", "rate", "noise"),
-    [
-        ((800.0, 820.0), (0.0, 0.0, -0.1, 0.05), 2, 810.0, None),
-        ((800.0, 400.0, 820.0), (0.0, 0.0, 0.0, 0.06, 0.0, 0.0), 3, 810.0, None),  # slow after it
-        ((800.0, 400.0, 820.0), (0.0, 0.0, 0.5, 0.0, 0.0, 0.0), 3, 810.0, None),  # slow before it
-        ((400.0, 500.0, 410.0, 800.0), (0.5,) * 6 + (0.0, 0.0), 4, 800.0, None),
-        ((400.0, 500.0, 420.0, 440.0), (0.5, 0.4, 0.3, 0.7, 0.1, 0.1, 0.1, 0.1), 4, 440.0, "70% slower than usual"),
-        ((400.0, 500.0, 420.0, 440.0), (math.inf,) * 8, 4, 440.0, "is not known"),
-    ],
-)
-def test_disturbed_seconds_of_a_burst_are_made_up_for(
-    evaluators: Any, monkeypatch: pytest.MonkeyPatch, rates: tuple[float, ...], slower: tuple[float, ...],
-    asked: int, rate: float, noise: str | None,
-) -> None:  # fmt: skip
-    evaluator = evaluators(pace=Pace(burst=2.0))
-    looks = iter(slower)
-    monkeypatch.setattr(evaluator, "_slower", lambda: next(looks))
-    worker = Pieces(*rates)
-    (found,) = evaluator._by_turns([worker])
-    assert worker.asked == asked
-    assert next(looks, None) is None
-    assert found.rate == found.saturated == pytest.approx(rate)
-    assert found.requests == 10 * asked
-    assert found.latency_ms["p50"] in rates
-    assert (found.noise is None) == (noise is None)
-    assert (noise or "") in (found.noise or "")
-
-
-def test_one_whose_runs_take_longer_than_a_burst_is_asked_once(
-    evaluators: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    evaluator = evaluators(pace=Pace(burst=2.0))
-    monkeypatch.setattr(evaluator, "_slower", lambda: 0.0)
-    monkeypatch.setattr(time, "perf_counter", itertools.count(step=3).__next__)
-    worker = Pieces(800.0)
-    assert evaluator._by_turns([worker])[0].rate == 800.0
-
-
-def test_the_yardstick_knows_its_usual_pace(evaluators: Any) -> None:
-    evaluator = evaluators()
-    assert evaluator._slower() < 9  # the first time too
-    evaluator._yardsticks = [1.0] * 9
-    assert evaluator._slower() > 1e3  # nanoseconds, not the ones made up
-    assert math.isfinite(evaluator._slower())
+    (within,) = evaluator.measure([ONE])
+    assert within.rate == len(calls) == 5
+    assert within.noise == "its burst was disturbed"
 
 
 def test_the_end_of_the_yardstick_is_not_the_set_up_s(evaluators: Any) -> None:
     evaluator = evaluators()
-    evaluator._slower()
-    os.kill(evaluator._yardstick._process.pid, signal.SIGKILL)
+    assert 1e3 < evaluator._yardstick.look() < math.inf
+    os.kill(evaluator._yardstick._worker._process.pid, signal.SIGKILL)
     (found,) = evaluator.measure([ONE])
+    assert found.failed is None
     assert found.rate > 0
-    assert evaluator._yardstick is not None  # another one
-    evaluator._yardstick.close()
-    assert evaluator._slower() == math.inf
+    assert evaluator._yardstick.look() < math.inf  # another one
 
 
 def test_what_is_unknown_of_a_repetition_acquits_nobody(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a yardstick that has ended nor a worker that ends in it takes away what was measured."""
     evaluator = evaluators(Slo(99, 10.0))
-    slower = iter([0.0, 0.2, math.inf, 0.0, 0.2, 0.0])
-    monkeypatch.setattr(evaluator, "_slower", lambda: next(slower))
-    answers = iter(
-        [Measurement(1.0, 1.0), Measurement(2.0, 2.0), Measurement(3.0, 3.0), Measurement.failure(ResourceError("!"))]
-    )
-    monkeypatch.setattr(evaluator, "_by_turns", lambda workers: [next(answers)])
+    monkeypatch.setattr(evaluator, "_yardstick", Looks(0.0, 0.2, math.inf, 0.0, 0.2, 0.0, math.inf))
+    answers = iter([*[Measurement(rate, rate) for rate in (1.0, 2.0, 3.0)], Measurement.failure(ResourceError("!"))])
+    last = Measurement(5.0, 5.0)
+
+    def answered(workers: Any) -> Any:
+        evaluator._look = None
+        return [next(answers, last)]
+
+    monkeypatch.setattr(evaluator, "_by_turns", answered)
     (found,) = evaluator.measure([ONE])
     assert (found.rate, found.noise) == (1.0, "the machine was 20% slower than usual around it")
     (found,) = evaluator.measure([ONE])
     assert (found.rate, found.failed) == (3.0, None)
     assert next(answers, None) is None
+    # A repetition would be as unknown.
+    (found,) = evaluator.measure([ONE])
+    assert (found.rate, found.noise) == (5.0, "whether the machine was quiet around it is not known")
+
+
+class Pieces:
+    """Stands for a worker that answers so many texts a second, one number for each piece of a burst of two seconds, and
+    fails where that is 0.
+    """
+
+    def __init__(self, *rates: float, name: str = "", log: list[str] | None = None) -> None:
+        self.rates, self.asked, self.name = rates, 0, name
+        self.log = [] if log is None else log
+        self.longest: list[float] = []
+
+    def memory_bytes(self) -> int:
+        return 1
+
+    def ask(self, command: dict[str, Any], seconds: float) -> dict[str, Any]:
+        assert (command["do"], command["seconds"]) == ("saturate", 1.0)
+        self.longest.append(command["longest"])
+        self.log.append(self.name)
+        rate = self.rates[self.asked]
+        self.asked += 1
+        if rate == 0:
+            raise ResourceError("the process ended")
+        return {"rate": rate, "texts": 10, "runs_ns": [rate * 1e6] * 10}
+
+
+@pytest.mark.parametrize(
+    ("rates", "looks", "counted", "noise"),
+    [
+        ((800.0, 820.0), (0.0, 0.0, 0.05), (800.0, 820.0), None),
+        ((400.0, 800.0, 820.0), (0.5, 0.0), (800.0, 820.0), None),  # slow before the first
+        ((800.0, 400.0, 410.0, 820.0), (0.0, 0.0, 0.06, 0.0), (800.0, 820.0), None),  # between two
+        ((400.0, 500.0, 410.0, 800.0), (0.5, 0.5, 0.5, 0.0), (800.0,), None),
+        ((400.0, 500.0, 420.0, 440.0), (0.5, 0.4, 0.3, 0.2, 0.1), (420.0, 440.0), "30% slower than usual"),
+        ((400.0, 500.0), (math.inf,), (400.0, 500.0), "is not known"),
+    ],
+)
+def test_disturbed_seconds_of_a_burst_are_made_up_for(
+    evaluators: Any, monkeypatch: pytest.MonkeyPatch, rates: tuple[float, ...], looks: tuple[float, ...],
+    counted: tuple[float, ...], noise: str | None,
+) -> None:  # fmt: skip
+    evaluator = evaluators(pace=Pace(burst=2.0))
+    monkeypatch.setattr(evaluator, "_yardstick", Looks(*looks))
+    worker = Pieces(*rates)
+    (found,) = evaluator._by_turns([worker])
+    assert worker.asked == len(rates)
+    assert evaluator._yardstick.taken == len(rates) + 1
+    assert found.rate == found.saturated == pytest.approx(np.mean(counted))
+    assert found.requests == 10 * len(rates)
+    assert found.latency_ms == percentiles(np.repeat(counted, 10))
+    assert (found.noise is None) == (noise is None)
+    assert (noise or "") in (found.noise or "")
+
+
+def test_under_a_promise_a_disturbed_burst_is_said_too(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluator = evaluators(Slo(99, 10.0))
+    monkeypatch.setattr(evaluator, "_yardstick", Looks(0.0, 0.2, 0.2, 0.0))
+    monkeypatch.setattr(evaluator, "_open", lambda setup: contextlib.nullcontext(Queue(set())))
+    (found,) = evaluator.measure([ONE])
+    assert found.noise == "the machine was 20% slower than usual around it"
+
+
+def test_pieces_count_by_their_seconds(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluator = evaluators(pace=Pace(burst=2.0))
+    monkeypatch.setattr(evaluator, "_yardstick", Looks(0.0))
+    clock = iter([0.0, 1.0, 1.0, 4.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    worker = Pieces(800.0, 400.0)
+    assert evaluator._by_turns([worker])[0].rate == (800.0 + 3 * 400.0) / 4
+    assert worker.longest == [12.0, 11.0]
+    # One of large runs takes as long as it needs, and is one piece.
+    clock = iter([0.0, 6.0])
+    assert evaluator._by_turns([Pieces(800.0)])[0].rate == 800.0
+
+
+def test_bursts_of_several_go_by_turns(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluator = evaluators(pace=Pace(burst=2.0))
+    monkeypatch.setattr(evaluator, "_yardstick", Looks(0.0))
+    log: list[str] = []
+    workers = [Pieces(*rates, name=name, log=log) for name, rates in (("a", (1, 3)), ("b", (5, 0)), ("c", (7, 9)))]
+    a, b, c = evaluator._by_turns(workers)
+    assert log == ["a", "b", "c", "a", "b", "c"]
+    assert (a.rate, c.rate) == (2, 8)
+    assert b.failed == "the process ended"
+    assert evaluator._yardstick.taken == 7  # what is seen after one is seen before the next

@@ -103,6 +103,13 @@ def test_a_small_machine_is_searched_to_its_best() -> None:
     assert len(found.trials) < len(machine.space.setups) / 2  # the cost model knows nothing of this formula
 
 
+def test_few_trials_are_none_of_chance_s() -> None:
+    """TPE knows nothing before it has seen some."""
+    sources = [trial.source for trial in run(Small(), trials=19).trials]
+    assert "tpe" not in sources[:10]
+    assert "tpe" in sources[10:]
+
+
 @pytest.mark.parametrize("trials", [1, 2, 3, 7, 8, 13, 19, 20])
 def test_all_trials_that_are_allowed_are_made_and_no_more(trials: int) -> None:
     machine = Small()

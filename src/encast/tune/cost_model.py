@@ -54,8 +54,8 @@ _RATES = np.linspace(0.02, 1.0, 50)
 """Shares of the saturated throughput at which the promise is checked."""
 
 _SHARED = 1.15
-"""How many times as long runs of groups take that share cores: a thread that the other group keeps off its core is
-waited for at every barrier. On two cores of a Zen 4 1.05 to 1.38, the more the smaller the runs."""
+"""How many times as much of the cores' time groups take that share them: a thread that the other group keeps off its
+core is waited for at every barrier. On two cores of a Zen 4 1.05 to 1.38, the more the smaller the runs."""
 
 _NO_RATE = 1e-3
 """What a set-up that cannot keep the promise at any rate is worth, as a share of its throughput: low, but in order."""
@@ -122,8 +122,8 @@ class CostModel:
         each = [float(self._seconds(part, part.full)) / part.full * part.share for part in parts]
         slowest = min(part.instances / seconds for part, seconds in zip(parts, each, strict=True))
         work = sum(part.threads * seconds for part, seconds in zip(parts, each, strict=True))
-        # Groups that share cores divide the cores' time between them.
-        return min(slowest, self.cores / (_SHARED * work)) if setup.shared_cores else slowest
+        # Groups that share cores divide the cores' time between them; one that gets no text takes none.
+        return min(slowest, self.cores / (_SHARED * work)) if setup.shared_cores and len(parts) > 1 else slowest
 
     def rate(self, setup: Setup, slo: Slo | None) -> float:
         """Texts a second that the set-up answers in time; without a promise, ``throughput``."""

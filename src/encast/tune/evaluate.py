@@ -11,15 +11,14 @@ whole machine can break the percentile of a short stream at a rate that is other
 taken again, with the same arrivals: what differs is the machine, and the best, which it disturbed least, counts. Near
 the limit that is hopeful: one kept stream is enough.
 
-**Noise**: an instance on every core runs the same batch before and after every second of a throughput and around each
-search for a rate under a promise. Where it was slower than its median by more than ``NOISY``, what it was around is
-measured again, for as long as the measurement takes without noise; a trial that has nothing else says so.
+**Noise**: the machine is looked at (``yardstick``) before and after every second of a throughput, and around each
+search for a rate under a promise. What was disturbed is measured again, for as long at most as the measurement takes
+without noise; a trial that has nothing else says so.
 """
 
 from __future__ import annotations
 
 import math
-import statistics as medians
 import tempfile
 import time
 from collections.abc import Generator, Mapping, Sequence
@@ -33,17 +32,17 @@ import numpy as np
 
 from encast.backends.groups import InstanceGroup, Setup
 from encast.batch import Batch
-from encast.bench.statistics import samples_needed
+from encast.bench.statistics import percentiles, samples_needed
 from encast.errors import EncastError
 from encast.tune.measurement import Measurement
 from encast.tune.process import Worker, requests_file
 from encast.tune.slo import Slo
+from encast.tune.yardstick import NOISY, Yardstick, noise
 
-__all__ = ["METHOD", "NOISY", "LiveEvaluator", "Pace", "crossing", "rates_to_try"]
+__all__ = ["METHOD", "LiveEvaluator", "Pace", "crossing", "rates_to_try"]
 
 METHOD = 2
 """Counted up when trials are measured in another way: those of two ways are not comparable."""
-NOISY = 0.05
 
 _STEPS = 6
 _LADDER = (0.6, 0.85, 0.95, 1.05)
@@ -57,8 +56,7 @@ _PIECE = 1.0
 """Seconds of a burst between two looks at the machine: a host leaves two virtual processors on one
 core for two or three."""
 _PATIENCE = 6.0
-"""Times a burst that one of large runs may take."""
-_FEWEST_YARDSTICKS = 3
+"""Times ``Pace.burst`` that one of large runs may take."""
 _FEW = 60
 """Set-ups that two cores have at most."""
 
@@ -97,14 +95,14 @@ class Pace:
         return min(self.tries, max(2, int(self.most / seconds)))
 
 
-@dataclass(frozen=True)
-class _Burst:
-    """``rate`` in texts a second, ``texts`` answered, percentiles of runs; how slow the machine was around it."""
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """Of a burst: texts a second, and their number; of each the nanoseconds of its run; ``looks`` before and after."""
 
     rate: float
     texts: int
-    latency_ms: Mapping[str, float | None]
-    slower: float
+    runs_ns: Sequence[int]
+    looks: tuple[float, float]
     seconds: float
 
 
@@ -136,8 +134,9 @@ class LiveEvaluator:
             "selects": selects,
         }
         self._probed: Worker | None = None
-        self._yardstick: Worker | None = None
-        self._yardsticks: list[float] = []
+        self._yardstick = Yardstick(lambda: self._open(Setup((InstanceGroup(cores, 1),), 1024)))
+        self._look: float | None = None
+        """What was seen last, while nothing ran since."""
 
     def __enter__(self) -> LiveEvaluator:
         return self
@@ -149,10 +148,10 @@ class LiveEvaluator:
 
     def close(self) -> None:
         """Ends all processes and removes what they read."""
-        for worker in (self._probed, self._yardstick):
-            if worker is not None:
-                worker.close()
-        self._probed = self._yardstick = None
+        if self._probed is not None:
+            self._probed.close()
+            self._probed = None
+        self._yardstick.close()
         self._stack.close()
 
     # The cost model's points
@@ -176,6 +175,7 @@ class LiveEvaluator:
             self._probed.close()
             self._probed = None
         began = time.perf_counter()
+        self._look = None
         with ExitStack() as stack:
             workers: list[Worker | Measurement] = []
             for setup in setups:
@@ -188,20 +188,22 @@ class LiveEvaluator:
         return [replace(one, seconds=each) for one in found]
 
     def _repeated(self, workers: Sequence[Worker | Measurement]) -> list[Measurement]:
-        """``_by_turns``, and once more when the machine was slow around it."""
-        slower = self._slower()
+        """``_by_turns``, and once more when the machine was disturbed around it."""
+        looks = [self._seen()]
         found = self._by_turns(workers)
-        slower = max(slower, self._slower())
-        if slower > NOISY:
+        looks.append(self._seen())
+        slower = self._yardstick.slower(looks)
+        # Where nothing is known, nothing would be known of the repetition.
+        if NOISY < slower < math.inf:
             again = self._by_turns(
                 [worker if one.failed is None else one for worker, one in zip(workers, found, strict=True)]
             )
-            slower_again = self._slower()
+            slower_again = self._yardstick.slower([self._seen()])
             if slower_again <= slower:
                 # What failed in the repetition was measured once.
                 found = [new if new.failed is None else old for new, old in zip(again, found, strict=True)]
                 slower = slower_again
-        return [replace(one, noise=_noise(slower)) for one in found]
+        return [replace(one, noise=noise(slower) or one.noise) for one in found]
 
     def _open(self, setup: Setup) -> Worker:
         return Worker(setup, self._job, self._prefix)
@@ -224,11 +226,10 @@ class LiveEvaluator:
         return [found[index] for index in range(len(workers))]
 
     def _steps(self, worker: Worker) -> Generator[None, None, Measurement]:
-        burst = yield from self._burst(worker)
-        most, texts = burst.rate, burst.texts
+        saturated = yield from self._burst(worker)
         if self.slo is None:
-            noise = _noise(burst.slower)
-            return Measurement(most, most, burst.latency_ms, 1.0, worker.memory_bytes(), texts, noise=noise)
+            return replace(saturated, memory_bytes=worker.memory_bytes())
+        most, texts = saturated.rate, saturated.requests
         yield
         limit = self.slo.limit_ms
         rates = rates_to_try(most, limit)
@@ -256,30 +257,44 @@ class LiveEvaluator:
             yield
         sustained = crossing(seen, limit)
         excess = 1.0 if sustained > 0 else min(seen)[1] / limit
-        return Measurement(sustained, most, kept.get("latency_ms", {}), excess, worker.memory_bytes(), texts)
+        return Measurement(
+            sustained,
+            most,
+            kept.get("latency_ms", {}),
+            excess,
+            worker.memory_bytes(),
+            texts,
+            noise=saturated.noise,
+        )
 
-    def _burst(self, worker: Worker) -> Generator[None, None, _Burst]:
-        """Piece by piece, until enough of them were undisturbed or as much time again has gone."""
-        piece = min(_PIECE, self.pace.burst)
-        pieces: list[_Burst] = []
+    def _burst(self, worker: Worker) -> Generator[None, None, Measurement]:
+        """The throughput, piece by piece, until enough was undisturbed or twice as much time has gone."""
+        wanted, piece = self.pace.burst, min(_PIECE, self.pace.burst)
+        pieces: list[_Piece] = []
         while True:
-            slower, began = self._slower(), time.perf_counter()
-            command = {"do": "saturate", "seconds": piece, "longest": _PATIENCE * self.pace.burst}
-            answer = worker.ask(command, 60 + 20 * self.pace.burst)
+            before, began = self._seen(), time.perf_counter()
+            longest = max(piece, _PATIENCE * wanted - _seconds(pieces))
+            answer = self._ask(
+                worker, {"do": "saturate", "seconds": piece, "longest": longest}, 60 + 20 * self.pace.burst
+            )
             seconds = max(piece, time.perf_counter() - began)
-            slower = max(slower, self._slower())
-            pieces.append(_Burst(answer["rate"], answer["texts"], answer["latency_ms"], slower, seconds))
-            quiet = [one for one in pieces if one.slower <= NOISY]
-            if _seconds(quiet) >= self.pace.burst or _seconds(pieces) >= 2 * self.pace.burst:
+            looks = before, self._seen()
+            pieces.append(_Piece(answer["rate"], answer["texts"], answer["runs_ns"], looks, seconds))
+            slower = {one: self._yardstick.slower(one.looks) for one in pieces}
+            enough = [one for one in pieces if slower[one] <= NOISY or slower[one] == math.inf]
+            if _seconds(enough) > wanted - piece / 2 or _seconds(pieces) > 2 * wanted - piece / 2:
                 break
             yield
-        counted = sorted(quiet or pieces, key=lambda one: one.rate)
-        return _Burst(
-            sum(one.rate * one.seconds for one in counted) / _seconds(counted),
-            sum(one.texts for one in pieces),
-            counted[len(counted) // 2].latency_ms,
-            max(one.slower for one in counted),
-            _seconds(counted),
+        quietest = sorted(pieces, key=lambda one: slower[one])
+        counted = [one for one in quietest if slower[one] <= NOISY] or quietest[: max(1, round(wanted / piece))]
+        rate = sum(one.rate * one.seconds for one in counted) / _seconds(counted)
+        runs_ms = np.concatenate([one.runs_ns for one in counted]) / 1e6
+        return Measurement(
+            rate,
+            rate,
+            percentiles(runs_ms),
+            requests=sum(one.texts for one in pieces),
+            noise=noise(max(slower[one] for one in counted)),
         )
 
     def _promised(self, answer: Mapping[str, Any]) -> float:
@@ -298,46 +313,27 @@ class LiveEvaluator:
             "percent": self.slo.percent,
             "give_up_ns": int(_HOPELESS * self.slo.limit_ms * 1e6),
         }
-        answer = worker.ask(command, 60 + 3 * seconds + _HOPELESS * self.slo.limit_ms / 1e3)
+        answer = self._ask(worker, command, 60 + 3 * seconds + _HOPELESS * self.slo.limit_ms / 1e3)
         if not answer["late"] and answer["promised_ms"] is None:
             # Fewer arrived than the percentile needs, by chance: once more, for longer.
-            answer = worker.ask({**command, "seconds": 2 * seconds, "seed": self.seed + 1}, 60 + 6 * seconds)
+            answer = self._ask(worker, {**command, "seconds": 2 * seconds, "seed": self.seed + 1}, 60 + 6 * seconds)
         if not answer["late"] and answer["promised_ms"] is None:
             answer["late"] = True
         return answer
 
-    # The machine's own noise
+    def _ask(self, worker: Worker, command: dict[str, Any], seconds: float) -> dict[str, Any]:
+        self._look = None
+        return worker.ask(command, seconds)
 
-    def _slower(self) -> float:
-        """By how much the machine is slower now than it usually was, 0 at the median; infinite where unknown."""
-        try:
-            if self._yardstick is None:
-                self._yardstick = self._open(Setup((InstanceGroup(self.cores, 1),), 1024))
-            while True:
-                answer = self._yardstick.ask({"do": "probe", "tokens": 256, "seconds": 0.1}, 120)
-                self._yardsticks.append(float(answer["nanoseconds"]))
-                if len(self._yardsticks) >= _FEWEST_YARDSTICKS:
-                    break
-        except EncastError:
-            # Its end says nothing of the set-up that is measured; the next time another one is opened.
-            if self._yardstick is not None:
-                self._yardstick.close()
-                self._yardstick = None
-            return math.inf
-        return self._yardsticks[-1] / medians.median(self._yardsticks) - 1
+    def _seen(self) -> float:
+        """A look at the machine, or the last one if nothing ran since."""
+        if self._look is None:
+            self._look = self._yardstick.look()
+        return self._look
 
 
-def _seconds(pieces: Sequence[_Burst]) -> float:
+def _seconds(pieces: Sequence[_Piece]) -> float:
     return sum(piece.seconds for piece in pieces)
-
-
-def _noise(slower: float) -> str | None:
-    """What a trial says of the machine around it."""
-    if slower <= NOISY:
-        return None
-    if slower == math.inf:
-        return "whether the machine was quiet around it is not known"
-    return f"the machine was {slower:.0%} slower than usual around it"
 
 
 def rates_to_try(most: float, limit: float) -> Generator[float, float, None]:

@@ -28,7 +28,7 @@ _START_NS = 20_000_000
 """From the start of the threads to the first arrival."""
 
 _WINDOWS = 4
-"""Of a saturated measurement, unless it takes too long."""
+"""Of a saturated measurement, unless it takes longer than ``longest``."""
 
 
 @dataclass(frozen=True)
@@ -145,12 +145,12 @@ class Service:
         return Streamed(answered, hopeless.is_set())
 
     def saturate(self, seconds: float, longest: float) -> Saturated:
-        """Answers for at least that long while there is always enough to do.
+        """Answers for at least that long, and not much longer than ``longest``, while there is always enough to do.
 
         Of the workload's order a window is open: from the oldest text without an answer, twice as many as the instances
         hold at once. So no group runs ahead of the others by more, and what is answered has the workload's proportion
-        of short and long texts. Ends once that window has passed ``_WINDOWS`` times, or after ``longest`` seconds; the
-        runs that are under way then are finished beside others, as those before them, or they would be quicker.
+        of short and long texts. Ends once that window has passed ``_WINDOWS`` times or the time is over; the runs that
+        are under way then are finished beside others, as those before them, or they would be quicker.
         """
         count = len(self.requests)
         mean = max(1.0, float(np.mean(self._lengths)))

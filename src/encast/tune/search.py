@@ -1,8 +1,8 @@
 """Which set-up to measure next, when to stop, and which one to choose.
 
-**Order.** The best estimates of the cost model come first, one for every kind of set-up. Then two proposers take turns:
-Optuna's TPE sampler over the coordinates of the space, which needs no model of the machine, and the set-up of greatest
-expected improvement by ``surrogate``, which has one. Where TPE proposes what was measured already, the other decides.
+**Order.** The best estimates of the cost model come first, one for every kind of set-up. Then the set-up of greatest
+expected improvement by ``surrogate``, which has a model of the machine, and, after the first trials, by turns with it
+what Optuna's TPE sampler proposes, which needs none. Where that was measured already, the other decides.
 
 **Stop.** When with a probability of 95 % no set-up is better than the best by more than 3 %: what was measured leaves
 too little room (the probabilistic regret bound of Wilson, "Stopping Bayesian Optimization with Probabilistic Regret

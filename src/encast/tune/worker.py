@@ -54,14 +54,7 @@ class _Session:
 
     def saturate(self, command: dict[str, Any]) -> dict[str, Any]:
         found = self.service.saturate(float(command["seconds"]), float(command["longest"]))
-        return {
-            "rate": found.rate,
-            "texts": found.texts,
-            "latency_ms": {
-                name: None if value is None else value / 1e6
-                for name, value in percentiles(found.runs_ns, PERCENTS).items()
-            },
-        }
+        return {"rate": found.rate, "texts": found.texts, "runs_ns": found.runs_ns}
 
     def stream(self, command: dict[str, Any]) -> dict[str, Any]:
         percent, seconds = float(command["percent"]), float(command["seconds"])
