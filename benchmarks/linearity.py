@@ -1,0 +1,81 @@
+"""Whether time grows linearly with tokens: encast int8 on 512 to 65,536 packed tokens, in sequences of 128, by turns.
+
+    python benchmarks/linearity.py --model bert-base
+    python benchmarks/linearity.py --model all-minilm-l6-v2 --rounds 15
+
+Each size is a process of its own, and in a round each is asked for as many tokens as the others, small batches in many
+calls, so that what the host does to one it does to all. The line goes through the origin, its slope is the median over
+sizes of a round's time a token; "off the line" is taken within each round. Medians of rounds with 95 % intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import numpy as np
+
+from encast.bench.cache import default_cache
+from encast.bench.config import load_jobs
+from encast.bench.contender import Contender
+from encast.bench.models import make_model
+from encast.bench.statistics import median_interval
+from encast.bench.worker import prepare
+from encast.bench.workloads import make_workload
+from encast.launch import Placement
+
+LENGTH = 128
+SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
+"""Sequences of a call."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="bert-base", help="as of encast bench (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="at least 3 (default: %(default)s)")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=SIZES, help="sequences of a call (default: %(default)s)"
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cache", type=Path, default=default_cache(), help="of converted models (%(default)s)")
+    args = parser.parse_args()
+    (job,) = load_jobs([f"model={args.model}", "backend=encast-int8", f"workload.length={LENGTH}"])
+    (backend,) = job.backends
+    model = make_model(job.model, args.cache)
+    reason, _ = prepare(backend, model, args.threads, args.cache)
+    if reason is not None:
+        raise SystemExit(f"{backend.name}: {reason}")
+    workload = make_workload(job.workload, model)
+    whole = Placement(tuple(sorted(os.sched_getaffinity(0))), None, args.threads)
+    contenders = {size: Contender(backend, model, [whole], cache=args.cache) for size in args.sizes}
+    calls = {size: max(args.sizes) // size for size in args.sizes}
+    per_token: list[list[float]] = []  # microseconds, by round and size
+    try:
+        for size, contender in contenders.items():
+            contender.open()
+            contender.bind(workload.draw(1, batch=size))
+            contender.burst(calls=2)
+        for number in range(args.rounds):
+            taken = {}
+            for size in args.sizes if number % 2 == 0 else args.sizes[::-1]:
+                (times,) = contenders[size].burst(calls=calls[size])
+                taken[size] = sum(times) / 1e3 / (len(times) * size * LENGTH)
+            per_token.append([taken[size] for size in args.sizes])
+    finally:
+        for contender in contenders.values():
+            contender.close()
+    measured = np.asarray(per_token)
+    off = 100 * (measured / np.median(measured, axis=1, keepdims=True) - 1)
+    print(f"{args.model} int8, {args.rounds} rounds of {max(args.sizes) * LENGTH:,} tokens a size")
+    for index, size in enumerate(args.sizes):
+        low, high = median_interval(off[:, index]) or (float("nan"), float("nan"))
+        print(
+            f"{size * LENGTH:7,} tokens: {np.median(measured[:, index]):8.2f} us a token, "
+            f"{np.median(off[:, index]):+5.1f} % [{low:+.1f}, {high:+.1f}] off the line",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
