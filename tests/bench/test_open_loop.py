@@ -30,6 +30,13 @@ def test_poisson_arrivals() -> None:
     assert counts.var() == pytest.approx(1000, rel=0.3)
 
 
+def test_as_many_arrivals_as_the_rate_says() -> None:
+    counts = {len(poisson(1000, 0.4, seed, exact=True)) for seed in range(8)}
+    assert counts == {400}
+    assert len({len(poisson(1000, 0.4, seed)) for seed in range(8)}) > 1
+    assert poisson(1, 0.1, exact=True) == [100_000_000]
+
+
 @given(st.floats(0.01, 500), st.floats(0.01, 3), st.integers(0, 9))
 def test_arrivals_rise_within_the_time(rate: float, seconds: float, seed: int) -> None:
     times = poisson(rate, seconds, seed)

@@ -43,6 +43,14 @@ class Recorder:
 FOREVER = 10**12
 
 
+def test_one_run_is_told_of_however_late_it_is() -> None:
+    """A machine that is stopped for a while has no time left when it goes on."""
+    service = Service(Setup((InstanceGroup(2, 1),), 4), requests(4), Recorder(lambda tokens: 0.01))
+    found = service.saturate(0.0, 0.0)
+    assert found.texts >= 1
+    assert 0 < found.rate < 1000
+
+
 def test_what_waits_runs_together_up_to_the_bound() -> None:
     ran = Recorder()
     service = Service(Setup((InstanceGroup(1, 1),), 10), requests(4, 5, 3, 20, 1), ran)

@@ -29,11 +29,12 @@ TRACE_COLUMN = "seconds"
 _MOST_ARRIVALS = 1 << 22
 
 
-def poisson(rate: float, seconds: float, seed: Any = 0) -> list[int]:
+def poisson(rate: float, seconds: float, seed: Any = 0, *, exact: bool = False) -> list[int]:
     """Due times in nanoseconds of a Poisson process of ``rate`` arrivals a second, over that long.
 
-    The number of arrivals is drawn too, so rounds differ as hours of real traffic do. ``seed``: as of NumPy's
-    ``default_rng``. Never empty: a stretch without an arrival has one at its end.
+    The number of arrivals is drawn too, so rounds differ as hours of real traffic do; ``exact``: as many come as the
+    rate says, for who compares rates. ``seed``: as of NumPy's ``default_rng``. Never empty: a stretch without an
+    arrival has one at its end.
     """
     if not (rate > 0 and seconds > 0 and math.isfinite(rate) and math.isfinite(seconds)):
         raise InputError(f"rate {rate} a second for {seconds} seconds: give numbers above 0")
@@ -41,7 +42,8 @@ def poisson(rate: float, seconds: float, seed: Any = 0) -> list[int]:
         raise InputError(f"{rate} a second for {seconds} seconds are more than {_MOST_ARRIVALS} arrivals; give less")
     rng = np.random.default_rng(seed)
     # Given their number, the arrivals of a Poisson process are uniform and independent.
-    times = np.sort(rng.uniform(0, seconds * 1e9, rng.poisson(rate * seconds)))
+    count = round(rate * seconds) if exact else rng.poisson(rate * seconds)
+    times = np.sort(rng.uniform(0, seconds * 1e9, count))
     return [int(time) for time in times] or [int(seconds * 1e9)]
 
 

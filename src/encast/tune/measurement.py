@@ -23,7 +23,8 @@ class Measurement:
     saturated: float
     """Texts a second with endless texts waiting."""
     latency_ms: Mapping[str, float | None] = field(default_factory=dict)
-    """Percentiles at ``rate``, by name (``p50``): from arrival to answer; without a promise, of the runs."""
+    """Percentiles by name (``p50``): from arrival to answer, at the highest rate tried that kept the promise; without
+    a promise, of the runs."""
     excess: float = 1.0
     """Where ``rate`` is 0: the promised percentile over its limit, at the lowest rate that was tried."""
     memory_bytes: int | None = None

@@ -174,7 +174,8 @@ class Service:
         def over() -> bool:
             nonlocal end
             now = time.perf_counter_ns()
-            if not end and (now >= late or (now >= soon and oldest >= _WINDOWS * window)):
+            # However late it is, there is one run to tell of.
+            if not end and (runs or under_way) and (now >= late or (now >= soon and oldest >= _WINDOWS * window)):
                 end = now
             return threads.error is not None or (end > 0 and all(start >= end for start in under_way))
 
