@@ -4,8 +4,9 @@
     python benchmarks/linearity.py --model all-minilm-l6-v2 --rounds 15
 
 Each size is a process of its own, and in a round each is asked for as many tokens as the others, small batches in many
-calls, so that what the host does to one it does to all. The line goes through the origin, its slope is the median over
-sizes of a round's time a token; "off the line" is taken within each round. Medians of rounds with 95 % intervals.
+calls, so that a host with other guests disturbs all alike in the long run. The line goes through the origin, its slope
+is the median over sizes of a round's time a token; "off the line" is taken within each round. Medians of rounds with
+95 % intervals. Where the processors are is not looked at: a round takes longer than they stay.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from encast.bench.cache import default_cache
 from encast.bench.config import load_jobs
 from encast.bench.contender import Contender
 from encast.bench.models import make_model
-from encast.bench.statistics import median_interval
+from encast.bench.statistics import FEWEST_ROUNDS, median_interval
 from encast.bench.worker import prepare
 from encast.bench.workloads import make_workload
 from encast.launch import Placement
@@ -34,12 +35,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="bert-base", help="as of encast bench (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="at least 3 (default: %(default)s)")
-    parser.add_argument(
-        "--sizes", type=int, nargs="+", default=SIZES, help="sequences of a call (default: %(default)s)"
-    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cache", type=Path, default=default_cache(), help="of converted models (%(default)s)")
     args = parser.parse_args()
+    if args.rounds < FEWEST_ROUNDS:
+        parser.error(f"--rounds is {args.rounds}; an interval needs {FEWEST_ROUNDS}")
     (job,) = load_jobs([f"model={args.model}", "backend=encast-int8", f"workload.length={LENGTH}"])
     (backend,) = job.backends
     model = make_model(job.model, args.cache)
@@ -48,8 +48,8 @@ def main() -> None:
         raise SystemExit(f"{backend.name}: {reason}")
     workload = make_workload(job.workload, model)
     whole = Placement(tuple(sorted(os.sched_getaffinity(0))), None, args.threads)
-    contenders = {size: Contender(backend, model, [whole], cache=args.cache) for size in args.sizes}
-    calls = {size: max(args.sizes) // size for size in args.sizes}
+    contenders = {size: Contender(backend, model, [whole], cache=args.cache) for size in SIZES}
+    calls = {size: max(SIZES) // size for size in SIZES}
     per_token: list[list[float]] = []  # microseconds, by round and size
     try:
         for size, contender in contenders.items():
@@ -58,21 +58,22 @@ def main() -> None:
             contender.burst(calls=2)
         for number in range(args.rounds):
             taken = {}
-            for size in args.sizes if number % 2 == 0 else args.sizes[::-1]:
+            for size in SIZES if number % 2 == 0 else SIZES[::-1]:
                 (times,) = contenders[size].burst(calls=calls[size])
                 taken[size] = sum(times) / 1e3 / (len(times) * size * LENGTH)
-            per_token.append([taken[size] for size in args.sizes])
+            per_token.append([taken[size] for size in SIZES])
     finally:
         for contender in contenders.values():
             contender.close()
     measured = np.asarray(per_token)
     off = 100 * (measured / np.median(measured, axis=1, keepdims=True) - 1)
-    print(f"{args.model} int8, {args.rounds} rounds of {max(args.sizes) * LENGTH:,} tokens a size")
-    for index, size in enumerate(args.sizes):
-        low, high = median_interval(off[:, index]) or (float("nan"), float("nan"))
+    print(f"{args.model} int8, {args.rounds} rounds of {max(SIZES) * LENGTH:,} tokens a size")
+    for index, size in enumerate(SIZES):
+        interval = median_interval(off[:, index])
+        assert interval is not None
         print(
             f"{size * LENGTH:7,} tokens: {np.median(measured[:, index]):8.2f} us a token, "
-            f"{np.median(off[:, index]):+5.1f} % [{low:+.1f}, {high:+.1f}] off the line",
+            f"{np.median(off[:, index]):+5.1f} % [{interval[0]:+.1f}, {interval[1]:+.1f}] off the line",
             flush=True,
         )
 
