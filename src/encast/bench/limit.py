@@ -18,6 +18,7 @@ __all__ = ["Limit", "Sizes", "peak", "peak_is_the_machine_s", "quickest", "settl
 
 _PAUSES = (0.3, 1.0, 3.0)
 """Seconds before a peak is measured again: two to three are what processors stayed on one core for."""
+_SAMPLES = 3
 _SCALES = 0.75
 """Of what cores reach one by one, busy ones reach more than this together, except where their clock falls further."""
 
@@ -125,12 +126,12 @@ def peak(dtype: str, threads: int, seconds: float = 0.06) -> float:
 
 
 def settled_peak(dtype: str, threads: int, cores: int, wait: Callable[[float], None] = time.sleep) -> float:
-    """``peak`` of threads on so many cores, measured again, later, while the cores do far less than one by one.
+    """The best ``peak`` of threads on so many cores, measured again, later, while they do far less than one by one.
 
-    A host that has put two processors on one core for a while halves it. Where the clock of many busy cores is as low,
-    that costs some seconds, once.
+    One sample is of one moment, in which neighbours may take some percent. A host that has put two processors on one
+    core for a while halves it. Where the clock of many busy cores is as low, that costs some seconds, once.
     """
-    found, alone = peak(dtype, threads), peak(dtype, 1)
+    found, alone = (max(peak(dtype, count) for _ in range(_SAMPLES)) for count in (threads, 1))
     for pause in _PAUSES:
         if found >= _SCALES * cores * alone:
             break
