@@ -31,7 +31,7 @@ from encast.bench.noise import steady_place
 from encast.bench.peers.base import BackendSpec, ModelFiles
 from encast.bench.placement import PlaceMeter
 from encast.bench.statistics import median_interval, ratio_interval
-from encast.bench.timing import Round, Timing, take_turns
+from encast.bench.timing import Timing, take_turns
 from encast.bench.worker import prepare
 from encast.bench.workloads import real_texts
 from encast.launch import Placement
@@ -50,12 +50,6 @@ def reference(model: ModelFiles, texts: list[str], folder: Path) -> Any:
     artifact = encast.compile(model.checkpoint, folder / "reference.encast", dtype="f32", task="embed", exact=True)
     with encast.load(artifact, device="reference") as engine:
         return engine.embed(texts)
-
-
-def common_place(one: Round) -> dict[int, str]:
-    """Of a round as a whole, for ``steady_place``: a ratio needs both contenders at one place in the same round."""
-    places = set(one.places.values())
-    return {0: places.pop() if len(places) == 1 else "moved"}
 
 
 def compare(name: str, model: ModelFiles, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -100,13 +94,13 @@ def compare(name: str, model: ModelFiles, args: argparse.Namespace, folder: Path
             take,
             timing,
             PlaceMeter(cpus).read,
-            lambda rounds: steady_place([common_place(one) for one in rounds], timing.rounds_least) in ("near", "far"),
+            lambda rounds: steady_place([one.places for one in rounds], timing.rounds_least) in ("near", "far"),
         )
         choice = contenders[1].facts()["choice"]
     finally:
         for contender in contenders:
             contender.close()
-    place = steady_place([common_place(one) for one in rounds], timing.rounds_least)
+    place = steady_place([one.places for one in rounds], timing.rounds_least)
     kept = [one.number for one in rounds if place is None or set(one.places.values()) == {place}]
     ours, theirs = ([seconds[spec.name][index] for index in kept] for spec in specs)
     ratio = ratio_interval(theirs, ours)

@@ -122,9 +122,17 @@ def test_who_was_taken_while_the_processors_moved_says_so() -> None:
         ([("near", "near"), ("far", "far")] * 2, "near"),
         ([("halved", "halved"), ("far", "far")] * 2, "far"),
         ([("halved", "halved"), ("far", "far"), ("halved", "halved")], "halved"),
+        # Each has two rounds of near, and their ratio one.
+        ([("near", "moved"), ("near", "near"), ("moved", "near")], None),
+        ([("near", "far"), ("near", "near"), ("far", "near"), ("far", "far"), ("far", "far")], "far"),
+        # Every two share two rounds, all three only one.
+        ([("near", "near", "far"), ("near", "near", "near"), ("near", "far", "near"), ("far", "near", "near")], "near"),
+        ([("near",), ("far",), ("near",)], "near"),
+        ([("near",), ("far",), ("moved",)], None),
+        ([(), ()], None),
     ],
 )
-def test_rounds_of_one_place_are_kept(places: list[tuple[str, str]], kept: str | None) -> None:
+def test_rounds_of_one_place_are_kept(places: list[tuple[str, ...]], kept: str | None) -> None:
     assert steady_place([dict(enumerate(one)) for one in places], 2) == kept
 
 
