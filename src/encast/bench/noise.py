@@ -15,7 +15,7 @@ import numpy as np
 
 from encast.bench.placement import HALVED, PLACES
 
-__all__ = ["Noise", "NoiseLimits", "NoiseMeter", "spread", "steady_place"]
+__all__ = ["Noise", "NoiseLimits", "NoiseMeter", "rounds_suffice", "spread", "steady_place"]
 
 
 @dataclass(frozen=True)
@@ -126,3 +126,9 @@ def steady_place(places: Sequence[Mapping[int, str]], least: int) -> str | None:
         if pairs and all(sum(one.get(a) == one.get(b) == place for one in places) >= least for a, b in pairs):
             return place
     return None
+
+
+def rounds_suffice(places: Sequence[Mapping[int, str]], least: int) -> bool:
+    """Whether more time would better nothing: ``least`` rounds are of one place that is not halved (``steady_place``),
+    or where the last was is not known."""
+    return "unknown" in places[-1].values() or steady_place(places, least) not in (None, HALVED)
