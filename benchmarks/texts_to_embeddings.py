@@ -27,11 +27,11 @@ from encast.bench.config import load_jobs
 from encast.bench.contender import Contender
 from encast.bench.limit import Sizes, peak
 from encast.bench.models import make_model
-from encast.bench.noise import steady_place
+from encast.bench.noise import rounds_suffice, steady_place
 from encast.bench.peers.base import BackendSpec, ModelFiles
 from encast.bench.placement import PlaceMeter
 from encast.bench.statistics import median_interval, ratio_interval
-from encast.bench.timing import Round, Timing, take_turns
+from encast.bench.timing import Timing, take_turns
 from encast.bench.worker import prepare
 from encast.bench.workloads import real_texts
 from encast.launch import Placement
@@ -50,12 +50,6 @@ def reference(model: ModelFiles, texts: list[str], folder: Path) -> Any:
     artifact = encast.compile(model.checkpoint, folder / "reference.encast", dtype="f32", task="embed", exact=True)
     with encast.load(artifact, device="reference") as engine:
         return engine.embed(texts)
-
-
-def common_place(one: Round) -> dict[int, str]:
-    """Of a round as a whole, for ``steady_place``: a ratio needs both contenders at one place in the same round."""
-    places = set(one.places.values())
-    return {0: places.pop() if len(places) == 1 else "moved"}
 
 
 def compare(name: str, model: ModelFiles, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -100,15 +94,16 @@ def compare(name: str, model: ModelFiles, args: argparse.Namespace, folder: Path
             take,
             timing,
             PlaceMeter(cpus).read,
-            lambda rounds: steady_place([common_place(one) for one in rounds], timing.rounds_least) in ("near", "far"),
+            lambda rounds: rounds_suffice([one.places for one in rounds], timing.rounds_least),
         )
         choice = contenders[1].facts()["choice"]
     finally:
         for contender in contenders:
             contender.close()
-    place = steady_place([common_place(one) for one in rounds], timing.rounds_least)
-    kept = [one.number for one in rounds if place is None or set(one.places.values()) == {place}]
-    ours, theirs = ([seconds[spec.name][index] for index in kept] for spec in specs)
+    place = steady_place([one.places for one in rounds], timing.rounds_least)
+    kept = [one for one in rounds if place is None or set(one.places.values()) == {place}]
+    kinds = {where for one in kept for where in one.places.values()}
+    ours, theirs = ([seconds[spec.name][one.number] for one in kept] for spec in specs)
     ratio = ratio_interval(theirs, ours)
     lengths = [len(ids) for ids in token_ids(model, texts)]
     operations = Sizes.of(plain_graph(model.checkpoint)).operations(
@@ -118,7 +113,7 @@ def compare(name: str, model: ModelFiles, args: argparse.Namespace, folder: Path
         "set": name,
         "texts": len(texts),
         "tokens_mean": float(np.mean(lengths)),
-        "place": place or "mixed",
+        "place": kinds.pop() if len(kinds) == 1 else "mixed",
         "encast_s": float(np.median(ours)),
         "encast_s_interval": median_interval(ours),
         "openvino_s": float(np.median(theirs)),

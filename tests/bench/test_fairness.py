@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from lab import backends, measure, measure_all
 
 from encast.batch import Batch
 from encast.bench import run
+from encast.bench.agreement import Agreement, Reference
 from encast.bench.contender import Usage
 from encast.bench.fairness import Evidence, Fairness, first_calls, fresh_batches, judge, least_time
 from encast.bench.rows import Row
@@ -100,6 +104,24 @@ def test_who_disturbs_others_is_named(tmp_path: Path) -> None:
     assert rows["honest"]["status"] == "ok", rows["honest"]["reason"]
     assert rows["honest"]["fairness"]["idle_cpu_per_wall"] < 0.1
     assert rows["honest"]["noise"]["noisy"]
+
+
+def test_who_disagrees_late_and_cheats_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, looks = Reference.compare, itertools.count()
+
+    def late(reference: Reference, outputs: Any, dtype: str) -> Agreement:
+        found = real(reference, outputs, dtype)
+        return replace(found, cosine_mean=0.5) if next(looks) else found
+
+    monkeypatch.setattr(Reference, "compare", late)
+    folder = backends(tmp_path, eight_threads={"peer": "ManyThreads", "running": 8})
+    (row,) = measure_all(folder, ["eight-threads"], "launcher=instances", "launcher.instances=1",
+                         "launcher.cores_per_instance=1", "price=0.36/h")  # fmt: skip
+    assert row["status"] == "disagrees", row["reason"]
+    assert "mean cosine 0.500000" in row["reason"]
+    assert row["agreement"]["cosine_mean"] == 0.5
+    assert len(row["samples"]["figure"]) >= 3, "it was measured"
+    assert (row["metrics"], row["ratio_to"], row["limit"], row["cost"]) == ({}, {}, None, None)
 
 
 def test_a_point_is_judged_by_its_own_bursts(tmp_path: Path) -> None:

@@ -86,6 +86,8 @@ def test_every_value_can_be_set() -> None:
         (["timing.seconds=soon"], "timing.seconds is 'soon'; a number above 0 is needed"),
         (["timing.rounds_least=1.5"], "timing.rounds_least is 1.5; a whole number above 0 is needed"),
         (["timing.rounds_least=true"], "timing.rounds_least is True; a whole number above 0 is needed"),
+        (["timing.rounds_least=200"], "timing.rounds_least is 200 and timing.rounds_most 100; give both, the least no"),
+        (["timing.rounds_most=3"], "timing.rounds_least is 5 and timing.rounds_most 3; give both, the least no"),
         (["limits.growth_mib=-1"], "limits.growth_mib is -1; a number above 0 is needed"),
         (["launcher.smt=maybe"], "launcher.smt is 'maybe'; true or false is needed"),
         (["backend.encast-int8.dtype=int3"], "backend.encast-int8.dtype is 'int3'; one of f32, bf16, int8 is needed"),
@@ -106,6 +108,11 @@ def test_what_there_is_not_is_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(InputError) as caught:
         load_jobs(overrides, multirun=overrides == ["model=glob(*)"])
     assert said in str(caught.value)
+
+
+def test_as_many_rounds_at_least_as_at_most_are_accepted() -> None:
+    (job,) = load_jobs(["timing.rounds_least=3", "timing.rounds_most=3"])
+    assert (job.timing.rounds_least, job.timing.rounds_most) == (3, 3)
 
 
 def test_a_sweep_is_checked_as_a_whole() -> None:

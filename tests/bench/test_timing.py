@@ -15,7 +15,7 @@ from lab import backends, measure_all
 from encast.batch import Batch
 from encast.bench.cache import cached, cached_place, seconds_to_make
 from encast.bench.limit import Limit, Sizes, peak, peak_is_the_machine_s, quickest, settled_peak
-from encast.bench.noise import Noise, NoiseLimits, NoiseMeter, spread, steady_place
+from encast.bench.noise import Noise, NoiseLimits, NoiseMeter, rounds_suffice, spread, steady_place
 from encast.bench.placement import PLACES, PlaceMeter
 from encast.bench.timing import Round, Timing, take_turns, warm_up
 from encast.errors import ResourceError
@@ -122,10 +122,32 @@ def test_who_was_taken_while_the_processors_moved_says_so() -> None:
         ([("near", "near"), ("far", "far")] * 2, "near"),
         ([("halved", "halved"), ("far", "far")] * 2, "far"),
         ([("halved", "halved"), ("far", "far"), ("halved", "halved")], "halved"),
+        # Each has two rounds of near, and their ratio one.
+        ([("near", "moved"), ("near", "near"), ("moved", "near")], None),
+        ([("near", "far"), ("near", "near"), ("far", "near"), ("far", "far"), ("far", "far")], "far"),
+        # Every two share two rounds, all three only one.
+        ([("near", "near", "far"), ("near", "near", "near"), ("near", "far", "near"), ("far", "near", "near")], "near"),
+        ([("near",), ("far",), ("near",)], "near"),
+        ([("near",), ("far",), ("moved",)], None),
+        ([(), ()], None),
     ],
 )
-def test_rounds_of_one_place_are_kept(places: list[tuple[str, str]], kept: str | None) -> None:
+def test_rounds_of_one_place_are_kept(places: list[tuple[str, ...]], kept: str | None) -> None:
     assert steady_place([dict(enumerate(one)) for one in places], 2) == kept
+
+
+@pytest.mark.parametrize(
+    ("places", "suffice"),
+    [
+        ([("near", "near")] * 2, True),
+        ([("far", "far")] * 2, True),
+        ([("near", "far"), ("near", "near")], False),
+        ([("halved", "halved")] * 2, False),
+        ([("unknown", "unknown")] * 2, True),
+    ],
+)
+def test_more_time_is_for_what_it_may_better(places: list[tuple[str, ...]], suffice: bool) -> None:
+    assert rounds_suffice([dict(enumerate(one)) for one in places], 2) == suffice
 
 
 def test_the_place_of_processors_is_known_or_not() -> None:

@@ -318,13 +318,19 @@ def _job(config: Mapping[str, Any]) -> Job:
             f"launcher={launcher.name} does not say how many instances; give launcher.instances=N, "
             "launcher.cores_per_instance=N or both"
         )
+    timing = _section(Timing, "timing", config["timing"])
+    if timing.rounds_least > timing.rounds_most:
+        raise InputError(
+            f"timing.rounds_least is {timing.rounds_least} and timing.rounds_most {timing.rounds_most}; "
+            "give both, the least no greater than the most"
+        )
     return Job(
         backends=tuple(_spec(name, dict(fields)) for name, fields in config["backend"].items()),
         model=config["model"],
         workload=config["workload"],
         scenario=config["scenario"],
         launcher=launcher,
-        timing=_section(Timing, "timing", config["timing"]),
+        timing=timing,
         limits=_section(Limits, "limits", config["limits"]),
         noise=_section(NoiseLimits, "noise", config["noise"]),
         experiment=experiment,

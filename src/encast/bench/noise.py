@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from encast.bench.placement import HALVED, PLACES
 
-__all__ = ["Noise", "NoiseLimits", "NoiseMeter", "spread", "steady_place"]
+__all__ = ["Noise", "NoiseLimits", "NoiseMeter", "rounds_suffice", "spread", "steady_place"]
 
 
 @dataclass(frozen=True)
@@ -113,14 +114,21 @@ def spread(figures: Sequence[float]) -> float | None:
 
 
 def steady_place(places: Sequence[Mapping[int, str]], least: int) -> str | None:
-    """The place whose rounds are kept: the first of ``PLACES`` of which every contender has ``least`` rounds.
+    """The place whose rounds are kept: the first of ``PLACES`` at which every two contenders were in ``least`` rounds.
 
-    ``places``: of every round, where each contender was. None when none is: then all rounds count. Rounds with
-    processors on one core and on two, or in one cache and in two, have different times, so a row that mixes them says
-    little.
+    ``places``: of every round, where each contender was. Two, because a ratio is of the rounds that both were in; one
+    contender alone needs as many. None when no place has them, or nobody was measured: then all rounds count. Rounds
+    with processors on one core and on two, or in one cache and in two, have different times, so a row that mixes them
+    says little.
     """
-    contenders = {index for one in places for index in one}
+    pairs = list(combinations_with_replacement({index for one in places for index in one}, 2))
     for place in PLACES:
-        if all(sum(one.get(index) == place for one in places) >= least for index in contenders):
+        if pairs and all(sum(one.get(a) == one.get(b) == place for one in places) >= least for a, b in pairs):
             return place
     return None
+
+
+def rounds_suffice(places: Sequence[Mapping[int, str]], least: int) -> bool:
+    """Whether more time would better nothing: ``least`` rounds are of one place that is not halved (``steady_place``),
+    or where the last was is not known."""
+    return "unknown" in places[-1].values() or steady_place(places, least) not in (None, HALVED)

@@ -25,9 +25,9 @@ from encast.bench.contender import ColdStart, Contender
 from encast.bench.cost import cost_record, parse_price
 from encast.bench.limit import Limit, Sizes, peak_is_the_machine_s, quickest, settled_peak
 from encast.bench.models import make_model
-from encast.bench.noise import Noise, NoiseMeter, steady_place
+from encast.bench.noise import Noise, NoiseMeter, rounds_suffice, steady_place
 from encast.bench.peers.base import BackendSpec, ModelFiles, line_in, load_object
-from encast.bench.placement import HALVED, PlaceMeter
+from encast.bench.placement import PlaceMeter
 from encast.bench.rows import SCHEMA, Row
 from encast.bench.scenarios.base import Label, Point, Scenario, compared_by
 from encast.bench.side import Side
@@ -229,26 +229,18 @@ class Comparison:
             lambda number, side: side.round(number, point, self._scenario),
             timing,
             self._meter(bound).read,
-            lambda rounds: (
-                "unknown" in rounds[-1].places.values() or self._steady(rounds, racing) not in (None, HALVED)
-            ),
+            lambda rounds: rounds_suffice(_places_left(rounds, racing), timing.rounds_least),
         )
         noise = meter.read(_cpu_seconds(racing) - used)
         for side in racing:
             if side.failure is None:
                 quickest_of = partial(self._quickest, side.spec.dtype, point) if peak_is_the_machine_s() else None
                 side.finish(point, self._reference, self._sizes, quickest_of)
-        steady = self._steady(rounds, racing)
+        steady = steady_place(_places_left(rounds, racing), timing.rounds_least)
         for index, side in enumerate(racing):
             places = {one.number: one.places[index] for one in rounds if one.number in side.samples}
             side.places = {number: place for number, place in places.items() if steady in (None, place)}
         return [self._row(point, side, sides, noise) for side in sides]
-
-    def _steady(self, rounds: Sequence[Round], sides: Sequence[Side]) -> str | None:
-        """The place whose rounds are kept, for those that have not failed."""
-        left = {index for index, side in enumerate(sides) if side.failure is None}
-        places = [{index: place for index, place in one.places.items() if index in left} for one in rounds]
-        return steady_place(places, self.job.timing.rounds_least)
 
     def _contender(self, spec: BackendSpec, point: Point, opened: dict[str, Contender]) -> Contender:
         if spec.name not in opened:
@@ -481,6 +473,12 @@ def tell_apart(comparisons: Sequence[Comparison]) -> None:
 def _cpu_seconds(sides: Sequence[Side]) -> float:
     """Processor time of all contenders and of this process."""
     return time.process_time() + sum(side.contender.cpu_seconds() for side in sides if side.contender is not None)
+
+
+def _places_left(rounds: Sequence[Round], sides: Sequence[Side]) -> list[dict[int, str]]:
+    """Of every round, where those were that have not failed until now."""
+    left = {index for index, side in enumerate(sides) if side.failure is None}
+    return [{index: place for index, place in one.places.items() if index in left} for one in rounds]
 
 
 def _parts(point: Point) -> list[Batch]:

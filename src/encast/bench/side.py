@@ -84,13 +84,15 @@ class Side:
     def finish(
         self, point: Point, reference: Reference, sizes: Sizes, quickest: Callable[[bool], float] | None
     ) -> bool:
-        """Compares outputs of the timed calls, and judges what was seen.
+        """Compares outputs of the timed calls, and judges what was seen of one that agrees.
 
         ``quickest``: see ``least_time``, of an instance; None where what it cannot exceed is not known.
         """
 
         def step(contender: Contender) -> None:
             self._compare(contender, reference)
+            if self.failure is not None:
+                return  # wrong answers are not judged
             usages, rests = (
                 found[begin:] for found, begin in zip((contender.usages, contender.rests), self._before, strict=True)
             )
