@@ -30,7 +30,7 @@ from encast.bench.models import make_model
 from encast.bench.noise import rounds_suffice, steady_place
 from encast.bench.peers.base import BackendSpec, ModelFiles
 from encast.bench.placement import PlaceMeter
-from encast.bench.statistics import median_interval, ratio_interval
+from encast.bench.statistics import FEWEST_ROUNDS, median_interval, ratio_interval
 from encast.bench.timing import Timing, take_turns
 from encast.bench.worker import prepare
 from encast.bench.workloads import real_texts
@@ -101,7 +101,8 @@ def compare(name: str, model: ModelFiles, args: argparse.Namespace, folder: Path
         for contender in contenders:
             contender.close()
     place = steady_place([one.places for one in rounds], timing.rounds_least)
-    kept = [one for one in rounds if place is None or set(one.places.values()) == {place}]
+    kept = [one for one in rounds if set(one.places.values()) == {place}]
+    kept = kept if len(kept) >= FEWEST_ROUNDS else rounds
     kinds = {where for one in kept for where in one.places.values()}
     ours, theirs = ([seconds[spec.name][one.number] for one in kept] for spec in specs)
     ratio = ratio_interval(theirs, ours)

@@ -122,8 +122,9 @@ def test_who_was_taken_while_the_processors_moved_says_so() -> None:
         ([("near", "near"), ("far", "far")] * 2, "near"),
         ([("halved", "halved"), ("far", "far")] * 2, "far"),
         ([("halved", "halved"), ("far", "far"), ("halved", "halved")], "halved"),
-        # Each has two rounds of near, and their ratio one.
-        ([("near", "moved"), ("near", "near"), ("moved", "near")], None),
+        # Each has two rounds of near, and their ratio one: it is all that there is, unless there are two of far.
+        ([("near", "moved"), ("near", "near"), ("moved", "near")], "near"),
+        ([("halved", "halved"), ("near", "halved"), ("near", "near"), ("halved", "near")], "near"),
         ([("near", "far"), ("near", "near"), ("far", "near"), ("far", "far"), ("far", "far")], "far"),
         # Every two share two rounds, all three only one.
         ([("near", "near", "far"), ("near", "near", "near"), ("near", "far", "near"), ("far", "near", "near")], "near"),
@@ -142,6 +143,8 @@ def test_rounds_of_one_place_are_kept(places: list[tuple[str, ...]], kept: str |
         ([("near", "near")] * 2, True),
         ([("far", "far")] * 2, True),
         ([("near", "far"), ("near", "near")], False),
+        ([("near", "moved"), ("near", "near"), ("moved", "near")], False),
+        ([(), ()], False),
         ([("halved", "halved")] * 2, False),
         ([("unknown", "unknown")] * 2, True),
     ],

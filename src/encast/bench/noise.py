@@ -114,21 +114,33 @@ def spread(figures: Sequence[float]) -> float | None:
 
 
 def steady_place(places: Sequence[Mapping[int, str]], least: int) -> str | None:
-    """The place whose rounds are kept: the first of ``PLACES`` at which every two contenders were in ``least`` rounds.
+    """The place whose rounds are kept: the first of ``PLACES`` at which every contender was in ``least`` rounds.
 
-    ``places``: of every round, where each contender was. Two, because a ratio is of the rounds that both were in; one
-    contender alone needs as many. None when no place has them, or nobody was measured: then all rounds count. Rounds
-    with processors on one core and on two, or in one cache and in two, have different times, so a row that mixes them
-    says little.
+    ``places``: of every round, where each contender was. One at which every two were in as many together goes before,
+    because a ratio is of the rounds that both were in. None when none is: then all rounds count. Rounds with processors
+    on one core and on two, or in one cache and in two, have different times, so a row that mixes them says little.
     """
-    pairs = list(combinations_with_replacement({index for one in places for index in one}, 2))
-    for place in PLACES:
-        if pairs and all(sum(one.get(a) == one.get(b) == place for one in places) >= least for a, b in pairs):
-            return place
-    return None
+    kept = [place for place in PLACES if _fewest_rounds(places, place, 1) >= least]
+    return next(iter([*_paired(places, least), *kept]), None)
 
 
 def rounds_suffice(places: Sequence[Mapping[int, str]], least: int) -> bool:
-    """Whether more time would better nothing: ``least`` rounds are of one place that is not halved (``steady_place``),
-    or where the last was is not known."""
-    return "unknown" in places[-1].values() or steady_place(places, least) not in (None, HALVED)
+    """Whether more time would better nothing: every ratio has ``least`` rounds of one place that is not halved, or
+    where the last was is not known."""
+    return "unknown" in places[-1].values() or bool(_paired(places, least))
+
+
+def _paired(places: Sequence[Mapping[int, str]], least: int) -> list[str]:
+    return [place for place in PLACES if place != HALVED and _fewest_rounds(places, place, 2) >= least]
+
+
+def _fewest_rounds(places: Sequence[Mapping[int, str]], place: str, together: int) -> int:
+    """In how many rounds any so many contenders were at the place together, at least; 0 where there is no contender."""
+    contenders = {index for one in places for index in one}
+    return min(
+        (
+            sum(all(one.get(index) == place for index in group) for one in places)
+            for group in combinations_with_replacement(contenders, together)
+        ),
+        default=0,
+    )
