@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -180,13 +181,35 @@ def test_resuming_something_else_is_refused(tmp_path: Path) -> None:
         run(Small(), journal=journal, key={"artifact": "b"}, resume=True)
 
 
-@pytest.mark.parametrize("content", ["nonsense\n", "{}\n", "[1]\n", '{"op_code": 99}\n', "\x00\xff\n", ""])
+@pytest.mark.parametrize("content", ["nonsense\n", "{}\n", "[1]\n", '{"op_code": 99}\n', "\x00\xff\n", "nonsense"])
 def test_a_file_that_is_no_journal(content: str, tmp_path: Path) -> None:
     journal = tmp_path / "x.journal"
     journal.write_bytes(content.encode("latin-1"))
     with pytest.raises(InputError, match=r"is no journal of `encast tune`"):
         run(Small(), journal=journal, resume=True)
     assert journal.read_bytes() == content.encode("latin-1")
+
+
+@pytest.mark.parametrize("left", ["", '{"op', '{"op_code": 0, "worker_id": "'])
+def test_a_journal_without_one_entry_stands_in_nobody_s_way(left: str, tmp_path: Path) -> None:
+    """A search that was killed as it began, or had no room, leaves one."""
+    journal = tmp_path / "x.journal"
+    journal.write_text(left)
+    with pytest.raises(InputError, match="does not exist, so there is nothing to resume"):
+        run(Small(), journal=journal, resume=True)
+    journal.write_text(left)
+    assert run(Small(), journal=journal).trials
+
+
+def test_a_full_disk_leaves_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    journal = tmp_path / "x.journal"
+    monkeypatch.setattr("optuna.create_study", full)
+    with pytest.raises(ResourceError, match=r"x\.journal: .* cannot be used \(No space left on device\); make room"):
+        run(Small(), journal=journal)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_search_killed_in_the_middle_goes_on(tmp_path: Path) -> None:

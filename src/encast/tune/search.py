@@ -20,13 +20,9 @@ Every trial is in Optuna's journal before the next begins, so a search goes on f
 from __future__ import annotations
 
 import collections
-import contextlib
-import json
 import math
-import os
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,9 +30,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from encast.backends.groups import Setup
-from encast.errors import EncastError, InputError, ResourceError, install_hint
+from encast.errors import InputError, ResourceError
 from encast.tune.cost_model import CostModel, Probe, probe_plan
 from encast.tune.finals import median, score, still_open, unspoilt
+from encast.tune.journal import open_study
 from encast.tune.measurement import Measurement, Trial
 from encast.tune.slo import Slo
 from encast.tune.space import Point, Space
@@ -78,7 +75,6 @@ _STEPS_A_DOUBLING, _MOST_STEPS = 2.0, 4.0
 """Of how long a full run is for the promise: far from the limit on either side nothing changes any more."""
 
 _MOST_FAILURES = 3
-_STUDY = "encast-tune"
 
 
 class Evaluator(Protocol):
@@ -156,7 +152,9 @@ class _Search:
         features = np.array([space.features(setup) for setup in self.setups])
         self.features: np.ndarray[Any, np.dtype[np.float64]] = features
         self.steps = features.shape[1]
-        self.study, self.trials = _open_study(options, self.setups)
+        self.study, self.trials = open_study(
+            options.journal, self.setups, seed=options.seed, key=options.key, resume=options.resume
+        )
         self.began = time.monotonic()
         self.cut = False
         self.hyperparameters: Hyperparameters | None = None
@@ -400,88 +398,3 @@ class _Search:
         """Whether the trials that would be next are cut."""
         self.cut = time.monotonic() - self.began >= self.options.seconds
         return self.cut
-
-
-# The journal
-
-
-def _open_study(options: Options, setups: Sequence[Setup]) -> tuple[Any, list[Trial]]:
-    """Optuna's study, and the trials that it holds already."""
-    try:
-        import optuna
-        from optuna import storages
-        from optuna.storages.journal import JournalFileBackend
-    except ImportError as error:
-        raise InputError(f"{error.name} is not installed, which the search needs: {install_hint('bench')}") from None
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    path = options.journal
-    if path is not None and path.exists() and not options.resume:
-        raise InputError(
-            f"{path} holds the trials of an earlier search; go on with it by --resume, or remove it to begin anew"
-        )
-    if path is not None and not path.exists() and options.resume:
-        raise InputError(f"{path} does not exist, so there is nothing to resume; leave --resume out")
-    sampler = optuna.samplers.TPESampler(seed=options.seed, multivariate=True, n_startup_trials=1)
-    with _journal_errors(path):
-        if path is not None and options.resume:
-            _cut_to_whole_lines(path)
-        storage = None if path is None else storages.JournalStorage(JournalFileBackend(str(path)))
-        if not options.resume:
-            study = optuna.create_study(storage=storage, sampler=sampler, study_name=_STUDY, direction="maximize")
-            study.set_user_attr("key", dict(options.key))
-            return study, []
-        assert storage is not None
-        study = optuna.load_study(storage=storage, sampler=sampler, study_name=_STUDY)
-        stored = study.user_attrs.get("key")
-        if not isinstance(stored, Mapping):
-            raise InputError(f"{path} is no journal of `encast tune`; remove it, or name another --out")
-        for name, value in options.key.items():
-            if stored.get(name) != value:
-                raise InputError(
-                    f"{path} is of another search: its {name} is {stored.get(name)!r}, now it is {value!r}; resume "
-                    "with the same arguments, machine and version of encast, or remove the file"
-                )
-        # What the earlier run had begun: proposals still in the queue would be handed out first.
-        begun = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
-        waiting = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,))
-        for number in [*(trial.number for trial in begun), *(study.ask().number for _ in waiting)]:
-            study.tell(number, state=optuna.trial.TrialState.FAIL)
-        known = set(setups)
-        trials = [
-            Trial.from_json(trial.user_attrs["trial"])
-            for trial in study.get_trials(deepcopy=False)
-            if "trial" in trial.user_attrs
-        ]
-        return study, [trial for trial in trials if trial.setup in known]
-
-
-def _cut_to_whole_lines(path: Path) -> None:
-    """A search that was killed may have left half a line at the end of its journal; takes it away."""
-    data = path.read_bytes()
-    first, _, _ = data.partition(b"\n")
-    if not isinstance(json.loads(first), dict):
-        raise ValueError("its first line is no entry")
-    if not data.endswith(b"\n"):
-        os.truncate(path, data.rfind(b"\n") + 1)
-
-
-@contextlib.contextmanager
-def _journal_errors(path: Path | None) -> Iterator[None]:
-    """Turns what Optuna raises for a damaged or unwritable journal into errors that say what to do."""
-    try:
-        yield
-    except EncastError:
-        raise
-    except OSError as error:
-        raise ResourceError(
-            f"{path}: the journal of the search cannot be used ({error.strerror or error}); make room, or name another "
-            "--out"
-        ) from None
-    except Exception as error:
-        # Whatever a parser makes of lines that are none: KeyError, JSONDecodeError, ...
-        raise InputError(
-            f"{path} is no journal of `encast tune` ({type(error).__name__}: {str(error)[:200]}); remove it, or name "
-            "another --out"
-        ) from None
