@@ -57,10 +57,11 @@ def test_a_plot_of_ratios_names_what_they_are_of(tmp_path: Path) -> None:
         ({"latency_ms": {"p50": 2.0}, "sequences_per_s": 500.0}, "throughput", "fast as b by throughput"),
         ({"latency_ms": {"p50": 2.0}, "sequences_per_s": 500.0}, "latency (p50)", "fast as b"),
         ({"sequences_per_s": 500.0}, "throughput", "fast as b"),
-        ({"cold_start_s": {"total": 2.0}}, "cold start", "fast as b by cold start"),
+        ({"cold_start_s": {"total": 2.0}, "cold_start_s_interval": None, "starts": 3}, "cold start", "fast as b"),
     ],
 )
 def test_the_console_names_what_ratios_are_of(metrics: Mapping[str, Any], by: str, said: str) -> None:
     ratio = {"ratio": 1.5, "low": None, "high": None}
     row = {"metrics": metrics, "compared_by": by, "ratio_to": {"b": ratio}, "cost": None, "noise": None}
     assert _result(row).endswith(f"1.50 times as {said}")
+    assert ("starts in 2.000 s, " in _result(row)) == ("cold_start_s" in metrics)

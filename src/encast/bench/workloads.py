@@ -274,7 +274,7 @@ def _grid(config: Mapping[str, Any], intake: Intake, batch: tuple[int, ...], see
 
 
 def _histogram(config: Mapping[str, Any], intake: Intake, batch: tuple[int, ...], seed: int) -> Sequence[Workload]:
-    file = str(_given(config, "file", "LENGTH:COUNT,... or a JSON, CSV or TSV file"))
+    file = _file(config, "LENGTH:COUNT,... or a JSON, CSV or TSV file")
     name = str(config.get("name") or Path(file).name)
     lengths = read_histogram(file)
     intake.check(file, lengths)
@@ -284,11 +284,13 @@ def _histogram(config: Mapping[str, Any], intake: Intake, batch: tuple[int, ...]
 
 
 def _texts(config: Mapping[str, Any], intake: Intake, batch: tuple[int, ...], seed: int) -> Sequence[Workload]:
-    file = str(_given(config, "file", "a file of texts, JSONL, CSV or Parquet"))
+    file = _file(config, "a file of texts, JSONL, CSV or Parquet")
     columns = [str(config.get("column") or "text")]
     if config.get("pair_column"):
         columns.append(str(config["pair_column"]))
     rows = read_texts(file, columns, str(config.get("format") or "auto"))
+    if not rows:
+        raise InputError(f"{file}: holds no text; give a file with at least one row")
     return _tokenised(str(config.get("name") or Path(file).name), rows, config, intake, batch, seed)
 
 
@@ -400,8 +402,6 @@ def _tokenised(
     seed: int,
 ) -> Sequence[Workload]:
     """A sample of so many rows as were asked for, in their order, by the model's tokenizer."""
-    if not rows:
-        raise InputError(f"{name}: holds no text; give a file with at least one row")
     most = _sequences(config)
     if most is not None and most < len(rows):
         kept = np.sort(np.random.default_rng((seed, 2)).choice(len(rows), most, replace=False))
@@ -418,6 +418,16 @@ def _given(config: Mapping[str, Any], field: str, what: str) -> Any:
     if value is None:
         raise InputError(f"workload={config.get('name') or config['kind']} needs {what}: give workload.{field}=...")
     return value
+
+
+def _file(config: Mapping[str, Any], what: str) -> str:
+    file = str(_given(config, "file", what))
+    if file == "-":
+        raise InputError(
+            "workload.file is standard input, which can be read once: by one job of a sweep, and not to resume; keep "
+            "it in a file"
+        )
+    return file
 
 
 def _sequences(config: Mapping[str, Any]) -> int | None:

@@ -76,8 +76,9 @@ def bench_command(
         raise type(interrupt)(*[kept] * session.can_resume()) from None
     except BusyError:
         raise
-    except Exception:
-        if session.began():
+    except Exception as error:
+        # A folder that cannot be resumed is not recommended for it.
+        if session.began() and not (resume is not None and isinstance(error, InputError)):
             _say(kept)
         raise
     noisy = sum(bool((row["noise"] or {}).get("noisy")) for row in rows)
@@ -88,7 +89,8 @@ def bench_command(
         found = ", ".join(f"{count} {status}" for status, count in statuses.most_common())
         raise ResourceError(
             f"nothing was measured: {_rows(len(rows))}, {found}; the field reason of each, in "
-            f"{session.folder / 'rows.jsonl'}, says why"
+            f"{session.folder / 'rows.jsonl'}, says why; rows stay as they are, so give another experiment=NAME to try "
+            "again"
         )
     are = f"{_rows(len(rows))} {'is' if len(rows) == 1 else 'are'}"
     _say(f"{are} in {session.folder}; `encast bench report {session.folder}` makes a page of them")
@@ -117,7 +119,7 @@ def _line(row: Mapping[str, Any]) -> None:
 
 
 def _result(row: Mapping[str, Any]) -> str:
-    from encast.bench.scenarios.base import LATENCY, THROUGHPUT
+    from encast.bench.scenarios.base import COLD_START, LATENCY, THROUGHPUT
 
     metrics = row["metrics"]
     found, shown = [], ""
@@ -128,6 +130,9 @@ def _result(row: Mapping[str, Any]) -> str:
     if metrics.get("sequences_per_s") is not None:
         shown = shown or THROUGHPUT
         found.append(f"{metrics['sequences_per_s']:.1f}/s{_interval(metrics.get('sequences_per_s_interval'))}")
+    if metrics.get("cold_start_s"):
+        shown = COLD_START
+        found.append(f"starts in {metrics['cold_start_s']['total']:.3f} s{_interval(metrics['cold_start_s_interval'])}")
     by = "" if row["compared_by"] == shown else f" by {row['compared_by']}"
     for name, ratio in row["ratio_to"].items():
         low_high = None if ratio["low"] is None else (ratio["low"], ratio["high"])

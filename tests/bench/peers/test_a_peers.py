@@ -314,3 +314,16 @@ def test_openvino_refuses_bf16_where_it_names_none(models: Any, cache: Path, mon
     peer.export()
     with pytest.raises(ResourceError, match=r"names no BF16 .*; take openvino-f32 or openvino-int8"):
         peer.open()
+
+
+def test_a_peer_whose_modules_are_not_there_is_missing() -> None:
+    class Mine(Peer):
+        name, dtypes, modules = "mine", ("f32",), ("my_runtime", "json", "my_tools.parts")
+
+        def open(self) -> None: ...
+
+        def run(self, output: str, batch: Batch, select: Any = None) -> Any: ...
+
+    assert Mine.missing() == "not installed: install what has my_runtime, my_tools.parts"
+    Mine.modules = ("json", "importlib.util")
+    assert Mine.missing() is None

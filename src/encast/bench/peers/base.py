@@ -100,7 +100,9 @@ class Peer(abc.ABC):
     @classmethod
     def missing(cls) -> str | None:
         """None when it can be used here, or why not and how to change that, in one sentence."""
-        return None
+        # Of a.b only a: to look for b imports a, which may take seconds and is timed later.
+        absent = [name for name in cls.modules if importlib.util.find_spec(name.partition(".")[0]) is None]
+        return f"not installed: install what has {', '.join(absent)}" if absent else None
 
     def export(self) -> Mapping[str, Any]:
         """Converts the checkpoint once, kept by content hash; runs in a process of its own before anything is timed.
