@@ -82,7 +82,7 @@ OUTSIDE: dict[str, set[str] | None] = {
     "hydra": {"bench.config"},
     "omegaconf": {"bench.config"},
     "yaml": {"bench"},
-    "optuna": {"tune.search"},
+    "optuna": {"tune.journal", "tune.search"},
     "psutil": {"bench", "launch"},
     "ray": {"cluster"},
     # Runtimes that are measured, and what they are converted with.
