@@ -251,6 +251,12 @@ def test_what_is_no_workload(config: dict[str, Any], reason: str) -> None:
         make_workload(config, intake())
 
 
+def test_an_empty_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("encast.bench.workloads.real_texts", lambda which, data: [])
+    with pytest.raises(InputError, match=f"{tmp_path}: nq-queries: holds no text"):
+        make_workload({"kind": "dataset", "set": "nq-queries", "data": str(tmp_path)}, intake())
+
+
 def test_empty_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"{tmp_path}/t.txt: holds no text"):
         texts(write(tmp_path / "t.txt", ""))

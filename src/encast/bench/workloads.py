@@ -289,15 +289,14 @@ def _texts(config: Mapping[str, Any], intake: Intake, batch: tuple[int, ...], se
     if config.get("pair_column"):
         columns.append(str(config["pair_column"]))
     rows = read_texts(file, columns, str(config.get("format") or "auto"))
-    if not rows:
-        raise InputError(f"{file}: holds no text; give a file with at least one row")
-    return _tokenised(str(config.get("name") or Path(file).name), rows, config, intake, batch, seed)
+    return _tokenised(str(config.get("name") or Path(file).name), file, rows, config, intake, batch, seed)
 
 
 def _dataset(config: Mapping[str, Any], intake: Intake, batch: tuple[int, ...], seed: int) -> Sequence[Workload]:
     which = str(config.get("set"))
-    rows = real_texts(which, Path(str(_given(config, "data", "the folder with squad-v1.1/ and queries/"))))
-    return _tokenised(str(config.get("name") or which), rows, config, intake, batch, seed)
+    data = Path(str(_given(config, "data", "the folder with squad-v1.1/ and queries/")))
+    rows = real_texts(which, data)
+    return _tokenised(str(config.get("name") or which), f"{data}: {which}", rows, config, intake, batch, seed)
 
 
 _FIELDS = {
@@ -395,6 +394,7 @@ def _file_of(which: str, data: Path) -> Path | None:
 
 def _tokenised(
     name: str,
+    source: str,
     rows: Sequence[Text],
     config: Mapping[str, Any],
     intake: Intake,
@@ -402,6 +402,8 @@ def _tokenised(
     seed: int,
 ) -> Sequence[Workload]:
     """A sample of so many rows as were asked for, in their order, by the model's tokenizer."""
+    if not rows:
+        raise InputError(f"{source}: holds no text; give a file with at least one row")
     most = _sequences(config)
     if most is not None and most < len(rows):
         kept = np.sort(np.random.default_rng((seed, 2)).choice(len(rows), most, replace=False))
