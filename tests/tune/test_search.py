@@ -190,15 +190,64 @@ def test_a_file_that_is_no_journal(content: str, tmp_path: Path) -> None:
     assert journal.read_bytes() == content.encode("latin-1")
 
 
-@pytest.mark.parametrize("left", ["", '{"op', '{"op_code": 0, "worker_id": "'])
-def test_a_journal_without_one_entry_stands_in_nobody_s_way(left: str, tmp_path: Path) -> None:
-    """A search that was killed as it began, or had no room, leaves one."""
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("probes", {"8,1,1": "soon"}, "TypeError"),
+        ("probes", {"8,1,1": 0}, r"the probe 8,1,1 took 0 s"),
+        ("probes", [3], "TypeError"),
+        ("trial", {"setup": None}, "ValueError: setup is null"),
+    ],
+)
+def test_a_journal_with_other_things_in_it(name: str, value: Any, said: str, tmp_path: Path) -> None:
     journal = tmp_path / "x.journal"
-    journal.write_text(left)
-    with pytest.raises(InputError, match="does not exist, so there is nothing to resume"):
+    run(Small(interrupt_at=3), journal=journal)
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    for line in lines:
+        if name in line.get("user_attr", {}):
+            line["user_attr"][name] = value
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(InputError, match=rf"x\.journal is no journal of `encast tune` .*{said}"):
         run(Small(), journal=journal, resume=True)
-    journal.write_text(left)
-    assert run(Small(), journal=journal).trials
+
+
+def test_of_two_searches_that_begin_at_once_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import optuna
+
+    journal, create = tmp_path / "x.journal", optuna.create_study
+
+    def late(**options: Any) -> Any:
+        journal.write_text("the other's")
+        return create(**options)
+
+    monkeypatch.setattr(optuna, "create_study", late)
+    with pytest.raises(InputError, match=r"x\.journal holds the trials of an earlier search"):
+        run(Small(), journal=journal)
+    assert journal.read_text() == "the other's"
+    assert list(tmp_path.iterdir()) == [journal]
+
+
+def test_a_disk_that_fills_names_the_journal_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from optuna.storages.journal import JournalFileBackend
+
+    append, written = JournalFileBackend.append_logs, 0
+
+    def fills(self: Any, logs: list[dict[str, Any]]) -> None:
+        nonlocal written
+        written += 1
+        if written > 60:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(self, logs)
+
+    journal, machine = tmp_path / "x.journal", Small()
+    with monkeypatch.context() as patch:
+        patch.setattr(JournalFileBackend, "append_logs", fills)
+        with pytest.raises(
+            ResourceError, match=r"x\.journal: .* \(No space left on device\); make room, then --resume"
+        ):
+            run(Small(), journal=journal)
+    found = run(machine, journal=journal, resume=True)
+    assert machine.rate(found.chosen.setup) >= 0.97 * machine.best
 
 
 def test_a_full_disk_leaves_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,32 +36,44 @@ def open_study(
     except ImportError as error:
         raise InputError(f"{error.name} is not installed, which the search needs: {install_hint('bench')}") from None
 
+    class Backend(JournalFileBackend):
+        def append_logs(self, logs: list[dict[str, Any]]) -> None:
+            try:
+                super().append_logs(logs)
+            except OSError as error:
+                raise ResourceError(
+                    f"{path}: the journal of the search cannot be written ({error.strerror or error}); make room, then "
+                    "--resume goes on with what was measured"
+                ) from None
+
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=1)
     with _journal_errors(path):
-        if path is not None and _is_hardly_begun(path):
-            path.unlink()
-        if not resume:
-            if path is not None and path.exists():
-                raise InputError(
-                    f"{path} holds the trials of an earlier search; go on with it by --resume, or remove it to begin "
-                    "anew"
-                )
-            try:
-                storage = None if path is None else storages.JournalStorage(JournalFileBackend(str(path)))
-                study = optuna.create_study(storage=storage, sampler=sampler, study_name=_STUDY, direction="maximize")
-                study.set_user_attr("key", dict(key))
-            except BaseException:
-                if path is not None:
-                    path.unlink(missing_ok=True)
-                raise
-            return study, []
-        if path is None or not path.exists():
+        if path is None and not resume:
+            return optuna.create_study(sampler=sampler, study_name=_STUDY, direction="maximize"), []
+        if path is None or (resume and not path.exists()):
             raise InputError(f"{path} does not exist, so there is nothing to resume; leave --resume out")
-        _cut_to_whole_lines(path)
-        storage = storages.JournalStorage(JournalFileBackend(str(path)))
+        if resume:
+            _cut_to_whole_lines(path)
+        else:
+            # Whole or not there, whatever ends the search; and of two that begin at once the second finds the first's.
+            with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as folder:
+                head = Path(folder) / "journal"
+                storage = storages.JournalStorage(JournalFileBackend(str(head)))
+                study = optuna.create_study(storage=storage, study_name=_STUDY, direction="maximize")
+                study.set_user_attr("key", dict(key))
+                try:
+                    os.link(head, path)
+                except FileExistsError:
+                    raise InputError(
+                        f"{path} holds the trials of an earlier search; go on with it by --resume, or remove it to "
+                        "begin anew"
+                    ) from None
+        storage = storages.JournalStorage(Backend(str(path)))
         study = optuna.load_study(storage=storage, sampler=sampler, study_name=_STUDY)
+        if not resume:
+            return study, []
         stored = study.user_attrs.get("key")
         if not isinstance(stored, Mapping):
             raise InputError(f"{path} is no journal of `encast tune`; remove it, or name another --out")
@@ -74,23 +88,19 @@ def open_study(
         waiting = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,))
         for number in [*(trial.number for trial in begun), *(study.ask().number for _ in waiting)]:
             study.tell(number, state=optuna.trial.TrialState.FAIL)
+        for point, seconds in dict(study.user_attrs.get("probes", {})).items():
+            if not 0 < seconds < math.inf:
+                raise ValueError(f"the probe {point} took {seconds} s")
         known = set(setups)
-        trials = [
-            Trial.from_json(trial.user_attrs["trial"])
-            for trial in study.get_trials(deepcopy=False)
-            if "trial" in trial.user_attrs
-        ]
+        try:
+            trials = [
+                Trial.from_json(trial.user_attrs["trial"])
+                for trial in study.get_trials(deepcopy=False)
+                if "trial" in trial.user_attrs
+            ]
+        except InputError as error:
+            raise ValueError(error) from None
         return study, [trial for trial in trials if trial.setup in known]
-
-
-def _is_hardly_begun(path: Path) -> bool:
-    """Whether a search left a journal without one whole entry: it was killed, or there was no room."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        first = file.readline()
-    entry = b'{"op_code"'
-    return not first.endswith(b"\n") and first[: len(entry)] == entry[: len(first)]
 
 
 def _cut_to_whole_lines(path: Path) -> None:
