@@ -88,6 +88,7 @@ def test_every_value_can_be_set() -> None:
         (["timing.rounds_least=true"], "timing.rounds_least is True; a whole number above 0 is needed"),
         (["timing.rounds_least=200"], "timing.rounds_least is 200 and timing.rounds_most 100; give both, the least no"),
         (["timing.rounds_most=3"], "timing.rounds_least is 5 and timing.rounds_most 3; give both, the least no"),
+        (["workload=texts", "workload.file=-"], "workload.file is standard input, which can be read once: by one job"),
         (["limits.growth_mib=-1"], "limits.growth_mib is -1; a number above 0 is needed"),
         (["launcher.smt=maybe"], "launcher.smt is 'maybe'; true or false is needed"),
         (["backend.encast-int8.dtype=int3"], "backend.encast-int8.dtype is 'int3'; one of f32, bf16, int8 is needed"),

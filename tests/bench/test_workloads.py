@@ -239,8 +239,6 @@ def test_a_broken_histogram_names_its_line(tmp_path: Path, text: str, place: str
         ({"kind": "histogram", "file": "600:1"}, "600 tokens; this model takes"),
         ({"kind": "histogram", "file": "6:1", "sequences": 0}, "give a whole number above 0"),
         ({"kind": "texts"}, r"workload=texts needs a file"),
-        ({"kind": "texts", "file": "-"}, r"standard input, which can be read once.* keep it in a file"),
-        ({"kind": "histogram", "file": "-"}, r"standard input, which can be read once"),
         ({"kind": "dataset", "set": "squad", "data": "."}, "squad-questions, .* are known"),
         ({"kind": "dataset", "set": "nq-queries", "data": None}, r"workload\.data="),
         ({"kind": "dataset", "set": "nq-queries", "data": "/nowhere"}, r"/nowhere/queries/.*no such file"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import io
 import itertools
 import json
 import os
 import re
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,6 +149,13 @@ def test_texts_and_files_of_lengths(artifact: str, tmp_path: Path) -> None:
         arguments = ["--workload", str(tmp_path / name), "--trials", "1", "--out", str(out)]
         assert main(["tune", artifact, *arguments]) == 0
         assert json.loads(out.read_text())["workload"]["sequences"] == 9
+
+
+def test_texts_from_standard_input(artifact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(b"a b c\nd e\n"))))
+    out = tmp_path / "x.tuned.json"
+    assert main(["tune", artifact, "--workload", "-", "--trials", "1", "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["workload"]["sequences"] == 2
 
 
 def test_an_interrupt_keeps_the_best_and_resume_goes_on(

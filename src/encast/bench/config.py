@@ -324,6 +324,11 @@ def _job(config: Mapping[str, Any]) -> Job:
             f"timing.rounds_least is {timing.rounds_least} and timing.rounds_most {timing.rounds_most}; "
             "give both, the least no greater than the most"
         )
+    if config["workload"].get("file") == "-":
+        raise InputError(
+            "workload.file is standard input, which can be read once: by one job of a sweep, and not to resume; keep "
+            "it in a file"
+        )
     return Job(
         backends=tuple(_spec(name, dict(fields)) for name, fields in config["backend"].items()),
         model=config["model"],

@@ -423,13 +423,7 @@ def _given(config: Mapping[str, Any], field: str, what: str) -> Any:
 
 
 def _file(config: Mapping[str, Any], what: str) -> str:
-    file = str(_given(config, "file", what))
-    if file == "-":
-        raise InputError(
-            "workload.file is standard input, which can be read once: by one job of a sweep, and not to resume; keep "
-            "it in a file"
-        )
-    return file
+    return str(_given(config, "file", what))
 
 
 def _sequences(config: Mapping[str, Any]) -> int | None:
