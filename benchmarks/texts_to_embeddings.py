@@ -25,7 +25,7 @@ from encast.bench.agreement import plain_graph
 from encast.bench.cache import default_cache
 from encast.bench.config import load_jobs
 from encast.bench.contender import Contender
-from encast.bench.limit import Sizes, peak
+from encast.bench.limit import Sizes, settled_peak
 from encast.bench.models import make_model
 from encast.bench.noise import rounds_suffice, steady_place
 from encast.bench.peers.base import BackendSpec, ModelFiles
@@ -122,7 +122,7 @@ def compare(name: str, model: ModelFiles, args: argparse.Namespace, folder: Path
         "openvino_choice": choice,
         "ratio": ratio.record(),
         "bar": bar,
-        "fraction_of_limit": operations / peak("int8", args.threads) / float(np.median(ours)),
+        "fraction_of_limit": operations / settled_peak("int8", args.threads, args.threads) / float(np.median(ours)),
     }
 
 

@@ -113,10 +113,11 @@ def test_intervals_are_the_same_for_the_same_seed() -> None:
 
 
 def test_few_rounds_have_no_interval() -> None:
-    assert FEWEST_ROUNDS == 3
-    assert median_interval([1.0, 2.0]) is None
-    assert bootstrap([1.0, 2.0], lambda values: float(values.mean())) is None
-    assert median_interval([1.0, 2.0, 3.0]) == (1.0, 3.0)
+    few = [1.0, 2.0, 3.0, 4.0]
+    assert len(few) < FEWEST_ROUNDS
+    assert median_interval(few) is None
+    assert bootstrap(few, lambda values: float(values.mean())) is None
+    assert median_interval([*few, 5.0]) == (1.0, 5.0)
     assert bootstrap([1.0] * 9, lambda values: None) is None
 
 
@@ -173,12 +174,12 @@ def test_what_has_no_ratio(a: list[float], b: list[float], reason: str) -> None:
 
 
 def test_latency_fields() -> None:
-    found = latency_metrics([[1e6, 2e6, 3e6], [2e6, 2e6, 2e6], [1e6, 3e6, 2e6]])
+    found = latency_metrics([[1e6, 2e6, 3e6], [2e6, 2e6, 2e6], [1e6, 3e6, 2e6], [2e6, 3e6, 1e6], [2e6]])
     assert found["latency_ms"]["mean"] == pytest.approx(2.0)
     assert found["latency_ms"]["p50"] == 2.0
     assert found["latency_ms"]["p99"] is None
     assert found["latency_ms_interval"] == (2.0, 2.0)
-    assert found["latency_samples"] == 9
+    assert found["latency_samples"] == 13
     assert found["latency_samples_needed"] == {"p90": 29, "p95": 59, "p99": 299, "p99_9": 2995}
     with pytest.raises(InputError, match="no call was timed"):
         latency_metrics([[], []])

@@ -270,6 +270,7 @@ def test_steal_and_other_processes_are_read(tmp_path: Path) -> None:
     assert noise.steal == pytest.approx(0.03 / (0.5 * 2), rel=0.1)
     assert noise.other_cpu == pytest.approx((0.24 - 0.04) / (0.5 * 2), rel=0.1)
     assert NoiseMeter([0], stat=tmp_path / "gone").read(0.0) == Noise(None, None)
+    assert NoiseMeter([2, 6], stat=path).read(0.0) == Noise(None, None), "a container's file has processors 0 to 2"
 
 
 def test_what_runs_beside_a_core_s_thread_counts(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ class NoiseMeter:
             return None
         tick = os.sysconf("SC_CLK_TCK")
         steal = busy = 0
+        found = set()
         for line in lines:
             name, *fields = line.split()
             if not (name.startswith("cpu") and name[3:].isdigit() and len(fields) >= 8):
@@ -99,10 +100,12 @@ class NoiseMeter:
             cpu = int(name[3:])
             user, nice, system, _, _, irq, softirq, stolen = map(int, fields[:8])
             if cpu in self._cpus:
+                found.add(cpu)
                 steal += stolen
             if cpu in self._cpus or cpu in self._siblings:
                 busy += user + nice + system + irq + softirq
-        return steal / tick, busy / tick
+        # A container's own file may number its processors anew.
+        return (steal / tick, busy / tick) if found == self._cpus else None
 
 
 def spread(figures: Sequence[float]) -> float | None:

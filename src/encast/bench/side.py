@@ -91,6 +91,7 @@ class Side:
 
         def step(contender: Contender) -> None:
             self._compare(contender, reference)
+            self.facts = contender.facts()
             if self.failure is not None:
                 return  # wrong answers are not judged
             usages, rests = (
@@ -116,7 +117,6 @@ class Side:
                 )
             )
             self.memory = contender.memory()
-            self.facts = contender.facts()
             if not self.fairness.ok:
                 self.failure = "unfair", f"{self.spec.name}: {'; '.join(self.fairness.notes)}"
 

@@ -42,8 +42,8 @@ Interval = tuple[float, float]
 
 PERCENTS = (50.0, 90.0, 95.0, 99.0, 99.9)
 CONFIDENCE = 0.95
-FEWEST_ROUNDS = 3
-"""Fewer say nothing about how rounds differ, and have no interval."""
+FEWEST_ROUNDS = 5
+"""Fewer have no interval: not even from the least to the greatest do 3 or 4 hold a median with 95 % (75 and 88 %)."""
 
 _RESAMPLES = 2000
 _MOST_RESAMPLED = 20_000

@@ -87,10 +87,13 @@ def bench_command(
     statuses = Counter(row["status"] for row in rows)
     if not statuses["ok"]:
         found = ", ".join(f"{count} {status}" for status, count in statuses.most_common())
+        absent = statuses["unavailable"]
+        advice = [f"--resume {session.folder} measures what has been installed since"] * bool(absent)
+        if len(rows) > absent:
+            advice.append("what failed stays as it is, so give another experiment=NAME to try it again")
         raise ResourceError(
             f"nothing was measured: {_rows(len(rows))}, {found}; the field reason of each, in "
-            f"{session.folder / 'rows.jsonl'}, says why; rows stay as they are, so give another experiment=NAME to try "
-            "again"
+            f"{session.folder / 'rows.jsonl'}, says why; {'; '.join(advice)}"
         )
     are = f"{_rows(len(rows))} {'is' if len(rows) == 1 else 'are'}"
     _say(f"{are} in {session.folder}; `encast bench report {session.folder}` makes a page of them")
