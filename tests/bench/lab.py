@@ -22,7 +22,7 @@ TINY = [
     "model.positions=64",
     "workload.length=32",
 ]
-QUICK = ["timing.seconds=0.3", "timing.rounds_least=3", "timing.warm_up_seconds=0.5", "scenario.seconds=0.08"]
+QUICK = ["timing.seconds=0.3", "timing.warm_up_seconds=0.5", "scenario.seconds=0.08"]
 
 
 def backends(folder: Path, **given: str | Mapping[str, Any]) -> Path:

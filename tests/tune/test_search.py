@@ -211,6 +211,22 @@ def test_a_journal_with_other_things_in_it(name: str, value: Any, said: str, tmp
         run(Small(), journal=journal, resume=True)
 
 
+def test_a_journal_is_of_one_search_at_a_time(tmp_path: Path) -> None:
+    journal = tmp_path / "x.journal"
+    run(Small(interrupt_at=3), journal=journal)
+    said: list[int] = []
+
+    class Meanwhile(Small):
+        def measure(self, setups: Sequence[Setup]) -> list[Measurement]:
+            with pytest.raises(InputError, match=r"another `encast tune` writes to .*x\.journal; wait for its end"):
+                run(Small(), journal=journal, resume=True)
+            return super().measure(setups)
+
+    run(Meanwhile(interrupt_at=3), journal=journal, resume=True, say=lambda trial, number: said.append(number))
+    assert said[:3] == [1, 2, 3], "those of before are told first"
+    run(Small(interrupt_at=1), journal=journal, resume=True)  # it is free again
+
+
 def test_of_two_searches_that_begin_at_once_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import optuna
 

@@ -28,7 +28,10 @@ def report_command(
         list[Path] | None, typer.Argument(help="What `encast bench` wrote: folders with a rows.jsonl, or above them.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where report.html goes; default: the first folder.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Where report.html goes; default: the first folder, of --compare the new one."
+        ),
     ] = None,
     old_and_new: Annotated[
         tuple[Path, Path] | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from encast.backends.groups import Setup
 from encast.errors import EncastError, InputError, ResourceError, install_hint
@@ -22,12 +23,19 @@ _STUDY = "encast-tune"
 
 
 def open_study(
-    path: Path | None, setups: Sequence[Setup], *, seed: int, key: Mapping[str, Any], resume: bool
+    path: Path | None,
+    setups: Sequence[Setup],
+    *,
+    seed: int,
+    key: Mapping[str, Any],
+    resume: bool,
+    held: contextlib.ExitStack,
 ) -> tuple[Any, list[Trial]]:
     """Optuna's study and the trials of ``setups`` that it holds already; ``path`` keeps them (None: memory only).
 
-    ``key``: what a search must share with the one that it resumes. Raises ``InputError`` for a journal that belongs to
-    something else or is there without ``resume``, ``ResourceError`` for one that cannot be read or written.
+    ``key``: what a search must share with the one that it resumes. No other search writes to the file until ``held`` is
+    closed. Raises ``InputError`` for a journal that belongs to something else, is there without ``resume`` or is being
+    written, ``ResourceError`` for one that cannot be read or written.
     """
     try:
         import optuna
@@ -54,9 +62,7 @@ def open_study(
             return optuna.create_study(sampler=sampler, study_name=_STUDY, direction="maximize"), []
         if path is None or (resume and not path.exists()):
             raise InputError(f"{path} does not exist, so there is nothing to resume; leave --resume out")
-        if resume:
-            _cut_to_whole_lines(path)
-        else:
+        if not resume:
             # Whole or not there, whatever ends the search; and of two that begin at once the second finds the first's.
             with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as folder:
                 head = Path(folder) / "journal"
@@ -70,6 +76,8 @@ def open_study(
                         f"{path} holds the trials of an earlier search; go on with it by --resume, or remove it to "
                         "begin anew"
                     ) from None
+        _lock(held.enter_context(path.open("rb")), path)
+        _cut_to_whole_lines(path)
         storage = storages.JournalStorage(Backend(str(path)))
         study = optuna.load_study(storage=storage, sampler=sampler, study_name=_STUDY)
         if not resume:
@@ -101,6 +109,15 @@ def open_study(
         except InputError as error:
             raise ValueError(error) from None
         return study, [trial for trial in trials if trial.setup in known]
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(f"another `encast tune` writes to {path}; wait for its end or name another --out") from None
+    except OSError:
+        pass  # some network file systems have no locks
 
 
 def _cut_to_whole_lines(path: Path) -> None:

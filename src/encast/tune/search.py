@@ -23,6 +23,7 @@ import collections
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -96,7 +97,8 @@ class Evaluator(Protocol):
 class Options:
     """``trials`` and ``seconds`` bound the measurements; ``journal`` keeps them (None: memory only).
 
-    ``key`` says what they are measurements of: to resume, it must be the same. ``say`` hears of every trial.
+    ``key`` says what they are measurements of: to resume, it must be the same. ``say`` hears of every trial, first of
+    those that the journal had.
     """
 
     trials: int
@@ -139,12 +141,19 @@ def search(space: Space, evaluator: Evaluator, lengths: Sequence[int], slo: Slo 
     """
     if options.trials < 1:
         raise InputError(f"trials is {options.trials}; give at least 1")
-    return _Search(space, evaluator, lengths, slo, options).run()
+    with ExitStack() as held:
+        return _Search(space, evaluator, lengths, slo, options, held).run()
 
 
 class _Search:
     def __init__(
-        self, space: Space, evaluator: Evaluator, lengths: Sequence[int], slo: Slo | None, options: Options
+        self,
+        space: Space,
+        evaluator: Evaluator,
+        lengths: Sequence[int],
+        slo: Slo | None,
+        options: Options,
+        held: ExitStack,
     ) -> None:
         self.space, self.evaluator, self.lengths, self.slo, self.options = space, evaluator, lengths, slo, options
         self.setups = list(space.setups)
@@ -153,8 +162,10 @@ class _Search:
         self.features: np.ndarray[Any, np.dtype[np.float64]] = features
         self.steps = features.shape[1]
         self.study, self.trials = open_study(
-            options.journal, self.setups, seed=options.seed, key=options.key, resume=options.resume
+            options.journal, self.setups, seed=options.seed, key=options.key, resume=options.resume, held=held
         )
+        for number, trial in enumerate(self.trials, 1):
+            options.say(trial, number)
         self.began = time.monotonic()
         self.cut = False
         self.hyperparameters: Hyperparameters | None = None

@@ -50,7 +50,7 @@ class Slo:
         if not 1 <= percent <= 99.99:
             raise InputError(f"{where}: the percentile {percent:g} is not between 1 and 99.99")
         if not 0 < limit_ms <= _LONGEST_MS:
-            raise InputError(f"{where}: the limit of {limit_ms:g} ms is not between 0 and {_LONGEST_MS:g} ms")
+            raise InputError(f"{where}: the limit of {limit_ms:g} ms is not above 0 and at most {_LONGEST_MS:,.0f} ms")
         return Slo(percent, limit_ms)
 
     @property
