@@ -34,7 +34,7 @@ SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="bert-base", help="as of encast bench (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=7, help="at least 3 (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help=f"at least {FEWEST_ROUNDS} (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cache", type=Path, default=default_cache(), help="of converted models (%(default)s)")
     args = parser.parse_args()

@@ -17,7 +17,7 @@ from typing import Any
 
 from encast.errors import InputError, ResourceError
 
-__all__ = ["SCHEMA", "STATUSES", "BusyError", "Row", "RowFile", "flatten", "read_rows", "write_whole"]
+__all__ = ["SCHEMA", "STATUSES", "BusyError", "Row", "RowFile", "flatten", "lock", "read_rows", "write_whole"]
 
 SCHEMA = 1
 
@@ -96,14 +96,12 @@ class RowFile:
         self.close()
 
     def _lock(self) -> None:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BusyError(
+        lock(
+            self._fd,
+            BusyError(
                 f"another `encast bench` writes to {self.folder}; wait for its end or choose another experiment=NAME"
-            ) from None
-        except OSError:
-            pass  # some network file systems have no locks
+            ),
+        )
 
     def _append_table(self, flat: list[Row]) -> None:
         known = set(self._columns)
@@ -122,6 +120,16 @@ class RowFile:
             raise ResourceError(
                 f"{_sentence(self.table, error)}; all {len(self.rows)} finished rows are in {self.path.name}"
             ) from None
+
+
+def lock(fd: int, refusal: InputError) -> None:
+    """Raises ``refusal`` where another process has locked the open file; the lock ends when it is closed."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise refusal from None
+    except OSError:
+        pass  # some network file systems have no locks
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -11,9 +10,10 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from encast.backends.groups import Setup
+from encast.bench.rows import lock
 from encast.errors import EncastError, InputError, ResourceError, install_hint
 from encast.tune.measurement import Trial
 
@@ -76,7 +76,10 @@ def open_study(
                         f"{path} holds the trials of an earlier search; go on with it by --resume, or remove it to "
                         "begin anew"
                     ) from None
-        _lock(held.enter_context(path.open("rb")), path)
+        file = held.enter_context(path.open("rb"))
+        lock(
+            file.fileno(), InputError(f"another `encast tune` writes to {path}; wait for its end or name another --out")
+        )
         _cut_to_whole_lines(path)
         storage = storages.JournalStorage(Backend(str(path)))
         study = optuna.load_study(storage=storage, sampler=sampler, study_name=_STUDY)
@@ -109,15 +112,6 @@ def open_study(
         except InputError as error:
             raise ValueError(error) from None
         return study, [trial for trial in trials if trial.setup in known]
-
-
-def _lock(file: IO[bytes], path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InputError(f"another `encast tune` writes to {path}; wait for its end or name another --out") from None
-    except OSError:
-        pass  # some network file systems have no locks
 
 
 def _cut_to_whole_lines(path: Path) -> None:
