@@ -11,7 +11,7 @@ struct TeamOptions {
   int threads = 1;         // the caller included
   std::vector<int> cpus;   // CPU of every thread, or empty: no pinning
   int spin_us = 1000;      // how long a thread that waits for others within a run spins before it sleeps
-  int idle_spin_us = 100;  // and a worker that waits for the next run
+  int idle_spin_us = 200;  // and a worker that waits for the next run
 };
 
 // A fixed team of threads for one caller at a time. The caller is thread 0.

@@ -102,7 +102,7 @@ _SPIN_US: Knob[int] = Knob(
 )
 _IDLE_SPIN_US: Knob[int] = Knob(
     "ENCAST_IDLE_SPIN_US",
-    100,
+    200,
     "a whole number of microseconds from 0 to 1000000",
     "How long a thread that waits for the next forward spins before it sleeps: more answers quicker, less leaves the "
     "core to others.",

@@ -49,6 +49,13 @@ def test_attention_counts_real_lengths() -> None:
     assert work.value_bytes == {"arena": 10 * 72 * 4 + 10 * 24 * 4}
 
 
+def test_int8_attention_narrows_inside() -> None:
+    in_f32 = parsed.steps[2]
+    in_int8 = dataclasses.replace(in_f32, keys={**in_f32.keys, "arithmetic": "s8"})
+    more = work_of(parsed, in_int8, CHUNK).elements - work_of(parsed, in_f32, CHUNK).elements
+    assert more == 10 * 72 * ELEMENT_OPERATIONS["narrow"]
+
+
 def test_rows() -> None:
     narrow, norm, add = _work(3), _work(4), _work(5)
     assert (narrow.elements, narrow.value_bytes) == (10 * 24 * 4, {"arena": 960, "block": 480})

@@ -65,6 +65,12 @@ struct DotTiles {
     return (rows_left + tiles - 1) / tiles;
   }
 
+  // Whether so few rows are bound by memory and read their weights in order, which the hardware foresees:
+  // prefetches would only take the place of its own.
+  static bool streams(int64_t rows) {
+    return rows <= kRows / 2 && Dot::Shape::vectors(static_cast<int>(rows)) == kPanelVectors;
+  }
+
   // Bytes to prefetch with each group, so that `bytes` are asked for in the course of `groups`: spread
   // evenly, because memory then has all the time that the products take. Tiles narrower than the panel go
   // through it more than once and ask for it all.
@@ -202,6 +208,7 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
   };
   for (int64_t block = m_begin; block < m_end; block += rows_step) {
     const int64_t block_end = block + rows_step < m_end ? block + rows_step : m_end;
+    const bool streams = Tiles::streams(block_end - block);
     int64_t g = 0;
     do {  // once at least: without k, c is the epilogue of zeros
       const int64_t count = groups - g < block_groups ? groups - g : block_groups;
@@ -211,7 +218,7 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
         const int64_t columns = args.n - column < kPanel ? args.n - column : kPanel;
         const bool whole = columns == kPanel;
         const uint8_t* const w = weights(panel, g).at;
-        Ahead next = panel + 1 < panel_end ? weights(panel + 1, g)
+        Ahead next = panel + 1 < panel_end ? (streams ? Ahead{} : weights(panel + 1, g))
                      : !last               ? weights(panel_begin, g + count)
                      : block_end < m_end   ? weights(panel_begin, 0)
                                          : Ahead{static_cast<const uint8_t*>(args.next_w), args.next_w_bytes};

@@ -119,10 +119,13 @@ def work_of(plan: PlanText, step: StepText, chunk: Chunk) -> Work:
     if step.kind == "linear":
         return _linear(plan, step, rows, read, written)
     if step.kind == "attention":
-        heads = int(step.keys["heads"])
+        assert x is not None
+        elements += chunk.squares * int(step.keys["heads"]) * ELEMENT_OPERATIONS["softmax"]
+        if step.keys["arithmetic"] == "s8":  # queries, keys and values become codes inside
+            elements += rows * x.cols * ELEMENT_OPERATIONS["narrow"]
         return Work(
             products=4 * chunk.squares * out.cols,
-            elements=chunk.squares * heads * ELEMENT_OPERATIONS["softmax"],
+            elements=elements,
             value_bytes=_moved([*read, *written]),
         )
     if step.kind == "embed":
