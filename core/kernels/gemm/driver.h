@@ -109,6 +109,14 @@ struct DotTiles {
       for (int i = 0; i < R; ++i) Dot::widen(job.a + i * job.a_stride, job.groups, wide + i * a_stride);
       a = wide;
     }
+    if (kHasEpilogue && job.sums == nullptr) {
+      // The outputs are stored in one burst. Lines that come from L3 or memory only then fill the queue of
+      // stores, and the next tile waits for them.
+      const float* c = args.c + job.row * args.c_stride + job.column;
+      for (int i = 0; i < R; ++i) {
+        for (int v = 0; v < kPanelVectors; ++v) __builtin_prefetch(c + i * args.c_stride + 16 * v, 1);
+      }
+    }
     for (int first = 0; first < kPanel; first += 16 * V) {
       typename Dot::Sum sums[R][V];
       ENCAST_UNROLL for (int i = 0; i < R; ++i) {
