@@ -49,11 +49,13 @@ def test_attention_counts_real_lengths() -> None:
     assert work.value_bytes == {"arena": 10 * 72 * 4 + 10 * 24 * 4}
 
 
-def test_int8_attention_narrows_inside() -> None:
+@pytest.mark.parametrize(
+    ("arithmetic", "operations"), [("s8", 4 * 10 * 72), ("bf16_fma", 0), ("bf16_dp", 0), ("bf16_tile", 0)]
+)
+def test_int8_attention_narrows_inside(arithmetic: str, operations: int) -> None:
     in_f32 = parsed.steps[2]
-    in_int8 = dataclasses.replace(in_f32, keys={**in_f32.keys, "arithmetic": "s8"})
-    more = work_of(parsed, in_int8, CHUNK).elements - work_of(parsed, in_f32, CHUNK).elements
-    assert more == 10 * 72 * ELEMENT_OPERATIONS["narrow"]
+    narrow = dataclasses.replace(in_f32, keys={**in_f32.keys, "arithmetic": arithmetic})
+    assert work_of(parsed, narrow, CHUNK).elements - _work(2).elements == operations
 
 
 def test_rows() -> None:

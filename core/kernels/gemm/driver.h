@@ -31,6 +31,7 @@ struct TileJob {
   int64_t resume_stride;
   float* sums;  // where the sums go as they are, or null: through the epilogue into c
   int64_t sums_stride;
+  const float* cold_c;  // where in c the tile stores, if it is the first to touch it, else null
   int64_t row, column;  // of the tile's first output
 };
 
@@ -65,8 +66,8 @@ struct DotTiles {
     return (rows_left + tiles - 1) / tiles;
   }
 
-  // Whether so few rows are bound by memory and read their weights in order, which the hardware foresees:
-  // prefetches would only take the place of its own.
+  // Whether tiles of so few rows take panels at once and are done with them before memory has the next: then
+  // the hardware foresees what is read, and prefetches would only take the place of its own.
   static bool streams(int64_t rows) {
     return rows <= kRows / 2 && Dot::Shape::vectors(static_cast<int>(rows)) == kPanelVectors;
   }
@@ -109,12 +110,15 @@ struct DotTiles {
       for (int i = 0; i < R; ++i) Dot::widen(job.a + i * job.a_stride, job.groups, wide + i * a_stride);
       a = wide;
     }
-    if (kHasEpilogue && job.sums == nullptr) {
-      // The outputs are stored in one burst. Lines that come from L3 or memory only then fill the queue of
+    if constexpr (V == kPanelVectors) {
+      // The sums are stored in one burst. Lines that come from L3 or memory only then fill the queue of
       // stores, and the next tile waits for them.
-      const float* c = args.c + job.row * args.c_stride + job.column;
-      for (int i = 0; i < R; ++i) {
-        for (int v = 0; v < kPanelVectors; ++v) __builtin_prefetch(c + i * args.c_stride + 16 * v, 1);
+      if (job.cold_c != nullptr) {
+        ENCAST_UNROLL for (int i = 0; i < R; ++i) {
+          ENCAST_UNROLL for (int v = 0; v < V; ++v) {
+            __builtin_prefetch(job.cold_c + i * args.c_stride + 16 * v, 1);
+          }
+        }
       }
     }
     for (int first = 0; first < kPanel; first += 16 * V) {
@@ -216,7 +220,8 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
   };
   for (int64_t block = m_begin; block < m_end; block += rows_step) {
     const int64_t block_end = block + rows_step < m_end ? block + rows_step : m_end;
-    const bool streams = Tiles::streams(block_end - block);
+    // Between blocks of k the next panel's block is not what follows in memory.
+    const bool streams = block_groups == groups && Tiles::streams(block_end - block);
     int64_t g = 0;
     do {  // once at least: without k, c is the epilogue of zeros
       const int64_t count = groups - g < block_groups ? groups - g : block_groups;
@@ -242,7 +247,7 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
               .a_stride = a_stride,
               .w = w,
               .groups = count,
-              // Once all that comes next is asked for, the present panel stands in: it is in cache.
+              // Where nothing more is to be asked for, the first lines of the present panel stand in.
               .ahead = next.bytes > 0 ? next.at : w,
               .ahead_step = step,
               .resume = g == 0  ? nullptr
@@ -253,6 +258,7 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
                       : last ? nullptr
                              : c,
               .sums_stride = stage ? kPanel : args.c_stride,
+              .cold_c = stage || g > 0 ? nullptr : c,
               .row = row,
               .column = column,
           };
