@@ -88,7 +88,7 @@ def compare(name: str, model: ModelFiles, args: argparse.Namespace, folder: Path
             cosine = float((vectors[chosen] * expected).sum(1).mean())
             if not cosine >= LEAST_COSINE:
                 raise SystemExit(f"{contender.name}: mean cosine {cosine:.4f} to float64; {LEAST_COSINE} is needed")
-        timing = Timing(seconds=args.seconds / 2, rounds_least=3)
+        timing = Timing(seconds=args.seconds / 2, rounds_least=FEWEST_ROUNDS)
         rounds = take_turns(
             contenders,
             take,

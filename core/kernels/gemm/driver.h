@@ -67,9 +67,11 @@ struct DotTiles {
   }
 
   // Whether tiles of so few rows take panels at once and are done with them before memory has the next: then
-  // the hardware foresees what is read, and prefetches would only take the place of its own.
+  // the hardware foresees what is read, and prefetches would only take the place of its own. All k are one
+  // block then, for which wide rows have no room.
   static bool streams(int64_t rows) {
-    return rows <= kRows / 2 && Dot::Shape::vectors(static_cast<int>(rows)) == kPanelVectors;
+    return !Dot::kWideRows && rows <= kRows / 2 &&
+           Dot::Shape::vectors(static_cast<int>(rows)) == kPanelVectors;
   }
 
   // Bytes to prefetch with each group, so that `bytes` are asked for in the course of `groups`: spread
@@ -204,8 +206,11 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
   Tiles tiles;
   alignas(64) float staged[Tiles::kRows * kPanel] = {};
   const int64_t groups = (args.k + Dot::kGroup - 1) / Dot::kGroup;
-  // A c of bf16 has no room for the sums of a block of k.
-  const int64_t block_groups = groups < kBlockGroups || args.c_bf16 != nullptr ? groups : kBlockGroups;
+  // Few rows use a panel once, so it need not stay in L2, and between blocks of k the next panel's block
+  // would not be what follows in memory. A c of bf16 has no room for the sums of a block.
+  const bool streams = Tiles::streams(m_end - m_begin);
+  const bool whole_k = groups < kBlockGroups || streams || args.c_bf16 != nullptr;
+  const int64_t block_groups = whole_k ? groups : kBlockGroups;
   const int64_t a_stride = args.a_stride * (kGroupBytes / Dot::kGroup);
   // Whether tiles put their sums through the epilogue themselves.
   const bool direct = Tiles::kHasEpilogue && args.c_bf16 == nullptr &&
@@ -220,8 +225,6 @@ ENCAST_SIMD void compute(const GemmArgs& args, int64_t m_begin, int64_t m_end, i
   };
   for (int64_t block = m_begin; block < m_end; block += rows_step) {
     const int64_t block_end = block + rows_step < m_end ? block + rows_step : m_end;
-    // Between blocks of k the next panel's block is not what follows in memory.
-    const bool streams = block_groups == groups && Tiles::streams(block_end - block);
     int64_t g = 0;
     do {  // once at least: without k, c is the epilogue of zeros
       const int64_t count = groups - g < block_groups ? groups - g : block_groups;
