@@ -119,6 +119,13 @@ def test_kernels_take_turns_and_get_their_time() -> None:
     assert len(result.kernels[0].seconds) >= 5, "the chosen one is judged, so it is timed to the end"
 
 
+def test_timings_are_joined() -> None:
+    first = TimedKernel("best", "s8", "avx512", True, True, (3.0, 2.0), None)
+    second = dataclasses.replace(first, right=False, seconds=(1.0,), peak=5.0)
+    (joined,) = TimedProduct(PRODUCT, 1, 1, (first,)).joined(TimedProduct(PRODUCT, 1, 1, (second,))).kernels
+    assert joined == dataclasses.replace(first, right=False, seconds=(3.0, 2.0, 1.0), peak=5.0)
+
+
 def run(monkeypatch: pytest.MonkeyPatch, result: TimedProduct, *arguments: str) -> int:
     pytest.importorskip("encast._core", reason="the native core is not built")
     monkeypatch.setattr(verb, "_time", lambda product, cpus, seconds: result)
@@ -143,6 +150,35 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     document = json.loads(capsys.readouterr().out)
     assert len(document["failures"]) == 1
     assert document["wrong"] == []
+
+
+def test_what_fails_is_timed_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """After all others, and with the runs before: another tenant of the machine is no reason to fail."""
+    pytest.importorskip("encast._core", reason="the native core is not built")
+    fine = {"good": 2e-3, "best": 1e-3}
+    order: list[int] = []
+
+    def time(product: Product, quiet_after: int) -> TimedProduct:
+        order.append(product.m)
+        disturbed = product.m == 2 and order.count(2) < quiet_after
+        return timed(fine | {"best": 3e-3} if disturbed else fine, "best")
+
+    for quiet_after, code, again in [(2, 0, 1), (4, 0, 3), (5, 1, 3)]:
+        order.clear()
+        monkeypatch.setattr(verb, "_time", lambda product, cpus, seconds, count=quiet_after: time(product, count))
+        arguments = [argument for m in (1, 2, 3) for argument in ("--time", f"{m},64,32,int8")]
+        assert main(["kernels", "--assert", *arguments]) == code
+        assert order == [1, 2, 3, *[2] * again]
+        printed = capsys.readouterr()
+        assert ("selection is right for 3 products" in printed.out) == (code == 0)
+        assert printed.err.count("best is chosen and takes") == code
+    rival = [timed(fine | {"good": 5e-4}, "best"), *[timed(fine, "best")] * 3]
+    monkeypatch.setattr(verb, "_time", lambda product, cpus, seconds: rival.pop(0))
+    assert main(["kernels", "--assert", "--time", "1,64,32,int8"]) == 1, "the runs before count too"
+    order.clear()
+    monkeypatch.setattr(verb, "_time", lambda product, cpus, seconds: time(product, 5))
+    assert main(["kernels", *arguments]) == 0
+    assert order == [1, 2, 3], "nothing is judged without --assert"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from encast.errors import InputError
@@ -100,6 +100,20 @@ class TimedProduct:
     threads: int
     weight_bytes: int
     kernels: tuple[TimedKernel, ...]
+
+    def joined(self, later: TimedProduct) -> TimedProduct:
+        """The runs of both timings of one product, and the higher of their peaks."""
+
+        def join(first: TimedKernel, second: TimedKernel) -> TimedKernel:
+            peaks = [peak for peak in (first.peak, second.peak) if peak is not None]
+            return replace(
+                first,
+                right=first.right and second.right,
+                seconds=first.seconds + second.seconds,
+                peak=max(peaks, default=None),
+            )
+
+        return replace(self, kernels=tuple(map(join, self.kernels, later.kernels)))
 
     def wrong(self) -> list[str]:
         """A sentence for every kernel whose answer is wrong."""
