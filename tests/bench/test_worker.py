@@ -350,9 +350,10 @@ def test_only_what_is_looked_at_is_kept(pair: Contender) -> None:
 def test_what_a_stream_computes_is_kept(pair: Contender) -> None:
     pair.bind(BATCHES)
     pair.stream([0] * 8, BATCHES)
-    found = [tuple(batch.token_ids.tolist()) for batch, _ in pair.outputs()]
+    found = {tuple(batch.token_ids.tolist()) for batch, _ in pair.outputs()}
+    # Distinct ones: a stream that began late is served once more, then perhaps by the other instance.
     assert 1 <= len(found) <= 2
-    assert set(found) <= {tuple(batch.token_ids.tolist()) for batch in BATCHES}
+    assert found <= {tuple(batch.token_ids.tolist()) for batch in BATCHES}
 
 
 def test_trials_are_no_part_of_a_cold_start(model: ModelFiles, tmp_path: Path) -> None:

@@ -15,9 +15,16 @@ from pathlib import Path
 import pytest
 from launched import CPUS, LAUNCH, PATIENCE_S, launch, python, two_cpus
 
+from encast.launch.supervise import FORWARDED
+
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([*LAUNCH, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def heed_signals() -> None:  # under nohup, or in a script's background, the launcher would go on ignoring them
+        for number in FORWARDED:
+            signal.signal(number, signal.SIG_DFL)
+
+    pipe = subprocess.PIPE
+    return subprocess.Popen([*LAUNCH, *arguments], stdout=pipe, stderr=pipe, text=True, preexec_fn=heed_signals)
 
 
 def alive(pid: int) -> bool:
