@@ -49,7 +49,8 @@ CEILINGS = Ceilings(
 """Two threads, numbers that are easy to divide by."""
 
 PLAN = """encast-plan 1
-limits vocab=100 types=2 max_len=64 chunk_tokens=64 arena=65536 block_rows=48 stream_rows=48 block=4096 exact=0
+limits vocab=100 types=2 max_len=64 chunk_tokens=64 arena=65536 block_rows=48 stream_rows=48 \
+head_tokens=0 block=4096 exact=0
 weight w0 f32 dense 100 24 @0
 weight w1 f32 dense 64 24 @0
 weight w2 f32 dense 1 24 @0

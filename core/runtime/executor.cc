@@ -89,10 +89,17 @@ Executor::Executor(Plan plan, std::shared_ptr<const Weights> weights, TeamOption
     steps_.push_back(bind_step(plan_, index, weights_->data()));
     if (plan_.steps[index].kind == StepKind::embed) embed_ = &plan_.steps[index];
   }
+  for (size_t index = 0; index < plan_.steps.size(); ++index) {
+    heads_.push_back(HeadStage::bind(plan_, index, weights_->data()));
+  }
   chunk_.next_task = std::make_unique<std::atomic<int64_t>[]>(steps_.size());
   for (const OutputDecl& output : plan_.outputs) stages_.push_back(needed_stages(output.value));
 
-  const int64_t scratch = scratch_bytes(plan_);
+  int64_t scratch = 0;
+  for (size_t index = 0; index < plan_.steps.size(); ++index) {
+    if (plan_.steps[index].kind != StepKind::attention) continue;
+    scratch = std::max(scratch, round_up(HeadStage::scratch_bytes(plan_, index), 64));
+  }
   const int64_t block = plan_.block_bytes();
   const int64_t arena = round_up(plan_.arena, 64);
   arena_bytes_ = arena + (block + scratch) * team_.size() + 64;
@@ -119,6 +126,7 @@ Executor::Executor(Plan plan, std::shared_ptr<const Weights> weights, TeamOption
   chunk_.first_rows.resize(size);
   chunk_.selected_rows.resize(size);
   chunk_.attention_order.resize(size);
+  chunk_.head_groups.resize(plan_.head_tokens > 0 ? size : 0);
 }
 
 std::vector<Executor::Stage> Executor::needed_stages(int value) const {
@@ -136,6 +144,7 @@ std::vector<Executor::Stage> Executor::needed_stages(int value) const {
     Stage& stage = stages.back();
     stage.steps.push_back(static_cast<uint32_t>(index));
     stage.mixes_rows = step.kind == StepKind::attention;
+    if (heads_[index] != nullptr) stage.heads = heads_[index].get();
     stage.has_product = stage.has_product || step.kind == StepKind::linear;
     stage.tiles = stage.tiles || steps_[index]->tiles();
     for (int id : {step.out, step.also}) {
@@ -236,6 +245,10 @@ int64_t Executor::prepare(const Request& request, int64_t first_seq, int64_t& fi
   for (size_t step = 0; step < steps_.size(); ++step)
     chunk_.next_task[step].store(0, std::memory_order_relaxed);
   if (embed_ != nullptr && embed_->position >= 0) fill_positions();
+  if (plan_.head_tokens > 0) {
+    const std::span<const int32_t> cu_seqlens(chunk_.cu_seqlens.data(), static_cast<size_t>(seqs) + 1);
+    chunk_.head_groups_used = group_sequences(cu_seqlens, plan_.head_tokens, chunk_.head_groups);
+  }
   if (team_.size() > 1) {
     const auto order = chunk_.attention_order.begin();
     const auto length = [&](int32_t at) {
@@ -250,16 +263,38 @@ int64_t Executor::prepare(const Request& request, int64_t first_seq, int64_t& fi
   return seq;
 }
 
-void Executor::run_step(uint32_t step, const Share& share, int thread,
-                        std::vector<TraceEvent>* events) const {
+template <class Body>
+void Executor::traced(uint32_t step, const Share& share, int thread, std::vector<TraceEvent>* events,
+                      Body body) const {
   if (events == nullptr) {
-    steps_[step]->run(share);
+    body();
     return;
   }
   const int64_t begin = now_ns();
-  steps_[step]->run(share);
+  body();
   events->push_back({begin, now_ns(), thread, static_cast<int32_t>(step), share.rows.begin,
                      share.rows.end - share.rows.begin, chunk_number_});
+}
+
+void Executor::run_step(uint32_t step, const Share& share, int thread,
+                        std::vector<TraceEvent>* events) const {
+  traced(step, share, thread, events, [&] { steps_[step]->run(share); });
+}
+
+bool Executor::run_heads(const Stage& stage, int thread, std::vector<TraceEvent>* events) {
+  const int threads = team_.size();
+  const int64_t tasks = stage.heads == nullptr ? 0 : stage.heads->tasks(chunk_, threads);
+  if (tasks == 0) return false;
+  std::atomic<int64_t>& next = chunk_.next_task[stage.steps.front()];
+  for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+    const Share share = {
+        chunk_, common_.data(), scratch_[static_cast<size_t>(thread)], stage.heads->rows(chunk_, task),
+        thread, threads};
+    traced(stage.steps.front(), share, thread, events,
+           [&] { stage.heads->project(share, task, task + threads); });
+    traced(stage.steps.back(), share, thread, events, [&] { stage.heads->attend(share, task); });
+  }
+  return true;
 }
 
 void Executor::run_stage(const Stage& stage, int thread, std::vector<TraceEvent>* events) {
@@ -267,6 +302,7 @@ void Executor::run_stage(const Stage& stage, int thread, std::vector<TraceEvent>
   const int64_t rows = chunk_.count(stage.rows);
   std::byte* scratch = scratch_[static_cast<size_t>(thread)];
   const bool together = stage.mixes_rows || (stage.has_product && rows < plan_.stream_rows * threads);
+  if (run_heads(stage, thread, events)) return;
   if (together && (threads > 1 || stage.mixes_rows)) {
     const Share share = {chunk_, common_.data(), scratch, {0, rows}, thread, threads};
     for (const uint32_t step : stage.steps) {

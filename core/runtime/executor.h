@@ -7,6 +7,7 @@
 
 #include "parallel/team.h"
 #include "runtime/chunk.h"
+#include "runtime/head_stage.h"
 #include "runtime/plan.h"
 #include "runtime/step.h"
 #include "runtime/weights.h"
@@ -73,7 +74,8 @@ class Executor {
     std::vector<uint32_t> steps;
     std::vector<uint32_t> block_values;  // values in the memory of a block
     Rows rows = Rows::tokens;
-    bool mixes_rows = false;  // attention: hands its work out itself
+    bool mixes_rows = false;           // attention: hands its work out itself
+    const HeadStage* heads = nullptr;  // with the product before it, head by head
     bool has_product = false;
     bool tiles = false;  // products work in tiles of AMX
   };
@@ -81,6 +83,11 @@ class Executor {
 
   std::vector<Stage> needed_stages(int value) const;
   void run_stage(const Stage& stage, int thread, std::vector<TraceEvent>* events);
+  // False where the stage's steps have to go one after the other.
+  bool run_heads(const Stage& stage, int thread, std::vector<TraceEvent>* events);
+  template <class Body>
+  void traced(uint32_t step, const Share& share, int thread, std::vector<TraceEvent>* events,
+              Body body) const;
   void run_step(uint32_t step, const Share& share, int thread, std::vector<TraceEvent>* events) const;
   size_t find_output(std::string_view output) const;
   void check(const OutputDecl& output, const Request& request) const;
@@ -95,7 +102,8 @@ class Executor {
   const Plan plan_;
   const std::shared_ptr<const Weights> weights_;
   std::vector<std::unique_ptr<Step>> steps_;
-  std::vector<std::vector<Stage>> stages_;  // that every output needs
+  std::vector<std::unique_ptr<HeadStage>> heads_;  // of every step; null for most
+  std::vector<std::vector<Stage>> stages_;         // that every output needs
   const StepDecl* embed_ = nullptr;
   int64_t arena_bytes_ = 0;
   std::unique_ptr<std::byte, Unmap> arena_;

@@ -115,6 +115,61 @@ ENCAST_TEST(bits_depend_on_neither_neighbours_nor_threads_nor_chunks) {
   }
 }
 
+// Attention of four heads over 128 columns and the product before it, with texts of up to 600 tokens.
+std::string head_plan(int64_t head_tokens) {
+  return "encast-plan 1\n"
+         "limits vocab=50 types=0 max_len=600 chunk_tokens=600 arena=1228800 block_rows=16 "
+         "stream_rows=8 head_tokens=" +
+         std::to_string(head_tokens) +
+         " block=0 exact=0\n"
+         "weight w0 f32 dense 50 128 @0\n"
+         "weight w1 f32 dense 1 128 @25600\n"
+         "weight w2 f32 dense 1 128 @26112\n"
+         "weight w3 f32 panels 384 128 @26624\n"
+         "weight w4 f32 padded 1 384 @223232\n"
+         "weight w5 f32 dense 4 1199 @224768\n"
+         "value v0 f32 tokens 128 @0\n"
+         "value v1 f32 tokens 384 @307200\n"
+         "value v2 f32 tokens 128 @-\n"
+         "step embed name=embeddings word=w0 gamma=w1 beta=w2 eps=1e-12 offset=0 skip=-1 out=v0\n"
+         "step linear name=qkv x=v0 w=w3 bias=w4 act=none arithmetic=f32 out=v1\n"
+         "step attention name=attention x=v1 heads=4 factor=0.18 bias=w5 arithmetic=f32 out=v2\n"
+         "output last_hidden_state v2\n";
+}
+
+ENCAST_TEST(bits_do_not_depend_on_tasks_of_heads) {
+  testing::Rng rng(8);
+  std::vector<uint8_t> bytes(224768 + 4 * 1199 * 4);
+  for (size_t at = 0; at < bytes.size(); at += 4) {
+    const float value = rng.uniform(-0.3f, 0.3f);
+    std::memcpy(&bytes[at], &value, 4);
+  }
+  const testing::TemporaryFile file(bytes);
+  const auto weights = std::make_shared<Weights>(file.path());
+  std::vector<Texts> batches(5);
+  for (const int64_t length : {30, 1, 7, 120, 64, 200, 17, 90}) batches[0].add(length, rng);
+  for (const int64_t length : {512, 80}) batches[1].add(length, rng);
+  for (const int64_t length : {40, 513}) batches[2].add(length, rng);  // longer than a task may be
+  for (int text = 0; text < 60; ++text) batches[3].add(rng.integer(1, 20), rng);
+  batches[4].add(1, rng);
+  for (Texts& texts : batches) texts.types.assign(texts.ids.size(), 0);
+  const auto instance = [&](int64_t head_tokens, int threads) {
+    return std::make_unique<Executor>(Plan::parse(head_plan(head_tokens)), weights,
+                                      TeamOptions{threads, {}, 100});
+  };
+  const auto apart = instance(0, 1);
+  for (const Texts& texts : batches) {
+    const std::vector<float> want = run(*apart, "last_hidden_state", texts.request());
+    for (const float value : want) CHECK(std::isfinite(value));
+    for (const int64_t head_tokens : {1, 32, 128, 1000}) {
+      for (const int threads : {1, 2, 3}) {
+        const auto team = instance(head_tokens, threads);
+        CHECK(same_bits(run(*team, "last_hidden_state", texts.request()), want));
+      }
+    }
+  }
+}
+
 ENCAST_TEST(outputs_are_written_whole_and_nothing_else) {
   Model model;
   testing::Rng rng(2);

@@ -12,7 +12,7 @@
 //
 //   encast-plan 1
 //   limits vocab=30522 types=2 max_len=512 chunk_tokens=1024 arena=8650752 block_rows=48 stream_rows=48
-//          block=36864 exact=0                   (one line)
+//          head_tokens=128 block=36864 exact=0   (one line)
 //   weight w0 f32 dense 30522 384 @4096          rows cols, at a byte offset of the weights file
 //   weight w1 s8 panels 1152 384 @46886912       n k, packed in panels of 64 columns
 //   weight w2 f32 padded 1 1152 @...             a vector padded to a multiple of 64
@@ -25,7 +25,8 @@
 //
 // Stages. Consecutive steps that make rows of one kind, each row from the same row of what they read, are a
 // stage: a thread may take a block of rows through all of them while their values stay in its caches.
-// Attention, which mixes rows, is a stage of its own. Values that live within one stage may lie in the
+// Attention, which mixes rows, is a stage of its own, or where head_tokens is not 0 one with the product that
+// makes its rows, which is then right before it. Values that live within one stage may lie in the
 // block's memory, where offsets are given for every 16 rows of the block. Values of the arena keep their
 // memory for whole stages.
 namespace encast {
@@ -102,7 +103,9 @@ struct Plan {
   int64_t vocab = 0, types = 0, max_len = 0, chunk_tokens = 0, arena = 0;
   int64_t block_rows = 0;   // most rows that a thread takes through a stage at a time
   int64_t stream_rows = 0;  // with fewer rows a thread, threads share a product's weights instead of its rows
-  int64_t block = 0;        // bytes of a block's memory for every kBlockUnit rows
+  int64_t head_tokens =
+      0;              // of sequences that share the tasks of a stage of attention and product; 0: none do
+  int64_t block = 0;  // bytes of a block's memory for every kBlockUnit rows
 
   // Rows that a thread's block memory holds: its own block's, or its part of those that all threads share.
   int64_t block_capacity() const {

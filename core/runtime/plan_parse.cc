@@ -153,6 +153,7 @@ void parse_limits(Line& line, Plan& plan) {
   plan.arena = line.integer(line.value_of("arena"), "arena", 0, kMaxBytes);
   plan.block_rows = line.integer(line.value_of("block_rows"), "block_rows", 16, kMaxTokens);
   plan.stream_rows = line.integer(line.value_of("stream_rows"), "stream_rows", 1, kMaxTokens);
+  plan.head_tokens = line.integer(line.value_of("head_tokens"), "head_tokens", 0, kMaxTokens);
   plan.block = line.integer(line.value_of("block"), "block", 0, kMaxBlockBytes);
   plan.exact = line.integer(line.value_of("exact"), "exact", 0, 1) == 1;
 }

@@ -125,6 +125,16 @@ ENCAST_TEST(memory_of_a_block) {
   refused("value v3 f32 tokens 16 @20480", "value v3 f32 tokens 16 @+0", "v3 lies in the memory of a block");
   refused("value v0 f32 tokens 16 @0", "value v0 f32 tokens 16 @+0", "v0 lies in the memory of a block");
   refused("value v9 f32 selected 16 @-", "value v9 f32 selected 16 @+0", "output logits lies");
+  // With tasks of heads the product has one stage with attention, which takes no blocks.
+  const std::string apart = "stream_rows=8 head_tokens=0", heads = "stream_rows=8 head_tokens=32";
+  refused(apart, heads, "v1 lies in the memory of a block, but the stage of an attention has no blocks");
+  std::string text = with(apart, heads);
+  text.replace(text.find("16 @+0\nvalue v2 f32 tokens 48 @8192"), 35,
+               "16 @57344\nvalue v2 f32 tokens 48 @+0");
+  text.replace(text.find("block=1152"), 10, "block=3072");
+  CHECK_THROWS(Plan::parse(text), PlanError, "v2 lies in the memory of a block, but");
+  refused(apart, "stream_rows=8 head_tokens=-1", "head_tokens is");
+  refused(apart, "stream_rows=8", "where head_tokens= should stand");
   // v8 and v9 are made by one stage, in which both are alive.
   const std::string both = with("value v8 f32 selected 16 @49152", "value v8 f32 selected 16 @+0");
   Plan::parse(both);

@@ -246,6 +246,10 @@ class Validator {
         if (id < 0) continue;
         const bool in_block = plan_.values[static_cast<size_t>(id)].in_block;
         Life& life = lives[static_cast<size_t>(id)];
+        if (in_block && plan_.steps[stage_end].kind == StepKind::attention) {
+          throw PlanError("plan step " + std::to_string(step) + ": v" + std::to_string(id) +
+                          " lies in the memory of a block, but the stage of an attention has no blocks");
+        }
         if (in_block && life.first < stage_begin) {
           throw PlanError("plan step " + std::to_string(step) + ": v" + std::to_string(id) +
                           " lies in the memory of a block, which ended with an earlier stage");
@@ -292,15 +296,18 @@ void validate_plan(const Plan& plan) { Validator(plan).run(); }
 
 std::vector<int> Plan::stages() const {
   std::vector<int> stages;
-  const auto kind = [&](const StepDecl& step) { return values[static_cast<size_t>(step.out)].rows; };
+  const auto rows = [&](size_t index) { return values[static_cast<size_t>(steps[index].out)].rows; };
+  const auto mixes = [&](size_t index) {
+    return index < steps.size() && steps[index].kind == StepKind::attention;
+  };
+  const auto projects = [&](size_t index) {
+    return head_tokens > 0 && mixes(index + 1) && steps[index].kind == StepKind::linear &&
+           steps[index].out == steps[index + 1].x;
+  };
   for (size_t index = 0; index < steps.size(); ++index) {
-    if (index == 0) {
-      stages.push_back(0);
-      continue;
-    }
-    const StepDecl &before = steps[index - 1], &step = steps[index];
-    const bool alone = before.kind == StepKind::attention || step.kind == StepKind::attention;
-    stages.push_back(stages.back() + (alone || kind(before) != kind(step) ? 1 : 0));
+    const bool begins = index > 0 && ((mixes(index) && !projects(index - 1)) || projects(index) ||
+                                      mixes(index - 1) || rows(index) != rows(index - 1));
+    stages.push_back(index == 0 ? 0 : stages.back() + begins);
   }
   return stages;
 }

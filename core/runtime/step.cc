@@ -1,102 +1,17 @@
 #include "runtime/step.h"
 
-#include <string_view>
-
 #include "base/error.h"
-#include "kernels/attention/attention.h"
-#include "kernels/catalog.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/embed/embed.h"
-#include "kernels/gemm/gemm.h"
 #include "kernels/norm/norm.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/reduce/reduce.h"
 #include "parallel/partition.h"
 #include "runtime/attention_tasks.h"
+#include "runtime/binding.h"
 
 namespace encast {
 namespace {
-
-// The members of one arithmetic class that selection would pick, by number of rows.
-template <class Fn>
-class Selection {
- public:
-  Selection(std::string_view op, std::string_view arithmetic, std::vector<std::string>& names) {
-    for (const KernelInfo& row : all_kernels()) {
-      if (row.op != op || row.arithmetic != arithmetic) continue;
-      const KernelInfo* best = select_kernel(op, arithmetic, row.min_rows);
-      if (best == nullptr || best->min_rows != row.min_rows) continue;
-      const auto fn = reinterpret_cast<Fn>(best->fn);
-      bool known = false;
-      for (const Choice& choice : choices_) known = known || choice.fn == fn;
-      if (known) continue;
-      choices_.push_back({best->min_rows, fn});
-      tiles_ = tiles_ || best->isa == Isa::amx;
-      names.emplace_back(best->name);
-    }
-    if (choices_.empty()) {
-      throw ResourceError("no kernel of " + std::string(op) + " with arithmetic '" +
-                          std::string(arithmetic.substr(0, 40)) + "' may run on this machine at ENCAST_ISA=" +
-                          isa_name(isa_best()) + "; open the artifact again to plan it for this machine");
-    }
-  }
-
-  Fn operator()(int64_t rows) const {
-    const Choice* found = &choices_.front();
-    for (const Choice& choice : choices_) {
-      if (choice.min_rows <= rows && choice.min_rows >= found->min_rows) found = &choice;
-    }
-    return found->fn;
-  }
-  // Whether some of them work on tiles of AMX.
-  bool tiles() const { return tiles_; }
-
- private:
-  struct Choice {
-    int64_t min_rows;
-    Fn fn;
-  };
-  std::vector<Choice> choices_;
-  bool tiles_ = false;
-};
-
-class Binder {
- public:
-  Binder(const Plan& plan, const std::byte* weights) : plan_(plan), weights_(weights) {}
-
-  const ValueDecl& value(int id) const { return plan_.values[static_cast<size_t>(id)]; }
-  const WeightDecl& weight(int id) const { return plan_.weights[static_cast<size_t>(id)]; }
-  template <class T>
-  const T* data(int id) const {
-    return id < 0 ? nullptr : reinterpret_cast<const T*>(weights_ + weight(id).offset);
-  }
-  bool exact() const { return plan_.exact; }
-
-  // The weights of the product after step `index`; after the last one its own.
-  int next_weight(size_t index) const {
-    for (size_t next = index + 1; next < plan_.steps.size(); ++next) {
-      if (plan_.steps[next].kind == StepKind::linear) return plan_.steps[next].w;
-    }
-    return plan_.steps[index].w;
-  }
-
-  NarrowOut::Kind narrow_kind(int id, bool zero_point) const {
-    if (id < 0) return NarrowOut::Kind::none;
-    if (value(id).dtype == DType::bf16) return NarrowOut::Kind::bf16;
-    return zero_point ? NarrowOut::Kind::q8_zero_point : NarrowOut::Kind::q8_symmetric;
-  }
-
- private:
-  const Plan& plan_;
-  const std::byte* weights_;
-};
-
-const Place& place(const Share& share, int id) { return share.places[static_cast<size_t>(id)]; }
-const float* f32_in(const Share& share, int id) {
-  return id < 0 ? nullptr : reinterpret_cast<const float*>(place(share, id).data);
-}
-float* f32_out(const Share& share, int id) { return reinterpret_cast<float*>(place(share, id).data); }
-int64_t stride(const Share& share, int id) { return id < 0 ? 0 : place(share, id).stride; }
 
 NarrowOut narrow_out(const Share& share, int id, NarrowOut::Kind kind) {
   if (kind == NarrowOut::Kind::none) return {};
@@ -255,17 +170,6 @@ class NormalizeStep final : public RowStep<NormalizeFn> {
   }
 };
 
-const char* gemm_op(DType x) {
-  switch (x) {
-    case DType::q8:
-      return "gemm_q8s8";
-    case DType::bf16:
-      return "gemm_bf16";
-    default:
-      return "gemm_f32";
-  }
-}
-
 class LinearStep final : public Step {
  public:
   LinearStep(const Binder& binder, const StepDecl& decl, size_t index)
@@ -278,32 +182,15 @@ class LinearStep final : public Step {
   }
 
   void run(const Share& share) const override {
-    const ValueDecl& x = binder_.value(decl_.x);
-    const Place& from = place(share, decl_.x);
-    GemmArgs args;
-    args.m = share.rows.end;
-    args.n = binder_.weight(decl_.w).rows;
-    args.k = x.cols;
-    args.a = from.data;
-    args.a_stride = from.stride;
-    args.a_scale = from.scale;
-    args.a_zero = from.zero;
-    args.w = binder_.data<std::byte>(decl_.w);
-    args.w_scale = binder_.data<float>(decl_.scale);
-    args.w_colsum = binder_.data<int32_t>(decl_.colsum);
-    args.bias = binder_.data<float>(decl_.bias);
+    GemmArgs args = product_args(binder_, decl_, share);
     if (rounds_) {
       args.c_bf16 = reinterpret_cast<uint16_t*>(place(share, decl_.out).data) + decl_.column;
     } else {
       args.c = f32_out(share, decl_.out) + decl_.column;
     }
     args.c_stride = stride(share, decl_.out);
-    args.activation = decl_.act;
-    args.exact = binder_.exact();
-    args.coarse = decl_.coarse;
     const Tile tile = tile_of(decl_.w, share);
-    const WeightDecl& next = binder_.weight(next_w_);
-    const int64_t next_panel = static_cast<int64_t>(next.bytes()) / panels(next_w_);
+    const int64_t next_panel = binder_.panel_bytes(next_w_);
     const Range next_panels = tile_of(next_w_, share).panels;
     args.next_w = binder_.data<std::byte>(next_w_) + next_panels.begin * next_panel;
     args.next_w_bytes = next_panel;
@@ -315,9 +202,8 @@ class LinearStep final : public Step {
   }
 
  private:
-  int64_t panels(int weight) const { return round_up(binder_.weight(weight).rows, kPanel) / kPanel; }
   Tile tile_of(int weight, const Share& share) const {
-    return split_product(share.rows, panels(weight), share.part, share.parts, tiles());
+    return split_product(share.rows, binder_.panels(weight), share.part, share.parts, tiles());
   }
 
   const StepDecl decl_;
@@ -333,18 +219,7 @@ class AttentionStep final : public Step {
       : decl_(decl), binder_(binder), index_(index), select_("attention", decl.arithmetic, kernels_) {}
 
   void run(const Share& share) const override {
-    AttentionArgs args;
-    args.qkv = f32_in(share, decl_.x);
-    args.qkv_stride = stride(share, decl_.x);
-    args.cu_seqlens = share.chunk.cu_seqlens.data();
-    args.heads = decl_.heads;
-    args.head_dim = static_cast<int32_t>(binder_.value(decl_.x).cols / 3 / decl_.heads);
-    args.scale = decl_.factor;
-    args.bias = binder_.data<float>(decl_.bias);
-    args.bias_len = decl_.bias < 0 ? 0 : (binder_.weight(decl_.bias).cols + 1) / 2;
-    args.out = f32_out(share, decl_.out);
-    args.out_stride = stride(share, decl_.out);
-    args.exact = binder_.exact();
+    const AttentionArgs args = attention_args(binder_, decl_, share);
     const Chunk& chunk = share.chunk;
     const auto seqs = static_cast<size_t>(chunk.count(Rows::seqs));
     const AttentionTasks tasks({chunk.cu_seqlens.data(), seqs + 1}, {chunk.attention_order.data(), seqs},
@@ -397,16 +272,6 @@ std::unique_ptr<Step> bind_step(const Plan& plan, size_t index, const std::byte*
       return std::make_unique<NormalizeStep>(binder, decl);
   }
   throw PlanError("unknown kind of step");
-}
-
-int64_t scratch_bytes(const Plan& plan) {
-  int64_t most = 0;
-  for (const StepDecl& step : plan.steps) {
-    if (step.kind != StepKind::attention) continue;
-    const int64_t head_dim = plan.values[static_cast<size_t>(step.x)].cols / 3 / step.heads;
-    most = std::max(most, attention_scratch_bytes(plan.max_len, head_dim));
-  }
-  return round_up(most, 64);
 }
 
 }  // namespace encast

@@ -40,7 +40,4 @@ class Step {
 // `weights` is the start of the mapped file, checked against the plan before.
 std::unique_ptr<Step> bind_step(const Plan& plan, size_t index, const std::byte* weights);
 
-// Scratch bytes that each thread needs for any step of the plan.
-int64_t scratch_bytes(const Plan& plan);
-
 }  // namespace encast

@@ -14,7 +14,7 @@ namespace encast::testing {
 constexpr const char* kTestPlan =
     "encast-plan 1\n"
     "limits vocab=50 types=2 max_len=40 chunk_tokens=48 arena=262144 block_rows=16 "
-    "stream_rows=8 block=1152 exact=0\n"
+    "stream_rows=8 head_tokens=0 block=1152 exact=0\n"
     "weight w0 f32 dense 50 16 @0\n"
     "weight w1 f32 dense 42 16 @3200\n"
     "weight w2 f32 dense 2 16 @5888\n"

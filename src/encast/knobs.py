@@ -131,6 +131,16 @@ _STREAM_ROWS: Knob[int | None] = Knob(
     "when half of the last-level cache (with AMX: 16 MiB) holds the weights of all products, else 80.",
     _integer(1, 1 << 16),
 )
+_HEAD_TOKENS: Knob[int] = Knob(
+    "ENCAST_HEAD_TOKENS",
+    128,
+    "a whole number of tokens from 0 to 65536",
+    "Attention and the product that makes its queries, keys and values run in tasks of some heads of sequences with so "
+    "many tokens together (a longer one alone), so that those stay in a core's own cache. 0: the product runs over all "
+    "tokens first, as it does anyway with AMX, with texts of more than 512 tokens, and where there are too few tasks "
+    "for the threads.",
+    _integer(0, 1 << 16),
+)
 _COPY_WEIGHTS: Knob[bool] = Knob(
     "ENCAST_COPY_WEIGHTS",
     False,
@@ -155,6 +165,7 @@ KNOBS: tuple[Knob[str | None] | Knob[Path | None] | Knob[int | None] | Knob[int]
     _CHUNK_TOKENS,
     _BLOCK_ROWS,
     _STREAM_ROWS,
+    _HEAD_TOKENS,
     _COPY_WEIGHTS,
     _CACHE_DIR,
 )
@@ -163,7 +174,7 @@ KNOBS: tuple[Knob[str | None] | Knob[Path | None] | Knob[int | None] | Knob[int]
 @overload
 def get(name: Literal["ENCAST_ISA"]) -> str | None: ...
 @overload
-def get(name: Literal["ENCAST_SPIN_US", "ENCAST_IDLE_SPIN_US"]) -> int: ...
+def get(name: Literal["ENCAST_SPIN_US", "ENCAST_IDLE_SPIN_US", "ENCAST_HEAD_TOKENS"]) -> int: ...
 @overload
 def get(
     name: Literal["ENCAST_THREADS", "ENCAST_CHUNK_TOKENS", "ENCAST_BLOCK_ROWS", "ENCAST_STREAM_ROWS"],

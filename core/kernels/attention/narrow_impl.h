@@ -28,20 +28,41 @@ constexpr float kLog2Levels = 0x1.ffa37cp+2f, kLnLevels = 0x1.62a410p+2f;
 // 2^x with a relative error of 2.9e-6 (integers) or 1.1e-7, rounding aside: small beside half a code (1/510
 // of the largest power, or 2^-9 of each), so that few powers get another code than their definition's. Least
 // squares reweighted after Lawson, as in simd/math.h. What is below 2^-100 counts as that; NaN passes.
-template <bool kIntegers>
-ENCAST_SIMD F32x16 power_of_2(F32x16 x) {
+//
+// Step by step for all vectors: one by one their chains would fill the processor's scheduler, and few of them
+// overlap.
+template <bool kIntegers, int n>
+ENCAST_SIMD void powers_of_2(F32x16 (&x)[n]) {
   constexpr float kShort[] = {1.0f, 0x1.62e12cp-1f, 0x1.ec0378p-3f, 0x1.c9fc5ap-5f, 0x1.3a02e0p-7f};
   constexpr float kLong[] = {1.0f,           0x1.62e42ap-1f, 0x1.ebf9bcp-3f,
                              0x1.c6b752p-5f, 0x1.3cea90p-7f, 0x1.5bba24p-10f};
-  x = max(set1(-100.0f), x);
-  const F32x16 n = round(x), f = x - n;
-  if constexpr (kIntegers) return times_power_of_2(horner(f, kShort), n);
-  return times_power_of_2(horner(f, kLong), n);
+  constexpr int kDegree = kIntegers ? 4 : 5;
+  const auto coefficient = [&](int i) ENCAST_SIMD_BODY { return set1(kIntegers ? kShort[i] : kLong[i]); };
+  F32x16 whole[n], value[n];
+#pragma GCC unroll 8
+  for (int i = 0; i < n; ++i) x[i] = max(set1(-100.0f), x[i]);
+#pragma GCC unroll 8
+  for (int i = 0; i < n; ++i) whole[i] = round(x[i]);
+#pragma GCC unroll 8
+  for (int i = 0; i < n; ++i) x[i] = x[i] - whole[i];
+#pragma GCC unroll 8
+  for (int i = 0; i < n; ++i) value[i] = coefficient(kDegree);
+#pragma GCC unroll 8
+  for (int c = kDegree - 1; c >= 0; --c) {
+#pragma GCC unroll 8
+    for (int i = 0; i < n; ++i) value[i] = fma(value[i], x[i], coefficient(c));
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < n; ++i) x[i] = times_power_of_2(value[i], whole[i]);
 }
-template <bool kIntegers, bool exact>
-ENCAST_SIMD F32x16 power(F32x16 x) {
-  if constexpr (exact) return exp_exact(max(set1(-100.0f), x));
-  return power_of_2<kIntegers>(x);
+template <bool kIntegers, bool exact, int n>
+ENCAST_SIMD void powers(F32x16 (&x)[n]) {
+  if constexpr (exact) {
+#pragma GCC unroll 8
+    for (int i = 0; i < n; ++i) x[i] = exp_exact(max(set1(-100.0f), x[i]));
+  } else {
+    powers_of_2<kIntegers>(x);
+  }
 }
 
 // Codes of one row's powers from its scores, and the sums of the powers in sixteen lanes. Codes are written
@@ -53,8 +74,16 @@ ENCAST_SIMD void power_row(const float* scores, int64_t keys, float factor, floa
   constexpr int kGroup = Products::kGroup;
   F32x16 sum[kStreams];
   fill(sum, 0.0f);
-  const auto power_at = [&](int64_t key) ENCAST_SIMD_BODY {
-    return power<Products::kIntegers, exact>(fma(load(scores + key), set1(factor), set1(shift)));
+  // The first `count` of four vectors of powers from `key` on; the others are 0.
+  const auto powers_at = [&](int64_t key, auto count, F32x16(&x)[4]) ENCAST_SIMD_BODY {
+    F32x16 some[count.value];
+#pragma GCC unroll 4
+    for (int i = 0; i < count.value; ++i) {
+      some[i] = fma(load(scores + key + 16 * i), set1(factor), set1(shift));
+    }
+    powers<Products::kIntegers, exact>(some);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) x[i] = i < count.value ? some[i < count.value ? i : 0] : set1(0.0f);
   };
   const auto put = [&](const F32x16(&powers)[4], int64_t key) ENCAST_SIMD_BODY {
     uint8_t* to = codes_to + key * (4 / kGroup);
@@ -83,19 +112,13 @@ ENCAST_SIMD void power_row(const float* scores, int64_t keys, float factor, floa
       }
     }
   };
-  int64_t key = 0;
-  for (; key + 64 <= keys; key += 64) {
-    F32x16 powers[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) powers[i] = power_at(key + 16 * i);
-    put(powers, key);
-  }
-  if (key < keys) {
-    // What lies behind the last key of its vector is minus infinity.
-    F32x16 powers[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) powers[i] = key + 16 * i < keys ? power_at(key + 16 * i) : set1(0.0f);
-    put(powers, key);
+  // What lies behind the last key of its vector is minus infinity.
+  for (int64_t key = 0; key < keys; key += 64) {
+    with_count<4>((keys - key + 15) / 16, [&](auto count) ENCAST_SIMD_BODY {
+      F32x16 x[4];
+      powers_at(key, count, x);
+      put(x, key);
+    });
   }
   store(lanes, (sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
@@ -118,7 +141,9 @@ ENCAST_SIMD_TILE void power_rows(const NarrowHead& head, int64_t row, int64_t co
   if (!first) {
     const F32x16 before = load(head.tops + row);
     top = max(before, top);
-    decay = power<Products::kIntegers, exact>((before - top) * load(factors + row));
+    F32x16 exponent[1] = {(before - top) * load(factors + row)};
+    powers<Products::kIntegers, exact>(exponent);
+    decay = exponent[0];
   }
   store(head.tops + row, top);
   store(head.decays + row, decay);

@@ -1,8 +1,8 @@
 #pragma once
 #include "kernels/attention/attention.h"
-#include "kernels/attention/narrow_codes.h"
 #include "kernels/attention/scratch.h"
 #include "kernels/attention/tiles.h"
+#include "simd/codes.h"
 #include "simd/lanes.h"
 #include "simd/math.h"
 #include "simd/transpose.h"

@@ -81,16 +81,30 @@ ENCAST_SIMD_TILE void narrow_scores(const NarrowHead& head, int64_t query, int64
   const uint8_t* panel = head.keys + key / kKeyPanel * head.panel_bytes + key % kKeyPanel * 4;
   multiply_groups<Products>(sum, head.queries + row * head.query_bytes, head.query_bytes, panel,
                             kKeyPanel * 4, (head.head_dim + Products::kGroup - 1) / Products::kGroup);
+  // What stores might change is loaded once, not again for every score.
+  float* const lanes = head.lanes + row * 16;
+  const int64_t stride = head.score_stride, last_valid = head.len - key - 16 * (vectors - 1);
+  const Mask16 last_keys = first_lanes(last_valid < 16 ? last_valid : 16);
+  const auto store_all = [&](auto score_of) ENCAST_SIMD_BODY {
 #pragma GCC unroll 6
-  for (int i = 0; i < rows; ++i) {
-    F32x16 top = load(head.lanes + (row + i) * 16);
+    for (int i = 0; i < rows; ++i) {
+      F32x16 top = load(lanes + i * 16);
 #pragma GCC unroll 4
-    for (int v = 0; v < vectors; ++v) {
-      const F32x16 score = finish_score(head, query, row + i, key + 16 * v, as_f32(sum[i][v]));
-      top = max(score, top);
-      store(scores + i * head.score_stride + 16 * v, score);
+      for (int v = 0; v < vectors; ++v) {
+        const F32x16 score = score_of(i, v, as_f32(sum[i][v]));
+        top = max(score, top);
+        store(scores + i * stride + 16 * v, score);
+      }
+      store(lanes + i * 16, top);
     }
-    store(head.lanes + (row + i) * 16, top);
+  };
+  if (head.bias == nullptr) {
+    store_all([&](int, int v, F32x16 score) ENCAST_SIMD_BODY {
+      return v + 1 < vectors ? score : select(last_keys, score, set1(-__builtin_inff()));
+    });
+  } else {
+    store_all([&](int i, int v, F32x16 score)
+                  ENCAST_SIMD_BODY { return finish_score(head, query, row + i, key + 16 * v, score); });
   }
 }
 
@@ -125,6 +139,29 @@ ENCAST_SIMD_TILE void narrow_context(const NarrowHead& head, int64_t query, int6
   multiply_groups<Products>(sum, head.powers + row * head.power_bytes, head.power_bytes,
                             head.values + (begin / Products::kGroup * head.dims + col) * 4, head.dims * 4,
                             groups);
+  if (first && last && col + 16 * vectors <= head.head_dim) {
+    // As finish_context, for what most contexts are: all keys in one block, and whole vectors.
+    const int64_t stride = head.out_stride;
+    float* const out = head.out + (query + row) * stride + col;
+    const float* const inverses = head.inverses + row;
+    F32x16 scale[vectors], centre[vectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      scale[v] = load(head.value_scale + col + 16 * v);
+      centre[v] = load(head.value_centre + col + 16 * v);
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; ++i) {
+      const F32x16 inverse = set1(inverses[i]);
+#pragma GCC unroll 4
+      for (int v = 0; v < vectors; ++v) {
+        F32x16 value = as_f32(sum[i][v]) * inverse;
+        if constexpr (Products::kIntegers) value = fma(value, scale[v], centre[v]);
+        store(out + i * stride + 16 * v, value);
+      }
+    }
+    return;
+  }
 #pragma GCC unroll 6
   for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 4

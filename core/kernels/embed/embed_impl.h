@@ -41,19 +41,20 @@ static inline void embed_rows(const EmbedArgs& args, int64_t row_begin, int64_t 
                             table_row(args.token_type, args.token_type_ids, row, args.cols),
                             table_row(args.position, args.positions, row, args.cols)};
     float* out = args.out + row * args.out_stride;
-    Extremes extremes = no_extremes();
+    Extremes extremes[1] = {no_extremes()};
     if (args.gamma != nullptr) {
-      extremes = layer_norm_row(args.cols, norm, out, [&](int64_t col, auto lanes) ENCAST_SIMD_BODY {
+      float* const outs[1] = {out};
+      layer_norm_rows(args.cols, norm, outs, extremes, [&](int, int64_t col, auto lanes) ENCAST_SIMD_BODY {
         return sum_of_tables(rows, col, lanes);
       });
     } else {
       for_columns(args.cols, [&](int, int64_t col, auto lanes) ENCAST_SIMD_BODY {
         const F32x16 sum = sum_of_tables(rows, col, lanes);
         store(out + col, lanes, sum);
-        include(extremes, sum);
+        include(extremes[0], sum);
       });
     }
-    narrow_row(args.narrow, row, out, args.cols, extremes);
+    narrow_row(args.narrow, row, out, args.cols, extremes[0]);
   }
 }
 

@@ -5,24 +5,32 @@
 namespace encast {
 inline namespace ENCAST_SIMD_LEVEL {
 
-static inline void norm_rows(const NormArgs& args, int64_t row_begin, int64_t row_end) {
+// Arguments by value: a store of a vector may change any memory that is not the function's own.
+template <int rows>
+ENCAST_SIMD void norm_some(const NormArgs args, int64_t row) {
   const LayerNorm norm = {args.gamma, args.beta, args.eps};
-  for (int64_t row = row_begin; row < row_end; ++row) {
-    const float* x = args.x + row * args.x_stride;
-    float* out = args.out + row * args.out_stride;
-    Extremes extremes;
-    if (args.residual != nullptr) {
-      const float* residual = args.residual + row * args.residual_stride;
-      extremes = layer_norm_row(args.cols, norm, out, [&](int64_t col, auto lanes) ENCAST_SIMD_BODY {
-        return load(x + col, lanes) + load(residual + col, lanes);
-      });
-    } else {
-      extremes = layer_norm_row(args.cols, norm, out, [&](int64_t col, auto lanes) ENCAST_SIMD_BODY {
-        return load(x + col, lanes);
-      });
-    }
-    narrow_row(args.narrow, row, out, args.cols, extremes);
+  const float* const x = args.x + row * args.x_stride;
+  float* out[rows];
+  for (int r = 0; r < rows; ++r) out[r] = args.out + (row + r) * args.out_stride;
+  Extremes extremes[rows];
+  if (args.residual != nullptr) {
+    const float* const residual = args.residual + row * args.residual_stride;
+    layer_norm_rows(args.cols, norm, out, extremes, [&](int r, int64_t col, auto lanes) ENCAST_SIMD_BODY {
+      return load(x + r * args.x_stride + col, lanes) +
+             load(residual + r * args.residual_stride + col, lanes);
+    });
+  } else {
+    layer_norm_rows(args.cols, norm, out, extremes, [&](int r, int64_t col, auto lanes) ENCAST_SIMD_BODY {
+      return load(x + r * args.x_stride + col, lanes);
+    });
   }
+  for (int r = 0; r < rows; ++r) narrow_row(args.narrow, row + r, out[r], args.cols, extremes[r]);
+}
+
+static inline void norm_rows(const NormArgs& args, int64_t row_begin, int64_t row_end) {
+  int64_t row = row_begin;
+  for (; row + kNormRows <= row_end; row += kNormRows) norm_some<kNormRows>(args, row);
+  for (; row < row_end; ++row) norm_some<1>(args, row);
 }
 
 }  // namespace ENCAST_SIMD_LEVEL

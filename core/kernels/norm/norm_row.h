@@ -11,38 +11,63 @@ struct LayerNorm {
   float eps;
 };
 
-// out = norm(source), with source(column, lanes) giving the row; the row passes through `out`, which stays in
-// L1, three times: sum, squares around the mean, result. Returns the result's extremes.
-template <class Source>
-ENCAST_SIMD Extremes layer_norm_row(int64_t cols, const LayerNorm& norm, float* out, Source source) {
-  F32x16 sum[kStreams];
-  fill(sum, 0.0f);
+// Rows that are normalised together: each waits for three reductions, the root and the division, in which the
+// others go on.
+#if defined(ENCAST_SIMD_IS_AVX512)
+constexpr int kNormRows = 2;
+#else
+constexpr int kNormRows = 1;
+#endif
+
+// out[r] = norm(row r of source), with source(r, column, lanes); a row passes through `out`, which stays in
+// L1, three times: sum, squares around the mean, result. Notes the result's extremes.
+template <int rows, class Source>
+ENCAST_SIMD void layer_norm_rows(int64_t cols, const LayerNorm& norm, float* const (&out)[rows],
+                                 Extremes (&extremes)[rows], Source source) {
+  const auto each_row = [](auto body) ENCAST_SIMD_BODY {
+#pragma GCC unroll 2
+    for (int r = 0; r < rows; ++r) body(r);
+  };
+  F32x16 sum[rows][kStreams];
+  each_row([&](int r) ENCAST_SIMD_BODY { fill(sum[r], 0.0f); });
   for_columns(cols, [&](int i, int64_t col, auto lanes) ENCAST_SIMD_BODY {
-    const F32x16 x = source(col, lanes);
-    store(out + col, lanes, x);
-    sum[i] = sum[i] + x;
+    each_row([&](int r) ENCAST_SIMD_BODY {
+      const F32x16 x = source(r, col, lanes);
+      store(out[r] + col, lanes, x);
+      sum[r][i] = sum[r][i] + x;
+    });
   });
   const float count = static_cast<float>(cols);
-  const float mean = reduce_add(sum) / count;
+  float mean[rows], variance[rows];
+  each_row([&](int r) ENCAST_SIMD_BODY { mean[r] = reduce_add(sum[r]) / count; });
 
-  F32x16 squares[kStreams];
-  fill(squares, 0.0f);
+  F32x16 squares[rows][kStreams];
+  each_row([&](int r) ENCAST_SIMD_BODY { fill(squares[r], 0.0f); });
   for_columns(cols, [&](int i, int64_t col, auto lanes) ENCAST_SIMD_BODY {
-    const F32x16 deviation = load(out + col, lanes, mean) - set1(mean);
-    squares[i] = fma(deviation, deviation, squares[i]);
+    each_row([&](int r) ENCAST_SIMD_BODY {
+      const F32x16 deviation = load(out[r] + col, lanes, mean[r]) - set1(mean[r]);
+      squares[r][i] = fma(deviation, deviation, squares[r][i]);
+    });
   });
-  const float variance = reduce_add(squares) / count;
-  const F32x16 inverse = set1(1.0f / __builtin_sqrtf(variance + norm.eps));
+  each_row([&](int r) ENCAST_SIMD_BODY { variance[r] = reduce_add(squares[r]) / count; });
 
-  Extremes extremes = no_extremes();
-  for_columns(cols, [&](int, int64_t col, auto lanes) ENCAST_SIMD_BODY {
-    // Lanes past the row hold the mean, gamma = 0 and beta = 0: a zero, or a NaN when the whole row is one.
-    const F32x16 unit = (load(out + col, lanes, mean) - set1(mean)) * inverse;
-    const F32x16 y = fma(unit, load(norm.gamma + col, lanes), load(norm.beta + col, lanes));
-    store(out + col, lanes, y);
-    include(extremes, y);
+  F32x16 inverse[rows];
+  Extremes found[rows];  // in registers, which what the caller sees would not be
+  each_row([&](int r) ENCAST_SIMD_BODY {
+    inverse[r] = set1(1.0f / __builtin_sqrtf(variance[r] + norm.eps));
+    found[r] = no_extremes();
   });
-  return extremes;
+  for_columns(cols, [&](int, int64_t col, auto lanes) ENCAST_SIMD_BODY {
+    const F32x16 gamma = load(norm.gamma + col, lanes), beta = load(norm.beta + col, lanes);
+    each_row([&](int r) ENCAST_SIMD_BODY {
+      // Lanes past the row hold the mean, gamma = 0 and beta = 0: a zero, or a NaN when the whole row is one.
+      const F32x16 unit = (load(out[r] + col, lanes, mean[r]) - set1(mean[r])) * inverse[r];
+      const F32x16 y = fma(unit, gamma, beta);
+      store(out[r] + col, lanes, y);
+      include(found[r], y);
+    });
+  });
+  each_row([&](int r) ENCAST_SIMD_BODY { extremes[r] = found[r]; });
 }
 
 }  // namespace ENCAST_SIMD_LEVEL

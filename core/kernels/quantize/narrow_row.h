@@ -1,5 +1,6 @@
 #pragma once
 #include "kernels/rows.h"
+#include "simd/codes.h"
 #include "simd/lanes.h"
 
 // A finished f32 row to q8 or bf16: shared by every family that writes NarrowOut.
@@ -54,8 +55,13 @@ ENCAST_SIMD void quantize_row(const NarrowOut& out, int64_t row, const float* x,
   const F32x16 reciprocal = set1(scale.reciprocal);
   const I32x16 zero = set1(scale.zero);
   uint8_t* bytes = static_cast<uint8_t*>(out.data) + row * out.stride;
+  const auto code = [&](int64_t col) ENCAST_SIMD_BODY { return to_i32(load(x + col) * reciprocal) + zero; };
   int64_t col = 0;
-  for (; col + 16 <= cols; col += 16) store_u8(bytes + col, to_i32(load(x + col) * reciprocal) + zero);
+  for (; col + 64 <= cols; col += 64) {
+    const I32x16 codes[4] = {code(col), code(col + 16), code(col + 32), code(col + 48)};
+    store_i32(reinterpret_cast<int32_t*>(bytes + col), pack_codes<false>(codes));
+  }
+  for (; col + 16 <= cols; col += 16) store_u8(bytes + col, code(col));
   if (col < cols) {
     store_u8(bytes + col, to_i32(load_partial(x + col, cols - col) * reciprocal) + zero);
     col += 16;

@@ -57,6 +57,23 @@ void check_shape(int64_t rows, int64_t cols, Rng& rng) {
 
 }  // namespace
 
+// Both extremes lie between two codes, and both round away from zero: one code too many, which must not wrap.
+ENCAST_TEST(the_largest_code_is_the_last) {
+  constexpr int64_t kCols = 64 + 16 + 3;
+  GuardedMatrix<float> x(1, kCols, kCols);
+  for (int64_t j = 0; j < kCols; ++j) x.at(0, j) = j % 2 == 0 ? 101.5f : -153.5f;
+  for (const auto& kernel : runnable<NarrowFn>(kManifest, "narrow_rows")) {
+    NarrowBuffers buffers(NarrowOut::Kind::q8_zero_point, 1, kCols, 128);
+    const NarrowArgs args = args_for(x, buffers);
+    kernel.fn(args, 0, 1);
+    CHECK_EQ(args.out.zero[0], 154);
+    for (int64_t j = 0; j < kCols; ++j) {
+      CHECK_EQ(int{static_cast<const uint8_t*>(args.out.data)[j]}, j % 2 == 0 ? 255 : 0);
+    }
+    buffers.check_row(0, x.row(0), kCols, kernel.name);
+  }
+}
+
 ENCAST_TEST(every_width_equals_the_formula) {
   Rng rng;
   for (int64_t cols = 1; cols <= 130; ++cols) check_shape(4, cols, rng);

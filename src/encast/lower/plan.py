@@ -23,6 +23,7 @@ _BLOCK_UNIT = 16
 _ELEMENT_BYTES = {"f32": 4, "bf16": 2, "q8": 1}
 
 _PANEL = 64
+_APART = frozenset({"head_tasks", "qkv_fusion", "row_blocks"})  # ablations that keep attention and its product apart
 _WEIGHT_BYTES = {"f32": (4, 1), "i32": (4, 1), "bf16": (2, 2), "s8": (1, 4)}
 """Of a weight's element, and the multiple to which panels pad its inner size (``artifact/pack.py``)."""
 
@@ -234,10 +235,28 @@ class _Lowering:
         stages: list[int] = []
         for index, step in enumerate(self.steps):
             before = self.steps[index - 1] if index else step
-            alone = "attention" in (before.kind, step.kind)
-            cut = index > 0 and (alone or self.made_rows(before) != self.made_rows(step))
+            alone = "attention" in (before.kind, step.kind) and not self.projects(index - 1)
+            cut = index > 0 and (alone or self.projects(index) or self.made_rows(before) != self.made_rows(step))
             stages.append(stages[-1] + cut if stages else 0)
         return stages
+
+    def projects(self, index: int) -> bool:
+        """Whether a step is the product that shares a stage with the attention over its rows."""
+        if not self.head_tokens() or not 0 <= index < len(self.steps) - 1:
+            return False
+        step, after = self.steps[index], self.steps[index + 1]
+        return step.kind == "linear" and after.kind == "attention" and step.writes["out"] == after.reads["x"]
+
+    def uses_tiles(self) -> bool:
+        products = {step.keys["arithmetic"] for step in self.steps if step.kind == "linear"}
+        return self.target.tiles and not products.isdisjoint(TILE_CLASSES)
+
+    def head_tokens(self) -> int:
+        """Tokens of sequences that share the tasks of attention and product, 0 where these are steps apart."""
+        widths = [self.values[step.reads["x"]].shape[1] for step in self.steps if step.kind == "attention"]
+        panels = all(isinstance(width, int) and width % (3 * _PANEL) == 0 for width in widths)
+        apart = self.uses_tiles() or not panels or not _APART.isdisjoint(self.target.without)
+        return 0 if apart else self.target.head_tokens
 
     def made_rows(self, step: _Step) -> str:
         return str(self.values[step.writes["out"]].shape[0])
@@ -254,8 +273,10 @@ class _Lowering:
         sole = {value for step in self.steps if len(step.writes) == 1 for value in step.writes.values()}
         outputs = set(self.graph.outputs.values())
         outside = {value for value in outputs if value not in read and value in sole}
+        # Attention takes no blocks of rows, so what it reads has to lie in the arena.
+        mixing = {stage for stage, step in zip(stages, self.steps, strict=True) if step.kind == "attention"}
         within = {
-            value: stages[used[0]] == stages[used[-1]] and value not in outputs
+            value: stages[used[0]] == stages[used[-1]] and stages[used[0]] not in mixing and value not in outputs
             for value, used in uses.items()
             if value not in outside
         }
@@ -275,8 +296,7 @@ class _Lowering:
         chunk = max(self.target.chunk_tokens, int(meta["max_len"]))
         ids = {value: f"v{index}" for index, value in enumerate(self.values)}
         place, arena, block = self.places(chunk)
-        products = {step.keys["arithmetic"] for step in self.steps if step.kind == "linear"}
-        tiles = self.target.tiles and not products.isdisjoint(TILE_CLASSES)
+        tiles = self.uses_tiles()
         block_rows = self.target.rows_of_block(block / _BLOCK_UNIT, tiles)
         stream_rows = self.target.rows_to_stream(self.product_bytes, tiles)
         if "row_blocks" in self.target.without:
@@ -285,7 +305,8 @@ class _Lowering:
         lines.append(
             f"limits vocab={meta['vocab']} types={meta['type_vocab']} max_len={meta['max_len']} "
             f"chunk_tokens={chunk} arena={arena} block_rows={block_rows} "
-            f"stream_rows={stream_rows} block={block} exact={int(meta['math'] == 'exact')}"
+            f"stream_rows={stream_rows} head_tokens={self.head_tokens()} block={block} "
+            f"exact={int(meta['math'] == 'exact')}"
         )
         lines += self.weight_lines
         for value, type in self.values.items():

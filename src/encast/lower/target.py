@@ -57,6 +57,7 @@ class Target:
     block_rows: int | None = None
     shared_cache_bytes: int = 32 << 20
     stream_rows: int | None = None
+    head_tokens: int = 128
     tiles: bool = False
     attention: dict[str, str] = field(default_factory=lambda: {"f32": "f32", "bf16": "bf16_fma", "int8": "s8"})
     without: frozenset[str] = frozenset()
@@ -119,6 +120,7 @@ class Target:
             block_rows=knobs.get("ENCAST_BLOCK_ROWS"),
             shared_cache_bytes=shared_cache or target.shared_cache_bytes,
             stream_rows=knobs.get("ENCAST_STREAM_ROWS"),
+            head_tokens=knobs.get("ENCAST_HEAD_TOKENS"),
         )
 
     @staticmethod

@@ -14,6 +14,7 @@ ABLATIONS = {
     "norm_fusion": "residual sum, layer norm and narrowing are steps of their own",
     "narrow_attention": "the products inside attention are f32",
     "fast_math": "exp, erf and tanh come from the C library",
+    "head_tasks": "queries, keys and values of all tokens are made before attention begins",
     "row_blocks": "every step runs over all rows of a chunk before the next one",
 }
 """Optimisations that a ``Target`` may do ``without``, and what runs instead."""

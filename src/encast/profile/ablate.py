@@ -37,7 +37,7 @@ ANSWER_BOUNDS = {"f32": 1e-4, "bf16": 0.05, "int8": 0.25}
 """How far answers may move, as a part of their norm, when arithmetic changes in an artifact of a dtype: what is left
 after a change of one rounding has gone through all of the roundings that follow."""
 
-_SAME_BITS = {"qkv_fusion", "norm_fusion", "row_blocks"}
+_SAME_BITS = {"qkv_fusion", "norm_fusion", "head_tasks", "row_blocks"}
 
 _GROUP_SECONDS = 0.004
 _LEAST_ROUNDS = 7
@@ -217,9 +217,10 @@ def _group(runner: Runner, count: int) -> float:
 
 
 def _steps(plan: str) -> list[str]:
-    """What distinguishes two plans, their limits but for the arithmetic of functions aside."""
+    """What distinguishes two plans: their steps, and of their limits those that say how steps run."""
     lines = plan.splitlines()
-    return [line for line in lines if line.startswith("step ")] + [word for word in lines[1].split() if "exact" in word]
+    limits = [word for word in lines[1].split() if word.startswith(("head_tokens=", "exact="))]
+    return [line for line in lines if line.startswith("step ")] + limits
 
 
 @contextmanager

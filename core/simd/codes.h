@@ -7,7 +7,8 @@
 //   interleave_codes<4>(c)  lane i: | c0[i] | c1[i] | c2[i] | c3[i] |
 //
 // Codes are -128 to 127 (bytes, kSigned), 0 to 255 (bytes), -32768 to 32767 (halves, kSigned) or 0 to 65535
-// (halves); what lies outside (NaN became INT32_MIN) gives some code.
+// (halves). What lies outside (NaN became INT32_MIN) is packed as the nearest of them, and interleaved as
+// some code.
 namespace encast {
 inline namespace ENCAST_SIMD_LEVEL {
 
@@ -31,8 +32,11 @@ ENCAST_SIMD I32x16 pack_codes(const I32x16 (&c)[kGroup]) {
     uint32_t group = 0;
     for (int j = 0; j < kGroup; ++j) {
       const int element = i * kGroup + j;
-      const uint32_t code = wrap(c[element / 16].lane[element % 16]) & (kGroup == 4 ? 0xffu : 0xffffu);
-      group |= code << (32 / kGroup * j);
+      constexpr int32_t kHigh = (kSigned ? 1 << (32 / kGroup - 1) : 1 << 32 / kGroup) - 1;
+      constexpr int32_t kLow = kSigned ? -1 - kHigh : 0;
+      const int32_t value = c[element / 16].lane[element % 16];
+      const int32_t code = value < kLow ? kLow : value > kHigh ? kHigh : value;
+      group |= (wrap(code) & (kGroup == 4 ? 0xffu : 0xffffu)) << (32 / kGroup * j);
     }
     packed.lane[i] = unwrap(group);
   }

@@ -1,0 +1,150 @@
+#pragma once
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "kernels/attention/attention.h"
+#include "kernels/catalog.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/rows.h"
+#include "runtime/step.h"
+
+// What steps are bound with: kernels by class and number of rows, weights and values by the plan's ids, and
+// the arguments of the kernels that more than one class of steps calls.
+namespace encast {
+
+// The members of one arithmetic class that selection would pick, by number of rows.
+template <class Fn>
+class Selection {
+ public:
+  Selection(std::string_view op, std::string_view arithmetic, std::vector<std::string>& names) {
+    for (const KernelInfo& row : all_kernels()) {
+      if (row.op != op || row.arithmetic != arithmetic) continue;
+      const KernelInfo* best = select_kernel(op, arithmetic, row.min_rows);
+      if (best == nullptr || best->min_rows != row.min_rows) continue;
+      const auto fn = reinterpret_cast<Fn>(best->fn);
+      bool known = false;
+      for (const Choice& choice : choices_) known = known || choice.fn == fn;
+      if (known) continue;
+      choices_.push_back({best->min_rows, fn});
+      tiles_ = tiles_ || best->isa == Isa::amx;
+      names.emplace_back(best->name);
+    }
+    if (choices_.empty()) {
+      throw ResourceError("no kernel of " + std::string(op) + " with arithmetic '" +
+                          std::string(arithmetic.substr(0, 40)) + "' may run on this machine at ENCAST_ISA=" +
+                          isa_name(isa_best()) + "; open the artifact again to plan it for this machine");
+    }
+  }
+
+  Fn operator()(int64_t rows) const {
+    const Choice* found = &choices_.front();
+    for (const Choice& choice : choices_) {
+      if (choice.min_rows <= rows && choice.min_rows >= found->min_rows) found = &choice;
+    }
+    return found->fn;
+  }
+  // Whether some of them work on tiles of AMX.
+  bool tiles() const { return tiles_; }
+
+ private:
+  struct Choice {
+    int64_t min_rows;
+    Fn fn;
+  };
+  std::vector<Choice> choices_;
+  bool tiles_ = false;
+};
+
+class Binder {
+ public:
+  Binder(const Plan& plan, const std::byte* weights) : plan_(plan), weights_(weights) {}
+
+  const ValueDecl& value(int id) const { return plan_.values[static_cast<size_t>(id)]; }
+  const WeightDecl& weight(int id) const { return plan_.weights[static_cast<size_t>(id)]; }
+  template <class T>
+  const T* data(int id) const {
+    return id < 0 ? nullptr : reinterpret_cast<const T*>(weights_ + weight(id).offset);
+  }
+  bool exact() const { return plan_.exact; }
+
+  int64_t panels(int id) const { return round_up(weight(id).rows, kPanel) / kPanel; }
+  int64_t panel_bytes(int id) const { return static_cast<int64_t>(weight(id).bytes()) / panels(id); }
+
+  // The weights of the product after step `index`; after the last one its own.
+  int next_weight(size_t index) const {
+    for (size_t next = index + 1; next < plan_.steps.size(); ++next) {
+      if (plan_.steps[next].kind == StepKind::linear) return plan_.steps[next].w;
+    }
+    return plan_.steps[index].w;
+  }
+
+  NarrowOut::Kind narrow_kind(int id, bool zero_point) const {
+    if (id < 0) return NarrowOut::Kind::none;
+    if (value(id).dtype == DType::bf16) return NarrowOut::Kind::bf16;
+    return zero_point ? NarrowOut::Kind::q8_zero_point : NarrowOut::Kind::q8_symmetric;
+  }
+
+ private:
+  const Plan& plan_;
+  const std::byte* weights_;
+};
+
+inline const Place& place(const Share& share, int id) { return share.places[static_cast<size_t>(id)]; }
+inline const float* f32_in(const Share& share, int id) {
+  return id < 0 ? nullptr : reinterpret_cast<const float*>(place(share, id).data);
+}
+inline float* f32_out(const Share& share, int id) { return reinterpret_cast<float*>(place(share, id).data); }
+inline int64_t stride(const Share& share, int id) { return id < 0 ? 0 : place(share, id).stride; }
+
+inline const char* gemm_op(DType x) {
+  switch (x) {
+    case DType::q8:
+      return "gemm_q8s8";
+    case DType::bf16:
+      return "gemm_bf16";
+    default:
+      return "gemm_f32";
+  }
+}
+
+// All but where outputs go, and what is read next.
+inline GemmArgs product_args(const Binder& binder, const StepDecl& decl, const Share& share) {
+  const Place& from = place(share, decl.x);
+  GemmArgs args;
+  args.m = share.rows.end;
+  args.n = binder.weight(decl.w).rows;
+  args.k = binder.value(decl.x).cols;
+  args.a = from.data;
+  args.a_stride = from.stride;
+  args.a_scale = from.scale;
+  args.a_zero = from.zero;
+  args.w = binder.data<std::byte>(decl.w);
+  args.w_scale = binder.data<float>(decl.scale);
+  args.w_colsum = binder.data<int32_t>(decl.colsum);
+  args.bias = binder.data<float>(decl.bias);
+  args.activation = decl.act;
+  args.exact = binder.exact();
+  args.coarse = decl.coarse;
+  return args;
+}
+
+// Of all heads, over rows that lie as the plan says.
+inline AttentionArgs attention_args(const Binder& binder, const StepDecl& decl, const Share& share) {
+  AttentionArgs args;
+  args.qkv = f32_in(share, decl.x);
+  args.qkv_stride = stride(share, decl.x);
+  args.cu_seqlens = share.chunk.cu_seqlens.data();
+  args.heads = decl.heads;
+  args.head_dim = static_cast<int32_t>(binder.value(decl.x).cols / 3 / decl.heads);
+  args.scale = decl.factor;
+  args.bias = binder.data<float>(decl.bias);
+  args.bias_len = decl.bias < 0 ? 0 : (binder.weight(decl.bias).cols + 1) / 2;
+  args.out = f32_out(share, decl.out);
+  args.out_stride = stride(share, decl.out);
+  args.exact = binder.exact();
+  return args;
+}
+
+}  // namespace encast

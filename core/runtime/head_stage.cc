@@ -1,0 +1,129 @@
+#include "runtime/head_stage.h"
+
+#include <algorithm>
+
+namespace encast {
+namespace {
+
+// Rows of the longest sequence that a task takes: with more, they would not fit the cache that they are made
+// for.
+constexpr int64_t kLongest = 512;
+
+int64_t most_rows(const Plan& plan) { return std::max(plan.head_tokens, std::min(plan.max_len, kLongest)); }
+
+int64_t head_dim_of(const Plan& plan, const StepDecl& attention) {
+  return plan.values[static_cast<size_t>(attention.x)].cols / 3 / attention.heads;
+}
+
+int64_t task_bytes(int64_t rows, int64_t head_dim) {
+  return round_up(rows * 3 * heads_of_panels(head_dim) * head_dim * 4, 64);
+}
+
+bool fits(const Plan& plan, size_t index) {
+  const StepDecl& attention = plan.steps[index];
+  if (plan.head_tokens == 0 || attention.kind != StepKind::attention || index == 0) return false;
+  const StepDecl& product = plan.steps[index - 1];
+  const int id = attention.x;
+  if (product.kind != StepKind::linear || product.out != id || product.column != 0) return false;
+  const ValueDecl& rows = plan.values[static_cast<size_t>(id)];
+  if (plan.weights[static_cast<size_t>(product.w)].rows != rows.cols || rows.dtype != DType::f32)
+    return false;
+  const auto reads = [&](const StepDecl& step) { return step.x == id || step.other == id; };
+  const auto is_output = [&](const OutputDecl& output) { return output.value == id; };
+  return heads_fill_panels(attention.heads, head_dim_of(plan, attention)) &&
+         std::count_if(plan.steps.begin(), plan.steps.end(), reads) == 1 &&
+         std::none_of(plan.outputs.begin(), plan.outputs.end(), is_output);
+}
+
+}  // namespace
+
+std::unique_ptr<HeadStage> HeadStage::bind(const Plan& plan, size_t index, const std::byte* weights) {
+  return fits(plan, index) ? std::unique_ptr<HeadStage>(new HeadStage(plan, index, weights)) : nullptr;
+}
+
+int64_t HeadStage::scratch_bytes(const Plan& plan, size_t index) {
+  const int64_t head_dim = head_dim_of(plan, plan.steps[index]);
+  return attention_scratch_bytes(plan.max_len, head_dim) +
+         (fits(plan, index) ? task_bytes(most_rows(plan), head_dim) : 0);
+}
+
+HeadStage::HeadStage(const Plan& plan, size_t index, const std::byte* weights)
+    : product_(plan.steps[index - 1]),
+      attention_(plan.steps[index]),
+      binder_(plan, weights),
+      after_(binder_.next_weight(index)),
+      most_rows_(most_rows(plan)),
+      head_dim_(head_dim_of(plan, attention_)),
+      heads_(heads_of_panels(head_dim_)),
+      width_(heads_ * head_dim_),
+      multiply_(gemm_op(binder_.value(product_.x).dtype), product_.arithmetic, kernels_),
+      attend_("attention", attention_.arithmetic, kernels_) {}
+
+int64_t HeadStage::tasks(const Chunk& chunk, int threads) const {
+  const int64_t count = chunk.head_groups_used * tasks_a_group();
+  if (count == 0 || !tasks_suffice(count, threads)) return 0;
+  const Range longest = rows(chunk, 0);
+  return longest.end - longest.begin <= most_rows_ ? count : 0;
+}
+
+Range HeadStage::seqs(const Chunk& chunk, int64_t task) const {
+  return chunk.head_groups[static_cast<size_t>(task / tasks_a_group())];
+}
+
+Range HeadStage::rows(const Chunk& chunk, int64_t task) const {
+  const Range range = seqs(chunk, task);
+  return {chunk.cu_seqlens[static_cast<size_t>(range.begin)],
+          chunk.cu_seqlens[static_cast<size_t>(range.end)]};
+}
+
+// Where row 0 of the chunk would lie.
+float* HeadStage::task_rows(const Share& share) const {
+  return reinterpret_cast<float*>(share.scratch) - share.rows.begin * 3 * width_;
+}
+
+void HeadStage::project(const Share& share, int64_t task, int64_t next) const {
+  const int64_t panels = width_ / kPanel, part_panels = tasks_a_group() * panels;
+  const int64_t panel_bytes = binder_.panel_bytes(product_.w);
+  const auto first_panel = [&](int64_t of, int64_t part) {
+    return part * part_panels + of % tasks_a_group() * panels;
+  };
+  GemmArgs args = product_args(binder_, product_, share);
+  const auto* const weights = static_cast<const std::byte*>(args.w);
+  const GemmFn multiply = multiply_(share.rows.end - share.rows.begin);
+  args.c_stride = 3 * width_;
+  args.next_w_bytes = panel_bytes;
+  args.next_w_panels = panels;
+  for (int64_t part = 0; part < 3; ++part) {
+    const int64_t panel = first_panel(task, part);
+    args.c = task_rows(share) + part * width_ - panel * kPanel;
+    if (part < 2) {
+      args.next_w = weights + first_panel(task, part + 1) * panel_bytes;
+    } else if (next < tasks(share.chunk, share.parts)) {
+      args.next_w = weights + first_panel(next, 0) * panel_bytes;
+    } else {
+      args.next_w = binder_.data<std::byte>(after_);
+      args.next_w_bytes = binder_.panel_bytes(after_);
+    }
+    multiply(args, share.rows.begin, share.rows.end, panel, panel + panels);
+  }
+}
+
+void HeadStage::attend(const Share& share, int64_t task) const {
+  AttentionArgs args = attention_args(binder_, attention_, share);
+  const int64_t first_head = task % tasks_a_group() * heads_;
+  args.qkv = task_rows(share);
+  args.qkv_stride = 3 * width_;
+  args.heads = static_cast<int32_t>(heads_);
+  if (args.bias != nullptr) args.bias += first_head * (2 * args.bias_len - 1);
+  args.out += first_head * head_dim_;
+  const AttentionFn attend = attend_(share.rows.end - share.rows.begin);
+  const Range range = seqs(share.chunk, task);
+  std::byte* const scratch = share.scratch + task_bytes(most_rows_, head_dim_);
+  for (int64_t seq = range.begin; seq < range.end; ++seq) {
+    const int64_t len = share.chunk.cu_seqlens[static_cast<size_t>(seq) + 1] -
+                        share.chunk.cu_seqlens[static_cast<size_t>(seq)];
+    for (int64_t head = 0; head < heads_; ++head) attend(args, seq, head, 0, len, scratch);
+  }
+}
+
+}  // namespace encast

@@ -1,0 +1,52 @@
+#pragma once
+#include <memory>
+
+#include "runtime/binding.h"
+#include "runtime/head_tasks.h"
+
+namespace encast {
+
+// Attention and the product that makes its rows, in tasks of some heads of some sequences: see head_tasks.h.
+// Written for all tokens first, the rows of BERT-base take 9 MB for every 1,024 tokens, which go to a cache
+// that cores share and come back from it.
+class HeadStage {
+ public:
+  // For the attention at step `index` of the plan and the product before it; null where heads do not fill
+  // panels or another step reads the rows.
+  static std::unique_ptr<HeadStage> bind(const Plan& plan, size_t index, const std::byte* weights);
+
+  // Bytes that a thread needs for the attention at step `index`, and for a task's queries, keys and values.
+  static int64_t scratch_bytes(const Plan& plan, size_t index);
+
+  // Tasks of a chunk, or 0 where they would be too few for the threads or a sequence is too long: then the
+  // product goes over all rows first.
+  int64_t tasks(const Chunk& chunk, int threads) const;
+
+  // The rows of a task.
+  Range rows(const Chunk& chunk, int64_t task) const;
+
+  // The two halves of a task: queries, keys and values into the share's scratch, and from there the context.
+  // While the last weights are multiplied, those of the thread's next task are prefetched; `next` is that
+  // one's number, or not below tasks().
+  void project(const Share& share, int64_t task, int64_t next) const;
+  void attend(const Share& share, int64_t task) const;
+
+ private:
+  HeadStage(const Plan& plan, size_t index, const std::byte* weights);
+
+  int64_t tasks_a_group() const { return attention_.heads / heads_; }
+  Range seqs(const Chunk& chunk, int64_t task) const;
+  float* task_rows(const Share& share) const;
+
+  const StepDecl product_, attention_;
+  const Binder binder_;
+  const int after_;                 // the weights of the next product
+  const int64_t most_rows_;         // of a task
+  const int64_t head_dim_, heads_;  // heads: of a task
+  const int64_t width_;             // columns of a task's queries, and of its keys and values
+  std::vector<std::string> kernels_;
+  Selection<GemmFn> multiply_;
+  Selection<AttentionFn> attend_;
+};
+
+}  // namespace encast
