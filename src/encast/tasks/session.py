@@ -96,17 +96,15 @@ class Session:
             yield self._piece(encodings[begin:], first + begin)
 
     def _piece(self, encodings: Sequence[Encoding], first: int) -> Piece:
-        batch = pack(encodings, type_ids=self.meta["type_vocab"] > 1)
-        ids = batch.token_ids.view(np.uint32)
-        if ids.max() >= self.meta["vocab"]:
-            at = int(np.argmax(ids >= self.meta["vocab"]))
-            row = first + int(np.searchsorted(batch.cu_seqlens, at, "right")) - 1
-            raise InputError(
-                f"texts[{row}] has the token {self.tokenizer.token(int(ids[at]))!r} with id {ids[at]}, the model "
-                f"embeds ids 0 to {self.meta['vocab'] - 1}; the checkpoint's tokenizer and weights do not belong "
-                "together, or its embedding was not resized after adding tokens"
-            )
-        return Piece(first, encodings, batch)
+        vocab = self.meta["vocab"]
+        for index, row in enumerate(encoding.ids for encoding in encodings):
+            if (highest := max(row)) >= vocab:
+                raise InputError(
+                    f"texts[{first + index}] has the token {self.tokenizer.token(highest)!r} with id {highest}, the "
+                    f"model embeds ids 0 to {vocab - 1}; the checkpoint's tokenizer and weights do not belong "
+                    "together, or its embedding was not resized after adding tokens"
+                )
+        return Piece(first, encodings, pack(encodings, type_ids=self.meta["type_vocab"] > 1))
 
 
 Array = TypeVar("Array", bound=np.ndarray[Any, Any])
@@ -120,19 +118,15 @@ def need_finite(values: Array) -> Array:
 
 
 def pack(encodings: Sequence[Encoding], *, type_ids: bool) -> Batch:
-    """A packed batch of encodings, with token types if asked for.
-
-    Tokenizers may name ids up to 2^32 - 1; those past int32 become negative.
-    """
-    lengths = map(len, encodings)
-    cu_seqlens = np.fromiter(accumulate(lengths, initial=0), np.int32, len(encodings) + 1)
-    tokens = int(cu_seqlens[-1])
-    ids = _flat((encoding.ids for encoding in encodings), tokens)
-    return Batch(ids, cu_seqlens, _flat((encoding.type_ids for encoding in encodings), tokens) if type_ids else None)
+    """A packed batch of encodings, whose ids fit int32, with token types if asked for and not all zero."""
+    rows = [encoding.ids for encoding in encodings]
+    cu_seqlens = np.fromiter(accumulate(map(len, rows), initial=0), np.int32, len(rows) + 1)
+    types = [encoding.type_ids for encoding in encodings] if type_ids else []
+    return Batch(_flat(rows), cu_seqlens, _flat(types) if any(map(any, types)) else None)
 
 
-def _flat(rows: Iterable[Sequence[int]], tokens: int) -> Int32:
-    return np.fromiter(chain.from_iterable(rows), np.uint32, tokens).view(np.int32)
+def _flat(rows: Iterable[Sequence[int]]) -> Int32:
+    return np.fromiter(chain.from_iterable(rows), np.int32)
 
 
 def _groups(rows: Sequence[Text]) -> Iterator[tuple[int, Sequence[Text]]]:
