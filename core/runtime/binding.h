@@ -18,7 +18,8 @@ namespace encast {
 template <class Fn>
 class Selection {
  public:
-  Selection(std::string_view op, std::string_view arithmetic, std::vector<std::string>& names) {
+  // Adds the names of its kernels to `names`.
+  Selection(std::string_view op, std::string_view arithmetic, std::vector<std::string>* names = nullptr) {
     for (const KernelInfo& row : all_kernels()) {
       if (row.op != op || row.arithmetic != arithmetic) continue;
       const KernelInfo* best = select_kernel(op, arithmetic, row.min_rows);
@@ -29,7 +30,7 @@ class Selection {
       if (known) continue;
       choices_.push_back({best->min_rows, fn});
       tiles_ = tiles_ || best->isa == Isa::amx;
-      names.emplace_back(best->name);
+      if (names != nullptr) names->emplace_back(best->name);
     }
     if (choices_.empty()) {
       throw ResourceError("no kernel of " + std::string(op) + " with arithmetic '" +

@@ -98,7 +98,7 @@ Executor::Executor(Plan plan, std::shared_ptr<const Weights> weights, TeamOption
   int64_t scratch = 0;
   for (size_t index = 0; index < plan_.steps.size(); ++index) {
     if (plan_.steps[index].kind != StepKind::attention) continue;
-    scratch = std::max(scratch, round_up(HeadStage::scratch_bytes(plan_, index), 64));
+    scratch = std::max(scratch, round_up(attention_stage_scratch_bytes(plan_, index), 64));
   }
   const int64_t block = plan_.block_bytes();
   const int64_t arena = round_up(plan_.arena, 64);

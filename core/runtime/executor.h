@@ -26,7 +26,7 @@ struct Request {
 };
 
 // What a thread did when, in nanoseconds of the steady clock. A stage's steps come once for every block of
-// rows.
+// rows, those of a head stage once for every task, whose rows are those of other heads' tasks too.
 struct TraceEvent {
   int64_t begin_ns, end_ns;
   int32_t thread, step;
@@ -45,7 +45,8 @@ struct Trace {
 // A chunk passes through the plan stage by stage (plan.h), with a barrier after each. With many rows a thread
 // takes one block of rows after another through all steps of the stage, alone: their values stay in its
 // caches, and nobody waits. With few, all threads do each step together, products by panels, so that each
-// weight is read by one core only, and meet after each step.
+// weight is read by one core only, and meet after each step. Attention and the product before it go through
+// tasks of some heads of some sequences, see HeadStage.
 class Executor {
  public:
   // Throws PlanError, ResourceError.

@@ -115,56 +115,108 @@ ENCAST_TEST(bits_depend_on_neither_neighbours_nor_threads_nor_chunks) {
   }
 }
 
-// Attention of four heads over 128 columns and the product before it, with texts of up to 600 tokens.
-std::string head_plan(int64_t head_tokens) {
-  return "encast-plan 1\n"
-         "limits vocab=50 types=0 max_len=600 chunk_tokens=600 arena=1228800 block_rows=16 "
-         "stream_rows=8 head_tokens=" +
-         std::to_string(head_tokens) +
-         " block=0 exact=0\n"
-         "weight w0 f32 dense 50 128 @0\n"
-         "weight w1 f32 dense 1 128 @25600\n"
-         "weight w2 f32 dense 1 128 @26112\n"
-         "weight w3 f32 panels 384 128 @26624\n"
-         "weight w4 f32 padded 1 384 @223232\n"
-         "weight w5 f32 dense 4 1199 @224768\n"
-         "value v0 f32 tokens 128 @0\n"
-         "value v1 f32 tokens 384 @307200\n"
-         "value v2 f32 tokens 128 @-\n"
-         "step embed name=embeddings word=w0 gamma=w1 beta=w2 eps=1e-12 offset=0 skip=-1 out=v0\n"
-         "step linear name=qkv x=v0 w=w3 bias=w4 act=none arithmetic=f32 out=v1\n"
-         "step attention name=attention x=v1 heads=4 factor=0.18 bias=w5 arithmetic=f32 out=v2\n"
-         "output last_hidden_state v2\n";
+// Attention and the product before it, with texts of up to 600 tokens.
+struct HeadModel {
+  int64_t heads = 4, head_dim = 32;
+  bool int8 = false;
+  std::string more = "";  // of the plan
+
+  std::string plan(int64_t head_tokens) const {
+    const auto text = [](int64_t number) { return std::to_string(number); };
+    const int64_t hidden = heads * head_dim, stride = round_up(hidden, 64);
+    const std::string h = text(hidden), w = text(3 * hidden);
+    const int64_t v1 = 600 * stride * 4 + 2 * 2432, v2 = v1 + 600 * stride * 4;
+    std::string plan = "encast-plan 1\nlimits vocab=50 types=0 max_len=600 chunk_tokens=600 arena=" +
+                       text(v2 + 600 * 3 * stride * 4) +
+                       " block_rows=16 stream_rows=8 head_tokens=" + text(head_tokens) + " block=0 exact=0\n";
+    plan += "weight w0 f32 dense 50 " + h + " @0\nweight w1 f32 dense 1 " + h + " @0\n";
+    plan += "weight w2 " + std::string(int8 ? "s8" : "f32") + " panels " + w + " " + h + " @0\n";
+    plan += "weight w3 f32 padded 1 " + w + " @64\nweight w4 i32 padded 1 " + w + " @" + text(kZeros) + "\n";
+    plan += "weight w5 f32 dense " + text(heads) + " 1199 @128\n";
+    plan += "value v0 f32 tokens " + h + " @0\nvalue v1 q8 tokens " + h + " @" + text(v1) +
+            "\nvalue v2 f32 tokens " + w + " @" + text(v2) + "\nvalue v3 f32 tokens " + h + " @-\n";
+    plan += "step embed name=embeddings word=w0 gamma=w1 beta=w1 eps=1e-12 offset=0 skip=-1 out=v0 also=v1\n";
+    plan += int8 ? "step linear name=qkv x=v1 w=w2 scale=w3 colsum=w4 bias=w3 act=none arithmetic=s8 out=v2\n"
+                 : "step linear name=qkv x=v0 w=w2 bias=w3 act=none arithmetic=f32 out=v2\n";
+    plan += "step attention name=attention x=v2 heads=" + text(heads) +
+            " factor=0.18 bias=w5 arithmetic=" + (int8 ? "s8" : "f32") + " out=v3\noutput context v3\n" +
+            more;
+    return plan;
+  }
+
+  static constexpr int64_t kZeros = 2 << 20;  // of the file of weights
+};
+
+// Events of the product: of every task and thread, or of every thread over all rows.
+size_t products(const Trace& trace, int64_t rows) {
+  size_t count = 0, whole = 0;
+  for (const std::vector<TraceEvent>& events : trace.threads) {
+    for (const TraceEvent& event : events) {
+      if (event.step != 1) continue;
+      ++count;
+      whole += event.rows == rows ? 1 : 0;
+    }
+  }
+  CHECK(whole == 0 || whole == count);
+  return whole == 0 ? count : 0;
 }
 
 ENCAST_TEST(bits_do_not_depend_on_tasks_of_heads) {
   testing::Rng rng(8);
-  std::vector<uint8_t> bytes(224768 + 4 * 1199 * 4);
-  for (size_t at = 0; at < bytes.size(); at += 4) {
+  std::vector<uint8_t> bytes(HeadModel::kZeros + (64 << 10), 0);
+  for (size_t at = 0; at < HeadModel::kZeros; at += 4) {
     const float value = rng.uniform(-0.3f, 0.3f);
     std::memcpy(&bytes[at], &value, 4);
   }
   const testing::TemporaryFile file(bytes);
   const auto weights = std::make_shared<Weights>(file.path());
-  std::vector<Texts> batches(5);
-  for (const int64_t length : {30, 1, 7, 120, 64, 200, 17, 90}) batches[0].add(length, rng);
-  for (const int64_t length : {512, 80}) batches[1].add(length, rng);
-  for (const int64_t length : {40, 513}) batches[2].add(length, rng);  // longer than a task may be
-  for (int text = 0; text < 60; ++text) batches[3].add(rng.integer(1, 20), rng);
-  batches[4].add(1, rng);
-  for (Texts& texts : batches) texts.types.assign(texts.ids.size(), 0);
-  const auto instance = [&](int64_t head_tokens, int threads) {
-    return std::make_unique<Executor>(Plan::parse(head_plan(head_tokens)), weights,
-                                      TeamOptions{threads, {}, 100});
+  const auto batch = [&](const std::vector<int64_t>& lengths) {
+    Texts texts;
+    for (const int64_t length : lengths) texts.add(length, rng);
+    texts.types.assign(texts.ids.size(), 0);
+    return texts;
   };
-  const auto apart = instance(0, 1);
-  for (const Texts& texts : batches) {
-    const std::vector<float> want = run(*apart, "last_hidden_state", texts.request());
-    for (const float value : want) CHECK(std::isfinite(value));
-    for (const int64_t head_tokens : {1, 32, 128, 1000}) {
-      for (const int threads : {1, 2, 3}) {
-        const auto team = instance(head_tokens, threads);
-        CHECK(same_bits(run(*team, "last_hidden_state", texts.request()), want));
+  const Texts many = batch({30, 1, 7, 120, 64, 200, 17, 90}), longest = batch({512, 80});
+  const Texts too_long = batch({40, 513}), short_ones = batch(std::vector<int64_t>(60, 9)), one = batch({1});
+  struct Case {
+    HeadModel model;
+    bool apart;
+  };
+  const Case cases[] = {
+      {{}, false},
+      {{.heads = 4, .head_dim = 32, .int8 = true}, false},
+      {{.heads = 8, .head_dim = 80, .int8 = true}, false},
+      {{.heads = 2, .head_dim = 64}, false},
+      {{.heads = 3, .head_dim = 32}, true},  // heads that fill no panels
+      {{.more = "output qkv v2\n"}, true},   // rows that somebody else reads
+  };
+  for (const auto& [model, apart] : cases) {
+    const auto instance = [&](int64_t head_tokens, int threads) {
+      return std::make_unique<Executor>(Plan::parse(model.plan(head_tokens)), weights,
+                                        TeamOptions{threads, {}, 100});
+    };
+    const auto reference = instance(0, 1);
+    for (const Texts* texts : {&many, &longest, &too_long, &short_ones, &one}) {
+      const Request request = texts->request();
+      const std::vector<float> want = run(*reference, "context", request);
+      for (const float value : want) CHECK(std::isfinite(value));
+      for (const int64_t head_tokens : {1, 32, 128}) {
+        for (const int threads : {1, 2, 3}) {
+          const auto team = instance(head_tokens, threads);
+          CHECK(same_bits(run(*team, "context", request), want));
+          if (texts != &many) continue;
+          Trace trace;
+          std::vector<float> out(want.size());
+          team->run("context", request, out.data(), &trace);
+          // With so many tokens a task there are several groups of the eight texts.
+          CHECK_EQ(products(trace, request.tokens) > size_t{3}, !apart);
+        }
+      }
+      if (texts == &too_long) {
+        Trace trace;
+        std::vector<float> out(want.size());
+        instance(128, 2)->run("context", request, out.data(), &trace);
+        CHECK_EQ(products(trace, request.tokens), size_t{0});
       }
     }
   }

@@ -5,11 +5,13 @@
 namespace encast {
 namespace {
 
-// Rows of the longest sequence that a task takes: with more, they would not fit the cache that they are made
-// for.
+// Rows of the longest sequence that a task takes where head_tokens is less: with many more, they would not
+// fit the cache that they are made for.
 constexpr int64_t kLongest = 512;
 
-int64_t most_rows(const Plan& plan) { return std::max(plan.head_tokens, std::min(plan.max_len, kLongest)); }
+int64_t most_rows(const Plan& plan) {
+  return std::min(plan.chunk_tokens, std::max(plan.head_tokens, std::min(plan.max_len, kLongest)));
+}
 
 int64_t head_dim_of(const Plan& plan, const StepDecl& attention) {
   return plan.values[static_cast<size_t>(attention.x)].cols / 3 / attention.heads;
@@ -24,40 +26,40 @@ bool fits(const Plan& plan, size_t index) {
   if (plan.head_tokens == 0 || attention.kind != StepKind::attention || index == 0) return false;
   const StepDecl& product = plan.steps[index - 1];
   const int id = attention.x;
-  if (product.kind != StepKind::linear || product.out != id || product.column != 0) return false;
-  const ValueDecl& rows = plan.values[static_cast<size_t>(id)];
-  if (plan.weights[static_cast<size_t>(product.w)].rows != rows.cols || rows.dtype != DType::f32)
-    return false;
+  if (product.kind != StepKind::linear || product.out != id) return false;
+  // Made by one product, and by none of a part of the columns before it.
+  const bool whole =
+      plan.weights[static_cast<size_t>(product.w)].rows == plan.values[static_cast<size_t>(id)].cols;
   const auto reads = [&](const StepDecl& step) { return step.x == id || step.other == id; };
   const auto is_output = [&](const OutputDecl& output) { return output.value == id; };
-  return heads_fill_panels(attention.heads, head_dim_of(plan, attention)) &&
+  return whole && heads_fill_panels(attention.heads, head_dim_of(plan, attention)) &&
          std::count_if(plan.steps.begin(), plan.steps.end(), reads) == 1 &&
          std::none_of(plan.outputs.begin(), plan.outputs.end(), is_output);
 }
 
 }  // namespace
 
-std::unique_ptr<HeadStage> HeadStage::bind(const Plan& plan, size_t index, const std::byte* weights) {
-  return fits(plan, index) ? std::unique_ptr<HeadStage>(new HeadStage(plan, index, weights)) : nullptr;
-}
-
-int64_t HeadStage::scratch_bytes(const Plan& plan, size_t index) {
+int64_t attention_stage_scratch_bytes(const Plan& plan, size_t index) {
   const int64_t head_dim = head_dim_of(plan, plan.steps[index]);
   return attention_scratch_bytes(plan.max_len, head_dim) +
          (fits(plan, index) ? task_bytes(most_rows(plan), head_dim) : 0);
+}
+
+std::unique_ptr<HeadStage> HeadStage::bind(const Plan& plan, size_t index, const std::byte* weights) {
+  return fits(plan, index) ? std::unique_ptr<HeadStage>(new HeadStage(plan, index, weights)) : nullptr;
 }
 
 HeadStage::HeadStage(const Plan& plan, size_t index, const std::byte* weights)
     : product_(plan.steps[index - 1]),
       attention_(plan.steps[index]),
       binder_(plan, weights),
-      after_(binder_.next_weight(index)),
+      after_(binder_.next_weight(index - 1)),
       most_rows_(most_rows(plan)),
       head_dim_(head_dim_of(plan, attention_)),
       heads_(heads_of_panels(head_dim_)),
       width_(heads_ * head_dim_),
-      multiply_(gemm_op(binder_.value(product_.x).dtype), product_.arithmetic, kernels_),
-      attend_("attention", attention_.arithmetic, kernels_) {}
+      multiply_(gemm_op(binder_.value(product_.x).dtype), product_.arithmetic),
+      attend_("attention", attention_.arithmetic) {}
 
 int64_t HeadStage::tasks(const Chunk& chunk, int threads) const {
   const int64_t count = chunk.head_groups_used * tasks_a_group();
@@ -103,6 +105,7 @@ void HeadStage::project(const Share& share, int64_t task, int64_t next) const {
     } else {
       args.next_w = binder_.data<std::byte>(after_);
       args.next_w_bytes = binder_.panel_bytes(after_);
+      args.next_w_panels = std::min(panels, binder_.panels(after_));
     }
     multiply(args, share.rows.begin, share.rows.end, panel, panel + panels);
   }

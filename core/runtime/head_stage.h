@@ -15,9 +15,6 @@ class HeadStage {
   // panels or another step reads the rows.
   static std::unique_ptr<HeadStage> bind(const Plan& plan, size_t index, const std::byte* weights);
 
-  // Bytes that a thread needs for the attention at step `index`, and for a task's queries, keys and values.
-  static int64_t scratch_bytes(const Plan& plan, size_t index);
-
   // Tasks of a chunk, or 0 where they would be too few for the threads or a sequence is too long: then the
   // product goes over all rows first.
   int64_t tasks(const Chunk& chunk, int threads) const;
@@ -26,8 +23,8 @@ class HeadStage {
   Range rows(const Chunk& chunk, int64_t task) const;
 
   // The two halves of a task: queries, keys and values into the share's scratch, and from there the context.
-  // While the last weights are multiplied, those of the thread's next task are prefetched; `next` is that
-  // one's number, or not below tasks().
+  // While the last weights are multiplied, those of task `next` are prefetched, which the thread will
+  // probably take after this one, or where there is none the next product's.
   void project(const Share& share, int64_t task, int64_t next) const;
   void attend(const Share& share, int64_t task) const;
 
@@ -44,9 +41,12 @@ class HeadStage {
   const int64_t most_rows_;         // of a task
   const int64_t head_dim_, heads_;  // heads: of a task
   const int64_t width_;             // columns of a task's queries, and of its keys and values
-  std::vector<std::string> kernels_;
   Selection<GemmFn> multiply_;
   Selection<AttentionFn> attend_;
 };
+
+// Bytes that a thread needs for the attention at step `index`, and for the rows of a task where it is in one
+// stage with its product.
+int64_t attention_stage_scratch_bytes(const Plan& plan, size_t index);
 
 }  // namespace encast

@@ -103,8 +103,9 @@ struct Plan {
   int64_t vocab = 0, types = 0, max_len = 0, chunk_tokens = 0, arena = 0;
   int64_t block_rows = 0;   // most rows that a thread takes through a stage at a time
   int64_t stream_rows = 0;  // with fewer rows a thread, threads share a product's weights instead of its rows
-  int64_t head_tokens =
-      0;              // of sequences that share the tasks of a stage of attention and product; 0: none do
+  // Most tokens of the sequences that share a task of attention and its product (a longer one goes alone); 0:
+  // the two are no stage together.
+  int64_t head_tokens = 0;
   int64_t block = 0;  // bytes of a block's memory for every kBlockUnit rows
 
   // Rows that a thread's block memory holds: its own block's, or its part of those that all threads share.

@@ -24,7 +24,7 @@ template <class Fn>
 class RowStep : public Step {
  protected:
   RowStep(const Binder& binder, const StepDecl& decl, const char* op, Rows rows)
-      : decl_(decl), binder_(binder), rows_(rows), select_(op, "f32", kernels_) {}
+      : decl_(decl), binder_(binder), rows_(rows), select_(op, "f32", &kernels_) {}
 
   // The operands that all of them have.
   template <class Args>
@@ -177,7 +177,7 @@ class LinearStep final : public Step {
         binder_(binder),
         next_w_(binder.next_weight(index)),
         rounds_(binder.value(decl.out).dtype == DType::bf16),
-        select_(gemm_op(binder.value(decl.x).dtype), decl.arithmetic, kernels_) {
+        select_(gemm_op(binder.value(decl.x).dtype), decl.arithmetic, &kernels_) {
     tiles_ = select_.tiles();
   }
 
@@ -216,7 +216,7 @@ class LinearStep final : public Step {
 class AttentionStep final : public Step {
  public:
   AttentionStep(const Binder& binder, const StepDecl& decl, size_t index)
-      : decl_(decl), binder_(binder), index_(index), select_("attention", decl.arithmetic, kernels_) {}
+      : decl_(decl), binder_(binder), index_(index), select_("attention", decl.arithmetic, &kernels_) {}
 
   void run(const Share& share) const override {
     const AttentionArgs args = attention_args(binder_, decl_, share);

@@ -137,8 +137,8 @@ _HEAD_TOKENS: Knob[int] = Knob(
     "a whole number of tokens from 0 to 65536",
     "Attention and the product that makes its queries, keys and values run in tasks of some heads of sequences with so "
     "many tokens together (a longer one alone), so that those stay in a core's own cache. 0: the product runs over all "
-    "tokens first, as it does anyway with AMX, with texts of more than 512 tokens, and where there are too few tasks "
-    "for the threads.",
+    "tokens first, as it does anyway with AMX, in runs with a text of more than 512 tokens (or of this many, if they "
+    "are more), and where there are too few tasks for the threads.",
     _integer(0, 1 << 16),
 )
 _COPY_WEIGHTS: Knob[bool] = Knob(

@@ -217,7 +217,7 @@ def test_windows_refuse_a_stride_that_does_not_fit(stride: int) -> None:
 
 def test_packing_equals_the_encodings() -> None:
     encodings = Tokenizer(tokenizer_json(), max_length=12).encode(["cat", ("who", "the cat")])
-    batch = session.pack(encodings, type_ids=True)
+    batch = session.pack([one.ids for one in encodings], [one.type_ids for one in encodings])
     assert batch.cu_seqlens.tolist() == [0, 3, 9 - 0]
     assert batch.token_ids.tolist() == encodings[0].ids + encodings[1].ids
     assert batch.token_type_ids is not None

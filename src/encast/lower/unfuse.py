@@ -9,13 +9,13 @@ from encast.ir.graph import Graph, Node
 __all__ = ["ABLATIONS", "unfuse"]
 
 ABLATIONS = {
-    "qkv_fusion": "queries, keys and values are three products of the same rows",
+    "qkv_fusion": "queries, keys and values are three products of the same rows, and as without head_tasks",
     "epilogue_fusion": "products write f32; activation and rounding to bf16 are steps of their own",
     "norm_fusion": "residual sum, layer norm and narrowing are steps of their own",
     "narrow_attention": "the products inside attention are f32",
     "fast_math": "exp, erf and tanh come from the C library",
     "head_tasks": "queries, keys and values of all tokens are made before attention begins",
-    "row_blocks": "every step runs over all rows of a chunk before the next one",
+    "row_blocks": "every step runs over all rows of a chunk before the next one, also as without head_tasks",
 }
 """Optimisations that a ``Target`` may do ``without``, and what runs instead."""
 

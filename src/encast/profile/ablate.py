@@ -104,7 +104,7 @@ def ablate(
         runnable = CpuRunnable(opened, threads=threads, target=target)
         with _closing(runnable):
             if _steps(runnable.plan) == _steps(getattr(base.runnable, "plan", "")) and name != "row_blocks":
-                yield Ablated(name, what, note="nothing of that kind in this artifact")
+                yield Ablated(name, what, note="not done here anyway, for the artifact, the machine or a knob")
                 continue
             other = Runner(runnable, base.output, base.workload, selected=selected)
             moved = difference(other.answers(), expected)

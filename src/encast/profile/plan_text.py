@@ -7,7 +7,7 @@ nothing is checked again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["PlanText", "StepText", "ValueText", "WeightText", "parse_plan"]
 
@@ -109,6 +109,11 @@ def parse_plan(text: str) -> PlanText:
             steps.append(StepText(len(steps), words[0], keys.get("name", ""), keys))
         elif kind == "output":
             outputs[words[0]] = words[1]
+    if limits["head_tokens"]:
+        # What attention reads is made in a thread's own memory by the product of the same stage.
+        for step in steps:
+            if step.kind == "attention":
+                values[step.keys["x"]] = replace(values[step.keys["x"]], place="block")
     return PlanText(limits, weights, values, tuple(steps), outputs)
 
 

@@ -96,15 +96,17 @@ class Session:
             yield self._piece(encodings[begin:], first + begin)
 
     def _piece(self, encodings: Sequence[Encoding], first: int) -> Piece:
+        rows = [encoding.ids for encoding in encodings]
         vocab = self.meta["vocab"]
-        for index, row in enumerate(encoding.ids for encoding in encodings):
-            if (highest := max(row)) >= vocab:
-                raise InputError(
-                    f"texts[{first + index}] has the token {self.tokenizer.token(highest)!r} with id {highest}, the "
-                    f"model embeds ids 0 to {vocab - 1}; the checkpoint's tokenizer and weights do not belong "
-                    "together, or its embedding was not resized after adding tokens"
-                )
-        return Piece(first, encodings, pack(encodings, type_ids=self.meta["type_vocab"] > 1))
+        if max(map(max, rows)) >= vocab:
+            index, token = next((i, token) for i, row in enumerate(rows) for token in row if token >= vocab)
+            raise InputError(
+                f"texts[{first + index}] has the token {self.tokenizer.token(token)!r} with id {token}, the model "
+                f"embeds ids 0 to {vocab - 1}; the checkpoint's tokenizer and weights do not belong "
+                "together, or its embedding was not resized after adding tokens"
+            )
+        types = [encoding.type_ids for encoding in encodings] if self.meta["type_vocab"] > 1 else None
+        return Piece(first, encodings, pack(rows, types))
 
 
 Array = TypeVar("Array", bound=np.ndarray[Any, Any])
@@ -117,16 +119,18 @@ def need_finite(values: Array) -> Array:
     return values
 
 
-def pack(encodings: Sequence[Encoding], *, type_ids: bool) -> Batch:
-    """A packed batch of encodings, whose ids fit int32, with token types if asked for and not all zero."""
-    rows = [encoding.ids for encoding in encodings]
-    cu_seqlens = np.fromiter(accumulate(map(len, rows), initial=0), np.int32, len(rows) + 1)
-    types = [encoding.type_ids for encoding in encodings] if type_ids else []
-    return Batch(_flat(rows), cu_seqlens, _flat(types) if any(map(any, types)) else None)
+def pack(token_ids: Sequence[Sequence[int]], type_ids: Sequence[Sequence[int]] | None) -> Batch:
+    """A packed batch of rows of ids.
+
+    Tokenizers may name ids up to 2^32 - 1; those past int32 become negative.
+    """
+    cu_seqlens = np.fromiter(accumulate(map(len, token_ids), initial=0), np.int32, len(token_ids) + 1)
+    tokens = int(cu_seqlens[-1])
+    return Batch(_flat(token_ids, tokens), cu_seqlens, None if type_ids is None else _flat(type_ids, tokens))
 
 
-def _flat(rows: Iterable[Sequence[int]]) -> Int32:
-    return np.fromiter(chain.from_iterable(rows), np.int32)
+def _flat(rows: Iterable[Sequence[int]], tokens: int) -> Int32:
+    return np.fromiter(chain.from_iterable(rows), np.uint32, tokens).view(np.int32)
 
 
 def _groups(rows: Sequence[Text]) -> Iterator[tuple[int, Sequence[Text]]]:
