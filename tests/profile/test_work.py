@@ -49,6 +49,13 @@ def test_attention_counts_real_lengths() -> None:
     assert work.value_bytes == {"arena": 10 * 72 * 4 + 10 * 24 * 4}
 
 
+def test_what_tasks_of_heads_make_lies_in_a_threads_own_memory() -> None:
+    plan = parse_plan(PLAN.replace("head_tokens=0", "head_tokens=32"))
+    product, attention = (work_of(plan, plan.steps[index], CHUNK) for index in (1, 2))
+    assert product.value_bytes == {"block": 10 * (24 + 8) + 10 * 72 * 4}
+    assert attention.value_bytes == {"block": 10 * 72 * 4, "arena": 10 * 24 * 4}
+
+
 @pytest.mark.parametrize(
     ("arithmetic", "operations"), [("s8", 4 * 10 * 72), ("bf16_fma", 0), ("bf16_dp", 0), ("bf16_tile", 0)]
 )

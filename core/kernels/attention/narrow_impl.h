@@ -29,8 +29,8 @@ constexpr float kLog2Levels = 0x1.ffa37cp+2f, kLnLevels = 0x1.62a410p+2f;
 // of the largest power, or 2^-9 of each), so that few powers get another code than their definition's. Least
 // squares reweighted after Lawson, as in simd/math.h. What is below 2^-100 counts as that; NaN passes.
 //
-// Step by step for all vectors: one by one their chains would fill the processor's scheduler, and few of them
-// overlap.
+// Step by step for all vectors, so that no chain has to be found behind another one; README.md has how little
+// that brings.
 template <bool kIntegers, int n>
 ENCAST_SIMD void powers_of_2(F32x16 (&x)[n]) {
   constexpr float kShort[] = {1.0f, 0x1.62e12cp-1f, 0x1.ec0378p-3f, 0x1.c9fc5ap-5f, 0x1.3a02e0p-7f};

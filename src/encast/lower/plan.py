@@ -232,20 +232,22 @@ class _Lowering:
 
     def stages(self) -> list[int]:
         """The stage of every step; the rule stands in core/runtime/plan.h."""
+        joined = self.head_tokens() > 0
+
+        def projects(index: int) -> bool:
+            """Whether a step is the product that shares a stage with the attention over its rows."""
+            if not joined or not 0 <= index < len(self.steps) - 1:
+                return False
+            step, after = self.steps[index], self.steps[index + 1]
+            return step.kind == "linear" and after.kind == "attention" and step.writes["out"] == after.reads["x"]
+
         stages: list[int] = []
         for index, step in enumerate(self.steps):
             before = self.steps[index - 1] if index else step
-            alone = "attention" in (before.kind, step.kind) and not self.projects(index - 1)
-            cut = index > 0 and (alone or self.projects(index) or self.made_rows(before) != self.made_rows(step))
+            alone = "attention" in (before.kind, step.kind) and not projects(index - 1)
+            cut = index > 0 and (alone or projects(index) or self.made_rows(before) != self.made_rows(step))
             stages.append(stages[-1] + cut if stages else 0)
         return stages
-
-    def projects(self, index: int) -> bool:
-        """Whether a step is the product that shares a stage with the attention over its rows."""
-        if not self.head_tokens() or not 0 <= index < len(self.steps) - 1:
-            return False
-        step, after = self.steps[index], self.steps[index + 1]
-        return step.kind == "linear" and after.kind == "attention" and step.writes["out"] == after.reads["x"]
 
     def uses_tiles(self) -> bool:
         products = {step.keys["arithmetic"] for step in self.steps if step.kind == "linear"}
