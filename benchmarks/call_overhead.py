@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import encast
-from encast.bench.workloads import real_texts
 from encast.engine import Engine
+from encast.measure.workloads import real_texts
 from encast.tasks.embed import embed
 from encast.tasks.session import Session
 

@@ -21,10 +21,10 @@ from encast.bench.cache import default_cache
 from encast.bench.config import load_jobs
 from encast.bench.contender import Contender
 from encast.bench.models import make_model
-from encast.bench.statistics import FEWEST_ROUNDS, median_interval
 from encast.bench.worker import prepare
-from encast.bench.workloads import make_workload
 from encast.launch import Placement
+from encast.measure.statistics import FEWEST_ROUNDS, median_interval
+from encast.measure.workloads import make_workload
 
 LENGTH = 128
 SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
@@ -46,7 +46,7 @@ def main() -> None:
     reason, _ = prepare(backend, model, args.threads, args.cache)
     if reason is not None:
         raise SystemExit(f"{backend.name}: {reason}")
-    workload = make_workload(job.workload, model)
+    workload = make_workload(job.workload, model.checkpoint)
     whole = Placement(tuple(sorted(os.sched_getaffinity(0))), None, args.threads)
     contenders = {size: Contender(backend, model, [whole], cache=args.cache) for size in SIZES}
     calls = {size: max(SIZES) // size for size in SIZES}

@@ -30,11 +30,11 @@ from encast.bench.models import make_model
 from encast.bench.noise import rounds_suffice, steady_place
 from encast.bench.peers.base import BackendSpec, ModelFiles
 from encast.bench.placement import PlaceMeter
-from encast.bench.statistics import FEWEST_ROUNDS, median_interval, ratio_interval
 from encast.bench.timing import Timing, take_turns
 from encast.bench.worker import prepare
-from encast.bench.workloads import real_texts
 from encast.launch import Placement
+from encast.measure.statistics import FEWEST_ROUNDS, median_interval, ratio_interval
+from encast.measure.workloads import real_texts
 
 MODEL = "all-minilm-l6-v2"
 PEERS = Path(__file__).with_name("text_peers.py")

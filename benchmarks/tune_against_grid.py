@@ -21,8 +21,8 @@ import numpy as np
 
 from encast import artifact as artifacts
 from encast.backends.groups import Setup
-from encast.bench.statistics import median_interval, ratio_interval
 from encast.machine import usable_cores
+from encast.measure.statistics import median_interval, ratio_interval
 from encast.tune.configuration import artifact_sha, machine_fingerprint
 from encast.tune.evaluate import METHOD, LiveEvaluator, Pace
 from encast.tune.measurement import Trial

@@ -10,7 +10,6 @@ import numpy as np
 
 from encast.batch import Batch
 from encast.bench.contender import ColdStart
-from encast.bench.intake import Intake
 from encast.bench.launcher import Launcher
 from encast.bench.peers.base import BackendSpec
 from encast.bench.scenarios.base import Point
@@ -42,13 +41,6 @@ def machine(cores: int, nodes: int = 1, quota: float | None = None, wide: int = 
 
 ONE = Launcher("one", instances=1, cross_node=True)
 """One instance on all cores."""
-
-
-def intake(vocab: int = 2000, max_len: int = 512, type_vocab: int = 2) -> Intake:
-    def none() -> Any:
-        raise AssertionError("random ids need no tokenizer")
-
-    return Intake(vocab, max_len, type_vocab, none)
 
 
 class FakeContender:

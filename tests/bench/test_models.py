@@ -15,12 +15,12 @@ from checkpoints import make_checkpoint
 from encast.archs import build_graph
 from encast.backends.reference import Reference
 from encast.batch import Batch
-from encast.bench.intake import read_intake
 from encast.bench.models import CALIBRATION_SEQUENCES, make_model
 from encast.bench.peers.transformer import Encoder, read_encoder
-from encast.bench.workloads import make_workload
 from encast.errors import CheckpointError, InputError
 from encast.importers import open_checkpoint
+from encast.measure.input_spec import read_input_spec
+from encast.measure.workloads import make_workload
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -45,7 +45,7 @@ def test_a_random_checkpoint_is_a_model(tmp_path: Path, arch: str, types: int) -
     assert states.shape == (4, 32)
     assert np.isfinite(states).all()
     assert Encoder(**model.encoder) == read_encoder(model.checkpoint)
-    found = read_intake(model.checkpoint)
+    found = read_input_spec(model.checkpoint)
     assert (found.vocab, found.max_len, found.type_vocab) == (120, 40, types)
     assert found.tokenizer().encode(["w1 w2"])[0].ids == [2, 6, 7, 3]
 
@@ -82,7 +82,7 @@ def test_any_folder_is_a_model(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "mine", "roberta", "features")
     model = make_model({"kind": "folder", "path": str(folder), "name": None}, tmp_path)
     assert (model.name, model.checkpoint) == ("mine", folder)
-    workload = make_workload({"kind": "grid", "length": 20}, model)
+    workload = make_workload({"kind": "grid", "length": 20}, model.checkpoint)
     (batch,) = workload.draw(1)
     config = json.loads((folder / "config.json").read_text())
     assert config["pad_token_id"] not in batch.token_ids, "RoBERTa numbers positions by it"

@@ -13,7 +13,6 @@ import pytest
 from small_reports import FEW, Rows, document, few
 from synthetic_rows import BACKENDS, Experiment, everything, write
 
-from encast.bench.cost import parse_price
 from encast.bench.report import chart, numbers
 from encast.bench.report.axis import categories, linear, logarithmic, thinned
 from encast.bench.report.choices import pareto_front
@@ -24,6 +23,7 @@ from encast.bench.report.markdown import to_markdown
 from encast.bench.report.page import to_html
 from encast.cli.main import main
 from encast.errors import InputError
+from encast.measure.price import parse_price
 
 
 def tables(made: Document) -> Iterator[Table]:

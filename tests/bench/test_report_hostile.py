@@ -17,11 +17,11 @@ import pytest
 from small_reports import FEW, Rows, document, few
 from synthetic_rows import BACKENDS, Experiment, everything, write
 
-from encast.bench.cost import parse_price
 from encast.bench.report.build import Options, build_document
 from encast.bench.report.load import load
 from encast.bench.report.markdown import to_markdown
 from encast.bench.report.page import MOST_BYTES, to_html
+from encast.measure.price import parse_price
 
 EVIL = "\"><script>alert(1)</script><img src=x onerror=alert(2)> & ' `|` ] [ \\ \u202e \ud800 \x00 \n# h"
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import yaml
+from input_specs import inputs
 from machines import MadeUp
-from scenario_fakes import ONE, intake, machine
+from scenario_fakes import ONE, machine
 
 import encast.bench
 from encast.bench.config import load_jobs
@@ -23,8 +24,8 @@ from encast.bench.scenarios.latency import Latency
 from encast.bench.scenarios.length_replay import LengthReplay
 from encast.bench.scenarios.open_loop import OpenLoop
 from encast.bench.scenarios.slo_throughput import SloThroughput
-from encast.bench.workloads import Workload, make_workload
 from encast.errors import InputError
+from encast.measure.workloads import Workload, make_workload
 
 CONF = Path(encast.bench.__file__).parent / "conf"
 
@@ -35,7 +36,7 @@ def config(group: str, name: str) -> dict[str, Any]:
 
 
 def grid(**fields: Any) -> Workload:
-    return make_workload({"kind": "grid", **fields}, intake())
+    return make_workload({"kind": "grid", **fields}, inputs())
 
 
 def sizes(points: Any) -> list[tuple[int, int]]:
@@ -73,11 +74,11 @@ def test_a_yaml_makes_its_scenario(name: str) -> None:
 
 
 def test_the_yamls_of_workloads() -> None:
-    article = make_workload(config("workload", "article"), intake())
+    article = make_workload(config("workload", "article"), inputs())
     assert len(article.parts()) == 72
-    production = make_workload(config("workload", "production"), intake())
+    production = make_workload(config("workload", "production"), inputs())
     assert [part.label["length"] for part in production.parts()] == [16, 32, 48, 64, 80, 96, 112, 128]
-    assert make_workload(config("workload", "fixed"), intake()).label == {"batch": 1, "length": 128}
+    assert make_workload(config("workload", "fixed"), inputs()).label == {"batch": 1, "length": 128}
     for name in names("workload"):
         fields = (
             {**config("workload", name), "data": None}
@@ -86,7 +87,7 @@ def test_the_yamls_of_workloads() -> None:
         )
         if fields["kind"] != "grid":
             with pytest.raises(InputError, match=r"give workload\.(file|data)="):
-                make_workload(fields, intake())
+                make_workload(fields, inputs())
 
 
 def test_the_yamls_of_models(tmp_path: Path) -> None:
@@ -176,7 +177,7 @@ def test_the_production_scenario_tries_every_split() -> None:
 
 
 def test_a_replay_is_a_sample_of_whole_batches() -> None:
-    workload = make_workload({"kind": "histogram", "file": "10:50,100:50", "batch": 5}, intake())
+    workload = make_workload({"kind": "histogram", "file": "10:50,100:50", "batch": 5}, inputs())
     (point,) = LengthReplay(tokens=2800).points(workload, ONE, machine(2))
     assert {batch.seqs for batch in point.batches} == {5}
     assert sorted(batch.tokens for batch in point.batches) == [50] * 5 + [500] * 5, "half are short, as in the file"

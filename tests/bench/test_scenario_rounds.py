@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scenario_fakes import ONE, FakeContender, constant, exponential, intake, machine
+from input_specs import inputs
+from scenario_fakes import ONE, FakeContender, constant, exponential, machine
 
 from encast.bench.config import available, load_jobs
 from encast.bench.run import make_scenario
@@ -22,11 +23,11 @@ from encast.bench.scenarios.length_replay import LengthReplay
 from encast.bench.scenarios.open_loop import OpenLoop
 from encast.bench.scenarios.scaling import ideal
 from encast.bench.scenarios.slo_throughput import SloThroughput, best_rows
-from encast.bench.workloads import Workload, make_workload
+from encast.measure.workloads import Workload, make_workload
 
 
 def grid(**fields: Any) -> Workload:
-    return make_workload({"kind": "grid", **fields}, intake())
+    return make_workload({"kind": "grid", **fields}, inputs())
 
 
 def measured(scenario: Any, contender: FakeContender, point: Any, rounds: int = 5) -> dict[str, Any]:
@@ -166,7 +167,7 @@ def test_core_and_instance_scaling_beside_the_ideal_line() -> None:
 
 
 def test_a_replay_runs_every_batch_once_a_round() -> None:
-    workload = make_workload({"kind": "histogram", "file": "10:30,100:10", "batch": 8}, intake())
+    workload = make_workload({"kind": "histogram", "file": "10:30,100:10", "batch": 8}, inputs())
     scenario = LengthReplay(tokens=10**6)
     (point,) = scenario.points(workload, ONE, machine(1))
     contender = FakeContender(lambda instance, call, sequences: sequences * 1e6)
@@ -177,7 +178,7 @@ def test_a_replay_runs_every_batch_once_a_round() -> None:
     assert 0 < found["padding"] < 0.4
     assert (found["sampled_sequences"], found["sequences"]) == (40, 40)
     (part,) = (few := LengthReplay(tokens=1)).points(
-        make_workload({"kind": "histogram", "file": "10:30,100:10", "batch": 2}, intake()), ONE, machine(1)
+        make_workload({"kind": "histogram", "file": "10:30,100:10", "batch": 2}, inputs()), ONE, machine(1)
     )
     found = measured(few, FakeContender(constant(1.0)), part)
     assert (found["sampled_sequences"], found["sequences"]) == (16, 40)

@@ -20,8 +20,6 @@ import pytest
 from lab import PEERS, TINY
 
 from encast.batch import Batch
-from encast.bench import processes
-from encast.bench.batches import portions
 from encast.bench.config import load_jobs
 from encast.bench.contender import Contender
 from encast.bench.models import make_model
@@ -29,6 +27,8 @@ from encast.bench.peers.base import BackendSpec, ModelFiles
 from encast.bench.worker import Limits, Worker, WorkerError
 from encast.errors import InputError, ResourceError
 from encast.launch import Placement
+from encast.measure import processes
+from encast.measure.batches import portions
 
 ALL = tuple(sorted(os.sched_getaffinity(0)))
 BATCHES = [Batch.of([[number, 7, 8, 9], [number, 5, 6]]) for number in range(1, 5)]

@@ -19,9 +19,9 @@ from profiles import compiled
 
 from encast.backends.groups import InstanceGroup, Setup
 from encast.batch import Batch
-from encast.bench.statistics import percentiles
 from encast.errors import ArtifactError, InputError, ResourceError
 from encast.machine import usable_cores
+from encast.measure.statistics import percentiles
 from encast.tune import process
 from encast.tune.evaluate import LiveEvaluator, Pace, crossing, rates_to_try
 from encast.tune.measurement import Measurement

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from encast.batch import Batch
-from encast.bench import processes
-from encast.bench.batches import pick, portions
 from encast.bench.peers.base import BackendSpec, ModelFiles
 from encast.bench.worker import Limits, Worker, WorkerError, temporary_files, write_batch
 from encast.errors import InputError
 from encast.launch import MemoryBinding, Placement
+from encast.measure import processes
+from encast.measure.batches import pick, portions
 
 __all__ = ["ColdStart", "Contender", "Memory", "Usage"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from encast.bench.config import CONF, GROUPS, STUDY, available, need_groups, yaml_of
-from encast.bench.cost import read_prices
+from encast.measure.price import read_prices
 
 __all__ = ["Field", "Listing", "fields_of", "listing"]
 

@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 
 from encast.bench.cache import cached
-from encast.bench.fields import seed_number, whole_number
-from encast.bench.intake import Intake, intake_of
 from encast.bench.peers.base import ModelFiles
 from encast.bench.peers.transformer import read_encoder
-from encast.bench.workloads import has_texts, random_ids, real_texts
 from encast.data.source import open_text
 from encast.errors import InputError
 from encast.importers import Checkpoint, open_checkpoint
+from encast.measure.fields import seed_number, whole_number
+from encast.measure.input_spec import InputSpec, input_spec_of
+from encast.measure.workloads import has_texts, random_ids, real_texts
 from encast.tasks.texts import Text
 
 __all__ = ["CALIBRATION_SEQUENCES", "KINDS", "make_model", "write_random_checkpoint"]
@@ -57,8 +57,8 @@ def make_model(config: Mapping[str, Any], cache: Path) -> ModelFiles:
     checkpoint = open_checkpoint(source)
     name = str(config.get("name") or Path(source).name)
     folder = Path(source) if Path(source).exists() else checkpoint.path
-    intake = intake_of(checkpoint)
-    calibration = _calibration(config, intake, kind != "random")
+    inputs = input_spec_of(checkpoint)
+    calibration = _calibration(config, inputs, kind != "random")
     return ModelFiles(name, folder, _digest(checkpoint), calibration, asdict(read_encoder(folder)))
 
 
@@ -247,17 +247,17 @@ def _words(config: Mapping[str, Any], size: int) -> list[str]:
 # Calibration
 
 
-def _calibration(config: Mapping[str, Any], intake: Intake, real: bool) -> tuple[tuple[int, ...], ...]:
+def _calibration(config: Mapping[str, Any], inputs: InputSpec, real: bool) -> tuple[tuple[int, ...], ...]:
     """Ids that static quantisation may look at: of texts for real weights, random ones for random weights.
 
     Texts are SQuAD's train set where the data folder has it, half questions, half paragraphs, none of which is ever
     timed; else the prose of Python's own documentation, which is wherever this runs.
     """
     rng = np.random.default_rng(0)
-    longest = min(_CALIBRATION_TOKENS, intake.max_len)
+    longest = min(_CALIBRATION_TOKENS, inputs.max_len)
     if not real:
         lengths = rng.integers(math.ceil(longest / 8), longest + 1, CALIBRATION_SEQUENCES)
-        return tuple(tuple(random_ids(rng, int(length), intake.vocab).tolist()) for length in lengths)
+        return tuple(tuple(random_ids(rng, int(length), inputs.vocab).tolist()) for length in lengths)
     data = Path(str(config["data"])) if config.get("data") else None
     if data is not None and has_texts("squad-train-questions", data):
         texts: list[Text] = []
@@ -267,7 +267,7 @@ def _calibration(config: Mapping[str, Any], intake: Intake, real: bool) -> tuple
             texts += [rows[index] for index in kept]
     else:
         texts = list(_prose(CALIBRATION_SEQUENCES))
-    return tuple(tuple(encoding.ids[:longest]) for encoding in intake.tokenizer().encode(texts))
+    return tuple(tuple(encoding.ids[:longest]) for encoding in inputs.tokenizer().encode(texts))
 
 
 def _prose(count: int) -> list[str]:

@@ -6,18 +6,17 @@ A row is plain JSON, one a (contender, point); ``SCHEMA`` is its version, ``STAT
 from __future__ import annotations
 
 import csv
-import fcntl
 import io
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from encast.errors import InputError, ResourceError
+from encast.files import lock, write_whole
 
-__all__ = ["SCHEMA", "STATUSES", "BusyError", "Row", "RowFile", "flatten", "lock", "read_rows", "write_whole"]
+__all__ = ["SCHEMA", "STATUSES", "BusyError", "Row", "RowFile", "flatten", "read_rows"]
 
 SCHEMA = 1
 
@@ -122,16 +121,6 @@ class RowFile:
             ) from None
 
 
-def lock(fd: int, refusal: InputError) -> None:
-    """Raises ``refusal`` where another process has locked the open file; the lock ends when it is closed."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise refusal from None
-    except OSError:
-        pass  # some network file systems have no locks
-
-
 def read_rows(path: Path) -> list[Row]:
     """The rows of a ``rows.jsonl``, or of the folder that holds one. Raises ``InputError`` naming the broken line."""
     file = path / "rows.jsonl" if path.is_dir() else path
@@ -177,23 +166,6 @@ def _csv(rows: Iterable[Row], columns: Sequence[str]) -> str:
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writerows(rows)
     return text.getvalue()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """A file that is replaced as a whole or stays as it was; raises ``OSError``."""
-    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with open(fd, "w", newline="", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(name).chmod(0o666 & ~mask)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _sentence(path: Path, error: OSError) -> str:

@@ -18,11 +18,9 @@ import numpy as np
 
 from encast.batch import Batch
 from encast.bench.agreement import Reference, plain_graph
-from encast.bench.batches import portions
 from encast.bench.cache import content_hash
 from encast.bench.config import DEFAULT_LAUNCHER, Job
 from encast.bench.contender import ColdStart, Contender
-from encast.bench.cost import cost_record, parse_price
 from encast.bench.limit import Limit, Sizes, peak_is_the_machine_s, quickest, settled_peak
 from encast.bench.models import make_model
 from encast.bench.noise import Noise, NoiseMeter, rounds_suffice, steady_place
@@ -31,16 +29,18 @@ from encast.bench.placement import PlaceMeter
 from encast.bench.rows import SCHEMA, Row
 from encast.bench.scenarios.base import Label, Point, Scenario, compared_by
 from encast.bench.side import Side
-from encast.bench.statistics import ratio_interval
 from encast.bench.sweep import columns, swept
 from encast.bench.timing import Round, take_turns
 from encast.bench.worker import WorkerError, prepare
-from encast.bench.workloads import describe, make_workload
 from encast.ceilings import Fingerprint
 from encast.ceilings import load as load_ceilings
 from encast.errors import EncastError, InputError
 from encast.launch import Placement, memory_binding
 from encast.machine import Machine, this_machine
+from encast.measure.batches import portions
+from encast.measure.price import cost_record, parse_price
+from encast.measure.statistics import ratio_interval
+from encast.measure.workloads import describe, make_workload
 
 __all__ = ["Comparison", "Shared", "make_scenario", "tell_apart"]
 
@@ -94,7 +94,7 @@ class Comparison:
         _refuse_unused(job, self._scenario)
         self._shared = shared or Shared()
         self._model, self._sizes = self._shared.model(job.model, cache)
-        self._workload = make_workload(job.workload, self._model)
+        self._workload = make_workload(job.workload, self._model.checkpoint)
         with _blamed(job.scenario):
             self.points = list(self._scenario.points(self._workload, job.launcher, self._machine) or ())
         if not self.points or not all(isinstance(point, Point) for point in self.points):

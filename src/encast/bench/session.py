@@ -16,9 +16,10 @@ import yaml  # type: ignore[import-untyped]
 
 from encast.bench.cache import default_cache
 from encast.bench.config import Job, load_jobs
-from encast.bench.rows import BusyError, Row, RowFile, write_whole
+from encast.bench.rows import BusyError, Row, RowFile
 from encast.bench.run import Comparison, Shared, tell_apart
 from encast.errors import InputError, ResourceError
+from encast.files import write_whole
 
 __all__ = ["Session", "open_session", "resume_session"]
 

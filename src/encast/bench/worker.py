@@ -26,11 +26,11 @@ from typing import IO, Any
 import numpy as np
 
 from encast.batch import Batch
-from encast.bench import processes
 from encast.bench.peers.base import BackendSpec, ModelFiles
 from encast.errors import EncastError, ResourceError
 from encast.launch import MemoryBinding, Placement, preexec, signal_name
 from encast.machine import this_machine
+from encast.measure import processes
 
 __all__ = ["Limits", "Worker", "WorkerError", "prepare", "temporary_files", "write_batch"]
 

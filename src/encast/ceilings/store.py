@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -15,6 +14,7 @@ from typing import Any
 from encast import knobs
 from encast.ceilings.model import FORMAT, Ceilings, Fingerprint
 from encast.errors import ResourceError
+from encast.files import write_whole
 from encast.machine import Machine
 
 __all__ = ["Kept", "cache_dir", "find", "keep", "load", "to_json"]
@@ -90,24 +90,14 @@ def keep(ceilings: Ceilings) -> Path:
     folder = cache_dir()
     path = folder / f"ceilings-{ceilings.fingerprint.digest}.json"
     text = json.dumps(to_json(ceilings), indent=2) + "\n"
-    temporary: str | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=folder)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        temporary = None
+        write_whole(path, text)
     except OSError as error:
         raise ResourceError(
             f"{folder}: the ceilings cannot be kept there ({error.strerror}); set ENCAST_CACHE_DIR to a folder that "
             "can be written"
         ) from None
-    finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
     return path
 
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from encast.bench.cost import parse_price
 from encast.bench.report.build import Options, build_document
 from encast.bench.report.compare import MARGIN, Comparison, compare
 from encast.bench.report.load import Broken, Loaded, load
@@ -17,6 +16,7 @@ from encast.bench.report.markdown import to_markdown
 from encast.bench.report.page import to_html
 from encast.data.output import OutputFile
 from encast.errors import InputError, ResourceError
+from encast.measure.price import parse_price
 
 __all__ = ["report_command"]
 

@@ -20,6 +20,7 @@ from encast.data import FORMATS, BadRow, open_rows
 from encast.data.output import OutputFile
 from encast.engine import BATCH_TOKENS, Engine
 from encast.errors import InputError
+from encast.measure.lengths import MOST_SEQUENCES, read_histogram
 from encast.profile.ablate import Ablated
 from encast.profile.ablate import ablate as run_ablations
 from encast.profile.document import chrome_trace, to_document
@@ -28,7 +29,7 @@ from encast.profile.plan_text import PlanText, parse_plan
 from encast.profile.plot import to_html
 from encast.profile.report import Kernel, Profile, build_profile, step_kernels
 from encast.profile.table import ablation_lines, table_lines
-from encast.profile.workload import MOST_SEQUENCES, Workload, of_batches, of_lengths, read_histogram
+from encast.profile.workload import Workload, of_batches, of_lengths
 from encast.tasks.table import file_task
 
 __all__ = ["profile_command"]

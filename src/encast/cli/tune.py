@@ -18,7 +18,7 @@ from encast.data import FORMATS
 from encast.errors import InputError, ResourceError
 
 if TYPE_CHECKING:
-    from encast.bench.cost import Price
+    from encast.measure.price import Price
     from encast.tune.measurement import Trial
     from encast.tune.search import Found
     from encast.tune.slo import Slo
@@ -70,8 +70,8 @@ def tune_command(
     that no other beats in throughput, latency, memory and cost at once.
     """
     # Here, so that --help needs none of them.
-    from encast.bench.cost import parse_price
     from encast.machine import usable_cores
+    from encast.measure.price import parse_price
     from encast.tune.configuration import Configuration, artifact_sha, machine_fingerprint
     from encast.tune.evaluate import METHOD, LiveEvaluator, Pace
     from encast.tune.requests import read_requests
@@ -187,7 +187,7 @@ class _Rows:
     """The trials and the front as the file has them."""
 
     def __init__(self, trials: Sequence[Trial], percent: str | None, price: Price | None) -> None:
-        from encast.bench.cost import cost_record
+        from encast.measure.price import cost_record
         from encast.tune.measurement import pareto_front
 
         def row(trial: Trial) -> dict[str, Any]:

@@ -32,8 +32,8 @@ import numpy as np
 
 from encast.backends.groups import InstanceGroup, Setup
 from encast.batch import Batch
-from encast.bench.statistics import percentiles, samples_needed
 from encast.errors import EncastError
+from encast.measure.statistics import percentiles, samples_needed
 from encast.tune.measurement import Measurement
 from encast.tune.process import Worker, requests_file
 from encast.tune.slo import Slo

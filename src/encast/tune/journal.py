@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from encast.backends.groups import Setup
-from encast.bench.rows import lock
 from encast.errors import EncastError, InputError, ResourceError, install_hint
+from encast.files import lock
 from encast.tune.measurement import Trial
 
 __all__ = ["open_study"]

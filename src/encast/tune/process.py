@@ -18,9 +18,9 @@ from typing import Any
 
 import encast.errors as errors
 from encast.backends.groups import Setup, setup_to_json
-from encast.bench.processes import family, resident_bytes
 from encast.errors import EncastError, ResourceError
 from encast.launch import signal_name
+from encast.measure.processes import family, resident_bytes
 
 __all__ = ["Worker"]
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from encast.artifact import Artifact
 from encast.batch import Batch
-from encast.bench.batches import pick
-from encast.bench.intake import Intake
-from encast.bench.workloads import make_workload
 from encast.engine import tokenizer_of
 from encast.errors import InputError
+from encast.measure.batches import pick
+from encast.measure.input_spec import InputSpec
+from encast.measure.workloads import make_workload
 
 __all__ = ["MOST_REQUESTS", "Requests", "read_requests"]
 
@@ -71,13 +71,15 @@ def read_requests(
     of what cannot be read, and for lengths that the model does not take.
     """
     meta = artifact.graph.meta
-    intake = Intake(int(meta["vocab"]), int(meta["max_len"]), int(meta["type_vocab"]), lambda: tokenizer_of(artifact))
+    inputs = InputSpec(
+        int(meta["vocab"]), int(meta["max_len"]), int(meta["type_vocab"]), lambda: tokenizer_of(artifact)
+    )
     config: dict[str, Any] = {"file": source, "seed": seed, "sequences": MOST_REQUESTS}
     if column is None and pair_column is None and format == "auto" and _is_histogram(source):
         config["kind"] = "histogram"
     else:
         config |= {"kind": "texts", "column": column, "pair_column": pair_column, "format": format}
-    workload = make_workload(_given(config), intake)
+    workload = make_workload(_given(config), inputs)
     # A workload samples its pool at random; here every text counts once.
     pool: Batch | None = getattr(workload, "pool", None)
     if pool is None:
@@ -92,7 +94,7 @@ def _given(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_histogram(source: str) -> bool:
     """Whether the source is pairs of a length and a count: in words, or in a file that holds nothing else."""
-    from encast.profile.workload import read_histogram
+    from encast.measure.lengths import read_histogram
 
     path = Path(source)
     try:

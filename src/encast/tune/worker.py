@@ -22,10 +22,10 @@ import numpy as np
 from encast.backends.base import Runnable
 from encast.backends.groups import read_setup, setup_to_json
 from encast.batch import Batch
-from encast.bench.open_loop import Responses, poisson
-from encast.bench.statistics import PERCENTS, percent_name, percentile, percentiles
 from encast.engine import load
 from encast.errors import EncastError, InputError
+from encast.measure.arrivals import Responses, poisson
+from encast.measure.statistics import PERCENTS, percent_name, percentile, percentiles
 from encast.tune.queues import Service
 
 __all__ = ["main"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from encast.bench.cost import Price
 from encast.bench.report.choices import choice_sections
 from encast.bench.report.compare import Comparison
 from encast.bench.report.document import Block, Document, Section, Text
@@ -20,6 +19,7 @@ from encast.bench.report.overview import (
 from encast.bench.report.results import result_sections, styles
 from encast.bench.report.trust import broken_section, cold_section, failures_section, trust_section
 from encast.bench.report.verdicts import comparison_section
+from encast.measure.price import Price
 
 __all__ = ["Options", "build_document"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from encast.bench.cost import Price, share, usd_per_million
 from encast.bench.report import numbers
 from encast.bench.report.axis import linear, logarithmic
 from encast.bench.report.chart import Guide, Mark, Panel, Series, dots, panel, shape_of
@@ -14,6 +13,7 @@ from encast.bench.report.groups import LATENCY, THROUGHPUT, describe
 from encast.bench.report.load import Row
 from encast.bench.report.promise import kept, promise_of, promises
 from encast.bench.report.results import agreement_cells, flags
+from encast.measure.price import Price, share, usd_per_million
 
 __all__ = ["Cost", "choice_sections", "cost_of", "pareto_front"]
 

@@ -19,7 +19,7 @@ from encast.bench.placement import PLACES
 from encast.bench.report import numbers
 from encast.bench.report.load import Row
 from encast.bench.scenarios.base import THROUGHPUT
-from encast.bench.statistics import median_interval
+from encast.measure.statistics import median_interval
 
 __all__ = ["MARGIN", "VERDICTS", "Comparison", "Verdict", "compare"]
 

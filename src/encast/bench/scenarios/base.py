@@ -11,8 +11,8 @@ from encast.batch import Batch
 if TYPE_CHECKING:
     from encast.bench.contender import Contender
     from encast.bench.launcher import Launcher
-    from encast.bench.workloads import Workload
     from encast.machine import Machine
+    from encast.measure.workloads import Workload
 
 __all__ = ["COLD_START", "LATENCY", "MEAN_LATENCY", "THROUGHPUT", "Label", "Point", "Scenario", "compared_by"]
 
@@ -69,7 +69,7 @@ class Scenario(Protocol):
         ...
 
     def summarise(self, point: Point, samples: Sequence[Any]) -> Mapping[str, Any]:
-        """The row's ``metrics``; intervals by bootstrap over rounds (``encast.bench.statistics``)."""
+        """The row's ``metrics``; intervals by bootstrap over rounds (``encast.measure.statistics``)."""
         ...
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from encast.bench.fields import whole_numbers
 from encast.bench.scenarios.base import LATENCY, Point
 from encast.bench.scenarios.closed_loop import (
     BURST_SECONDS,
@@ -20,14 +19,15 @@ from encast.bench.scenarios.closed_loop import (
     fits,
     rate_metrics,
 )
-from encast.bench.statistics import latency_metrics
 from encast.errors import InputError
+from encast.measure.fields import whole_numbers
+from encast.measure.statistics import latency_metrics
 
 if TYPE_CHECKING:
     from encast.bench.contender import Contender
     from encast.bench.launcher import Launcher
-    from encast.bench.workloads import Workload
     from encast.machine import Machine
+    from encast.measure.workloads import Workload
 
 __all__ = ["BatchScaling"]
 

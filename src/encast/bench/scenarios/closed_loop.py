@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from encast.batch import Batch
-from encast.bench.fields import positive
 from encast.bench.scenarios.base import THROUGHPUT, Point
-from encast.bench.statistics import latency_metrics, median_interval
 from encast.errors import InputError
+from encast.measure.fields import positive
+from encast.measure.statistics import latency_metrics, median_interval
 
 if TYPE_CHECKING:
     from encast.bench.contender import Contender

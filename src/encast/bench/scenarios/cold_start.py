@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from encast.bench.scenarios.base import COLD_START, Point
-from encast.bench.statistics import median_interval
+from encast.measure.statistics import median_interval
 
 if TYPE_CHECKING:
     from encast.bench.contender import Contender
     from encast.bench.launcher import Launcher
-    from encast.bench.workloads import Workload
     from encast.machine import Machine
+    from encast.measure.workloads import Workload
 
 __all__ = ["ColdStartScenario"]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from encast.bench.fields import whole_numbers
 from encast.bench.scenarios.base import Point
 from encast.bench.scenarios.closed_loop import BURST_SECONDS, OWN_DIVISION, ClosedLoop, core_count, doubling, fits
 from encast.errors import InputError
+from encast.measure.fields import whole_numbers
 
 if TYPE_CHECKING:
     from encast.bench.launcher import Launcher
-    from encast.bench.workloads import Workload
     from encast.machine import Machine
+    from encast.measure.workloads import Workload
 
 __all__ = ["CoreScaling"]
 

@@ -13,8 +13,8 @@ from encast.bench.scenarios.closed_loop import ClosedLoop
 
 if TYPE_CHECKING:
     from encast.bench.launcher import Launcher
-    from encast.bench.workloads import Workload
     from encast.machine import Machine
+    from encast.measure.workloads import Workload
 
 __all__ = ["Latency"]
 

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from encast.batch import Batch
-from encast.bench.fields import whole_number
 from encast.bench.scenarios.base import Point
 from encast.bench.scenarios.closed_loop import ClosedLoop, burst_sample
-from encast.bench.workloads import padding
+from encast.measure.fields import whole_number
+from encast.measure.workloads import padding
 
 if TYPE_CHECKING:
     from encast.bench.contender import Contender
     from encast.bench.launcher import Launcher
-    from encast.bench.workloads import Workload
     from encast.machine import Machine
+    from encast.measure.workloads import Workload
 
 __all__ = ["LEAST_BATCHES", "LengthReplay"]
 

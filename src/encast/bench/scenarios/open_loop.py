@@ -9,17 +9,17 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from encast.bench.fields import positive, positives, seed_number
-from encast.bench.open_loop import Responses, poisson, read_trace, windows
 from encast.bench.scenarios.base import MEAN_LATENCY, Point
 from encast.bench.scenarios.closed_loop import burst_sample
-from encast.bench.statistics import latency_metrics, median_interval, percentiles
+from encast.measure.arrivals import Responses, poisson, read_trace, windows
+from encast.measure.fields import positive, positives, seed_number
+from encast.measure.statistics import latency_metrics, median_interval, percentiles
 
 if TYPE_CHECKING:
     from encast.bench.contender import Contender
     from encast.bench.launcher import Launcher
-    from encast.bench.workloads import Workload
     from encast.machine import Machine
+    from encast.measure.workloads import Workload
 
 __all__ = ["OpenLoop"]
 

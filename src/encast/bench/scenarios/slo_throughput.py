@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from encast.bench.fields import positive, whole_numbers
 from encast.bench.scenarios.base import Point
 from encast.bench.scenarios.closed_loop import (
     BURST_SECONDS,
@@ -16,13 +15,14 @@ from encast.bench.scenarios.closed_loop import (
     divisors,
     fits,
 )
-from encast.bench.statistics import percent_name, percentile, samples_needed
 from encast.errors import InputError
+from encast.measure.fields import positive, whole_numbers
+from encast.measure.statistics import percent_name, percentile, samples_needed
 
 if TYPE_CHECKING:
     from encast.bench.launcher import Launcher
-    from encast.bench.workloads import Workload
     from encast.machine import Machine
+    from encast.measure.workloads import Workload
 
 __all__ = ["SloThroughput", "best_rows"]
 

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scenario_fakes import intake
+from input_specs import inputs
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 
 from encast.batch import Batch
-from encast.bench.batches import pick
-from encast.bench.intake import Intake
-from encast.bench.workloads import (
+from encast.errors import InputError
+from encast.measure.batches import pick
+from encast.measure.input_spec import InputSpec
+from encast.measure.workloads import (
     Drawn,
     Several,
     Workload,
@@ -30,13 +31,12 @@ from encast.bench.workloads import (
     random_ids,
     read_texts,
 )
-from encast.errors import InputError
 from encast.tasks.tokenize import Tokenizer
 
 WORDS = ("[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "d")
 
 
-def with_tokenizer(max_length: int = 12) -> Intake:
+def with_tokenizer(max_length: int = 12) -> InputSpec:
     """[CLS] one token a word [SEP], and [SEP] again after a second text."""
     backend = Backend(models.WordLevel({word: index for index, word in enumerate(WORDS)}, "[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -44,7 +44,7 @@ def with_tokenizer(max_length: int = 12) -> Intake:
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=special
     )
-    return Intake(len(WORDS), 16, 2, lambda: Tokenizer(backend.to_str(), max_length=max_length))
+    return InputSpec(len(WORDS), 16, 2, lambda: Tokenizer(backend.to_str(), max_length=max_length))
 
 
 def lengths_of(batches: Sequence[Batch]) -> list[list[int]]:
@@ -57,7 +57,7 @@ def sequences(batch: Batch) -> list[tuple[int, ...]]:
 
 
 def test_a_shape_has_sets_of_different_ids() -> None:
-    workload = make_workload({"kind": "grid", "batch": 3, "length": 8}, intake())
+    workload = make_workload({"kind": "grid", "batch": 3, "length": 8}, inputs())
     assert workload.label == {"batch": 3, "length": 8}
     sets = workload.draw()
     assert lengths_of(sets) == [[8, 8, 8]] * 4
@@ -70,7 +70,7 @@ def test_a_shape_has_sets_of_different_ids() -> None:
 
 def test_the_grid_of_the_article() -> None:
     batch, length = [1, 4, 8, 16, 32, 64, 128, 300], [8, 16, 32, 64, 80, 128, 256, 384, 512]
-    workload = make_workload({"name": "article", "kind": "grid", "batch": batch, "length": length}, intake())
+    workload = make_workload({"name": "article", "kind": "grid", "batch": batch, "length": length}, inputs())
     assert isinstance(workload, Several)
     assert [(part.label["batch"], part.label["length"]) for part in workload.parts()] == [
         (b, n) for b in batch for n in length
@@ -82,12 +82,12 @@ def test_the_grid_of_the_article() -> None:
 
 
 def test_unequal_lengths_in_a_grid() -> None:
-    workload = make_workload({"kind": "grid", "batch": 16, "length": 32, "shortest": 0.25}, intake())
+    workload = make_workload({"kind": "grid", "batch": 16, "length": 32, "shortest": 0.25}, inputs())
     (lengths,) = {tuple(one) for one in lengths_of(workload.draw())}
     assert list(lengths) == sorted(lengths)
     assert 8 <= lengths[0] < lengths[-1] == 32
     assert 0 < padding(workload.draw()) < 0.75
-    assert padding(make_workload({"kind": "grid"}, intake()).draw()) == 0
+    assert padding(make_workload({"kind": "grid"}, inputs()).draw()) == 0
     arrivals = lengths_of(workload.arrivals(20))
     assert len(arrivals) == 20
     assert arrivals != sorted(arrivals), "requests do not come by length"
@@ -102,7 +102,7 @@ def test_ordinary_ids(vocab: int) -> None:
 
 def drawn(batch: int = 2, **more: Any) -> Drawn:
     config = {"kind": "histogram", "file": "4:5,9:3,30:2", "batch": batch, **more}
-    workload = make_workload(config, intake())
+    workload = make_workload(config, inputs())
     assert isinstance(workload, Drawn)
     return workload
 
@@ -120,7 +120,7 @@ def test_a_histogram_is_replayed_whole_and_sorted_within_batches() -> None:
 def test_batches_by_tokens_stay_within_them_when_padded(lengths: list[int], tokens: int) -> None:
     cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     pool = Batch(np.arange(cu_seqlens[-1], dtype=np.int32), cu_seqlens)
-    batches = Drawn("pool", intake(), 1, pool).replay(tokens=tokens)
+    batches = Drawn("pool", inputs(), 1, pool).replay(tokens=tokens)
     assert sorted(len(ids) for batch in batches for ids in sequences(batch)) == sorted(lengths)
     assert sorted(row for batch in batches for row in sequences(batch)) == sorted(sequences(pool))
     for one in lengths_of(batches):
@@ -221,7 +221,7 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 def test_a_broken_histogram_names_its_line(tmp_path: Path, text: str, place: str) -> None:
     path = write(tmp_path / "h.csv", text)
     with pytest.raises(InputError, match=f"h.csv{place} is no pair"):
-        make_workload({"kind": "histogram", "file": path}, intake())
+        make_workload({"kind": "histogram", "file": path}, inputs())
 
 
 @pytest.mark.parametrize(
@@ -246,13 +246,13 @@ def test_a_broken_histogram_names_its_line(tmp_path: Path, text: str, place: str
 )
 def test_what_is_no_workload(config: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
-        make_workload(config, intake())
+        make_workload(config, inputs())
 
 
 def test_an_empty_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("encast.bench.workloads.real_texts", lambda which, data: [])
+    monkeypatch.setattr("encast.measure.workloads.real_texts", lambda which, data: [])
     with pytest.raises(InputError, match=f"{tmp_path}: nq-queries: holds no text"):
-        make_workload({"kind": "dataset", "set": "nq-queries", "data": str(tmp_path)}, intake())
+        make_workload({"kind": "dataset", "set": "nq-queries", "data": str(tmp_path)}, inputs())
 
 
 def test_empty_files(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_empty_files(tmp_path: Path) -> None:
 
 
 def test_a_batch_too_large_to_hold() -> None:
-    workload = make_workload({"kind": "grid", "batch": 1 << 20, "length": 512}, intake())
+    workload = make_workload({"kind": "grid", "batch": 1 << 20, "length": 512}, inputs())
     with pytest.raises(InputError, match="give less"):
         workload.draw()
 

@@ -11,11 +11,11 @@ from encast.errors import InputError
 from encast.importers import Checkpoint, open_checkpoint
 from encast.tasks.tokenize import Tokenizer
 
-__all__ = ["Intake", "intake_of", "read_intake"]
+__all__ = ["InputSpec", "input_spec_of", "read_input_spec"]
 
 
 @dataclass(frozen=True)
-class Intake:
+class InputSpec:
     """Ids below ``vocab``, sequences of up to ``max_len`` tokens, texts by its tokenizer.
 
     ``type_vocab``: token types, 0 when it has none. ``tokenizer`` makes it when texts are to be read.
@@ -33,12 +33,12 @@ class Intake:
                 raise InputError(f"{what}: a sequence of {length} tokens; this model takes 1 to {self.max_len}")
 
 
-def read_intake(checkpoint: Path) -> Intake:
+def read_input_spec(checkpoint: Path) -> InputSpec:
     """Of a folder; raises what ``open_checkpoint`` and ``build_graph`` raise."""
-    return intake_of(open_checkpoint(checkpoint))
+    return input_spec_of(open_checkpoint(checkpoint))
 
 
-def intake_of(checkpoint: Checkpoint) -> Intake:
+def input_spec_of(checkpoint: Checkpoint) -> InputSpec:
     """Of an open checkpoint. Texts are cut as ``compile`` lets an artifact cut them."""
     meta = build_graph(checkpoint, task="features").meta
 
@@ -47,4 +47,4 @@ def intake_of(checkpoint: Checkpoint) -> Intake:
         longest = min(files.max_length or meta["max_len"], meta["max_len"])
         return Tokenizer(files.json, max_length=longest, truncation_side=files.truncation_side)
 
-    return Intake(int(meta["vocab"]), int(meta["max_len"]), int(meta["type_vocab"]), tokenizer)
+    return InputSpec(int(meta["vocab"]), int(meta["max_len"]), int(meta["type_vocab"]), tokenizer)

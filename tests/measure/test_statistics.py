@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encast.bench.statistics import (
+from encast.errors import InputError
+from encast.measure.statistics import (
     FEWEST_ROUNDS,
     bootstrap,
     bootstrap_rounds,
@@ -22,7 +23,6 @@ from encast.bench.statistics import (
     ratio_interval,
     samples_needed,
 )
-from encast.errors import InputError
 
 finite = st.floats(1e-3, 1e6)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from encast.bench.cost import Price, cost_record, parse_price, read_prices, share, usd_per_million
 from encast.errors import InputError
+from encast.measure.price import Price, cost_record, parse_price, read_prices, share, usd_per_million
 
 
 def test_the_table_holds_the_articles_machines() -> None:

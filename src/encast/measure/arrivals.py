@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from encast.bench.statistics import Array
 from encast.data.readers import format_of, open_rows
 from encast.data.rows import BadRow, Row
 from encast.errors import InputError
+from encast.measure.statistics import Array
 
 __all__ = ["Responses", "poisson", "read_trace", "windows"]
 

@@ -19,15 +19,14 @@ from typing import Any
 import numpy as np
 
 from encast.batch import Batch, Int32
-from encast.bench.batches import pick
-from encast.bench.fields import positive, seed_number, whole_number, whole_numbers
-from encast.bench.intake import Intake, read_intake
-from encast.bench.peers.base import ModelFiles
 from encast.data.datasets import open_dataset
 from encast.data.readers import open_rows
 from encast.data.rows import BadRow
 from encast.errors import InputError
-from encast.profile.workload import read_histogram
+from encast.measure.batches import pick
+from encast.measure.fields import positive, seed_number, whole_number, whole_numbers
+from encast.measure.input_spec import InputSpec, read_input_spec
+from encast.measure.lengths import read_histogram
 from encast.tasks.texts import Text, check_text
 
 __all__ = [
@@ -87,23 +86,23 @@ class Fixed(Workload):
     """Random ids: ``batch`` sequences of ``length`` tokens, or of ``shortest * length`` to ``length`` tokens."""
 
     def __init__(
-        self, name: str, intake: Intake, batch: int, length: int, shortest: float = 1.0, seed: int = 0
+        self, name: str, inputs: InputSpec, batch: int, length: int, shortest: float = 1.0, seed: int = 0
     ) -> None:
         self.name = name
         self.label = {"batch": batch, "length": length}
-        self._intake, self._batch, self._length, self._shortest, self._seed = intake, batch, length, shortest, seed
-        intake.check(f"workload.length={length}", [length])
+        self._inputs, self._batch, self._length, self._shortest, self._seed = inputs, batch, length, shortest, seed
+        inputs.check(f"workload.length={length}", [length])
 
     def draw(
         self, sets: int = ID_SETS, *, batch: int | None = None, length: int | None = None, seed: int = 0
     ) -> tuple[Batch, ...]:
         batch, length = batch or self._batch, length or self._length
-        self._intake.check(f"length {length}", [length])
+        self._inputs.check(f"length {length}", [length])
         if batch * length > _MOST_TOKENS:
             raise InputError(f"{batch} x {length} tokens are more than {_MOST_TOKENS} in a batch; give less")
         lengths = self._lengths(batch, length)
         return tuple(
-            _random_batch(np.random.default_rng((self._seed, seed, number, batch, length)), lengths, self._intake.vocab)
+            _random_batch(np.random.default_rng((self._seed, seed, number, batch, length)), lengths, self._inputs.vocab)
             for number in range(sets)
         )
 
@@ -127,13 +126,13 @@ class Fixed(Workload):
 class Drawn(Workload):
     """Sequences of real lengths: ``pool`` holds them in the order of the file."""
 
-    def __init__(self, name: str, intake: Intake, batch: int, pool: Batch, seed: int = 0) -> None:
+    def __init__(self, name: str, inputs: InputSpec, batch: int, pool: Batch, seed: int = 0) -> None:
         if not pool.seqs:
             raise InputError(f"{name}: holds no sequence; give a file with at least one row")
         self.name = name
         self.label = {"batch": batch, "lengths": name}
         self.pool = pool
-        self._intake, self._batch, self._seed = intake, batch, seed
+        self._inputs, self._batch, self._seed = inputs, batch, seed
         self._by_length = np.argsort(self.lengths, kind="stable")
 
     @property
@@ -151,7 +150,7 @@ class Drawn(Workload):
         """
         batch = batch or self._batch
         if length is not None:
-            return Fixed(self.name, self._intake, batch, length, seed=self._seed).draw(sets, seed=seed)
+            return Fixed(self.name, self._inputs, batch, length, seed=self._seed).draw(sets, seed=seed)
         count = self.pool.seqs
         shares = [int(self._by_length[int((index + 0.5) * count / batch) % count]) for index in range(batch)]
         texts = pick(self.pool, shares)
@@ -246,12 +245,12 @@ def _rearranged(batch: Batch, rng: np.random.Generator) -> Batch:
     return Batch(ids, batch.cu_seqlens, batch.token_type_ids)
 
 
-def make_workload(config: Mapping[str, Any], model: ModelFiles | Intake) -> Workload:
+def make_workload(config: Mapping[str, Any], model: Path | InputSpec) -> Workload:
     """The workload that a configuration describes: ``kind`` and that kind's fields, see ``conf/workload``.
 
-    ``model``: the checkpoint whose vocabulary, longest sequence and tokenizer count, or these themselves. Raises
-    ``InputError`` for kinds and fields that there are not, listing those that there are, for files that cannot be read,
-    naming file and line, and for lengths that the model does not take.
+    ``model``: the folder of the checkpoint whose vocabulary, longest sequence and tokenizer count, or these themselves.
+    Raises ``InputError`` for kinds and fields that there are not, listing those that there are, for files that cannot
+    be read, naming file and line, and for lengths that the model does not take.
     """
     kind = str(config.get("kind"))
     if kind not in KINDS:
@@ -260,43 +259,43 @@ def make_workload(config: Mapping[str, Any], model: ModelFiles | Intake) -> Work
     unknown = sorted(set(map(str, config)) - known)
     if unknown:
         raise InputError(f"workload.{unknown[0]} is no field of a workload of kind {kind}; it has {sorted(known)}")
-    intake = model if isinstance(model, Intake) else read_intake(model.checkpoint)
+    inputs = model if isinstance(model, InputSpec) else read_input_spec(model)
     batch = whole_numbers("workload.batch", config.get("batch", 1))
-    parts = KINDS[kind](config, intake, batch, seed_number("workload.seed", config.get("seed")))
+    parts = KINDS[kind](config, inputs, batch, seed_number("workload.seed", config.get("seed")))
     return parts[0] if len(parts) == 1 else Several(parts[0].name, parts)
 
 
-def _grid(config: Mapping[str, Any], intake: Intake, batch: tuple[int, ...], seed: int) -> Sequence[Workload]:
+def _grid(config: Mapping[str, Any], inputs: InputSpec, batch: tuple[int, ...], seed: int) -> Sequence[Workload]:
     name = str(config.get("name") or "grid")
     lengths = whole_numbers("workload.length", config.get("length", 128))
     shortest = positive("workload.shortest", config.get("shortest", 1.0), most=1)
-    return [Fixed(name, intake, size, length, shortest, seed) for size in batch for length in lengths]
+    return [Fixed(name, inputs, size, length, shortest, seed) for size in batch for length in lengths]
 
 
-def _histogram(config: Mapping[str, Any], intake: Intake, batch: tuple[int, ...], seed: int) -> Sequence[Workload]:
+def _histogram(config: Mapping[str, Any], inputs: InputSpec, batch: tuple[int, ...], seed: int) -> Sequence[Workload]:
     file = _file(config, "LENGTH:COUNT,... or a JSON, CSV or TSV file")
     name = str(config.get("name") or Path(file).name)
     lengths = read_histogram(file)
-    intake.check(file, lengths)
+    inputs.check(file, lengths)
     lengths = lengths[: _sequences(config) or len(lengths)]  # in random order already
-    pool = _random_batch(np.random.default_rng((seed, 1)), lengths, intake.vocab)
-    return [Drawn(name, intake, size, pool, seed) for size in batch]
+    pool = _random_batch(np.random.default_rng((seed, 1)), lengths, inputs.vocab)
+    return [Drawn(name, inputs, size, pool, seed) for size in batch]
 
 
-def _texts(config: Mapping[str, Any], intake: Intake, batch: tuple[int, ...], seed: int) -> Sequence[Workload]:
+def _texts(config: Mapping[str, Any], inputs: InputSpec, batch: tuple[int, ...], seed: int) -> Sequence[Workload]:
     file = _file(config, "a file of texts, JSONL, CSV or Parquet")
     columns = [str(config.get("column") or "text")]
     if config.get("pair_column"):
         columns.append(str(config["pair_column"]))
     rows = read_texts(file, columns, str(config.get("format") or "auto"))
-    return _tokenised(str(config.get("name") or Path(file).name), file, rows, config, intake, batch, seed)
+    return _tokenised(str(config.get("name") or Path(file).name), file, rows, config, inputs, batch, seed)
 
 
-def _dataset(config: Mapping[str, Any], intake: Intake, batch: tuple[int, ...], seed: int) -> Sequence[Workload]:
+def _dataset(config: Mapping[str, Any], inputs: InputSpec, batch: tuple[int, ...], seed: int) -> Sequence[Workload]:
     which = str(config.get("set"))
     data = Path(str(_given(config, "data", "the folder with squad-v1.1/ and queries/")))
     rows = real_texts(which, data)
-    return _tokenised(str(config.get("name") or which), f"{data}: {which}", rows, config, intake, batch, seed)
+    return _tokenised(str(config.get("name") or which), f"{data}: {which}", rows, config, inputs, batch, seed)
 
 
 _FIELDS = {
@@ -305,7 +304,7 @@ _FIELDS = {
     "texts": ("file", "column", "pair_column", "format", "sequences"),
     "dataset": ("set", "data", "sequences"),
 }
-KINDS: dict[str, Callable[[Mapping[str, Any], Intake, tuple[int, ...], int], Sequence[Workload]]] = {
+KINDS: dict[str, Callable[[Mapping[str, Any], InputSpec, tuple[int, ...], int], Sequence[Workload]]] = {
     "grid": _grid,
     "histogram": _histogram,
     "texts": _texts,
@@ -397,7 +396,7 @@ def _tokenised(
     source: str,
     rows: Sequence[Text],
     config: Mapping[str, Any],
-    intake: Intake,
+    inputs: InputSpec,
     batch: tuple[int, ...],
     seed: int,
 ) -> Sequence[Workload]:
@@ -408,11 +407,11 @@ def _tokenised(
     if most is not None and most < len(rows):
         kept = np.sort(np.random.default_rng((seed, 2)).choice(len(rows), most, replace=False))
         rows = [rows[index] for index in kept]
-    encodings = intake.tokenizer().encode(rows)
+    encodings = inputs.tokenizer().encode(rows)
     ids = [encoding.ids for encoding in encodings]
-    typed = intake.type_vocab > 1 and any(isinstance(row, tuple) for row in rows)
+    typed = inputs.type_vocab > 1 and any(isinstance(row, tuple) for row in rows)
     pool = Batch.of(ids, [encoding.type_ids for encoding in encodings] if typed else None)
-    return [Drawn(name, intake, size, pool, seed) for size in batch]
+    return [Drawn(name, inputs, size, pool, seed) for size in batch]
 
 
 def _given(config: Mapping[str, Any], field: str, what: str) -> Any:
