@@ -38,7 +38,7 @@ def measure(artifact: str, tokens: int) -> dict[str, float]:
         with encast.load(artifact) as engine:
             times.append((time.perf_counter() - start) * 1e3)
     with encast.load(artifact) as engine:
-        ids = np.random.default_rng(0).integers(0, engine.meta["vocab"], tokens).astype(np.int32)
+        ids = np.random.default_rng(0).integers(0, engine.meta.vocab, tokens).astype(np.int32)
         cu_seqlens = np.arange(0, tokens + 1, 128, dtype=np.int32)
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
         before = peak_kb()

@@ -70,7 +70,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder, rounding:
             path = encast.compile(options.checkpoint, Path(folder) / "m.encast", dtype=spec.dtype, quant=spec)
             with encast.load(path) as engine:
-                layers.append(engine.meta["layers"])
+                layers.append(engine.meta.layers)
                 return engine.embed(texts).astype(np.float64)
 
     def correlation(vectors: Array) -> float:

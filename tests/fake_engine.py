@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from graphs import META
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
+from encast.backends.base import check_request
 from encast.batch import Batch
 from encast.engine import Engine
+from encast.ir import GraphMeta
+from encast.ir.meta import HEADS
+from encast.ir.types import ValueType
+from encast.tasks.session import Session
 from encast.tasks.tokenize import Tokenizer
 
 __all__ = ["VOCAB", "FakeRunnable", "fake_engine", "tokenizer_json"]
@@ -49,14 +56,20 @@ def tokenizer_json(*, specials: bool = True, padded: bool = False) -> str:
 class FakeRunnable:
     """``rule(ids) -> row or rows`` of one sequence; keeps the batches that it was given."""
 
-    def __init__(self, rule: Callable[[np.ndarray[Any, Any]], Any], *, per_token: bool = False) -> None:
-        self.rule, self.per_token = rule, per_token
+    def __init__(self, rule: Callable[[np.ndarray[Any, Any]], Any], meta: GraphMeta) -> None:
+        self.rule, self.meta = rule, meta
+        self.per_token = meta.task in ("tag", "answer", "fill_mask")
+        head = HEADS[meta.task] or ("last_hidden_state", "tokens")
+        self.outputs_of = {
+            name: ValueType("f32", (rows, HIDDEN)) for name, rows in (head, ("last_hidden_state", "tokens"))
+        }
         self.batches: list[Batch] = []
         self.selects: list[Any] = []
         self.outputs: list[str] = []
         self.closed = 0
 
     def run(self, output: str, batch: Batch, select: Any = None) -> np.ndarray[Any, Any]:
+        check_request(self.meta, self.outputs_of, output, batch, select)
         self.batches.append(batch)
         self.selects.append(select)
         self.outputs.append(output)
@@ -84,18 +97,19 @@ def fake_engine(
     dim: int = HIDDEN,
     batch_tokens: int = 64,
     type_vocab: int = 2,
+    vocab: int = len(VOCAB),
     json_text: str | None = None,
 ) -> Engine:
-    meta = {
-        "task": task,
-        "hidden": HIDDEN,
-        "vocab": len(VOCAB),
-        "type_vocab": type_vocab,
-        "max_len": max_length,
-        "labels": labels,
-        "problem_type": problem_type,
-        "similarity": similarity,
-    }
-    runnable = FakeRunnable(rule, per_token=task in ("tag", "answer", "fill_mask"))
+    meta = replace(
+        META,
+        task=task,
+        hidden=HIDDEN,
+        vocab=vocab,
+        type_vocab=type_vocab,
+        max_len=max_length,
+        labels=None if labels is None else tuple(labels),
+        problem_type=problem_type,
+        similarity=similarity,
+    )
     tokenizer = Tokenizer(json_text or tokenizer_json(), max_length=max_length)
-    return Engine(runnable, meta, tokenizer, dim=dim, batch_tokens=batch_tokens)
+    return Engine(Session(FakeRunnable(rule, meta), meta, tokenizer, dim=dim, batch_tokens=batch_tokens))

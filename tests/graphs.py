@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from encast.batch import Batch
-from encast.ir import Graph
+from encast.ir import FusionPromise, Graph, GraphMeta
 from encast.ir.types import ValueType
 
-EXPECTED = {
-    "qkv": {"per_layer": 1, "other": 0},
-    "attention": {"per_layer": 1, "other": 0},
-    "linear_activation": {"per_layer": 1, "other": 0},
-    "add_layer_norm": {"per_layer": 2, "other": 0},
-    "embed_layer_norm": {"per_layer": 0, "other": 1},
-}
+META = GraphMeta(
+    arch="bert",
+    task="embed",
+    hidden=32,
+    layers=2,
+    heads=2,
+    vocab=50,
+    type_vocab=2,
+    max_len=24,
+    labels=None,
+    problem_type=None,
+    similarity="cosine",
+    expected={
+        "qkv": FusionPromise(1, 0),
+        "attention": FusionPromise(1, 0),
+        "linear_activation": FusionPromise(1, 0),
+        "add_layer_norm": FusionPromise(2, 0),
+        "embed_layer_norm": FusionPromise(0, 1),
+    },
+    math="fast",
+    dtype="f32",
+)
+"""Facts for tests to ``replace`` those that they are about."""
 
 
 class Builder:
@@ -38,22 +55,15 @@ class Builder:
         self.hidden, self.heads, self.inner, self.layers = hidden, heads, inner, layers
         self.vocab, self.type_vocab, self.max_len = vocab, type_vocab, max_len
         self.graph = Graph()
-        self.graph.meta = {
-            "arch": "bert",
-            "task": "embed",
-            "hidden": hidden,
-            "layers": layers,
-            "heads": heads,
-            "vocab": vocab,
-            "type_vocab": type_vocab,
-            "max_len": max_len,
-            "labels": None,
-            "problem_type": None,
-            "similarity": "cosine",
-            "expected": {name: dict(counts) for name, counts in EXPECTED.items()},
-            "math": "fast",
-            "dtype": "f32",
-        }
+        self.graph.meta = replace(
+            META,
+            hidden=hidden,
+            layers=layers,
+            heads=heads,
+            vocab=vocab,
+            type_vocab=type_vocab,
+            max_len=max_len,
+        )
         self.graph.add_input("token_ids", ValueType("i32", ("tokens",)))
 
     def array(self, *shape: int, scale: float = 1.0, offset: float = 0.0) -> np.ndarray[Any, Any]:
@@ -153,7 +163,7 @@ def masked_lm(**options: Any) -> Graph:
     builder = Builder(**options)
     graph = builder.graph
     x = builder.layer(builder.embeddings(), 0)
-    graph.meta["layers"], graph.meta["task"] = 1, "fill_mask"
+    graph.meta = replace(graph.meta, layers=1, task="fill_mask")
     graph.add_input("select", ValueType("i32", ("selected",)))
     rows = graph.add("select_rows", x, "select", name="cls.select")
     bias = builder.constant("cls.decoder.bias", builder.vocab)
@@ -164,6 +174,6 @@ def masked_lm(**options: Any) -> Graph:
 
 def batch(graph: Graph, *, seed: int = 1, lengths: tuple[int, ...] = (7, 1, 20, 3)) -> Batch:
     random = np.random.default_rng(seed)
-    ids = [random.integers(0, graph.meta["vocab"], length).tolist() for length in lengths]
-    types = [random.integers(0, max(1, graph.meta["type_vocab"]), length).tolist() for length in lengths]
+    ids = [random.integers(0, graph.meta.vocab, length).tolist() for length in lengths]
+    types = [random.integers(0, max(1, graph.meta.type_vocab), length).tolist() for length in lengths]
     return Batch.of(ids, types)

@@ -87,14 +87,14 @@ def _name_of(source: str | os.PathLike[str]) -> str:
 
 def _check_tokenizer(checkpoint: Checkpoint, graph: Graph) -> None:
     tokenizer = checkpoint.tokenizer
-    longest = min(int(graph.meta["max_len"]), tokenizer.max_length or int(graph.meta["max_len"]))
+    longest = graph.meta.longest_text(tokenizer.max_length)
     if longest <= tokenizer.special_count:
         raise CheckpointError(
             f"{checkpoint.path}: texts may have {longest} tokens, and a pair of texts gets {tokenizer.special_count} "
             "special ones, which leaves none for the texts; correct max_position_embeddings in config.json, "
             "model_max_length in tokenizer_config.json or max_seq_length in sentence_bert_config.json"
         )
-    largest, rows = tokenizer.vocab_size - 1, int(graph.meta["vocab"])
+    largest, rows = tokenizer.vocab_size - 1, graph.meta.vocab
     if largest >= rows:
         raise CheckpointError(
             f"{checkpoint.path}: the tokenizer makes ids up to {largest}, the word embedding has {rows} rows: "
@@ -106,11 +106,11 @@ def _card(checkpoint: Checkpoint, graph: Graph, spec: QuantSpec, fusions: Fusion
     tokenizer, modules = checkpoint.tokenizer, checkpoint.modules
     return {
         "source": checkpoint.provenance,
-        "arch": graph.meta["arch"],
-        "task": graph.meta["task"],
+        "arch": graph.meta.arch,
+        "task": graph.meta.task,
         "dtype": spec.dtype,
         "quant": spec.to_json(),
-        "math": graph.meta["math"],
+        "math": graph.meta.math,
         "fusions": fusions.to_json(),
         "tokenizer": {
             "max_length": tokenizer.max_length,

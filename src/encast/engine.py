@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from encast.backends.base import Runnable, check_request
+from encast.backends.base import check_request
+from encast.backends.devices import find_device
 from encast.batch import Batch, int32_vector
 from encast.errors import InputError, StrictError
 from encast.ir.types import ValueType
@@ -18,7 +19,7 @@ from encast.tasks.classify import Classification, classify
 from encast.tasks.embed import embed
 from encast.tasks.fill_mask import Candidate, fill_mask
 from encast.tasks.rerank import rerank
-from encast.tasks.session import F32, Session
+from encast.tasks.session import F32, Session, need_count
 from encast.tasks.tag import Tagging, tag
 from encast.tasks.tokenize import OnLong, Tokenizer
 
@@ -34,9 +35,6 @@ __all__ = ["BATCH_TOKENS", "Engine", "load", "tokenizer_of"]
 BATCH_TOKENS = 8192
 """Tokens of one run: enough to keep every core busy, little enough that Ctrl-C is heard within seconds."""
 
-MOST_BATCH_TOKENS = (1 << 31) - 1
-"""Offsets into a batch are int32."""
-
 
 class Engine:
     """Answers for texts and token ids; a context manager, and safe to use from any number of threads.
@@ -48,32 +46,15 @@ class Engine:
     tokenizer says, or raise with ``on_long="error"``.
     """
 
-    def __init__(
-        self,
-        runnable: Runnable,
-        meta: Mapping[str, Any],
-        tokenizer: Tokenizer,
-        *,
-        dim: int | None = None,
-        batch_tokens: int = BATCH_TOKENS,
-        prompts: Mapping[str, str] | None = None,
-        default_prompt: str | None = None,
-    ) -> None:
-        """``meta`` is the graph's; ``dim`` is the size of an embedding (default: the hidden size).
-
-        ``prompts``: name to text, of which ``default_prompt`` names the one that ``embed`` uses unless told otherwise.
-        """
-        _need_count("batch_tokens", batch_tokens, MOST_BATCH_TOKENS)
-        self.meta = meta
-        self.dim = int(meta["hidden"]) if dim is None else dim
-        self._open: Session | None = Session(runnable, meta, tokenizer, batch_tokens, prompts or {}, default_prompt)
-        self._outputs = {"last_hidden_state": ValueType("f32", ("tokens", int(meta["hidden"])))}
+    def __init__(self, session: Session) -> None:
+        self.meta, self.dim = session.meta, session.dim
+        self._open: Session | None = session
         self._closing = threading.Lock()
 
     @property
     def task(self) -> str:
         """What the artifact was compiled for: features, embed, classify, tag, answer or fill_mask."""
-        return str(self.meta["task"])
+        return self.meta.task
 
     @property
     def max_length(self) -> int:
@@ -95,7 +76,9 @@ class Engine:
     ) -> list[F32]:
         """Last hidden states, ``f32[len_i, hidden]`` a sequence. Ids are taken as they are: no special tokens added."""
         batch = Batch.of(token_ids, token_type_ids)
-        self._check(batch)
+        if batch.tokens > self.session.batch_tokens:
+            # A run checks its own part: of several, the last may not be the first to hear of a bad sequence.
+            self._check(batch)
         states: list[F32] = []
         begin = 0
         while begin < batch.seqs:
@@ -114,13 +97,14 @@ class Engine:
         """
         types = None if token_type_ids is None else int32_vector("token_type_ids", token_type_ids)
         batch = Batch(int32_vector("token_ids", token_ids), int32_vector("cu_seqlens", cu_seqlens), types)
-        self._check(batch)
         if batch.seqs == 0:
-            return np.empty((0, int(self.meta["hidden"])), np.float32)
+            self._check(batch)
+            return np.empty((0, self.meta.hidden), np.float32)
         return self.session.runnable.run("last_hidden_state", batch)
 
     def _check(self, batch: Batch) -> None:
-        check_request(self.meta, self._outputs, "last_hidden_state", batch)
+        states = ValueType("f32", ("tokens", self.meta.hidden))
+        check_request(self.meta, {"last_hidden_state": states}, "last_hidden_state", batch)
 
     # Texts
 
@@ -129,7 +113,7 @@ class Engine:
 
         The checkpoint's prompt of that name goes before every text: its default for None, none for "".
         """
-        return embed(self.session, texts, dim=self.dim, on_long=on_long, prompt_name=prompt_name)
+        return embed(self.session, texts, on_long=on_long, prompt_name=prompt_name)
 
     def classify(
         self, texts_or_pairs: Sequence[str] | Sequence[tuple[str, str]], *, on_long: OnLong = "truncate"
@@ -171,7 +155,7 @@ class Engine:
 
     def rerank(self, query: str, documents: Sequence[str], *, on_long: OnLong = "truncate") -> list[tuple[int, float]]:
         """``(index of the document, score)``, best first; see ``encast.tasks.rerank.rerank``."""
-        return rerank(self.session, query, documents, dim=self.dim, on_long=on_long)
+        return rerank(self.session, query, documents, on_long=on_long)
 
     def fill_mask(
         self, texts: Sequence[str], *, top_k: int = 5, on_long: OnLong = "truncate"
@@ -185,9 +169,8 @@ class Engine:
         """Frees threads and memory; later calls raise ``InputError``. Closing twice is fine."""
         with self._closing:
             session, self._open = self._open, None
-        close = getattr(session and session.runnable, "close", None)
-        if close is not None:
-            close()
+        if session is not None:
+            session.runnable.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -201,7 +184,7 @@ class Engine:
 def load(
     artifact: str | os.PathLike[str],
     *,
-    device: Literal["cpu", "reference"] = "cpu",
+    device: str = "cpu",
     threads: int | None = None,
     instances: int = 1,
     pin: bool = True,
@@ -225,51 +208,36 @@ def load(
     Raises ``ArtifactError`` for a damaged artifact, ``InputError`` for options that cannot be
     met and ``ResourceError`` when the machine lacks something.
     """
-    if device not in ("cpu", "reference"):
-        raise InputError(f"device is {device!r}; 'cpu' and 'reference' are known")
     for name, value in (("threads", 1 if threads is None else threads), ("instances", instances)):
-        _need_count(name, value, 4096)
+        need_count(name, value, 4096)
+    given = {"threads": threads, "instances": instances, "pin": pin, "config": config}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value != _DEFAULTS[name]}
+    chosen = find_device(device, options)
+    if config is not None and ("threads" in options or "instances" in options):
+        raise InputError("config says the instances and their threads; leave threads and instances out")
     # Here and not above, so that importing encast stays quick.
-    from encast import artifact as artifacts
-    from encast.backends.cpu import CpuRunnable
-    from encast.backends.reference import Reference
+    import encast.artifact as artifacts
 
     opened = artifacts.open(artifact)
-    setup = None
     if config is not None:
-        if threads is not None or instances != 1 or device != "cpu":
-            raise InputError(
-                "config says the instances and threads of a CPU engine; leave threads, instances and device out"
-            )
-        setup = _setup(opened, config, strict)
+        options["config"] = setup = _setup(opened, config, strict)
+        batch_tokens = setup.batch_tokens if batch_tokens is None else batch_tokens
+    graph, card = opened.graph, opened.card
+    embedding = graph.outputs.get("embedding")
     tokenizer = tokenizer_of(opened)
-    meta = opened.graph.meta
-    embedding = opened.graph.outputs.get("embedding")
-    dim = None if embedding is None else int(opened.graph.type_of(embedding).shape[1])
-    runnable: Runnable
-    if device == "reference":
-        opened.verify()
-        runnable = Reference(opened.load_graph())
-    else:
-        runnable = CpuRunnable(
-            opened,
-            threads=threads,
-            instances=instances,
-            groups=None if setup is None else setup.groups,
-            shared_cores=setup is not None and setup.shared_cores,
-            pin=pin,
-        )
-    if batch_tokens is None:
-        batch_tokens = BATCH_TOKENS if setup is None else setup.batch_tokens
-    return Engine(
-        runnable,
-        meta,
+    session = Session(
+        chosen.open(opened, **options),
+        graph.meta,
         tokenizer,
-        dim=dim,
-        batch_tokens=batch_tokens,
-        prompts=opened.card.get("prompts"),
-        default_prompt=opened.card.get("default_prompt"),
+        dim=graph.meta.hidden if embedding is None else int(graph.type_of(embedding).shape[1]),
+        batch_tokens=BATCH_TOKENS if batch_tokens is None else batch_tokens,
+        prompts=card.get("prompts") or {},
+        default_prompt=card.get("default_prompt"),
     )
+    return Engine(session)
+
+
+_DEFAULTS = {"threads": None, "instances": 1, "pin": True, "config": None}
 
 
 def _setup(opened: Artifact, config: str | os.PathLike[str] | Mapping[str, Any], strict: bool) -> Setup:
@@ -295,11 +263,6 @@ def tokenizer_of(opened: Artifact) -> Tokenizer:
         truncation_side=settings.get("truncation_side"),
         mask_token=settings.get("mask_token"),
     )
-
-
-def _need_count(name: str, value: object, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise InputError(f"{name} is {value!r}; a whole number from 1 to {most} is needed")
 
 
 def _slice(batch: Batch, begin: int, end: int) -> Batch:

@@ -20,7 +20,7 @@ from encast.backends.reference import Reference
 from encast.batch import Batch
 from encast.errors import CheckpointError, EncastError, UnsupportedModelError
 from encast.importers import open_checkpoint
-from encast.ir import OPS, Graph, verify
+from encast.ir import OPS, FusionPromise, Graph, GraphMeta, verify
 from encast.passes import optimise
 from encast.quant import QuantSpec
 
@@ -66,41 +66,40 @@ def test_graphs_are_plain_and_say_what_they_are(name: str, tmp_path_factory: pyt
     assert all(OPS[node.op].plain for node in graph.nodes)
     assert all(node.attrs["activation"] == "none" for node in graph.nodes if node.op == "linear")
     meta = graph.meta
-    assert json.loads(json.dumps(meta)) == meta
-    assert (meta["arch"], meta["task"]) == (case.arch, case.head)
+    assert GraphMeta.from_json(json.loads(json.dumps(meta.to_json()))) == meta
+    assert (meta.arch, meta.task) == (case.arch, case.head)
     layers = case.options.get("layers", 3) * case.options.get("inner_group", 1)
-    assert meta["layers"] == layers
+    assert meta.layers == layers
     assert [node.layer for node in graph.nodes if node.op == "softmax"] == list(range(layers))
-    assert ("token_type_ids" in graph.inputs) == (meta["type_vocab"] > 0)
+    assert ("token_type_ids" in graph.inputs) == (meta.type_vocab > 0)
     assert ("select" in graph.inputs) == (case.head == "fill_mask")
     assert set(graph.outputs) == {"last_hidden_state"} | {
         {"embed": "embedding", "features": "last_hidden_state"}.get(case.head, "logits")
     }
     labels = 2 if case.head == "answer" else case.options.get("labels", 3)
     if case.head in ("classify", "tag"):
-        assert meta["labels"] == [f"label {index}" for index in range(labels)]
+        assert meta.labels == tuple(f"label {index}" for index in range(labels))
         assert graph.type_of(graph.outputs["logits"]).shape[1] == labels
     else:
-        assert meta["labels"] is None
+        assert meta.labels is None
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_expected_fusions_are_those_that_the_nodes_allow(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     graph = open_case(name, tmp_path_factory).graph
-    expected = graph.meta["expected"]
+    expected = graph.meta.expected
 
     def count(op: str, layer: bool) -> int:
         return sum(node.op == op and (node.layer >= 0) == layer for node in graph.nodes)
 
-    layers = graph.meta["layers"]
-    assert expected["qkv"] == {"per_layer": 1, "other": 0}
-    assert expected["attention"] == {"per_layer": count("softmax", True) // layers, "other": 0}
-    assert expected["add_layer_norm"] == {"per_layer": count("layer_norm", True) // layers, "other": 0}
-    assert expected["embed_layer_norm"] == {"per_layer": 0, "other": 1}
-    assert expected["linear_activation"] == {
-        "per_layer": count("activation", True) // layers,
-        "other": count("activation", False),
-    }
+    layers = graph.meta.layers
+    assert expected["qkv"] == FusionPromise(1, 0)
+    assert expected["attention"] == FusionPromise(count("softmax", True) // layers, 0)
+    assert expected["add_layer_norm"] == FusionPromise(count("layer_norm", True) // layers, 0)
+    assert expected["embed_layer_norm"] == FusionPromise(0, 1)
+    assert expected["linear_activation"] == FusionPromise(
+        count("activation", True) // layers, count("activation", False)
+    )
     for node in graph.nodes:
         if node.op == "activation":
             assert (producer := graph.producer(node.inputs[0])) is not None
@@ -112,7 +111,7 @@ def test_expected_fusions_are_those_that_the_nodes_allow(name: str, tmp_path_fac
 )
 def test_longest_sequence_runs_and_one_more_is_refused(arch: str, positions: int, longest: int, tmp_path: Path) -> None:
     graph = build(made(tmp_path, arch, positions=positions))
-    assert graph.meta["max_len"] == longest
+    assert graph.meta.max_len == longest
     got = Reference(graph).run("last_hidden_state", Batch.of([[7] * longest]))
     assert got.shape == (longest, 8)
     with pytest.raises(EncastError, match=f"at most {longest}"):
@@ -158,7 +157,7 @@ def test_one_token_type_is_folded_into_the_positions(tmp_path: Path) -> None:
 
 
 def test_config_of_2019_without_model_type(tmp_path: Path) -> None:
-    assert build(with_config(made(tmp_path), model_type=...)).meta["arch"] == "bert"
+    assert build(with_config(made(tmp_path), model_type=...)).meta.arch == "bert"
 
 
 def test_buffers_and_unused_heads_may_stay_unread(tmp_path: Path) -> None:
@@ -171,7 +170,7 @@ def test_buffers_and_unused_heads_may_stay_unread(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["TFBertModel", "FlaxBertModel", "BertModel"])
 def test_class_names_of_other_frameworks(model: str, tmp_path: Path) -> None:
-    assert build(with_config(made(tmp_path), architectures=[model])).meta["task"] == "features"
+    assert build(with_config(made(tmp_path), architectures=[model])).meta.task == "features"
 
 
 # Tasks
@@ -181,10 +180,10 @@ def test_class_names_of_other_frameworks(model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("head", ["features", "classify", "tag", "answer", "fill_mask"])
 def test_a_task_without_its_head_is_refused(arch: str, head: str, tmp_path: Path) -> None:
     folder = made(tmp_path, arch, head)
-    assert build(folder).meta["task"] == head
+    assert build(folder).meta.task == head
     for task in TASKS:
         if task in ("features", "embed", head):
-            assert build(folder, task).meta["task"] == task
+            assert build(folder, task).meta.task == task
         else:
             with pytest.raises(UnsupportedModelError, match=f"task '{task}' needs a head"):
                 build(folder, task)
@@ -204,7 +203,7 @@ def test_heads_that_encast_does_not_have(tmp_path: Path) -> None:
     folder = with_config(made(tmp_path), architectures=["BertForMultipleChoice"])
     with pytest.raises(UnsupportedModelError, match=r"BertForMultipleChoice.*'ForMaskedLM'.*task 'features'"):
         build(folder)
-    assert build(folder, "features").meta["task"] == "features"
+    assert build(folder, "features").meta.task == "features"
 
 
 def test_an_unknown_task(tmp_path: Path) -> None:
@@ -214,7 +213,7 @@ def test_an_unknown_task(tmp_path: Path) -> None:
 
 def test_modules_decide_the_task(tmp_path: Path) -> None:
     graph = build(made(tmp_path, head="embed", pooling=("cls", "mean"), normalize=True))
-    assert graph.meta["task"] == "embed"
+    assert graph.meta.task == "embed"
     assert str(graph.type_of(graph.outputs["embedding"])) == "f32[seqs, 16]"
 
 
@@ -355,7 +354,7 @@ def test_labels_that_do_not_fit(labels: Any, message: str, tmp_path: Path) -> No
 
 def test_labels_without_names_are_numbered(tmp_path: Path) -> None:
     graph = build(with_config(made(tmp_path, head="classify"), id2label=..., num_labels=3))
-    assert graph.meta["labels"] == ["LABEL_0", "LABEL_1", "LABEL_2"]
+    assert graph.meta.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
 
 
 def test_one_label_cannot_be_a_softmax(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_progress_counts_to_the_end(tmp_path: Path) -> None:
 def test_an_artifact_is_replaced(tmp_path: Path) -> None:
     write_artifact(tmp_path / "m.encast", "f32")
     path = write_artifact(tmp_path / "m.encast", "int8")
-    assert artifact.open(path).graph.meta["dtype"] == "int8"
+    assert artifact.open(path).graph.meta.dtype == "int8"
     assert os.listdir(tmp_path) == ["m.encast"]
 
 
@@ -96,7 +96,7 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "link.encast").symlink_to(path)
     write_artifact(tmp_path / "link.encast", "f32")
     assert (tmp_path / "link.encast").is_symlink()
-    assert artifact.open(path).graph.meta["dtype"] == "f32"
+    assert artifact.open(path).graph.meta.dtype == "f32"
 
 
 @pytest.mark.parametrize("kind", ["file", "other folder", "no parent"])
@@ -161,7 +161,7 @@ def test_a_failure_at_any_rename_or_sync_leaves_one_whole_artifact(
     assert os.listdir(tmp_path) == ["m.encast"]
     opened = artifact.open(tmp_path / "m.encast")
     opened.verify()
-    assert opened.graph.meta["dtype"] == ("int8" if call == 3 else "f32")
+    assert opened.graph.meta.dtype == ("int8" if call == 3 else "f32")
 
 
 class FullDisk:

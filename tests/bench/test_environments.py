@@ -103,7 +103,7 @@ for target in {sorted(config["peer"] for config in PEERS.values())!r}:
     peer = load_peer(target)(ModelFiles("tiny", Path({str(checkpoint)!r}), "sha"), "f32", 1, Path("cache"))
     peer.start = lambda: None
     peer.open()
-    print(peer.graph.meta["layers"], peer.encoder.layers)
+    print(peer.graph.meta.layers, peer.encoder.layers)
 """
     done = subprocess.run(
         [sys.executable, "-c", code],

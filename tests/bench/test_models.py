@@ -40,7 +40,7 @@ SMALL: dict[str, Any] = {
 def test_a_random_checkpoint_is_a_model(tmp_path: Path, arch: str, types: int) -> None:
     model = make_model({**SMALL, "arch": arch}, tmp_path)
     graph = build_graph(open_checkpoint(model.checkpoint), task="features")
-    assert (graph.meta["layers"], graph.meta["hidden"], graph.meta["arch"]) == (2, 32, arch)
+    assert (graph.meta.layers, graph.meta.hidden, graph.meta.arch) == (2, 32, arch)
     states = Reference(graph).evaluate("last_hidden_state", Batch.of([[7, 8, 9], [10]]))
     assert states.shape == (4, 32)
     assert np.isfinite(states).all()

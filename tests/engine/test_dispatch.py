@@ -58,7 +58,7 @@ def config(name: str) -> dict[str, Any]:
 
 def sequences(meta: Any) -> list[list[int]]:
     rng = np.random.default_rng(3)
-    return [rng.integers(0, meta["vocab"], min(length, meta["max_len"])).tolist() for length in LENGTHS]
+    return [rng.integers(0, meta.vocab, min(length, meta.max_len)).tolist() for length in LENGTHS]
 
 
 @pytest.mark.parametrize("name", SETUPS)
@@ -252,9 +252,16 @@ def test_files_that_are_no_configuration(text: str, tmp_path: Path, tmp_path_fac
 
 def test_config_and_threads_exclude_each_other(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = compiled_case(CASE, "f32", tmp_path_factory)
-    for options in ({"threads": 1}, {"instances": 2}, {"device": "reference"}):
-        with pytest.raises(InputError, match="leave threads, instances and device out"):
+    for options in ({"threads": 1}, {"instances": 2}):
+        with pytest.raises(InputError, match="leave threads and instances out"):
             encast.load(path, config=config("one"), **options)
+
+
+def test_a_device_takes_its_own_options(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = compiled_case(CASE, "f32", tmp_path_factory)
+    for option, value in {"threads": 1, "instances": 2, "pin": False, "config": config("one")}.items():
+        with pytest.raises(InputError, match=f"device 'reference' does not take {option}; leave it out"):
+            encast.load(path, device="reference", **{option: value})
 
 
 def test_a_configuration_of_something_else_is_visible(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -374,4 +381,4 @@ def test_groups_are_pinned_as_placed(tmp_path_factory: pytest.TempPathFactory) -
 def test_lengths_of_the_case(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What the tests above take for granted."""
     meta = open_case(CASE, tmp_path_factory).graph.meta
-    assert meta["max_len"] == 48
+    assert meta.max_len == 48

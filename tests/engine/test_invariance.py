@@ -47,7 +47,7 @@ def test_bits_depend_on_the_text_alone(
     meta = open_case(name, tmp_path_factory).graph.meta
     output = {"bert-embed": "embedding", "roberta-fill_mask": "logits"}.get(name, "last_hidden_state")
     one = open_cpu(name, dtype, tmp_path_factory, threads=1)
-    texts = _texts(one, meta["vocab"], meta["max_len"], meta["type_vocab"])
+    texts = _texts(one, meta.vocab, meta.max_len, meta.type_vocab)
     alone = [_run(one, [text], output)[0] for text in texts]
     assert all(np.isfinite(rows).all() for rows in alone)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from cases import open_case
+from graphs import META
 
 from encast import _core
 from encast.artifact.pack import stored_specs
@@ -75,6 +76,7 @@ def test_every_committed_plan_has_a_case() -> None:
 
 def test_an_op_without_a_step_is_refused() -> None:
     graph = Graph()
+    graph.meta = META
     graph.add_input("token_ids", ValueType("i32", ("tokens",)))
     graph.outputs["last_hidden_state"] = graph.add("position_ids", "token_ids", name="lost", offset=0, skip_id=-1)
     with pytest.raises(UnsupportedModelError, match=r"'lost'.*position_ids.*encast inspect"):

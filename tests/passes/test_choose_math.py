@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from graphs import META
 
 from encast.ir import Graph
 from encast.ir.types import ValueType
@@ -13,6 +14,7 @@ from encast.passes.choose_math import choose_math
 def one_linear(activation: str, *readers: str) -> Graph:
     """``y = activation(linear(x))`` and a reader of ``y`` for each op named."""
     graph = Graph()
+    graph.meta = META
     x = graph.add_input("x", ValueType("f32", ("tokens", 8)))
     weight = graph.add_constant("weight", np.zeros((8, 8), np.float32))
     y = graph.add("linear", x, weight, name="y", activation=activation)
@@ -28,7 +30,7 @@ def test_gelu_that_is_only_narrowed_is_coarse(activation: str, readers: tuple[st
     graph = one_linear(activation, *readers)
     assert choose_math(graph, exact=False).changes == 2
     assert graph.nodes[0].attrs["activation"] == f"{activation}_coarse"
-    assert graph.meta["math"] == "fast"
+    assert graph.meta.math == "fast"
 
 
 @pytest.mark.parametrize(
@@ -50,4 +52,4 @@ def test_all_else_stays_as_it_is(activation: str, readers: tuple[str, ...], exac
         graph.outputs["wide"] = "y"
     assert choose_math(graph, exact=exact).changes == 1
     assert graph.nodes[0].attrs["activation"] == activation
-    assert graph.meta["math"] == ("exact" if exact else "fast")
+    assert graph.meta.math == ("exact" if exact else "fast")

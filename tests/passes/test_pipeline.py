@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from graphs import batch, encoder, masked_lm
 
 from encast.backends.reference import Reference
 from encast.errors import ArtifactError, InputError, StrictError
-from encast.ir import Graph, verify
+from encast.ir import FusionPromise, Graph, verify
 from encast.passes import FusionReport, optimise
 from encast.passes.report import OUTSIDE
 from encast.quant import QuantSpec
@@ -32,7 +33,7 @@ def ops(graph: Graph) -> set[str]:
 def test_fused_graphs_answer_as_plain_ones(opened: Opened, exact: bool) -> None:
     fused, report = optimise(opened.graph, F32, strict=True, exact=exact)
     assert not report.misses
-    assert fused.meta["math"] == ("exact" if exact else "fast")
+    assert fused.meta.math == ("exact" if exact else "fast")
     plain, got = opened.evaluate(), opened.evaluate(fused)
     # Folding a scale that is no power of two rounds q's weights to f32 once more; exact mode folds none.
     bound = 1e-13 if exact else 2e-5
@@ -55,7 +56,7 @@ def test_every_dtype_verifies_and_stays_near(name: str, tmp_path_factory: pytest
     scale = np.abs(plain).max()
     for dtype, bound in (("bf16", 0.2), ("int8", 0.5)):
         graph, report = optimise(opened.graph, QuantSpec(dtype), strict=True)
-        assert graph.meta["dtype"] == dtype
+        assert graph.meta.dtype == dtype
         assert dtype in report.linears.values()
         # Random checkpoints with outliers: what is asked here is that the arithmetic is the right one.
         assert np.abs(opened.evaluate(graph) - plain).mean() <= bound * scale
@@ -98,7 +99,8 @@ def test_strict_makes_a_miss_an_error() -> None:
 
 def test_a_fusion_with_no_beginning_is_a_miss_too() -> None:
     graph = encoder()
-    graph.meta["expected"]["linear_activation"]["other"] = 1
+    promised = {**graph.meta.expected, "linear_activation": FusionPromise(1, 1)}
+    graph.meta = replace(graph.meta, expected=promised)
     _, report = optimise(graph, F32)
     assert [(miss.fusion, miss.layer, miss.reason) for miss in report.misses] == [
         ("linear_activation", OUTSIDE, "no node begins the pattern")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_products_of_one_value_share_its_narrow_copy() -> None:
     parts = [builder.linear(x, name, 32) for name in ("a", "b", "c")]
     total = builder.graph.add("add", parts[0], parts[1], name="ab")
     builder.graph.outputs["last_hidden_state"] = builder.graph.add("add", total, parts[2], name="abc")
-    builder.graph.meta |= {"layers": 0}
+    builder.graph.meta = replace(builder.graph.meta, layers=0)
     graph, _ = optimise(builder.graph, QuantSpec())
     assert ops(graph)["linear_int8"] == 3
     assert ops(graph)["quantize"] == 0
@@ -116,7 +117,7 @@ def test_rows_a_sequence_and_few_outputs_stay_wide() -> None:
     builder.graph.outputs["pooled"] = builder.linear(pooled, "pooler", 64)
     builder.graph.outputs["spans"] = builder.linear(x, "spans", 2)
     builder.graph.outputs["tags"] = builder.linear(x, "tags", 32)
-    builder.graph.meta["layers"] = 0
+    builder.graph.meta = replace(builder.graph.meta, layers=0)
     _, report = optimise(builder.graph, QuantSpec())
     assert report.linears == {"pooler": "f32", "spans": "f32", "tags": "int8"}
     _, report = optimise(builder.graph, QuantSpec(rows=("seqs", "tokens"), min_outputs=0))
@@ -143,7 +144,7 @@ def test_a_norm_read_in_two_dtypes_writes_one_copy_and_keeps_the_other_node() ->
     x = builder.embeddings()
     a, b = builder.linear(x, "a", 32), builder.linear(x, "b", 32)
     builder.graph.outputs["last_hidden_state"] = builder.graph.add("add", a, b, name="ab")
-    builder.graph.meta["layers"] = 0
+    builder.graph.meta = replace(builder.graph.meta, layers=0)
     graph, _ = optimise(builder.graph, QuantSpec(keep=(("b", "bf16"),)))
     assert ops(graph)["embed_layer_norm_narrow"] == 1
     assert ops(graph)["cast_bf16"] == 1

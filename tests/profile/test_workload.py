@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from graphs import META
 
 from encast.batch import Batch
 from encast.errors import InputError
 from encast.profile.workload import of_batches, of_lengths, padded
 
-META = {"max_len": 64, "vocab": 30}
+LIMITS = replace(META, max_len=64, vocab=30)
 
 
 def test_random_ids() -> None:
-    workload = of_lengths("w", [10, 20, 30, 40], META, 50, seed=1)
+    workload = of_lengths("w", [10, 20, 30, 40], LIMITS, 50, seed=1)
     assert [batch.cu_seqlens.tolist() for batch in workload.batches] == [[0, 10, 30], [0, 30], [0, 40]]
     assert (workload.tokens, workload.seqs) == (100, 4)
     ids = np.concatenate([batch.token_ids for batch in workload.batches])
     assert ids.min() >= 0
     assert ids.max() < 30
-    again = of_lengths("w", [10, 20, 30, 40], META, 50, seed=1)
+    again = of_lengths("w", [10, 20, 30, 40], LIMITS, 50, seed=1)
     assert all((a.token_ids == b.token_ids).all() for a, b in zip(workload.batches, again.batches, strict=True))
     assert workload.selects()[0].tolist() == [0, 10]
 
@@ -27,7 +30,7 @@ def test_random_ids() -> None:
 @pytest.mark.parametrize(("lengths", "reason"), [([], "no sequence"), ([65], "65 tokens"), ([3, 0], "0 tokens")])
 def test_lengths_the_model_does_not_take(lengths: list[int], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
-        of_lengths("w", lengths, META, 50, seed=1)
+        of_lengths("w", lengths, LIMITS, 50, seed=1)
 
 
 def test_no_text() -> None:

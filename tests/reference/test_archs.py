@@ -97,7 +97,7 @@ def test_the_real_minilm(tmp_path: Path) -> None:
     folder = Path(package.__file__).parent / "model"
     checkpoint = open_checkpoint(folder)
     graph = build_graph(checkpoint)
-    assert graph.meta["task"] == "embed"
+    assert graph.meta.task == "embed"
     model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float64).eval()
     texts = [[101, 7592, 2088, 102], [101, *range(2000, 2100), 102], [101, 102]]
     batch = Batch.of(texts)

@@ -82,7 +82,7 @@ def _flat(value: Any) -> list[Any]:
 def test_the_card_decides_where_texts_are_cut(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = _compiled(tmp_path_factory.getbasetemp(), "bert", "embed")
     with encast.load(path) as engine:
-        assert engine.max_length <= engine.meta["max_len"]
+        assert engine.max_length <= engine.meta.max_len
         ids = engine.session.tokenizer.encode(["a " * 1000])[0].ids
         assert len(ids) == engine.max_length
         with pytest.raises(InputError, match="longer than"):

@@ -92,8 +92,7 @@ def test_answers_keep_the_order_of_the_texts_across_groups_and_runs(monkeypatch:
 
 
 def test_a_token_beyond_the_embedding_is_named() -> None:
-    engine = fake_engine("embed")
-    engine.session.meta["vocab"] = VOCAB["paris"]  # type: ignore[index]
+    engine = fake_engine("embed", vocab=VOCAB["paris"])
     with pytest.raises(InputError, match=r"texts\[2\] has the token 'paris'"):
         engine.embed(["cat", "the", "in paris"])
 

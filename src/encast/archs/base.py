@@ -16,12 +16,13 @@ from encast.archs.heads import SentenceModules, pool_sentences
 from encast.archs.modules import Modules
 from encast.archs.weights import TensorSource, Weights
 from encast.errors import CheckpointError, UnsupportedModelError
-from encast.ir import Graph, verify
+from encast.ir import FusionPromise, Graph, GraphMeta, verify
+from encast.ir.meta import HEADS
 from encast.ir.types import ValueType
 
 __all__ = ["TASKS", "Architecture", "architecture", "build_graph", "model_types"]
 
-TASKS = ("features", "embed", "classify", "tag", "answer", "fill_mask")
+TASKS = tuple(HEADS)
 """What a graph can be built for; ``features`` is the encoder alone."""
 
 _SUFFIXES = {
@@ -264,36 +265,35 @@ def _meta(
     task: str,
     labels: list[str] | None,
     checkpoint: CheckpointLike,
-) -> dict[str, Any]:
-    """See ARCHITECTURE.md for the keys."""
+) -> GraphMeta:
     sizes = arch.sizes
     if arch.max_len() < 1:
         raise CheckpointError(
             f"{arch.config.where}: max_position_embeddings is {sizes.positions}, which leaves no position for a token"
         )
     modules = checkpoint.modules
-    return {
-        "arch": model_type,
-        "task": task,
-        "hidden": sizes.hidden,
-        "layers": max(node.layer for node in graph.nodes) + 1,
-        "heads": sizes.heads,
-        "vocab": sizes.vocab,
-        "type_vocab": sizes.type_vocab,
-        "max_len": arch.max_len(),
-        "labels": labels,
-        "problem_type": arch.config.problem_type(len(labels or [])) if task == "classify" else None,
-        "similarity": modules.similarity if task == "embed" and modules is not None else None,
-        "expected": {
-            "qkv": {"per_layer": 1, "other": 0},
-            "attention": {"per_layer": 1, "other": 0},
-            "linear_activation": {"per_layer": 1, "other": sum(_is_head_activation(node) for node in graph.nodes)},
-            "add_layer_norm": {"per_layer": 2, "other": 0},
-            "embed_layer_norm": {"per_layer": 0, "other": 1},
+    return GraphMeta(
+        arch=model_type,
+        task=task,
+        hidden=sizes.hidden,
+        layers=max(node.layer for node in graph.nodes) + 1,
+        heads=sizes.heads,
+        vocab=sizes.vocab,
+        type_vocab=sizes.type_vocab,
+        max_len=arch.max_len(),
+        labels=None if labels is None else tuple(labels),
+        problem_type=arch.config.problem_type(len(labels or [])) if task == "classify" else None,
+        similarity=modules.similarity if task == "embed" and modules is not None else None,
+        expected={
+            "qkv": FusionPromise(1, 0),
+            "attention": FusionPromise(1, 0),
+            "linear_activation": FusionPromise(1, sum(_is_head_activation(node) for node in graph.nodes)),
+            "add_layer_norm": FusionPromise(2, 0),
+            "embed_layer_norm": FusionPromise(0, 1),
         },
-        "math": "exact",
-        "dtype": "f32",
-    }
+        math="exact",
+        dtype="f32",
+    )
 
 
 def _is_head_activation(node: Any) -> bool:

@@ -5,12 +5,13 @@ Checksums tell damage, not lies: a file with right checksums may still come from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from encast.errors import ArtifactError
 from encast.ir import Graph
+from encast.ir.meta import HEADS, Check, count, is_text, one_of
 from encast.ir.types import ValueType
 
 __all__ = ["check_card", "check_graph"]
@@ -19,25 +20,6 @@ MAX_NODES = 1 << 15
 """Planning the memory of more would take minutes; 1,024 layers, the most that a checkpoint may have, need a third."""
 
 _INPUTS = {"token_ids": "i32[tokens]", "token_type_ids": "i32[tokens]", "select": "i32[selected]"}
-_HEADS = {
-    "features": None,
-    "embed": ("embedding", "seqs"),
-    "classify": ("logits", "seqs"),
-    "tag": ("logits", "tokens"),
-    "answer": ("logits", "tokens"),
-    "fill_mask": ("logits", "selected"),
-}
-"""Task to the output of its head and the rows of that."""
-
-Check = Callable[[Any], bool]
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _is_table(value: Any) -> bool:
@@ -49,49 +31,21 @@ def _is_prompts(value: Any) -> bool:
 
 
 def _is_sizes(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_count(0), value.values()))
+    return isinstance(value, dict) and all(map(count(0), value.values()))
 
 
-def _count(least: int) -> Check:
-    return lambda value: type(value) is int and least <= value < 1 << 31
-
-
-def _one_of(*known: str) -> Check:
-    return lambda value: isinstance(value, str) and value in known
-
-
-def _optional(check: Check) -> Check:
-    return lambda value: value is None or check(value)
-
-
-_META: Mapping[str, Check] = {
-    "arch": _is_text,
-    "task": _one_of(*_HEADS),
-    "hidden": _count(1),
-    "layers": _count(0),
-    "heads": _count(1),
-    "vocab": _count(1),
-    "type_vocab": _count(0),
-    "max_len": _count(1),
-    "labels": _optional(_is_texts),
-    "problem_type": _optional(_one_of("single_label", "multi_label", "regression")),
-    "similarity": _optional(_one_of("cosine", "dot", "euclidean", "manhattan")),
-    "expected": _is_table,
-    "math": _one_of("fast", "exact"),
-    "dtype": _one_of("f32", "bf16", "int8"),
-}
 # Every entry may be absent: cards are also written by tools that know less.
 _CARD: Mapping[str, Check] = {
     "tokenizer": _is_table,
     "prompts": _is_prompts,
-    "default_prompt": _is_text,
+    "default_prompt": is_text,
     "sizes": _is_sizes,
     "accuracy": _is_table,
 }
 _TOKENIZER: Mapping[str, Check] = {
-    "max_length": _count(1),
-    "truncation_side": _one_of("left", "right"),
-    "mask_token": _is_text,
+    "max_length": count(1),
+    "truncation_side": one_of("left", "right"),
+    "mask_token": is_text,
 }
 
 
@@ -107,20 +61,17 @@ def check_graph(graph: Graph, path: Path) -> None:
     for name, type in graph.inputs.items():
         if _INPUTS.get(name) != str(type):
             raise ArtifactError(f"{path}: the graph has an input {name}: {type}; a batch offers {_INPUTS}")
-    for key, accepts in _META.items():
-        if key not in graph.meta or not accepts(graph.meta[key]):
-            raise ArtifactError(f"{path}: meta[{key!r}] is {graph.meta.get(key)!r}, which no compiled graph has")
     _check_outputs(graph, path)
 
 
 def _check_outputs(graph: Graph, path: Path) -> None:
     meta = graph.meta
     rows = {"last_hidden_state": "tokens"}
-    if head := _HEADS[meta["task"]]:
+    if head := HEADS[meta.task]:
         rows[head[0]] = head[1]
     if set(graph.outputs) != set(rows):
         raise ArtifactError(
-            f"{path}: the graph has the outputs {sorted(graph.outputs)}; {meta['task']} has {sorted(rows)}"
+            f"{path}: the graph has the outputs {sorted(graph.outputs)}; {meta.task} has {sorted(rows)}"
         )
     for name, value in graph.outputs.items():
         type = graph.type_of(value)
@@ -128,9 +79,10 @@ def _check_outputs(graph: Graph, path: Path) -> None:
             raise ArtifactError(
                 f"{path}: output {name!r} is {type} of {value!r}; computed f32[{rows[name]}, ...] is needed"
             )
-    if graph.type_of(graph.outputs["last_hidden_state"]) != ValueType("f32", ("tokens", meta["hidden"])):
-        raise ArtifactError(f"{path}: last_hidden_state is not f32[tokens, {meta['hidden']}], as meta says")
-    columns = {"answer": 2, "classify": len(meta["labels"] or []), "tag": len(meta["labels"] or [])}.get(meta["task"])
+    if graph.type_of(graph.outputs["last_hidden_state"]) != ValueType("f32", ("tokens", meta.hidden)):
+        raise ArtifactError(f"{path}: last_hidden_state is not f32[tokens, {meta.hidden}], as meta says")
+    labels = len(meta.labels or [])
+    columns = {"answer": 2, "classify": labels, "tag": labels}.get(meta.task)
     if columns and graph.type_of(graph.outputs["logits"]).shape[1] != columns:
         raise ArtifactError(f"{path}: logits have not {columns} columns, as task and labels say")
 

@@ -42,9 +42,7 @@ class Artifact:
     @property
     def max_length(self) -> int:
         """Tokens, special ones included, after which texts are cut: what the tokenizer and the positions allow."""
-        longest = int(self.graph.meta["max_len"])
-        said = (self.card.get("tokenizer") or {}).get("max_length")
-        return min(longest, int(said)) if said else longest
+        return self.graph.meta.longest_text((self.card.get("tokenizer") or {}).get("max_length"))
 
     def verify(self) -> None:
         """Reads every tensor and compares its checksum; raises ``ArtifactError`` naming the first damaged one.

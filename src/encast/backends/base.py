@@ -1,4 +1,4 @@
-"""What every backend offers, and the checks of a request that all of them make."""
+"""What every backend offers, and what it says of a request that it cannot serve."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from encast.batch import Batch
+from encast.batch import Batch, Int32
 from encast.errors import InputError
 from encast.ir.types import ValueType
 
-__all__ = ["Runnable", "check_request", "rows_of"]
+__all__ = ["Float32", "Limits", "Runnable", "check_request"]
 
 Float32 = np.ndarray[Any, np.dtype[np.float32]]
-Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @runtime_checkable
@@ -25,13 +24,31 @@ class Runnable(Protocol):
         """The output of that public name, f32, with the rows that its type says.
 
         ``select: i32[selected]`` holds indices of tokens in the batch and is needed exactly for outputs
-        whose rows are ``selected``. Raises ``InputError`` for a request that cannot be served.
+        whose rows are ``selected``. Raises ``InputError`` for a request that cannot be served, in the words of
+        ``check_request``: callers need not check it before.
         """
         ...
 
+    def close(self) -> None:
+        """Frees threads and memory that would outlast the object; it runs nothing afterwards."""
+        ...
+
+
+class Limits(Protocol):
+    """What a model takes: ids below ``vocab``, token types below ``type_vocab`` (0: none), ``max_len`` tokens."""
+
+    @property
+    def vocab(self) -> int: ...
+
+    @property
+    def type_vocab(self) -> int: ...
+
+    @property
+    def max_len(self) -> int: ...
+
 
 def check_request(
-    meta: Mapping[str, Any],
+    limits: Limits,
     outputs: Mapping[str, ValueType],
     output: str,
     batch: Batch,
@@ -39,25 +56,24 @@ def check_request(
 ) -> None:
     """Raises ``InputError`` unless the model can serve the request.
 
-    ``meta`` is ``Graph.meta`` (``vocab``, ``type_vocab`` and ``max_len`` are read), ``outputs`` the types of the
-    public outputs.
+    ``limits`` are ``Graph.meta``'s, ``outputs`` the types of the public outputs.
     """
     if output not in outputs:
         raise InputError(f"the model has no output {output!r}; it has {sorted(outputs)}")
     _check_layout(batch)
-    _check_range("token_ids", batch.token_ids, int(meta["vocab"]), batch)
+    _check_range("token_ids", batch.token_ids, limits.vocab, batch)
     if batch.token_type_ids is not None:
         if batch.token_type_ids.shape != batch.token_ids.shape:
             raise InputError(
                 f"token_type_ids has shape {batch.token_type_ids.shape}, token_ids {batch.token_ids.shape}; "
                 "give one token type for every token"
             )
-        _check_range("token_type_ids", batch.token_type_ids, max(int(meta["type_vocab"]), 1), batch)
+        _check_range("token_type_ids", batch.token_type_ids, max(limits.type_vocab, 1), batch)
     lengths = np.diff(batch.cu_seqlens)
-    if lengths.size and lengths.max() > meta["max_len"]:
+    if lengths.size and lengths.max() > limits.max_len:
         index = int(lengths.argmax())
         raise InputError(
-            f"sequence {index} has {lengths[index]} tokens; the model takes at most {meta['max_len']}: "
+            f"sequence {index} has {lengths[index]} tokens; the model takes at most {limits.max_len}: "
             "truncate it or split it into windows"
         )
     _check_select(outputs[output], output, batch, select)
@@ -102,10 +118,3 @@ def _check_select(type: ValueType, output: str, batch: Batch, select: Int32 | No
     wrong = np.flatnonzero((select < 0) | (select >= batch.tokens))
     if wrong.size:
         raise InputError(f"select[{wrong[0]}] is {select[wrong[0]]}; the batch has tokens 0 to {batch.tokens - 1}")
-
-
-def rows_of(type: ValueType, batch: Batch, select: Int32 | None) -> int:
-    """How many rows a value of this type has for this batch."""
-    rows = {"tokens": batch.tokens, "seqs": batch.seqs, "selected": 0 if select is None else select.shape[0]}
-    symbol = type.shape[0]
-    return rows[symbol] if isinstance(symbol, str) else symbol

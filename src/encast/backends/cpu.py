@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from encast import knobs, machine
+import encast.knobs as knobs
+import encast.machine as machine
 from encast.artifact import Artifact
+from encast.backends.base import Float32, check_request
 from encast.backends.groups import InstanceGroup, check_groups, place_groups
-from encast.batch import Batch
+from encast.batch import Batch, Int32
 from encast.errors import InputError, ResourceError
 from encast.lower import Target, lower
 
 __all__ = ["CpuRunnable"]
 
-Float32 = np.ndarray[Any, np.dtype[np.float32]]
-Int32 = np.ndarray[Any, np.dtype[np.int32]]
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -58,7 +58,7 @@ class CpuRunnable:
         else:
             if threads is not None or instances != 1:
                 raise InputError("groups say how many threads and instances there are; leave threads and instances out")
-            check_groups(groups, longest_text=int(artifact.graph.meta["max_len"]), where="groups")
+            check_groups(groups, longest_text=artifact.graph.meta.max_len, where="groups")
             _need_cores(groups, cores, shared_cores)
         self.groups = tuple(groups)
         self.threads = max(group.threads for group in groups)
@@ -78,6 +78,8 @@ class CpuRunnable:
             _core.ExecutorPool(self.plan, weights, group.threads, placed, spin_us, idle_spin_us)
             for group, placed in zip(groups, self.cpus, strict=True)
         ]
+        self._meta = artifact.graph.meta
+        self._outputs = {public: artifact.graph.type_of(value) for public, value in artifact.graph.outputs.items()}
         self._bounds = [group.longest for group in groups[:-1] if group.longest is not None]
         self._pid = os.getpid()
 
@@ -92,11 +94,17 @@ class CpuRunnable:
     def run(self, output: str, batch: Batch, select: Int32 | None = None) -> Float32:
         """See ``Runnable.run``. Releases the GIL while the model runs."""
         self._need_own_process()
-        order = None
+        rising, order = select, None
         if select is not None and select.size > 1 and not bool(np.all(select[1:] > select[:-1])):
             # The core takes rising rows, each once.
-            select, order = np.unique(select, return_inverse=True)
-        rows: Float32 = self._group(batch).run(output, batch.token_ids, batch.cu_seqlens, batch.token_type_ids, select)
+            rising, order = np.unique(select, return_inverse=True)
+        group, types = self._group(batch), batch.token_type_ids
+        try:
+            rows: Float32 = group.run(output, batch.token_ids, batch.cu_seqlens, types, rising)
+        except (InputError, TypeError):
+            # The core is quick to refuse and brief about it; this says the same with sequence, token and remedy.
+            check_request(self._meta, self._outputs, output, batch, select)
+            raise
         return rows if order is None else rows[order]
 
     def trace(self, output: str, batch: Batch, select: Int32 | None = None) -> tuple[Float32, int, Int64]:

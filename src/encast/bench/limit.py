@@ -38,7 +38,7 @@ class Sizes:
         """Of a plain graph: a weight that several layers share is multiplied in each of them."""
         products = [node for node in graph.nodes if node.op == "linear"]
         weights = sum(graph.constants[node.inputs[1]].array.size for node in products)
-        return Sizes(weights, int(graph.meta["layers"]), int(graph.meta["hidden"]))
+        return Sizes(weights, graph.meta.layers, graph.meta.hidden)
 
     def operations(self, batch: Batch) -> int:
         """Multiplications and additions: the products, and attention's two of length x length."""

@@ -40,7 +40,7 @@ def inspect_command(
 
         shown["plan"] = lower(opened.graph, opened.tensors, Target.here())
     if json:
-        document = {"artifact": str(opened.path), "meta": opened.graph.meta, "card": opened.card, **shown}
+        document = {"artifact": str(opened.path), "meta": opened.graph.meta.to_json(), "card": opened.card, **shown}
         typer.echo(json_module.dumps(document, indent=2))
     else:
         for text in shown.values():
@@ -67,12 +67,12 @@ def summary(opened: Artifact) -> Iterator[str]:
     meta = opened.graph.meta
     yield f"{'source':<12}{_fact(opened, 'source', 'source')}"
     yield (
-        f"{'model':<12}{meta['arch']}, {meta['task']}: {meta['layers']} layers, hidden {meta['hidden']}, "
-        f"{meta['heads']} heads, vocabulary {meta['vocab']:,}, texts up to {opened.max_length} tokens"
+        f"{'model':<12}{meta.arch}, {meta.task}: {meta.layers} layers, hidden {meta.hidden}, "
+        f"{meta.heads} heads, vocabulary {meta.vocab:,}, texts up to {opened.max_length} tokens"
     )
     outputs = [f"{name} {opened.graph.type_of(value)}" for name, value in opened.graph.outputs.items()]
     yield f"{'outputs':<12}{', '.join(outputs)}"
-    yield f"{'numbers':<12}{_numbers(QuantSpec.from_json(_fact(opened, 'quant')))}; {meta['math']} math"
+    yield f"{'numbers':<12}{_numbers(QuantSpec.from_json(_fact(opened, 'quant')))}; {meta.math} math"
     yield f"{'size':<12}" + ", ".join(f"{name} {size(count)}" for name, count in _fact(opened, "sizes").items())
     yield f"{'weights':<12}" + ", ".join(f"{dtype} {size(count)}" for dtype, count in _weight_bytes(opened).items())
     yield f"{'made':<12}{_fact(opened, 'created')} by encast {_fact(opened, 'encast_version')}"

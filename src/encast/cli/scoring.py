@@ -87,7 +87,7 @@ def _correlations(predicted: np.ndarray[Any, Any], gold: list[float]) -> dict[st
 
 
 def _embed_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
-    similarity = SIMILARITIES[engine.meta.get("similarity") or "cosine"]
+    similarity = SIMILARITIES[engine.meta.similarity or "cosine"]
     vectors, likeness = [], []
     for block in _blocks(data.rows, progress):
         if any(isinstance(row.text, str) for row in block):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from encast.errors import GraphError
+from encast.ir.meta import GraphMeta
 from encast.ir.ops import OPS
 from encast.ir.types import ValueType
 
@@ -58,16 +59,17 @@ class Graph:
 
     ``inputs``: name to type; always ``token_ids`` and, if used, ``token_type_ids`` and ``select``.
     ``constants``: name to ``Constant``. ``nodes``: topological order. ``outputs``: public name
-    (``last_hidden_state``, ``embedding``, ``logits``) to value name. ``meta``: plain JSON facts that later
-    stages need (see ``archs/base.py`` for the keys).
+    (``last_hidden_state``, ``embedding``, ``logits``) to value name. ``meta``: the facts that later stages
+    need; who builds a graph sets it last, when its layers are known.
     """
+
+    meta: GraphMeta
 
     def __init__(self) -> None:
         self.inputs: dict[str, ValueType] = {}
         self.constants: dict[str, Constant] = {}
         self.nodes: list[Node] = []
         self.outputs: dict[str, str] = {}
-        self.meta: dict[str, Any] = {}
         self.values: dict[str, ValueType] = {}
 
     # Building
@@ -170,7 +172,7 @@ class Graph:
         """A graph that can be changed without touching this one; arrays are shared."""
         other = Graph()
         other.inputs, other.constants = dict(self.inputs), dict(self.constants)
-        other.outputs, other.meta, other.values = dict(self.outputs), dict(self.meta), dict(self.values)
+        other.outputs, other.meta, other.values = dict(self.outputs), self.meta, dict(self.values)
         other.nodes = [Node(n.op, list(n.inputs), list(n.outputs), dict(n.attrs), n.name, n.layer) for n in self.nodes]
         return other
 
@@ -208,7 +210,7 @@ class Graph:
                 for node in self.nodes
             ],
             "outputs": self.outputs,
-            "meta": self.meta,
+            "meta": self.meta.to_json(),
         }
 
     @staticmethod
@@ -239,7 +241,7 @@ class Graph:
             for public, value in data["outputs"].items():
                 graph.type_of(value)
                 graph.outputs[public] = value
-            graph.meta = dict(data["meta"])
+            graph.meta = GraphMeta.from_json(data["meta"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise GraphError(f"the graph is malformed: {type(error).__name__}: {error}") from None
         return graph

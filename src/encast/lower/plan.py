@@ -295,7 +295,7 @@ class _Lowering:
 
     def lines(self) -> list[str]:
         meta = self.graph.meta
-        chunk = max(self.target.chunk_tokens, int(meta["max_len"]))
+        chunk = max(self.target.chunk_tokens, meta.max_len)
         ids = {value: f"v{index}" for index, value in enumerate(self.values)}
         place, arena, block = self.places(chunk)
         tiles = self.uses_tiles()
@@ -305,10 +305,10 @@ class _Lowering:
             block_rows = stream_rows = -(-chunk // _BLOCK_UNIT) * _BLOCK_UNIT
         lines = ["encast-plan 1"]
         lines.append(
-            f"limits vocab={meta['vocab']} types={meta['type_vocab']} max_len={meta['max_len']} "
+            f"limits vocab={meta.vocab} types={meta.type_vocab} max_len={meta.max_len} "
             f"chunk_tokens={chunk} arena={arena} block_rows={block_rows} "
             f"stream_rows={stream_rows} head_tokens={self.head_tokens()} block={block} "
-            f"exact={int(meta['math'] == 'exact')}"
+            f"exact={int(meta.math == 'exact')}"
         )
         lines += self.weight_lines
         for value, type in self.values.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from encast.ir.graph import Graph, Node
 
@@ -26,9 +27,9 @@ def unfuse(graph: Graph, without: frozenset[str]) -> Graph:
     Constants are shared with the given graph, which stays as it is.
     """
     made = Graph()
-    made.inputs, made.constants, made.meta = dict(graph.inputs), graph.constants, dict(graph.meta)
+    made.inputs, made.constants, made.meta = dict(graph.inputs), graph.constants, graph.meta
     if "fast_math" in without:
-        made.meta["math"] = "exact"
+        made.meta = replace(made.meta, math="exact")
     for node in graph.nodes:
         for part in _parts(node, without):
             made.append(part)

@@ -44,7 +44,7 @@ def input_spec_of(checkpoint: Checkpoint) -> InputSpec:
 
     def tokenizer() -> Tokenizer:
         files = checkpoint.tokenizer
-        longest = min(files.max_length or meta["max_len"], meta["max_len"])
+        longest = meta.longest_text(files.max_length)
         return Tokenizer(files.json, max_length=longest, truncation_side=files.truncation_side)
 
-    return InputSpec(int(meta["vocab"]), int(meta["max_len"]), int(meta["type_vocab"]), tokenizer)
+    return InputSpec(meta.vocab, meta.max_len, meta.type_vocab, tokenizer)

@@ -9,6 +9,8 @@ output, which is more than 1e-4 for outputs beyond 0.05.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from encast.ir import Graph
 from encast.ir.ops import COARSE_ACTIVATIONS
 from encast.passes.patch import Index
@@ -18,7 +20,7 @@ __all__ = ["choose_math"]
 
 
 def choose_math(graph: Graph, exact: bool) -> Outcome:
-    graph.meta["math"] = "exact" if exact else "fast"
+    graph.meta = replace(graph.meta, math="exact" if exact else "fast")
     changes = 1
     index = Index(graph)
     for node in graph.nodes:

@@ -120,7 +120,7 @@ def _distance_table(graph: Graph, bias: Node, made: dict[tuple[str, int], str]) 
     table, furthest = bias.inputs[1], bias.attrs["max_distance"]
     if (table, furthest) not in made:
         rows = graph.constants[table].array
-        max_len = int(graph.meta["max_len"])
+        max_len = graph.meta.max_len
         distances = np.arange(1 - max_len, max_len)
         dense = np.ascontiguousarray(rows[relative_buckets(distances, rows.shape[0], furthest)].T)
         made[table, furthest] = graph.add_constant(fresh_name(graph, f"{table}.distances"), dense)

@@ -52,7 +52,7 @@ def optimise(graph: Graph, spec: QuantSpec, *, strict: bool = False, exact: bool
         verify(graph)
         outcomes.append(outcome)
         records.append(PassRecord(name, outcome.changes, len(graph.nodes)))
-    counts, misses = count_fusions(graph.meta["expected"], int(graph.meta["layers"]), outcomes)
+    counts, misses = count_fusions(graph.meta.expected, graph.meta.layers, outcomes)
     linears = {
         node.name: {"linear": "f32"}.get(node.op, node.op.removeprefix("linear_"))
         for node in graph.nodes

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from encast.errors import ArtifactError
+from encast.ir import FusionPromise
 
 __all__ = ["FusionReport", "Miss", "Outcome", "PassRecord", "count_fusions"]
 
@@ -97,11 +98,11 @@ class FusionReport:
 
 
 def count_fusions(
-    expected: Mapping[str, Mapping[str, int]], layers: int, outcomes: Iterable[Outcome]
+    expected: Mapping[str, FusionPromise], layers: int, outcomes: Iterable[Outcome]
 ) -> tuple[dict[str, dict[int, tuple[int, int]]], tuple[Miss, ...]]:
     """Expected against actual fusions, and why each shortfall came about.
 
-    ``expected`` is ``graph.meta["expected"]``: fusion to ``{"per_layer": int, "other": int}``.
+    ``expected`` is ``graph.meta.expected``.
     """
     outcomes = list(outcomes)
     made = Counter(pair for outcome in outcomes for pair in outcome.fused)
@@ -109,7 +110,7 @@ def count_fusions(
     counts: dict[str, dict[int, tuple[int, int]]] = {}
     misses: list[Miss] = []
     for fusion, promise in expected.items():
-        wanted = dict.fromkeys(range(layers), promise["per_layer"]) | {OUTSIDE: promise["other"]}
+        wanted = dict.fromkeys(range(layers), promise.per_layer) | {OUTSIDE: promise.other}
         wanted |= {layer: 0 for name, layer in made if name == fusion and layer not in wanted}
         counts[fusion] = {layer: (count, made[fusion, layer]) for layer, count in wanted.items()}
         for layer, (count, actual) in counts[fusion].items():

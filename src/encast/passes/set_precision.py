@@ -13,6 +13,7 @@ weight that nothing reads any more is let go at once, so that a large model is n
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -39,7 +40,7 @@ def set_precision(graph: Graph, spec: QuantSpec) -> Outcome:
             raise InputError(f"the pattern {pattern!r} in keep matches none of the {len(products)} products: {names}")
     for node in attentions:
         node.attrs["products"] = spec.dtype_of_attention(node.name)
-    graph.meta["dtype"] = spec.dtype
+    graph.meta = replace(graph.meta, dtype=spec.dtype)
     narrowing = _Narrowing(graph, spec)
     patches = [
         Patch((node,), narrowing.narrowed(node, dtype))

@@ -90,7 +90,7 @@ def ablate(
     least seven rounds without. ``say`` hears what is run next.
     """
     expected = base.answers()
-    dtype = str(opened.graph.meta["dtype"])
+    dtype = opened.graph.meta.dtype
     bound = ANSWER_BOUNDS[dtype]
 
     def against(other: Runner) -> Quartiles:
@@ -186,8 +186,8 @@ def _other_dtype(
                 source,
                 Path(folder) / "other.encast",
                 dtype=dtype,
-                task=str(opened.graph.meta["task"]),
-                exact=opened.graph.meta["math"] == "exact",
+                task=opened.graph.meta.task,
+                exact=opened.graph.meta.math == "exact",
             )
             runnable = CpuRunnable(artifacts.open(path), threads=base.runnable.threads)
         except EncastError as error:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from encast.backends.base import Limits
 from encast.batch import Batch, Int32
 from encast.errors import InputError
 from encast.measure.lengths import MOST_SEQUENCES
@@ -35,12 +35,12 @@ class Workload:
         return tuple(np.ascontiguousarray(batch.cu_seqlens[:-1]) for batch in self.batches)
 
 
-def of_lengths(what: str, lengths: Sequence[int], meta: Mapping[str, Any], batch_tokens: int, seed: int) -> Workload:
+def of_lengths(what: str, lengths: Sequence[int], limits: Limits, batch_tokens: int, seed: int) -> Workload:
     """Sequences of random ids, uniform over the vocabulary, in batches of up to ``batch_tokens`` tokens.
 
     Raises ``InputError`` for no sequence at all, and for lengths that the model does not take.
     """
-    longest = int(meta["max_len"])
+    longest = limits.max_len
     if not lengths:
         raise InputError(f"{what}: there is no sequence to run; give at least one")
     if len(lengths) > MOST_SEQUENCES:
@@ -53,7 +53,7 @@ def of_lengths(what: str, lengths: Sequence[int], meta: Mapping[str, Any], batch
     for group in _groups(lengths, batch_tokens):
         cu_seqlens = np.zeros(len(group) + 1, np.int32)
         np.cumsum(group, out=cu_seqlens[1:])
-        ids = random.integers(0, int(meta["vocab"]), int(cu_seqlens[-1]), np.int32)
+        ids = random.integers(0, limits.vocab, int(cu_seqlens[-1]), np.int32)
         batches.append(Batch(ids, cu_seqlens))
     return Workload(what, tuple(batches))
 

@@ -82,7 +82,7 @@ def _answers(
             owners += [owner] * len(made)
         found: list[list[_Span]] = [[] for _ in group]
         for piece in session.pieces(windows):
-            logits = need_finite(session.runnable.run("logits", piece.batch)).astype(np.float64)
+            logits = need_finite(session.run("logits", piece)).astype(np.float64)
             for index, window in enumerate(piece.encodings):
                 begin_row, end_row = piece.batch.cu_seqlens[index : index + 2]
                 spans = _best_spans(window, logits[begin_row:end_row], max_answer_len, n_best)

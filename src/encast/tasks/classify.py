@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from encast.ir.meta import GraphMeta
 from encast.tasks.session import F32, Session
 from encast.tasks.texts import check_texts_or_pairs
 from encast.tasks.tokenize import OnLong
@@ -46,22 +46,20 @@ def classify(session: Session, texts_or_pairs: object, *, on_long: OnLong = "tru
 
 def score_rows(session: Session, rows: list[Any], *, on_long: OnLong = "truncate") -> F32:
     """The raw ``logits: f32[n, labels]`` of checked rows; ``n`` is at least one."""
-    return np.concatenate(
-        [session.runnable.run("logits", piece.batch) for piece in session.stream(rows, on_long=on_long)]
-    )
+    return np.concatenate([session.run("logits", piece) for piece in session.stream(rows, on_long=on_long)])
 
 
-def problem_type(meta: Mapping[str, Any], labels: int) -> str:
-    """``meta["problem_type"]``; when the checkpoint names none, one label means regression.
+def problem_type(meta: GraphMeta, labels: int) -> str:
+    """The meta's; when the checkpoint names none, one label means regression.
 
     That is how ``transformers`` trains such a head.
     """
-    return meta.get("problem_type") or ("regression" if labels == 1 else "single_label")
+    return meta.problem_type or ("regression" if labels == 1 else "single_label")
 
 
-def label_names(meta: Mapping[str, Any], labels: int) -> list[str]:
+def label_names(meta: GraphMeta, labels: int) -> list[str]:
     """A distinct name for every label: the checkpoint's, else ``LABEL_i``."""
-    names = list(meta.get("labels") or [])[:labels]
+    names = list(meta.labels or [])[:labels]
     names += [f"LABEL_{index}" for index in range(len(names), labels)]
     counts = Counter(names)
     return [name if counts[name] == 1 else f"{name}_{index}" for index, name in enumerate(names)]

@@ -19,7 +19,7 @@ SIMILARITIES: dict[str, Callable[[F32, F32], F32]] = {
     "euclidean": lambda a, b: -np.linalg.norm(a[:, None] - b[None], axis=2),
     "manhattan": lambda a, b: -np.abs(a[:, None] - b[None]).sum(axis=2),
 }
-"""``f32[n, dim], f32[m, dim] -> f32[n, m]``, higher is nearer; names as in ``meta["similarity"]``."""
+"""``f32[n, dim], f32[m, dim] -> f32[n, m]``, higher is nearer; names as in ``GraphMeta.similarity``."""
 
 
 def _units(vectors: F32) -> F32:
@@ -27,17 +27,15 @@ def _units(vectors: F32) -> F32:
     return units
 
 
-def embed(
-    session: Session, texts: object, *, dim: int, on_long: OnLong = "truncate", prompt_name: str | None = None
-) -> F32:
+def embed(session: Session, texts: object, *, on_long: OnLong = "truncate", prompt_name: str | None = None) -> F32:
     """``f32[n, dim]``: one row a text, pooled and normalised as the checkpoint says; see ``Session.prompt``."""
     session.need("embed", "embed")
     prompt = session.prompt(prompt_name)
     rows = [prompt + text for text in check_texts(texts)]
-    vectors = np.empty((len(rows), dim), np.float32)
+    vectors = np.empty((len(rows), session.dim), np.float32)
     for piece in session.stream(rows, on_long=on_long):
-        found = session.runnable.run("embedding", piece.batch)
-        if found.shape != (len(piece.encodings), dim):
-            raise InputError(f"the model gives {found.shape[1]} numbers a text, its artifact promises {dim}")
+        found = session.run("embedding", piece)
+        if found.shape != (len(piece.encodings), session.dim):
+            raise InputError(f"the model gives {found.shape[1]} numbers a text, its artifact promises {session.dim}")
         vectors[piece.first : piece.first + len(piece.encodings)] = found
     return vectors

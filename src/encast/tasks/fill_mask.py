@@ -57,7 +57,7 @@ def fill_mask(
                 f"texts[{index}] has no {session.tokenizer.mask_token} within the first "
                 f"{session.tokenizer.max_length} tokens; put one where a token is to be found"
             )
-        logits = need_finite(session.runnable.run("logits", piece.batch, select))
+        logits = need_finite(session.run("logits", piece, select))
         candidates = iter([_best(row, top_k, session.tokenizer) for row in logits])
         found += [[next(candidates) for _ in range(count)] for count in counts]
     return found

@@ -15,7 +15,7 @@ __all__ = ["rerank"]
 
 
 def rerank(
-    session: Session, query: object, documents: object, *, dim: int, on_long: OnLong = "truncate"
+    session: Session, query: object, documents: object, *, on_long: OnLong = "truncate"
 ) -> list[tuple[int, float]]:
     """``(index of the document, score)``, best first, equal scores by index.
 
@@ -28,11 +28,11 @@ def rerank(
     rows = check_texts(documents, "documents")
     if not rows:
         return []
-    if session.meta["task"] == "embed":
-        name = session.meta.get("similarity") or "cosine"
+    if session.meta.task == "embed":
+        name = session.meta.similarity or "cosine"
         if name not in SIMILARITIES:
             raise InputError(f"the artifact compares by {name!r}; rerank knows {sorted(SIMILARITIES)}")
-        vectors = embed(session, [query, *rows], dim=dim, on_long=on_long)
+        vectors = embed(session, [query, *rows], on_long=on_long)
         # One product a document: a matrix product may round differently with the number of documents.
         scores = [float(SIMILARITIES[name](vectors[:1], vectors[i : i + 1])[0, 0]) for i in range(1, len(vectors))]
     else:

@@ -1,4 +1,4 @@
-"""What every task works with: a model that runs, its facts, and its tokenizer."""
+"""What an engine and every task work with: a model that runs, its facts, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ import numpy as np
 from encast.backends.base import Runnable
 from encast.batch import Batch, Int32
 from encast.errors import InputError
+from encast.ir.meta import GraphMeta
 from encast.tasks.texts import Text
 from encast.tasks.tokenize import Encoding, OnLong, Tokenizer
 
-__all__ = ["F32", "Piece", "Session", "need_finite", "pack"]
+__all__ = ["F32", "Piece", "Session", "need_count", "need_finite", "pack"]
 
 F32 = np.ndarray[Any, np.dtype[np.float32]]
+
+_MOST_BATCH_TOKENS = (1 << 31) - 1
+"""Offsets into a batch are int32."""
 
 _GROUP_ROWS = 4096
 _GROUP_CHARACTERS = 1 << 20
@@ -34,18 +38,23 @@ class Piece:
 
 @dataclass(frozen=True)
 class Session:
-    """``meta`` is the graph's (see ARCHITECTURE.md); ``batch_tokens`` bounds the tokens of one run.
+    """``dim`` is the size of an embedding; ``batch_tokens`` bounds the tokens of one run. ``prompts``: name to text, of
+    which ``default_prompt`` names the one that embedding uses unless told otherwise.
 
     Memory of a call is bounded by ``batch_tokens`` and by a group of 4,096 rows or 2^20 characters that
     are tokenised together, besides the answers themselves. Bits of an answer do not depend on either.
     """
 
     runnable: Runnable
-    meta: Mapping[str, Any]
+    meta: GraphMeta
     tokenizer: Tokenizer
+    dim: int
     batch_tokens: int
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
+
+    def __post_init__(self) -> None:
+        need_count("batch_tokens", self.batch_tokens, _MOST_BATCH_TOKENS)
 
     def prompt(self, name: str | None) -> str:
         """The text that goes before every text to embed, as sentence-transformers does: the prompt of that name,
@@ -61,7 +70,7 @@ class Session:
 
     def need(self, method: str, *tasks: str) -> None:
         """Raises ``InputError`` unless the artifact was compiled for one of ``tasks``."""
-        task = self.meta["task"]
+        task = self.meta.task
         if task not in tasks:
             raise InputError(
                 f"{method} needs an artifact of the task {' or '.join(map(repr, tasks))}, this one was compiled for "
@@ -96,20 +105,33 @@ class Session:
             yield self._piece(encodings[begin:], first + begin)
 
     def _piece(self, encodings: Sequence[Encoding], first: int) -> Piece:
-        rows = [encoding.ids for encoding in encodings]
-        vocab = self.meta["vocab"]
-        if max(map(max, rows)) >= vocab:
-            index, token = next((i, token) for i, row in enumerate(rows) for token in row if token >= vocab)
-            raise InputError(
-                f"texts[{first + index}] has the token {self.tokenizer.token(token)!r} with id {token}, the model "
-                f"embeds ids 0 to {vocab - 1}; the checkpoint's tokenizer and weights do not belong "
-                "together, or its embedding was not resized after adding tokens"
-            )
-        types = [encoding.type_ids for encoding in encodings] if self.meta["type_vocab"] > 1 else None
-        return Piece(first, encodings, pack(rows, types))
+        types = [encoding.type_ids for encoding in encodings] if self.meta.type_vocab > 1 else None
+        return Piece(first, encodings, pack([encoding.ids for encoding in encodings], types))
+
+    def run(self, output: str, piece: Piece, select: Int32 | None = None) -> F32:
+        """See ``Runnable.run``; an id that the model refuses is named by its text and its token."""
+        try:
+            return self.runnable.run(output, piece.batch, select)
+        except InputError:
+            vocab = self.meta.vocab
+            for index, encoding in enumerate(piece.encodings, piece.first):
+                for token in encoding.ids:
+                    if token >= vocab:
+                        raise InputError(
+                            f"texts[{index}] has the token {self.tokenizer.token(token)!r} with id {token}, the model "
+                            f"embeds ids 0 to {vocab - 1}; the checkpoint's tokenizer and weights do not belong "
+                            "together, or its embedding was not resized after adding tokens"
+                        ) from None
+            raise
 
 
 Array = TypeVar("Array", bound=np.ndarray[Any, Any])
+
+
+def need_count(name: str, value: object, most: int) -> None:
+    """Raises ``InputError`` unless the option's value is a whole number from 1 to ``most``."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise InputError(f"{name} is {value!r}; a whole number from 1 to {most} is needed")
 
 
 def need_finite(values: Array) -> Array:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from encast.errors import InputError
-from encast.tasks.session import need_finite
+from encast.tasks.answer import answer
+from encast.tasks.classify import classify
+from encast.tasks.embed import embed
+from encast.tasks.fill_mask import fill_mask
+from encast.tasks.rerank import rerank
+from encast.tasks.session import Session, need_finite
+from encast.tasks.tag import tag
 from encast.tasks.texts import check_text, check_texts
 from encast.tasks.tokenize import OnLong
-
-if TYPE_CHECKING:
-    from encast.engine import Engine
 
 __all__ = ["TABLE", "FileTask", "RunOptions", "file_task"]
 
@@ -40,7 +43,7 @@ class FileTask:
     text: str
     pair: str | None
     columns: Mapping[str, Any]
-    run: Callable[[Engine, Sequence[tuple[Any, ...]], RunOptions], list[dict[str, Any]]]
+    run: Callable[[Session, Sequence[tuple[Any, ...]], RunOptions], list[dict[str, Any]]]
 
 
 def file_task(name: str) -> FileTask:
@@ -50,22 +53,22 @@ def file_task(name: str) -> FileTask:
     return TABLE[name]
 
 
-def _features(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
+def _features(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
     texts = check_texts([text for (text,) in rows])
     records: list[dict[str, Any]] = []
-    for piece in engine.session.stream(texts, on_long=options.on_long):
-        states = need_finite(engine.session.runnable.run("last_hidden_state", piece.batch))
+    for piece in session.stream(texts, on_long=options.on_long):
+        states = need_finite(session.run("last_hidden_state", piece))
         records += [{"last_hidden_state": part} for part in np.split(states, piece.batch.cu_seqlens[1:-1])]
     return records
 
 
-def _embed(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
-    vectors = engine.embed([text for (text,) in rows], on_long=options.on_long, prompt_name=options.prompt_name)
+def _embed(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
+    vectors = embed(session, [text for (text,) in rows], on_long=options.on_long, prompt_name=options.prompt_name)
     return [{"embedding": vector} for vector in need_finite(vectors)]
 
 
-def _classify(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
-    found = engine.classify([row[0] if len(row) == 1 else row for row in rows], on_long=options.on_long)
+def _classify(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
+    found = classify(session, [row[0] if len(row) == 1 else row for row in rows], on_long=options.on_long)
     need_finite(np.array([result.score for result in found]))
     return [
         {
@@ -77,29 +80,30 @@ def _classify(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptio
     ]
 
 
-def _answer(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
-    found = engine.answer([row[0] for row in rows], [row[1] for row in rows], stride=options.stride)
+def _answer(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
+    found = answer(session, [row[0] for row in rows], [row[1] for row in rows], stride=options.stride)
+    assert isinstance(found, list)  # as for lists
     return [{"answer": one.text, "start": one.start, "end": one.end, "score": one.score} for one in found]
 
 
-def _tag(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
-    found = engine.tag([text for (text,) in rows], on_long=options.on_long)
+def _tag(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
+    found = tag(session, [text for (text,) in rows], on_long=options.on_long)
     return [{"entities": [vars(entity) for entity in tagging.entities]} for tagging in found]
 
 
-def _rerank(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
+def _rerank(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for query, documents in rows:
         if not isinstance(documents, list):
             raise InputError(f"documents are of type {type(documents).__name__}; a list of texts is needed")
-        ranking = engine.rerank(check_text(query, "query"), documents, on_long=options.on_long)
+        ranking = rerank(session, check_text(query, "query"), documents, on_long=options.on_long)
         need_finite(np.array([score for _, score in ranking]))
         records.append({"ranking": [{"index": index, "score": score} for index, score in ranking]})
     return records
 
 
-def _fill_mask(engine: Engine, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
-    found = engine.fill_mask([text for (text,) in rows], on_long=options.on_long)
+def _fill_mask(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
+    found = fill_mask(session, [text for (text,) in rows], on_long=options.on_long)
     return [{"masks": [[vars(one) for one in candidates] for candidates in masks]} for masks in found]
 
 

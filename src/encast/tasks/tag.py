@@ -57,7 +57,7 @@ def tag(session: Session, texts: object, *, on_long: OnLong = "truncate") -> lis
     rows = check_texts(texts)
     found: list[Tagging] = []
     for piece in session.stream(rows, offsets=True, on_long=on_long):
-        logits = need_finite(session.runnable.run("logits", piece.batch))
+        logits = need_finite(session.run("logits", piece))
         names = label_names(session.meta, logits.shape[1])
         for index, encoding in enumerate(piece.encodings):
             begin, end = piece.batch.cu_seqlens[index : index + 2]

@@ -71,9 +71,7 @@ def read_requests(
     of what cannot be read, and for lengths that the model does not take.
     """
     meta = artifact.graph.meta
-    inputs = InputSpec(
-        int(meta["vocab"]), int(meta["max_len"]), int(meta["type_vocab"]), lambda: tokenizer_of(artifact)
-    )
+    inputs = InputSpec(meta.vocab, meta.max_len, meta.type_vocab, lambda: tokenizer_of(artifact))
     config: dict[str, Any] = {"file": source, "seed": seed, "sequences": MOST_REQUESTS}
     if column is None and pair_column is None and format == "auto" and _is_histogram(source):
         config["kind"] = "histogram"

@@ -43,7 +43,7 @@ def batch_of(graph: Graph, seed: int = 0) -> Batch:
     rng = np.random.default_rng(seed)
     ids = [rng.integers(2, 200, length).tolist() for length in LENGTHS]
     ids[1][4] = 1
-    types = int(graph.meta["type_vocab"])
+    types = int(graph.meta.type_vocab)
     return Batch.of(ids, [rng.integers(0, types, length).tolist() for length in LENGTHS] if types else None)
 
 
@@ -204,9 +204,9 @@ def ranges_of(graph: Graph) -> dict[str, tuple[float, float]]:
 
 
 def check_int8(graph: Graph, kinds: list[str]) -> None:
-    assert kinds.count("MatMulInteger") == 6 * graph.meta["layers"], "every product with weights is narrow"
+    assert kinds.count("MatMulInteger") == 6 * graph.meta.layers, "every product with weights is narrow"
     # Queries, keys and values read one quantised value.
-    assert kinds.count("QuantizeLinear") == 4 * graph.meta["layers"]
+    assert kinds.count("QuantizeLinear") == 4 * graph.meta.layers
 
 
 def onnx_states(file: Path, batch: Batch) -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from encast.backends.base import Float32, Int32, check_request
+from encast.backends.base import Float32, check_request
 from encast.backends.reference.ops import EVALUATORS, Context, Float64
-from encast.batch import Batch
+from encast.batch import Batch, Int32
 from encast.errors import GraphError
 from encast.ir import OPS, Graph, Node, verify
 from encast.ir.types import ValueType
@@ -39,6 +39,9 @@ class Reference:
     def run(self, output: str, batch: Batch, select: Int32 | None = None) -> Float32:
         """See ``Runnable.run``."""
         return self.evaluate(output, batch, select).astype(np.float32)
+
+    def close(self) -> None:
+        """See ``Runnable.close``: the arrays go with the object."""
 
     def evaluate(self, output: str, batch: Batch, select: Int32 | None = None) -> Float64:
         """As ``run``, without the final rounding to f32."""

@@ -39,7 +39,7 @@ def write(file: Path, graph: Graph, shape: Shape, ranges: Ranges | None = None) 
     given = {name: _Value(writer, name) for name in INPUTS}
     out = interpret(graph, writer, Rectangle(rows, columns, **given), writer.follow)
     tensor, kinds = onnx.helper.make_tensor_value_info, onnx.TensorProto
-    ids, hidden = [rows * columns], int(graph.meta["hidden"])
+    ids, hidden = [rows * columns], graph.meta.hidden
     inputs = [tensor(name, kinds.INT64, ids) for name in INPUTS[:2]]
     inputs.append(tensor(INPUTS[2], kinds.FLOAT, [rows, 1, 1, columns]))
     outputs = [tensor(out.name, kinds.FLOAT, [rows * columns, hidden])]

@@ -72,8 +72,7 @@ class Encoder:
 
     def check(self, output: str, batch: Batch, select: Int32 | None) -> None:
         """Raises ``InputError`` for what the model cannot compute."""
-        meta = {"vocab": self.vocab, "type_vocab": self.type_vocab, "max_len": self.max_len}
-        check_request(meta, {OUTPUT: ValueType("f32", ("tokens", self.hidden))}, output, batch, select)
+        check_request(self, {OUTPUT: ValueType("f32", ("tokens", self.hidden))}, output, batch, select)
 
     def feeds(self, batch: Batch) -> Feeds:
         # Whatever id stands in padding: it comes last, so no token's position counts it, and the mask hides it.
@@ -98,7 +97,7 @@ def read_encoder(checkpoint: Path) -> Encoder:
 
     opened = open_checkpoint(checkpoint)
     meta = build_graph(opened, "features").meta
-    sizes = {name: int(meta[name]) for name in ("layers", "heads", "hidden", "vocab", "type_vocab", "max_len")}
+    sizes = {name: getattr(meta, name) for name in ("layers", "heads", "hidden", "vocab", "type_vocab", "max_len")}
     return Encoder(str(opened.config.get("model_type")), **sizes)
 
 

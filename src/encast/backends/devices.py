@@ -1,0 +1,62 @@
+"""The devices of ``encast.load``. A new one is a row of ``DEVICES`` and a function that opens it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from encast.errors import InputError
+
+if TYPE_CHECKING:
+    from encast.artifact import Artifact
+    from encast.backends.base import Runnable
+    from encast.backends.groups import Setup
+
+__all__ = ["DEVICES", "Device", "find_device"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """``open(artifact, **options)`` readies an open artifact. ``options``: those of ``encast.load`` that it takes,
+    ``config`` as the ``Setup`` that it says.
+    """
+
+    open: Callable[..., Runnable]
+    options: tuple[str, ...] = ()
+
+
+# Imports stand in the functions, so that a device which is not used costs nothing and may lack its packages.
+
+
+def _open_cpu(artifact: Artifact, *, config: Setup | None = None, **options: Any) -> Runnable:
+    from encast.backends.cpu import CpuRunnable
+
+    if config is not None:
+        options |= {"groups": config.groups, "shared_cores": config.shared_cores}
+    return CpuRunnable(artifact, **options)
+
+
+def _open_reference(artifact: Artifact) -> Runnable:
+    from encast.backends.reference import Reference
+
+    artifact.verify()
+    return Reference(artifact.load_graph())
+
+
+DEVICES: Mapping[str, Device] = {
+    "cpu": Device(_open_cpu, options=("threads", "instances", "pin", "config")),
+    "reference": Device(_open_reference),
+}
+
+
+def find_device(name: str, options: Collection[str]) -> Device:
+    """The device of that name; raises ``InputError`` for one that is unknown, and for options that it does not take."""
+    if name not in DEVICES:
+        raise InputError(f"device is {name!r}; {' and '.join(map(repr, DEVICES))} are known")
+    device = DEVICES[name]
+    for option in options:
+        if option not in device.options:
+            takes = ", ".join(device.options) or "no options"
+            raise InputError(f"the device {name!r} does not take {option}; leave it out (it takes {takes})")
+    return device
