@@ -18,7 +18,7 @@ Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences one after the other, without padding.
+    """Sequences one after the other, without padding. Nothing is checked here: the backend that runs it does so.
 
     ``token_ids: i32[tokens]``; ``cu_seqlens: i32[n+1]``, rising from 0 to ``tokens``;
     ``token_type_ids: i32[tokens]`` or None (all zero).

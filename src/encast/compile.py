@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from encast import artifact
+import encast.artifact as artifact
 from encast.archs import TASKS, build_graph
 from encast.errors import CheckpointError, InputError
 from encast.importers import Checkpoint, open_checkpoint

@@ -77,7 +77,7 @@ class Engine:
         """Last hidden states, ``f32[len_i, hidden]`` a sequence. Ids are taken as they are: no special tokens added."""
         batch = Batch.of(token_ids, token_type_ids)
         if batch.tokens > self.session.batch_tokens:
-            # A run checks its own part: of several, the last may not be the first to hear of a bad sequence.
+            # Each run checks its own part; of several, none begins before all are known to be good.
             self._check(batch)
         states: list[F32] = []
         begin = 0
@@ -210,8 +210,9 @@ def load(
     """
     for name, value in (("threads", 1 if threads is None else threads), ("instances", instances)):
         need_count(name, value, 4096)
-    given = {"threads": threads, "instances": instances, "pin": pin, "config": config}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value != _DEFAULTS[name]}
+    settings = {"threads": threads, "instances": instances, "pin": pin, "config": config}
+    defaults = load.__kwdefaults__ or {}
+    options: dict[str, Any] = {name: value for name, value in settings.items() if value != defaults[name]}
     chosen = find_device(device, options)
     if config is not None and ("threads" in options or "instances" in options):
         raise InputError("config says the instances and their threads; leave threads and instances out")
@@ -235,9 +236,6 @@ def load(
         default_prompt=card.get("default_prompt"),
     )
     return Engine(session)
-
-
-_DEFAULTS = {"threads": None, "instances": 1, "pin": True, "config": None}
 
 
 def _setup(opened: Artifact, config: str | os.PathLike[str] | Mapping[str, Any], strict: bool) -> Setup:

@@ -40,6 +40,29 @@ def test_round_trip(tmp_path: Path, dtype: str) -> None:
     opened.verify()
     assert str(opened.graph) == str(graph)
     assert opened.graph.meta == graph.meta
+    # What artifacts hold since the first: no field may change its name or its form.
+    assert json.loads((path / "graph.json").read_bytes())["meta"] == {
+        "arch": "bert",
+        "task": "fill_mask",
+        "hidden": 30,
+        "layers": 1,
+        "heads": 2,
+        "vocab": 70,
+        "type_vocab": 2,
+        "max_len": 24,
+        "labels": None,
+        "problem_type": None,
+        "similarity": "cosine",
+        "expected": {
+            "qkv": {"per_layer": 1, "other": 0},
+            "attention": {"per_layer": 1, "other": 0},
+            "linear_activation": {"per_layer": 1, "other": 0},
+            "add_layer_norm": {"per_layer": 2, "other": 0},
+            "embed_layer_norm": {"per_layer": 0, "other": 1},
+        },
+        "math": "fast",
+        "dtype": dtype,
+    }
     assert opened.tokenizer_json == TOKENIZER
     assert opened.card["fusions"] == card["fusions"]
     assert opened.card["sizes"] == {name: (path / name).stat().st_size for name in FILES if name != "card.json"}

@@ -135,6 +135,43 @@ def test_malformed_batches_are_refused_as_ever(tmp_path_factory: pytest.TempPath
             cpu.run("last_hidden_state", Batch(ids, np.array(cu_seqlens, np.int32)))
 
 
+I32 = np.int32
+REFUSED: dict[str, tuple[str, Batch, Any]] = {
+    "id": ("last_hidden_state", Batch.of([[1, 2], [3, 10**6]]), None),
+    "type": ("last_hidden_state", Batch.of([[1, 2]], [[0, 9]]), None),
+    "types": ("last_hidden_state", Batch(np.ones(2, I32), np.array([0, 2], I32), np.zeros(1, I32)), None),
+    "length": ("last_hidden_state", Batch.of([[1], [1] * 49]), None),
+    "rises": ("last_hidden_state", Batch(np.ones(2, I32), np.array([0, 1, 1, 2], I32)), None),
+    "tokens": ("last_hidden_state", Batch(np.ones(2, I32), np.array([0, 1], I32)), None),
+    "no offsets": ("last_hidden_state", Batch(np.ones(2, I32), np.empty(0, I32)), None),
+    "dtype": ("last_hidden_state", Batch(np.ones(2), np.array([0, 2], I32)), None),  # type: ignore[arg-type]
+    "output": ("pooled", Batch.of([[1]]), None),
+    "no select": ("logits", Batch.of([[1]]), None),
+    "select": ("logits", Batch.of([[1]]), np.array([1, 0], I32)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_core_refuses_in_the_words_of_the_reference(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = compiled_case("bert-fill_mask", "f32", tmp_path_factory)
+    messages = []
+    for device in ("cpu", "reference"):
+        with encast.load(path, device=device) as engine, pytest.raises(InputError) as raised:
+            engine.session.runnable.run(*REFUSED[name])
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
+
+
+def test_forward_names_the_token_that_it_refuses(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with encast.load(compiled_case(CASE, "f32", tmp_path_factory), threads=1) as engine:
+        with pytest.raises(
+            InputError, match=r"token_ids\[3\] \(token 1 of sequence 1\) is 1000000; the model takes 0 to"
+        ):
+            engine.forward([[1, 2], [3, 10**6]])
+        with pytest.raises(InputError, match=r"sequence 0 has 49 tokens; the model takes at most 48: truncate"):
+            engine.forward_packed([1] * 49, [0, 49])
+
+
 def test_groups_read_one_mapping_of_the_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
     two_cores()
     path = compiled_case(CASE, "f32", tmp_path_factory)

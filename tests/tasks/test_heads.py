@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_engine import VOCAB, fake_engine
+from graphs import META
 
 from encast.errors import InputError
+from encast.ir.meta import SIMILARITIES
+from encast.tasks.embed import similarity_of
 
 
 def test_single_label_scores_are_a_softmax() -> None:
@@ -84,9 +88,10 @@ def test_rerank_compares_embeddings_as_the_checkpoint_says(similarity: Any, scor
     assert [score for _, score in found] == sorted((score for _, score in found), reverse=True)
 
 
-def test_rerank_refuses_an_unknown_similarity() -> None:
-    with pytest.raises(InputError, match="'hamming'"):
-        fake_engine("embed", similarity="hamming").rerank("who", ["cat"])
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_every_similarity_is_computed(name: str) -> None:
+    vectors = np.eye(2, dtype=np.float32)
+    assert similarity_of(replace(META, similarity=name))(vectors, vectors).shape == (2, 2)
 
 
 def _mask_rule(ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -46,7 +46,7 @@ class CpuRunnable:
         pin: bool = True,
         target: Target | None = None,
     ) -> None:
-        from encast import _core
+        import encast._core as _core
 
         here = machine.this_machine()
         cores = len(machine.usable_cores(here))
@@ -80,6 +80,7 @@ class CpuRunnable:
         ]
         self._meta = artifact.graph.meta
         self._outputs = {public: artifact.graph.type_of(value) for public, value in artifact.graph.outputs.items()}
+        self._selected = {public for public, type in self._outputs.items() if type.shape[0] == "selected"}
         self._bounds = [group.longest for group in groups[:-1] if group.longest is not None]
         self._pid = os.getpid()
 
@@ -94,6 +95,9 @@ class CpuRunnable:
     def run(self, output: str, batch: Batch, select: Int32 | None = None) -> Float32:
         """See ``Runnable.run``. Releases the GIL while the model runs."""
         self._need_own_process()
+        if select is None and output in self._selected:
+            # To the core that is a choice of no rows.
+            check_request(self._meta, self._outputs, output, batch)
         rising, order = select, None
         if select is not None and select.size > 1 and not bool(np.all(select[1:] > select[:-1])):
             # The core takes rising rows, each once.

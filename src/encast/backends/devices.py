@@ -50,11 +50,11 @@ DEVICES: Mapping[str, Device] = {
 }
 
 
-def find_device(name: str, options: Collection[str]) -> Device:
+def find_device(name: object, options: Collection[str]) -> Device:
     """The device of that name; raises ``InputError`` for one that is unknown, and for options that it does not take."""
-    if name not in DEVICES:
+    device = DEVICES.get(name) if isinstance(name, str) else None
+    if device is None:
         raise InputError(f"device is {name!r}; {' and '.join(map(repr, DEVICES))} are known")
-    device = DEVICES[name]
     for option in options:
         if option not in device.options:
             takes = ", ".join(device.options) or "no options"

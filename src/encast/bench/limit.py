@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from encast import knobs
+import encast.knobs as knobs
 from encast.batch import Batch
 from encast.ceilings import Ceilings
 from encast.ir import Graph
@@ -120,7 +120,7 @@ class Limit:
 
 def peak(dtype: str, threads: int, seconds: float = 0.06) -> float:
     """Operations a second that the product instructions of so many threads reach, operands in registers."""
-    from encast import _core
+    import encast._core as _core
 
     return float(_core.peak_ops_per_second(dtype, threads, seconds))
 
@@ -159,7 +159,7 @@ def peak_is_the_machine_s() -> bool:
 
     Not where ``ENCAST_ISA`` forbids some of them, nor on a processor for which there are only scalar ones.
     """
-    from encast import _core
+    import encast._core as _core
 
     allowed = [name for name, _, _, allowed, _ in _core.isa_levels() if allowed]
     return knobs.get("ENCAST_ISA") is None and allowed[-1] != "scalar"

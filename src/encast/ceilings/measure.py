@@ -88,7 +88,7 @@ def measure(machine: Machine | None = None, progress: Callable[[str], None] | No
     ``progress`` hears what is measured next. Raises ``ResourceError`` when ``ENCAST_ISA`` names no level that this
     machine has, a thread cannot be started or pinned, or memory is short.
     """
-    from encast import _core
+    import encast._core as _core
 
     machine = machine if machine is not None else this_machine()
     fingerprint = Fingerprint.here(machine)

@@ -50,7 +50,7 @@ class Fingerprint:
 
         Raises ``ResourceError`` when ``ENCAST_ISA`` names no level that this machine has.
         """
-        from encast import _core
+        import encast._core as _core
 
         machine = machine if machine is not None else this_machine()
         allowed = [(name, features) for name, features, _, may, _ in _core.isa_levels() if may]

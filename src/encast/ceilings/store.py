@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from encast import knobs
+import encast.knobs as knobs
 from encast.ceilings.model import FORMAT, Ceilings, Fingerprint
 from encast.errors import ResourceError
 from encast.files import write_whole

@@ -13,7 +13,7 @@ from encast.data.datasets import Dataset
 from encast.engine import Engine
 from encast.errors import InputError
 from encast.tasks.classify import Classification
-from encast.tasks.embed import SIMILARITIES
+from encast.tasks.embed import similarity_of
 from encast.tasks.tag import label_words
 
 __all__ = ["Scored", "compare", "score"]
@@ -87,7 +87,7 @@ def _correlations(predicted: np.ndarray[Any, Any], gold: list[float]) -> dict[st
 
 
 def _embed_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
-    similarity = SIMILARITIES[engine.meta.similarity or "cosine"]
+    similarity = similarity_of(engine.meta)
     vectors, likeness = [], []
     for block in _blocks(data.rows, progress):
         if any(isinstance(row.text, str) for row in block):

@@ -17,6 +17,7 @@ import numpy as np
 from encast.errors import CheckpointError, UnsupportedModelError
 from encast.importers.files import Folder, quote
 from encast.importers.model_files import read_tensors
+from encast.ir.meta import SIMILARITIES
 from encast.ir.ops import POOLING_MODES
 
 __all__ = ["DenseModule", "SentenceModules", "TransformerSettings", "read_modules", "read_transformer_settings"]
@@ -39,7 +40,6 @@ _DENSE_ACTIVATIONS = {
     "torch.nn.modules.linear.Identity": "none",
 }
 
-_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 _TRANSFORMER_CONFIGS = (
     "sentence_bert_config.json",
@@ -288,9 +288,9 @@ def _model_settings(root: Folder) -> tuple[dict[str, str], str | None, str | Non
     if default is not None and (not isinstance(default, str) or default not in prompts):
         raise CheckpointError(f"{where}: default_prompt_name is {quote(default)}; prompts have {sorted(prompts)}")
     similarity = config.get("similarity_fn_name")
-    if similarity is not None and similarity not in _SIMILARITIES:
+    if similarity is not None and similarity not in SIMILARITIES:
         raise UnsupportedModelError(
-            f"{where}: similarity_fn_name is {quote(similarity)}; supported are {', '.join(_SIMILARITIES)}"
+            f"{where}: similarity_fn_name is {quote(similarity)}; supported are {', '.join(SIMILARITIES)}"
         )
     if config.get("truncate_dim") is not None:
         raise UnsupportedModelError(f"{where}: truncate_dim is set; shortened embeddings are not supported")

@@ -8,7 +8,7 @@ from typing import Any
 
 from encast.errors import GraphError
 
-__all__ = ["HEADS", "Check", "FusionPromise", "GraphMeta", "count", "is_text", "one_of"]
+__all__ = ["HEADS", "SIMILARITIES", "Check", "FusionPromise", "GraphMeta", "count", "is_text", "one_of"]
 
 HEADS: Mapping[str, tuple[str, str] | None] = {
     "features": None,
@@ -19,6 +19,9 @@ HEADS: Mapping[str, tuple[str, str] | None] = {
     "fill_mask": ("logits", "selected"),
 }
 """Every task, and the output of its head with the rows of that; ``features`` is the encoder alone."""
+
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+"""How embeddings may be compared."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,8 @@ class GraphMeta:
 
     ``arch``: the checkpoint's ``model_type``. ``task``: one of ``HEADS``. ``type_vocab`` is 0 when the model has no
     token types; ``max_len`` is the longest sequence that the positions allow, special tokens included. ``labels``,
-    ``problem_type`` (``single_label``, ``multi_label``, ``regression``) and ``similarity`` (``cosine``, ``dot``,
-    ``euclidean``, ``manhattan``) are None where the checkpoint has none. ``expected``: fusion to what the config
+    ``problem_type`` (``single_label``, ``multi_label``, ``regression``) and ``similarity`` (of ``SIMILARITIES``) are
+    None where the checkpoint has none. ``expected``: fusion to what the config
     promises. ``math``: ``fast`` or ``exact``. ``dtype`` of the products: ``f32``, ``bf16`` or ``int8``.
     """
 
@@ -124,7 +127,7 @@ _ACCEPTED: Mapping[str, Check] = {
     "max_len": count(1),
     "labels": _optional(_is_texts),
     "problem_type": _optional(one_of("single_label", "multi_label", "regression")),
-    "similarity": _optional(one_of("cosine", "dot", "euclidean", "manhattan")),
+    "similarity": _optional(one_of(*SIMILARITIES)),
     "expected": _is_promises,
     "math": one_of("fast", "exact"),
     "dtype": one_of("f32", "bf16", "int8"),

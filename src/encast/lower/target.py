@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
-from encast import knobs
+import encast.knobs as knobs
 from encast.errors import InputError, ResourceError
 from encast.lower.unfuse import ABLATIONS
 from encast.machine import this_machine
@@ -103,7 +103,7 @@ class Target:
 
         Raises ``ResourceError`` when no kernel may run, ``InputError`` for a knob out of range.
         """
-        from encast import _core
+        import encast._core as _core
 
         slow = {name for name, *_, why in _core.isa_levels() if why}
         target = Target.choose(_core.select_kernel, slow)

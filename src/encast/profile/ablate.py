@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from encast import artifact as artifacts
+import encast.artifact as artifacts
 from encast.artifact import Artifact
 from encast.backends.cpu import CpuRunnable
 from encast.compile import compile

@@ -7,19 +7,24 @@ from collections.abc import Callable
 import numpy as np
 
 from encast.errors import InputError
+from encast.ir.meta import GraphMeta
 from encast.tasks.session import F32, Session
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import OnLong
 
-__all__ = ["SIMILARITIES", "embed"]
+__all__ = ["embed", "similarity_of"]
 
-SIMILARITIES: dict[str, Callable[[F32, F32], F32]] = {
+_SIMILARITIES: dict[str, Callable[[F32, F32], F32]] = {
     "cosine": lambda a, b: _units(a) @ _units(b).T,
     "dot": lambda a, b: a @ b.T,
     "euclidean": lambda a, b: -np.linalg.norm(a[:, None] - b[None], axis=2),
     "manhattan": lambda a, b: -np.abs(a[:, None] - b[None]).sum(axis=2),
 }
-"""``f32[n, dim], f32[m, dim] -> f32[n, m]``, higher is nearer; names as in ``GraphMeta.similarity``."""
+
+
+def similarity_of(meta: GraphMeta) -> Callable[[F32, F32], F32]:
+    """``f32[n, dim], f32[m, dim] -> f32[n, m]``, higher is nearer: what the checkpoint names, else the cosine."""
+    return _SIMILARITIES[meta.similarity or "cosine"]
 
 
 def _units(vectors: F32) -> F32:

@@ -6,7 +6,7 @@ import numpy as np
 
 from encast.errors import InputError
 from encast.tasks.classify import score_rows
-from encast.tasks.embed import SIMILARITIES, embed
+from encast.tasks.embed import embed, similarity_of
 from encast.tasks.session import Session
 from encast.tasks.texts import check_text, check_texts
 from encast.tasks.tokenize import OnLong
@@ -29,12 +29,10 @@ def rerank(
     if not rows:
         return []
     if session.meta.task == "embed":
-        name = session.meta.similarity or "cosine"
-        if name not in SIMILARITIES:
-            raise InputError(f"the artifact compares by {name!r}; rerank knows {sorted(SIMILARITIES)}")
+        similarity = similarity_of(session.meta)
         vectors = embed(session, [query, *rows], on_long=on_long)
         # One product a document: a matrix product may round differently with the number of documents.
-        scores = [float(SIMILARITIES[name](vectors[:1], vectors[i : i + 1])[0, 0]) for i in range(1, len(vectors))]
+        scores = [float(similarity(vectors[:1], vectors[i : i + 1])[0, 0]) for i in range(1, len(vectors))]
     else:
         logits = score_rows(session, [(query, document) for document in rows], on_long=on_long)
         if logits.shape[1] != 1:
