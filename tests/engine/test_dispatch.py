@@ -144,7 +144,7 @@ REFUSED: dict[str, tuple[str, Batch, Any]] = {
     "rises": ("last_hidden_state", Batch(np.ones(2, I32), np.array([0, 1, 1, 2], I32)), None),
     "tokens": ("last_hidden_state", Batch(np.ones(2, I32), np.array([0, 1], I32)), None),
     "no offsets": ("last_hidden_state", Batch(np.ones(2, I32), np.empty(0, I32)), None),
-    "dtype": ("last_hidden_state", Batch(np.ones(2), np.array([0, 2], I32)), None),  # type: ignore[arg-type]
+    "nested": ("last_hidden_state", Batch(np.ones((1, 2), I32), np.array([0, 2], I32)), None),
     "output": ("pooled", Batch.of([[1]]), None),
     "no select": ("logits", Batch.of([[1]]), None),
     "select": ("logits", Batch.of([[1]]), np.array([1, 0], I32)),
