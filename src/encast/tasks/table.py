@@ -82,7 +82,7 @@ def _classify(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOpt
 
 def _answer(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
     found = answer(session, [row[0] for row in rows], [row[1] for row in rows], stride=options.stride)
-    assert isinstance(found, list)  # as for lists
+    assert isinstance(found, list)  # lists in, a list out
     return [{"answer": one.text, "start": one.start, "end": one.end, "score": one.score} for one in found]
 
 
