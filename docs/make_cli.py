@@ -22,8 +22,9 @@ HEAD = """# Command line
 Written by `python docs/make_cli.py` from the code; do not edit.
 
 `encast VERB --help` prints the same. `encast --version` prints the version, and `encast --traceback VERB ...` shows
-where an error arose. Exit codes: 0 done; 1 a defect of encast; 2 the request cannot be served, or wrong options; 130
-interrupted; 141 the reader of standard output went away; 143 ended by SIGTERM (`bench`, `launch`, `tune`).
+where an error arose. Exit codes: 0 done; 1 a defect of encast; 2 the request cannot be served, or wrong options; 3
+done, but for bad rows (`run`); 130 interrupted; 141 the reader of standard output went away; 143 ended by SIGTERM
+(`bench`, `launch`, `tune`).
 """
 
 

@@ -19,6 +19,7 @@ import pytest
 from fake_engine import VOCAB, fake_engine
 
 from encast.cli.main import main
+from encast.cli.run import SOME_ROWS_BAD
 
 PROGRAM = [sys.executable, str(Path(__file__).with_name("fake_encast.py"))]
 
@@ -133,7 +134,7 @@ def test_bad_rows_go_to_the_error_file_and_the_rest_go_on(tmp_path: Path, capsys
     ]
     out = tmp_path / "out.jsonl"
     arguments = ["run", "embed", _file(tmp_path, "a.jsonl", b"\n".join(lines)), "-o", str(out), "--on-long", "error"]
-    assert main(arguments) == 0
+    assert main(arguments) == SOME_ROWS_BAD == 3
     assert [row["row"] for row in _lines(out)] == [1, 9]
     errors = sorted(_lines(tmp_path / "out.jsonl.errors.jsonl"), key=lambda row: row["row"])
     assert [row["row"] for row in errors] == [2, 3, 4, 5, 6, 7, 8]
@@ -143,14 +144,16 @@ def test_bad_rows_go_to_the_error_file_and_the_rest_go_on(tmp_path: Path, capsys
         assert "texts[0]" not in row["reason"]
     assert errors[2]["raw"] == '{"text": "\\ud83d"}'
     assert "7 bad rows in" in capsys.readouterr().err
-    assert main([*arguments, "--errors", str(tmp_path / "named.jsonl"), "--json"]) == 0
+    assert main([*arguments, "--errors", str(tmp_path / "named.jsonl"), "--json"]) == SOME_ROWS_BAD
     assert json.loads(capsys.readouterr().out)["errors"] == str(tmp_path / "named.jsonl")
     assert len(_lines(tmp_path / "named.jsonl")) == 7
 
 
 def test_answers_that_are_no_numbers_are_bad_rows(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    assert main(["run", "overflow", _file(tmp_path, "a.txt", "cat\nthe cat sat\nmat\n"), "-o", str(out)]) == 0
+    assert (
+        main(["run", "overflow", _file(tmp_path, "a.txt", "cat\nthe cat sat\nmat\n"), "-o", str(out)]) == SOME_ROWS_BAD
+    )
     assert [row["row"] for row in _lines(out)] == [1, 3]
     assert "finite" in _lines(tmp_path / "out.jsonl.errors.jsonl")[0]["reason"]
 
@@ -173,7 +176,7 @@ def test_logits_that_are_no_numbers_are_bad_rows(
     rows = [{"text": f"{word} [MASK]", "question": "where", "context": word} for word in ("cat", "paris", "mat")]
     source = _file(tmp_path, "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     out = tmp_path / "out.jsonl"
-    assert main(["run", task, source, "-o", str(out)]) == 0
+    assert main(["run", task, source, "-o", str(out)]) == SOME_ROWS_BAD
     assert [row["row"] for row in _lines(out)] == [1, 3]
     assert "finite" in _lines(tmp_path / "out.jsonl.errors.jsonl")[0]["reason"]
 
@@ -247,7 +250,7 @@ def test_standard_input_to_standard_output() -> None:
     assert json.loads(err)["rows"] == 2
     process = _start("run", "x", "--input-format", "jsonl")
     out, err = process.communicate(gzip.compress(b'{"text": "cat"}\n{\n'), timeout=60)
-    assert process.returncode == 0, err
+    assert process.returncode == SOME_ROWS_BAD, err
     assert len(out.splitlines()) == 1
     assert json.loads(err.splitlines()[0])["row"] == 2
 
@@ -374,7 +377,7 @@ def test_instances_answer_groups_side_by_side_in_order(tmp_path: Path) -> None:
     written = []
     for instances in (1, 3):
         out = tmp_path / f"{instances}.jsonl"
-        assert main(["run", "embed", str(source), "-o", str(out), "--instances", str(instances)]) == 0
+        assert main(["run", "embed", str(source), "-o", str(out), "--instances", str(instances)]) == SOME_ROWS_BAD
         written.append((out.read_bytes(), out.with_name(out.name + ".errors.jsonl").read_bytes()))
     assert written[0] == written[1]
     assert written[0][0].count(b"\n") == 3000 - 6

@@ -1,8 +1,8 @@
 """``encast``: finds the verb, and turns errors into messages and exit codes.
 
-Exit codes: 0 done; 1 a defect of encast; 2 the request cannot be served (``EncastError``, wrong options);
-130 interrupted; 141 the reader of standard output went away; 143 ended by SIGTERM (``bench``,
-``launch``, ``tune``).
+Exit codes: 0 done; 1 a defect of encast; 2 the request cannot be served (``EncastError``, wrong options); 3 done,
+but for bad rows (``run``); 130 interrupted; 141 the reader of standard output went away; 143 ended by SIGTERM
+(``bench``, ``launch``, ``tune``).
 """
 
 from __future__ import annotations

@@ -21,7 +21,10 @@ from encast.engine import BATCH_TOKENS, Engine
 from encast.errors import EncastError, InputError
 from encast.tasks.table import FileTask, RunOptions, file_task
 
-__all__ = ["run_command"]
+__all__ = ["SOME_ROWS_BAD", "run_command"]
+
+SOME_ROWS_BAD = 3
+"""The exit code when answers were written and some rows have none; a pipeline may go on with them or stop."""
 
 _GROUP_ROWS = 1024
 _CHARACTERS_A_TOKEN = 4
@@ -62,7 +65,8 @@ def run_command(
     """Answer the rows of a text file (a line a row), JSONL, CSV or Parquet.
 
     Every answer names its row: the line on which it begins, from 1 (Parquet: its place). Rows that cannot be
-    read or answered go to the error file with the reason, and the rest go on.
+    read or answered go to the error file with the reason, and the rest go on: exit code 3 then says that answers
+    are written and some rows have none. When no row can be answered nothing is written, and the exit code is 2.
     """
     if on_long not in ("truncate", "error"):
         raise InputError(f"--on-long is {on_long!r}; truncate and error are known")
@@ -92,10 +96,12 @@ def run_command(
     }
     if json:
         print(json_module.dumps(summary), file=sys.stderr if output == "-" else sys.stdout)
-        return
-    where = f" in {set_aside.path}" if set_aside.path else ""
-    bad = f", {set_aside.count:,} bad row{'s' if set_aside.count > 1 else ''}{where}" if set_aside.count else ""
-    print(f"encast: {done:,} rows in {seconds:.1f} s{bad}", file=sys.stderr)
+    else:
+        where = f" in {set_aside.path}" if set_aside.path else ""
+        bad = f", {set_aside.count:,} bad row{'s' if set_aside.count > 1 else ''}{where}" if set_aside.count else ""
+        print(f"encast: {done:,} rows in {seconds:.1f} s{bad}", file=sys.stderr)
+    if set_aside.count:
+        raise typer.Exit(SOME_ROWS_BAD)
 
 
 class _Run:
