@@ -48,10 +48,11 @@ def largest_unexplained(
     """The largest difference from ``answers`` in units of what f32 may differ, roundings on an edge settled; 1 passes.
 
     ``graph``: compiled to bf16, with its arrays. ``answers``: the engine's, by output, to ``batch`` and ``select``.
-    Edges are settled in the order of ``answers``, for each those that come after the last one's: give
-    ``last_hidden_state`` first, whose many numbers tell edges apart that three logits do not.
+    Edges are settled for ``last_hidden_state`` first, whose many numbers tell edges apart that three logits do not;
+    for the other outputs only those edges are left that come after its own.
     """
     largest = 0.0
+    order = sorted(answers, key=lambda output: output != "last_hidden_state")
     for number, (begin, end) in enumerate(zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)):
         types = None if batch.token_type_ids is None else batch.token_type_ids[begin:end]
         alone = Batch(batch.token_ids[begin:end], np.array([0, end - begin], np.int32), types)
@@ -59,7 +60,8 @@ def largest_unexplained(
         picked = None if select is None else (select[chosen] - begin).astype(np.int32)
         sequence = _Sequence(graph, alone, picked, elementary, confidence)
         rows = {"tokens": slice(begin, end), "seqs": slice(number, number + 1), "selected": chosen}
-        for output, got in answers.items():
+        for output in order:
+            got = answers[output]
             kind = str(graph.type_of(graph.outputs[output]).shape[0])
             if len(got[rows[kind]]):
                 largest = max(largest, sequence.settle(graph.outputs[output], got[rows[kind]]))
