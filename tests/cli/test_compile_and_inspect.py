@@ -173,12 +173,18 @@ class TestVerbs:
 
     def test_inspect(self, run: Run, checkpoint: Path, tmp_path: Path) -> None:
         path = encast.compile(checkpoint, tmp_path / "m.encast")
-        artifact.update_card(path, accuracy={"SST-2": {"metric": "accuracy", "value": 0.93}})
+        other = {"source": "f32", "metrics": {"mcc": 81.5}, "agreement": {"equal_answers": 0.98}}
+        measured = {"task": "classify", "rows": 1821, "metrics": {"mcc": 82.25}, "seconds": 3.5, "against": other}
+        artifact.update_card(path, accuracy={"SST-2/dev.tsv": measured, "own": {"value": 0.93}, "number": 3})
         code, out, _ = run("inspect", path, "--strict")
         assert code == 0
         for text in (
             "bert, classify: 3 layers",
-            'SST-2: {"metric": "accuracy", "value": 0.93}',
+            "accuracy    SST-2/dev.tsv: classify, 1,821 rows\n"
+            "  mcc                    82.250   against   81.500   +0.750\n"
+            "  equal_answers        0.980000\n",
+            'own: {"value": 0.93}\n',
+            "number: 3\n",
             "with zero points; fast math",
             "weights.safetensors",
         ):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -143,10 +147,10 @@ class Hub:
         monkeypatch.setattr(hub, "HfApi", lambda: self)
         monkeypatch.setattr(hub, "snapshot_download", self.snapshot_download)
 
-    def list_repo_files(self, repo: str, revision: str | None = None) -> list[str]:
+    def model_info(self, repo: str, *, revision: str | None, timeout: float) -> SimpleNamespace:
         if isinstance(self.files, Exception):
             raise self.files
-        return self.files
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in self.files])
 
     def snapshot_download(self, repo: str, **options: Any) -> str:
         self.asked.append({"repo": repo, **options})
@@ -179,6 +183,34 @@ def test_hub_without_network_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     Hub(monkeypatch, OSError("no route\nto host"), FileNotFoundError("not cached"))
     with pytest.raises(CheckpointError, match=r"'owner/model'.*OSError: no route.*hf download owner/model"):
         open_checkpoint("owner/model")
+
+
+@pytest.mark.parametrize(("offline", "requests"), [(False, 1), (True, 0)])
+def test_a_hub_that_does_not_answer_is_asked_once_and_offline_never(
+    offline: bool, requests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    asked = []
+
+    def answer(server: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # of accept, once the test is over
+            while True:
+                connection, _ = server.accept()
+                asked.append(connection.recv(65536))
+                connection.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer, args=(server,), daemon=True).start()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        with pytest.raises(CheckpointError, match=r"'owner/mistyped': no folder of this name.*hf download"):
+            open_checkpoint("owner/mistyped")
+        server.shutdown(socket.SHUT_RDWR)
+    # Of itself the client asks for other things, once a process.
+    assert sum(offline or b"/api/models/" in request for request in asked) == requests
 
 
 def test_hub_repository_of_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

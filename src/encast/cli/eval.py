@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from encast import engine as engines
+from encast.cli.inspect import metric_lines
 from encast.cli.progress import Progress
 from encast.cli.scoring import Scored, compare, score
 from encast.data.datasets import Dataset, open_dataset
@@ -101,12 +102,6 @@ def _name(data: Dataset) -> str:
 
 
 def _show(artifact: Path, data: Dataset, own: Scored, result: dict[str, Any]) -> None:
-    other = result.get("against")
     print(f"{artifact} on {_name(data)}: {own.task}, {own.rows:,} rows, {own.seconds:.1f} s")
-    for name, value in result["metrics"].items():
-        line = f"  {name:<20} {value:8.3f}"
-        if other is not None:
-            line += f"   against {other['metrics'][name]:8.3f}   {value - other['metrics'][name]:+.3f}"
+    for line in metric_lines(result):
         print(line)
-    for name, value in (other or {}).get("agreement", {}).items():
-        print(f"  {name:<20} {value:8.6f}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ from encast.errors import ArtifactError, StrictError
 from encast.passes.report import OUTSIDE, FusionReport
 from encast.quant import QuantSpec
 
-__all__ = ["inspect_command", "size", "summary"]
+__all__ = ["inspect_command", "metric_lines", "size", "summary"]
 
 
 def inspect_command(
@@ -77,13 +77,30 @@ def summary(opened: Artifact) -> Iterator[str]:
     yield f"{'weights':<12}" + ", ".join(f"{dtype} {size(count)}" for dtype, count in _weight_bytes(opened).items())
     yield f"{'made':<12}{_fact(opened, 'created')} by encast {_fact(opened, 'encast_version')}"
     for name, result in dict(_fact(opened, "accuracy")).items():
-        yield f"{'accuracy':<12}{name}: {json_module.dumps(result, ensure_ascii=False)}"
+        try:
+            rows, metrics = f"{result['task']}, {result['rows']:,} rows", list(metric_lines(result))
+        except (AttributeError, KeyError, TypeError, ValueError):  # not by `encast eval`: as it stands
+            rows, metrics = json_module.dumps(result, ensure_ascii=False), []
+        yield f"{'accuracy':<12}{name}: {rows}"
+        yield from metrics
     yield ""
     report = FusionReport.from_json(_fact(opened, "fusions"))
     yield from _fusion_table(opened, report)
     if report.misses:
         yield ""
         yield from report.describe_misses().splitlines()
+
+
+def metric_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """What ``encast eval`` found, a line a metric: points of 100, the other model's and the difference; agreement."""
+    other: Mapping[str, Any] = result.get("against") or {"metrics": {}}
+    for name, value in result["metrics"].items():
+        line = f"  {name:<20} {value:8.3f}"
+        if name in other["metrics"]:
+            line += f"   against {other['metrics'][name]:8.3f}   {value - other['metrics'][name]:+.3f}"
+        yield line
+    for name, value in other.get("agreement", {}).items():
+        yield f"  {name:<20} {value:8.6f}"
 
 
 def size(count: int) -> str:
