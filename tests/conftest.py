@@ -1,8 +1,11 @@
 """Makes the helpers beside this file (``checkpoints``, ``cases``, ``bounds``) importable by every test below it."""
 
+import fcntl
 import os
 import signal
+from collections.abc import Generator
 
+import pytest
 from hypothesis import settings
 
 # The suites multiply thousands of tiny matrices, on which NumPy's BLAS threads only wait for each other.
@@ -14,3 +17,24 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # No test depends on how fast the machine is.
 settings.register_profile("encast", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("encast")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For pytest-xdist: a file's tests share a process, and so its fixtures; serial tests come last, in one process."""
+    items.sort(key=lambda item: item.get_closest_marker("serial") is not None)
+    for item in items:
+        group = "serial" if item.get_closest_marker("serial") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Under pytest-xdist a serial test has the machine for itself; the others share it."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    # The base folder of a worker lies in that of the run.
+    folder = item.config._tmp_path_factory.getbasetemp().parent  # type: ignore[attr-defined]
+    with open(folder / "serial.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if item.get_closest_marker("serial") else fcntl.LOCK_SH)
+        return (yield)

@@ -21,6 +21,8 @@ from encast.bench.run import _groups
 from encast.bench.session import open_session, resume_session
 from encast.errors import InputError, ResourceError
 
+pytestmark = pytest.mark.serial("starts processes on processors of their own and times them")
+
 ALONE = ["launcher=instances", "launcher.instances=1", "launcher.cores_per_instance=1"]
 
 

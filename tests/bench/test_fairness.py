@@ -20,6 +20,8 @@ from encast.bench.contender import Usage
 from encast.bench.fairness import Evidence, Fairness, first_calls, fresh_batches, judge, least_time
 from encast.bench.rows import Row
 
+pytestmark = pytest.mark.serial("starts processes on processors of their own and times them")
+
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:

@@ -13,6 +13,8 @@ from encast.bench.rows import read_rows
 from encast.cli.main import main
 from encast.errors import InputError
 
+pytestmark = pytest.mark.serial("starts processes on processors of their own and times them")
+
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarking.md"
 
 

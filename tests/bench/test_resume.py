@@ -31,6 +31,8 @@ from encast.bench.session import open_session
 from encast.cli.main import main
 from encast.errors import InputError, ResourceError
 
+pytestmark = pytest.mark.serial("starts processes on processors of their own and times them")
+
 
 def command(folder: Path, *given: str) -> list[str]:
     out = [f"out={folder / 'out'}", f"cache={folder / 'cache'}", "experiment=sweep"]

@@ -20,6 +20,8 @@ from encast.bench.placement import PLACES, PlaceMeter
 from encast.bench.timing import Round, Timing, take_turns, warm_up
 from encast.errors import ResourceError
 
+pytestmark = pytest.mark.serial("waits for real time and counts it")
+
 
 class Cooling:
     """Bursts whose calls take the times of a list, and the last one from then on."""

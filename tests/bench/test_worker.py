@@ -30,6 +30,8 @@ from encast.launch import Placement
 from encast.measure import processes
 from encast.measure.batches import portions
 
+pytestmark = pytest.mark.serial("starts processes on processors of their own and times them")
+
 ALL = tuple(sorted(os.sched_getaffinity(0)))
 BATCHES = [Batch.of([[number, 7, 8, 9], [number, 5, 6]]) for number in range(1, 5)]
 

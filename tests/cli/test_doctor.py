@@ -16,6 +16,8 @@ from encast.ceilings import Ceilings, Fingerprint, Kept
 from encast.cli.doctor import Finding, Level, _lines, diagnose
 from encast.machine import CgroupLimits, Core, HugePages, Machine, MemoryNode, quota_alone_limits, this_machine
 
+pytestmark = pytest.mark.serial("times kernels and forwards")
+
 FEATURES = ("", "avx2 fma", "avx2 fma avx512f")
 NAMES = ("scalar", "avx2", "avx512")
 ALL = [Level(name, features, "", True, "") for name, features in zip(NAMES, FEATURES, strict=True)]

@@ -14,6 +14,8 @@ from encast.cli.kernel_gate import DTYPES, Product, TimedKernel, TimedProduct, p
 from encast.cli.main import main
 from encast.errors import InputError
 
+pytestmark = pytest.mark.serial("times kernels and forwards")
+
 PRODUCT = Product(100, 64, 32, "int8")
 ROWS = [("slow", "s8", "scalar"), ("good", "s8", "avx2"), ("best", "s8", "avx512"), ("other", "bf16_fma", "avx512")]
 

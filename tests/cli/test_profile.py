@@ -12,6 +12,8 @@ from profiles import CEILINGS, compiled
 from encast.ceilings import Kept
 from encast.cli.main import main
 
+pytestmark = pytest.mark.serial("times kernels and forwards")
+
 ONCE = ["--repeats", "1", "--threads", "1"]
 QUICK = [*ONCE, "--batch", "2", "--length", "8"]
 

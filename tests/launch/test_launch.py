@@ -17,6 +17,8 @@ from launched import CPUS, LAUNCH, PATIENCE_S, launch, python, two_cpus
 
 from encast.launch.supervise import FORWARDED
 
+pytestmark = pytest.mark.serial("starts processes on processors of their own and times them")
+
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     def heed_signals() -> None:  # under nohup, or in a script's background, the launcher would go on ignoring them

@@ -18,6 +18,8 @@ from encast.backends.groups import InstanceGroup, Setup
 from encast.cli.main import main
 from encast.tune.configuration import Configuration, artifact_sha, machine_fingerprint
 
+pytestmark = pytest.mark.serial("starts processes on processors of their own and times them")
+
 
 def test_a_program_that_is_not_there_or_cannot_run(tmp_path: Path) -> None:
     absent = launch("--", "no-such-program")

@@ -18,6 +18,8 @@ from encast.launch import MemoryBinding, Placement, bind, memory_binding, preexe
 from encast.launch import memory as memory_module
 from encast.launch.process import descendants
 
+pytestmark = pytest.mark.serial("starts processes on processors of their own and times them")
+
 CPUS = sorted(os.sched_getaffinity(0))
 HERE = Placement((CPUS[-1],), 0, 1)
 

@@ -26,6 +26,8 @@ from encast.errors import ResourceError
 from encast.tune.evaluate import METHOD
 from encast.tune.measurement import Measurement
 
+pytestmark = pytest.mark.serial("starts processes on processors of their own and times them")
+
 LENGTHS = "4:10,8:20,16:5,40:3"
 
 

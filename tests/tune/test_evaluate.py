@@ -29,6 +29,8 @@ from encast.tune.process import Worker
 from encast.tune.slo import Slo
 from encast.tune.worker import _Session
 
+pytestmark = pytest.mark.serial("starts processes on processors of their own and times them")
+
 ONE = Setup((InstanceGroup(1, 1),), 64)
 QUICK = Pace(burst=0.05, requests=30, least=0.05, most=0.2)
 

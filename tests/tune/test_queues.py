@@ -14,6 +14,8 @@ from encast.batch import Batch
 from encast.tune import queues
 from encast.tune.queues import Service, _saturated
 
+pytestmark = pytest.mark.serial("waits for real time and counts it")
+
 
 def requests(*lengths: int) -> list[Batch]:
     return [Batch(np.full(length, length, np.int32), np.array([0, length], np.int32)) for length in lengths]

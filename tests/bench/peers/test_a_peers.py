@@ -31,6 +31,8 @@ from encast.bench.peers.base import ModelFiles, Peer, load_peer
 from encast.bench.peers.transformer import Encoder, read_encoder
 from encast.errors import EncastError, InputError, ResourceError
 
+pytestmark = pytest.mark.serial("starts processes on processors of their own and times them")
+
 CONF = Path(encast.bench.__file__).parent / "conf" / "backend"
 MODULES = ("pytorch", "torchscript", "torch_compile", "onnxruntime", "openvino", "ctranslate2", "sentence_transformers")
 YAMLS = {
