@@ -23,7 +23,19 @@ import numpy as np
 from checkpoint_tokenizers import BYTE_LEVEL_VOCAB, write_tokenizer
 from safetensors.numpy import save_file
 
-__all__ = ["ARCHS", "CASES", "HEADS", "Case", "Inputs", "digest", "inputs_of", "make_case", "make_checkpoint"]
+__all__ = [
+    "ARCHS",
+    "CASES",
+    "ENTITY_CASES",
+    "ENTITY_TEXTS",
+    "HEADS",
+    "Case",
+    "Inputs",
+    "digest",
+    "inputs_of",
+    "make_case",
+    "make_checkpoint",
+]
 
 ARCHS = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "mpnet", "albert")
 HEADS = ("features", "embed", "classify", "tag", "answer", "fill_mask")
@@ -473,6 +485,36 @@ def _cases() -> Iterator[Case]:
 
 
 CASES = {case.name: case for case in _cases()}
+
+_NAMES = ["O", "B-PER", "I-PER", "LOC", "I-creative-work", "S-PER"]
+ENTITY_CASES = [
+    Case(
+        f"{arch}-entities",
+        arch,
+        "tag",
+        {
+            "layers": 1,
+            "seed": 3,
+            "labels": len(_NAMES),
+            "tokenizer_json": False,
+            "config": {
+                "id2label": {str(index): name for index, name in enumerate(_NAMES)},
+                "label2id": {name: index for index, name in enumerate(_NAMES)},
+            },
+        },
+    )
+    for arch in ("bert", "roberta")
+]
+"""Word pieces, and byte-level BPE, where a token begins with a space; labels of all kinds."""
+ENTITY_TEXTS = [
+    "",
+    " ",
+    "the cat and Bob, from Paris",
+    "  two  spaces   before words ",
+    "unbelievable-things; e.g. this (that)",
+    "caf\u00e9 \u4e2d\u6587 \U0001f600 na\u00efve",
+    "a b c d e f g h i j k l m n o p",
+]
 
 
 def make_case(folder: Path, case: Case) -> Path:

@@ -1,7 +1,7 @@
 """Makes ``tests/golden``: what transformers answers, in float32 and float64, for the made checkpoints.
 
-Needs torch and transformers. Run from the repository root: ``python tests/make_golden.py [case ...]``. Every file
-holds, for one case of ``checkpoints.CASES``:
+Needs torch and transformers. Run from the repository root: ``python tests/make_golden.py [case ...]``; the case
+``entities`` makes entities.json, see ``make_entities``. Every other file holds, for one case of ``checkpoints.CASES``:
 
 - ``digest``: of the checkpoint that the numbers belong to; ``versions``: of torch and transformers
 - ``NAME_f64``, ``NAME_f32``: the outputs of the packed batch (``last_hidden_state``, ``embedding``, ``logits``)
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from checkpoints import CASES, Case, Inputs, digest, inputs_of, make_case
+from checkpoints import CASES, ENTITY_CASES, ENTITY_TEXTS, Case, Inputs, digest, inputs_of, make_case
 
 GOLDEN = Path(__file__).parent / "golden"
 SEQUENCE_OF_KEYS = 1
@@ -134,9 +134,33 @@ def make(case: Case, folder: Path) -> None:
     np.savez_compressed(GOLDEN / f"{case.name}.npz", **kept)
 
 
+def make_entities(folder: Path) -> None:
+    """``golden/entities.json``: what transformers' pipeline finds in ``ENTITY_TEXTS`` with its simple strategy."""
+    import json
+
+    import transformers
+
+    found: dict[str, Any] = {}
+    for case in ENTITY_CASES:
+        checkpoint = str(make_case(folder, case))
+        pipeline = transformers.pipeline("token-classification", model=checkpoint, aggregation_strategy="simple")
+        found[case.name] = [
+            [
+                [one["entity_group"], float(one["score"]), one["start"], one["end"]]
+                for one in (pipeline(text) if text else [])  # it refuses an empty text
+            ]
+            for text in ENTITY_TEXTS
+        ]
+    (GOLDEN / "entities.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     GOLDEN.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
+        if sys.argv[1:] in ([], ["entities"]):
+            make_entities(Path(folder))
+        if sys.argv[1:] == ["entities"]:
+            return
         for name in sys.argv[1:] or CASES:
             make(CASES[name], Path(folder))
             print(name, flush=True)

@@ -150,7 +150,7 @@ class Engine:
         return answer(self.session, question, context, stride=stride, max_answer_len=max_answer_len, n_best=n_best)
 
     def tag(self, texts: Sequence[str], *, on_long: OnLong = "truncate") -> list[Tagging]:
-        """Entities with character offsets, and every token's label, for every text."""
+        """Entities with character offsets, as transformers' pipeline finds them; see ``encast.tasks.tag.tag``."""
         return tag(self.session, texts, on_long=on_long)
 
     def rerank(self, query: str, documents: Sequence[str], *, on_long: OnLong = "truncate") -> list[tuple[int, float]]:

@@ -1,16 +1,20 @@
-"""Entities from BIO labels, word by word."""
+"""Entities from BIO labels as transformers' pipeline groups them, token by token."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from checkpoints import ENTITY_CASES, ENTITY_TEXTS, Case, make_case
 from fake_engine import VOCAB, fake_engine
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
-from encast.tasks.tag import label_words, split_label
+import encast
+from encast.tasks.tag import label_words
 
 LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
@@ -42,10 +46,12 @@ def test_words_group_into_entities() -> None:
     assert found == [("PER", "John  Smith"), ("LOC", "New York")]
 
 
-def test_a_word_has_the_label_of_its_first_token() -> None:
-    # "bz" is b + ##z: the second token's own label does not count.
-    assert _found("bz cat", {"b": "B-PER", "##z": "B-LOC"}) == [("PER", "bz")]
-    assert _found("bz cat", {"##z": "B-LOC"}) == []
+def test_every_token_has_its_own_label() -> None:
+    # "bz" is b + ##z.
+    assert _found("bz cat", {"b": "B-PER", "##z": "I-PER"}) == [("PER", "bz")]
+    assert _found("bz cat", {"b": "B-PER", "##z": "B-LOC"}) == [("PER", "b"), ("LOC", "z")]
+    assert _found("bz cat", {"##z": "B-LOC"}) == [("LOC", "z")]
+    assert _found("bz cat", {"b": "B-PER"}) == [("PER", "b")]
 
 
 def test_b_begins_and_a_change_of_type_divides() -> None:
@@ -58,13 +64,29 @@ def test_b_begins_and_a_change_of_type_divides() -> None:
 def test_other_schemes() -> None:
     bilou = ["O", "B-X", "I-X", "L-X", "U-X"]
     assert _found("john smith paris york", {"john": "B-X", "smith": "L-X", "paris": "U-X", "york": "U-X"}, bilou) == [
-        ("X", "john smith"),
-        ("X", "paris"),
-        ("X", "york"),
+        ("X", "john"),
+        ("X", "smith"),
+        ("X", "paris york"),
     ]
     assert _found("cat john smith", {"john": "PER", "smith": "PER"}, ["O", "PER"]) == [("PER", "john smith")]
-    assert split_label("creative-work") == ("I", "creative-work")
-    assert split_label("B-creative-work") == ("B", "creative-work")
+    assert _found("cat john smith", {"john": "B-PER", "smith": "PER"}, ["O", "PER", "B-PER"]) == [("PER", "john smith")]
+    work = ["O", "B-creative-work", "creative-work"]
+    assert _found("john the smith", {"john": "B-creative-work", "smith": "creative-work"}, work) == [
+        ("creative-work", "john"),
+        ("work", "smith"),
+    ]
+
+
+@pytest.mark.parametrize("case", ENTITY_CASES, ids=lambda case: case.name)
+def test_entities_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
+    path = encast.compile(make_case(tmp_path, case), tmp_path / "tag.encast", dtype="f32")
+    with encast.load(path, threads=1) as engine:
+        found = [tagging.entities for tagging in engine.tag(ENTITY_TEXTS)]
+    golden = json.loads((Path(__file__).parents[1] / "golden" / "entities.json").read_text())[case.name]
+    for text, ours, theirs in zip(ENTITY_TEXTS, found, golden, strict=True):
+        assert [(one.label, one.start, one.end) for one in ours] == [(label, *at) for label, _, *at in theirs], text
+        assert [one.score for one in ours] == pytest.approx([score for _, score, *_ in theirs], abs=1e-5)
+        assert [one.text for one in ours] == [text[begin:end] for _, _, begin, end in theirs]
 
 
 def test_tokens_carry_offsets_and_no_special_ones() -> None:
@@ -110,6 +132,7 @@ def test_a_space_before_a_word_is_no_part_of_it() -> None:
     )
     (entity,) = engine.tag([text])[0].entities
     assert (entity.text, entity.start, entity.end) == ("john smith", 4, 14)
+    assert label_words(engine.session, [text.split()]) == [["O", "B-PER", "I-PER"]]
     engine = fake_engine(
         "answer", lambda ids: np.repeat((ids == 2)[:, None] * 5.0, 2, axis=1), json_text=_spacing_tokenizer()
     )

@@ -12,7 +12,7 @@ from encast.tasks.session import F32, Session, need_finite
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import Encoding, OnLong
 
-__all__ = ["Entity", "Tagging", "TokenLabel", "label_words", "split_label", "tag"]
+__all__ = ["Entity", "Tagging", "TokenLabel", "label_words", "tag"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TokenLabel:
 
 @dataclass(frozen=True)
 class Entity:
-    """Neighbouring words of one type: ``text[start:end]``; ``score`` is the mean of its words' scores."""
+    """Neighbouring tokens of one type: ``text[start:end]``; ``score`` is the mean of its tokens' scores."""
 
     label: str
     text: str
@@ -48,10 +48,13 @@ class Tagging:
 def tag(session: Session, texts: object, *, on_long: OnLong = "truncate") -> list[Tagging]:
     """One ``Tagging`` a text.
 
-    A word has the label of its first token. Words group into entities by their BIO labels (BIOES and
-    BILOU as well): ``B-`` begins one, ``I-`` continues one of its own type and else begins one, ``O`` is
-    outside; labels without such a prefix group as if they had ``I-``. Words beyond the model's length
-    are not labelled.
+    Entities are those of transformers' ``TokenClassificationPipeline`` with ``aggregation_strategy="simple"``. Each
+    token has its own label, whatever word it is of. Tokens group with the one before when both are of one type:
+    ``B-X`` begins an entity, ``I-X`` and ``X`` continue one of type X and else begin one, ``O`` is outside. Other
+    prefixes (``E-``, ``S-``, ...) are a part of the type as tokens are grouped. An entity's label is that of its first
+    token without what comes before its first dash; its score the mean of theirs. ``text`` is what stands at the
+    offsets, where transformers' ``word`` puts tokens together again; no space before a token counts to it, as
+    byte-level BPE has it. Tokens beyond the model's length are not labelled.
     """
     session.need("tag", "tag")
     rows = check_texts(texts)
@@ -87,24 +90,18 @@ def label_words(session: Session, sentences: Sequence[Sequence[str]]) -> list[li
     return labelled
 
 
-def split_label(label: str) -> tuple[str, str]:
-    """``(prefix, type)``: ``B-PER`` is ``("B", "PER")``, ``PER`` is ``("I", "PER")``, ``O`` is ``("O", "")``."""
-    if label == "O":
-        return "O", ""
-    prefix, dash, kind = label.partition("-")
-    return (prefix, kind) if dash and prefix in ("B", "I", "E", "L", "S", "U") else ("I", label)
+def _split_label(label: str) -> tuple[str, str]:
+    """``(prefix, type)``: ``B-PER`` is ``("B", "PER")``; a label without ``B-`` or ``I-`` is a type that continues."""
+    return (label[0], label[2:]) if label.startswith(("B-", "I-")) else ("I", label)
 
 
 def _label_tokens(encoding: Encoding, logits: F32, names: list[str], text: str) -> list[TokenLabel]:
     tokens = []
-    rows = zip(encoding.word_ids, encoding.offsets, logits.astype(np.float64), strict=True)
-    for word, (start, end), row in rows:
-        if word is None:
+    for word, (start, end), row in zip(encoding.word_ids, encoding.offsets, logits.astype(np.float64), strict=True):
+        if word is None:  # a special token
             continue
         while start < end and text[start].isspace():
             start += 1  # some tokenizers count the space before a word to the word
-        if start == end:
-            continue
         scores = softmax(row)
         best = int(np.argmax(scores))
         tokens.append(TokenLabel(names[best], float(scores[best]), start, end, word))
@@ -112,28 +109,19 @@ def _label_tokens(encoding: Encoding, logits: F32, names: list[str], text: str) 
 
 
 def _group_entities(tokens: Sequence[TokenLabel], text: str) -> list[Entity]:
-    entities: list[Entity] = []
-    kind, start, end, scores = "", 0, 0, list[float]()
-
-    def close() -> None:
-        if kind:
-            entities.append(Entity(kind, text[start:end], start, end, float(np.mean(scores))))
-
-    word = None
+    groups: list[list[TokenLabel]] = []
+    kind = ""
     for token in tokens:
-        if token.word == word:
-            if kind:
-                end = token.end
-            continue
-        word = token.word
-        prefix, own = split_label(token.label)
-        if own != kind or prefix in ("B", "S", "U"):
-            close()
-            kind, start, scores = own, token.start, []
-        end = token.end
-        scores.append(token.score)
-        if prefix in ("S", "U"):
-            close()
-            kind = ""
-    close()
+        prefix, own = _split_label(token.label)
+        if groups and own == kind and prefix != "B":
+            groups[-1].append(token)
+        else:
+            groups.append([token])
+        kind = own
+    entities = []
+    for group in groups:
+        start, end = group[0].start, group[-1].end
+        label = group[0].label.split("-", 1)[-1]
+        if label != "O":
+            entities.append(Entity(label, text[start:end], start, end, float(np.mean([one.score for one in group]))))
     return entities
