@@ -22,7 +22,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint test-reference sanitize sanitize-native sanitize-python sanitize-threads fuzz bench \
-	kernels-gate qemu wheel clean install install-tests
+	kernels-gate qemu wheel docs clean install install-tests
 
 help:
 	@echo "make demo            compile the real all-MiniLM-L6-v2, embed and compare texts"
@@ -35,6 +35,7 @@ help:
 	@echo "make kernels-gate    time the products of BERT-base; fail where selection or a kernel falls behind"
 	@echo "make qemu            run the wheel on an emulated processor without AVX-512"
 	@echo "make wheel           build a wheel into dist/"
+	@echo "make docs            build the site into build/docs/, check its links"
 
 # The virtual environment with all that a build without isolation needs. pip 23.1 is the first with -C; a package that
 # hydra-core needs is there as a source only, which setuptools builds.
@@ -184,6 +185,12 @@ wheel: $(VENV)/ready
 
 qemu: wheel install
 	bash tests/qemu_haswell.sh $(BIN)/python dist/*.whl
+
+# Strict: a warning, such as a link or an anchor that leads nowhere, fails it.
+docs: $(VENV)/ready
+	$(PIP) install --quiet --no-build-isolation --editable '.[docs]' -C build-dir=$(BUILD)
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -d build/doctrees -c docs . build/docs
+	@echo "build/docs/index.html"
 
 clean:
 	rm -rf $(VENV) build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -146,7 +146,13 @@ class Engine:
         max_answer_len: int = 30,
         n_best: int = 20,
     ) -> Answer | list[Answer]:
-        """The span of the context that answers the question; see ``encast.tasks.answer.answer``."""
+        """The best span of the context: one ``Answer`` for two texts, a list for two lists of equal length.
+
+        A context longer than the model reads is split into windows that share ``stride`` tokens. The span
+        with the largest sum of start and end logit wins, over all windows, among spans inside of the context
+        of at most ``max_answer_len`` tokens; of equals, the first. Its score is a softmax over the
+        ``n_best`` spans. An empty context gives an empty answer with score 0.
+        """
         return answer(self.session, question, context, stride=stride, max_answer_len=max_answer_len, n_best=n_best)
 
     def tag(self, texts: Sequence[str], *, on_long: OnLong = "truncate") -> list[Tagging]:
@@ -154,7 +160,12 @@ class Engine:
         return tag(self.session, texts, on_long=on_long)
 
     def rerank(self, query: str, documents: Sequence[str], *, on_long: OnLong = "truncate") -> list[tuple[int, float]]:
-        """``(index of the document, score)``, best first; see ``encast.tasks.rerank.rerank``."""
+        """``(index of the document, score)``, best first, equal scores by index.
+
+        A classifier of pairs with one label (cross-encoder) scores with its logit; a sentence-embedding
+        artifact with its checkpoint's similarity, cosine when it names none. Raises ``InputError``
+        for other artifacts.
+        """
         return rerank(self.session, query, documents, on_long=on_long)
 
     def fill_mask(

@@ -1,4 +1,4 @@
-"""A scenario of one's own: the example of docs/benchmarking.md is measured, and mistakes are its file's."""
+"""A scenario of one's own: the example of docs/howto/benchmark.md is measured, and mistakes are its file's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from encast.errors import InputError
 
 pytestmark = pytest.mark.serial("starts processes on processors of their own and times them")
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarking.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "benchmark.md"
 
 
 @pytest.fixture

