@@ -4,8 +4,8 @@
     python benchmarks/texts_to_embeddings.py --data FOLDER --sets queries --seconds 60
 
 The texts are 1,024 paragraphs of SQuAD's dev set and the 3,610 questions of NQ-open's dev set. The contenders are those
-of ``text_peers.py``, in processes of their own, and take turns as in `encast bench` (docs/benchmarking.md). The limit
-is arithmetic alone: no padding, tokenisation for nothing.
+of ``text_peers.py``, in processes of their own, and take turns as in `encast bench` (docs/howto/benchmark.md). The
+limit is arithmetic alone: no padding, tokenisation for nothing.
 """
 
 from __future__ import annotations

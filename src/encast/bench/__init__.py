@@ -2,5 +2,5 @@
 
 ``config`` turns overrides into jobs, ``session`` keeps an experiment's folder, ``run`` measures one comparison. A
 backend is a ``peers.base.Peer`` in a process of its own (``worker``); a ``Contender`` is one or more such instances.
-What is measured is a ``scenarios.base.Scenario``. docs/benchmarking.md explains the method.
+What is measured is a ``scenarios.base.Scenario``. docs/howto/benchmark.md explains the method.
 """

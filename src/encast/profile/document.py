@@ -1,4 +1,4 @@
-"""The profile as a JSON document, and a run as a Chrome trace. ``docs/profiling.md`` describes both."""
+"""The profile as a JSON document, and a run as a Chrome trace. ``docs/howto/profile.md`` describes both."""
 
 from __future__ import annotations
 

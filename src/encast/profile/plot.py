@@ -149,7 +149,7 @@ def _svg(profile: Profile) -> Iterator[str]:
     yield "</svg>"
     yield (
         "<p>Larger points take more of the forward. Operations are multiplications and additions, of products and of "
-        "everything else, as docs/profiling.md counts them; bytes are those that have to move, from wherever they "
+        "everything else, as docs/howto/profile.md counts them; bytes are those that have to move, from wherever they "
         "live.</p>"
     )
 

@@ -2,7 +2,7 @@
 
 ``space`` lists the set-ups that fit the machine, ``cost_model`` estimates them from a few measured points, ``search``
 decides which to measure next, ``journal`` keeps what was measured, ``evaluate`` measures one, and ``configuration``
-keeps what was found in the file that ``encast.load`` reads. ``docs/tuning.md`` explains the method.
+keeps what was found in the file that ``encast.load`` reads. ``docs/howto/tune.md`` explains the method.
 """
 
 from __future__ import annotations
