@@ -89,17 +89,15 @@ Executor::Executor(Plan plan, std::shared_ptr<const Weights> weights, TeamOption
     steps_.push_back(bind_step(plan_, index, weights_->data()));
     if (plan_.steps[index].kind == StepKind::embed) embed_ = &plan_.steps[index];
   }
-  for (size_t index = 0; index < plan_.steps.size(); ++index) {
-    heads_.push_back(HeadStage::bind(plan_, index, weights_->data()));
+  int64_t scratch = 0;
+  for (const StageDecl& stage : plan_.stages) {
+    const bool heads = stage.kind == StageKind::heads;
+    heads_.push_back(heads ? std::make_unique<HeadStage>(plan_, stage, weights_->data()) : nullptr);
+    scratch = std::max(scratch, round_up(stage_scratch_bytes(plan_, stage), 64));
   }
   chunk_.next_task = std::make_unique<std::atomic<int64_t>[]>(steps_.size());
   for (const OutputDecl& output : plan_.outputs) stages_.push_back(needed_stages(output.value));
 
-  int64_t scratch = 0;
-  for (size_t index = 0; index < plan_.steps.size(); ++index) {
-    if (plan_.steps[index].kind != StepKind::attention) continue;
-    scratch = std::max(scratch, round_up(attention_stage_scratch_bytes(plan_, index), 64));
-  }
   const int64_t block = plan_.block_bytes();
   const int64_t arena = round_up(plan_.arena, 64);
   arena_bytes_ = arena + (block + scratch) * team_.size() + 64;
@@ -130,28 +128,25 @@ Executor::Executor(Plan plan, std::shared_ptr<const Weights> weights, TeamOption
 }
 
 std::vector<Executor::Stage> Executor::needed_stages(int value) const {
-  const std::vector<int> numbers = plan_.stages();
   const std::vector<bool> needed = needed_steps(plan_, value);
   std::vector<Stage> stages;
-  int current = -1;
-  for (size_t index = 0; index < plan_.steps.size(); ++index) {
-    if (!needed[index]) continue;
-    const StepDecl& step = plan_.steps[index];
-    if (numbers[index] != current) {
-      stages.push_back({.rows = plan_.values[static_cast<size_t>(step.out)].rows});
-      current = numbers[index];
-    }
-    Stage& stage = stages.back();
-    stage.steps.push_back(static_cast<uint32_t>(index));
-    stage.mixes_rows = step.kind == StepKind::attention;
-    if (heads_[index] != nullptr) stage.heads = heads_[index].get();
-    stage.has_product = stage.has_product || step.kind == StepKind::linear;
-    stage.tiles = stage.tiles || steps_[index]->tiles();
-    for (int id : {step.out, step.also}) {
-      if (id >= 0 && plan_.values[static_cast<size_t>(id)].in_block) {
-        stage.block_values.push_back(static_cast<uint32_t>(id));
+  for (size_t number = 0; number < plan_.stages.size(); ++number) {
+    const StageDecl& decl = plan_.stages[number];
+    Stage stage{.mixes_rows = decl.kind != StageKind::rows, .heads = heads_[number].get()};
+    for (size_t index = decl.begin; index < decl.end; ++index) {
+      if (!needed[index]) continue;
+      const StepDecl& step = plan_.steps[index];
+      stage.rows = plan_.values[static_cast<size_t>(step.out)].rows;
+      stage.steps.push_back(static_cast<uint32_t>(index));
+      stage.has_product = stage.has_product || step.kind == StepKind::linear;
+      stage.tiles = stage.tiles || steps_[index]->tiles();
+      for (int id : {step.out, step.also}) {
+        if (id >= 0 && plan_.values[static_cast<size_t>(id)].in_block) {
+          stage.block_values.push_back(static_cast<uint32_t>(id));
+        }
       }
     }
+    if (!stage.steps.empty()) stages.push_back(std::move(stage));
   }
   return stages;
 }

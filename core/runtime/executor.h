@@ -75,8 +75,8 @@ class Executor {
     std::vector<uint32_t> steps;
     std::vector<uint32_t> block_values;  // values in the memory of a block
     Rows rows = Rows::tokens;
-    bool mixes_rows = false;           // attention: hands its work out itself
-    const HeadStage* heads = nullptr;  // with the product before it, head by head
+    bool mixes_rows = false;           // attention hands its work out itself
+    const HeadStage* heads = nullptr;  // of a stage of heads
     bool has_product = false;
     bool tiles = false;  // products work in tiles of AMX
   };
@@ -103,7 +103,7 @@ class Executor {
   const Plan plan_;
   const std::shared_ptr<const Weights> weights_;
   std::vector<std::unique_ptr<Step>> steps_;
-  std::vector<std::unique_ptr<HeadStage>> heads_;  // of every step; null for most
+  std::vector<std::unique_ptr<HeadStage>> heads_;  // of every stage; null for most
   std::vector<std::vector<Stage>> stages_;         // that every output needs
   const StepDecl* embed_ = nullptr;
   int64_t arena_bytes_ = 0;

@@ -21,39 +21,20 @@ int64_t task_bytes(int64_t rows, int64_t head_dim) {
   return round_up(rows * 3 * heads_of_panels(head_dim) * head_dim * 4, 64);
 }
 
-bool fits(const Plan& plan, size_t index) {
-  const StepDecl& attention = plan.steps[index];
-  if (plan.head_tokens == 0 || attention.kind != StepKind::attention || index == 0) return false;
-  const StepDecl& product = plan.steps[index - 1];
-  const int id = attention.x;
-  if (product.kind != StepKind::linear || product.out != id) return false;
-  // Made by one product, and by none of a part of the columns before it.
-  const bool whole =
-      plan.weights[static_cast<size_t>(product.w)].rows == plan.values[static_cast<size_t>(id)].cols;
-  const auto reads = [&](const StepDecl& step) { return step.x == id || step.other == id; };
-  const auto is_output = [&](const OutputDecl& output) { return output.value == id; };
-  return whole && heads_fill_panels(attention.heads, head_dim_of(plan, attention)) &&
-         std::count_if(plan.steps.begin(), plan.steps.end(), reads) == 1 &&
-         std::none_of(plan.outputs.begin(), plan.outputs.end(), is_output);
-}
-
 }  // namespace
 
-int64_t attention_stage_scratch_bytes(const Plan& plan, size_t index) {
-  const int64_t head_dim = head_dim_of(plan, plan.steps[index]);
+int64_t stage_scratch_bytes(const Plan& plan, const StageDecl& stage) {
+  if (stage.kind == StageKind::rows) return 0;
+  const int64_t head_dim = head_dim_of(plan, plan.steps[stage.end - 1]);
   return attention_scratch_bytes(plan.max_len, head_dim) +
-         (fits(plan, index) ? task_bytes(most_rows(plan), head_dim) : 0);
+         (stage.kind == StageKind::heads ? task_bytes(most_rows(plan), head_dim) : 0);
 }
 
-std::unique_ptr<HeadStage> HeadStage::bind(const Plan& plan, size_t index, const std::byte* weights) {
-  return fits(plan, index) ? std::unique_ptr<HeadStage>(new HeadStage(plan, index, weights)) : nullptr;
-}
-
-HeadStage::HeadStage(const Plan& plan, size_t index, const std::byte* weights)
-    : product_(plan.steps[index - 1]),
-      attention_(plan.steps[index]),
+HeadStage::HeadStage(const Plan& plan, const StageDecl& stage, const std::byte* weights)
+    : product_(plan.steps[stage.begin]),
+      attention_(plan.steps[stage.begin + 1]),
       binder_(plan, weights),
-      after_(binder_.next_weight(index - 1)),
+      after_(binder_.next_weight(stage.begin)),
       most_rows_(most_rows(plan)),
       head_dim_(head_dim_of(plan, attention_)),
       heads_(heads_of_panels(head_dim_)),

@@ -1,6 +1,4 @@
 #pragma once
-#include <memory>
-
 #include "runtime/binding.h"
 #include "runtime/head_tasks.h"
 
@@ -11,9 +9,7 @@ namespace encast {
 // that cores share and come back from it.
 class HeadStage {
  public:
-  // For the attention at step `index` of the plan and the product before it; null where heads do not fill
-  // panels or another step reads the rows.
-  static std::unique_ptr<HeadStage> bind(const Plan& plan, size_t index, const std::byte* weights);
+  HeadStage(const Plan& plan, const StageDecl& stage, const std::byte* weights);
 
   // Tasks of a chunk, or 0 where they would be too few for the threads or a sequence is too long: then the
   // product goes over all rows first.
@@ -29,8 +25,6 @@ class HeadStage {
   void attend(const Share& share, int64_t task) const;
 
  private:
-  HeadStage(const Plan& plan, size_t index, const std::byte* weights);
-
   int64_t tasks_a_group() const { return attention_.heads / heads_; }
   Range seqs(const Chunk& chunk, int64_t task) const;
   float* task_rows(const Share& share) const;
@@ -45,8 +39,7 @@ class HeadStage {
   Selection<AttentionFn> attend_;
 };
 
-// Bytes that a thread needs for the attention at step `index`, and for the rows of a task where it is in one
-// stage with its product.
-int64_t attention_stage_scratch_bytes(const Plan& plan, size_t index);
+// Bytes that a thread needs for the attention of a stage, and for the rows of a task of heads.
+int64_t stage_scratch_bytes(const Plan& plan, const StageDecl& stage);
 
 }  // namespace encast

@@ -18,17 +18,24 @@
 //   weight w2 f32 padded 1 1152 @...             a vector padded to a multiple of 64
 //   value v0 f32 tokens 384 @0                   rows cols, at a byte offset of the arena; @-: outside of it;
 //   value v1 q8 tokens 384 @+6144                @+: in the memory of a block of rows, see Stages
+//   stage rows                                   of the steps that follow, up to the next one
 //   step embed name=embeddings word=w0 ... out=v0 also=v1
 //   output last_hidden_state v9
 //
 // Ids count up from 0 in the order of declaration. The keys of every kind of step stand in kStepForms.
 //
-// Stages. Consecutive steps that make rows of one kind, each row from the same row of what they read, are a
-// stage: a thread may take a block of rows through all of them while their values stay in its caches.
-// Attention, which mixes rows, is a stage of its own, or where head_tokens is not 0 one with the product that
-// makes its rows, which is then right before it. Values that live within one stage may lie in the
-// block's memory, where offsets are given for every 16 rows of the block. Values of the arena keep their
-// memory for whole stages.
+// Stages say how threads share steps. Lowering cuts them; here they are checked.
+//
+//   stage rows        Steps that make rows of one kind, each row from the same row of what the stage makes: a
+//                     thread may take a block of rows through all of them while their values stay in its
+//                     caches.
+//   stage sequences   One attention, which mixes the rows of a sequence.
+//   stage heads       Attention and the product that makes its rows, and nobody else reads those: a thread
+//   may
+//                     take some heads of sequences of head_tokens tokens through both.
+//
+// Values that live within one stage of rows may lie in the block's memory, where offsets are given for every
+// 16 rows of the block. Values of the arena keep their memory for whole stages.
 namespace encast {
 
 enum class Rows : uint8_t { tokens, seqs, selected };
@@ -94,6 +101,13 @@ struct StepDecl {
   Pooling mode = Pooling::cls;
 };
 
+enum class StageKind : uint8_t { rows, sequences, heads };
+
+struct StageDecl {
+  StageKind kind = StageKind::rows;
+  size_t begin = 0, end = 0;  // of the plan's steps
+};
+
 struct OutputDecl {
   std::string name;
   int value = -1;
@@ -103,8 +117,8 @@ struct Plan {
   int64_t vocab = 0, types = 0, max_len = 0, chunk_tokens = 0, arena = 0;
   int64_t block_rows = 0;   // most rows that a thread takes through a stage at a time
   int64_t stream_rows = 0;  // with fewer rows a thread, threads share a product's weights instead of its rows
-  // Most tokens of the sequences that share a task of attention and its product (a longer one goes alone); 0:
-  // the two are no stage together.
+  // Most tokens of the sequences that share a task of a stage of heads (a longer one goes alone); 0 without
+  // such a stage.
   int64_t head_tokens = 0;
   int64_t block = 0;  // bytes of a block's memory for every kBlockUnit rows
 
@@ -118,14 +132,13 @@ struct Plan {
   std::vector<WeightDecl> weights;
   std::vector<ValueDecl> values;
   std::vector<StepDecl> steps;
+  std::vector<StageDecl> stages;  // every step is in one
   std::vector<OutputDecl> outputs;
 
-  // The stage of every step, counting up from 0.
-  std::vector<int> stages() const;
-
-  // Parses and validates; throws PlanError naming the line or the step. Checked: every number's range, every
-  // operand's existence, dtype and shape, that values are made before they are read, that no step writes
-  // memory that a later step still reads, that the arena holds every value.
+  // Parses and validates; throws PlanError naming the line, the step or the stage. Checked: every number's
+  // range, every operand's existence, dtype and shape, that values are made before they are read, that stages
+  // hold the steps that they may, that no step writes memory that a later step still reads, that the arena
+  // holds every value.
   static Plan parse(std::string_view text);
 
   // Throws PlanError when a weight lies outside of a file of this size or is not 64-byte aligned.
@@ -134,5 +147,6 @@ struct Plan {
 
 const char* step_name(StepKind kind);
 const char* rows_name(Rows rows);
+const char* stage_name(StageKind kind);
 
 }  // namespace encast

@@ -43,6 +43,7 @@ constexpr StepForm kStepForms[] = {
 };
 
 constexpr std::string_view kRowNames[] = {"tokens", "seqs", "selected"};
+constexpr std::string_view kStageNames[] = {"rows", "sequences", "heads"};
 constexpr std::string_view kLayoutNames[] = {"dense", "panels", "padded"};
 constexpr std::string_view kActivationNames[] = {"none", "gelu", "gelu_tanh", "relu", "silu", "tanh"};
 constexpr std::string_view kPoolingNames[] = {"cls",          "max",      "mean", "mean_sqrt_len_tokens",
@@ -260,8 +261,17 @@ void set_key(const Line& line, std::string_view key, std::string_view text, cons
   }
 }
 
+void parse_stage(Line& line, Plan& plan) {
+  const auto kind = line.choice<StageKind>(line.word("a kind of stage"), "kind of stage", kStageNames);
+  if (!plan.stages.empty() && plan.stages.back().begin == plan.steps.size()) {
+    line.fail("the stage before this one has no steps");
+  }
+  plan.stages.push_back({kind, plan.steps.size(), plan.steps.size()});
+}
+
 void parse_step(Line& line, Plan& plan) {
   StepDecl step;
+  if (plan.stages.empty()) line.fail("is a step before the first stage");
   const std::string_view kind = line.word("a kind of step");
   const StepForm* form = nullptr;
   for (const StepForm& known : kStepForms) {
@@ -295,6 +305,7 @@ void parse_step(Line& line, Plan& plan) {
     }
   }
   plan.steps.push_back(std::move(step));
+  plan.stages.back().end = plan.steps.size();
 }
 
 void parse_output(Line& line, Plan& plan) {
@@ -312,6 +323,7 @@ void parse_output(Line& line, Plan& plan) {
 
 const char* step_name(StepKind kind) { return kStepForms[static_cast<size_t>(kind)].name; }
 const char* rows_name(Rows rows) { return kRowNames[static_cast<size_t>(rows)].data(); }
+const char* stage_name(StageKind kind) { return kStageNames[static_cast<size_t>(kind)].data(); }
 
 Plan parse_plan(std::string_view text) {
   if (text.size() > kMaxText)
@@ -337,18 +349,23 @@ Plan parse_plan(std::string_view text) {
       parse_weight(line, plan);
     } else if (word == "value") {
       parse_value(line, plan);
+    } else if (word == "stage") {
+      parse_stage(line, plan);
     } else if (word == "step") {
       parse_step(line, plan);
     } else if (word == "output") {
       parse_output(line, plan);
     } else {
       line.fail("begins with '" + std::string(word.substr(0, 40)) +
-                "'; accepted: one limits, then weight, value, step, output");
+                "'; accepted: one limits, then weight, value, stage, step, output");
     }
     line.end();
     if (number > kMaxLines) throw PlanError("the plan has too many lines");
   }
   if (!limits) throw PlanError("the plan has no limits line");
+  if (!plan.stages.empty() && plan.stages.back().begin == plan.stages.back().end) {
+    throw PlanError("the last stage of the plan has no steps");
+  }
   return plan;
 }
 

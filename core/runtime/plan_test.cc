@@ -10,17 +10,19 @@
 namespace encast {
 namespace {
 
-// The good plan with one text replaced by another.
-std::string with(const std::string& from, const std::string& to) {
-  std::string text = testing::kTestPlan;
+const std::string kGood = testing::kTestPlan;
+
+// A good plan with one text replaced by another.
+std::string with(const std::string& from, const std::string& to, std::string text = kGood) {
   const size_t at = text.find(from);
   if (at == std::string::npos) testing::fail(__FILE__, __LINE__, "the test plan does not hold: " + from);
   return text.replace(at, from.size(), to);
 }
 
-void refused(const std::string& from, const std::string& to, const std::string& reason) {
+void refused(const std::string& from, const std::string& to, const std::string& reason,
+             const std::string& good = kGood) {
   try {
-    Plan::parse(with(from, to));
+    Plan::parse(with(from, to, good));
   } catch (const PlanError& error) {
     if (std::string(error.what()).find(reason) == std::string::npos) {
       testing::fail(__FILE__, __LINE__, "refused for another reason: " + std::string(error.what()));
@@ -36,6 +38,13 @@ ENCAST_TEST(the_good_plan_is_read_whole) {
   CHECK_EQ(plan.values.size(), size_t{10});
   CHECK_EQ(plan.steps.size(), size_t{10});
   CHECK_EQ(plan.outputs.size(), size_t{3});
+  const size_t begins[] = {0, 2, 3, 5, 8};
+  CHECK_EQ(plan.stages.size(), std::size(begins));
+  for (size_t number = 0; number < plan.stages.size(); ++number) {
+    CHECK_EQ(plan.stages[number].begin, begins[number]);
+    CHECK_EQ(plan.stages[number].end, number == 4 ? plan.steps.size() : begins[number + 1]);
+    CHECK(plan.stages[number].kind == (number == 1 ? StageKind::sequences : StageKind::rows));
+  }
   CHECK_EQ(plan.steps[0].skip, 1);
   CHECK_EQ(plan.steps[0].eps, 1e-12f);
   CHECK(plan.steps[3].act == Activation::gelu);
@@ -125,19 +134,54 @@ ENCAST_TEST(memory_of_a_block) {
   refused("value v3 f32 tokens 16 @20480", "value v3 f32 tokens 16 @+0", "v3 lies in the memory of a block");
   refused("value v0 f32 tokens 16 @0", "value v0 f32 tokens 16 @+0", "v0 lies in the memory of a block");
   refused("value v9 f32 selected 16 @-", "value v9 f32 selected 16 @+0", "output logits lies");
-  // With tasks of heads the product has one stage with attention, which takes no blocks.
-  const std::string apart = "stream_rows=8 head_tokens=0", heads = "stream_rows=8 head_tokens=32";
-  refused(apart, heads, "v1 lies in the memory of a block, but the stage of an attention has no blocks");
-  std::string text = with(apart, heads);
-  text.replace(text.find("16 @+0\nvalue v2 f32 tokens 48 @8192"), 35,
-               "16 @57344\nvalue v2 f32 tokens 48 @+0");
-  text.replace(text.find("block=1152"), 10, "block=3072");
-  CHECK_THROWS(Plan::parse(text), PlanError, "v2 lies in the memory of a block, but");
-  refused(apart, "stream_rows=8 head_tokens=-1", "head_tokens is");
-  refused(apart, "stream_rows=8", "where head_tokens= should stand");
+  // The stage of an attention takes no blocks, whether its product is in it or not.
+  const std::string heads = with("block=0", "block=65536", testing::HeadModel{.int8 = true}.plan(32));
+  refused("value v1 q8 tokens 128 @312064", "value v1 q8 tokens 128 @+0",
+          "v1 lies in the memory of a block, but the stage of an attention has no blocks", heads);
+  refused("value v2 f32 tokens 384 @619264", "value v2 f32 tokens 384 @+0",
+          "v2 lies in the memory of a block, but", heads);
+  refused("value v2 f32 tokens 48 @8192\n", "value v2 f32 tokens 48 @+0\n",
+          "v2 lies in the memory of a block, but", with("block=1152", "block=3072"));
   // v8 and v9 are made by one stage, in which both are alive.
   const std::string both = with("value v8 f32 selected 16 @49152", "value v8 f32 selected 16 @+0");
   Plan::parse(both);
+}
+
+ENCAST_TEST(stages) {
+  refused("stage rows\nstep embed", "step embed", "before the first stage");
+  refused("stage rows\nstep embed", "stage row\nstep embed", "kind of stage is 'row'; accepted: rows, seq");
+  refused("stage rows\nstep embed", "stage rows\nstage rows\nstep embed", "has no steps");
+  refused("output last_hidden_state", "stage rows\noutput last_hidden_state", "the last stage of the plan");
+  refused("stage rows\nstep embed", "stage sequences\nstep embed", "stage 0 (sequences): holds more");
+  refused("stage sequences\n", "", "stage 0 (rows): attention mixes rows");
+  refused("stage rows\nstep linear name=dense", "step linear name=dense", "holds more than one attention");
+  refused("stage rows\nstep pool", "step pool", "rows of unlike kinds");
+  // What one stage could hold may be cut into more, as long as no value lies in a block that ended.
+  refused("step norm", "stage rows\nstep norm", "v4 lies in the memory of a block, which ended");
+  Plan::parse(with("step normalize", "stage rows\nstep normalize"));
+}
+
+ENCAST_TEST(stages_of_heads) {
+  const testing::HeadModel model;
+  const std::string good = model.plan(32);
+  Plan::parse(good);
+  refused("head_tokens=32", "head_tokens=0", "stage 1 (heads): head_tokens is 0", good);
+  refused("head_tokens=32", "head_tokens=-1", "head_tokens is '-1'", good);
+  refused("head_tokens=32 ", "", "where head_tokens= should stand", good);
+  refused("stage rows\n", "stage heads\n", "other steps than a product and an attention", good);
+  refused("step embed", "stage heads\nstep embed", "has no steps", good);
+  refused("stage sequences\n", "stage heads\n", "other steps than a product",
+          with("head_tokens=0", "head_tokens=8"));
+  refused("output context v3", "output context v3\noutput qkv v2", "others than its attention read", good);
+  const testing::HeadModel narrow{.heads = 3, .head_dim = 32};
+  CHECK_THROWS(Plan::parse(narrow.plan(32)), PlanError, "its heads do not fill panels");
+  // A product in two parts, of which the stage has the second.
+  std::string parts = with("w2 f32 panels 384 128", "w2 f32 panels 192 128", good);
+  parts = with("w3 f32 padded 1 384", "w3 f32 padded 1 192", parts);
+  parts = with("stage heads\n",
+               "step linear x=v0 w=w2 bias=w3 act=none arithmetic=f32 column=0 out=v2\nstage heads\n", parts);
+  parts = with("arithmetic=f32 out=v2", "arithmetic=f32 column=192 out=v2", parts);
+  CHECK_THROWS(Plan::parse(parts), PlanError, "does not make all that its attention reads");
 }
 
 // Checks take time and memory with the square of some of these.

@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <span>
 #include <string>
 
 #include "base/error.h"
+#include "runtime/head_tasks.h"
 #include "runtime/plan_parse.h"
 
 namespace encast {
@@ -31,6 +33,7 @@ class Validator {
       }
       if (value.in_block) throw PlanError("output " + output.name + " lies in the memory of a block");
     }
+    for (size_t number = 0; number < plan_.stages.size(); ++number) check_stage(number);
     check_lifetimes();
   }
 
@@ -225,6 +228,55 @@ class Validator {
     write_f32(step.out, Rows::tokens, x.cols / 3);
   }
 
+  [[noreturn]] void fail_stage(size_t number, const std::string& what) const {
+    throw PlanError("plan stage " + std::to_string(number) + " (" + stage_name(plan_.stages[number].kind) +
+                    "): " + what);
+  }
+
+  // That a stage holds the steps that its kind may. In a stage of rows each row then depends on the same row
+  // of what the stage makes: those steps that read other rows than they make, like pooling, also make rows of
+  // another kind, and so read what an earlier stage made.
+  void check_stage(size_t number) const {
+    const StageDecl& stage = plan_.stages[number];
+    const std::span<const StepDecl> steps(plan_.steps.begin() + static_cast<std::ptrdiff_t>(stage.begin),
+                                          stage.end - stage.begin);
+    const auto is_attention = [](const StepDecl& step) { return step.kind == StepKind::attention; };
+    switch (stage.kind) {
+      case StageKind::rows: {
+        const auto rows = [&](const StepDecl& step) {
+          return plan_.values[static_cast<size_t>(step.out)].rows;
+        };
+        const auto unlike = [&](const StepDecl& step) { return rows(step) != rows(steps[0]); };
+        if (std::ranges::any_of(steps, is_attention)) fail_stage(number, "attention mixes rows");
+        if (std::ranges::any_of(steps, unlike)) fail_stage(number, "its steps make rows of unlike kinds");
+        return;
+      }
+      case StageKind::sequences:
+        if (steps.size() != 1 || !is_attention(steps[0])) fail_stage(number, "holds more than one attention");
+        return;
+      case StageKind::heads:
+        return check_heads(number, steps);
+    }
+  }
+
+  void check_heads(size_t number, std::span<const StepDecl> steps) const {
+    const auto need = [&](bool condition, const char* what) {
+      if (!condition) fail_stage(number, what);
+    };
+    need(plan_.head_tokens > 0, "head_tokens is 0");
+    need(steps.size() == 2 && steps[0].kind == StepKind::linear && steps[1].kind == StepKind::attention,
+         "holds other steps than a product and an attention");
+    const int id = steps[1].x;
+    const int64_t cols = plan_.values[static_cast<size_t>(id)].cols;
+    need(steps[0].out == id && plan_.weights[static_cast<size_t>(steps[0].w)].rows == cols,
+         "its product does not make all that its attention reads");
+    need(heads_fill_panels(steps[1].heads, cols / 3 / steps[1].heads), "its heads do not fill panels");
+    const auto reads = [&](const StepDecl& step) { return step.x == id || step.other == id; };
+    const auto is_output = [&](const OutputDecl& output) { return output.value == id; };
+    need(std::ranges::count_if(plan_.steps, reads) == 1 && std::ranges::none_of(plan_.outputs, is_output),
+         "others than its attention read what its product makes");
+  }
+
   // Steps from the one that makes a value to the last that reads it.
   struct Life {
     size_t first = ~size_t{0}, last = 0;
@@ -233,32 +285,28 @@ class Validator {
   // No step may write memory that holds a value which it or a later step still reads. Values of the arena
   // live for whole stages: while one thread is at a stage's last step, another may be at its first.
   void check_lifetimes() const {
-    const std::vector<int> stages = plan_.stages();
     std::vector<Life> lives(plan_.values.size());
-    size_t stage_begin = 0, stage_end = 0;
-    for (size_t step = 0; step < plan_.steps.size(); ++step) {
-      if (step == 0 || stages[step] != stages[step - 1]) {
-        stage_begin = stage_end = step;
-        while (stage_end + 1 < stages.size() && stages[stage_end + 1] == stages[step]) ++stage_end;
-      }
-      const StepDecl& decl = plan_.steps[step];
-      for (int id : {decl.x, decl.other, decl.out, decl.also}) {
-        if (id < 0) continue;
-        const bool in_block = plan_.values[static_cast<size_t>(id)].in_block;
-        Life& life = lives[static_cast<size_t>(id)];
-        if (in_block && plan_.steps[stage_end].kind == StepKind::attention) {
-          throw PlanError("plan step " + std::to_string(step) + ": v" + std::to_string(id) +
-                          " lies in the memory of a block, but the stage of an attention has no blocks");
+    for (const StageDecl& stage : plan_.stages) {
+      for (size_t step = stage.begin; step < stage.end; ++step) {
+        const StepDecl& decl = plan_.steps[step];
+        for (int id : {decl.x, decl.other, decl.out, decl.also}) {
+          if (id >= 0) live_through(lives[static_cast<size_t>(id)], id, stage, step);
         }
-        if (in_block && life.first < stage_begin) {
-          throw PlanError("plan step " + std::to_string(step) + ": v" + std::to_string(id) +
-                          " lies in the memory of a block, which ended with an earlier stage");
-        }
-        life.first = std::min(life.first, in_block ? step : stage_begin);
-        life.last = std::max(life.last, in_block ? step : stage_end);
       }
     }
     check_overlaps(lives);
+  }
+
+  void live_through(Life& life, int id, const StageDecl& stage, size_t step) const {
+    const bool in_block = plan_.values[static_cast<size_t>(id)].in_block;
+    const auto fail_block = [&](const char* why) {
+      throw PlanError("plan step " + std::to_string(step) + ": v" + std::to_string(id) +
+                      " lies in the memory of a block, " + why);
+    };
+    if (in_block && stage.kind != StageKind::rows) fail_block("but the stage of an attention has no blocks");
+    if (in_block && life.first < stage.begin) fail_block("which ended with an earlier stage");
+    life.first = std::min(life.first, in_block ? step : stage.begin);
+    life.last = std::max(life.last, in_block ? step : stage.end - 1);
   }
 
   void check_overlaps(const std::vector<Life>& lives) const {
@@ -293,24 +341,6 @@ class Validator {
 }  // namespace
 
 void validate_plan(const Plan& plan) { Validator(plan).run(); }
-
-std::vector<int> Plan::stages() const {
-  std::vector<int> stages;
-  const auto rows = [&](size_t index) { return values[static_cast<size_t>(steps[index].out)].rows; };
-  const auto mixes = [&](size_t index) {
-    return index < steps.size() && steps[index].kind == StepKind::attention;
-  };
-  const auto projects = [&](size_t index) {
-    return head_tokens > 0 && mixes(index + 1) && steps[index].kind == StepKind::linear &&
-           steps[index].out == steps[index + 1].x;
-  };
-  for (size_t index = 0; index < steps.size(); ++index) {
-    const bool begins = index > 0 && ((mixes(index) && !projects(index - 1)) || projects(index) ||
-                                      mixes(index - 1) || rows(index) != rows(index - 1));
-    stages.push_back(index == 0 ? 0 : stages.back() + begins);
-  }
-  return stages;
-}
 
 uint64_t WeightDecl::bytes() const {
   const auto element = static_cast<int64_t>(element_bytes(dtype));

@@ -36,15 +36,20 @@ constexpr const char* kTestPlan =
     "value v7 f32 seqs 32 @-\n"
     "value v8 f32 selected 16 @49152\n"
     "value v9 f32 selected 16 @-\n"
+    "stage rows\n"
     "step embed name=embeddings word=w0 position=w1 token_type=w2 gamma=w3 beta=w4 eps=1e-12 offset=2 skip=1 "
     "out=v0 also=v1\n"
     "step linear name=qkv x=v1 w=w5 scale=w6 colsum=w7 bias=w8 act=none arithmetic=s8 out=v2\n"
+    "stage sequences\n"
     "step attention name=attention x=v2 heads=2 factor=0.35 arithmetic=f32 out=v3\n"
+    "stage rows\n"
     "step linear name=dense x=v3 w=w9 bias=w10 act=gelu arithmetic=f32 out=v4\n"
     "step norm name=norm x=v4 other=v0 gamma=w3 beta=w4 eps=1e-5 out=v5\n"
+    "stage rows\n"
     "step pool name=pool x=v5 mode=mean column=0 out=v6\n"
     "step pool name=pool x=v5 mode=max column=16 out=v6\n"
     "step normalize name=unit x=v6 out=v7\n"
+    "stage rows\n"
     "step select name=rows x=v5 out=v8\n"
     "step elementwise name=act x=v8 factor=1 act=relu out=v9\n"
     "output last_hidden_state v5\n"
@@ -85,6 +90,40 @@ inline std::vector<uint8_t> test_weights() {
   put(12032, 16, -1, 1);
   return bytes;
 }
+
+// Attention and the product before it, with texts of up to 600 tokens.
+struct HeadModel {
+  int64_t heads = 4, head_dim = 32;
+  bool int8 = false;
+
+  // In a stage of heads, or with head_tokens = 0 apart.
+  std::string plan(int64_t head_tokens) const {
+    const auto text = [](int64_t number) { return std::to_string(number); };
+    const int64_t hidden = heads * head_dim, stride = round_up(hidden, 64);
+    const std::string h = text(hidden), w = text(3 * hidden);
+    const int64_t v1 = 600 * stride * 4 + 2 * 2432, v2 = v1 + 600 * stride * 4;
+    std::string plan = "encast-plan 1\nlimits vocab=50 types=0 max_len=600 chunk_tokens=600 arena=" +
+                       text(v2 + 600 * 3 * stride * 4) +
+                       " block_rows=16 stream_rows=8 head_tokens=" + text(head_tokens) + " block=0 exact=0\n";
+    plan += "weight w0 f32 dense 50 " + h + " @0\nweight w1 f32 dense 1 " + h + " @0\n";
+    plan += "weight w2 " + std::string(int8 ? "s8" : "f32") + " panels " + w + " " + h + " @0\n";
+    plan += "weight w3 f32 padded 1 " + w + " @64\nweight w4 i32 padded 1 " + w + " @" + text(kZeros) + "\n";
+    plan += "weight w5 f32 dense " + text(heads) + " 1199 @128\n";
+    plan += "value v0 f32 tokens " + h + " @0\nvalue v1 q8 tokens " + h + " @" + text(v1) +
+            "\nvalue v2 f32 tokens " + w + " @" + text(v2) + "\nvalue v3 f32 tokens " + h + " @-\n";
+    plan += "stage rows\n";
+    plan += "step embed name=embeddings word=w0 gamma=w1 beta=w1 eps=1e-12 offset=0 skip=-1 out=v0 also=v1\n";
+    plan += head_tokens > 0 ? "stage heads\n" : "";
+    plan += int8 ? "step linear name=qkv x=v1 w=w2 scale=w3 colsum=w4 bias=w3 act=none arithmetic=s8 out=v2\n"
+                 : "step linear name=qkv x=v0 w=w2 bias=w3 act=none arithmetic=f32 out=v2\n";
+    plan += head_tokens > 0 ? "" : "stage sequences\n";
+    plan += "step attention name=attention x=v2 heads=" + text(heads) +
+            " factor=0.18 bias=w5 arithmetic=" + (int8 ? "s8" : "f32") + " out=v3\noutput context v3\n";
+    return plan;
+  }
+
+  static constexpr int64_t kZeros = 2 << 20;  // of the file of weights
+};
 
 // A file that is gone when the test ends.
 class TemporaryFile {

@@ -1,4 +1,4 @@
-"""The fuzzing corpora of the Python targets: every input is accepted as it is, and mutations do no harm."""
+"""The fuzzing corpora: every input is accepted as it is, and mutations do no harm to the Python targets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from encast import _core
 
 FUZZ = Path(__file__).parents[1] / "fuzz"
 CORPUS = [path for name in ("artifact", "checkpoint") for path in sorted((FUZZ / "corpus" / name).iterdir())]
@@ -28,6 +30,17 @@ def _accepts(path: Path, data: bytes) -> bool:
 def test_corpus_is_accepted(path: Path) -> None:
     _target(path)
     assert _accepts(path, path.read_bytes())
+
+
+def test_plans_are_accepted() -> None:
+    plans = [path.read_text() for path in sorted((FUZZ / "corpus" / "plan").iterdir())]
+    assert {line for plan in plans for line in plan.splitlines() if line.startswith("stage ")} == {
+        "stage rows",
+        "stage sequences",
+        "stage heads",
+    }
+    for plan in plans:
+        _core.check_plan(plan)
 
 
 @pytest.mark.parametrize("name", ["artifact", "checkpoint"])

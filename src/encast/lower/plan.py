@@ -43,6 +43,14 @@ class _Step:
     writes: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class _Stage:
+    """``kind``: rows, sequences or heads; ``steps``: indices, one after the other."""
+
+    kind: str
+    steps: list[int]
+
+
 class _Lowering:
     def __init__(self, graph: Graph, tensors: Mapping[str, StoredTensor], target: Target) -> None:
         self.graph, self.tensors, self.target = graph, tensors, target
@@ -230,42 +238,43 @@ class _Lowering:
 
     # The whole
 
-    def stages(self) -> list[int]:
-        """The stage of every step; the rule stands in core/runtime/plan.h."""
-        joined = self.head_tokens() > 0
-
-        def projects(index: int) -> bool:
-            """Whether a step is the product that shares a stage with the attention over its rows."""
-            if not joined or not 0 <= index < len(self.steps) - 1:
-                return False
-            step, after = self.steps[index], self.steps[index + 1]
-            return step.kind == "linear" and after.kind == "attention" and step.writes["out"] == after.reads["x"]
-
-        stages: list[int] = []
+    def stages(self) -> list[_Stage]:
+        """The steps cut into the stages that core/runtime/plan.h defines, as long as they may be."""
+        stages: list[_Stage] = []
         for index, step in enumerate(self.steps):
-            before = self.steps[index - 1] if index else step
-            alone = "attention" in (before.kind, step.kind) and not projects(index - 1)
-            cut = index > 0 and (alone or projects(index) or self.made_rows(before) != self.made_rows(step))
-            stages.append(stages[-1] + cut if stages else 0)
+            if step.kind == "attention":
+                if self.by_heads(index):
+                    stages[-1].steps.pop()
+                    if not stages[-1].steps:
+                        stages.pop()
+                    stages.append(_Stage("heads", [index - 1, index]))
+                else:
+                    stages.append(_Stage("sequences", [index]))
+            elif stages and stages[-1].kind == "rows" and self.made_rows(self.steps[index - 1]) == self.made_rows(step):
+                stages[-1].steps.append(index)
+            else:
+                stages.append(_Stage("rows", [index]))
         return stages
+
+    def by_heads(self, index: int) -> bool:
+        """Whether an attention shares a stage of heads with the product before it."""
+        if self.target.head_tokens == 0 or self.uses_tiles() or not _APART.isdisjoint(self.target.without):
+            return False
+        product, x = self.steps[index - 1], self.steps[index].reads["x"]
+        width = self.values[x].shape[1]
+        made = index > 0 and product.kind == "linear" and product.writes["out"] == x
+        return made and self.readers[x] == 1 and isinstance(width, int) and width % (3 * _PANEL) == 0
 
     def uses_tiles(self) -> bool:
         products = {step.keys["arithmetic"] for step in self.steps if step.kind == "linear"}
         return self.target.tiles and not products.isdisjoint(TILE_CLASSES)
 
-    def head_tokens(self) -> int:
-        """Tokens of sequences that share the tasks of attention and product, 0 where these are steps apart."""
-        widths = [self.values[step.reads["x"]].shape[1] for step in self.steps if step.kind == "attention"]
-        panels = all(isinstance(width, int) and width % (3 * _PANEL) == 0 for width in widths)
-        apart = self.uses_tiles() or not panels or not _APART.isdisjoint(self.target.without)
-        return 0 if apart else self.target.head_tokens
-
     def made_rows(self, step: _Step) -> str:
         return str(self.values[step.writes["out"]].shape[0])
 
-    def places(self, chunk: int) -> tuple[dict[str, str], int, int]:
+    def places(self, stages: list[_Stage], chunk: int) -> tuple[dict[str, str], int, int]:
         """The place of every value as the plan spells it, the bytes of the arena and of 16 rows of a block."""
-        stages = self.stages()
+        of_step = [number for number, stage in enumerate(stages) for _ in stage.steps]
         uses: dict[str, list[int]] = {}
         for index, step in enumerate(self.steps):
             for value in (*step.reads.values(), *step.writes.values()):
@@ -275,17 +284,20 @@ class _Lowering:
         sole = {value for step in self.steps if len(step.writes) == 1 for value in step.writes.values()}
         outputs = set(self.graph.outputs.values())
         outside = {value for value in outputs if value not in read and value in sole}
-        # Attention takes no blocks of rows, so what it reads has to lie in the arena.
-        mixing = {stage for stage, step in zip(stages, self.steps, strict=True) if step.kind == "attention"}
+        # Only stages of rows take blocks.
         within = {
-            value: stages[used[0]] == stages[used[-1]] and stages[used[0]] not in mixing and value not in outputs
+            value: of_step[used[0]] == of_step[used[-1]]
+            and stages[of_step[used[0]]].kind == "rows"
+            and value not in outputs
             for value, used in uses.items()
             if value not in outside
         }
         block = [value for value, local in within.items() if local]
         arena = [value for value, local in within.items() if not local]
         block_spans = [Lifetime(_nbytes(self.values[v], _BLOCK_UNIT), uses[v][0], uses[v][-1]) for v in block]
-        arena_spans = [Lifetime(_nbytes(self.values[v], chunk), stages[uses[v][0]], stages[uses[v][-1]]) for v in arena]
+        arena_spans = [
+            Lifetime(_nbytes(self.values[v], chunk), of_step[uses[v][0]], of_step[uses[v][-1]]) for v in arena
+        ]
         block_offsets, block_bytes = place_values(block_spans)
         arena_offsets, arena_bytes = place_values(arena_spans)
         spelled = dict.fromkeys(outside, "-")
@@ -297,7 +309,9 @@ class _Lowering:
         meta = self.graph.meta
         chunk = max(self.target.chunk_tokens, meta.max_len)
         ids = {value: f"v{index}" for index, value in enumerate(self.values)}
-        place, arena, block = self.places(chunk)
+        stages = self.stages()
+        place, arena, block = self.places(stages, chunk)
+        head_tokens = self.target.head_tokens if any(stage.kind == "heads" for stage in stages) else 0
         tiles = self.uses_tiles()
         block_rows = self.target.rows_of_block(block / _BLOCK_UNIT, tiles)
         stream_rows = self.target.rows_to_stream(self.product_bytes, tiles)
@@ -307,15 +321,17 @@ class _Lowering:
         lines.append(
             f"limits vocab={meta.vocab} types={meta.type_vocab} max_len={meta.max_len} "
             f"chunk_tokens={chunk} arena={arena} block_rows={block_rows} "
-            f"stream_rows={stream_rows} head_tokens={self.head_tokens()} block={block} "
+            f"stream_rows={stream_rows} head_tokens={head_tokens} block={block} "
             f"exact={int(meta.math == 'exact')}"
         )
         lines += self.weight_lines
         for value, type in self.values.items():
             lines.append(f"value {ids[value]} {type.dtype} {type.shape[0]} {type.shape[1]} @{place[value]}")
-        for step in self.steps:
-            keys = {**step.keys, **{key: ids[value] for key, value in (*step.reads.items(), *step.writes.items())}}
-            lines.append(f"step {step.kind} " + " ".join(f"{key}={text}" for key, text in keys.items()))
+        for stage in stages:
+            lines.append(f"stage {stage.kind}")
+            for step in map(self.steps.__getitem__, stage.steps):
+                keys = {**step.keys, **{key: ids[value] for key, value in (*step.reads.items(), *step.writes.items())}}
+                lines.append(f"step {step.kind} " + " ".join(f"{key}={text}" for key, text in keys.items()))
         lines += [f"output {public} {ids[value]}" for public, value in self.graph.outputs.items()]
         return lines
 

@@ -217,10 +217,10 @@ def _group(runner: Runner, count: int) -> float:
 
 
 def _steps(plan: str) -> list[str]:
-    """What distinguishes two plans: their steps, and of their limits those that say how steps run."""
+    """What distinguishes two plans: their steps, how these are cut into stages, and the limit ``exact``."""
     lines = plan.splitlines()
-    limits = [word for word in lines[1].split() if word.startswith(("head_tokens=", "exact="))]
-    return [line for line in lines if line.startswith("step ")] + limits
+    limits = [word for word in lines[1].split() if word.startswith("exact=")]
+    return [line for line in lines if line.startswith(("step ", "stage "))] + limits
 
 
 @contextmanager
