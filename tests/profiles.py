@@ -49,7 +49,7 @@ CEILINGS = Ceilings(
 """Two threads, numbers that are easy to divide by."""
 
 PLAN = """encast-plan 1
-limits vocab=100 types=2 max_len=64 chunk_tokens=64 arena=65536 block_rows=48 stream_rows=48 \
+limits vocab=100 types=2 max_len=64 chunk_tokens=64 arena=131072 block_rows=48 stream_rows=48 \
 head_tokens=0 block=4096 exact=0
 weight w0 f32 dense 100 24 @0
 weight w1 f32 dense 64 24 @0
@@ -62,30 +62,35 @@ weight w7 f32 padded 1 72 @0
 weight w8 bf16 panels 100 25 @0
 value v0 f32 tokens 24 @0
 value v1 q8 tokens 24 @+0
-value v2 f32 tokens 72 @0
-value v3 f32 tokens 24 @0
+value v2 f32 tokens 72 @8192
+value v3 f32 tokens 24 @32768
 value v4 bf16 tokens 24 @+0
-value v5 f32 tokens 24 @0
-value v6 f32 seqs 48 @0
+value v5 f32 tokens 24 @40960
+value v6 f32 seqs 48 @49152
 value v7 f32 seqs 48 @-
-value v8 f32 selected 24 @0
+value v8 f32 selected 24 @65536
 value v9 f32 seqs 24 @-
-value v10 f32 tokens 24 @0
+value v10 f32 tokens 24 @73728
+stage rows
 step embed name=embeddings word=w0 position=w1 gamma=w2 beta=w3 eps=1e-12 offset=0 skip=-1 zero_point=1 out=v0 also=v1
 step linear name=layer.0.qkv x=v1 w=w4 scale=w5 colsum=w6 bias=w7 act=gelu arithmetic=s8 out=v2
+stage sequences
 step attention name=layer.0.context x=v2 heads=2 factor=0.5 arithmetic=f32 out=v3
+stage rows
 step narrow name=layer.0.narrow x=v3 zero_point=0 out=v4
 step norm name=layer.0.norm x=v3 other=v0 gamma=w2 beta=w3 eps=1e-5 out=v5
 step elementwise name=add x=v5 other=v0 factor=1 act=none out=v10
+stage rows
 step pool name=pool x=v5 mode=mean column=0 out=v6
 step pool name=pool x=v5 mode=max column=24 out=v6
 step normalize name=normalize x=v6 out=v7
 step first name=first x=v5 out=v9
+stage rows
 step select name=select x=v5 out=v8
 output last_hidden_state v5
 output embedding v7
 """
-"""A plan with every kind of step, for sums by hand; the core would refuse it."""
+"""A plan with every kind of step, for sums by hand."""
 
 
 def compiled(name: str, dtype: str, factory: pytest.TempPathFactory) -> Path:

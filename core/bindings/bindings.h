@@ -6,6 +6,7 @@ namespace encast {
 
 void bind_cpu(nanobind::module_& m);
 void bind_peak(nanobind::module_& m);
+void bind_plan(nanobind::module_& m);
 void bind_runtime(nanobind::module_& m);
 void bind_timing(nanobind::module_& m);
 

@@ -36,6 +36,7 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator(translate);
   encast::bind_cpu(m);
   encast::bind_peak(m);
+  encast::bind_plan(m);
   encast::bind_runtime(m);
   encast::bind_timing(m);
 }

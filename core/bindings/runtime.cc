@@ -93,26 +93,28 @@ Rows2d run(ExecutorPool& pool, std::string_view output, const Ids& token_ids, co
   return Rows2d(data, {static_cast<size_t>(shape.rows), static_cast<size_t>(shape.cols)}, owner);
 }
 
-using Events = nb::ndarray<int64_t, nb::numpy, nb::shape<-1, 7>, nb::c_contig>;
+constexpr size_t kEventFields = 8;
+using Events = nb::ndarray<int64_t, nb::numpy, nb::shape<-1, kEventFields>, nb::c_contig>;
 
-// Events as rows of thread, step, chunk, first row, rows, begin and end in nanoseconds from the run's begin.
+// Events as rows of thread, step, chunk, first row, rows, begin and end in nanoseconds from the run's begin,
+// and 1 for tasks of heads.
 Events events_of(const Trace& trace) {
   size_t count = 0;
   for (const auto& events : trace.threads) count += events.size();
-  auto memory = std::make_unique_for_overwrite<int64_t[]>(7 * count);
+  auto memory = std::make_unique_for_overwrite<int64_t[]>(kEventFields * count);
   int64_t* to = memory.get();
   for (const auto& events : trace.threads) {
     for (const TraceEvent& event : events) {
       for (const int64_t field :
            {int64_t{event.thread}, int64_t{event.step}, int64_t{event.chunk}, event.first_row, event.rows,
-            event.begin_ns - trace.begin_ns, event.end_ns - trace.begin_ns}) {
+            event.begin_ns - trace.begin_ns, event.end_ns - trace.begin_ns, int64_t{event.heads}}) {
         *to++ = field;
       }
     }
   }
   int64_t* data = memory.release();
   nb::capsule owner(data, [](void* pointer) noexcept { delete[] static_cast<int64_t*>(pointer); });
-  return Events(data, {count, 7}, owner);
+  return Events(data, {count, kEventFields}, owner);
 }
 
 }  // namespace
@@ -173,9 +175,10 @@ void bind_runtime(nb::module_& m) {
           },
           "output"_a, "token_ids"_a, "cu_seqlens"_a, "token_type_ids"_a.none() = nb::none(),
           "select"_a.none() = nb::none(),
-          "As run, and what every thread did: the run's nanoseconds, and i64[events, 7] of thread, step of "
+          "As run, and what every thread did: the run's nanoseconds, and i64[events, 8] of thread, step of "
           "the plan,\n"
-          "chunk, first row, rows, begin and end in nanoseconds from the run's begin.")
+          "chunk, first row, rows, begin and end in nanoseconds from the run's begin, and 1 for a task of "
+          "heads.")
       .def(
           "kernels",
           [](ExecutorPool& self) {
@@ -185,10 +188,6 @@ void bind_runtime(nb::module_& m) {
           "Names of the kernels of every step of the plan, in order.")
       .def("close", &ExecutorPool::close, nb::call_guard<nb::gil_scoped_release>(),
            "Waits for running calls, then frees arenas and threads; later calls raise ResourceError.");
-
-  m.def(
-      "check_plan", [](const std::string& plan) { Plan::parse(plan); }, "plan"_a,
-      "Parses and validates a plan's text; raises PlanError.");
 }
 
 }  // namespace encast

@@ -38,22 +38,6 @@ class PlainFloatMode {
   const unsigned before_;
 };
 
-// Whether every step is needed for an output, by walking back from it.
-std::vector<bool> needed_steps(const Plan& plan, int value) {
-  std::vector<bool> wanted(plan.values.size(), false), needed(plan.steps.size(), false);
-  wanted[static_cast<size_t>(value)] = true;
-  for (size_t index = plan.steps.size(); index-- > 0;) {
-    const StepDecl& step = plan.steps[index];
-    needed[index] =
-        wanted[static_cast<size_t>(step.out)] || (step.also >= 0 && wanted[static_cast<size_t>(step.also)]);
-    if (!needed[index]) continue;
-    for (int id : {step.x, step.other}) {
-      if (id >= 0) wanted[static_cast<size_t>(id)] = true;
-    }
-  }
-  return needed;
-}
-
 // Where a value lies in memory for `capacity` rows, of which the first is `first_row`.
 Place place_of(const ValueDecl& value, std::byte* memory, int64_t capacity, int64_t first_row) {
   Place place;
@@ -128,7 +112,7 @@ Executor::Executor(Plan plan, std::shared_ptr<const Weights> weights, TeamOption
 }
 
 std::vector<Executor::Stage> Executor::needed_stages(int value) const {
-  const std::vector<bool> needed = needed_steps(plan_, value);
+  const std::vector<bool> needed = plan_.needed_steps(value);
   std::vector<Stage> stages;
   for (size_t number = 0; number < plan_.stages.size(); ++number) {
     const StageDecl& decl = plan_.stages[number];
@@ -259,8 +243,8 @@ int64_t Executor::prepare(const Request& request, int64_t first_seq, int64_t& fi
 }
 
 template <class Body>
-void Executor::traced(uint32_t step, const Share& share, int thread, std::vector<TraceEvent>* events,
-                      Body body) const {
+void Executor::traced(uint32_t step, const Share& share, int thread, bool heads,
+                      std::vector<TraceEvent>* events, Body body) const {
   if (events == nullptr) {
     body();
     return;
@@ -268,12 +252,12 @@ void Executor::traced(uint32_t step, const Share& share, int thread, std::vector
   const int64_t begin = now_ns();
   body();
   events->push_back({begin, now_ns(), thread, static_cast<int32_t>(step), share.rows.begin,
-                     share.rows.end - share.rows.begin, chunk_number_});
+                     share.rows.end - share.rows.begin, chunk_number_, heads});
 }
 
 void Executor::run_step(uint32_t step, const Share& share, int thread,
                         std::vector<TraceEvent>* events) const {
-  traced(step, share, thread, events, [&] { steps_[step]->run(share); });
+  traced(step, share, thread, false, events, [&] { steps_[step]->run(share); });
 }
 
 bool Executor::run_heads(const Stage& stage, int thread, std::vector<TraceEvent>* events) {
@@ -285,9 +269,9 @@ bool Executor::run_heads(const Stage& stage, int thread, std::vector<TraceEvent>
     const Share share = {
         chunk_, common_.data(), scratch_[static_cast<size_t>(thread)], stage.heads->rows(chunk_, task),
         thread, threads};
-    traced(stage.steps.front(), share, thread, events,
+    traced(stage.steps.front(), share, thread, true, events,
            [&] { stage.heads->project(share, task, task + threads); });
-    traced(stage.steps.back(), share, thread, events, [&] { stage.heads->attend(share, task); });
+    traced(stage.steps.back(), share, thread, true, events, [&] { stage.heads->attend(share, task); });
   }
   return true;
 }

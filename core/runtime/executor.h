@@ -32,6 +32,8 @@ struct TraceEvent {
   int32_t thread, step;
   int64_t first_row, rows;  // of the chunk
   int32_t chunk;
+  bool heads;  // whether it was a task of heads: a stage of heads also runs over all rows, see
+               // HeadStage::tasks
 };
 
 // The events of one run, thread by thread.
@@ -87,7 +89,7 @@ class Executor {
   // False where the stage's steps have to go one after the other.
   bool run_heads(const Stage& stage, int thread, std::vector<TraceEvent>* events);
   template <class Body>
-  void traced(uint32_t step, const Share& share, int thread, std::vector<TraceEvent>* events,
+  void traced(uint32_t step, const Share& share, int thread, bool heads, std::vector<TraceEvent>* events,
               Body body) const;
   void run_step(uint32_t step, const Share& share, int thread, std::vector<TraceEvent>* events) const;
   size_t find_output(std::string_view output) const;

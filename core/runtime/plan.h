@@ -70,6 +70,11 @@ struct ValueDecl {
     const int64_t aux = dtype == DType::q8 ? 2 * round_up(capacity * 4, 64) : 0;
     return capacity * stride() * static_cast<int64_t>(element_bytes(dtype)) + aux;
   }
+  // Bytes that are read or written of `columns` of a row: without padding, with a q8 row's scale and zero
+  // point.
+  int64_t row_bytes(int64_t columns) const {
+    return columns * static_cast<int64_t>(element_bytes(dtype)) + (dtype == DType::q8 ? 8 : 0);
+  }
 };
 
 enum class StepKind : uint8_t {
@@ -141,12 +146,17 @@ struct Plan {
   // holds every value.
   static Plan parse(std::string_view text);
 
+  // Whether every step is needed for an output's value.
+  std::vector<bool> needed_steps(int value) const;
+
   // Throws PlanError when a weight lies outside of a file of this size or is not 64-byte aligned.
   void check_weights(uint64_t file_bytes) const;
 };
 
 const char* step_name(StepKind kind);
+const char* step_keys(StepKind kind);  // as in kStepForms
 const char* rows_name(Rows rows);
+const char* layout_name(WeightLayout layout);
 const char* stage_name(StageKind kind);
 
 }  // namespace encast

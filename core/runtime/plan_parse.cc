@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "runtime/step_keys.h"
 
 namespace encast {
 namespace {
@@ -17,8 +18,6 @@ constexpr size_t kMaxLines = size_t{1}
                              << 16;  // twenty times the deepest model's; checks are quadratic in them
 constexpr size_t kMaxOutputs = 64;
 constexpr int64_t kMaxTokens = int64_t{1} << 20;
-constexpr int64_t kMaxRows = int64_t{1} << 31;
-constexpr int64_t kMaxCols = int64_t{1} << 24;
 constexpr int64_t kMaxBytes = int64_t{1} << 46;
 constexpr int64_t kMaxBlockBytes = int64_t{1} << 30;  // kMaxBytes for kMaxTokens rows
 
@@ -45,9 +44,6 @@ constexpr StepForm kStepForms[] = {
 constexpr std::string_view kRowNames[] = {"tokens", "seqs", "selected"};
 constexpr std::string_view kStageNames[] = {"rows", "sequences", "heads"};
 constexpr std::string_view kLayoutNames[] = {"dense", "panels", "padded"};
-constexpr std::string_view kActivationNames[] = {"none", "gelu", "gelu_tanh", "relu", "silu", "tanh"};
-constexpr std::string_view kPoolingNames[] = {"cls",          "max",      "mean", "mean_sqrt_len_tokens",
-                                              "weightedmean", "lasttoken"};
 constexpr std::string_view kDTypeNames[] = {
 #define ENCAST_DTYPE(name, bytes) #name,
 #include "base/dtype.inc"
@@ -134,18 +130,6 @@ class Line {
   size_t number_;
 };
 
-bool form_has(std::string_view keys, std::string_view key, bool& optional) {
-  while (!keys.empty()) {
-    const size_t space = keys.find(' ');
-    std::string_view one = keys.substr(0, space);
-    keys = space == std::string_view::npos ? std::string_view() : keys.substr(space + 1);
-    optional = one.back() == '?';
-    if (optional) one.remove_suffix(1);
-    if (one == key) return true;
-  }
-  return false;
-}
-
 void parse_limits(Line& line, Plan& plan) {
   plan.vocab = line.integer(line.value_of("vocab"), "vocab", 1, kMaxRows - 1);
   plan.types = line.integer(line.value_of("types"), "types", 0, kMaxCols);
@@ -193,73 +177,32 @@ void parse_value(Line& line, Plan& plan) {
   plan.values.push_back(value);
 }
 
-// Keys whose value is the id of a value or of a weight.
-struct OperandKey {
-  std::string_view key;
-  char prefix;
-  int StepDecl::*member;
-};
-constexpr OperandKey kOperandKeys[] = {
-    {"x", 'v', &StepDecl::x},
-    {"other", 'v', &StepDecl::other},
-    {"out", 'v', &StepDecl::out},
-    {"also", 'v', &StepDecl::also},
-    {"word", 'w', &StepDecl::word},
-    {"position", 'w', &StepDecl::position},
-    {"token_type", 'w', &StepDecl::token_type},
-    {"gamma", 'w', &StepDecl::gamma},
-    {"beta", 'w', &StepDecl::beta},
-    {"w", 'w', &StepDecl::w},
-    {"scale", 'w', &StepDecl::scale},
-    {"colsum", 'w', &StepDecl::colsum},
-    {"bias", 'w', &StepDecl::bias},
-};
+// Reads the text of a key into the member of the step that it stands for.
+struct KeyReader {
+  const Line& line;
+  const Plan& plan;
+  StepDecl& step;
+  std::string_view key, text;
 
-// Keys whose value is an integer, with their range.
-struct IntegerKey {
-  std::string_view key;
-  int32_t StepDecl::*member;
-  int64_t low, high;
+  void operator()(ValueKey value) const {
+    step.*value.id = line.id(text, 'v', plan.values.size(), "operand");
+  }
+  void operator()(WeightKey weight) const {
+    step.*weight.id = line.id(text, 'w', plan.weights.size(), "operand");
+  }
+  void operator()(IntegerKey number) const {
+    step.*number.member = static_cast<int32_t>(line.integer(text, key.data(), number.low, number.high));
+  }
+  void operator()(float StepDecl::*real) const { step.*real = line.real(text, key.data()); }
+  void operator()(bool StepDecl::*flag) const { step.*flag = line.integer(text, key.data(), 0, 1) == 1; }
+  void operator()(std::string StepDecl::*word) const { step.*word = text; }
+  void operator()(Activation StepDecl::*act) const {
+    step.*act = line.choice<Activation>(text, key.data(), kActivationNames);
+  }
+  void operator()(Pooling StepDecl::*mode) const {
+    step.*mode = line.choice<Pooling>(text, key.data(), kPoolingNames);
+  }
 };
-constexpr IntegerKey kIntegerKeys[] = {
-    {"heads", &StepDecl::heads, 1, 1 << 16},
-    {"offset", &StepDecl::offset, 0, 1 << 20},
-    {"skip", &StepDecl::skip, -1, kMaxRows - 1},
-    {"column", &StepDecl::column, 0, kMaxCols},
-};
-
-void set_key(const Line& line, std::string_view key, std::string_view text, const Plan& plan,
-             StepDecl& step) {
-  for (const OperandKey& operand : kOperandKeys) {
-    if (key != operand.key) continue;
-    const size_t count = operand.prefix == 'v' ? plan.values.size() : plan.weights.size();
-    step.*operand.member = line.id(text, operand.prefix, count, "operand");
-    return;
-  }
-  for (const IntegerKey& integer : kIntegerKeys) {
-    if (key != integer.key) continue;
-    step.*integer.member =
-        static_cast<int32_t>(line.integer(text, integer.key.data(), integer.low, integer.high));
-    return;
-  }
-  if (key == "eps") {
-    step.eps = line.real(text, "eps");
-  } else if (key == "factor") {
-    step.factor = line.real(text, "factor");
-  } else if (key == "zero_point") {
-    step.zero_point = line.integer(text, "zero_point", 0, 1) == 1;
-  } else if (key == "coarse") {
-    step.coarse = line.integer(text, "coarse", 0, 1) == 1;
-  } else if (key == "act") {
-    step.act = line.choice<Activation>(text, "act", kActivationNames);
-  } else if (key == "mode") {
-    step.mode = line.choice<Pooling>(text, "mode", kPoolingNames);
-  } else if (key == "arithmetic") {
-    step.arithmetic = text;
-  } else if (key == "name") {
-    step.name = text;
-  }
-}
 
 void parse_stage(Line& line, Plan& plan) {
   const auto kind = line.choice<StageKind>(line.word("a kind of stage"), "kind of stage", kStageNames);
@@ -286,24 +229,22 @@ void parse_step(Line& line, Plan& plan) {
     if (equals == std::string_view::npos)
       line.fail("'" + std::string(word.substr(0, 40)) + "' is no key=value");
     const std::string_view key = word.substr(0, equals);
-    bool optional = false;
-    if (key != "name" && !form_has(form->keys, key, optional)) {
+    const StepKey* found = key == "name" ? &kNameKey : nullptr;
+    for_each_key(step.kind, [&](const StepKey& known, bool) { found = known.name == key ? &known : found; });
+    if (found == nullptr) {
       line.fail("'" + std::string(key.substr(0, 40)) + "' is no key of " + form->name +
                 ", which has: " + form->keys);
     }
     const std::string mark = std::string(key) + " ";
     if (seen.find(" " + mark) != std::string::npos) line.fail("has " + std::string(key) + " twice");
     seen += mark;
-    set_key(line, key, word.substr(equals + 1), plan, step);
+    std::visit(KeyReader{line, plan, step, found->name, word.substr(equals + 1)}, found->member);
   }
-  for (std::string_view keys = form->keys; !keys.empty();) {
-    const size_t space = keys.find(' ');
-    const std::string_view key = keys.substr(0, space);
-    keys = space == std::string_view::npos ? std::string_view() : keys.substr(space + 1);
-    if (key.back() != '?' && seen.find(" " + std::string(key) + " ") == std::string::npos) {
-      line.fail(std::string(form->name) + " lacks " + std::string(key) + "=");
+  for_each_key(step.kind, [&](const StepKey& key, bool optional) {
+    if (!optional && seen.find(" " + std::string(key.name) + " ") == std::string::npos) {
+      line.fail(std::string(form->name) + " lacks " + std::string(key.name) + "=");
     }
-  }
+  });
   plan.steps.push_back(std::move(step));
   plan.stages.back().end = plan.steps.size();
 }
@@ -321,8 +262,10 @@ void parse_output(Line& line, Plan& plan) {
 
 }  // namespace
 
+const char* step_keys(StepKind kind) { return kStepForms[static_cast<size_t>(kind)].keys; }
 const char* step_name(StepKind kind) { return kStepForms[static_cast<size_t>(kind)].name; }
 const char* rows_name(Rows rows) { return kRowNames[static_cast<size_t>(rows)].data(); }
+const char* layout_name(WeightLayout layout) { return kLayoutNames[static_cast<size_t>(layout)].data(); }
 const char* stage_name(StageKind kind) { return kStageNames[static_cast<size_t>(kind)].data(); }
 
 Plan parse_plan(std::string_view text) {

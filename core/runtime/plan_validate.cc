@@ -342,6 +342,22 @@ class Validator {
 
 void validate_plan(const Plan& plan) { Validator(plan).run(); }
 
+// By walking back from it.
+std::vector<bool> Plan::needed_steps(int value) const {
+  std::vector<bool> wanted(values.size(), false), needed(steps.size(), false);
+  wanted[static_cast<size_t>(value)] = true;
+  for (size_t index = steps.size(); index-- > 0;) {
+    const StepDecl& step = steps[index];
+    needed[index] =
+        wanted[static_cast<size_t>(step.out)] || (step.also >= 0 && wanted[static_cast<size_t>(step.also)]);
+    if (!needed[index]) continue;
+    for (int id : {step.x, step.other}) {
+      if (id >= 0) wanted[static_cast<size_t>(id)] = true;
+    }
+  }
+  return needed;
+}
+
 uint64_t WeightDecl::bytes() const {
   const auto element = static_cast<int64_t>(element_bytes(dtype));
   switch (layout) {

@@ -40,7 +40,7 @@ def test_plans_are_accepted() -> None:
         "stage heads",
     }
     for plan in plans:
-        _core.check_plan(plan)
+        _core.Plan(plan)
 
 
 @pytest.mark.parametrize("name", ["artifact", "checkpoint"])

@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import make_checkpoint
 from profiles import CEILINGS, compiled
 
+import encast
 from encast import _core, artifact
+from encast._core import Plan
 from encast.backends.cpu import CpuRunnable
 from encast.errors import InputError
 from encast.lower import Target
 from encast.profile.ablate import ANSWER_BOUNDS, Ablated, ablate, checkpoint_of, difference
 from encast.profile.document import chrome_trace, to_document
 from encast.profile.measure import Measured, Quartiles, Runner, measure
-from encast.profile.plan_text import parse_plan
 from encast.profile.plot import to_html
 from encast.profile.report import HAND_OFF, Kernel, Profile, build_profile, step_kernels
 from encast.profile.table import ablation_lines, table_lines
@@ -28,12 +30,21 @@ from encast.profile.workload import of_lengths
 HOSTILE = "</script><script>alert(1)</script>\"'&<img src=x onerror=alert(1)>\x00\x1b"
 
 
-def profile_of(path: Path, output: str, *, layers: bool = False, threads: int = 2) -> Profile:
+def profile_of(
+    path: Path,
+    output: str,
+    *,
+    layers: bool = False,
+    threads: int = 2,
+    lengths: tuple[int, ...] = (5, 17, 30, 40, 3),
+    batch_tokens: int = 60,
+    target: Target | None = None,
+) -> Profile:
     opened = artifact.open(path)
-    runnable = CpuRunnable(opened, threads=threads, pin=False)
-    plan = parse_plan(runnable.plan)
-    workload = of_lengths("two batches", [5, 17, 30, 40, 3], opened.graph.meta, 60, seed=0)
-    runner = Runner(runnable, output, workload, selected=plan.values[plan.outputs[output]].rows == "selected")
+    runnable = CpuRunnable(opened, threads=threads, pin=False, target=target)
+    plan = Plan(runnable.plan)
+    workload = of_lengths("two batches", lengths, opened.graph.meta, batch_tokens, seed=0)
+    runner = Runner(runnable, output, workload, selected=plan.outputs[output].rows == "selected")
     catalog = {row["name"]: Kernel(row["name"], row["isa"], row["min_rows"]) for row in _core.kernels()}
     measured = measure(runner, len(plan.steps), seconds=0, repeats=2)
     kernels = step_kernels([names for _, names in runnable.kernels()], catalog)
@@ -65,6 +76,47 @@ def test_layers_add_up_to_their_rows(tmp_path_factory: pytest.TempPathFactory) -
     assert products[0] == products[1] > 0
     assert any("*" in row.name and len(row.steps) > 1 for row in grouped.rows)
     assert not any("*" in row.name for row in every.rows)
+
+
+@pytest.fixture(scope="module")
+def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Takes texts of 600 tokens; its four heads of 16 columns fill one panel."""
+    folder = make_checkpoint(tmp_path_factory.mktemp("long") / "model", "bert", "embed", positions=600)
+    return encast.compile(folder, folder.with_suffix(".encast"), dtype="int8", task="embed", strict=True)
+
+
+LONG, SHORT = (530, 20), (30,) * 8
+
+
+@pytest.mark.parametrize(
+    ("lengths", "head_rows"), [(LONG, 0), (SHORT, 240), (LONG + SHORT, 240)], ids=["long", "short", "both"]
+)
+def test_it_says_what_ran_in_tasks_of_heads(lengths: tuple[int, ...], head_rows: int, long_model: Path) -> None:
+    """A chunk with a text of over 512 tokens cannot, whatever the plan says."""
+    target = dataclasses.replace(Target.here(), tiles=False, head_tokens=128)
+    profile = profile_of(
+        long_model, "embedding", layers=True, threads=1, lengths=lengths, batch_tokens=550, target=target
+    )
+    rows, hidden = sum(lengths), 64
+    product, attention = (
+        next(row for row in profile.rows if row.kind == kind and row.head_rows is not None)
+        for kind in ("linear", "attention")
+    )
+    assert product.head_rows == attention.head_rows == head_rows
+    assert product.shape[0] == attention.shape[0] == rows
+    # Queries, keys and values: written by the one and read by the other, where they lay.
+    made = {"block": head_rows * 3 * hidden * 4, "arena": (rows - head_rows) * 3 * hidden * 4}
+    assert attention.work.value_bytes.get("block", 0) == made["block"]
+    assert attention.work.value_bytes["arena"] == made["arena"] + rows * hidden * 4
+    assert product.work.value_bytes.get("block", 0) == made["block"]
+    assert product.work.value_bytes["arena"] == made["arena"] + rows * (hidden + 8)
+    assert sum(row.head_rows is not None for row in profile.rows) == 2 * 3, "of three layers"
+    line = f"heads       {head_rows / rows:.1%} of attention ran in tasks of heads, with the product before it"
+    assert line in list(table_lines(profile))
+    assert [step["head_rows"] for step in to_document(profile)["steps"]] == [row.head_rows for row in profile.rows]
+    slices = [event["args"] for event in chrome_trace(profile)["traceEvents"] if event["ph"] == "X"]
+    in_heads = sum(one["rows"] for one in slices if one["step"] == attention.steps[0] and one["head_task"])
+    assert in_heads == head_rows
 
 
 def test_waiting_longer_than_the_bound_is_hand_off(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -179,7 +231,7 @@ def test_ablations_leave_answers_right(
     fusions = {"qkv_fusion", "epilogue_fusion", "norm_fusion", "head_tasks", "row_blocks"}
     assert {*fusions, "fast_math", "padding_removal"} <= set(found)
     assert not [one for one in found.values() if one.wrong]
-    apart = {"epilogue_fusion"} | ({"head_tasks"} if " head_tokens=0 " in runnable.plan else set())
+    apart = {"epilogue_fusion"} | ({"head_tasks"} if "stage heads" not in runnable.plan else set())
     for name in fusions - apart:
         assert found[name].difference == 0.0, f"{name}: the same sums have the same bits"
         assert found[name].ratio is not None

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from profiles import CEILINGS, PLAN
 
+from encast._core import Plan
 from encast.batch import Batch
 from encast.ir.ops import ACTIVATIONS, COARSE_ACTIVATIONS
 from encast.profile.bounds import Bound, Homes, bound_of, memory_seconds, peak_of
-from encast.profile.plan_text import parse_plan
-from encast.profile.work import ELEMENT_OPERATIONS, Chunk, Work, chunks_of, work_of
+from encast.profile.work import ELEMENT_OPERATIONS, WORK_OF_KIND, Chunk, Work, chunks_of, work_of
 
-parsed = parse_plan(PLAN)
+STEPS = Plan(PLAN).steps
 CHUNK = Chunk(tokens=10, seqs=2, selected=3, squares=4**2 + 6**2, words=7)
 
 
 def _work(index: int) -> Work:
-    return work_of(parsed, parsed.steps[index], CHUNK)
+    return work_of(STEPS[index], CHUNK)
 
 
 def test_embed() -> None:
@@ -50,19 +50,18 @@ def test_attention_counts_real_lengths() -> None:
 
 
 def test_what_tasks_of_heads_make_lies_in_a_threads_own_memory() -> None:
-    plan = parse_plan(PLAN.replace("head_tokens=0", "head_tokens=32"))
-    product, attention = (work_of(plan, plan.steps[index], CHUNK) for index in (1, 2))
+    product, attention = (work_of(STEPS[index], CHUNK, heads=True) for index in (1, 2))
     assert product.value_bytes == {"block": 10 * (24 + 8) + 10 * 72 * 4}
     assert attention.value_bytes == {"block": 10 * 72 * 4, "arena": 10 * 24 * 4}
+    assert dataclasses.replace(product, value_bytes=_work(1).value_bytes) == _work(1)
 
 
 @pytest.mark.parametrize(
     ("arithmetic", "operations"), [("s8", 4 * 10 * 72), ("bf16_fma", 0), ("bf16_dp", 0), ("bf16_tile", 0)]
 )
 def test_int8_attention_narrows_inside(arithmetic: str, operations: int) -> None:
-    in_f32 = parsed.steps[2]
-    narrow = dataclasses.replace(in_f32, keys={**in_f32.keys, "arithmetic": arithmetic})
-    assert work_of(parsed, narrow, CHUNK).elements - _work(2).elements == operations
+    narrow = Plan(PLAN.replace("factor=0.5 arithmetic=f32", f"factor=0.5 arithmetic={arithmetic}")).steps[2]
+    assert work_of(narrow, CHUNK).elements - _work(2).elements == operations
 
 
 def test_rows() -> None:
@@ -81,8 +80,8 @@ def test_sequences() -> None:
     assert select.value_bytes == {"arena": 2 * 3 * 24 * 4}
 
 
-def test_panels_pad_inner_sizes() -> None:
-    assert parsed.weights["w8"].nbytes == 128 * 26 * 2
+def test_every_kind_of_step_has_a_cost() -> None:
+    assert {step.kind for step in STEPS} == set(WORK_OF_KIND)
 
 
 def test_every_activation_has_a_cost() -> None:
@@ -91,9 +90,9 @@ def test_every_activation_has_a_cost() -> None:
 
 
 def test_needed_steps() -> None:
-    kinds = [step.kind for step in parsed.needed("embedding")]
+    kinds = [step.kind for step in Plan(PLAN).needed("embedding")]
     assert kinds == ["embed", "linear", "attention", "norm", "pool", "pool", "normalize"]
-    assert [step.kind for step in parsed.needed("last_hidden_state")] == kinds[:4]
+    assert [step.kind for step in Plan(PLAN).needed("last_hidden_state")] == kinds[:4]
 
 
 def test_chunks_are_whole_sequences() -> None:

@@ -14,6 +14,7 @@ import typer
 from encast import artifact as artifacts
 from encast import ceilings as machine_ceilings
 from encast import engine as engines
+from encast._core import Plan
 from encast.backends.cpu import CpuRunnable
 from encast.ceilings import Ceilings
 from encast.data import FORMATS, BadRow, open_rows
@@ -25,7 +26,6 @@ from encast.profile.ablate import Ablated
 from encast.profile.ablate import ablate as run_ablations
 from encast.profile.document import chrome_trace, to_document
 from encast.profile.measure import Runner, measure
-from encast.profile.plan_text import PlanText, parse_plan
 from encast.profile.plot import to_html
 from encast.profile.report import Kernel, Profile, build_profile, step_kernels
 from encast.profile.table import ablation_lines, table_lines
@@ -103,7 +103,7 @@ def profile_command(
         engine = stack.enter_context(engines.load(artifact, threads=threads, batch_tokens=batch_tokens))
         runnable = engine.session.runnable
         assert isinstance(runnable, CpuRunnable)
-        plan = parse_plan(runnable.plan)
+        plan = Plan(runnable.plan)
         chosen = _output(plan, output)
         workload = _workload(
             engine, batch, length, lengths, texts, (input_format, text_column, pair_column), batch_tokens, seed
@@ -133,7 +133,7 @@ def profile_command(
 def _ablations(
     artifact: Path,
     runner: Runner,
-    plan: PlanText,
+    plan: Plan,
     checkpoint: Path | None,
     seconds: float,
     repeats: int | None,
@@ -145,7 +145,7 @@ def _ablations(
         if terminal:
             typer.echo(f"\r\033[Kwithout {what}", err=True, nl=False)
 
-    selected = plan.values[plan.outputs[runner.output]].rows == "selected"
+    selected = plan.outputs[runner.output].rows == "selected"
     found = list(
         run_ablations(
             artifacts.open(artifact),
@@ -170,7 +170,7 @@ def _json_text(document: Mapping[str, Any]) -> str:
     return json_module.dumps(document, indent=None if "traceEvents" in document else 2) + "\n"
 
 
-def _output(plan: PlanText, wanted: str | None) -> str:
+def _output(plan: Plan, wanted: str | None) -> str:
     if wanted is None:
         return next((name for name in plan.outputs if name != "last_hidden_state"), "last_hidden_state")
     if wanted not in plan.outputs:
@@ -232,14 +232,14 @@ def _ceilings() -> tuple[Ceilings, str | None]:
     return machine_ceilings.measure(), note
 
 
-def _runner(runnable: CpuRunnable, plan: PlanText, output: str, workload: Workload) -> Runner:
-    return Runner(runnable, output, workload, selected=plan.values[plan.outputs[output]].rows == "selected")
+def _runner(runnable: CpuRunnable, plan: Plan, output: str, workload: Workload) -> Runner:
+    return Runner(runnable, output, workload, selected=plan.outputs[output].rows == "selected")
 
 
 def _profile(
     artifact: Path,
     runnable: CpuRunnable,
-    plan: PlanText,
+    plan: Plan,
     output: str,
     workload: Workload,
     ceilings: Ceilings,

@@ -8,12 +8,25 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Account", "account_of", "mean_account"]
+__all__ = [
+    "BEGIN",
+    "CHUNK",
+    "END",
+    "FIRST_ROW",
+    "HEADS",
+    "ROWS",
+    "STEP",
+    "THREAD",
+    "Account",
+    "account_of",
+    "mean_account",
+]
 
 _Int64 = np.ndarray[Any, np.dtype[np.int64]]
 _Float64 = np.ndarray[Any, np.dtype[np.float64]]
 
-_THREAD, _STEP, _CHUNK, _BEGIN, _END = 0, 1, 2, 5, 6
+THREAD, STEP, CHUNK, FIRST_ROW, ROWS, BEGIN, END, HEADS = range(8)
+"""Columns of events, as ``CpuRunnable.trace`` gives them."""
 
 
 @dataclass(frozen=True)
@@ -35,28 +48,28 @@ class Account:
 
 
 def account_of(events: _Int64, wall: int, threads: int, steps: int) -> Account:
-    """Sums up ``i64[events, 7]`` as ``CpuRunnable.trace`` gives them: of each thread in the order of time."""
+    """Sums up ``i64[events, 8]`` as ``CpuRunnable.trace`` gives them: of each thread in the order of time."""
     busy = np.zeros(steps)
     waiting = np.zeros(steps)
     if len(events) == 0:
         return Account(busy, waiting, 0.0, float(wall), float(wall), 0)
-    chunks = events[:, _CHUNK]
+    chunks = events[:, CHUNK]
     count = int(chunks.max()) + 1
     starts = np.full(count, np.iinfo(np.int64).max)
     ends = np.zeros(count, np.int64)
-    np.minimum.at(starts, chunks, events[:, _BEGIN])
-    np.maximum.at(ends, chunks, events[:, _END])
+    np.minimum.at(starts, chunks, events[:, BEGIN])
+    np.maximum.at(ends, chunks, events[:, END])
     ran = ends > 0  # a chunk may have nothing to do
     span = float(np.sum(ends[ran] - starts[ran]))
-    np.add.at(busy, events[:, _STEP], events[:, _END] - events[:, _BEGIN])
+    np.add.at(busy, events[:, STEP], events[:, END] - events[:, BEGIN])
     # Of every thread in every chunk: from each event to the next, from the last one to the chunk's end, and from the
     # chunk's beginning to the first.
-    group = events[:, _THREAD] * count + chunks
+    group = events[:, THREAD] * count + chunks
     first = np.r_[True, group[1:] != group[:-1]]
     last = np.r_[first[1:], True]
-    until = np.where(last, ends[chunks], np.r_[events[1:, _BEGIN], 0])
-    np.add.at(waiting, events[:, _STEP], until - events[:, _END])
-    np.add.at(waiting, events[first, _STEP], events[first, _BEGIN] - starts[chunks[first]])
+    until = np.where(last, ends[chunks], np.r_[events[1:, BEGIN], 0])
+    np.add.at(waiting, events[:, STEP], until - events[:, END])
+    np.add.at(waiting, events[first, STEP], events[first, BEGIN] - starts[chunks[first]])
     absent = threads - np.bincount(chunks[first], minlength=count)
     return Account(
         busy / threads,

@@ -83,6 +83,7 @@ def _row(row: Row) -> dict[str, Any]:
         "seconds": row.seconds,
         "waiting_seconds": row.waiting,
         "share": row.share,
+        "head_rows": row.head_rows,
         "rate": row.rate,
         "unit": row.unit,
         "product_operations": row.work.products,
@@ -115,7 +116,7 @@ def chrome_trace(profile: Profile) -> dict[str, Any]:
     sample: list[Traced] = profile.measured.sample
     for number, traced in enumerate(sample):
         offset = traced.called - sample[0].called
-        for thread, step, chunk, first_row, count, begin, end in traced.events.tolist():
+        for thread, step, chunk, first_row, count, begin, end, heads in traced.events.tolist():
             row = rows[step]
             events.append(
                 {
@@ -135,6 +136,7 @@ def chrome_trace(profile: Profile) -> dict[str, Any]:
                         "chunk": chunk,
                         "first_row": first_row,
                         "rows": count,
+                        "head_task": bool(heads),
                     },
                 }
             )

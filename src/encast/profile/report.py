@@ -6,10 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from encast import _core
+from encast._core import Plan, PlanStep, PlanValue, PlanWeight
 from encast.ceilings import Ceilings
+from encast.profile.account import CHUNK, HEADS, ROWS, STEP
 from encast.profile.bounds import Bound, Homes, bound_of, peak_of, product_dtype
-from encast.profile.measure import Measured
-from encast.profile.plan_text import PlanText, StepText
+from encast.profile.measure import Measured, Traced
 from encast.profile.work import Chunk, Work, chunks_of, work_of
 from encast.profile.workload import Workload
 
@@ -38,7 +42,8 @@ class Row:
     ``steps``: their indices in the plan. ``shape``: rows x outputs x inputs of a product, tokens x heads x head size
     of attention, rows x columns of the rest; rows are those of the whole workload, and of each of the steps.
     ``seconds``: at work, the mean of the threads. ``waiting``: for others, after it. ``share``: of the whole
-    forward. ``rate`` is in ``unit``: operations of products, or bytes, a second. ``fraction``: how much of the bound is
+    forward. ``head_rows``: how many of the rows ran in tasks of heads; None outside of the plan's stages of heads.
+    ``rate`` is in ``unit``: operations of products, or bytes, a second. ``fraction``: how much of the bound is
     reached. ``holds``: ``arithmetic``, a level of memory, or ``hand-off``, where waiting is longer than the bound.
     """
 
@@ -51,6 +56,7 @@ class Row:
     seconds: float
     waiting: float
     share: float
+    head_rows: int | None
     work: Work
     bound: Bound
 
@@ -155,7 +161,7 @@ def step_kernels(names: Sequence[Sequence[str]], catalog: Mapping[str, Kernel]) 
 def build_profile(
     artifact: str,
     output: str,
-    plan: PlanText,
+    plan: Plan,
     kernels: Sequence[Sequence[Kernel]],
     workload: Workload,
     ceilings: Ceilings,
@@ -172,21 +178,28 @@ def build_profile(
     ``ceilings_note``: where the ceilings come from, if that is to be said.
     """
     needed = plan.needed(output)
-    selected = plan.values[plan.outputs[output]].rows == "selected"
-    chunks = [
-        chunk
-        for batch, select in zip(workload.batches, workload.selects(), strict=True)
-        for chunk in chunks_of(batch, plan.limits["chunk_tokens"], select if selected else None)
-    ]
-    homes = _homes(plan, needed, chunks, threads)
+    selected = plan.outputs[output].rows == "selected"
+    chunks = {
+        (batch, number): chunk
+        for batch, (packed, select) in enumerate(zip(workload.batches, workload.selects(), strict=True))
+        for number, chunk in enumerate(chunks_of(packed, plan.chunk_tokens, select if selected else None))
+    }
+    every = list(chunks.values())
+    homes = _homes(plan, needed, every, threads)
     account = measured.account
     total = account.wall / 1e9 + measured.outside
-    rows_at_once = _rows_at_once(measured, len(plan.steps))
+    names = [step.name for step in plan.steps]
+    rows_at_once = _rows_at_once(measured, len(names))
+    ran = _ran(measured.sample)
+    in_heads = {step for kind, begin, end in plan.stages if kind == "heads" for step in range(begin, end)}
     rows = []
     for step in needed:
-        work = Work()
-        for chunk in chunks:
-            work = work + work_of(plan, step, chunk)
+        work, head_rows = Work(), 0
+        for place, chunk in chunks.items():
+            heads = ran.get((*place, step.index))
+            if heads is not None:
+                work = work + work_of(step, chunk, heads=heads)
+                head_rows += chunk.tokens if heads else 0
         kernel = _chosen(kernels[step.index], rows_at_once[step.index])
         seconds, waiting = account.busy[step.index] / 1e9, account.waiting[step.index] / 1e9
         rows.append(
@@ -194,17 +207,18 @@ def build_profile(
                 step.name,
                 step.kind,
                 kernel.name,
-                _shape(plan, step, chunks),
-                _dtype(plan, step),
+                _shape(step, every),
+                _dtype(step),
                 (step.index,),
                 seconds,
                 waiting,
                 seconds / total,
+                head_rows if step.index in in_heads else None,
                 work,
                 bound_of(work, _peak_dtype(step), kernel.isa, homes, ceilings, threads),
             )
         )
-    limit = _limit(plan, needed, rows, kernels, homes, ceilings, threads, len(workload.batches))
+    limit = _limit(needed, rows, kernels, homes, ceilings, threads, len(workload.batches))
     return Profile(
         artifact,
         output,
@@ -213,7 +227,7 @@ def build_profile(
         ceilings,
         ceilings_note,
         tuple(rows if layers else _grouped(rows)),
-        tuple(step.name for step in plan.steps),
+        tuple(names),
         (float(account.waiting.sum()) + account.idle) / 1e9,
         account.between / 1e9 + measured.outside,
         total,
@@ -222,28 +236,35 @@ def build_profile(
     )
 
 
-def _homes(plan: PlanText, needed: Sequence[StepText], chunks: Sequence[Chunk], threads: int) -> Homes:
-    weights = {
-        step.keys[key]
-        for step in needed
-        if step.kind == "linear"
-        for key in ("w", "scale", "colsum", "bias")
-        if key in step.keys
+def _ran(sample: Sequence[Traced]) -> dict[tuple[int, int, int], bool]:
+    """(batch, chunk, step) of all that ran, and whether in tasks of heads."""
+    return {
+        (batch, chunk, step): bool(heads)
+        for batch, traced in enumerate(sample)
+        for chunk, step, heads in np.unique(traced.events[:, [CHUNK, STEP, HEADS]], axis=0).tolist()
     }
+
+
+def _homes(plan: Plan, needed: Sequence[PlanStep], chunks: Sequence[Chunk], threads: int) -> Homes:
+    # A weight of several layers is one place in the file.
+    weights: dict[int, int] = {}
+    for step in needed:
+        if step.kind == "linear":
+            stored = (step.keys[key] for key in ("w", "scale", "colsum", "bias") if key in step.keys)
+            weights |= {weight.offset: weight.nbytes for weight in stored}
     tokens = max(chunk.tokens for chunk in chunks)
-    rows = min(plan.limits["block_rows"], -(-tokens // threads))
-    word = next((table for step in needed if (table := plan.weight(step, "word")) is not None), None)
+    rows = min(plan.block_rows, -(-tokens // threads))
+    word: PlanWeight | None = next((step.keys["word"] for step in needed if "word" in step.keys), None)
     return Homes(
-        weights=sum(plan.weights[name].nbytes for name in weights),
+        weights=sum(weights.values()),
         tables=max(chunk.words for chunk in chunks) * word.cols * 4 if word is not None else 0,
-        block=plan.limits["block"] * -(-rows // 16),
-        arena=plan.limits["arena"] * tokens // plan.limits["chunk_tokens"],
+        block=plan.block * -(-rows // _core.BLOCK_UNIT),
+        arena=plan.arena * tokens // plan.chunk_tokens,
     )
 
 
 def _limit(
-    plan: PlanText,
-    needed: Sequence[StepText],
+    needed: Sequence[PlanStep],
     rows: Sequence[Row],
     kernels: Sequence[Sequence[Kernel]],
     homes: Homes,
@@ -260,34 +281,33 @@ def _limit(
     return Limit(arithmetic, seconds, ceilings.level_of(homes.weights, threads))
 
 
-def _peak_dtype(step: StepText) -> str:
+def _peak_dtype(step: PlanStep) -> str:
     return product_dtype(step.keys["arithmetic"]) if "arithmetic" in step.keys else "f32"
 
 
-def _dtype(plan: PlanText, step: StepText) -> str:
+def _dtype(step: PlanStep) -> str:
     if "arithmetic" in step.keys:
         return product_dtype(step.keys["arithmetic"])
-    made = [plan.values[step.keys[key]].dtype for key in ("out", "also") if key in step.keys]
+    made = [step.keys[key].dtype for key in ("out", "also") if key in step.keys]
     return "+".join({"q8": "int8"}.get(dtype, dtype) for dtype in made)
 
 
-def _shape(plan: PlanText, step: StepText, chunks: Sequence[Chunk]) -> tuple[int, ...]:
-    out = plan.made(step)
+def _shape(step: PlanStep, chunks: Sequence[Chunk]) -> tuple[int, ...]:
+    out: PlanValue = step.keys["out"]
     rows = sum(chunk.rows(out.rows) for chunk in chunks)
-    if (weight := plan.weight(step, "w")) is not None:
-        return rows, weight.rows, weight.cols
+    if "w" in step.keys:
+        return rows, step.keys["w"].rows, step.keys["w"].cols
     if step.kind == "attention":
-        heads = int(step.keys["heads"])
+        heads = step.keys["heads"]
         return rows, heads, out.cols // heads
     return rows, out.cols
 
 
 def _rows_at_once(measured: Measured, steps: int) -> list[int]:
-    most = [1] * steps
+    most = np.ones(steps, np.int64)
     for traced in measured.sample:
-        for _, step, _, _, rows, _, _ in traced.events.tolist():
-            most[step] = max(most[step], rows)
-    return most
+        np.maximum.at(most, traced.events[:, STEP], traced.events[:, ROWS])
+    return [int(rows) for rows in most]
 
 
 def _chosen(kernels: Sequence[Kernel], rows: int) -> Kernel:
@@ -299,7 +319,7 @@ def _grouped(rows: Sequence[Row]) -> list[Row]:
     groups: dict[tuple[object, ...], Row] = {}
     for row in rows:
         name = _LAYER.sub("*", row.name)
-        key = (name, row.kind, row.kernel, row.shape, row.dtype)
+        key = (name, row.kind, row.kernel, row.shape, row.dtype, row.head_rows)
         if key not in groups:
             groups[key] = replace(row, name=name)
             continue

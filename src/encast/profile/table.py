@@ -64,6 +64,11 @@ def table_lines(profile: Profile) -> Iterator[str]:
     yield (
         f"limit       {_number(limit.seconds * scale)} {unit} ({limit.holds}); {profile.fraction:.1%} of it is reached"
     )
+    attention = [row for row in profile.rows if row.kind == "attention" and row.head_rows is not None]
+    if attention:
+        by_heads = sum((row.head_rows or 0) * len(row.steps) for row in attention)
+        rows = sum(row.shape[0] * len(row.steps) for row in attention)
+        yield f"heads       {by_heads / rows:.1%} of attention ran in tasks of heads, with the product before it"
     yield (
         f"accounting  steps {profile.busy:.1%}, waiting {profile.waiting / share:.1%}, outside "
         f"{profile.outside / share:.1%}; the trace itself cost {profile.measured.trace_cost:.1%}"

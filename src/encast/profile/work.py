@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from encast._core import PlanStep, PlanValue, PlanWeight
 from encast.batch import Batch, Int32
-from encast.profile.plan_text import PlanText, StepText, ValueText
 
-__all__ = ["ELEMENT_OPERATIONS", "Chunk", "Work", "chunks_of", "work_of"]
+__all__ = ["ELEMENT_OPERATIONS", "WORK_OF_KIND", "Chunk", "Work", "chunks_of", "work_of"]
 
 ELEMENT_OPERATIONS = {
     "none": 0,
@@ -103,78 +103,102 @@ def chunks_of(batch: Batch, chunk_tokens: int, select: Int32 | None = None) -> l
     return chunks
 
 
-def work_of(plan: PlanText, step: StepText, chunk: Chunk) -> Work:
-    """The work of a step on one chunk."""
-    out = plan.made(step)
-    x = plan.value(step, "x")
-    rows = chunk.rows(out.rows)
-    read = [(x, chunk.rows(x.rows))] if x is not None else []
-    if (other := plan.value(step, "other")) is not None:
-        read.append((other, rows))
-    also = plan.value(step, "also")
-    written = [(value, rows) for value in (out, also) if value is not None]
-    elements = 0
-    if also is not None:
-        elements += rows * also.cols * ELEMENT_OPERATIONS["narrow"]
-    if step.kind == "linear":
-        return _linear(plan, step, rows, read, written)
-    if step.kind == "attention":
-        assert x is not None
-        elements += chunk.squares * int(step.keys["heads"]) * ELEMENT_OPERATIONS["softmax"]
-        if step.keys["arithmetic"] == "s8":  # queries, keys and values become codes inside
-            elements += rows * x.cols * ELEMENT_OPERATIONS["narrow"]
-        return Work(
-            products=4 * chunk.squares * out.cols,
-            elements=elements,
-            value_bytes=_moved([*read, *written]),
-        )
-    if step.kind == "embed":
-        tables = [table for key in ("word", "position", "token_type") if (table := plan.weight(step, key)) is not None]
-        elements += rows * out.cols * (len(tables) - 1 + ELEMENT_OPERATIONS["norm"])
-        return Work(0, elements, 0, rows * out.cols * 4 * len(tables), _moved(written))
-    if step.kind == "pool":
-        # It makes the columns of one mode, and reads every row once.
-        assert x is not None
-        return Work(0, chunk.rows(x.rows) * x.cols, 0, 0, _moved([*read, (_columns(out, x.cols), rows)]))
-    if step.kind in ("first", "select"):
-        # Only the rows that it gathers.
-        assert x is not None
-        return Work(value_bytes=_moved([(x, rows), *written]))
-    cost = ELEMENT_OPERATIONS.get(step.kind, 0)
-    if step.kind == "elementwise":
-        cost = ELEMENT_OPERATIONS[step.keys["act"]] + (step.keys["factor"] != "1")
-    cost += other is not None
-    return Work(0, elements + rows * out.cols * cost, 0, 0, _moved([*read, *written]))
+def work_of(step: PlanStep, chunk: Chunk, *, heads: bool = False) -> Work:
+    """The work of a step on one chunk.
+
+    ``heads``: it ran in tasks of heads, so that what the product makes and attention reads is the thread's own.
+    """
+    return WORK_OF_KIND[step.kind](step, chunk, "block" if heads else "")
 
 
-def _linear(
-    plan: PlanText,
-    step: StepText,
-    rows: int,
-    read: Iterable[tuple[ValueText, int]],
-    written: Iterable[tuple[ValueText, int]],
-) -> Work:
-    weight = plan.weight(step, "w")
-    assert weight is not None
-    out = plan.made(step)
-    vectors = [one for key in ("scale", "colsum", "bias") if (one := plan.weight(step, key)) is not None]
+def _embed(step: PlanStep, chunk: Chunk, _: str) -> Work:
+    out = step.keys["out"]
+    tables = sum(key in step.keys for key in ("word", "position", "token_type"))
+    elements = chunk.tokens * out.cols * (tables - 1 + ELEMENT_OPERATIONS["norm"]) + _narrowing(step, chunk)
+    return Work(0, elements, 0, chunk.tokens * out.cols * 4 * tables, _moved(chunk, step))
+
+
+def _linear(step: PlanStep, chunk: Chunk, own: str) -> Work:
+    weight: PlanWeight = step.keys["w"]
+    rows = chunk.rows(step.keys["out"].rows)
+    stored = (step.keys[key] for key in ("w", "scale", "colsum", "bias") if key in step.keys)
     return Work(
         products=2 * rows * weight.rows * weight.cols,
-        elements=rows * weight.rows * ELEMENT_OPERATIONS[step.keys["act"].removesuffix("_coarse")],
-        weight_bytes=weight.nbytes + sum(vector.nbytes for vector in vectors),
-        value_bytes=_moved(
-            [*read, *((_columns(value, weight.rows) if value is out else value, n) for value, n in written)]
-        ),
+        elements=rows * weight.rows * ELEMENT_OPERATIONS[step.keys["act"]],
+        weight_bytes=sum(one.nbytes for one in stored),
+        value_bytes=_moved(chunk, step, columns=weight.rows, out=own),
     )
 
 
-def _columns(value: ValueText, cols: int) -> ValueText:
-    """Some of a value's columns."""
-    return ValueText(value.dtype, value.rows, cols, value.place)
+def _attention(step: PlanStep, chunk: Chunk, own: str) -> Work:
+    x, out = step.keys["x"], step.keys["out"]
+    elements = chunk.squares * step.keys["heads"] * ELEMENT_OPERATIONS["softmax"]
+    if step.keys["arithmetic"] == "s8":  # queries, keys and values become codes inside
+        elements += chunk.tokens * x.cols * ELEMENT_OPERATIONS["narrow"]
+    return Work(4 * chunk.squares * out.cols, elements, 0, 0, _moved(chunk, step, x=own))
 
 
-def _moved(values: Sequence[tuple[ValueText, int]]) -> dict[str, int]:
-    moved: dict[str, int] = {}
-    for value, rows in values:
-        moved[value.place] = moved.get(value.place, 0) + rows * value.row_bytes
-    return moved
+def _pool(step: PlanStep, chunk: Chunk, _: str) -> Work:
+    # It makes the columns of one mode, and reads every row once.
+    x: PlanValue = step.keys["x"]
+    elements = chunk.rows(x.rows) * x.cols * ELEMENT_OPERATIONS["pool"]
+    return Work(0, elements, 0, 0, _moved(chunk, step, columns=x.cols))
+
+
+def _gather(step: PlanStep, chunk: Chunk, _: str) -> Work:
+    # Only the rows that it gathers.
+    x, out = step.keys["x"], step.keys["out"]
+    rows = chunk.rows(out.rows)
+    return Work(value_bytes=_summed([(x.place, rows * x.row_bytes()), (out.place, rows * out.row_bytes())]))
+
+
+def _rows(step: PlanStep, chunk: Chunk, _: str) -> Work:
+    """Of steps that make each row from the same row alone."""
+    out: PlanValue = step.keys["out"]
+    if step.kind == "elementwise":
+        cost = ELEMENT_OPERATIONS[step.keys["act"]] + (step.keys["factor"] != 1)
+    else:
+        cost = ELEMENT_OPERATIONS[step.kind]
+    cost += "other" in step.keys
+    elements = chunk.rows(out.rows) * out.cols * cost + _narrowing(step, chunk)
+    return Work(0, elements, 0, 0, _moved(chunk, step))
+
+
+WORK_OF_KIND: dict[str, Callable[[PlanStep, Chunk, str], Work]] = {
+    "embed": _embed,
+    "norm": _rows,
+    "linear": _linear,
+    "attention": _attention,
+    "narrow": _rows,
+    "elementwise": _rows,
+    "pool": _pool,
+    "first": _gather,
+    "select": _gather,
+    "normalize": _rows,
+}
+"""Of every kind of step; the last argument is the place of what a stage of heads keeps for itself, or empty."""
+
+
+def _narrowing(step: PlanStep, chunk: Chunk) -> int:
+    """Operations of the narrow copy that a step makes beside its output."""
+    also: PlanValue | None = step.keys.get("also")
+    return chunk.rows(also.rows) * also.cols * ELEMENT_OPERATIONS["narrow"] if also is not None else 0
+
+
+def _moved(chunk: Chunk, step: PlanStep, *, columns: int | None = None, **places: str) -> dict[str, int]:
+    """Place → bytes of all values that a step reads and makes, of ``out`` so many columns. ``places``: of operands
+    that lie elsewhere than the plan says; empty: they do not."""
+    moved = []
+    for key in ("x", "other", "out", "also"):
+        value: PlanValue | None = step.keys.get(key)
+        if value is not None:
+            bytes = chunk.rows(value.rows) * value.row_bytes(columns if key == "out" else None)
+            moved.append((places.get(key) or value.place, bytes))
+    return _summed(moved)
+
+
+def _summed(moved: Iterable[tuple[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for place, bytes in moved:
+        total[place] = total.get(place, 0) + bytes
+    return total
