@@ -1,10 +1,13 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include "base/error.h"
 #include "bindings/bindings.h"
+#include "kernels/gemm/gemm.h"
+#include "runtime/head_tasks.h"
 #include "runtime/plan.h"
 #include "runtime/step_keys.h"
 
@@ -58,6 +61,21 @@ nb::dict keys_of(const Plan& plan, const StepDecl& step) {
   return keys;
 }
 
+DType dtype_of(std::string_view name) {
+#define ENCAST_DTYPE(dtype, bytes) \
+  if (name == #dtype) return DType::dtype;
+#include "base/dtype.inc"
+#undef ENCAST_DTYPE
+  throw InputError("no dtype is called '" + std::string(name) + "'");
+}
+
+WeightLayout layout_of(std::string_view name) {
+  for (const auto layout : {WeightLayout::dense, WeightLayout::panels, WeightLayout::padded}) {
+    if (name == layout_name(layout)) return layout;
+  }
+  throw InputError("no layout of weights is called '" + std::string(name) + "'");
+}
+
 const char* place_name(const ValueDecl& value) {
   if (value.offset == ValueDecl::kCallerMemory) return "caller";
   return value.in_block ? "block" : "arena";
@@ -103,7 +121,27 @@ std::vector<PlanStep> needed_of(const Plan& plan, const std::string& output) {
 }  // namespace
 
 void bind_plan(nb::module_& m) {
+  m.attr("PANEL") = kPanel;
   m.attr("BLOCK_UNIT") = ValueDecl::kBlockUnit;
+  m.def(
+      "element_bytes", [](std::string_view dtype) { return element_bytes(dtype_of(dtype)); }, "dtype"_a);
+  m.def(
+      "panel_group", [](std::string_view dtype) { return panel_group(dtype_of(dtype)); }, "dtype"_a,
+      "Inputs of an output that stand side by side in a panel of weights of the dtype.");
+  m.def(
+      "weight_bytes",
+      [](std::string_view dtype, std::string_view layout, int64_t rows, int64_t cols) {
+        return WeightDecl{dtype_of(dtype), layout_of(layout), rows, cols, 0}.bytes();
+      },
+      "dtype"_a, "layout"_a, "rows"_a, "cols"_a, "Of a weight of a plan as it is stored.");
+  m.def(
+      "value_bytes",
+      [](std::string_view dtype, int64_t rows, int64_t cols) {
+        return ValueDecl{.dtype = dtype_of(dtype), .cols = cols}.bytes(rows);
+      },
+      "dtype"_a, "rows"_a, "cols"_a, "Of a value of a plan as it lies in memory.");
+  m.def("heads_fill_panels", &heads_fill_panels, "heads"_a, "head_dim"_a,
+        "Whether a stage of heads can cut a product for so many heads into whole panels.");
 
   nb::class_<WeightDecl>(m, "PlanWeight")
       .def_prop_ro("dtype", [](const WeightDecl& self) { return dtype_name(self.dtype); })

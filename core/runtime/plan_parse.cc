@@ -136,7 +136,8 @@ void parse_limits(Line& line, Plan& plan) {
   plan.max_len = line.integer(line.value_of("max_len"), "max_len", 1, kMaxTokens);
   plan.chunk_tokens = line.integer(line.value_of("chunk_tokens"), "chunk_tokens", plan.max_len, kMaxTokens);
   plan.arena = line.integer(line.value_of("arena"), "arena", 0, kMaxBytes);
-  plan.block_rows = line.integer(line.value_of("block_rows"), "block_rows", 16, kMaxTokens);
+  plan.block_rows =
+      line.integer(line.value_of("block_rows"), "block_rows", ValueDecl::kBlockUnit, kMaxTokens);
   plan.stream_rows = line.integer(line.value_of("stream_rows"), "stream_rows", 1, kMaxTokens);
   plan.head_tokens = line.integer(line.value_of("head_tokens"), "head_tokens", 0, kMaxTokens);
   plan.block = line.integer(line.value_of("block"), "block", 0, kMaxBlockBytes);

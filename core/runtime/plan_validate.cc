@@ -366,7 +366,7 @@ uint64_t WeightDecl::bytes() const {
     case WeightLayout::padded:
       return static_cast<uint64_t>(rows * round_up(cols, kPanel) * element);
     case WeightLayout::panels:
-      return static_cast<uint64_t>(round_up(rows, kPanel) * round_up(cols, 4 / element) * element);
+      return static_cast<uint64_t>(round_up(rows, kPanel) * round_up(cols, panel_group(dtype)) * element);
   }
   return 0;
 }

@@ -8,7 +8,8 @@ from graphs import encoder, masked_lm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encast.artifact.pack import NUMPY_DTYPES, PANEL, pack, packed_shape, stored_specs, unpack
+from encast import _core
+from encast.artifact.pack import NUMPY_DTYPES, pack, packed_shape, stored_specs, unpack
 from encast.artifact.pack import StoredSpec as Spec
 from encast.errors import GraphError
 from encast.ir import Graph
@@ -40,10 +41,10 @@ def test_panels_hold_every_element_where_the_formula_says(form: str, n: int, k: 
     packed = pack(spec, array)
     assert packed.shape == spec.shape
     assert packed.flags.c_contiguous
-    assert packed.nbytes == spec.nbytes
-    panels = packed.reshape(-1, -(-k // group), PANEL, group)
+    assert packed.nbytes == spec.nbytes == _core.weight_bytes(dtype, "panels", n, k)
+    panels = packed.reshape(-1, -(-k // group), 64, group)
     row, column = np.meshgrid(np.arange(n), np.arange(k), indexing="ij")
-    assert (panels[row // PANEL, column // group, row % PANEL, column % group] == array).all()
+    assert (panels[row // 64, column // group, row % 64, column % group] == array).all()
     # What is left is padding, and zero.
     assert np.count_nonzero(panels) == np.count_nonzero(array)
     assert (unpack(spec, packed, type) == array).all()
@@ -55,6 +56,7 @@ def test_vectors_are_padded_to_whole_panels(n: int) -> None:
     spec = spec_of("vector", type)
     packed = pack(spec, numbers("f32", n))
     assert packed.shape == (-(-n // 64) * 64,)
+    assert packed.nbytes == _core.weight_bytes("f32", "padded", 1, n)
     assert (packed[:n] == numbers("f32", n)).all()
     assert not packed[n:].any()
     assert (unpack(spec, packed, type) == numbers("f32", n)).all()

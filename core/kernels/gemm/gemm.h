@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "base/activation.h"
+#include "base/dtype.h"
 
 // Contract of the family: c = activation(a @ w + bias) (+ residual), c: f32[m, n] or bf16[m, n].
 //
@@ -20,6 +21,10 @@
 namespace encast {
 
 constexpr int kPanel = 64;  // columns of a packed weight panel
+
+// Inputs that stand side by side in a panel, as one dot-product instruction takes them of an output; k is
+// padded to whole groups.
+constexpr int64_t panel_group(DType weight) { return 4 / static_cast<int64_t>(element_bytes(weight)); }
 
 struct GemmArgs {
   int64_t m = 0, n = 0, k = 0;

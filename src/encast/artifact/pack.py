@@ -8,7 +8,7 @@
 
 A panel holds 64 outputs. Inside it, k runs outermost, so that a kernel streams it once from front to back; the
 innermost group is what one dot-product instruction consumes of an output (two bf16, four s8). n and k are padded
-with zeros to whole panels and groups.
+with zeros to whole panels and groups. core/kernels/gemm/gemm.h says how large these are.
 """
 
 from __future__ import annotations
@@ -19,19 +19,16 @@ from typing import Any
 
 import numpy as np
 
+from encast._core import PANEL, panel_group
 from encast.errors import GraphError
 from encast.ir import Graph
-from encast.ir.storage import stored_forms
+from encast.ir.storage import STORED_FORMS, stored_forms
 from encast.ir.types import ValueType
 
-__all__ = ["NUMPY_DTYPES", "PANEL", "StoredSpec", "pack", "stored_specs", "unpack"]
+__all__ = ["NUMPY_DTYPES", "StoredSpec", "pack", "stored_specs", "unpack"]
 
 Array = np.ndarray[Any, Any]
 
-PANEL = 64
-
-_GROUPS = {"panels_f32": 1, "panels_bf16": 2, "panels_int8": 4}
-_DTYPES = {"panels_f32": "f32", "panels_bf16": "bf16", "panels_int8": "s8", "vector": "f32"}
 NUMPY_DTYPES = {"f32": np.float32, "bf16": np.uint16, "s8": np.int8, "i32": np.int32}
 
 
@@ -55,8 +52,8 @@ def stored_specs(graph: Graph) -> Iterator[StoredSpec]:
     forms = stored_forms(graph)
     for name, constant in graph.constants.items():
         form, type = forms[name], constant.type
-        if _DTYPES.get(form, type.dtype) != type.dtype:
-            raise GraphError(f"constant {name!r} is {type}, stored as {form} it must be {_DTYPES[form]}")
+        if (dtype := STORED_FORMS[form]) not in (None, type.dtype):
+            raise GraphError(f"constant {name!r} is {type}, stored as {form} it must be {dtype}")
         yield StoredSpec(name, type.dtype, packed_shape(type, form), name, form)
         if form == "panels_int8":
             yield StoredSpec(f"{name}.colsum", "i32", (_up(_sizes(type)[0], PANEL),), name, "colsum")
@@ -70,7 +67,7 @@ def packed_shape(type: ValueType, form: str) -> tuple[int, ...]:
     if form == "vector":
         return (_up(sizes[0], PANEL),)
     n, k = sizes
-    group = _GROUPS[form]
+    group = panel_group(type.dtype)
     inner = (PANEL,) if group == 1 else (PANEL, group)
     return (_up(n, PANEL) // PANEL, _up(k, group) // group, *inner)
 
@@ -89,7 +86,7 @@ def pack(spec: StoredSpec, array: Array) -> Array:
     if spec.form == "colsum":
         return np.pad(array.sum(axis=1, dtype=np.int32), (0, spec.shape[0] - array.shape[0]))
     k = array.shape[1]
-    group = _GROUPS[spec.form]
+    group = panel_group(spec.dtype)
     panels, steps = spec.shape[:2]
     packed = np.zeros((panels, steps, PANEL, group), array.dtype)
     for panel in range(panels):
@@ -110,7 +107,7 @@ def unpack(spec: StoredSpec, packed: Array, type: ValueType) -> Array:
     if spec.form == "vector":
         return packed[: sizes[0]]
     n, k = sizes
-    panels = packed.reshape(*packed.shape[:3], _GROUPS[spec.form])
+    panels = packed.reshape(*packed.shape[:3], panel_group(spec.dtype))
     return np.ascontiguousarray(panels.transpose(0, 2, 1, 3).reshape(panels.shape[0] * PANEL, -1)[:n, :k])
 
 

@@ -7,8 +7,17 @@ from encast.ir.graph import Graph
 
 __all__ = ["STORED_FORMS", "stored_form", "stored_forms"]
 
-STORED_FORMS = ("dense", "vector", "panels_f32", "panels_bf16", "panels_int8")
-"""``panels_*``: the weight of a product; ``vector``: padded to whole panels; ``dense``: row by row, unpadded."""
+STORED_FORMS: dict[str, str | None] = {
+    "dense": None,
+    "vector": "f32",
+    "panels_f32": "f32",
+    "panels_bf16": "bf16",
+    "panels_int8": "s8",
+}
+"""Form → the dtype that it is for, None: any.
+
+``panels_*``: the weight of a product; ``vector``: padded to whole panels; ``dense``: row by row, unpadded.
+"""
 
 _LINEARS = {"linear": "panels_f32", "linear_bf16": "panels_bf16", "linear_int8": "panels_int8"}
 

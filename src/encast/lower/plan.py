@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from encast import _core
 from encast.errors import UnsupportedModelError
 from encast.ir.graph import Graph, Node
 from encast.ir.ops import COARSE_ACTIVATIONS
@@ -17,15 +18,7 @@ from encast.lower.unfuse import unfuse
 
 __all__ = ["StoredTensor", "lower"]
 
-_BLOCK_UNIT = 16
-"""Rows for which offsets in the memory of a block are given; ``ValueDecl::kBlockUnit`` of core/runtime/plan.h."""
-
-_ELEMENT_BYTES = {"f32": 4, "bf16": 2, "q8": 1}
-
-_PANEL = 64
 _APART = frozenset({"head_tasks", "qkv_fusion", "row_blocks"})  # ablations that keep attention and its product apart
-_WEIGHT_BYTES = {"f32": (4, 1), "i32": (4, 1), "bf16": (2, 2), "s8": (1, 4)}
-"""Of a weight's element, and the multiple to which panels pad its inner size (``artifact/pack.py``)."""
 
 
 class StoredTensor(Protocol):
@@ -81,12 +74,9 @@ class _Lowering:
             else:
                 dtype, rows, cols = type.dtype, int(type.shape[0]) // parts, int(type.shape[1])
             self.weights[key] = f"w{len(self.weights)}"
-            offset = self.tensors[stored].offset
-            bytes, inner = _WEIGHT_BYTES[dtype]
+            offset = self.tensors[stored].offset + part * _core.weight_bytes(dtype, layout, rows, cols)
             if layout == "panels":
-                self.product_bytes += rows * cols * bytes
-            if part:
-                offset += part * (cols if layout == "padded" else rows * (-(-cols // inner) * inner)) * bytes
+                self.product_bytes += rows * cols * _core.element_bytes(dtype)
             self.weight_lines.append(f"weight {self.weights[key]} {dtype} {layout} {rows} {cols} @{offset}")
         return self.weights[key]
 
@@ -178,7 +168,7 @@ class _Lowering:
             return 1
         width = self.graph.type_of(node.outputs[0]).shape[1]
         read = any(user.op == "attention" and user.inputs[0] == node.outputs[0] for user in self.graph.nodes)
-        return 3 if read and isinstance(width, int) and width % (3 * _PANEL) == 0 else 1
+        return 3 if read and isinstance(width, int) and width % (3 * _core.PANEL) == 0 else 1
 
     def attention(self, node: Node) -> None:
         bias = _operand(node, 1)
@@ -260,10 +250,12 @@ class _Lowering:
         """Whether an attention shares a stage of heads with the product before it."""
         if self.target.head_tokens == 0 or self.uses_tiles() or not _APART.isdisjoint(self.target.without):
             return False
-        product, x = self.steps[index - 1], self.steps[index].reads["x"]
+        product, attention = self.steps[index - 1], self.steps[index]
+        x, heads = attention.reads["x"], int(attention.keys["heads"])
         width = self.values[x].shape[1]
-        made = index > 0 and product.kind == "linear" and product.writes["out"] == x
-        return made and self.readers[x] == 1 and isinstance(width, int) and width % (3 * _PANEL) == 0
+        assert isinstance(width, int)
+        made = index > 0 and product.kind == "linear" and product.writes["out"] == x and self.readers[x] == 1
+        return made and _core.heads_fill_panels(heads, width // 3 // heads)
 
     def uses_tiles(self) -> bool:
         products = {step.keys["arithmetic"] for step in self.steps if step.kind == "linear"}
@@ -294,7 +286,7 @@ class _Lowering:
         }
         block = [value for value, local in within.items() if local]
         arena = [value for value, local in within.items() if not local]
-        block_spans = [Lifetime(_nbytes(self.values[v], _BLOCK_UNIT), uses[v][0], uses[v][-1]) for v in block]
+        block_spans = [Lifetime(_nbytes(self.values[v], _core.BLOCK_UNIT), uses[v][0], uses[v][-1]) for v in block]
         arena_spans = [
             Lifetime(_nbytes(self.values[v], chunk), of_step[uses[v][0]], of_step[uses[v][-1]]) for v in arena
         ]
@@ -313,10 +305,10 @@ class _Lowering:
         place, arena, block = self.places(stages, chunk)
         head_tokens = self.target.head_tokens if any(stage.kind == "heads" for stage in stages) else 0
         tiles = self.uses_tiles()
-        block_rows = self.target.rows_of_block(block / _BLOCK_UNIT, tiles)
+        block_rows = self.target.rows_of_block(block / _core.BLOCK_UNIT, tiles)
         stream_rows = self.target.rows_to_stream(self.product_bytes, tiles)
         if "row_blocks" in self.target.without:
-            block_rows = stream_rows = -(-chunk // _BLOCK_UNIT) * _BLOCK_UNIT
+            block_rows = stream_rows = -(-chunk // _core.BLOCK_UNIT) * _core.BLOCK_UNIT
         lines = ["encast-plan 1"]
         lines.append(
             f"limits vocab={meta.vocab} types={meta.type_vocab} max_len={meta.max_len} "
@@ -373,11 +365,7 @@ def _real(value: float) -> str:
 
 
 def _nbytes(type: ValueType, rows: int) -> int:
-    """Bytes of a value in the arena; the rule of ``ValueDecl::bytes`` in core/runtime/plan.h."""
-    element = _ELEMENT_BYTES[type.dtype]
+    """Bytes of a value in memory."""
     cols = type.shape[1]
     assert isinstance(cols, int)
-    multiple = 16 if type.dtype == "f32" else 64
-    stride = -(-cols // multiple) * multiple * element
-    extra = 2 * (-(-rows * 4 // 64) * 64) if type.dtype == "q8" else 0
-    return rows * stride + extra
+    return _core.value_bytes(type.dtype, rows, cols)

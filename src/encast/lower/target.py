@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
+import encast._core as _core
 import encast.knobs as knobs
 from encast.errors import InputError, ResourceError
 from encast.lower.unfuse import ABLATIONS
@@ -45,7 +46,7 @@ class Target:
     ``chunk_tokens``: raised to the model's longest text.
 
     ``block_bytes``: what the values of a block of rows may take, so that most of them stay in a core's own cache;
-    ``block_rows`` says it in rows, rounded up to a multiple of 16. ``shared_cache_bytes``: of the cache that weights
+    ``block_rows`` says it in rows, rounded up to a whole unit. ``shared_cache_bytes``: of the cache that weights
     may stay in between forwards. ``tiles``: products of ``TILE_CLASSES`` use AMX. ``stream_rows``: with fewer rows a
     thread, threads share a product's weights instead of its rows; None: by ``rows_to_stream``. ``without``:
     optimisations of ``ABLATIONS`` that are left out. Raises ``InputError`` for one that is not known.
@@ -68,7 +69,7 @@ class Target:
             raise InputError(f"without names {', '.join(map(repr, unknown))}; {', '.join(ABLATIONS)} are known")
 
     def rows_of_block(self, bytes_per_row: float, tiles: bool) -> int:
-        """Most rows that a thread takes through the steps of a stage at a time, a multiple of 16.
+        """Most rows that a thread takes through the steps of a stage at a time, whole ``BLOCK_UNIT``.
 
         Multiples of 48 are whole register tiles, and fewer reread the weights too often: BERT-large int8 at 8 x 128
         is 2.4 % faster with 48 rows than with 32, MiniLM 2 % faster with 144 than with 96, BERT-base bf16 1 % slower.
@@ -76,7 +77,7 @@ class Target:
         8 x 128 is 12 % (int8) and 6 % (bf16) faster than with 144, MiniLM 1 %.
         """
         if self.block_rows is not None:
-            return -(-self.block_rows // 16) * 16
+            return -(-self.block_rows // _core.BLOCK_UNIT) * _core.BLOCK_UNIT
         if tiles:
             return _TILE_BLOCK_ROWS
         fitting = int(self.block_bytes / max(bytes_per_row, 1.0))
@@ -103,8 +104,6 @@ class Target:
 
         Raises ``ResourceError`` when no kernel may run, ``InputError`` for a knob out of range.
         """
-        import encast._core as _core
-
         slow = {name for name, *_, why in _core.isa_levels() if why}
         target = Target.choose(_core.select_kernel, slow)
         machine = this_machine()
