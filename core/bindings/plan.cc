@@ -143,6 +143,17 @@ void bind_plan(nb::module_& m) {
   m.def("heads_fill_panels", &heads_fill_panels, "heads"_a, "head_dim"_a,
         "Whether a stage of heads can cut a product for so many heads into whole panels.");
 
+  m.def(
+      "step_kinds",
+      [] {
+        nb::list kinds;
+#define ENCAST_STEP(kind) kinds.append(#kind);
+#include "runtime/steps/steps.inc"
+#undef ENCAST_STEP
+        return kinds;
+      },
+      "The kinds of steps of plans.");
+
   nb::class_<WeightDecl>(m, "PlanWeight")
       .def_prop_ro("dtype", [](const WeightDecl& self) { return dtype_name(self.dtype); })
       .def_prop_ro("layout", [](const WeightDecl& self) { return layout_name(self.layout); })

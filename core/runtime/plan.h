@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,7 +23,8 @@
 //   step embed name=embeddings word=w0 ... out=v0 also=v1
 //   output last_hidden_state v9
 //
-// Ids count up from 0 in the order of declaration. The keys of every kind of step stand in kStepForms.
+// Ids count up from 0 in the order of declaration. The keys of every kind of step stand in its file in
+// steps/.
 //
 // Stages say how threads share steps. Lowering cuts them; here they are checked.
 //
@@ -78,16 +80,9 @@ struct ValueDecl {
 };
 
 enum class StepKind : uint8_t {
-  embed,
-  norm,
-  linear,
-  attention,
-  narrow,
-  elementwise,
-  pool,
-  first,
-  select,
-  normalize,
+#define ENCAST_STEP(kind) kind,
+#include "runtime/steps/steps.inc"
+#undef ENCAST_STEP
 };
 
 // Operands are ids, -1 when absent.
@@ -154,7 +149,8 @@ struct Plan {
 };
 
 const char* step_name(StepKind kind);
-const char* step_keys(StepKind kind);  // as in kStepForms
+const char* step_keys(StepKind kind);  // see StepType
+std::optional<StepKind> step_kind(std::string_view name);
 const char* rows_name(Rows rows);
 const char* layout_name(WeightLayout layout);
 const char* stage_name(StageKind kind);

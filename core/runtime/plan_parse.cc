@@ -21,26 +21,6 @@ constexpr int64_t kMaxTokens = int64_t{1} << 20;
 constexpr int64_t kMaxBytes = int64_t{1} << 46;
 constexpr int64_t kMaxBlockBytes = int64_t{1} << 30;  // kMaxBytes for kMaxTokens rows
 
-// The keys of every kind of step; a trailing ? marks an optional one. Every step may have name=.
-struct StepForm {
-  StepKind kind;
-  const char* name;
-  const char* keys;
-};
-constexpr StepForm kStepForms[] = {
-    {StepKind::embed, "embed",
-     "word gamma? beta? position? token_type? eps offset skip out also? zero_point?"},
-    {StepKind::norm, "norm", "x other? gamma beta eps out also? zero_point?"},
-    {StepKind::linear, "linear", "x w scale? colsum? bias? act coarse? arithmetic column? out"},
-    {StepKind::attention, "attention", "x bias? heads factor arithmetic out"},
-    {StepKind::narrow, "narrow", "x zero_point out"},
-    {StepKind::elementwise, "elementwise", "x other? factor act out"},
-    {StepKind::pool, "pool", "x mode column out"},
-    {StepKind::first, "first", "x out"},
-    {StepKind::select, "select", "x out"},
-    {StepKind::normalize, "normalize", "x out"},
-};
-
 constexpr std::string_view kRowNames[] = {"tokens", "seqs", "selected"};
 constexpr std::string_view kStageNames[] = {"rows", "sequences", "heads"};
 constexpr std::string_view kLayoutNames[] = {"dense", "panels", "padded"};
@@ -217,12 +197,9 @@ void parse_step(Line& line, Plan& plan) {
   StepDecl step;
   if (plan.stages.empty()) line.fail("is a step before the first stage");
   const std::string_view kind = line.word("a kind of step");
-  const StepForm* form = nullptr;
-  for (const StepForm& known : kStepForms) {
-    if (kind == known.name) form = &known;
-  }
-  if (form == nullptr) line.fail("no kind of step is called '" + std::string(kind.substr(0, 40)) + "'");
-  step.kind = form->kind;
+  const std::optional<StepKind> found_kind = step_kind(kind);
+  if (!found_kind) line.fail("no kind of step is called '" + std::string(kind.substr(0, 40)) + "'");
+  step.kind = *found_kind;
   std::string seen = " ";
   while (!line.done()) {
     const std::string_view word = line.word("key=value");
@@ -233,8 +210,8 @@ void parse_step(Line& line, Plan& plan) {
     const StepKey* found = key == "name" ? &kNameKey : nullptr;
     for_each_key(step.kind, [&](const StepKey& known, bool) { found = known.name == key ? &known : found; });
     if (found == nullptr) {
-      line.fail("'" + std::string(key.substr(0, 40)) + "' is no key of " + form->name +
-                ", which has: " + form->keys);
+      line.fail("'" + std::string(key.substr(0, 40)) + "' is no key of " + step_name(step.kind) +
+                ", which has: " + step_keys(step.kind));
     }
     const std::string mark = std::string(key) + " ";
     if (seen.find(" " + mark) != std::string::npos) line.fail("has " + std::string(key) + " twice");
@@ -243,7 +220,7 @@ void parse_step(Line& line, Plan& plan) {
   }
   for_each_key(step.kind, [&](const StepKey& key, bool optional) {
     if (!optional && seen.find(" " + std::string(key.name) + " ") == std::string::npos) {
-      line.fail(std::string(form->name) + " lacks " + std::string(key.name) + "=");
+      line.fail(std::string(step_name(step.kind)) + " lacks " + std::string(key.name) + "=");
     }
   });
   plan.steps.push_back(std::move(step));
@@ -263,8 +240,6 @@ void parse_output(Line& line, Plan& plan) {
 
 }  // namespace
 
-const char* step_keys(StepKind kind) { return kStepForms[static_cast<size_t>(kind)].keys; }
-const char* step_name(StepKind kind) { return kStepForms[static_cast<size_t>(kind)].name; }
 const char* rows_name(Rows rows) { return kRowNames[static_cast<size_t>(rows)].data(); }
 const char* layout_name(WeightLayout layout) { return kLayoutNames[static_cast<size_t>(layout)].data(); }
 const char* stage_name(StageKind kind) { return kStageNames[static_cast<size_t>(kind)].data(); }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "runtime/step_keys.h"
 #include "runtime/test_plan.h"
 #include "testing/check.h"
 
@@ -83,6 +84,21 @@ ENCAST_TEST(grammar) {
   CHECK_THROWS(Plan::parse(""), PlanError, "no limits");
   CHECK_THROWS(Plan::parse("\n"), PlanError, "ends where");
   CHECK_THROWS((Plan::parse(std::string("encast-plan 1\n\0\n", 16))), PlanError, "begins with");
+}
+
+ENCAST_TEST(every_key_of_a_kind_of_step_is_known) {
+  for (const char* kind : {
+#define ENCAST_STEP(kind) #kind,
+#include "runtime/steps/steps.inc"
+#undef ENCAST_STEP
+       }) {
+    std::string known;
+    for_each_key(*step_kind(kind), [&](const StepKey& key, bool optional) {
+      known += (known.empty() ? "" : " ") + std::string(key.name) + (optional ? "?" : "");
+    });
+    CHECK_EQ(known, std::string(step_keys(*step_kind(kind))));
+  }
+  CHECK(!step_kind("nothing"));
 }
 
 ENCAST_TEST(meaning) {

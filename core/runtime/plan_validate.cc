@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "runtime/head_tasks.h"
 #include "runtime/plan_parse.h"
+#include "runtime/steps/step_type.h"
 
 namespace encast {
 namespace {
@@ -23,12 +24,15 @@ class Validator {
     if (plan_.block % 64 != 0)
       throw PlanError("block is no multiple of 64: threads' blocks lie side by side");
     check_places();
-    made_.assign(plan_.values.size(), 0);
-    for (index_ = 0; index_ < plan_.steps.size(); ++index_) check_step(plan_.steps[index_]);
+    StepCheck check(plan_);
+    for (size_t index = 0; index < plan_.steps.size(); ++index) {
+      check.at(index);
+      step_type(plan_.steps[index].kind).check(check, plan_.steps[index]);
+    }
     if (plan_.outputs.empty()) throw PlanError("the plan has no output");
     for (const OutputDecl& output : plan_.outputs) {
       const ValueDecl& value = plan_.values[static_cast<size_t>(output.value)];
-      if (!is_made(output.value) || value.dtype != DType::f32) {
+      if (!check.is_made(output.value) || value.dtype != DType::f32) {
         throw PlanError("output " + output.name + " is never made, or not f32");
       }
       if (value.in_block) throw PlanError("output " + output.name + " lies in the memory of a block");
@@ -38,15 +42,6 @@ class Validator {
   }
 
  private:
-  [[noreturn]] void fail(const std::string& what) const {
-    const StepDecl& step = plan_.steps[index_];
-    throw PlanError("plan step " + std::to_string(index_) + " (" + step_name(step.kind) + " " +
-                    step.name.substr(0, 80) + "): " + what);
-  }
-  void need(bool condition, const char* what) const {
-    if (!condition) fail(what);
-  }
-
   // Bytes of a value where it lies: in the arena, or in the memory of a block.
   int64_t bytes(const ValueDecl& value) const {
     return value.bytes(value.in_block ? ValueDecl::kBlockUnit : capacity(plan_));
@@ -62,170 +57,6 @@ class Validator {
                         (value.in_block ? "block" : "arena") + " of " + std::to_string(size) + " bytes");
       }
     }
-  }
-
-  bool is_made(int id) const {
-    return made_[static_cast<size_t>(id)] == plan_.values[static_cast<size_t>(id)].cols;
-  }
-  const ValueDecl& read(int id, DType dtype) const {
-    need(id >= 0 && is_made(id), "reads a value that no step before it makes");
-    const ValueDecl& value = plan_.values[static_cast<size_t>(id)];
-    need(value.dtype == dtype, "reads a value of the wrong dtype");
-    need(value.offset != ValueDecl::kCallerMemory, "reads a value that lies in the caller's memory");
-    return value;
-  }
-  const ValueDecl& write(int id, Rows rows, int64_t cols) {
-    need(id >= 0, "writes no value");
-    const ValueDecl& value = plan_.values[static_cast<size_t>(id)];
-    need(made_[static_cast<size_t>(id)] == 0, "makes a value a second time");
-    need(value.rows == rows && value.cols == cols, "makes a value of the wrong shape");
-    made_[static_cast<size_t>(id)] = cols;
-    return value;
-  }
-  // A part of a value's columns. Parts come side by side, so that none is left as the memory was.
-  const ValueDecl& write_part(int id, Rows rows, int64_t column, int64_t cols) {
-    need(id >= 0, "writes no value");
-    const ValueDecl& value = plan_.values[static_cast<size_t>(id)];
-    int64_t& made = made_[static_cast<size_t>(id)];
-    need(value.rows == rows, "makes a value of the wrong shape");
-    need(column == made && made + cols <= value.cols, "makes columns other than the next ones of the value");
-    made += cols;
-    return value;
-  }
-  void write_f32(int id, Rows rows, int64_t cols) {
-    need(write(id, rows, cols).dtype == DType::f32, "makes a value of the wrong dtype");
-  }
-  void write_narrow(int id, Rows rows, int64_t cols) {
-    const int out = plan_.steps[index_].out;
-    need(out == id || plan_.values[static_cast<size_t>(out)].offset != ValueDecl::kCallerMemory,
-         "makes a narrow copy of a value in the caller's memory");
-    const ValueDecl& value = write(id, rows, cols);
-    need(value.dtype != DType::f32, "makes a narrow copy that is f32");
-    need(value.offset != ValueDecl::kCallerMemory, "makes a narrow copy in the caller's memory");
-  }
-  const WeightDecl& weight(int id, DType dtype, WeightLayout layout) const {
-    need(id >= 0, "lacks a weight");
-    const WeightDecl& found = plan_.weights[static_cast<size_t>(id)];
-    need(found.dtype == dtype && found.layout == layout, "has a weight of the wrong dtype or layout");
-    return found;
-  }
-  void vector(int id, DType dtype, WeightLayout layout, int64_t cols) const {
-    const WeightDecl& found = weight(id, dtype, layout);
-    need(found.rows == 1 && found.cols == cols, "has a vector of the wrong size");
-  }
-  void norm_vectors(const StepDecl& step, int64_t cols) const {
-    vector(step.gamma, DType::f32, WeightLayout::dense, cols);
-    vector(step.beta, DType::f32, WeightLayout::dense, cols);
-    need(step.eps >= 0, "has a negative eps");
-  }
-
-  void check_step(const StepDecl& step) {
-    switch (step.kind) {
-      case StepKind::embed:
-        return check_embed(step);
-      case StepKind::norm: {
-        const ValueDecl& x = read(step.x, DType::f32);
-        if (step.other >= 0) need(same(x, read(step.other, DType::f32)), "adds values of unlike shapes");
-        norm_vectors(step, x.cols);
-        write_f32(step.out, x.rows, x.cols);
-        if (step.also >= 0) write_narrow(step.also, x.rows, x.cols);
-        return;
-      }
-      case StepKind::linear:
-        return check_linear(step);
-      case StepKind::attention:
-        return check_attention(step);
-      case StepKind::narrow: {
-        const ValueDecl& x = read(step.x, DType::f32);
-        write_narrow(step.out, x.rows, x.cols);
-        return;
-      }
-      case StepKind::elementwise: {
-        const ValueDecl& x = read(step.x, DType::f32);
-        if (step.other >= 0) need(same(x, read(step.other, DType::f32)), "adds values of unlike shapes");
-        write_f32(step.out, x.rows, x.cols);
-        return;
-      }
-      case StepKind::pool: {
-        const ValueDecl& x = read(step.x, DType::f32);
-        need(x.rows == Rows::tokens, "pools rows that are not tokens");
-        const ValueDecl& out = write_part(step.out, Rows::seqs, step.column, x.cols);
-        need(out.dtype == DType::f32, "makes a value of the wrong dtype");
-        return;
-      }
-      case StepKind::first:
-      case StepKind::select: {
-        const ValueDecl& x = read(step.x, DType::f32);
-        need(x.rows == Rows::tokens, "gathers from rows that are not tokens");
-        write_f32(step.out, step.kind == StepKind::first ? Rows::seqs : Rows::selected, x.cols);
-        return;
-      }
-      case StepKind::normalize: {
-        const ValueDecl& x = read(step.x, DType::f32);
-        write_f32(step.out, x.rows, x.cols);
-        return;
-      }
-    }
-  }
-
-  static bool same(const ValueDecl& a, const ValueDecl& b) { return a.rows == b.rows && a.cols == b.cols; }
-
-  void check_embed(const StepDecl& step) {
-    need(!embeds_, "is a second embed; positions are counted for one");
-    embeds_ = true;
-    const WeightDecl& word = weight(step.word, DType::f32, WeightLayout::dense);
-    need(word.rows >= plan_.vocab, "has fewer word rows than the vocabulary");
-    if (step.position >= 0) {
-      const WeightDecl& position = weight(step.position, DType::f32, WeightLayout::dense);
-      need(position.cols == word.cols, "has tables of unlike widths");
-      need(position.rows >= plan_.max_len + step.offset, "has too few positions for max_len");
-      need(step.skip < 0 || step.offset >= 1, "skips a token, which needs an offset of at least 1");
-    }
-    if (step.token_type >= 0) {
-      const WeightDecl& types = weight(step.token_type, DType::f32, WeightLayout::dense);
-      need(types.cols == word.cols, "has tables of unlike widths");
-      need(types.rows >= plan_.types && plan_.types >= 1, "has fewer token types than the limits say");
-    }
-    need((step.gamma < 0) == (step.beta < 0), "has gamma or beta alone");
-    if (step.gamma >= 0) norm_vectors(step, word.cols);
-    write_f32(step.out, Rows::tokens, word.cols);
-    if (step.also >= 0) write_narrow(step.also, Rows::tokens, word.cols);
-  }
-
-  void check_linear(const StepDecl& step) {
-    need(step.x >= 0, "lacks x");
-    const DType dtype = plan_.values[static_cast<size_t>(step.x)].dtype;
-    const ValueDecl& x = read(step.x, dtype);
-    const WeightDecl& w = weight(step.w, dtype == DType::q8 ? DType::s8 : dtype, WeightLayout::panels);
-    need(w.cols == x.cols, "multiplies values of unlike inner sizes");
-    need((dtype == DType::q8) == (step.scale >= 0) && (dtype == DType::q8) == (step.colsum >= 0),
-         "needs scale and colsum for q8, and neither otherwise");
-    if (dtype == DType::q8) {
-      // 255 * 127 * k must fit an int32 sum.
-      need(w.cols <= 65536, "has an inner size whose integer sums may overflow");
-      vector(step.scale, DType::f32, WeightLayout::padded, w.rows);
-      vector(step.colsum, DType::i32, WeightLayout::padded, w.rows);
-    }
-    if (step.bias >= 0) vector(step.bias, DType::f32, WeightLayout::padded, w.rows);
-    // Kernels write whole panels, and fill the padding of narrow rows after the last one.
-    need(step.column % kPanel == 0, "makes columns that do not begin a panel");
-    const ValueDecl& out = write_part(step.out, x.rows, step.column, w.rows);
-    need(out.dtype == DType::f32 || out.dtype == DType::bf16, "makes a value of the wrong dtype");
-  }
-
-  void check_attention(const StepDecl& step) {
-    const ValueDecl& x = read(step.x, DType::f32);
-    need(x.rows == Rows::tokens && x.cols % (3 * int64_t{step.heads}) == 0,
-         "has columns that are not 3 x heads");
-    // 255 * 127 * columns must fit an int32 sum, and 127 * 127 * columns the integers of an f32.
-    need(x.cols / 3 / step.heads <= 1024, "has heads wider than 1024");
-    need(step.factor > 0, "has a factor that is not positive");
-    if (step.bias >= 0) {
-      const WeightDecl& bias = weight(step.bias, DType::f32, WeightLayout::dense);
-      need(bias.rows == step.heads && bias.cols >= 2 * plan_.max_len - 1 && bias.cols % 2 == 1,
-           "has a bias that is not heads x (2 n - 1) with n at least max_len");
-    }
-    write_f32(step.out, Rows::tokens, x.cols / 3);
   }
 
   [[noreturn]] void fail_stage(size_t number, const std::string& what) const {
@@ -333,9 +164,6 @@ class Validator {
   }
 
   const Plan& plan_;
-  size_t index_ = 0;
-  std::vector<int64_t> made_;  // columns of every value that steps have made
-  bool embeds_ = false;
 };
 
 }  // namespace

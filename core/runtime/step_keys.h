@@ -64,7 +64,8 @@ inline constexpr StepKey kStepKeys[] = {
 
 inline constexpr StepKey kNameKey = {"name", &StepDecl::name};  // of every kind of step
 
-// Calls f(key, optional) for every key of a kind of step in the order of its form, but for the name.
+// Calls f(key, optional) for every key of a kind of step in the order of its form (StepType), but for the
+// name.
 template <class F>
 void for_each_key(StepKind kind, F f) {
   std::string_view keys = step_keys(kind);

@@ -18,9 +18,10 @@ from graphs import META
 from encast import _core
 from encast.artifact.pack import stored_specs
 from encast.errors import UnsupportedModelError
-from encast.ir import Graph, ValueType
+from encast.ir import OPS, Graph, ValueType
 from encast.lower import Target, lower
 from encast.lower.memory import Lifetime, place_values
+from encast.lower.plan import has_steps
 from encast.passes import optimise
 from encast.quant import QuantSpec
 
@@ -72,6 +73,18 @@ def test_plan_is_the_committed_one(
 
 def test_every_committed_plan_has_a_case() -> None:
     assert {path.stem for path in PLANS.glob("*.txt")} == {"-".join(case) for case in CASES}
+
+
+def test_every_op_has_steps_or_is_known_to_have_none() -> None:
+    """Those below are computed within a fusion."""
+    assert {op for op in OPS if not has_steps(op)} == {
+        "attention_context",
+        "attention_scores",
+        "embedding",
+        "position_ids",
+        "relative_bias",
+        "softmax",
+    }
 
 
 def test_an_op_without_a_step_is_refused() -> None:

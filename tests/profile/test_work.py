@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from profiles import CEILINGS, PLAN
 
+from encast import _core
 from encast._core import Plan
 from encast.batch import Batch
 from encast.ir.ops import ACTIVATIONS, COARSE_ACTIVATIONS
@@ -81,7 +82,7 @@ def test_sequences() -> None:
 
 
 def test_every_kind_of_step_has_a_cost() -> None:
-    assert {step.kind for step in STEPS} == set(WORK_OF_KIND)
+    assert {step.kind for step in STEPS} == set(WORK_OF_KIND) == set(_core.step_kinds())
 
 
 def test_every_activation_has_a_cost() -> None:

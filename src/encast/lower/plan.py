@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from encast.lower.memory import Lifetime, place_values
 from encast.lower.target import TILE_CLASSES, Target
 from encast.lower.unfuse import unfuse
 
-__all__ = ["StoredTensor", "lower"]
+__all__ = ["StoredTensor", "has_steps", "lower"]
 
 _APART = frozenset({"head_tasks", "qkv_fusion", "row_blocks"})  # ablations that keep attention and its product apart
 
@@ -337,14 +337,22 @@ def lower(graph: Graph, tensors: Mapping[str, StoredTensor], target: Target) -> 
     graph = unfuse(graph, target.without) if target.without else graph
     lowering = _Lowering(graph, tensors, target)
     for node in graph.nodes:
-        method: Callable[[Node], None] | None = getattr(lowering, node.op.removesuffix("_narrow"), None)
-        if method is None:
+        if not has_steps(node.op):
             raise UnsupportedModelError(
                 f"node {node.name!r}: {node.op} has no step of its own on this backend; it is computed only as part of "
                 "a fusion, which did not match. See: encast inspect"
             )
-        method(node)
+        getattr(lowering, _method_of(node.op))(node)
     return "\n".join(lowering.lines()) + "\n"
+
+
+def has_steps(op: str) -> bool:
+    """Whether lowering has steps for an op of the table of ops."""
+    return hasattr(_Lowering, _method_of(op))
+
+
+def _method_of(op: str) -> str:
+    return op.removesuffix("_narrow")
 
 
 def _operand(node: Node, index: int) -> str:

@@ -1,0 +1,59 @@
+#include "runtime/attention_tasks.h"
+#include "runtime/steps/step_type.h"
+
+namespace encast {
+namespace {
+
+void check_attention(StepCheck& check, const StepDecl& step) {
+  const ValueDecl& x = check.read(step.x, DType::f32);
+  check.need(x.rows == Rows::tokens && x.cols % (3 * int64_t{step.heads}) == 0,
+             "has columns that are not 3 x heads");
+  // 255 * 127 * columns must fit an int32 sum, and 127 * 127 * columns the integers of an f32.
+  check.need(x.cols / 3 / step.heads <= 1024, "has heads wider than 1024");
+  check.need(step.factor > 0, "has a factor that is not positive");
+  if (step.bias >= 0) {
+    const WeightDecl& bias = check.weight(step.bias, DType::f32, WeightLayout::dense);
+    check.need(bias.rows == step.heads && bias.cols >= 2 * check.plan().max_len - 1 && bias.cols % 2 == 1,
+               "has a bias that is not heads x (2 n - 1) with n at least max_len");
+  }
+  check.write_f32(step.out, Rows::tokens, x.cols / 3);
+}
+
+class AttentionStep final : public Step {
+ public:
+  AttentionStep(const Binder& binder, const StepDecl& decl, size_t index)
+      : decl_(decl), binder_(binder), index_(index), select_("attention", decl.arithmetic, &kernels_) {}
+
+  void run(const Share& share) const override {
+    const AttentionArgs args = attention_args(binder_, decl_, share);
+    const Chunk& chunk = share.chunk;
+    const auto seqs = static_cast<size_t>(chunk.count(Rows::seqs));
+    const AttentionTasks tasks({chunk.cu_seqlens.data(), seqs + 1}, {chunk.attention_order.data(), seqs},
+                               decl_.heads, share.parts);
+    const AttentionFn fn = select_(chunk.count(Rows::tokens));
+    const auto one = [&](int64_t index) {
+      const AttentionTask task = tasks.at(index);
+      fn(args, task.seq, task.head, task.queries.begin, task.queries.end, share.scratch);
+    };
+    if (share.parts == 1) {
+      for (int64_t index = 0; index < tasks.count(); ++index) one(index);
+      return;
+    }
+    // Longest sequences first and each thread takes what is next: one long text does not idle the others.
+    std::atomic<int64_t>& next = share.chunk.next_task[index_];
+    for (int64_t index; (index = next.fetch_add(1, std::memory_order_relaxed)) < tasks.count();) one(index);
+  }
+
+ private:
+  const StepDecl decl_;
+  const Binder binder_;
+  const size_t index_;
+  Selection<AttentionFn> select_;
+};
+
+}  // namespace
+
+const StepType step_types::attention = {"x bias? heads factor arithmetic out", &check_attention,
+                                        &bind_as<AttentionStep>};
+
+}  // namespace encast
