@@ -3,7 +3,10 @@
 
 namespace encast {
 
-// Elementwise activations; gelu is the erf form, gelu_tanh the tanh form.
-enum class Activation : uint8_t { none, gelu, gelu_tanh, relu, silu, tanh };
+enum class Activation : uint8_t {
+#define ENCAST_ACTIVATION(name) name,
+#include "base/activation.inc"
+#undef ENCAST_ACTIVATION
+};
 
 }  // namespace encast

@@ -28,9 +28,16 @@ struct StepKey {
       member;
 };
 
-inline constexpr std::string_view kActivationNames[] = {"none", "gelu", "gelu_tanh", "relu", "silu", "tanh"};
+inline constexpr std::string_view kActivationNames[] = {
+#define ENCAST_ACTIVATION(name) #name,
+#include "base/activation.inc"
+#undef ENCAST_ACTIVATION
+};
 inline constexpr std::string_view kPoolingNames[] = {
-    "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"};
+#define ENCAST_POOLING(name) #name,
+#include "kernels/reduce/pooling.inc"
+#undef ENCAST_POOLING
+};
 
 constexpr int64_t kMaxRows = int64_t{1} << 31;
 constexpr int64_t kMaxCols = int64_t{1} << 24;

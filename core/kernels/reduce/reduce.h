@@ -6,7 +6,11 @@
 // op normalize_rows: out = x / max(|x|, 1e-12).
 namespace encast {
 
-enum class Pooling : uint8_t { cls, max, mean, mean_sqrt_len_tokens, weightedmean, lasttoken };
+enum class Pooling : uint8_t {
+#define ENCAST_POOLING(name) name,
+#include "kernels/reduce/pooling.inc"
+#undef ENCAST_POOLING
+};
 
 struct PoolArgs {
   int64_t cols = 0;
