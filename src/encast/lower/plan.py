@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from encast import _core
+import encast._core as _core
 from encast.errors import UnsupportedModelError
 from encast.ir.graph import Graph, Node
 from encast.ir.ops import COARSE_ACTIVATIONS

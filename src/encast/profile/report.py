@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from encast import _core
+import encast._core as _core
 from encast._core import Plan, PlanStep, PlanValue, PlanWeight
 from encast.ceilings import Ceilings
 from encast.profile.account import CHUNK, HEADS, ROWS, STEP
