@@ -16,8 +16,7 @@ import numpy as np
 
 from encast.batch import Batch
 from encast.bench.peers.base import Call, Peer
-from encast.bench.peers.openvino import OpenVino
-from encast.bench.peers.trial import fastest
+from encast.bench.peers.openvino import OpenVino, fastest
 
 __all__ = ["MAX_TOKENS", "EncastTexts", "OpenVinoTexts"]
 
@@ -46,9 +45,6 @@ class EncastTexts(Peer):
             compile(self.model.checkpoint, folder / "texts.encast", dtype=self.dtype, task="embed"),
             threads=self.threads,
         )
-
-    def run(self, output: str, batch: Batch, select: Any = None) -> Any:
-        return self._engine.embed(texts_of(self, batch))
 
     def bind(self, batch: Batch) -> Call:
         texts = texts_of(self, batch)

@@ -29,9 +29,12 @@ class Honest(Peer):
 
         self._evaluator = Reference(plain_graph(self.model.checkpoint))
 
-    def run(self, output: str, batch: Batch, select: Any = None) -> Any:
+    def bind(self, batch: Batch) -> Call:
+        return lambda: self.run(batch)
+
+    def run(self, batch: Batch) -> Any:
         spin(self.options.get("milliseconds", 0))
-        return self._evaluator.run(output, batch, select)
+        return self._evaluator.run("last_hidden_state", batch)
 
     def facts(self) -> Mapping[str, Any]:
         return {"version": "1.0", **self.options}
@@ -52,7 +55,7 @@ class ManyThreads(Honest):
 
     name = "many-threads"
 
-    def run(self, output: str, batch: Batch, select: Any = None) -> Any:
+    def run(self, batch: Batch) -> Any:
         count = self.options["running"]
         team = [threading.Thread(target=spin, args=(20,)) for _ in range(count - 1)]
         for thread in team:
@@ -60,7 +63,7 @@ class ManyThreads(Honest):
         spin(20)
         for thread in team:
             thread.join()
-        return super().run(output, batch, select)
+        return super().run(batch)
 
 
 class Daemon(Honest):
@@ -91,11 +94,11 @@ class SlowToWake(Honest):
         super().open()
         self._last, self._left = time.perf_counter(), self.options["times"]
 
-    def run(self, output: str, batch: Batch, select: Any = None) -> Any:
+    def run(self, batch: Batch) -> Any:
         if time.perf_counter() - self._last > 0.02 and self._left:
             self._left -= 1
             spin(120)
-        states = super().run(output, batch, select)
+        states = super().run(batch)
         self._last = time.perf_counter()
         return states
 
@@ -115,13 +118,13 @@ class FirstHalf(Honest):
 
     name = "first-half"
 
-    def run(self, output: str, batch: Batch, select: Any = None) -> Any:
+    def run(self, batch: Batch) -> Any:
         lengths = np.diff(batch.cu_seqlens)
         parts = [
             np.arange(begin, begin + length // 2) for begin, length in zip(batch.cu_seqlens, lengths, strict=False)
         ]
         short = Batch.of([batch.token_ids[part] for part in parts])
-        states = np.split(super().run(output, short), short.cu_seqlens[1:-1])
+        states = np.split(super().run(short), short.cu_seqlens[1:-1])
         return np.concatenate(
             [np.resize(own, (length, own.shape[1])) for own, length in zip(states, lengths, strict=True)]
         )
@@ -132,8 +135,8 @@ class FewerRows(Honest):
 
     name = "fewer-rows"
 
-    def run(self, output: str, batch: Batch, select: Any = None) -> Any:
-        return super().run(output, batch, select)[:-1]
+    def run(self, batch: Batch) -> Any:
+        return super().run(batch)[:-1]
 
 
 class SameAnswer(Honest):
@@ -142,9 +145,9 @@ class SameAnswer(Honest):
     name = "same-answer"
     answer: Any = None
 
-    def run(self, output: str, batch: Batch, select: Any = None) -> Any:
+    def run(self, batch: Batch) -> Any:
         if self.answer is None:
-            self.answer = super().run(output, batch, select)
+            self.answer = super().run(batch)
         return self.answer
 
 
@@ -157,10 +160,10 @@ class KeptByIds(Honest):
         super().open()
         self._answers: dict[bytes, Any] = {}
 
-    def run(self, output: str, batch: Batch, select: Any = None) -> Any:
+    def run(self, batch: Batch) -> Any:
         key = batch.token_ids.tobytes()
         if key not in self._answers:
-            self._answers[key] = super().run(output, batch, select)
+            self._answers[key] = super().run(batch)
         return self._answers[key]
 
 
@@ -174,7 +177,7 @@ class KeptByCall(Honest):
 
         def call() -> Any:
             if not found:
-                found.append(self.run("last_hidden_state", batch))
+                found.append(self.run(batch))
             return found[0]
 
         return call
@@ -213,9 +216,9 @@ class BusyWhenIdle(Honest):
         self._asked = time.perf_counter()
         threading.Thread(target=self._burn, daemon=True).start()
 
-    def run(self, output: str, batch: Batch, select: Any = None) -> Any:
+    def run(self, batch: Batch) -> Any:
         try:
-            return super().run(output, batch, select)
+            return super().run(batch)
         finally:
             self._asked = time.perf_counter()
 
@@ -254,15 +257,15 @@ class Lazy(Honest):
     class Array(np.ndarray[Any, Any]):
         pass
 
-    def run(self, output: str, batch: Batch, select: Any = None) -> Any:
-        return super().run(output, batch, select).view(self.Array)
+    def run(self, batch: Batch) -> Any:
+        return super().run(batch).view(self.Array)
 
 
 class NotANumber(Honest):
     name = "not-a-number"
 
-    def run(self, output: str, batch: Batch, select: Any = None) -> Any:
-        return np.full_like(super().run(output, batch, select), np.nan)
+    def run(self, batch: Batch) -> Any:
+        return np.full_like(super().run(batch), np.nan)
 
 
 class Failing(Honest):
@@ -280,11 +283,11 @@ class Failing(Honest):
         self._at("export")
         return {}
 
-    def run(self, output: str, batch: Batch, select: Any = None) -> Any:
+    def run(self, batch: Batch) -> Any:
         type(self).calls += 1
         if self.calls > self.options.get("after", 0):
             self._at("run")
-        return super().run(output, batch, select)
+        return super().run(batch)
 
     def _at(self, step: str) -> None:
         if self.options.get("at", "run") == step:
@@ -305,10 +308,10 @@ class Alternating(Honest):
 
     name = "alternating"
 
-    def run(self, output: str, batch: Batch, select: Any = None) -> Any:
+    def run(self, batch: Batch) -> Any:
         if batch.token_ids[0] % 2 == int(os.environ["ENCAST_TEST_ODD"]):
             time.sleep(0.02)
-        return super().run(output, batch, select)
+        return super().run(batch)
 
 
 class Absent(Honest):

@@ -17,8 +17,8 @@ from encast.bench import agreement
 from encast.bench.agreement import LEAST_COSINE, Reference, plain_graph
 from encast.bench.config import load_jobs
 from encast.bench.models import make_model
-from encast.bench.peers.base import DTYPES, ModelFiles, pad, unpad
-from encast.errors import InputError, ResourceError
+from encast.bench.peers.base import DTYPES, ModelFiles
+from encast.errors import ResourceError
 
 BATCHES = [Batch.of([[5, 6, 7], [8, 9]]), Batch.of([[1, 2, 3], [4, 5]])]
 
@@ -149,20 +149,3 @@ def test_which_sequences_it_knows(reference: Reference) -> None:
     known = BATCHES[0].token_ids[: BATCHES[0].cu_seqlens[1]].tolist()
     assert reference.sequences(Batch.of([[9, 9, 9], known])) == [1]
     assert reference.sequences(BATCHES[0]) == list(range(BATCHES[0].seqs))
-
-
-def test_padding_and_back() -> None:
-    batch = Batch.of([[5, 6, 7], [8]], [[0, 0, 1], [1]])
-    padded = pad(batch)
-    assert padded.token_ids.tolist() == [[5, 6, 7], [8, 0, 0]]
-    assert padded.mask.tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert padded.token_type_ids.tolist() == [[0, 0, 1], [1, 0, 0]]
-    wide = pad(batch, 4, pad_id=9, seqs=3)
-    assert wide.token_ids.tolist() == [[5, 6, 7, 9], [8, 9, 9, 9], [9, 9, 9, 9]]
-    assert wide.mask[2].tolist() == [1, 0, 0, 0]
-    states = np.arange(3 * 4 * 2, dtype=np.float32).reshape(3, 4, 2)
-    assert unpad(states, batch).tolist() == [[0, 1], [2, 3], [4, 5], [8, 9]]
-    even = Batch.of([[1, 2], [3, 4]])
-    assert np.shares_memory(unpad(rectangle := np.zeros((2, 2, 3), np.float32), even), rectangle)
-    with pytest.raises(InputError, match="do not fit a rectangle of 2 x 2"):
-        pad(batch, 2)

@@ -41,7 +41,7 @@ def advice(name: str, monkeypatch: pytest.MonkeyPatch) -> str:
         nothing.setattr("importlib.util.find_spec", lambda name: None)
         reason = load_peer(PEERS[name]["peer"]).missing()
     assert reason is not None
-    found = re.fullmatch(r"not installed \((\w+), tokenizers; it has an environment of its own\): (.*)", reason)
+    found = re.fullmatch(r"not installed \((\w+), tokenizers\): it has an environment of its own: (.*)", reason)
     assert found is not None, reason
     return found[2]
 
@@ -78,9 +78,9 @@ def test_the_advice_makes_the_environment_that_is_looked_for(
 
 
 def test_the_documents_give_that_command(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs" / "benchmarking.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "howto" / "benchmark.md").read_text(encoding="utf-8")
     command = advice("jax", monkeypatch).replace(str(home), "~/.cache/encast/bench/environments")
-    assert f"\n    {command.replace(THIS_PYTHON, 'python3.11')}\n" in page
+    assert "\n" + command.replace(THIS_PYTHON, "python3.11").replace(" && ", "\n") + "\n" in page
 
 
 def test_a_worker_needs_no_more_than_that(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ for target in {sorted(config["peer"] for config in PEERS.values())!r}:
     peer = load_peer(target)(ModelFiles("tiny", Path({str(checkpoint)!r}), "sha"), "f32", 1, Path("cache"))
     peer.start = lambda: None
     peer.open()
-    print(peer.graph.meta.layers, peer.encoder.layers)
+    print(peer.graph.meta.hidden, peer.encoder.hidden)
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -125,7 +125,7 @@ def test_a_half_made_environment_has_the_same_advice(home: Path, monkeypatch: py
     for name in NAMES:
         reason = load_peer(PEERS[name]["peer"]).missing()
         assert reason is not None
-        assert reason.startswith("not installed (tokenizers; ")
+        assert reason.startswith("not installed (tokenizers): ")
         assert reason.endswith("'tokenizers>=0.20'")
 
 

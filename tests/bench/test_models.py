@@ -16,7 +16,7 @@ from encast.archs import build_graph
 from encast.backends.reference import Reference
 from encast.batch import Batch
 from encast.bench.models import CALIBRATION_SEQUENCES, make_model
-from encast.bench.peers.transformer import Encoder, read_encoder
+from encast.bench.peers.base import Encoder, read_encoder
 from encast.errors import CheckpointError, InputError
 from encast.importers import open_checkpoint
 from encast.measure.input_spec import read_input_spec

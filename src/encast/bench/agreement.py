@@ -20,13 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from encast.archs import build_graph
 from encast.batch import Batch
 from encast.bench.cache import cached, cached_place
-from encast.bench.peers.base import ModelFiles
+from encast.bench.peers.base import ModelFiles, plain_graph, source_digest
 from encast.errors import ResourceError
-from encast.importers import open_checkpoint
-from encast.ir import Graph
 
 __all__ = ["LEAST_COSINE", "LEAST_SEQUENCE_COSINE", "Agreement", "Reference", "plain_graph"]
 
@@ -176,11 +173,6 @@ class Reference:
         )
 
 
-def plain_graph(checkpoint: Path) -> Graph:
-    """The graph of a checkpoint's encoder, in plain ops, before any pass; output ``last_hidden_state``."""
-    return build_graph(open_checkpoint(checkpoint), task="features")
-
-
 def _rows(batch: Batch) -> Iterator[tuple[int, Ids]]:
     """The first token of each sequence, its ids and its token types (none: [])."""
     types = batch.token_type_ids
@@ -218,12 +210,7 @@ def _key(sha: str, digest: str) -> dict[str, str]:
 @functools.cache
 def _code_digest() -> str:
     """Of the code that the reference is computed by."""
-    package = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for part in ("archs", "importers", "ir", "backends/reference"):
-        for file in sorted((package / part).rglob("*.py")):
-            digest.update(f"{file.relative_to(package)}\0".encode() + file.read_bytes())
-    return digest.hexdigest()[:16]
+    return source_digest("archs", "importers", "ir", "backends/reference")[:16]
 
 
 def _serve() -> None:

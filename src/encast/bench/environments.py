@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -38,13 +39,9 @@ def how_to_make(name: str, *requirements: str, python: str = THIS_PYTHON) -> str
 
     ``python`` is an interpreter that all requirements have wheels for.
     """
-    packages = " ".join(map(_quoted, (*requirements, *WORKER_NEEDS.values())))
+    packages = shlex.join((*requirements, *WORKER_NEEDS.values()))
     try:
         folder = place(name)
     except ImportError:  # without encast's native core, this is such an environment itself
         return f"{sys.executable} -m pip install {packages}"
     return f"{python} -m venv {folder} && {folder}/bin/pip install {packages}"
-
-
-def _quoted(requirement: str) -> str:
-    return f"'{requirement}'" if set(requirement) & set("<>[]; ") else requirement

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from encast.bench.cache import cached
-from encast.bench.peers.base import ModelFiles
-from encast.bench.peers.transformer import read_encoder
+from encast.bench.peers.base import ModelFiles, read_encoder
 from encast.data.source import open_text
 from encast.errors import InputError
 from encast.importers import Checkpoint, open_checkpoint
@@ -70,9 +69,9 @@ def _digest(checkpoint: Checkpoint) -> str:
 
 def _random(config: Mapping[str, Any], cache: Path) -> str:
     key: dict[str, Any] = {"version": 1}
-    for field in ("arch", "layers", "hidden", "inner", "heads", "vocab", "positions"):
+    for field in _SIZES:
         if config.get(field) is None:
-            raise InputError(f"model.{field} is missing; a random model needs {', '.join(_FIELDS['random'][:7])}")
+            raise InputError(f"model.{field} is missing; a random model needs {', '.join(_SIZES)}")
         key[field] = config[field] if field == "arch" else whole_number(f"model.{field}", config[field])
     if key["arch"] not in _LAYOUTS:
         raise InputError(f"model.arch is {key['arch']!r}; random weights can be made for {', '.join(_LAYOUTS)}")
@@ -103,16 +102,13 @@ def _folder(config: Mapping[str, Any], cache: Path) -> str:
     return str(path)
 
 
+_SIZES = ("arch", "layers", "hidden", "inner", "heads", "vocab", "positions")
 _FIELDS = {
-    "random": ("arch", "layers", "hidden", "inner", "heads", "vocab", "positions", "seed"),
+    "random": (*_SIZES, "seed"),
     "package": ("package", "folder", "install"),
     "folder": ("path",),
 }
-KINDS: dict[str, Callable[[Mapping[str, Any], Path], str]] = {
-    "random": _random,
-    "package": _package,
-    "folder": _folder,
-}
+KINDS: dict[str, Callable[[Mapping[str, Any], Path], str]] = {"random": _random, "package": _package, "folder": _folder}
 
 
 # Random checkpoints
@@ -125,8 +121,8 @@ def write_random_checkpoint(folder: Path, sizes: Mapping[str, Any], words: list[
     """
     from safetensors.numpy import save_file
 
-    config, shapes = _LAYOUTS[sizes["arch"]]
-    tensors = {name: _values(name, shape, int(sizes["seed"])) for name, shape in shapes(sizes)}
+    config, layout = _LAYOUTS[sizes["arch"]]
+    tensors = {name: _values(name, shape, int(sizes["seed"])) for name, shape in _shapes(layout, sizes)}
     (folder / "config.json").write_text(json.dumps(config(sizes), indent=1) + "\n", encoding="utf-8")
     (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -142,35 +138,47 @@ def _values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray[Any, np.
     return values
 
 
-Shapes = Iterator[tuple[str, tuple[int, ...]]]
+def _shapes(layout: Mapping[str, str], sizes: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of the tensors. All but embedding tables have a bias."""
+    known = {**sizes, "types": 2}
+    for name, dims in layout.items():
+        shape = tuple(known[dim] for dim in dims.split())
+        for layer in range(sizes["layers"] if "*" in name else 1):
+            path = name.replace("*", str(layer))
+            yield f"{path}.weight", shape
+            if not name.endswith("_embeddings"):
+                yield f"{path}.bias", shape[:1]
 
 
-def _linear(name: str, size: int, inner: int) -> Shapes:
-    yield f"{name}.weight", (size, inner)
-    yield f"{name}.bias", (size,)
+_BERT = {
+    "embeddings.word_embeddings": "vocab hidden",
+    "embeddings.position_embeddings": "positions hidden",
+    "embeddings.token_type_embeddings": "types hidden",
+    "embeddings.LayerNorm": "hidden",
+    "encoder.layer.*.attention.self.query": "hidden hidden",
+    "encoder.layer.*.attention.self.key": "hidden hidden",
+    "encoder.layer.*.attention.self.value": "hidden hidden",
+    "encoder.layer.*.attention.output.dense": "hidden hidden",
+    "encoder.layer.*.attention.output.LayerNorm": "hidden",
+    "encoder.layer.*.intermediate.dense": "inner hidden",
+    "encoder.layer.*.output.dense": "hidden inner",
+    "encoder.layer.*.output.LayerNorm": "hidden",
+    "pooler.dense": "hidden hidden",
+}
 
-
-def _norm(name: str, size: int) -> Shapes:
-    yield f"{name}.weight", (size,)
-    yield f"{name}.bias", (size,)
-
-
-def _bert_shapes(sizes: Mapping[str, Any]) -> Shapes:
-    hidden, inner = sizes["hidden"], sizes["inner"]
-    tables = (("word", sizes["vocab"]), ("position", sizes["positions"]), ("token_type", 2))
-    for table, rows in tables:
-        yield f"embeddings.{table}_embeddings.weight", (rows, hidden)
-    yield from _norm("embeddings.LayerNorm", hidden)
-    for layer in range(sizes["layers"]):
-        path = f"encoder.layer.{layer}"
-        for part in ("query", "key", "value"):
-            yield from _linear(f"{path}.attention.self.{part}", hidden, hidden)
-        yield from _linear(f"{path}.attention.output.dense", hidden, hidden)
-        yield from _norm(f"{path}.attention.output.LayerNorm", hidden)
-        yield from _linear(f"{path}.intermediate.dense", inner, hidden)
-        yield from _linear(f"{path}.output.dense", hidden, inner)
-        yield from _norm(f"{path}.output.LayerNorm", hidden)
-    yield from _linear("pooler.dense", hidden, hidden)
+_DISTILBERT = {
+    "embeddings.word_embeddings": "vocab hidden",
+    "embeddings.position_embeddings": "positions hidden",
+    "embeddings.LayerNorm": "hidden",
+    "transformer.layer.*.attention.q_lin": "hidden hidden",
+    "transformer.layer.*.attention.k_lin": "hidden hidden",
+    "transformer.layer.*.attention.v_lin": "hidden hidden",
+    "transformer.layer.*.attention.out_lin": "hidden hidden",
+    "transformer.layer.*.sa_layer_norm": "hidden",
+    "transformer.layer.*.ffn.lin1": "inner hidden",
+    "transformer.layer.*.ffn.lin2": "hidden inner",
+    "transformer.layer.*.output_layer_norm": "hidden",
+}
 
 
 def _bert_config(sizes: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,21 +199,6 @@ def _bert_config(sizes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _distilbert_shapes(sizes: Mapping[str, Any]) -> Shapes:
-    hidden, inner = sizes["hidden"], sizes["inner"]
-    yield "embeddings.word_embeddings.weight", (sizes["vocab"], hidden)
-    yield "embeddings.position_embeddings.weight", (sizes["positions"], hidden)
-    yield from _norm("embeddings.LayerNorm", hidden)
-    for layer in range(sizes["layers"]):
-        path = f"transformer.layer.{layer}"
-        for part in ("q_lin", "k_lin", "v_lin", "out_lin"):
-            yield from _linear(f"{path}.attention.{part}", hidden, hidden)
-        yield from _norm(f"{path}.sa_layer_norm", hidden)
-        yield from _linear(f"{path}.ffn.lin1", inner, hidden)
-        yield from _linear(f"{path}.ffn.lin2", hidden, inner)
-        yield from _norm(f"{path}.output_layer_norm", hidden)
-
-
 def _distilbert_config(sizes: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "architectures": ["DistilBertModel"],
@@ -223,10 +216,8 @@ def _distilbert_config(sizes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_LAYOUTS: dict[str, tuple[Callable[[Mapping[str, Any]], dict[str, Any]], Callable[[Mapping[str, Any]], Shapes]]] = {
-    "bert": (_bert_config, _bert_shapes),
-    "distilbert": (_distilbert_config, _distilbert_shapes),
-}
+_LAYOUTS = {"bert": (_bert_config, _BERT), "distilbert": (_distilbert_config, _DISTILBERT)}
+"""Of each architecture the config and the tensors; ``*`` is the number of a layer."""
 
 
 def _words(config: Mapping[str, Any], size: int) -> list[str]:

@@ -18,12 +18,19 @@ from encast.archs import build_graph
 from encast.backends.reference import Reference
 from encast.batch import Batch
 from encast.bench.agreement import LEAST_COSINE
-from encast.bench.peers.base import pad, unpad
-from encast.bench.peers.deepsparse_onnx import INPUTS, calibrate, write
-from encast.bench.peers.interpret import HEAD_OPS, INTERPRETED, MASKED, ArrayLibrary, NumpyLike, Rectangle, interpret
-from encast.bench.peers.interpreted import inputs_of
-from encast.bench.peers.tvm_relax import INPUTS as RELAX_INPUTS
-from encast.bench.peers.tvm_relax import RelaxLibrary
+from encast.bench.peers.base import Encoder
+from encast.bench.peers.deepsparse import calibrate, write
+from encast.bench.peers.interpret import (
+    HEAD_OPS,
+    INTERPRETED,
+    MASKED,
+    ArrayLibrary,
+    NumpyLike,
+    input_types,
+    inputs_of,
+    interpret,
+)
+from encast.bench.peers.tvm import RelaxLibrary
 from encast.errors import GraphError
 from encast.importers import open_checkpoint
 from encast.ir import OPS, Graph
@@ -47,12 +54,18 @@ def batch_of(graph: Graph, seed: int = 0) -> Batch:
     return Batch.of(ids, [rng.integers(0, types, length).tolist() for length in LENGTHS] if types else None)
 
 
-def rectangle(batch: Batch, columns: int | None = None, filling: int = 0) -> tuple[tuple[int, int], dict[str, Any]]:
-    """Shape and arrays of a rectangle, padding filled with an id of choice."""
-    given = pad(batch, columns, pad_id=filling)
-    feeds = {"input_ids": given.token_ids, "attention_mask": given.mask, "token_type_ids": given.token_type_ids}
-    rows, columns = given.mask.shape
-    return (rows, columns), vars(inputs_of(feeds))
+def rectangle(batch: Batch, more: int = 0, filling: int = 0) -> tuple[tuple[int, int], dict[str, Any]]:
+    """Shape and inputs of a rectangle with so many columns more, padding filled with an id of choice."""
+    feeds = Encoder("any", 1, 1, 200, 2, 32).feeds(batch)
+    feeds = {name: np.pad(array, ((0, 0), (0, more))) for name, array in feeds.items()}
+    feeds["input_ids"][feeds["attention_mask"] == 0] = filling
+    return feeds["input_ids"].shape, inputs_of(feeds)
+
+
+def tokens_of(states: Any, batch: Batch) -> Any:
+    """The states of tokens, out of those of a rectangle, ``[rows * columns, hidden]``."""
+    rectangle = states.reshape(batch.seqs, -1, states.shape[-1])
+    return np.concatenate([row[:length] for row, length in zip(rectangle, np.diff(batch.cu_seqlens), strict=True)])
 
 
 def cosines(states: Any, expected: Any) -> Any:
@@ -60,10 +73,9 @@ def cosines(states: Any, expected: Any) -> Any:
     return (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
 
 
-def with_numpy(graph: Graph, batch: Batch, columns: int | None = None, filling: int = 0) -> Any:
-    (rows, columns), given = rectangle(batch, columns, filling)
-    states = interpret(graph, NumpyLike(), Rectangle(rows, columns, **given))
-    return unpad(states.reshape(rows, columns, -1), batch)
+def with_numpy(graph: Graph, batch: Batch, more: int = 0, filling: int = 0) -> Any:
+    shape, given = rectangle(batch, more, filling)
+    return tokens_of(interpret(graph, NumpyLike(), shape, given), batch)
 
 
 def test_every_plain_op_is_interpreted_or_comes_after_the_hidden_states() -> None:
@@ -86,7 +98,7 @@ def test_agrees_with_the_reference(graphs: dict[str, Graph], arch: str) -> None:
 def test_padding_changes_nothing(graphs: dict[str, Graph], arch: str) -> None:
     graph = graphs[arch]
     batch = batch_of(graph)
-    narrow, wide = with_numpy(graph, batch), with_numpy(graph, batch, columns=20, filling=7)
+    narrow, wide = with_numpy(graph, batch), with_numpy(graph, batch, more=4, filling=7)
     np.testing.assert_allclose(wide, narrow, rtol=0, atol=1e-5)
 
 
@@ -124,18 +136,18 @@ def test_a_constant_keeps_one_name_and_comes_once(graphs: dict[str, Graph]) -> N
             return super().constant(name, array)
 
     for arch in ("albert", "mpnet"):  # one layer's weights, or one bias of positions, read by all layers
-        (rows, columns), given = rectangle(batch_of(graphs[arch]))
+        shape, given = rectangle(batch_of(graphs[arch]))
         library = Noting()
-        interpret(graphs[arch], library, Rectangle(rows, columns, **given))
+        interpret(graphs[arch], library, shape, given)
         assert len(library.names) == len(set(library.names))
 
 
 def test_refuses_a_graph_that_is_not_plain(graphs: dict[str, Graph]) -> None:
     graph = graphs["bert"].copy()
     graph.nodes[0].op = "quantize"
-    (rows, columns), given = rectangle(batch_of(graph))
+    shape, given = rectangle(batch_of(graph))
     with pytest.raises(GraphError, match=r"quantize has no function here; \['activation', "):
-        interpret(graph, NumpyLike(), Rectangle(rows, columns, **given))
+        interpret(graph, NumpyLike(), shape, given)
 
 
 def test_a_library_must_have_all_functions() -> None:
@@ -146,16 +158,15 @@ def test_a_library_must_have_all_functions() -> None:
 @pytest.mark.parametrize("arch", ARCHS)
 def test_relax(graphs: dict[str, Graph], arch: str) -> None:
     graph, batch = graphs[arch], batch_of(graphs[arch])
-    (rows, columns), arrays = rectangle(batch)
+    shape, arrays = rectangle(batch)
     library = RelaxLibrary(fake_relax(), Builder())
-    given = library.inputs((rows, columns))
-    assert tuple(given) == RELAX_INPUTS
-    out = interpret(graph, library, Rectangle(rows, columns, **given))
+    given = {name: library.parameter(name, *kind) for name, kind in input_types(shape).items()}
+    out = interpret(graph, library, shape, given)
     # The function takes them by their place: parameters and arrays must be in one order.
     weights = zip(library.parameters.values(), library.arrays.values(), strict=True)
     parameters = arrays | {weight.expr.name: array for weight, array in weights}
     assert len(parameters) == len(arrays) + len(library.arrays), "a name was given twice"
-    states = unpad(out.expr.value(parameters).reshape(rows, columns, -1), batch)
+    states = tokens_of(out.expr.value(parameters), batch)
     assert cosines(states, Reference(graph).run("last_hidden_state", batch)).min() > 0.999999
 
 
@@ -174,10 +185,10 @@ def with_fake_onnx(graph: Graph, batch: Batch, ranges: Any, monkeypatch: pytest.
     """The written model, and what it computes."""
     onnx = FakeOnnx()
     monkeypatch.setitem(sys.modules, "onnx", onnx)
-    (rows, columns), given = rectangle(batch)
-    write(Path("model.onnx"), graph, (rows, columns), ranges)
+    shape, given = rectangle(batch)
+    write(Path("model.onnx"), graph, shape, ranges)
     given = {name: array if name == "bias" else array.astype(np.int64) for name, array in given.items()}
-    return onnx.saved, unpad(run_onnx(onnx.saved, given).reshape(rows, columns, -1), batch)
+    return onnx.saved, tokens_of(run_onnx(onnx.saved, given), batch)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -195,12 +206,10 @@ def test_deepsparse_graph_in_int8(graphs: dict[str, Graph], monkeypatch: pytest.
     assert LEAST_COSINE["int8"] <= found.mean() < 0.999999
 
 
-def ranges_of(graph: Graph) -> dict[str, tuple[float, float]]:
-    ranges: dict[str, tuple[float, float]] = {}
-    for seed in range(1, 5):
-        shape, arrays = rectangle(Batch.of([np.random.default_rng(seed).integers(2, 200, 16).tolist()]))
-        calibrate(graph, shape, arrays, ranges)
-    return ranges
+def ranges_of(graph: Graph) -> Any:
+    encoder = Encoder("any", 1, 1, 200, 2, 32)
+    texts = [np.random.default_rng(seed).integers(2, 200, 16).tolist() for seed in range(1, 5)]
+    return calibrate(graph, [encoder.feeds(Batch.of([ids])) for ids in texts])
 
 
 def check_int8(graph: Graph, kinds: list[str]) -> None:
@@ -212,11 +221,11 @@ def check_int8(graph: Graph, kinds: list[str]) -> None:
 def onnx_states(file: Path, batch: Batch) -> Any:
     onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    (rows, columns), given = rectangle(batch)
+    _shape, given = rectangle(batch)
     given = {name: array if name == "bias" else array.astype(np.int64) for name, array in given.items()}
     wanted = [item.name for item in session.get_inputs()]
-    (states,) = session.run(None, {name: given[name] for name in INPUTS if name in wanted})
-    return unpad(states.reshape(rows, columns, -1), batch)
+    (states,) = session.run(None, {name: given[name] for name in wanted})
+    return tokens_of(states, batch)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -18,7 +18,7 @@ MODEL = ModelFiles("none", Path("nowhere"), "sha")
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), True, "long"])
 def test_the_search_needs_a_bound(seconds: Any, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=f"tuning_seconds is {seconds!r}; a number of seconds, at least 0"):
+    with pytest.raises(InputError, match=f"tuning_seconds is {seconds!r}; a number of at least 0 is needed"):
         Tvm(MODEL, "f32", 1, tmp_path, tuning_seconds=seconds)
 
 

@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from encast.bench.cache import cached, seconds_to_make
-from encast.bench.peers.base import Float32
-from encast.bench.peers.torch_encoder import import_torch, quiet
-from encast.bench.peers.transformer import Feeds, PaddedPeer, States, not_installed, versions
+from encast.bench.peers.base import Feeds, Float32, PaddedPeer, States
+from encast.bench.peers.pytorch import import_torch, quiet
 from encast.errors import InputError
 
 __all__ = ["CTranslate2"]
@@ -33,27 +31,25 @@ class CTranslate2(PaddedPeer):
     name = "CTranslate2"
     dtypes = ("f32", "int8")
     modules = ("ctranslate2",)
+    needs = ("torch", "transformers")
+    extra = "bench-ctranslate2"
 
-    @classmethod
-    def missing(cls) -> str | None:
-        return not_installed("bench-ctranslate2", "ctranslate2", "torch", "transformers")
-
-    def export(self) -> Mapping[str, Any]:
-        folder = self._folder()
-        return {"seconds": seconds_to_make(folder), "path": str(folder / "model")}
+    def converted(self) -> Path:
+        kind = self.encoder.arch
+        if kind not in _KINDS:
+            raise InputError(f"CTranslate2 has no encoder for {kind} models; it has {', '.join(_KINDS)}")
+        packages = ("ctranslate2", "torch", "transformers")
+        return self.kept("ctranslate2", self._convert, packages, dtype=self.dtype) / "model"
 
     def open(self) -> None:
         self._library: Any = importlib.import_module("ctranslate2")
         self._encoder = self._library.Encoder(
-            str(self._folder() / "model"),
+            str(self.converted()),
             device="cpu",
             compute_type=_COMPUTE[self.dtype],
             inter_threads=1,
             intra_threads=self.threads,
         )
-
-    def compute(self, feeds: Feeds) -> Float32:
-        return self.prepare(feeds)()
 
     def prepare(self, feeds: Feeds) -> States:
         encoder, view = self._encoder, self._library.StorageView.from_array
@@ -80,18 +76,11 @@ class CTranslate2(PaddedPeer):
     def close(self) -> None:
         del self._encoder
 
-    def _folder(self) -> Path:
-        kind = self.encoder.kind
-        if kind not in _KINDS:
-            raise InputError(f"CTranslate2 has no encoder for {kind} models; it has {', '.join(_KINDS)}")
-        key = {"model": self.model.sha, "dtype": self.dtype, **versions("ctranslate2", "torch", "transformers")}
-        return cached(self.cache, "ctranslate2", key, lambda folder: self._convert(folder / "model"))
-
     def _convert(self, folder: Path) -> None:
         converter = _converter(self.model.checkpoint, self.encoder.vocab)
         try:
             with quiet():
-                converter.convert(str(folder), quantization=None if self.dtype == "f32" else "int8")
+                converter.convert(str(folder / "model"), quantization=None if self.dtype == "f32" else "int8")
         except (AttributeError, KeyError, ValueError) as error:
             raise InputError(
                 f"CTranslate2's converter refuses {self.model.name}: {type(error).__name__}: {error}; leave this "

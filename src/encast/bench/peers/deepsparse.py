@@ -1,31 +1,45 @@
 """DeepSparse 1.8: encast's graph written as ONNX, compiled for each shape. Dense weights in f32 and static int8.
 
+The ONNX is what DeepSparse runs best: decomposed norms and GELU, integer products. In int8 a product with weights is
+``QuantizeLinear -> MatMulInteger -> Add (i32 bias) -> Cast -> Mul``, all of which it computes as one; graphs of
+QuantizeLinear and DequantizeLinear pairs, as ONNX Runtime writes them, it computes in f32. Products inside attention
+stay f32: as ``QLinearMatMul`` they gained nothing that could be told from noise.
+
 It needs an environment of its own, for it takes NumPy before 2 and an old ONNX alone.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
-import os
+import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from encast.batch import Batch
-from encast.bench.cache import cached, seconds_to_make
-from encast.bench.peers.base import ModelFiles
-from encast.bench.peers.deepsparse_onnx import INPUTS, calibrate, write
-from encast.bench.peers.interpreted import Inputs, InterpretedPeer, Program, inputs_of, only_apart
-from encast.bench.peers.transformer import Shape, States
-from encast.errors import InputError
+from encast.bench.peers.base import Feeds, Shape, States
+from encast.bench.peers.interpret import (
+    Array,
+    ArrayLibrary,
+    Inputs,
+    InterpretedPeer,
+    NumpyLike,
+    Program,
+    input_types,
+    inputs_of,
+    interpret,
+)
+from encast.ir import Graph, Node
 
-__all__ = ["DeepSparse"]
+__all__ = ["DeepSparse", "Ranges", "calibrate", "write"]
 
-_RANGES = "ranges.json"
+Ranges = Mapping[str, tuple[float, float]]
+"""The least and the largest number in a value of the graph, by the value's name."""
+
+_OPSET = 13
 
 
 class DeepSparse(InterpretedPeer):
@@ -34,59 +48,31 @@ class DeepSparse(InterpretedPeer):
     name = "DeepSparse"
     dtypes = ("f32", "int8")
     modules = ("deepsparse",)
-
-    def __init__(self, model: ModelFiles, dtype: str, threads: int, cache: Path, **options: Any) -> None:
-        super().__init__(model, dtype, threads, cache, **options)
-        os.environ.update(NM_DISABLE_ANALYTICS="1", OMP_NUM_THREADS=str(threads))
-
-    @classmethod
-    def missing(cls) -> str | None:
-        return only_apart("deepsparse", "deepsparse", "deepsparse==1.8.0", python="python3.11")
-
-    def export(self) -> Mapping[str, Any]:
-        """For int8 the ranges of activations; the ONNX graphs are written when a shape is compiled."""
-        if self.dtype != "int8":
-            return {}
-        self.open()
-        return {"seconds": seconds_to_make(self._folder), "path": str(self._folder)}
+    requirements = ("deepsparse==1.8.0",)
+    python = "python3.11"
+    variables: ClassVar = {"NM_DISABLE_ANALYTICS": "1", "OMP_NUM_THREADS": "{threads}"}
 
     def start(self) -> None:
         self._deepsparse: Any = importlib.import_module("deepsparse")
-        self._ranges: dict[str, tuple[float, float]] | None = None
         self._engines: dict[Shape, Any] = {}
-        if self.dtype == "int8":
-            key = {"model": self.model.sha, "calibration": self.model.calibration}
-            self._folder = cached(self.cache, "deepsparse-ranges", key, self._calibrate)
-            read = json.loads((self._folder / _RANGES).read_text(encoding="utf-8"))
-            self._ranges = {name: (float(low), float(high)) for name, (low, high) in read.items()}
+
+    def calibrate(self, texts: Sequence[Feeds]) -> Ranges:
+        return calibrate(self.graph, texts)
 
     def compile(self, shape: Shape) -> Program:
         with tempfile.TemporaryDirectory(prefix="encast-deepsparse-") as folder:
             file = Path(folder) / "model.onnx"
-            write(file, self.graph, shape, self._ranges)
+            write(file, self.graph, shape, self.ranges if self.dtype == "int8" else None)
             # Without batch_size the shapes of the file stay: token ids are one axis of rows and columns.
             engine = self._deepsparse.Engine(str(file), batch_size=None, num_cores=self.threads)
         self._engines[shape] = engine
-        names = [name for name in INPUTS if name in engine.input_names]
+        names = [name for name in input_types(shape) if name in engine.input_names]
 
         def program(inputs: Inputs) -> States:
-            arrays = {name: array.astype(np.int64) for name, array in vars(inputs).items() if name != "bias"}
-            given = [np.ascontiguousarray({**arrays, "bias": inputs.bias}[name]) for name in names]
+            given = [_wide(inputs[name]) for name in names]
             return lambda: engine.run(given, val_inp=False)[0]
 
         return program
-
-    def _calibrate(self, folder: Path) -> None:
-        if not self.model.calibration:
-            raise InputError(
-                f"{self.name} int8 quantises activations by their ranges over calibration texts, of which the model "
-                f"{self.model.name} has none; give it some, or measure f32"
-            )
-        ranges: dict[str, tuple[float, float]] = {}
-        for ids in self.model.calibration:
-            inputs = inputs_of(self.encoder.feeds(Batch.of([ids])))
-            calibrate(self.graph, (1, len(ids)), vars(inputs), ranges)
-        (folder / _RANGES).write_text(json.dumps(ranges, indent=1) + "\n", encoding="utf-8")
 
     def facts(self) -> Mapping[str, Any]:
         facts: dict[str, Any] = {
@@ -97,3 +83,164 @@ class DeepSparse(InterpretedPeer):
         if self.dtype == "int8":
             facts |= {"int8": "products with weights, static", "calibrated_on": len(self.model.calibration)}
         return facts
+
+
+def write(file: Path, graph: Graph, shape: Shape, ranges: Ranges | None = None) -> None:
+    """An ONNX model of that shape (rows, columns); in int8 with ``ranges`` of the activations (``calibrate``).
+
+    Ids are i64 there, as exporters leave them. Inputs that the model does not read are left out.
+    """
+    onnx: Any = importlib.import_module("onnx")
+    writer = _Writer(onnx, graph, ranges)
+    kinds = input_types(shape)
+    out = interpret(graph, writer, shape, {name: _Value(writer, name) for name in kinds}, writer.follow)
+    tensor, element = onnx.helper.make_tensor_value_info, onnx.TensorProto
+    read = {name for node in writer.nodes for name in node.input}
+    inputs = [
+        tensor(name, element.FLOAT if dtype is np.float32 else element.INT64, list(size))
+        for name, (size, dtype) in kinds.items()
+        if name in read
+    ]
+    outputs = [tensor(out.name, element.FLOAT, [*kinds["token_ids"][0], graph.meta.hidden])]
+    stored = [onnx.numpy_helper.from_array(array, name) for name, array in writer.arrays.items() if name in read]
+    whole = onnx.helper.make_graph(writer.nodes, "encoder", inputs, outputs, stored)
+    model = onnx.helper.make_model(whole, opset_imports=[onnx.helper.make_opsetid("", _OPSET)])
+    model.ir_version = 7  # of opset 13
+    onnx.save(model, str(file))
+
+
+def calibrate(graph: Graph, texts: Sequence[Feeds]) -> Ranges:
+    """The ranges of activations over texts without padding, computed with NumPy in f32."""
+    ranges: dict[str, tuple[float, float]] = {}
+
+    def see(node: Node, value: np.ndarray[Any, Any]) -> None:
+        if value.dtype == np.float32:
+            low, high = ranges.get(node.outputs[0], (0.0, 0.0))
+            ranges[node.outputs[0]] = (min(low, float(value.min())), max(high, float(value.max())))
+
+    for feeds in texts:
+        interpret(graph, NumpyLike(), (1, feeds["input_ids"].size), inputs_of(feeds), see)
+    return ranges
+
+
+def _wide(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array.astype(np.int64) if array.dtype == np.int32 else array
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value of the ONNX graph."""
+
+    writer: _Writer
+    name: str
+
+    def __add__(self, other: _Value) -> _Value:
+        return self.writer.node("Add", self, other)
+
+    def __mul__(self, factor: float) -> _Value:
+        return self.writer.node("Mul", self, self.writer.number(np.float32(factor)))
+
+
+@dataclass(frozen=True)
+class _Quantized:
+    """Unsigned ``bytes`` that stand for ``step * (byte - zero)``."""
+
+    bytes: _Value
+    zero: _Value
+    step: np.float32
+
+
+class _Writer(ArrayLibrary):
+    """Appends nodes; f32 throughout without ``ranges``, else with the products in int8."""
+
+    def __init__(self, onnx: Any, graph: Graph, ranges: Ranges | None) -> None:
+        self.onnx, self.graph, self.ranges = onnx, graph, ranges
+        self.nodes: list[Any] = []
+        self.arrays: dict[str, np.ndarray[Any, Any]] = {}
+        self._of: dict[str, tuple[float, float]] = {}
+        self._quantized: dict[str, _Quantized] = {}
+
+    def follow(self, node: Node, value: Array) -> None:
+        """Notes the range of a value that the table of ops has just made."""
+        if self.ranges is not None and node.outputs[0] in self.ranges:
+            self._of[value.name] = self.ranges[node.outputs[0]]
+
+    def node(self, kind: str, *operands: _Value, **attributes: Any) -> _Value:
+        name = f"{kind}.{len(self.nodes)}"
+        made = self.onnx.helper.make_node(kind, [value.name for value in operands], [name], name=name, **attributes)
+        self.nodes.append(made)
+        return _Value(self, name)
+
+    def number(self, array: Any) -> _Value:
+        return self._store(f"number.{len(self.arrays)}", np.asarray(array))
+
+    def _store(self, name: str, array: np.ndarray[Any, Any]) -> _Value:
+        self.arrays[name] = np.ascontiguousarray(array) if array.ndim else array
+        return _Value(self, name)
+
+    def constant(self, name: str, array: np.ndarray[Any, Any]) -> Array:
+        return self._store(name, _wide(array))
+
+    def linear(self, x: Array, weight: Array, bias: Array | None) -> Array:
+        if self.ranges is None or x.name not in self._of:
+            product = self.node("MatMul", x, weight)
+            return product if bias is None else product + bias
+        given, array = self._quantize(x), self.arrays[weight.name]
+        step = np.float32(max(float(np.abs(array).max()), 1e-30) / 127)
+        codes = np.clip(np.rint(array / step), -127, 127).astype(np.int8)
+        stored = self._store(f"{weight.name}.int8", codes)
+        sums = self.node("MatMulInteger", given.bytes, stored, given.zero, self.number(np.int8(0)))
+        scale = np.float32(given.step * step)
+        if bias is not None:
+            sums = sums + self.number(np.rint(self.arrays[bias.name] / scale).astype(np.int32))
+        wide = self.node("Cast", sums, to=self.onnx.TensorProto.FLOAT)
+        return wide * float(scale)
+
+    def _quantize(self, x: _Value) -> _Quantized:
+        """Once for each value: queries, keys and values read one."""
+        if x.name not in self._quantized:
+            low, high = self._of[x.name]
+            step = np.float32(max(high - low, 1e-30) / 255)
+            zero = self.number(np.uint8(np.clip(np.rint(-low / step), 0, 255)))
+            made = self.node("QuantizeLinear", x, self.number(step), zero)
+            self._quantized[x.name] = _Quantized(made, zero, step)
+        return self._quantized[x.name]
+
+    def take(self, table: Array, ids: Array) -> Array:
+        return self.node("Gather", table, ids, axis=0)
+
+    def reshape(self, x: Array, shape: tuple[int, ...]) -> Array:
+        return self.node("Reshape", x, self.number(np.array(shape, np.int64)))
+
+    def transpose(self, x: Array, axes: tuple[int, ...]) -> Array:
+        return self.node("Transpose", x, perm=list(axes))
+
+    def matmul(self, a: Array, b: Array, *, transpose_b: bool = False) -> Array:
+        return self.node("MatMul", a, self.transpose(b, (0, 1, 3, 2)) if transpose_b else b)
+
+    def softmax(self, x: Array) -> Array:
+        return self.node("Softmax", x, axis=-1)
+
+    def layer_norm(self, x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+        centred = self.node("Sub", x, self.node("ReduceMean", x, axes=[-1]))
+        square = self.node("Pow", centred, self.number(np.float32(2)))
+        variance = self.node("ReduceMean", square, axes=[-1]) + self.number(np.float32(eps))
+        normed = self.node("Div", centred, self.node("Sqrt", variance))
+        return self.node("Mul", normed, gamma) + beta
+
+    def activation(self, x: Array, kind: str) -> Array:
+        if kind == "gelu":
+            inner = self.node("Erf", self.node("Div", x, self.number(np.float32(math.sqrt(2.0)))))
+        elif kind == "gelu_tanh":
+            cube = self.node("Mul", self.node("Mul", x, x), x)
+            inner = self.node("Tanh", (x + cube * 0.044715) * math.sqrt(2.0 / math.pi))
+        elif kind == "silu":
+            return self.node("Mul", x, self.node("Sigmoid", x))
+        else:
+            return self.node({"relu": "Relu", "tanh": "Tanh"}[kind], x)
+        return self.node("Mul", x, inner + self.number(np.float32(1))) * 0.5
+
+    def positions(self, ids: Array, skip_id: int) -> Array:
+        same = self.node("Equal", ids, self.number(np.int64(skip_id)))
+        counted = self.node("Cast", self.node("Not", same), to=self.onnx.TensorProto.INT64)
+        return self.node("Mul", self.node("CumSum", counted, self.number(np.int64(1))), counted)

@@ -7,17 +7,13 @@ vectors, fast math, merged projections of queries, keys and values: within the n
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from encast.bench.peers.base import ModelFiles
-from encast.bench.peers.interpret import Array, NumpyLike, Rectangle, interpret
-from encast.bench.peers.interpreted import Inputs, InterpretedPeer, Program, only_apart
-from encast.bench.peers.transformer import Shape, States
+from encast.bench.peers.base import Shape, States
+from encast.bench.peers.interpret import Array, Inputs, InterpretedPeer, NumpyLike, Program, input_types, interpret
 
 __all__ = ["Jax"]
 
@@ -28,15 +24,9 @@ class Jax(InterpretedPeer):
     name = "JAX with XLA"
     dtypes = ("f32", "bf16")
     modules = ("jax",)
-
-    def __init__(self, model: ModelFiles, dtype: str, threads: int, cache: Path, **options: Any) -> None:
-        super().__init__(model, dtype, threads, cache, **options)
-        # Read when XLA's client is made: the first two size the one pool that it computes on.
-        os.environ.update(PJRT_NPROC=str(threads), NPROC=str(threads), JAX_PLATFORMS="cpu")
-
-    @classmethod
-    def missing(cls) -> str | None:
-        return only_apart("jax", "jax", "jax==0.10.2")
+    requirements = ("jax==0.10.2",)
+    # The first two size the one pool that XLA's client computes on.
+    variables: ClassVar = {"PJRT_NPROC": "{threads}", "NPROC": "{threads}", "JAX_PLATFORMS": "cpu"}
 
     def start(self) -> None:
         self.jax = importlib.import_module("jax")
@@ -45,14 +35,10 @@ class Jax(InterpretedPeer):
     def compile(self, shape: Shape) -> Program:
         jax = self.jax
 
-        rows, columns = shape
-
         def forward(library: _Library, given: Mapping[str, Array]) -> Array:
-            return interpret(self.graph, library, Rectangle(rows, columns, **given))
+            return interpret(self.graph, library, shape, given)
 
-        ids = jax.ShapeDtypeStruct((rows * columns,), np.int32)
-        bias = jax.ShapeDtypeStruct((rows, 1, 1, columns), np.float32)
-        spec = {"token_ids": ids, "token_type_ids": ids, "bias": bias}
+        spec = {name: jax.ShapeDtypeStruct(*kind) for name, kind in input_types(shape).items()}
         # Weights are arguments: as constants of the program each shape would hold a copy of them.
         narrow = self.dtype == "bf16"
         stored: dict[str, Array] = {}
@@ -63,7 +49,7 @@ class Jax(InterpretedPeer):
         compiled = traced.lower(weights, spec).compile()
 
         def program(inputs: Inputs) -> States:
-            given = jax.device_put(vars(inputs))
+            given = jax.device_put(dict(inputs))
             return lambda: np.asarray(compiled(weights, given))
 
         return program

@@ -7,27 +7,28 @@ thread (``NaiveEngine``): through its worker threads calls of one sequence took 
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from encast.batch import Batch
-from encast.bench.cache import cached, seconds_to_make
-from encast.bench.peers.base import ModelFiles
-from encast.bench.peers.interpret import Array, ArrayLibrary, Rectangle, interpret
-from encast.bench.peers.interpreted import Inputs, InterpretedPeer, Program, inputs_of, only_apart
-from encast.bench.peers.transformer import Shape, States, versions
-from encast.errors import InputError
+from encast.bench.peers.base import Feeds, Shape, States
+from encast.bench.peers.interpret import (
+    Array,
+    ArrayLibrary,
+    Inputs,
+    InterpretedPeer,
+    Program,
+    input_types,
+    inputs_of,
+    interpret,
+)
 
 __all__ = ["MxNet"]
 
-_REQUIREMENTS = ("mxnet==1.9.1", "numpy==1.23.5")
-_RANGES = "ranges.json"
 _INT8 = {"calib_mode": "naive", "quantized_dtype": "auto", "quantize_mode": "smart"}
 _GRANULARITY = "channel-wise"
 
@@ -42,34 +43,18 @@ class MxNet(InterpretedPeer):
     name = "MXNet"
     dtypes = ("f32", "bf16", "int8")
     modules = ("mxnet",)
-
-    def __init__(self, model: ModelFiles, dtype: str, threads: int, cache: Path, **options: Any) -> None:
-        super().__init__(model, dtype, threads, cache, **options)
-        os.environ.update(
-            OMP_NUM_THREADS=str(threads), OPENBLAS_NUM_THREADS=str(threads), MXNET_ENGINE_TYPE="NaiveEngine"
-        )
-
-    @classmethod
-    def missing(cls) -> str | None:
-        return only_apart("mxnet", "mxnet", *_REQUIREMENTS, python="python3.11")
-
-    def export(self) -> Mapping[str, Any]:
-        """For int8 the ranges of activations; otherwise nothing is converted."""
-        if self.dtype != "int8":
-            return {}
-        self.open()
-        return {"seconds": seconds_to_make(self._ranges), "path": str(self._ranges)}
+    requirements = ("mxnet==1.9.1", "numpy==1.23.5")
+    python = "python3.11"
+    variables: ClassVar = {
+        "OMP_NUM_THREADS": "{threads}",
+        "OPENBLAS_NUM_THREADS": "{threads}",
+        "MXNET_ENGINE_TYPE": "NaiveEngine",
+    }
 
     def start(self) -> None:
         self.mx = importlib.import_module("mxnet")
         self.arrays: dict[str, Array] = {}
         self.narrow: dict[str, Array] = {}
-        if self.dtype == "int8":
-            key = {"model": self.model.sha, "calibration": self.model.calibration, **versions("mxnet"), **_INT8}
-            self._ranges = cached(self.cache, "mxnet-ranges", key, self._calibrate)
-            self.ranges = {
-                name: (low, high) for name, (low, high) in json.loads((self._ranges / _RANGES).read_text()).items()
-            }
 
     def compile(self, shape: Shape) -> Program:
         mx = self.mx
@@ -92,22 +77,21 @@ class MxNet(InterpretedPeer):
 
     def _symbol(self, shape: Shape) -> tuple[Array, dict[str, Array]]:
         """The symbol of a shape and its constants. Operators have the same names in symbols of all shapes."""
-        mx, (rows, columns) = self.mx, shape
-        library = _Library(mx, self.arrays, typed=self.dtype != "bf16")
-        ids = {name: mx.sym.var(name, shape=(rows * columns,), dtype=np.int32) for name in _IDS}
-        bias = mx.sym.var("bias", shape=(rows, 1, 1, columns), dtype=np.float32)
-        with mx.name.NameManager():
-            symbol = interpret(self.graph, library, Rectangle(rows, columns, **ids, bias=bias))
+        library = _Library(self.mx, self.arrays, typed=self.dtype != "bf16")
+        kinds = input_types(shape)
+        given = {name: self.mx.sym.var(name, shape=size, dtype=dtype) for name, (size, dtype) in kinds.items()}
+        with self.mx.name.NameManager():
+            symbol = interpret(self.graph, library, shape, given)
         return symbol, {name: self.arrays[name] for name in library.used}
 
     def _arguments(self, arrays: Mapping[str, Array], inputs: Inputs, wanted: set[str]) -> dict[str, Array]:
-        given = {name: self.mx.nd.array(array, dtype=array.dtype) for name, array in vars(inputs).items()}
+        given = {name: self.mx.nd.array(array, dtype=array.dtype) for name, array in inputs.items()}
         return {name: array for name, array in {**arrays, **given}.items() if name in wanted}
 
     def _narrowed(self, symbol: Array, arrays: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         amp = importlib.import_module("mxnet.contrib.amp.amp")
         # Of these the conversion keeps the dtype; those of all other arguments it infers.
-        integers = [*_IDS, *(name for name, array in arrays.items() if array.dtype == np.int32)]
+        integers = ["token_ids", "token_type_ids", *(name for name, array in arrays.items() if array.dtype == np.int32)]
         symbol = amp.convert_symbol(symbol, "bfloat16", data_names=integers, cast_optional_params=True)
         operands: set[str] = set()
         for node in self.graph.nodes:
@@ -126,26 +110,20 @@ class MxNet(InterpretedPeer):
         )
         return symbol, arrays, collector
 
-    def _calibrate(self, folder: Path) -> None:
-        if not self.model.calibration:
-            raise InputError(
-                f"{self.name} int8 quantises activations by their ranges over calibration texts, of which the model "
-                f"{self.model.name} has none; give it some, or measure f32 or bf16"
-            )
+    def calibrate(self, texts: Sequence[Feeds]) -> Mapping[str, tuple[float, float]]:
         collector: Any = None
-        for length, texts in _of_few_lengths(self.model.calibration):
+        for length, group in _of_few_lengths([feeds["input_ids"][0].tolist() for feeds in texts]):
             symbol, arrays = self._symbol((1, length))
             if collector is None:
                 *_, collector = self._quantised(symbol, arrays)
             fused = symbol.get_backend_symbol("MKLDNN_QUANTIZE")
-            given = [inputs_of(self.encoder.feeds(Batch.of([ids]))) for ids in texts]
+            given = [inputs_of(self.encoder.feeds(Batch.of([ids]))) for ids in group]
             arguments = self._arguments(arrays, given[0], set(fused.list_arguments()))
             executor = fused.bind(self.mx.cpu(), arguments, grad_req="null")
             executor.set_monitor_callback(collector.collect, monitor_all=True)
             for inputs in given:
                 executor.forward(is_train=False, **self._arguments({}, inputs, set(arguments)))[0].wait_to_read()
-        plain = {name: (float(low), float(high)) for name, (low, high) in collector.min_max_dict.items()}
-        (folder / _RANGES).write_text(json.dumps(plain, indent=1) + "\n")
+        return {name: (float(low), float(high)) for name, (low, high) in collector.min_max_dict.items()}
 
     def facts(self) -> Mapping[str, Any]:
         facts: dict[str, Any] = {
@@ -167,9 +145,6 @@ def _of_few_lengths(texts: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[
         length = max((known for known in lengths if known <= len(ids)), default=len(ids))
         groups.setdefault(length, []).append([*ids[: length - 1], ids[-1]])
     yield from sorted(groups.items())
-
-
-_IDS = ("token_ids", "token_type_ids")
 
 
 class _Library(ArrayLibrary):

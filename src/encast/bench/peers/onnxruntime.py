@@ -8,37 +8,38 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from encast.bench.cache import seconds_to_make
-from encast.bench.peers import onnxruntime_export as graphs
-from encast.bench.peers.base import Float32
-from encast.bench.peers.transformer import Choices, Feeds, PaddedPeer, not_installed
+from encast.bench.peers.base import OUTPUT, Feeds, PaddedPeer, States
+from encast.bench.peers.pytorch import import_torch, load_encoder, quiet, tensors
 
 __all__ = ["OnnxRuntime"]
 
+_OPSET = 17
+_MODEL, _FUSIONS = "model.onnx", "fusions.json"
+
 
 class OnnxRuntime(PaddedPeer):
-    """Options: ``graph`` of f32 (plain or fused), ``quantisation`` of int8 (dynamic or static)."""
+    """Options: ``graph`` of f32 (plain or fused), ``quantisation`` of int8 (dynamic or static).
+
+    Attention is exported in its plain form, the one that the optimiser knows. Static quantisation starts from a graph
+    in which attention is not fused, because no quantised form of the fused operator takes static scales.
+    """
 
     name = "ONNX Runtime"
     dtypes = ("f32", "int8")
     modules = ("onnxruntime",)
-    defaults: ClassVar[Mapping[str, Any]] = {"graph": "fused", "quantisation": "dynamic"}
-    choices: ClassVar[Choices] = {
-        "graph": ("plain", "fused"),
-        "quantisation": ("dynamic", "static"),
-    }
+    needs = ("onnx", "onnxscript", "torch", "transformers")
+    extra = "bench-onnxruntime"
+    accepted: ClassVar = {"graph": ("fused", "plain"), "quantisation": ("dynamic", "static")}
 
-    @classmethod
-    def missing(cls) -> str | None:
-        return not_installed("bench-onnxruntime", "onnxruntime", "onnx", "onnxscript", "torch", "transformers")
-
-    def export(self) -> Mapping[str, Any]:
-        folder = self._folder()
-        return {"seconds": seconds_to_make(folder), "path": str(folder / "model.onnx")}
+    def converted(self) -> Path:
+        if self.dtype == "f32":
+            return self._plain() if self.settings["graph"] == "plain" else self._fused()
+        return self._dynamic() if self.settings["quantisation"] == "dynamic" else self._static()
 
     def open(self) -> None:
         runtime: Any = importlib.import_module("onnxruntime")
@@ -48,12 +49,11 @@ class OnnxRuntime(PaddedPeer):
         options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.log_severity_level = 3  # what it fused itself, and could not, is no error
-        path = str(self._folder() / "model.onnx")
-        self._session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._session = runtime.InferenceSession(str(self.converted()), options, providers=["CPUExecutionProvider"])
 
-    def compute(self, feeds: Feeds) -> Float32:
-        states: Float32 = self._session.run(None, feeds)[0]
-        return states
+    def prepare(self, feeds: Feeds) -> States:
+        run = self._session.run
+        return lambda: run(None, feeds)[0]
 
     def facts(self) -> Mapping[str, Any]:
         options = self._session.get_session_options()
@@ -66,26 +66,106 @@ class OnnxRuntime(PaddedPeer):
             facts |= {"quantisation": self.settings["quantisation"], "reduce_range": _saturates()}
         else:
             facts["graph"] = self.settings["graph"]
-        fusions = self._folder(fused_only=True) / "fusions.json"
+        fusions = self.converted().with_name(_FUSIONS)
         return {**facts, "fused": json.loads(fusions.read_text())} if fusions.exists() else facts
 
     def close(self) -> None:
         del self._session
 
-    def _folder(self, fused_only: bool = False) -> Path:
-        made = (self.model, self.encoder, self.cache)
-        if self.dtype == "f32" and self.settings["graph"] == "plain":
-            return graphs.plain_graph(*made)
-        if self.dtype == "f32" or fused_only:
-            static = self.dtype == "int8" and self.settings["quantisation"] == "static"
-            return graphs.fused_graph(*made, attention=not static)
-        if self.settings["quantisation"] == "static":
-            return graphs.static_int8_graph(*made, reduce_range=_saturates())
-        return graphs.dynamic_int8_graph(*made, reduce_range=_saturates())
+    def _graph(self, form: str, make: Callable[[Path], None], **settings: Any) -> Path:
+        packages = ("onnx", "onnxruntime", "torch", "transformers")
+        return self.kept("onnx", make, packages, opset=_OPSET, form=form, **settings) / _MODEL
+
+    def _plain(self) -> Path:
+        """As torch exports it, sequences and length symbolic."""
+
+        def make(folder: Path) -> None:
+            torch, names = import_torch(), self.encoder.inputs
+            with quiet(), torch.inference_mode():
+                torch.onnx.export(
+                    load_encoder(self.model.checkpoint, self.encoder, "eager"),
+                    tensors(self.encoder.example(2, 16)),
+                    str(folder / _MODEL),
+                    input_names=list(names),
+                    output_names=[OUTPUT],
+                    dynamic_axes={name: {0: "seqs", 1: "length"} for name in (*names, OUTPUT)},
+                    opset_version=_OPSET,
+                    dynamo=False,  # the fusions are written for the graphs of this exporter
+                )
+
+        return self._graph("plain", make)
+
+    def _fused(self, *, attention: bool = True) -> Path:
+        """The optimiser's graph. ``fusions.json`` beside it says what was fused how often."""
+
+        def make(folder: Path) -> None:
+            optimizer: Any = importlib.import_module("onnxruntime.transformers.optimizer")
+            options = importlib.import_module("onnxruntime.transformers.fusion_options").FusionOptions("bert")
+            options.enable_attention = attention
+            graph = optimizer.optimize_model(
+                str(self._plain()),
+                model_type="bert",
+                num_heads=self.encoder.heads,
+                hidden_size=self.encoder.hidden,
+                optimization_options=options,
+                opt_level=0,
+            )
+            graph.save_model_to_file(str(folder / _MODEL))
+            fused = {name: count for name, count in graph.get_fused_operator_statistics().items() if count}
+            (folder / _FUSIONS).write_text(json.dumps(fused))
+
+        return self._graph("fused", make, attention=attention)
+
+    def _dynamic(self) -> Path:
+        """s8 weights with a scale a channel; activations are quantised as they come, a scale a tensor."""
+
+        def make(folder: Path) -> None:
+            quantisation: Any = importlib.import_module("onnxruntime.quantization")
+            fused = self._fused()
+            quantisation.quantize_dynamic(
+                str(fused),
+                str(folder / _MODEL),
+                per_channel=True,
+                reduce_range=_saturates(),
+                weight_type=quantisation.QuantType.QInt8,
+                extra_options={"DefaultTensorType": 1},  # f32, for fused operators that shape inference does not know
+            )
+            shutil.copy(fused.with_name(_FUSIONS), folder)
+
+        return self._graph("dynamic", make, reduce_range=_saturates())
+
+    def _static(self) -> Path:
+        """QDQ: s8 weights with a scale a channel; u8 activations of products with weights, their ranges calibrated."""
+
+        def make(folder: Path) -> None:
+            quantisation: Any = importlib.import_module("onnxruntime.quantization")
+            texts, fused = iter(self.calibration_feeds()), self._fused(attention=False)
+
+            class Reader(quantisation.CalibrationDataReader):  # type: ignore[misc]
+                def get_next(self) -> Feeds | None:
+                    return next(texts, None)
+
+            quantisation.quantize_static(
+                str(fused),
+                str(folder / _MODEL),
+                Reader(),
+                quant_format=quantisation.QuantFormat.QDQ,
+                op_types_to_quantize=["MatMul"],
+                per_channel=True,
+                reduce_range=_saturates(),
+                activation_type=quantisation.QuantType.QUInt8,
+                weight_type=quantisation.QuantType.QInt8,
+                calibrate_method=quantisation.CalibrationMethod.MinMax,
+                # Products of two activations stay f32: they are a twentieth of the work and lose the most.
+                extra_options={"MatMulConstBOnly": True, "DefaultTensorType": 1},
+            )
+            shutil.copy(fused.with_name(_FUSIONS), folder)
+
+        return self._graph("static", make, reduce_range=_saturates(), calibration=self.calibration_digest())
 
 
 def _saturates() -> bool:
-    """Whether this processor's products of bytes saturate at 16 bits: x86 without VNNI."""
+    """Whether this processor's products of bytes saturate at 16 bits: x86 without VNNI. Weights have 7 bits then."""
     try:
         found = re.search(r"^flags\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

@@ -9,39 +9,30 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from encast.batch import Batch
-from encast.bench.peers.base import Call, Float32, Int32
-from encast.bench.peers.torch_encoder import import_torch, quiet, set_threads, tensors, torch_facts
-from encast.bench.peers.transformer import OUTPUT, CheckpointPeer, not_installed, versions
-from encast.errors import InputError
+from encast.bench.peers.base import Call, CheckpointPeer, Float32, versions
+from encast.bench.peers.pytorch import import_torch, quiet, set_threads, tensors, torch_facts
 
 __all__ = ["SentenceTransformers"]
+
+BATCH_SIZE = 32
+"""The default of ``encode``."""
 
 Row = tuple[list[int], list[int]]
 """Ids and token types of one text."""
 
 
 class SentenceTransformers(CheckpointPeer):
-    """bf16: the model is loaded in bfloat16, as its documentation recommends. Option ``batch_size``: of ``encode``."""
+    """bf16: the model is loaded in bfloat16, as its documentation recommends."""
 
     name = "sentence-transformers"
     dtypes = ("f32", "bf16")
     modules = ("torch", "transformers", "sentence_transformers")
-    defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 32}
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        size = self.settings["batch_size"]
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise InputError(f"{self.name}: batch_size is {size!r}; a whole number of at least 1 is needed")
-
-    @classmethod
-    def missing(cls) -> str | None:
-        return not_installed("bench-sentence-transformers", "sentence_transformers", "torch", "transformers")
+    extra = "bench-sentence-transformers"
 
     def open(self) -> None:
         set_threads(self.threads)
@@ -56,34 +47,27 @@ class SentenceTransformers(CheckpointPeer):
         self._texts: Mapping[str, Row] = {}
         self._model.preprocess = self._preprocess
 
-    def run(self, output: str, batch: Batch, select: Int32 | None = None) -> Float32:
-        self.encoder.check(output, batch, select)
-        return self._call(batch)()
-
-    def bind(self, batch: Batch) -> Call:
-        self.encoder.check(OUTPUT, batch, None)
-        return self._call(batch)
-
     def facts(self) -> Mapping[str, Any]:
         return {
             **torch_facts(),
             "version": versions("sentence-transformers")["sentence-transformers"],
             "torch": versions("torch")["torch"],
-            "batch_size": self.settings["batch_size"],
+            "batch_size": BATCH_SIZE,
             "modules": [type(module).__name__ for module in self._model],
         }
 
-    def _call(self, batch: Batch) -> Call:
+    def bind(self, batch: Batch) -> Call:
+        self.check(batch)
         rows = _rows(batch)
         # As long as its text would be, by which ``encode`` sorts.
         texts = [" ".join(map(str, ids)) + (f" {types}" if any(types) else "") for ids, types in rows]
         known = dict(zip(texts, rows, strict=True))
-        torch, size = import_torch(), int(self.settings["batch_size"])
+        torch = import_torch()
 
         def call() -> Float32:
             self._texts = known
             states = self._model.encode(
-                texts, batch_size=size, output_value="token_embeddings", show_progress_bar=False
+                texts, batch_size=BATCH_SIZE, output_value="token_embeddings", show_progress_bar=False
             )
             joined: Float32 = torch.cat(states).float().numpy()
             return joined

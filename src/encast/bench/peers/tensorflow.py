@@ -11,15 +11,12 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from encast.bench.peers.base import ModelFiles
-from encast.bench.peers.interpret import Array, ArrayLibrary, Rectangle, interpret
-from encast.bench.peers.interpreted import Inputs, InterpretedPeer, Program, only_apart
-from encast.bench.peers.transformer import Shape, States
+from encast.bench.peers.base import Shape, States
+from encast.bench.peers.interpret import Array, ArrayLibrary, Inputs, InterpretedPeer, Program, input_types, interpret
 
 __all__ = ["TensorFlow", "TensorFlowXla"]
 
@@ -30,23 +27,17 @@ class TensorFlow(InterpretedPeer):
     name = "TensorFlow graph"
     dtypes = ("f32", "bf16")
     modules = ("tensorflow",)
+    requirements = ("tensorflow-cpu==2.21.0",)
+    # NPROC sizes the pools of XLA's compiler.
+    variables: ClassVar = {
+        "TF_NUM_INTRAOP_THREADS": "{threads}",
+        "TF_NUM_INTEROP_THREADS": "1",
+        "OMP_NUM_THREADS": "{threads}",
+        "NPROC": "{threads}",
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
     xla: ClassVar[bool] = False
-
-    def __init__(self, model: ModelFiles, dtype: str, threads: int, cache: Path, **options: Any) -> None:
-        super().__init__(model, dtype, threads, cache, **options)
-        # TF_NUM_*: read when the executor's pools are made; NPROC: sizes the pools of XLA's compiler.
-        os.environ.update(
-            TF_NUM_INTRAOP_THREADS=str(threads),
-            TF_NUM_INTEROP_THREADS="1",
-            OMP_NUM_THREADS=str(threads),
-            NPROC=str(threads),
-            CUDA_VISIBLE_DEVICES="-1",
-        )
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
-    @classmethod
-    def missing(cls) -> str | None:
-        return only_apart("tensorflow", "tensorflow", "tensorflow-cpu==2.21.0")
 
     def start(self) -> None:
         self.tf = importlib.import_module("tensorflow")
@@ -55,21 +46,17 @@ class TensorFlow(InterpretedPeer):
         self.library = (_XlaLibrary if self.xla else _Library)(self.tf, narrow=self.dtype == "bf16")
 
     def compile(self, shape: Shape) -> Program:
-        tf = self.tf
+        tf, library = self.tf, self.library
 
-        rows, columns = shape
+        def forward(*given: Array) -> Array:
+            return tf.cast(interpret(self.graph, library, shape, dict(zip(spec, given, strict=True))), tf.float32)
 
-        def forward(token_ids: Array, token_type_ids: Array, bias: Array) -> Array:
-            at = Rectangle(rows, columns, token_ids, token_type_ids, bias)
-            return tf.cast(interpret(self.graph, self.library, at), tf.float32)
-
-        ids = tf.TensorSpec((rows * columns,), tf.int32)
-        bias = tf.TensorSpec((rows, 1, 1, columns), self.library.stream)
-        concrete = tf.function(forward, jit_compile=self.xla).get_concrete_function(ids, ids, bias)
+        spec = {name: tf.TensorSpec(*kind) for name, kind in input_types(shape).items()}
+        spec["bias"] = tf.TensorSpec(spec["bias"].shape, library.stream)
+        concrete = tf.function(forward, jit_compile=self.xla).get_concrete_function(*spec.values())
 
         def program(inputs: Inputs) -> States:
-            bias = tf.cast(inputs.bias, self.library.stream)
-            given = tf.constant(inputs.token_ids), tf.constant(inputs.token_type_ids), bias
+            given = [tf.cast(array, spec[name].dtype) for name, array in inputs.items()]
             return lambda: concrete(*given).numpy()
 
         return program
@@ -127,9 +114,6 @@ class _Library(ArrayLibrary):
 
     def transpose(self, x: Array, axes: tuple[int, ...]) -> Array:
         return self.tf.transpose(x, axes)
-
-    def broadcast_add(self, a: Array, b: Array) -> Array:
-        return a + b
 
     def matmul(self, a: Array, b: Array, *, transpose_b: bool = False) -> Array:
         return self.tf.matmul(a, b, transpose_b=transpose_b)

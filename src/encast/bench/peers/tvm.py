@@ -10,29 +10,21 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import math
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from encast.bench.cache import cached, seconds_to_make
-from encast.bench.peers.base import ModelFiles
-from encast.bench.peers.interpret import Rectangle, interpret
-from encast.bench.peers.interpreted import Inputs, InterpretedPeer, Program, only_apart
-from encast.bench.peers.transformer import Shape, States, versions
-from encast.bench.peers.tvm_relax import INPUTS, RelaxLibrary
-from encast.errors import InputError
+from encast.bench.cache import seconds_to_make
+from encast.bench.peers.base import Shape, States
+from encast.bench.peers.interpret import Array, ArrayLibrary, Inputs, InterpretedPeer, Program, input_types, interpret
 
-__all__ = ["Clock", "Tvm", "until"]
-
-_REQUIREMENTS = ("apache-tvm[popen-pool]==0.27.0.post1", "apache-tvm-ffi==0.1.14.post1", "xgboost-cpu==3.2.0")
-"""apache-tvm asks for 0.1.14 of its ffi or newer, but ends by SIGSEGV with 0.1.15 when MetaSchedule writes a record."""
+__all__ = ["Clock", "RelaxLibrary", "Tvm", "until"]
 
 _PACKAGES = ("apache-tvm", "apache-tvm-ffi", "xgboost-cpu")
 _COMPILERS = ("g++", "gcc", "clang++", "clang", "c++", "cc")
@@ -52,19 +44,15 @@ class Tvm(InterpretedPeer):
     name = "Apache TVM"
     dtypes = ("f32",)
     modules = ("tvm",)
-    defaults: ClassVar[Mapping[str, Any]] = {"tuning_seconds": 240}
-
-    def __init__(self, model: ModelFiles, dtype: str, threads: int, cache: Path, **options: Any) -> None:
-        super().__init__(model, dtype, threads, cache, **options)
-        seconds = self.settings["tuning_seconds"]
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
-            raise InputError(f"{self.name}: tuning_seconds is {seconds!r}; a number of seconds, at least 0, is needed")
-        # Its pool would bind its threads to the first processors of the machine, whichever this process was given.
-        os.environ.update(TVM_NUM_THREADS=str(threads), TVM_BIND_THREADS="0", OMP_NUM_THREADS=str(threads))
+    # apache-tvm asks for 0.1.14 of its ffi or newer, but ends by SIGSEGV with 0.1.15 when MetaSchedule writes a record.
+    requirements = ("apache-tvm[popen-pool]==0.27.0.post1", "apache-tvm-ffi==0.1.14.post1", "xgboost-cpu==3.2.0")
+    accepted: ClassVar = {"tuning_seconds": 240}
+    # Its pool would bind its threads to the first processors of the machine, whichever this process was given.
+    variables: ClassVar = {"TVM_NUM_THREADS": "{threads}", "TVM_BIND_THREADS": "0", "OMP_NUM_THREADS": "{threads}"}
 
     @classmethod
     def missing(cls) -> str | None:
-        absent = only_apart("tvm", "tvm", *_REQUIREMENTS)
+        absent = super().missing()
         if absent is None and "CXX" not in os.environ and not any(map(shutil.which, _COMPILERS)):
             return f"no C++ compiler ({', '.join(_COMPILERS)}), with which it links what it makes: install one of them"
         return absent
@@ -102,7 +90,7 @@ class Tvm(InterpretedPeer):
         def program(inputs: Inputs) -> States:
             nonlocal made
             made += 1
-            arrays = [tvm.runtime.tensor(vars(inputs)[name]) for name in INPUTS]
+            arrays = [tvm.runtime.tensor(array) for array in inputs.values()]
             machine.save_function("main", f"bound{made}", *arrays, *stored)
             call = machine[f"bound{made}"]
             return lambda: call().numpy()
@@ -112,13 +100,12 @@ class Tvm(InterpretedPeer):
     def _module(self, shape: Shape) -> tuple[Any, list[np.ndarray[Any, Any]]]:
         """The graph in Relax, its ops fused to kernels without a schedule, and the arrays of its weights in order."""
         tvm, relax = self.tvm, self.tvm.relax
-        rows, columns = shape
         builder = relax.BlockBuilder()
         library = RelaxLibrary(relax, builder)
-        with builder.function("main", attrs={"num_input": len(INPUTS)}):
+        given = {name: library.parameter(name, *kind) for name, kind in input_types(shape).items()}
+        with builder.function("main", attrs={"num_input": len(given)}):
             with builder.dataflow():
-                given = library.inputs(shape)
-                out = builder.emit_output(interpret(self.graph, library, Rectangle(rows, columns, **given)).expr)
+                out = builder.emit_output(interpret(self.graph, library, shape, given).expr)
             parameters = [*given.values(), *library.parameters.values()]
             builder.emit_func_output(out, params=[value.expr for value in parameters])
         passes = [
@@ -134,15 +121,8 @@ class Tvm(InterpretedPeer):
 
     def _search(self, shape: Shape, module: Any) -> Path:
         """The folder of MetaSchedule's records for that module."""
-        key = {
-            "model": self.model.sha,
-            "shape": shape,
-            "threads": self.threads,
-            "target": str(self.target),
-            **self.settings,
-            **versions(*_PACKAGES),
-        }
-        folder = cached(self.cache, "tvm", key, lambda into: self._fill(into, module))
+        settings = {"shape": shape, "threads": self.threads, "target": str(self.target), **self.settings}
+        folder = self.kept("tvm", lambda into: self._fill(into, module), _PACKAGES, **settings)
         found = json.loads((folder / _SEARCHED).read_text(encoding="utf-8"))
         self.searched["x".join(map(str, shape))] = {**found, "seconds": round(seconds_to_make(folder), 1)}
         return folder
@@ -250,3 +230,77 @@ def until(clock: Clock, strategy: Any) -> Any:
             return Until(self.inner.clone())
 
     return Until(strategy)
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value of the function; ``expr`` is Relax's variable."""
+
+    library: RelaxLibrary
+    expr: Any
+
+    def __add__(self, other: _Value) -> _Value:
+        return self.library.emit("add", self, other)
+
+    def __mul__(self, factor: float) -> _Value:
+        return self.library.emit("multiply", self, self.library.number(np.float32(factor)))
+
+
+class RelaxLibrary(ArrayLibrary):
+    """Emits into the dataflow block that ``builder`` is in. Constants become parameters, by name and in order.
+
+    As parameters they keep out of the program's text, and TVM may change their layout once, when they are given.
+    """
+
+    def __init__(self, relax: Any, builder: Any) -> None:
+        self.relax, self.builder = relax, builder
+        self.parameters: dict[str, _Value] = {}
+        self.arrays: dict[str, np.ndarray[Any, Any]] = {}
+
+    def parameter(self, name: str, shape: Sequence[int], dtype: Any) -> _Value:
+        return _Value(self, self.relax.Var(name, self.relax.TensorType(list(shape), str(np.dtype(dtype)))))
+
+    def emit(self, op: str, *operands: Any, **attributes: Any) -> _Value:
+        """Relax's function of that name below ``relax.op``."""
+        function = self.relax.op
+        for part in op.split("."):
+            function = getattr(function, part)
+        given = [operand.expr if isinstance(operand, _Value) else operand for operand in operands]
+        return _Value(self, self.builder.emit(function(*given, **attributes)))
+
+    def number(self, value: Any) -> _Value:
+        return _Value(self, self.relax.const(value, str(np.asarray(value).dtype)))
+
+    def constant(self, name: str, array: np.ndarray[Any, Any]) -> Array:
+        if name not in self.parameters:
+            self.arrays[name] = array
+            self.parameters[name] = self.parameter(f"weight{len(self.parameters)}", array.shape, array.dtype)
+        return self.parameters[name]
+
+    def take(self, table: Array, ids: Array) -> Array:
+        return self.emit("take", table, ids, axis=0, mode="clip")
+
+    def reshape(self, x: Array, shape: tuple[int, ...]) -> Array:
+        return self.emit("reshape", x, shape)
+
+    def transpose(self, x: Array, axes: tuple[int, ...]) -> Array:
+        return self.emit("permute_dims", x, list(axes))
+
+    def matmul(self, a: Array, b: Array, *, transpose_b: bool = False) -> Array:
+        return self.emit("matmul", a, self.transpose(b, (0, 1, 3, 2)) if transpose_b else b)
+
+    def softmax(self, x: Array) -> Array:
+        return self.emit("nn.softmax", x, axis=-1)
+
+    def layer_norm(self, x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+        return self.emit("nn.layer_norm", x, gamma, beta, axes=-1, epsilon=eps)
+
+    def activation(self, x: Array, kind: str) -> Array:
+        if kind == "gelu":  # by its parts, of which the quick form of erf is known
+            half = self.emit("erf", x * float(np.sqrt(0.5))) + self.number(np.float32(1))
+            return self.emit("multiply", x * 0.5, half)
+        return self.emit({"relu": "nn.relu", "silu": "nn.silu", "tanh": "tanh", "gelu_tanh": "nn.gelu_tanh"}[kind], x)
+
+    def positions(self, ids: Array, skip_id: int) -> Array:
+        counted = self.emit("astype", self.emit("not_equal", ids, self.number(np.int32(skip_id))), "int32")
+        return self.emit("multiply", self.emit("cumsum", counted, axis=1, dtype="int32"), counted)
