@@ -24,7 +24,7 @@ from encast.backends.groups import Setup
 from encast.machine import usable_cores
 from encast.measure.statistics import median_interval, ratio_interval
 from encast.tune.configuration import artifact_sha, machine_fingerprint
-from encast.tune.evaluate import METHOD, LiveEvaluator, Pace
+from encast.tune.evaluate import METHOD, LiveEvaluator
 from encast.tune.measurement import Trial
 from encast.tune.requests import read_requests
 from encast.tune.search import Evaluator, Options, search
@@ -89,9 +89,8 @@ def main() -> None:
     space = make_space(cores, requests.lengths)
     name = next((name for name in opened.graph.outputs if name != "last_hidden_state"), "last_hidden_state")
     selects = opened.graph.type_of(opened.graph.outputs[name]).shape[0] == "selected"
-    pace = Pace.of_grid(len(space.setups))
     with LiveEvaluator(
-        args.artifact, requests.batch, output=name, selects=selects, cores=cores, slo=slo, pace=pace, seed=args.seed
+        args.artifact, requests.batch, output=name, selects=selects, slo=slo, seed=args.seed
     ) as evaluator:
         grid = measured_grid(Lines(args.work / "grid.jsonl"), list(space.setups), evaluator, end, args.seed)
         if grid is None:
@@ -195,7 +194,7 @@ def compared(
         trials = [Trial(setup, one, "comparison") for setup, one in zip(order, evaluator.measure(order), strict=True)]
         for trial in trials:
             if trial.measurement.rate <= 0:
-                why = trial.measurement.failed or "the promise was broken at every rate"
+                why = trial.measurement.failed or "the latency limit was broken at every rate"
                 print(f"comparison: round {number + 1} is lost, {trial.setup.text}: {why}; call again")
                 return None
         for trial in trials:

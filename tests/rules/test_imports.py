@@ -78,7 +78,8 @@ OUTSIDE: dict[str, set[str] | None] = {
     "hydra": {"bench.config"},
     "omegaconf": {"bench.config"},
     "yaml": {"bench", "measure.price"},
-    "optuna": {"tune.journal", "tune.search"},
+    "optuna": {"tune.search"},
+    "scipy": {"tune.cost_model", "tune.evaluate", "tune.search"},
     # Runtimes that are measured, and what they are converted with.
     "ctranslate2": {"bench.peers"},
     "deepsparse": {"bench.peers"},

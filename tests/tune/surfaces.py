@@ -3,8 +3,8 @@
     python tests/tune/surfaces.py            # writes data/*.json.gz; some minutes
 
 Nothing here is the cost model's: times come from rows a thread, cache misses, turbo clocks and a memory that all share,
-and rates under a promise from an event-by-event simulation of the queues. ``RecordedMachine`` plays a record back with
-the noise of a real machine.
+and rates within a latency limit from an event-by-event simulation of the queues. ``RecordedMachine`` plays a record
+back with the noise of a real machine.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _reranking() -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Surface:
-    """A machine of equal sockets, a model and a workload on it, and the promise to keep."""
+    """A machine of equal sockets, a model and a workload on it, and the latency limit to keep."""
 
     name: str
     lengths: tuple[int, ...]
@@ -121,7 +121,7 @@ class Surface:
         return [[length for length in self.lengths if low < length <= high] for low, high in itertools.pairwise(bounds)]
 
     def sustained(self, setup: Setup, requests: int = 20_000, steps: int = 6) -> tuple[float, float]:
-        """The highest rate that keeps the promise, 0 for none; and the percentile over the limit at the lowest."""
+        """The highest rate that keeps the limit, 0 for none; and the percentile over the limit at the lowest."""
         most = self.saturated(setup)
         limit = self.slo.limit_ms / 1e3
         rng = np.random.default_rng(7)
@@ -186,7 +186,7 @@ class Surface:
         return float(np.percentile(latencies, slo.percent))
 
     def record(self) -> dict[str, Any]:
-        """Every set-up of the grid: its ``chosen``, rate under the promise, excess, throughput."""
+        """Every set-up of the grid: its ``chosen``, rate within the limit, excess, throughput."""
         rows = []
         for setup in self.space.setups:
             rate, excess = self.sustained(setup)
@@ -201,7 +201,7 @@ SERVER = Surface(
     weight_bytes=2.1e7, ops_a_core=4.2e11, bytes_a_core=1.1e10, bytes_a_socket=9.5e10, cache_a_socket=3.4e7, turbo=0.22,
     crowding=1.12,
 )  # fmt: skip
-"""Short texts and a small model on 48 cores: under the promise 3 of its 3,430 set-ups are within 3 % of the best."""
+"""Short texts and a small model on 48 cores: within the limit 3 of its 3,430 set-ups are within 3 % of the best."""
 
 DESKTOP = Surface(
     "surface8", _reranking(), Slo(99, 90.0), sockets=1, cores_a_socket=8, layers=12, flops_a_token=1.7e8,
@@ -219,7 +219,7 @@ class RecordedMachine:
         self.surface, self.slo = surface, slo
         self.rates = _recorded(surface)
         self.measured: list[Setup] = []
-        # A rate under a promise rests on the slowest hundredth of the requests.
+        # A rate within a limit rests on the slowest hundredth of the requests.
         self._noise = 0.02 if slo is None else 0.035
         self._rng = np.random.default_rng((seed, 1))
         self._phase = self._rng.uniform(0, 2 * math.pi)

@@ -94,7 +94,7 @@ def test_the_file_is_what_load_reads(artifact: str, tmp_path: Path, capsys: pyte
     assert "$/million" in shown
 
 
-def test_a_promise_that_nothing_keeps_is_an_error_with_the_nearest(
+def test_a_limit_that_nothing_keeps_is_an_error_with_the_nearest(
     artifact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Made, "measure", lambda _, setups: [Measurement(0.0, 10.0, excess=7.5)] * len(setups))
@@ -102,7 +102,7 @@ def test_a_promise_that_nothing_keeps_is_an_error_with_the_nearest(
     arguments = ["tune", artifact, "--workload", LENGTHS, "--slo", "p99=0.01ms", "--trials", "1", "--out", str(out)]
     assert main(arguments) == 2
     shown = capsys.readouterr()
-    assert "no set-up keeps the promise (p99" in shown.err
+    assert "no set-up keeps the latency limit (p99" in shown.err
     assert "at most 1 trial;" in shown.err
     assert "at 7.5 times the limit" in shown.err
     assert "texts/s" not in shown.out, "no table without a line"
@@ -110,7 +110,7 @@ def test_a_promise_that_nothing_keeps_is_an_error_with_the_nearest(
     assert json.loads(out.read_text())["front"] == []
 
 
-def test_a_set_up_that_fails_is_no_broken_promise(
+def test_a_set_up_that_fails_is_no_broken_limit(
     artifact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = Measurement.failure(ResourceError("the process ended by SIGKILL"))
@@ -119,7 +119,7 @@ def test_a_set_up_that_fails_is_no_broken_promise(
     assert main(arguments) == 2
     said = capsys.readouterr().err
     assert "no set-up could be measured: the process ended by SIGKILL" in said
-    assert "promise" not in said
+    assert "limit" not in said
     assert list(tmp_path.iterdir()) == []
 
 
@@ -198,7 +198,7 @@ def test_trials_that_were_measured_in_another_way_are_not_resumed(
     assert "its cores is" in capsys.readouterr().err
 
 
-def test_an_interrupt_before_a_promise_was_kept_leaves_the_nearest(
+def test_an_interrupt_before_a_limit_was_kept_leaves_the_nearest(
     artifact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def late(_: Made, setups: Sequence[Setup]) -> list[Measurement]:
@@ -210,7 +210,10 @@ def test_an_interrupt_before_a_promise_was_kept_leaves_the_nearest(
     monkeypatch.setattr(Made, "measure", late)
     out = tmp_path / "x.tuned.json"
     assert main(["tune", artifact, "--workload", LENGTHS, "--slo", "p99=0.01ms", "--out", str(out)]) == 130
-    assert f"of 3 trials none keeps the promise, the nearest is in {out}; --resume goes on" in capsys.readouterr().err
+    assert (
+        f"of 3 trials none keeps the latency limit, the nearest is in {out}; --resume goes on"
+        in capsys.readouterr().err
+    )
     assert len(json.loads(out.read_text())["trials"]) == 3
     assert len(list(tmp_path.iterdir())) == 2, "the journal too"
 
@@ -290,19 +293,20 @@ def test_broken_rows_are_named(artifact: str, tmp_path: Path, capsys: pytest.Cap
     assert "; and 2 more; " in said
 
 
-def test_without_optuna(
-    artifact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("package", ["optuna", "scipy"])
+def test_without_what_the_search_needs(
+    package: str, artifact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = builtins.__import__
 
     def without(name: str, *rest: Any, **options: Any) -> Any:
-        if name.split(".")[0] == "optuna":
-            raise ModuleNotFoundError("No module named 'optuna'", name="optuna")
+        if name.split(".")[0] == package:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
         return whole(name, *rest, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
     assert main(["tune", artifact, "--workload", LENGTHS, "--out", str(tmp_path / "x.json")]) == 2
-    assert "optuna is not installed" in capsys.readouterr().err
+    assert f"{package} is not installed, which the search needs" in capsys.readouterr().err
 
 
 def test_what_takes_seconds_is_not_0_a_second(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import itertools
 import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ from encast.batch import Batch
 from encast.errors import ArtifactError, InputError, ResourceError
 from encast.machine import usable_cores
 from encast.measure.statistics import percentiles
-from encast.tune import process
-from encast.tune.evaluate import LiveEvaluator, Pace, crossing, rates_to_try
+from encast.tune import evaluate, process
+from encast.tune.evaluate import LiveEvaluator, crossing, rates_to_try, stream_seconds
 from encast.tune.measurement import Measurement
 from encast.tune.process import Worker
 from encast.tune.slo import Slo
@@ -32,24 +33,6 @@ from encast.tune.worker import _Session
 pytestmark = pytest.mark.serial("starts processes on processors of their own and times them")
 
 ONE = Setup((InstanceGroup(1, 1),), 64)
-QUICK = Pace(burst=0.05, requests=30, least=0.05, most=0.2)
-
-
-class Looks:
-    """Stands for the yardstick: by how much the machine is slower, look by look, as the last one says from then on."""
-
-    def __init__(self, *slower: float) -> None:
-        self.slower_by, self.taken = slower, 0
-
-    def look(self) -> float:
-        self.taken += 1
-        return self.slower_by[min(self.taken, len(self.slower_by)) - 1]
-
-    def slower(self, looks: Sequence[float]) -> float:
-        return max(looks)
-
-    def close(self) -> None:
-        pass
 
 
 # The search for a rate
@@ -74,15 +57,14 @@ def test_a_smooth_queue_is_found_to_a_few_percent(capacity: float) -> None:
         return 10 * (1.3 * capacity - capacity) / (1.3 * capacity - rate) if rate < 1.3 * capacity else 100.0
 
     seen = tried(percentile)
-    assert len(seen) <= 6
+    assert len(seen) == 5
     assert crossing(seen, 10.0) == pytest.approx(capacity, rel=0.05)
 
 
 def test_nothing_is_tried_beyond_the_throughput_or_below_hope() -> None:
     kept = tried(lambda rate: 1.0)
     assert [rate for rate, _ in kept] == sorted(rate for rate, _ in kept)
-    # Streams are short: at 1.05 times the throughput the queue of one of 0.4 s is 20 ms.
-    assert crossing(kept, 10.0) == max(rate for rate, _ in kept) == 1000
+    assert 980 < crossing(kept, 10.0) == max(rate for rate, _ in kept) < 1000
     lost = tried(lambda rate: 50.0)
     assert crossing(lost, 10.0) == 0.0
     assert min(rate for rate, _ in lost) < 100
@@ -95,33 +77,13 @@ def test_a_percentile_that_falls_is_noise() -> None:
     assert crossing([(100.0, 12.0), (200.0, 8.0)], 10.0) in (0.0, pytest.approx(200.0))
 
 
-def test_streams_are_long_enough_for_their_percentile() -> None:
-    pace = Pace(requests=1000, least=0.3, most=5.0)
-    assert pace.seconds(1000.0, Slo(99, 10)) == pytest.approx(1.0)
-    assert pace.seconds(100_000.0, Slo(99, 10)) == pytest.approx(0.3)
-    assert pace.seconds(10.0, Slo(99, 10)) * 10 >= 299
-    assert pace.seconds(10.0, Slo(50, 10)) == pytest.approx(5.0)
-
-
-def test_streams_are_long_enough_for_a_queue_of_the_limits_length() -> None:
-    pace = Pace(requests=1000, queued=4000, least=0.3, most=5.0)
-    assert pace.seconds(2500.0, Slo(99, 10)) == pytest.approx(1000 / 2500)
-    assert pace.seconds(2500.0, Slo(99, 20)) == pytest.approx(50**2 / 2500)
-    assert pace.seconds(2500.0, Slo(99, 1000)) == pytest.approx(4000 / 2500)
-    assert pace.seconds(500.0, Slo(99, 1000)) == pytest.approx(5.0)
-
-
-def test_long_streams_are_tried_less_often() -> None:
-    pace = Pace(tries=4, most=5.0)
-    assert [pace.most_tries(seconds) for seconds in (0.3, 1.25, 1.5, 2.5, 30.0)] == [4, 4, 3, 2, 2]
-    assert Pace(tries=1).most_tries(30.0) == 1
-
-
-def test_few_set_ups_are_measured_for_longer() -> None:
-    assert Pace.of_grid(30).burst == 4.0
-    assert Pace.of_grid(50).burst == pytest.approx(2.4)
-    assert Pace.of_grid(60).tries == 4
-    assert Pace.of_grid(3428) == Pace()
+def test_streams_are_short_but_long_enough_for_their_percentile() -> None:
+    assert stream_seconds(1000.0, Slo(99, 10)) == pytest.approx(1.0)
+    assert stream_seconds(100_000.0, Slo(99, 10)) == pytest.approx(0.3)
+    assert stream_seconds(300.0, Slo(90, 10)) == pytest.approx(2.0)
+    for percent, needed in ((90.0, 29), (99.0, 299), (99.9, 2995)):
+        counted = 0.9 * 10.0 * stream_seconds(10.0, Slo(percent, 10))  # the first tenth is left out
+        assert 1.15 * needed < counted < 1.5 * needed
 
 
 # Processes
@@ -139,11 +101,19 @@ def requests() -> Batch:
 
 
 @pytest.fixture
-def evaluators(artifact: Path, requests: Batch) -> Iterator[Any]:
+def evaluators(artifact: Path, requests: Batch, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    for name, short in (
+        ("_BURST_SECONDS", 0.05),
+        ("_LONGEST_BURST", 0.2),
+        ("_LEAST_SECONDS", 0.05),
+        ("_REQUESTS", 30),
+        ("_PROBE_SECONDS", 0.05),
+    ):
+        monkeypatch.setattr(evaluate, name, short)
     made: list[LiveEvaluator] = []
 
     def make(slo: Slo | None = None, **other: Any) -> LiveEvaluator:
-        options = {"output": "embedding", "selects": False, "cores": 1, "pace": QUICK, **other}
+        options = {"output": "embedding", "selects": False, **other}
         made.append(LiveEvaluator(options.pop("artifact", artifact), requests, slo=slo, **options))
         return made[-1]
 
@@ -164,7 +134,7 @@ def test_throughput(evaluators: Any) -> None:
     assert found.latency_ms["p50"] > 0
 
 
-def test_rate_under_a_promise(evaluators: Any) -> None:
+def test_rate_within_a_latency_limit(evaluators: Any) -> None:
     (found,) = evaluators(Slo(90, 500.0)).measure([ONE])
     assert 0 < found.rate <= 1.1 * found.saturated
     assert found.excess == 1.0
@@ -240,42 +210,45 @@ class Queue:
             return {"rate": 1000.0, "texts": 1, "runs_ns": [1]}
         self.streams += 1
         rate = command["rate"]
-        promised = 35.0 if self.streams in self.stops else 2300 / (1000 - rate) if rate < 1000 else None
-        return {"late": promised is None, "promised_ms": promised, "texts": 1, "latency_ms": {"p99": promised}}
+        reached = 35.0 if self.streams in self.stops else 2300 / (1000 - rate) if rate < 1000 else None
+        return {"late": reached is None, "percentile_ms": reached, "texts": 1, "latency_ms": {"p99": reached}}
 
 
-@pytest.mark.parametrize(
-    ("tries", "stops"), [(2, set()), (2, {1}), (2, {2, 5}), (2, {1, 3, 5, 7}), (4, {1, 2, 3, 5, 6, 8})]
-)
-def test_stops_of_the_machine_do_not_lower_a_rate(
-    evaluators: Any, monkeypatch: pytest.MonkeyPatch, tries: int, stops: set[int]
-) -> None:
+@pytest.fixture
+def measured(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Measures with stand-ins for workers."""
+
+    def measure(slo: Slo | None, *workers: Any) -> list[Measurement]:
+        evaluator, opened = evaluators(slo), iter(workers)
+        monkeypatch.setattr(evaluator, "_open", lambda setup: contextlib.nullcontext(next(opened)))
+        found: list[Measurement] = evaluator.measure([ONE] * len(workers))
+        return [replace(one, seconds=0.0) for one in found]
+
+    return measure
+
+
+@pytest.mark.parametrize("stops", [set(), {1}, {2, 5}, {1, 3, 5, 7}])
+def test_stops_of_the_machine_do_not_lower_a_rate(measured: Any, stops: set[int]) -> None:
     queue = Queue(stops)
-    evaluator = evaluators(Slo(99, 10.0), pace=replace(QUICK, tries=tries, most=3.0))
-    monkeypatch.setattr(evaluator, "_yardstick", Looks(0.0))
-    (found,) = evaluator._by_turns([queue])
+    (found,) = measured(Slo(99, 10.0), queue)
     assert found.rate == pytest.approx(770, rel=0.03)
     assert found.latency_ms["p99"] <= 10
-    assert found.requests == 1 + queue.streams  # those of streams that did not count too
+    assert found.requests == 3 + queue.streams  # those of streams that did not count too
 
 
-def test_of_several_tries_the_best_counts(evaluators: Any) -> None:
-    # 600 texts a second take 5.75 ms, half of it 3.29 and a quarter 2.71: never 2, and the last try of all stops.
-    queue = Queue({2, 4, 6, 8})
-    (found,) = evaluators(Slo(99, 2.0))._by_turns([queue])
-    assert queue.streams == 8
-    assert found.excess == pytest.approx(2300 / (1000 - 75) / 2.0)
-
-
-def test_a_promise_broken_at_every_try_is_broken(evaluators: Any) -> None:
-    # Both streams of the first step, at 600 texts a second: no rate above it is tried any more.
-    (found,) = evaluators(Slo(99, 10.0))._by_turns([Queue({1, 2})])
-    assert 0 < found.rate < 600
-    hopeless = Queue(set())
-    (found,) = evaluators(Slo(99, 2.0))._by_turns([hopeless])
-    assert hopeless.streams == 8  # four rates, each twice
+def test_of_two_tries_the_better_one_counts(measured: Any) -> None:
+    # 750 texts a second take 9.2 ms, a sixteenth of it 2.41: never 2, and every second try stops.
+    queue = Queue({2, 4, 6, 8, 10})
+    (found,) = measured(Slo(99, 2.0), queue)
+    assert queue.streams == 10  # five rates, each twice
     assert found.rate == 0
-    assert found.excess > 1
+    assert found.excess == pytest.approx(2300 / (1000 - 750 / 16) / 2.0)
+
+
+def test_a_limit_broken_at_both_tries_is_broken(measured: Any) -> None:
+    # Both streams of the first step, at 750 texts a second: no rate above it is tried any more.
+    (found,) = measured(Slo(99, 10.0), Queue({1, 2}))
+    assert 0 < found.rate < 750
 
 
 def test_what_the_worker_refuses_is_said_with_its_set_up(evaluators: Any, tmp_path: Path) -> None:
@@ -287,25 +260,21 @@ def test_what_the_worker_refuses_is_said_with_its_set_up(evaluators: Any, tmp_pa
         evaluators(output="logits").probe(64, 1, 1)
 
 
-def test_only_the_worker_that_fails_is_blamed(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluator = evaluators(Slo(99, 1000.0))
-    monkeypatch.setattr(evaluator, "_yardstick", Looks(0.2))  # so that those that run are measured again
-    refused, found = evaluator.measure([Setup((InstanceGroup(1000, 4),), 64), ONE])
+def test_only_the_worker_that_fails_is_blamed(evaluators: Any) -> None:
+    refused, found = evaluators(Slo(99, 1000.0)).measure([Setup((InstanceGroup(1000, 4),), 64), ONE])
     assert "needs 4000 cores" in refused.failed
     assert found.failed is None
     assert found.rate > 0
 
 
-def test_who_dies_among_others_leaves_them_alone(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_dies_among_others_leaves_them_alone(measured: Any) -> None:
     class Dying(Queue):
         def ask(self, command: dict[str, Any], seconds: float) -> dict[str, Any]:
             if self.streams == 2:
                 raise ResourceError("the process ended")
             return super().ask(command, seconds)
 
-    evaluator = evaluators(Slo(99, 10.0))
-    monkeypatch.setattr(evaluator, "_yardstick", Looks(0.0))
-    found, alone = evaluator._by_turns([Dying(set()), Queue(set())]), evaluator._by_turns([Queue(set())])
+    found, alone = measured(Slo(99, 10.0), Dying(set()), Queue(set())), measured(Slo(99, 10.0), Queue(set()))
     assert found[0].failed == "the process ended"
     assert found[1:] == alone
 
@@ -372,142 +341,56 @@ def test_a_worker_that_cannot_start_says_what_python_said(evaluators: Any, monke
         evaluators().probe(64, 1, 1)
 
 
-def test_noise_around_a_measurement_is_measured_again_and_said(
-    evaluators: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    evaluator = evaluators(Slo(99, 10.0))
-    monkeypatch.setattr(evaluator, "_yardstick", Looks(0.0, 0.2, 0.0, 0.3, 0.2, 0.1, 0.0))
-    calls: list[int] = []
-
-    def counted(workers: Any) -> Any:
-        evaluator._look = None
-        calls.append(len(workers))
-        return [Measurement(float(len(calls)), 1.0, noise="its burst was disturbed" if len(calls) == 5 else None)]
-
-    monkeypatch.setattr(evaluator, "_by_turns", counted)
-    (quiet,) = evaluator.measure([ONE])
-    assert quiet.rate == len(calls) == 2
-    assert quiet.noise is None
-    (noisy,) = evaluator.measure([ONE])
-    assert noisy.rate == len(calls) == 4
-    assert noisy.noise == "the machine was 10% slower than usual around it"
-    (within,) = evaluator.measure([ONE])
-    assert within.rate == len(calls) == 5
-    assert within.noise == "its burst was disturbed"
-
-
-def test_the_end_of_the_yardstick_is_not_the_set_up_s(evaluators: Any) -> None:
-    evaluator = evaluators()
-    assert 1e3 < evaluator._yardstick.look() < math.inf
-    os.kill(evaluator._yardstick._worker._process.pid, signal.SIGKILL)
-    (found,) = evaluator.measure([ONE])
-    assert found.failed is None
-    assert found.rate > 0
-    assert evaluator._yardstick.look() < math.inf  # another one
-
-
-def test_what_is_unknown_of_a_repetition_acquits_nobody(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a yardstick that has ended nor a worker that ends in it takes away what was measured."""
-    evaluator = evaluators(Slo(99, 10.0))
-    monkeypatch.setattr(evaluator, "_yardstick", Looks(0.0, 0.2, math.inf, 0.0, 0.2, 0.0, math.inf))
-    answers = iter([*[Measurement(rate, rate) for rate in (1.0, 2.0, 3.0)], Measurement.failure(ResourceError("!"))])
-    last = Measurement(5.0, 5.0)
-
-    def answered(workers: Any) -> Any:
-        evaluator._look = None
-        return [next(answers, last)]
-
-    monkeypatch.setattr(evaluator, "_by_turns", answered)
-    (found,) = evaluator.measure([ONE])
-    assert (found.rate, found.noise) == (1.0, "the machine was 20% slower than usual around it")
-    (found,) = evaluator.measure([ONE])
-    assert (found.rate, found.failed) == (3.0, None)
-    assert next(answers, None) is None
-    # A repetition would be as unknown.
-    (found,) = evaluator.measure([ONE])
-    assert (found.rate, found.noise) == (5.0, "whether the machine was quiet around it is not known")
-
-
-class Pieces:
-    """Stands for a worker that answers so many texts a second, one number for each piece of a burst of two seconds, and
-    fails where that is 0.
-    """
+class Bursts:
+    """Stands for a worker that answers so many texts a second, burst by burst, and fails where that is 0."""
 
     def __init__(self, *rates: float, name: str = "", log: list[str] | None = None) -> None:
-        self.rates, self.asked, self.name = rates, 0, name
-        self.log = [] if log is None else log
-        self.longest: list[float] = []
+        self.rates, self.name, self.log = list(rates), name, [] if log is None else log
 
     def memory_bytes(self) -> int:
         return 1
 
     def ask(self, command: dict[str, Any], seconds: float) -> dict[str, Any]:
-        assert (command["do"], command["seconds"]) == ("saturate", 1.0)
-        self.longest.append(command["longest"])
+        assert command["do"] == "saturate"
         self.log.append(self.name)
-        rate = self.rates[self.asked]
-        self.asked += 1
+        rate = self.rates.pop(0)
         if rate == 0:
             raise ResourceError("the process ended")
         return {"rate": rate, "texts": 10, "runs_ns": [rate * 1e6] * 10}
 
 
 @pytest.mark.parametrize(
-    ("rates", "looks", "counted", "noise"),
+    ("rates", "median", "noise"),
     [
-        ((800.0, 820.0), (0.0, 0.0, 0.05), (800.0, 820.0), None),
-        ((400.0, 800.0, 820.0), (0.5, 0.0), (800.0, 820.0), None),  # slow before the first
-        ((800.0, 400.0, 410.0, 820.0), (0.0, 0.0, 0.06, 0.0), (800.0, 820.0), None),  # between two
-        ((400.0, 500.0, 410.0, 800.0), (0.5, 0.5, 0.5, 0.0), (800.0,), None),
-        ((400.0, 500.0, 420.0, 440.0), (0.5, 0.4, 0.3, 0.2, 0.1), (420.0, 440.0), "30% slower than usual"),
-        ((400.0, 500.0), (math.inf,), (400.0, 500.0), "is not known"),
+        ((800.0, 820.0, 810.0), 810.0, None),
+        ((800.0, 820.0, 500.0), 800.0, "its throughput varied by 40% from burst to burst"),
     ],
 )
-def test_disturbed_seconds_of_a_burst_are_made_up_for(
-    evaluators: Any, monkeypatch: pytest.MonkeyPatch, rates: tuple[float, ...], looks: tuple[float, ...],
-    counted: tuple[float, ...], noise: str | None,
-) -> None:  # fmt: skip
-    evaluator = evaluators(pace=Pace(burst=2.0))
-    monkeypatch.setattr(evaluator, "_yardstick", Looks(*looks))
-    worker = Pieces(*rates)
-    (found,) = evaluator._by_turns([worker])
-    assert worker.asked == len(rates)
-    assert evaluator._yardstick.taken == len(rates) + 1
-    assert found.rate == found.saturated == pytest.approx(np.mean(counted))
-    assert found.requests == 10 * len(rates)
-    assert found.latency_ms == percentiles(np.repeat(counted, 10))
-    assert (found.noise is None) == (noise is None)
-    assert (noise or "") in (found.noise or "")
+def test_the_median_of_the_bursts_counts(
+    measured: Any, rates: tuple[float, ...], median: float, noise: str | None
+) -> None:
+    (found,) = measured(None, Bursts(*rates))
+    assert found.rate == found.saturated == median
+    assert found.requests == 30
+    assert found.latency_ms == percentiles(np.repeat(rates, 10))
+    assert found.noise == noise
 
 
-def test_under_a_promise_a_disturbed_burst_is_said_too(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluator = evaluators(Slo(99, 10.0))
-    monkeypatch.setattr(evaluator, "_yardstick", Looks(0.0, 0.2, 0.2, 0.0))
-    monkeypatch.setattr(evaluator, "_open", lambda setup: contextlib.nullcontext(Queue(set())))
-    (found,) = evaluator.measure([ONE])
-    assert found.noise == "the machine was 20% slower than usual around it"
+def test_bursts_of_large_runs_are_two(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(step=2)  # seconds between any two looks at it
+    monkeypatch.setattr(evaluate, "_LONGEST_BURST", 3.0)
+    monkeypatch.setattr(evaluate, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    worker = Bursts(800.0, 400.0, 900.0)
+    (found,) = measured(None, worker)
+    assert worker.rates == [900.0]
+    assert found.rate == 600.0
+    assert "67%" in found.noise
 
 
-def test_pieces_count_by_their_seconds(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluator = evaluators(pace=Pace(burst=2.0))
-    monkeypatch.setattr(evaluator, "_yardstick", Looks(0.0))
-    clock = iter([0.0, 1.0, 1.0, 4.0])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    worker = Pieces(800.0, 400.0)
-    assert evaluator._by_turns([worker])[0].rate == (800.0 + 3 * 400.0) / 4
-    assert worker.longest == [12.0, 11.0]
-    # One of large runs takes as long as it needs, and is one piece.
-    clock = iter([0.0, 6.0])
-    assert evaluator._by_turns([Pieces(800.0)])[0].rate == 800.0
-
-
-def test_bursts_of_several_go_by_turns(evaluators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluator = evaluators(pace=Pace(burst=2.0))
-    monkeypatch.setattr(evaluator, "_yardstick", Looks(0.0))
+def test_bursts_of_several_go_by_turns(measured: Any) -> None:
     log: list[str] = []
-    workers = [Pieces(*rates, name=name, log=log) for name, rates in (("a", (1, 3)), ("b", (5, 0)), ("c", (7, 9)))]
-    a, b, c = evaluator._by_turns(workers)
-    assert log == ["a", "b", "c", "a", "b", "c"]
+    rates = {"a": (1, 3, 2), "b": (5, 0), "c": (7, 9, 8)}
+    a, b, c = measured(None, *(Bursts(*own, name=name, log=log) for name, own in rates.items()))
+    assert "".join(log) == "abcabcac"
     assert (a.rate, c.rate) == (2, 8)
     assert b.failed == "the process ended"
-    assert evaluator._yardstick.taken == 7  # what is seen after one is seen before the next

@@ -39,7 +39,7 @@ def test_damaged_trials_are_refused(field: str, value: Any) -> None:
         Trial.from_json({})
 
 
-def test_the_nearer_to_the_promise_the_greater_the_score() -> None:
+def test_the_nearer_to_the_limit_the_greater_the_score() -> None:
     scores = [Measurement(0, 5, excess=3).score, Measurement(0, 5, excess=1.2).score, Measurement(1, 5).score]
     assert scores == sorted(scores)
 

@@ -1,4 +1,4 @@
-"""Promises as they are written on the command line and in files."""
+"""Latency limits as they are written on the command line and in files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_parse(text: str, expected: Slo | None) -> None:
     "text",
     ["", "10ms", "p99", "p99=10", "p99=-1ms", "p100=1ms", "p0=1ms", "p99=0ms", "p99=99999s", "p99=nanms", "p9999=1s"],
 )
-def test_what_is_no_promise(text: str) -> None:
+def test_what_is_no_limit(text: str) -> None:
     with pytest.raises(InputError, match=r"--slo"):
         Slo.parse(text)
 

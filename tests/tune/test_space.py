@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 
 from encast.backends.groups import InstanceGroup, Setup, check_groups, read_setup, setup_to_json
@@ -51,11 +50,6 @@ def test_every_point_has_a_set_up_of_the_grid_near_it(cores: int) -> None:
             assert near == Point(*values)
 
 
-def test_features_tell_all_set_ups_apart() -> None:
-    space = make_space(8, LENGTHS)
-    assert len({space.features(setup) for setup in space.setups}) == len(space.setups)
-
-
 def test_thresholds() -> None:
     assert thresholds_of([16] * 100) == ()
     assert thresholds_of([12] * 90 + [100] * 10) == (16,)
@@ -90,4 +84,3 @@ def test_the_numbers_of_a_set_up() -> None:
     shared = Setup(setup.groups, 512, True)
     assert shared.cores == 4
     assert "on shared cores" in shared.text
-    assert np.isfinite(make_space(8, LENGTHS).features(Setup((InstanceGroup(2, 4),), 512))).all()

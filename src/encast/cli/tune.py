@@ -6,6 +6,7 @@ import json as json_module
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,14 +38,15 @@ def tune_command(
         ),
     ],
     slo: Annotated[
-        str, typer.Option(help="The promise: a percentile and its limit, such as p99=10ms; none: most throughput.")
+        str,
+        typer.Option(help="The latency limit: a percentile and its bound (p99=10ms); none: most throughput."),
     ] = "none",
     price: Annotated[
         str | None, typer.Option(help="Of this machine: dollars an hour (0.17/h), or a name of the table of prices.")
     ] = None,
     trials: Annotated[
         int | None,
-        typer.Option(min=1, help="The most measurements; default: a quarter of all set-ups."),
+        typer.Option(min=1, help="The most measurements; default: a quarter of all set-ups, at least 30."),
     ] = None,
     time: Annotated[
         float | None, typer.Option(min=1.0, help="The most seconds to search; the trial under way is finished.")
@@ -73,13 +75,13 @@ def tune_command(
     from encast.machine import usable_cores
     from encast.measure.price import parse_price
     from encast.tune.configuration import Configuration, artifact_sha, machine_fingerprint
-    from encast.tune.evaluate import METHOD, LiveEvaluator, Pace
+    from encast.tune.evaluate import METHOD, LiveEvaluator
     from encast.tune.requests import read_requests
     from encast.tune.search import Options, default_trials, search
     from encast.tune.slo import Slo
     from encast.tune.space import make_space
 
-    promise = Slo.parse(slo)
+    limit = Slo.parse(slo)
     paid = None if price is None else parse_price(price)
     target = out or Path(f"{artifact.resolve()}".removesuffix(".encast") + ".tuned.json")
     _need_writable(target)
@@ -97,7 +99,7 @@ def tune_command(
         "machine": machine,
         "cores": cores,
         "workload": requests.sha,
-        "slo": None if promise is None else promise.to_json(),
+        "slo": None if limit is None else limit.to_json(),
     }
     options = Options(
         trials=trials or default_trials(space),
@@ -113,9 +115,7 @@ def tune_command(
             requests.batch,
             output=output,
             selects=selects,
-            cores=cores,
-            slo=promise,
-            pace=Pace.of_grid(len(space.setups)),
+            slo=limit,
             seed=seed,
         ) as evaluator,
         Progress("trials", quiet=json) as progress,
@@ -127,13 +127,13 @@ def tune_command(
                 file=sys.stderr,
             )
         report = _Report(progress, options.trials, quiet=json)
-        found = search(space, evaluator, requests.lengths, promise, options.with_listener(report.heard))
-    rows = _Rows(found.trials, None if promise is None else promise.name, paid)
+        found = search(space, evaluator, requests.lengths, limit, replace(options, say=report.heard))
+    rows = _Rows(found.trials, None if limit is None else limit.name, paid)
     configuration = Configuration(
         chosen=found.chosen.setup,
         artifact_sha=sha,
         machine=machine,
-        slo=promise,
+        slo=limit,
         workload=requests.describe(),
         front=tuple(rows.front),
         trials=tuple(rows.all),
@@ -142,7 +142,9 @@ def tune_command(
     if found.interrupted:
         of = _trials(len(found.trials))
         best = (
-            f"the best of {of}" if found.chosen.measurement.rate > 0 else f"of {of} none keeps the promise, the nearest"
+            f"the best of {of}"
+            if found.chosen.measurement.rate > 0
+            else f"of {of} none keeps the latency limit, the nearest"
         )
         raise KeyboardInterrupt(f"{best} is in {target}; --resume goes on")
     assert options.journal is not None
@@ -152,11 +154,11 @@ def tune_command(
     if json:
         print(json_module.dumps({"file": str(target), "stopped": found.stopped, **configuration.to_json()}))
     else:
-        for line in _lines(found, rows, promise, len(space.setups), target):
+        for line in _lines(found, rows, limit, len(space.setups), target):
             print(line)
     if found.chosen.measurement.rate == 0:
         raise InputError(
-            f"no set-up keeps the promise ({promise}) at any rate; the nearest, {found.chosen.setup.text}, is at "
+            f"no set-up keeps the latency limit ({limit}) at any rate; the nearest, {found.chosen.setup.text}, is at "
             f"{found.chosen.measurement.excess:.1f} times the limit: give a longer limit, shorter texts or a smaller "
             "model"
         )
@@ -200,9 +202,9 @@ class _Rows:
         self.front = [row(trial) for trial in self.front_trials]
 
 
-def _lines(found: Found, rows: _Rows, promise: Slo | None, grid: int, target: Path) -> list[str]:
+def _lines(found: Found, rows: _Rows, limit: Slo | None, grid: int, target: Path) -> list[str]:
     measured = found.chosen.measurement
-    goal = "throughput" if promise is None else f"the rate at which {promise}"
+    goal = "throughput" if limit is None else f"the most with {limit}"
     noisy = sum(trial.measurement.noise is not None for trial in found.trials)
     ended = f"{_trials(len(found.trials))} of {grid} set-ups; {found.stopped}"
     if found.cut:

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from encast.artifact import Artifact
+from encast.artifact.strict_json import parse_json
 from encast.backends.groups import Setup, read_setup, setup_to_json
 from encast.ceilings.model import Fingerprint
 from encast.data.output import OutputFile
-from encast.errors import InputError
+from encast.errors import ArtifactError, InputError
 from encast.tune.slo import Slo
 
 __all__ = ["SCHEMA", "Configuration", "artifact_sha", "machine_fingerprint"]
@@ -159,17 +160,8 @@ def _read(path: Path) -> object:
         raise InputError(f"{path}: cannot be read ({reason}); give the file that `encast tune` wrote") from None
     if len(data) > _MAX_BYTES:
         raise InputError(f"{path}: more than {_MAX_BYTES} bytes are no configuration; `encast tune` writes one")
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        for name, value in pairs:
-            if name in made:
-                raise ValueError(f"the field {name!r} stands twice")
-            made[name] = value
-        return made
-
     try:
-        document: object = json.loads(data.decode("utf-8"), object_pairs_hook=once)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: malformed JSON ({error}); give the file that `encast tune` wrote") from None
+        document: object = parse_json(data, str(path))
+    except ArtifactError as error:
+        raise InputError(f"{error}; give the file that `encast tune` wrote") from None
     return document

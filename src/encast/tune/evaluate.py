@@ -1,19 +1,13 @@
 """Measures set-ups on this machine: each in a process of its own, several by turns.
 
-**Throughput**: texts wait without end and the instances take them; the rate from the first window of them on.
+**Throughput**: texts wait without end and the instances take them. The median of three bursts of half a second counts;
+where they differ by more than a tenth, the trial says that the machine was noisy.
 
-**Rate under a promise**: requests arrive as a Poisson process of which just the expected number comes, at rates up to
-the throughput that close in on the one at which the promised percentile reaches its limit. Latency counts from the time
-at which a request was due. A percentile of some hundred requests is noisy and need not rise with every step of the
-rate, so the answer is not the last step: all steps are made to rise with least change (isotonic regression: Barlow et
-al., "Statistical Inference under Order Restrictions", 1972) and the crossing is read off the line between them. All
-set-ups see the same requests in the same order. A stop of the whole machine can break the percentile of a short stream
-at a rate that is otherwise kept, so a step that breaks it is taken again, with the same arrivals: what differs is the
-machine, and the best, which it disturbed least, counts. Near the limit that is hopeful: one kept stream is enough.
-
-**Noise**: the machine is looked at (``yardstick``) before and after every second of a throughput, and around each
-search for a rate under a promise. What was disturbed is measured again, for as long at most as the measurement takes
-without noise; a trial that has nothing else says so.
+**Rate within a latency limit**: requests arrive as a Poisson process of which just the expected number comes, at rates
+that bisect the throughput. Latency counts from the time at which a request was due. All set-ups see the same requests
+in the same order. A stop of the whole machine can break the percentile of a short stream, so a rate that breaks the
+limit is tried once more, and the better try counts. A percentile of some hundred requests need not rise with every
+step of the rate, so the rate at the limit is read off the line through all steps after isotonic regression.
 """
 
 from __future__ import annotations
@@ -21,9 +15,9 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -37,88 +31,31 @@ from encast.measure.statistics import percentiles, samples_needed
 from encast.tune.measurement import Measurement
 from encast.tune.process import Worker, requests_file
 from encast.tune.slo import Slo
-from encast.tune.yardstick import NOISY, Yardstick, noise
 
-__all__ = ["METHOD", "LiveEvaluator", "Pace", "crossing", "rates_to_try"]
+__all__ = ["METHOD", "LiveEvaluator", "crossing", "rates_to_try", "stream_seconds"]
 
-METHOD = 3
+METHOD = 4
 """Counted up when trials are measured in another way: those of two ways are not comparable."""
 
-_STEPS = 6
-_LADDER = (0.6, 0.85, 0.95, 1.0)
-"""Shares of the saturated throughput that are tried while the promise is kept. Beyond the last the queue grows without
-end, which a stream of some hundred requests is over too soon to show."""
+_BURSTS, _BURST_SECONDS = 3, 0.5
+_LONGEST_BURST = 3.0
+"""Seconds of one of runs so large that half a second holds few; two of such are enough."""
+_NOISY = 0.1
+"""By what share bursts of a quiet machine do not differ."""
 
-_LOWEST = 0.05
+_RATES = 5
+_FIRST_RATE = 0.75
+"""Of the saturated throughput."""
+_TRIES = 2
+_REQUESTS = 1000
+_LEAST_SECONDS, _MOST_SECONDS = 0.3, 2.0
+"""Of a stream, unless its percentile needs more."""
 _HOPELESS = 10.0
 """Times the limit that a request may wait before a rate is given up; what it counts as then."""
 
-_PIECE = 1.0
-"""Seconds of a burst between two looks at the machine: a host leaves two virtual processors on one
-core for two or three."""
-_PATIENCE = 6.0
-"""Times ``Pace.burst`` that one of large runs may take."""
-_FEW = 60
-"""Set-ups that two cores have at most."""
+_PROBE_SECONDS = 0.25
 _PROBE_TOKENS_PER_S = 20.0
 """What a probe is given up at: large models in f32 make some hundred on one old core."""
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How long measurements take: longer ones are less noisy.
-
-    ``burst``: undisturbed seconds of a saturated one. ``requests`` of a stream, up to ``queued`` where it takes so many
-    to queue for as long as the limit, but at least as many as its percentile needs and ``least`` to ``most`` seconds of
-    them. ``tries`` of one that breaks the promise, of long ones fewer.
-    """
-
-    burst: float = 0.6
-    tries: int = 2
-    requests: int = 1000
-    queued: int = 4000
-    least: float = 0.3
-    most: float = 5.0
-
-    @staticmethod
-    def of_grid(setups: int) -> Pace:
-        """For a search of so many set-ups: where they are few, each is measured for longer.
-
-        A quarter of 30 set-ups leaves no trials to measure the best ones again. On two cores bursts of 0.6 s chose a
-        set-up that has 95.1 % of the best's throughput, bursts of 2 s the best. On shared cores bursts of 2 s repeat to
-        4 %, and the rates of two set-ups under a promise were 2492 to 2995 and 1682 to 2991 texts a second with two
-        tries, 2774 to 3028 and 2581 to 3016 with four.
-        """
-        return Pace(burst=min(4.0, max(0.6, 120 / setups)), tries=4 if setups <= _FEW else 2)
-
-    def seconds(self, rate: float, slo: Slo) -> float:
-        """Of a stream at ``rate`` texts a second.
-
-        Where n requests are expected, about the square root of n more or fewer come by chance. So a service without
-        room to spare has a queue as long as the limit after the square of what arrives within the limit: a shorter
-        stream does not show it, and none shows what hours would. Of one server with runs of one length it says, by
-        simulation, rates 3 to 10 % beyond those that keep a p99 for ever. Where the square is above ``queued``, the
-        throughput itself is less than 4 % beyond (heavy traffic: 2.3 over what arrives within the limit).
-        """
-        needed = 1.3 * samples_needed(slo.percent)
-        queue = (rate * slo.limit_ms / 1e3) ** 2
-        wanted = max(self.requests, min(self.queued, queue))
-        return max(self.least, min(self.most, wanted / rate), needed / rate)
-
-    def most_tries(self, seconds: float) -> int:
-        """Of a stream of so many seconds: a long one has room for a stop of the machine itself."""
-        return min(self.tries, max(2, int(self.most / seconds)))
-
-
-@dataclass(frozen=True, eq=False)
-class _Piece:
-    """Of a burst: texts a second, and their number; of each the nanoseconds of its run; ``looks`` before and after."""
-
-    rate: float
-    texts: int
-    runs_ns: Sequence[int]
-    looks: tuple[float, float]
-    seconds: float
 
 
 class LiveEvaluator:
@@ -131,14 +68,12 @@ class LiveEvaluator:
         *,
         output: str,
         selects: bool,
-        cores: int,
         slo: Slo | None,
-        pace: Pace | None = None,
         prefix: Sequence[str] = (),
         seed: int = 0,
     ) -> None:
         """``requests``: the texts of the workload in their order. ``selects``: whether ``output`` has selected rows."""
-        self.slo, self.pace, self.cores, self.seed = slo, pace or Pace(), cores, seed
+        self.slo, self.seed = slo, seed
         self._prefix = tuple(prefix)
         self._stack = ExitStack()
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="encast-tune-")))
@@ -149,9 +84,6 @@ class LiveEvaluator:
             "selects": selects,
         }
         self._probed: Worker | None = None
-        self._yardstick = Yardstick(lambda: self._open(Setup((InstanceGroup(cores, 1),), 1024)))
-        self._look: float | None = None
-        """What was seen last, while nothing ran since."""
 
     def __enter__(self) -> LiveEvaluator:
         return self
@@ -163,243 +95,136 @@ class LiveEvaluator:
 
     def close(self) -> None:
         """Ends all processes and removes what they read."""
-        if self._probed is not None:
-            self._probed.close()
-            self._probed = None
-        self._yardstick.close()
+        self._close_probed()
         self._stack.close()
-
-    # The cost model's points
 
     def probe(self, tokens: int, threads: int, instances: int) -> float:
         """See ``Evaluator.probe``: the median of runs of a quarter of a second."""
         setup = Setup((InstanceGroup(instances, threads),), tokens)
         if self._probed is None or self._probed.setup.groups != setup.groups:
-            if self._probed is not None:
-                self._probed.close()
-                self._probed = None
+            self._close_probed()
             self._probed = self._open(setup)
-        answer = self._probed.ask({"do": "probe", "tokens": tokens, "seconds": 0.25}, 60 + tokens / _PROBE_TOKENS_PER_S)
-        return float(answer["nanoseconds"]) / 1e9
-
-    # Set-ups
+        command = {"do": "probe", "tokens": tokens, "seconds": _PROBE_SECONDS}
+        return float(self._probed.ask(command, 60 + tokens / _PROBE_TOKENS_PER_S)["nanoseconds"]) / 1e9
 
     def measure(self, setups: Sequence[Setup]) -> list[Measurement]:
-        """See ``Evaluator.measure``."""
-        if self._probed is not None:
-            self._probed.close()
-            self._probed = None
+        """See ``Evaluator.measure``: every step of one set-up is followed by that of the next."""
+        self._close_probed()
         began = time.perf_counter()
-        self._look = None
+        found: dict[int, Measurement] = {}
+        running: dict[int, Generator[None, None, Measurement]] = {}
         with ExitStack() as stack:
-            workers: list[Worker | Measurement] = []
-            for setup in setups:
+            for index, setup in enumerate(setups):
                 try:
-                    workers.append(stack.enter_context(self._open(setup)))
+                    running[index] = self._steps(stack.enter_context(self._open(setup)))
                 except EncastError as error:
-                    workers.append(Measurement.failure(error))
-            found = self._by_turns(workers) if self.slo is None else self._repeated(workers)
+                    found[index] = Measurement.failure(error)
+            while len(found) < len(setups):
+                for index, steps in running.items():
+                    if index not in found:
+                        try:
+                            next(steps)
+                        except StopIteration as done:
+                            found[index] = done.value
+                        except EncastError as error:
+                            found[index] = Measurement.failure(error)
         each = (time.perf_counter() - began) / len(setups)
-        return [replace(one, seconds=each) for one in found]
-
-    def _repeated(self, workers: Sequence[Worker | Measurement]) -> list[Measurement]:
-        """``_by_turns``, and once more when the machine was disturbed around it."""
-        looks = [self._seen()]
-        found = self._by_turns(workers)
-        looks.append(self._seen())
-        slower = self._yardstick.slower(looks)
-        # Where nothing is known, nothing would be known of the repetition.
-        if NOISY < slower < math.inf:
-            again = self._by_turns(
-                [worker if one.failed is None else one for worker, one in zip(workers, found, strict=True)]
-            )
-            slower_again = self._yardstick.slower([self._seen()])
-            if slower_again <= slower:
-                # What failed in the repetition was measured once.
-                found = [new if new.failed is None else old for new, old in zip(again, found, strict=True)]
-                slower = slower_again
-        return [replace(one, noise=noise(slower) or one.noise) for one in found]
+        return [replace(found[index], seconds=each) for index in range(len(setups))]
 
     def _open(self, setup: Setup) -> Worker:
         return Worker(setup, self._job, self._prefix)
 
-    def _by_turns(self, workers: Sequence[Worker | Measurement]) -> list[Measurement]:
-        """Every step of one worker is followed by that of the next; what failed before stays as it is."""
-        found = {index: worker for index, worker in enumerate(workers) if isinstance(worker, Measurement)}
-        running = {
-            index: self._steps(worker) for index, worker in enumerate(workers) if not isinstance(worker, Measurement)
-        }
-        while len(found) < len(workers):
-            for index, steps in running.items():
-                if index not in found:
-                    try:
-                        next(steps)
-                    except StopIteration as done:
-                        found[index] = done.value
-                    except EncastError as error:
-                        found[index] = Measurement.failure(error)
-        return [found[index] for index in range(len(workers))]
+    def _close_probed(self) -> None:
+        if self._probed is not None:
+            self._probed.close()
+            self._probed = None
 
     def _steps(self, worker: Worker) -> Generator[None, None, Measurement]:
-        saturated = yield from self._burst(worker)
+        bursts: list[dict[str, Any]] = []
+        seconds = 0.0
+        while len(bursts) < 2 or (len(bursts) < _BURSTS and seconds < _LONGEST_BURST):
+            began = time.perf_counter()
+            command = {"do": "saturate", "seconds": _BURST_SECONDS, "longest": _LONGEST_BURST}
+            bursts.append(worker.ask(command, 60 + 20 * _LONGEST_BURST))
+            seconds += time.perf_counter() - began
+            yield
+        rates = [float(burst["rate"]) for burst in bursts]
+        most = float(np.median(rates))
+        apart = (max(rates) - min(rates)) / most
+        noise = f"its throughput varied by {apart:.0%} from burst to burst" if apart > _NOISY else None
+        texts = sum(int(burst["texts"]) for burst in bursts)
         if self.slo is None:
-            return replace(saturated, memory_bytes=worker.memory_bytes())
-        most, texts = saturated.rate, saturated.requests
-        yield
+            runs_ms = np.concatenate([burst["runs_ns"] for burst in bursts]) / 1e6
+            latency: dict[str, float | None] = percentiles(runs_ms)
+            return Measurement(most, most, latency, 1.0, worker.memory_bytes(), texts, noise=noise)
         limit = self.slo.limit_ms
-        rates = rates_to_try(most, limit)
-        kept: dict[str, Any] = {}
-        seen: list[tuple[float, float]] = []
-        rate = next(rates)
+        latency, kept = {}, 0.0
+        steps: list[tuple[float, float]] = []
+        trying = rates_to_try(most, limit)
+        rate = next(trying)
         while True:
-            promised = math.inf
-            for number in range(self.pace.most_tries(self.pace.seconds(rate, self.slo))):
-                if number > 0:
-                    yield  # what disturbed this try may be over when all others have had their turn
-                stream = self._stream(worker, rate)
+            reached = math.inf
+            for _ in range(_TRIES):
+                stream = self._stream(worker, self.slo, rate)
                 texts += int(stream["texts"])
-                if self._promised(stream) < promised:
-                    answer, promised = stream, self._promised(stream)
-                if promised <= limit:
+                reached = min(reached, _HOPELESS * limit if stream["late"] else float(stream["percentile_ms"]))
+                yield
+                if reached <= limit:
                     break
-            seen.append((rate, promised))
-            if promised <= limit and rate >= kept.get("rate", 0.0):
-                kept = {"rate": rate, **answer}
+            steps.append((rate, reached))
+            if reached <= limit and rate > kept:
+                latency, kept = stream["latency_ms"], rate
             try:
-                rate = rates.send(promised)
+                rate = trying.send(reached)
             except StopIteration:
                 break
-            yield
-        sustained = crossing(seen, limit)
-        excess = 1.0 if sustained > 0 else min(seen)[1] / limit
-        return Measurement(
-            sustained,
-            most,
-            kept.get("latency_ms", {}),
-            excess,
-            worker.memory_bytes(),
-            texts,
-            noise=saturated.noise,
-        )
+        sustained = crossing(steps, limit)
+        excess = 1.0 if sustained > 0 else min(steps)[1] / limit
+        return Measurement(sustained, most, latency, excess, worker.memory_bytes(), texts, noise=noise)
 
-    def _burst(self, worker: Worker) -> Generator[None, None, Measurement]:
-        """The throughput, piece by piece, until enough was undisturbed or twice as much time has gone."""
-        wanted, piece = self.pace.burst, min(_PIECE, self.pace.burst)
-        pieces: list[_Piece] = []
-        while True:
-            before, began = self._seen(), time.perf_counter()
-            longest = max(piece, _PATIENCE * wanted - _seconds(pieces))
-            answer = self._ask(
-                worker, {"do": "saturate", "seconds": piece, "longest": longest}, 60 + 20 * self.pace.burst
-            )
-            seconds = max(piece, time.perf_counter() - began)
-            looks = before, self._seen()
-            pieces.append(_Piece(answer["rate"], answer["texts"], answer["runs_ns"], looks, seconds))
-            slower = {one: self._yardstick.slower(one.looks) for one in pieces}
-            enough = [one for one in pieces if slower[one] <= NOISY or slower[one] == math.inf]
-            if _seconds(enough) > wanted - piece / 2 or _seconds(pieces) > 2 * wanted - piece / 2:
-                break
-            yield
-        quietest = sorted(pieces, key=lambda one: slower[one])
-        counted = [one for one in quietest if slower[one] <= NOISY] or quietest[: max(1, round(wanted / piece))]
-        rate = sum(one.rate * one.seconds for one in counted) / _seconds(counted)
-        runs_ms = np.concatenate([one.runs_ns for one in counted]) / 1e6
-        return Measurement(
-            rate,
-            rate,
-            percentiles(runs_ms),
-            requests=sum(one.texts for one in pieces),
-            noise=noise(max(slower[one] for one in counted)),
-        )
-
-    def _promised(self, answer: Mapping[str, Any]) -> float:
-        """The promised percentile of a stream in milliseconds."""
-        assert self.slo is not None
-        return _HOPELESS * self.slo.limit_ms if answer["late"] else float(answer["promised_ms"])
-
-    def _stream(self, worker: Worker, rate: float) -> dict[str, Any]:
-        assert self.slo is not None
-        seconds = self.pace.seconds(rate, self.slo)
+    def _stream(self, worker: Worker, slo: Slo, rate: float) -> dict[str, Any]:
+        seconds = stream_seconds(rate, slo)
         command = {
             "do": "stream",
             "rate": rate,
             "seconds": seconds,
             "seed": self.seed,
-            "percent": self.slo.percent,
-            "give_up_ns": int(_HOPELESS * self.slo.limit_ms * 1e6),
+            "percent": slo.percent,
+            "give_up_ns": int(_HOPELESS * slo.limit_ms * 1e6),
         }
-        answer = self._ask(worker, command, 60 + 3 * seconds + _HOPELESS * self.slo.limit_ms / 1e3)
-        if not answer["late"] and answer["promised_ms"] is None:
-            # Fewer arrived than the percentile needs, by chance: once more, for longer.
-            answer = self._ask(worker, {**command, "seconds": 2 * seconds, "seed": self.seed + 1}, 60 + 6 * seconds)
-        if not answer["late"] and answer["promised_ms"] is None:
-            answer["late"] = True
-        return answer
-
-    def _ask(self, worker: Worker, command: dict[str, Any], seconds: float) -> dict[str, Any]:
-        self._look = None
-        return worker.ask(command, seconds)
-
-    def _seen(self) -> float:
-        """A look at the machine, or the last one if nothing ran since."""
-        if self._look is None:
-            self._look = self._yardstick.look()
-        return self._look
+        return worker.ask(command, 60 + 3 * seconds + _HOPELESS * slo.limit_ms / 1e3)
 
 
-def _seconds(pieces: Sequence[_Piece]) -> float:
-    return sum(piece.seconds for piece in pieces)
+def stream_seconds(rate: float, slo: Slo) -> float:
+    """Of a stream at ``rate`` texts a second: what 1,000 requests take, from 0.3 to 2 seconds, but always as many as
+    the percentile needs."""
+    # The first tenth, while the queues fill, is left out, and chance may put a few more into it.
+    needed = 1.3 * samples_needed(slo.percent) + 10
+    return max(needed / rate, min(_MOST_SECONDS, max(_LEAST_SECONDS, _REQUESTS / rate)))
 
 
 def rates_to_try(most: float, limit: float) -> Generator[float, float, None]:
-    """Rates at which the promised percentile is wanted, which is sent in: from above 0 towards where it is ``limit``.
+    """Rates at which the percentile is wanted, which is sent in: bisects 0 to ``most`` for where it is ``limit``."""
+    low, high, share = 0.0, 1.0, _FIRST_RATE
+    for _ in range(_RATES):
+        reached = yield share * most
+        low, high = (share, high) if reached <= limit else (low, share)
+        share = (low + high) / 2
 
-    Up the ladder while it is kept, down by halves while it is not, then into the middle of the bracket.
+
+def crossing(steps: Sequence[tuple[float, float]], limit: float) -> float:
+    """The rate at which the percentile reaches ``limit``, from (rate, percentile) of the steps; 0 for none.
+
+    Where no step is above the limit, the highest rate that was tried.
     """
-    low, high = 0.0, math.inf
-    ladder = list(_LADDER)
-    for _ in range(_STEPS):
-        if high == math.inf:
-            if not ladder:
-                return
-            share = ladder.pop(0)
-        elif low == 0:
-            share = high / 2
-            if share < _LOWEST:
-                return
-        else:
-            share = (low + high) / 2
-        promised = yield share * most
-        if promised <= limit:
-            low = max(low, share)
-        else:
-            high = min(high, share)
+    from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]
 
-
-def crossing(seen: Sequence[tuple[float, float]], limit: float) -> float:
-    """The rate at which the promised percentile reaches ``limit``, from (rate, percentile) of the steps; 0 for none.
-
-    Where no step is above the limit, the highest rate that was tried: ``rates_to_try`` ends at the throughput.
-    """
-    steps = sorted(seen)
-    rates = np.array([rate for rate, _ in steps])
-    logs = _rising(np.log([promised for _, promised in steps]))
-    wanted = math.log(limit)
-    if logs[0] > wanted:
+    rates, reached = np.array(sorted(steps)).T
+    logs = isotonic_regression(np.log(reached)).x
+    if logs[0] > math.log(limit):
         return 0.0
-    if logs[-1] <= wanted:
+    # To the right of the last step, np.interp gives that; equal percentiles are the right one's.
+    above = int(np.searchsorted(logs, math.log(limit), "right"))
+    if above == len(logs):
         return float(rates[-1])
-    above = int(np.argmax(logs > wanted))
-    part = (wanted - logs[above - 1]) / (logs[above] - logs[above - 1])
-    return float(rates[above - 1] + (rates[above] - rates[above - 1]) * part)
-
-
-def _rising(values: Any) -> Any:
-    """The rising sequence of least squared distance: neighbours that fall are pooled to their mean."""
-    pools: list[list[float]] = []
-    for value in values:
-        pools.append([float(value)])
-        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
-            last = pools.pop()
-            pools[-1].extend(last)
-    return np.array([np.mean(pool) for pool in pools for _ in pool])
+    return float(np.interp(math.log(limit), logs[above - 1 : above + 1], rates[above - 1 : above + 1]))

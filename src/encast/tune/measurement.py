@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from encast.backends.groups import Setup, read_setup, setup_to_json
 from encast.errors import EncastError, InputError
 
-__all__ = ["Measurement", "Trial", "pareto_front"]
+__all__ = ["Measurement", "Trial", "median_trial", "pareto_front"]
+
+_JSON_NAMES = {"rate": "sequences_per_s", "saturated": "saturated_sequences_per_s"}
 
 
 @dataclass(frozen=True)
@@ -18,15 +20,15 @@ class Measurement:
     """One measurement of one set-up under the workload."""
 
     rate: float
-    """Texts a second: the highest rate at which the promise was kept, 0 where none was; without a promise, the
-    throughput with endless texts waiting."""
+    """Texts a second: the highest rate at which the latency limit was kept, 0 where none was; without a limit,
+    the throughput with endless texts waiting."""
     saturated: float
     """Texts a second with endless texts waiting."""
     latency_ms: Mapping[str, float | None] = field(default_factory=dict)
-    """Percentiles by name (``p50``): from arrival to answer, at the highest rate tried that kept the promise; without
-    a promise, of the runs."""
+    """Percentiles by name (``p50``): from arrival to answer, at the highest rate tried that kept the limit; without
+    a limit, of the runs."""
     excess: float = 1.0
-    """Where ``rate`` is 0: the promised percentile over its limit, at the lowest rate that was tried."""
+    """Where ``rate`` is 0: the percentile over its limit, at the lowest rate that was tried."""
     memory_bytes: int | None = None
     """Resident memory of the process, shared pages in full: what a service alone with this set-up would hold."""
     requests: int = 0
@@ -44,40 +46,33 @@ class Measurement:
 
     @property
     def score(self) -> float:
-        """What a search maximises: the rate, and where there is none, the nearer to the promise the greater."""
+        """What a search maximises: the rate, and where there is none, the nearer to the limit the greater."""
         return self.rate if self.rate > 0 else -self.excess
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "sequences_per_s": self.rate,
-            "saturated_sequences_per_s": self.saturated,
-            "latency_ms": dict(self.latency_ms),
-            "excess": self.excess,
-            "memory_bytes": self.memory_bytes,
-            "requests": self.requests,
-            "seconds": round(self.seconds, 3),
-            "noise": self.noise,
-            "failed": self.failed,
-        }
+        fields = {**vars(self), "latency_ms": dict(self.latency_ms), "seconds": round(self.seconds, 3)}
+        return {_JSON_NAMES.get(name, name): value for name, value in fields.items()}
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Measurement:
         """What ``to_json`` wrote; raises ``InputError`` for anything else."""
+
+        def maybe(kind: Callable[[Any], Any], value: Any) -> Any:
+            return None if value is None else kind(value)
+
+        kinds: dict[str, Callable[[Any], Any]] = {
+            "rate": _finite,
+            "saturated": _finite,
+            "latency_ms": lambda those: {str(name): maybe(_finite, value) for name, value in dict(those).items()},
+            "excess": _finite,
+            "memory_bytes": lambda value: maybe(int, value),
+            "requests": int,
+            "seconds": _finite,
+            "noise": lambda value: maybe(str, value),
+            "failed": lambda value: maybe(str, value),
+        }
         try:
-            return Measurement(
-                rate=_finite(document["sequences_per_s"]),
-                saturated=_finite(document["saturated_sequences_per_s"]),
-                latency_ms={
-                    str(name): None if value is None else _finite(value)
-                    for name, value in dict(document["latency_ms"]).items()
-                },
-                excess=_finite(document["excess"]),
-                memory_bytes=None if document["memory_bytes"] is None else int(document["memory_bytes"]),
-                requests=int(document["requests"]),
-                seconds=_finite(document["seconds"]),
-                noise=None if document["noise"] is None else str(document["noise"]),
-                failed=None if document["failed"] is None else str(document["failed"]),
-            )
+            return Measurement(**{name: kind(document[_JSON_NAMES.get(name, name)]) for name, kind in kinds.items()})
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"no measurement ({type(error).__name__}: {error})") from None
 
@@ -114,6 +109,11 @@ class Trial:
         return Trial(setup, Measurement.from_json(document), str(document.get("source")))
 
 
+def median_trial(trials: Sequence[Trial]) -> Trial:
+    """By score; of two the lower one."""
+    return sorted(trials, key=lambda trial: trial.measurement.score)[(len(trials) - 1) // 2]
+
+
 def pareto_front(trials: Sequence[Trial], percent: str) -> list[Trial]:
     """The trials of which no other is at least as good in throughput, latency and memory and better in one.
 
@@ -124,7 +124,7 @@ def pareto_front(trials: Sequence[Trial], percent: str) -> list[Trial]:
     for trial in trials:
         if trial.measurement.failed is None and trial.measurement.rate > 0:
             by_setup.setdefault(trial.setup, []).append(trial)
-    middle = [sorted(of, key=lambda one: one.measurement.rate)[len(of) // 2] for of in by_setup.values()]
+    middle = [median_trial(of) for of in by_setup.values()]
 
     def costs(trial: Trial) -> tuple[float, ...]:
         latency = trial.measurement.latency_ms.get(percent)

@@ -10,8 +10,7 @@ import math
 import threading
 import time
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +19,13 @@ import numpy as np
 from encast.backends.groups import Setup
 from encast.batch import Batch
 
-__all__ = ["Saturated", "Service", "Streamed"]
-
-Int64 = np.ndarray[Any, np.dtype[np.int64]]
+__all__ = ["Saturated", "Service", "Streamed", "run_threads"]
 
 _START_NS = 20_000_000
 """From the start of the threads to the first arrival."""
+
+_LOOK_NS = 200_000
+"""After which a group that ran ahead of the others looks whether they have come up."""
 
 _WINDOWS = 4
 """Of a saturated measurement, unless it takes longer than ``longest``."""
@@ -51,35 +51,31 @@ class Streamed:
     gave_up: bool
 
 
-class _Threads:
-    """One thread an instance. The first error ends them all and is raised."""
+@dataclass
+class _Queue:
+    """The requests of one group. Who has the turn takes the next ones; other idle instances sleep.
 
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
+    ``own``: their places in the workload, which comes over and over.
+    """
 
-    def run(self, work: Callable[[int], None], groups: Sequence[int]) -> None:
-        def guarded(group: int) -> None:
-            try:
-                work(group)
-            except BaseException as error:
-                self.error = self.error or error
+    own: list[int]
+    count: int
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    taken: int = 0
 
-        threads = [threading.Thread(target=guarded, args=(group,), daemon=True) for group in groups]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if self.error is not None:
-            raise self.error
+    @property
+    def next(self) -> int:
+        """The number of the next request, counted over all groups."""
+        return self.taken // len(self.own) * self.count + self.own[self.taken % len(self.own)]
 
 
 @dataclass
-class _Line:
-    """The requests of one group, in their order. Who has the turn takes the next ones; other idle instances sleep."""
+class _Runs:
+    """``(begin, end, requests)`` of all that ended, nanoseconds of the clock; and when those under way began."""
 
-    order: list[int]
-    turn: threading.Lock = field(default_factory=threading.Lock)
-    head: int = 0
+    ended: list[tuple[int, int, list[int]]] = field(default_factory=list)
+    under_way: list[int] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Service:
@@ -89,7 +85,9 @@ class Service:
         self.setup, self.requests, self._run = setup, requests, run
         self._lengths = [request.tokens for request in requests]
         bounds = [group.longest for group in setup.groups[:-1] if group.longest is not None]
-        self._group_of = [bisect_left(bounds, length) for length in self._lengths]
+        self._own: list[list[int]] = [[] for _ in setup.groups]
+        for index, length in enumerate(self._lengths):
+            self._own[bisect_left(bounds, length)].append(index)
         self._instances = [index for index, group in enumerate(setup.groups) for _ in range(group.instances)]
 
     def stream(self, due: Sequence[int], give_up_ns: int) -> Streamed:
@@ -97,52 +95,25 @@ class Service:
 
         Gives up when one has waited for ``give_up_ns``: more arrive than can be answered.
         """
-        count = len(self.requests)
-        lines = [_Line([]) for _ in self.setup.groups]
-        for index in range(len(due)):
-            lines[self._group_of[index % count]].order.append(index)
-        begun, ended = [0] * len(due), [0] * len(due)
-        threads = _Threads()
         origin = time.perf_counter_ns() + _START_NS
         hopeless = threading.Event()
 
-        def take(line: _Line) -> list[int]:
-            """The next run of the group, once it is due; empty when there is no more."""
-            with line.turn:
-                if line.head == len(line.order):
-                    return []
-                first = due[line.order[line.head]]
-                while (left := first - (now := time.perf_counter_ns() - origin)) > 0:
-                    if hopeless.is_set() or threads.error is not None:
-                        return []
-                    time.sleep(min(left / 1e9, 0.05))
-                if now - first > give_up_ns:
-                    hopeless.set()
-                if hopeless.is_set() or threads.error is not None:
-                    return []
-                taken: list[int] = []
-                tokens = 0
-                while line.head < len(line.order):
-                    index = line.order[line.head]
-                    length = self._lengths[index % count]
-                    if due[index] > now or (taken and tokens + length > self.setup.batch_tokens):
-                        break
-                    taken.append(index)
-                    tokens += length
-                    line.head += 1
-                return taken
+        def wait(request: int, now: int) -> int | None:
+            if request >= len(due) or hopeless.is_set():
+                return None
+            left = due[request] + origin - now
+            if left < -give_up_ns:
+                hopeless.set()
+                return None
+            return max(0, left)
 
-        def serve(group: int) -> None:
-            while taken := take(lines[group]):
-                start = time.perf_counter_ns() - origin
-                self._run(self._joined([index % count for index in taken]))
-                end = time.perf_counter_ns() - origin
-                for index in taken:
-                    begun[index], ended[index] = start, end
-
-        threads.run(serve, self._instances)
-        answered = [(due[index], begun[index], ended[index]) for index in range(len(due)) if ended[index]]
-        return Streamed(answered, hopeless.is_set())
+        runs = _Runs()
+        self._answer(wait, runs)
+        answered = {request: (begin, end) for begin, end, requests in runs.ended for request in requests}
+        return Streamed(
+            [(due[request], begin - origin, end - origin) for request, (begin, end) in sorted(answered.items())],
+            hopeless.is_set(),
+        )
 
     def saturate(self, seconds: float, longest: float) -> Saturated:
         """Answers for at least that long, and not much longer than ``longest``, while there is always enough to do.
@@ -152,86 +123,116 @@ class Service:
         of short and long texts. Ends once that window has passed ``_WINDOWS`` times or the time is over; the runs that
         are under way then are finished beside others, as those before them, or they would be quicker.
         """
-        count = len(self.requests)
         mean = max(1.0, float(np.mean(self._lengths)))
         window = 2 * math.ceil(len(self._instances) * max(1.0, self.setup.batch_tokens / mean))
-        waiting: list[deque[int]] = [deque() for _ in self.setup.groups]
-        changed = threading.Condition()
-        threads = _Threads()
+        runs = _Runs()
         finished: set[int] = set()
-        oldest = admitted = 0
-        runs: list[tuple[int, int, int]] = []  # end, nanoseconds, texts
-        under_way: list[int] = []  # when they began
+        seen = oldest = 0
         begin, end = time.perf_counter_ns(), 0
         soon, late = begin + int(seconds * 1e9), begin + int(longest * 1e9)
 
-        def admit() -> None:
-            nonlocal admitted
-            while admitted < oldest + window:
-                waiting[self._group_of[admitted % count]].append(admitted)
-                admitted += 1
+        def wait(request: int, now: int) -> int | None:
+            nonlocal seen, oldest, end
+            with runs.lock:
+                for _, _, requests in runs.ended[seen:]:
+                    finished.update(requests)
+                seen = len(runs.ended)
+                while oldest in finished:
+                    finished.remove(oldest)
+                    oldest += 1
+                # However late it is, there is one run to tell of.
+                some = bool(runs.ended or runs.under_way)
+                if not end and some and (now >= late or (now >= soon and oldest >= _WINDOWS * window)):
+                    end = now
+                if end and all(start >= end for start in runs.under_way):
+                    return None
+                return 0 if request < oldest + window else _LOOK_NS
 
-        def over() -> bool:
-            nonlocal end
-            now = time.perf_counter_ns()
-            # However late it is, there is one run to tell of.
-            if not end and (runs or under_way) and (now >= late or (now >= soon and oldest >= _WINDOWS * window)):
-                end = now
-            return threads.error is not None or (end > 0 and all(start >= end for start in under_way))
+        self._answer(wait, runs)
+        return _saturated(
+            [(ended, ended - start, len(texts)) for start, ended, texts in runs.ended], begin, end, window
+        )
 
-        def take(line: deque[int]) -> tuple[int, list[int]]:
-            with changed:
-                while not over():
-                    if not line:
-                        changed.wait(0.01)
+    def _answer(self, wait: Callable[[int, int], int | None], runs: _Runs) -> None:
+        """Every instance takes and runs until ``wait`` says None for its group's next request.
+
+        ``wait(request, now)``: the nanoseconds until that request may be taken.
+        """
+        queues = [_Queue(own, len(self.requests)) for own in self._own]
+        failed = threading.Event()
+
+        def take(queue: _Queue) -> tuple[int, list[int]]:
+            taken: list[int] = []
+            tokens = now = 0
+            with queue.turn:
+                while queue.own and not failed.is_set():
+                    now = now if taken else time.perf_counter_ns()
+                    left = wait(queue.next, now)
+                    length = self._lengths[queue.next % len(self.requests)]
+                    if left is None or (taken and (left or tokens + length > self.setup.batch_tokens)):
+                        break
+                    if left:
+                        time.sleep(min(left / 1e9, 0.05))
                         continue
-                    taken = [line.popleft()]
-                    tokens = self._lengths[taken[0] % count]
-                    while line and tokens + self._lengths[line[0] % count] <= self.setup.batch_tokens:
-                        taken.append(line.popleft())
-                        tokens += self._lengths[taken[-1] % count]
-                    under_way.append(time.perf_counter_ns())
-                    return under_way[-1], taken
-                return 0, []
+                    taken.append(queue.next)
+                    queue.taken += 1
+                    tokens += length
+                with runs.lock:
+                    start = time.perf_counter_ns()
+                    if taken:
+                        runs.under_way.append(start)
+            return start, taken
 
         def serve(group: int) -> None:
-            nonlocal oldest
             while True:
-                start, taken = take(waiting[group])
+                start, taken = take(queues[group])
                 if not taken:
                     return
-                self._run(self._joined([index % count for index in taken]))
-                with changed:
-                    now = time.perf_counter_ns()
-                    under_way.remove(start)
-                    runs.append((now, now - start, len(taken)))
-                    finished.update(taken)
-                    while oldest in finished:
-                        finished.remove(oldest)
-                        oldest += 1
-                    admit()
-                    changed.notify_all()
+                try:
+                    self._run(self._joined([request % len(self.requests) for request in taken]))
+                except BaseException:
+                    failed.set()
+                    raise
+                with runs.lock:
+                    runs.under_way.remove(start)
+                    runs.ended.append((start, time.perf_counter_ns(), taken))
 
-        admit()
-        threads.run(serve, self._instances)
-        return _saturated(runs, begin, end, window)
+        run_threads(serve, self._instances)
 
     def _joined(self, indices: Sequence[int]) -> Batch:
         if len(indices) == 1:
             return self.requests[indices[0]]
         parts = [self.requests[index] for index in indices]
-        cu_seqlens = np.zeros(len(parts) + 1, np.int32)
-        np.cumsum([part.tokens for part in parts], out=cu_seqlens[1:])
         types = [part.token_type_ids for part in parts if part.token_type_ids is not None]
         return Batch(
             np.concatenate([part.token_ids for part in parts]),
-            cu_seqlens,
+            np.cumsum([0, *(part.tokens for part in parts)], dtype=np.int32),
             np.concatenate(types) if len(types) == len(parts) else None,
         )
 
 
+def run_threads(work: Callable[[int], None], arguments: Iterable[int]) -> None:
+    """``work`` of each argument in a thread of its own; raises the first error when all have ended."""
+    errors: list[BaseException] = []
+
+    def guarded(argument: int) -> None:
+        try:
+            work(argument)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(argument,), daemon=True) for argument in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
 def _saturated(runs: Sequence[tuple[int, int, int]], begin: int, end: int, window: int) -> Saturated:
-    """The rate from the end of the first window, in which short texts may run ahead of long ones, to ``end``.
+    """Of (end, nanoseconds, texts) of runs the rate from the end of the first window, in which short texts may run
+    ahead of long ones, to ``end``.
 
     A run that begins before that time or ends after it counts by its share in it. Counted by their ends, the runs of
     instances that end side by side would be one too many or too few: of 12 long ones 8 %.

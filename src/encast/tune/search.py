@@ -1,20 +1,16 @@
-"""Which set-up to measure next, when to stop, and which one to choose.
+"""Which set-ups to measure, when to stop, and which one to choose.
 
-**Order.** The best estimates of the cost model come first, one for every kind of set-up. Then the set-up of greatest
-expected improvement by ``surrogate``, which has a model of the machine, and, after the first trials, by turns with it
-what Optuna's TPE sampler proposes, which needs none. Where that was measured already, the other decides.
+**Candidates.** Every way of dividing the cores (one group or two, threads of its widest instance) with every size of a
+run gets one candidate: the best by the cost model. Those that it puts within a tenth of the best are measured, and a
+quarter of them at least.
 
-**Stop.** When with a probability of 95 % no set-up is better than the best by more than 3 %: what was measured leaves
-too little room (the probabilistic regret bound of Wilson, "Stopping Bayesian Optimization with Probabilistic Regret
-Bounds", 2024). The surrogate is a model too, so this must hold for some trials in a row, one of them TPE's. Then what
-lies next to the better set-ups is measured where the surrogate would have to be wrong by less than four deviations, and
-it must hold still. Otherwise at the number of trials or seconds allowed.
+**Proposals.** Optuna's TPE sampler, which learns from all trials, proposes others, until ten in a row brought nothing
+better, or the trials or seconds allowed are over.
 
-**Choice.** The best few are measured anew, by turns in one neighbourhood of time, round after round, until none of them
-is likely to be better than the leader by those 3 %: the first of many noisy trials is more likely lucky than best, and
-how many more it takes depends on how noisy they are.
+**Final.** The best few are measured again by turns, five rounds at a time, after which the better half stays. The
+median of the rounds decides: the first of many noisy trials is more likely lucky than best.
 
-Every trial is in Optuna's journal before the next begins, so a search goes on from there after an interrupt or a crash.
+Every trial is in the journal before the next begins, so a search goes on from there after an interrupt or a crash.
 """
 
 from __future__ import annotations
@@ -22,59 +18,38 @@ from __future__ import annotations
 import collections
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from encast.backends.groups import Setup
-from encast.errors import InputError, ResourceError
+from encast.errors import InputError, ResourceError, install_hint
 from encast.tune.cost_model import CostModel, Probe, probe_plan
-from encast.tune.finals import median, score, still_open, unspoilt
-from encast.tune.journal import open_study
-from encast.tune.measurement import Measurement, Trial
+from encast.tune.journal import Journal
+from encast.tune.measurement import Measurement, Trial, median_trial
 from encast.tune.slo import Slo
 from encast.tune.space import Point, Space
-from encast.tune.surrogate import Belief, Hyperparameters, believe
 
 __all__ = ["Evaluator", "Found", "Options", "default_trials", "search"]
 
-STOP_MARGIN, STOP_CHANCE = 0.03, 0.05
-
-_SEEDS = 8
-_FINALISTS = 6
-_FEWEST_ROUNDS, _MOST_ROUNDS = 3, 20
-_FEWEST_FINALS = 4
-"""Trials: two finalists, two rounds."""
-_FINAL_MARGIN = 0.06
-"""Set-ups believed to be worse than the best by more than this are no finalists."""
-
-_FEWEST_TRIALS = 8
-_SURE_TRIALS = 4
-"""In a row after which the rule to stop must hold: among them one of TPE, which may know better."""
-_TRIALS_A_FEATURE = 10
-"""Before which the surrogate's certainty is not believed: what a Gaussian process needs to know its own length scales
-(Loeppky, Sacks and Welch, "Choosing the Sample Size of a Computer Experiment", Technometrics 51, 2009)."""
-_MOST_NEIGHBOURS = 0.05
-"""Of the grid: of a small one the trials before have seen much."""
-_MOST_REPEATS = 3
-"""Trials of one set-up before the finals."""
-_NEAR, _NEAR_MARGIN, _DOUBT = 1.8, 0.15, 4.0
-"""How far neighbours are, in steps: as far as twice the instances of half the threads. By how much the set-ups whose
-neighbours are looked at may be worse than the best. And by how many deviations the surrogate may be wrong about one."""
-_TPE_EVERY = 4
-_TPE_TRIALS = 10
-"""Before which it knows no more than chance: Optuna's own default."""
-_FIT_EVERY = 4
+_FEWEST_TRIALS = 30
+"""Of a search by default, where a quarter of the grid is less: some minutes."""
+_FEWEST_CANDIDATES, _CANDIDATE_SHARE = 12, 0.25
+_PROMISING = 0.9
+"""Candidates by estimates of at least this share of the best one are measured, and so many whatever their estimates: a
+probe may have been disturbed too."""
+_PATIENCE = 10
 _ASKS = 8
-"""Proposals of TPE that were measured already before the other proposer decides."""
-
-_STEPS_A_DOUBLING, _MOST_STEPS = 2.0, 4.0
-"""Of how long a full run is for the promise: far from the limit on either side nothing changes any more."""
-
+"""Proposals of TPE that were measured already before the cost model proposes."""
+_FINALISTS, _FINAL_SHARE = 6, 0.75
+"""Of the best rate: a neighbour on the machine may have spoilt the only trial of the best set-up."""
+_FEWEST_ROUNDS, _ROUNDS = 3, 5
+"""Of the finalists in all, and until the better half stays."""
+_MOST_FINALS = 55
+"""Trials of six finalists, of which three, two and one stay."""
 _MOST_FAILURES = 3
 
 
@@ -89,7 +64,7 @@ class Evaluator(Protocol):
         ...
 
     def measure(self, setups: Sequence[Setup]) -> list[Measurement]:
-        """A measurement of each under the workload, by turns in one neighbourhood of time; it says what cannot run."""
+        """A measurement of each under the workload, by turns; it says what cannot run."""
         ...
 
 
@@ -109,9 +84,6 @@ class Options:
     resume: bool = False
     say: Callable[[Trial, int], None] = lambda trial, number: None
 
-    def with_listener(self, say: Callable[[Trial, int], None]) -> Options:
-        return replace(self, say=say)
-
 
 @dataclass(frozen=True)
 class Found:
@@ -128,7 +100,7 @@ class Found:
 
 
 def default_trials(space: Space) -> int:
-    """A quarter of the full grid: where the rule to stop has not ended the search by then."""
+    """A quarter of the full grid, or some minutes' worth: where the search has not ended by itself before."""
     return max(_FEWEST_TRIALS, len(space.setups) // 4)
 
 
@@ -156,36 +128,30 @@ class _Search:
         held: ExitStack,
     ) -> None:
         self.space, self.evaluator, self.lengths, self.slo, self.options = space, evaluator, lengths, slo, options
-        self.setups = list(space.setups)
-        self.index = {setup: number for number, setup in enumerate(self.setups)}
-        features = np.array([space.features(setup) for setup in self.setups])
-        self.features: np.ndarray[Any, np.dtype[np.float64]] = features
-        self.steps = features.shape[1]
-        self.study, self.trials = open_study(
-            options.journal, self.setups, seed=options.seed, key=options.key, resume=options.resume, held=held
-        )
+        self.choices, self.study = _study(space, options.seed)
+        self.journal = Journal(options.journal, space.setups, key=options.key, resume=options.resume, held=held)
+        self.trials = self.journal.trials
+        for trial in self.trials:
+            self._learn(trial)
         for number, trial in enumerate(self.trials, 1):
             options.say(trial, number)
         self.began = time.monotonic()
         self.cut = False
-        self.hyperparameters: Hyperparameters | None = None
-        self.prior: np.ndarray[Any, np.dtype[np.float64]] = np.zeros(len(self.setups))
 
     def run(self) -> Found:
         try:
-            self.prior = self._estimates()
-            most = self.options.trials
-            reserve = min(_FINALISTS * _MOST_ROUNDS, most // 5)
-            stopped = self._explore(most - (reserve if reserve >= _FEWEST_FINALS else 0))
+            ranked = self._ranked()
+            reserve = min(_MOST_FINALS, self.options.trials // 3)
+            stopped = self._explore(ranked, self.options.trials - (reserve if reserve >= 2 * _FEWEST_ROUNDS else 0))
             if not self._ran():
                 raise ResourceError(f"no set-up could be measured: {self.trials[-1].measurement.failed}")
-            chosen = self._decide()
+            chosen = self._final()
             if self.cut:
                 stopped = f"the {self.options.seconds:g} seconds were over"
             return Found(tuple(self.trials), chosen, stopped, cut=self.cut)
         except KeyboardInterrupt:
             if self._ran():
-                return Found(tuple(self.trials), self._best(), "interrupted", interrupted=True)
+                return Found(tuple(self.trials), self._best()[0], "interrupted", interrupted=True)
             raise
         finally:
             if not self._ran() and self.options.journal is not None:
@@ -194,218 +160,133 @@ class _Search:
 
     # What to measure
 
-    def _estimates(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """The logarithm of every set-up's rate by the cost model."""
+    def _ranked(self) -> dict[Setup, float]:
+        """Every set-up with its estimated rate, best first."""
         plan = probe_plan(self.space.cores, self.lengths)
-        known: dict[str, float] = dict(self.study.user_attrs.get("probes", {}))
-        for point in plan:
-            name = ",".join(map(str, point))
-            if name not in known:
-                known[name] = self.evaluator.probe(*point)
-                self.study.set_user_attr("probes", known)
-        probes = [Probe(*point, known[",".join(map(str, point))]) for point in plan]
+        names = [",".join(map(str, point)) for point in plan]
+        for name, point in zip(names, plan, strict=True):
+            if name not in self.journal.probes:
+                self.journal.add_probe(name, self.evaluator.probe(*point))
+        probes = [Probe(*point, self.journal.probes[name]) for name, point in zip(names, plan, strict=True)]
         model = CostModel(probes, self.space.cores, self.lengths)
-        rates = np.array([model.rate(setup, self.slo) for setup in self.setups])
-        if self.slo is not None:
-            # Whether a full run keeps the promise decides what happens after a burst, which the formulas get wrong by
-            # more than all else: set-ups on the same side of it err alike.
-            runs = np.array([model.longest_run(setup) for setup in self.setups])
-            over = np.clip(_STEPS_A_DOUBLING * np.log2(runs / (self.slo.limit_ms / 1e3)), -_MOST_STEPS, _MOST_STEPS)
-            self.features = np.column_stack([self.features, over])
-        # What is far below the best needs no order among itself.
-        estimates: np.ndarray[Any, np.dtype[np.float64]] = np.log(np.maximum(rates, rates.max() * 1e-3))
-        return estimates
+        rates = {setup: model.rate(setup, self.slo) for setup in self.space.setups}
+        return dict(sorted(rates.items(), key=lambda item: -item[1]))
 
-    def _explore(self, most: int) -> str:
-        """Trials until nothing better is likely or until there are ``most``; why it ended."""
-        seeds = [setup for setup in self._seeds(min(_SEEDS, max(2, most // 2))) if setup not in self._measured()]
-        turn = sure = 0
-        neighbours = int(len(self.setups) * _MOST_NEIGHBOURS)
+    def _candidates(self, ranked: Mapping[Setup, float]) -> list[Setup]:
+        """Set-ups to begin with, first one of every way of dividing the cores."""
+        best: dict[tuple[object, ...], Setup] = {}
+        for setup in ranked:
+            point = self.space.setups[setup]
+            best.setdefault((point.kind, point.wide, point.batch_tokens), setup)
+        least = max(ranked.values()) * _PROMISING
+        fewest = max(_FEWEST_CANDIDATES, round(len(best) * _CANDIDATE_SHARE))
+        turns: collections.Counter[tuple[object, ...]] = collections.Counter()
+        order: list[tuple[int, Setup]] = []
+        for number, ((kind, wide, _), setup) in enumerate(best.items()):
+            if number < fewest or ranked[setup] >= least:
+                order.append((turns[kind, wide], setup))
+                turns[kind, wide] += 1
+        return [setup for _, setup in sorted(order, key=lambda one: one[0])]
+
+    def _explore(self, ranked: Mapping[Setup, float], most: int) -> str:
+        """Trials until proposals bring nothing better or until there are ``most``; why it ended."""
+        candidates = iter(self._candidates(ranked))
+        since = 0
         while len(self.trials) < most:
             # One at least: a search that measured nothing has nothing to say.
             if self._out_of_time() if self._ran() else len(self.trials) >= _MOST_FAILURES:
                 break
-            if seeds:
-                self._measure([seeds.pop(0)], "cost model")
-                continue
-            belief, best = self._belief()
-            gains = belief.expected_improvement(best)
-            gains[[self.index[setup] for setup in self._known()]] = -1.0
-            if gains.max() < 0:
+            measured = {trial.setup: trial for trial in self.trials}
+            if len(measured) == len(ranked):
                 return "every set-up was measured"
-            near = self._neighbour(belief, best) if sure >= _SURE_TRIALS and neighbours > 0 else None
-            if near is not None:
-                neighbours -= 1
-                self._measure([near], "neighbour")
+            if since == _PATIENCE:
+                return f"the last {_PATIENCE} proposals were no better"
+            if (setup := next((one for one in candidates if one not in measured), None)) is not None:
+                self._measure([setup], "cost model")
                 continue
-            if len(self.trials) >= _TRIALS_A_FEATURE * self.features.shape[1]:
-                sure = sure + 1 if belief.chance_of_better(best, STOP_MARGIN) < STOP_CHANCE else 0
-            if sure > _SURE_TRIALS:
-                return f"nothing is likely to be better by {STOP_MARGIN:.0%}"
-            turn += 1
-            some = len(self.trials) >= _TPE_TRIALS and turn % _TPE_EVERY == 0
-            proposed = self._ask_tpe() if some else None
-            if proposed is None:
-                self._measure([self.setups[int(gains.argmax())]], "expected improvement")
-            else:
-                self._measure([proposed], "tpe")
+            best = max(trial.measurement.score for trial in self.trials)
+            proposed = self._proposed(measured)
+            setup = proposed or next(one for one in ranked if one not in measured)
+            self._measure([setup], "tpe" if proposed else "cost model")
+            since = 0 if self.trials[-1].measurement.score > best else since + 1
         return f"no more than {self.options.trials} were allowed"
 
-    def _seeds(self, count: int) -> list[Setup]:
-        """Set-ups that the cost model thinks well of, far from each other.
-
-        Each is the best by mean plus deviation when those before it are taken for what they were estimated at
-        (Desautels, Krause and Burdick, "Parallelizing Exploration-Exploitation Tradeoffs in Gaussian Process Bandit
-        Optimization", 2014): what is near to one of them could only say the same once more.
-        """
-        chosen: list[int] = [int(self.prior.argmax())]
-        while len(chosen) < min(count, len(self.setups)):
-            belief = believe(self.features, self.prior, chosen, self.prior[chosen], fit=False)
-            hopes = belief.mean + belief.deviation
-            hopes[chosen] = -np.inf
-            chosen.append(int(hopes.argmax()))
-        return [self.setups[number] for number in chosen]
-
-    def _ask_tpe(self) -> Setup | None:
+    def _proposed(self, measured: Mapping[Setup, Trial]) -> Setup | None:
         """A set-up that was not measured yet, by TPE; None when it knows none."""
         for _ in range(_ASKS):
-            trial = self.study.ask()
-            setup = self._suggested(trial)
-            self._give_up(trial)
-            if setup not in self._measured():
+            asked = self.study.ask(self.choices)
+            setup = self.space.setup(self.space.nearest(Point(**asked.params)))
+            assert setup is not None
+            if setup not in measured:
                 return setup
+            self.study.tell(asked, measured[setup].measurement.score)
         return None
-
-    def _suggested(self, trial: Any) -> Setup:
-        point = Point(**{name: trial.suggest_categorical(name, those) for name, those in self.space.choices.items()})
-        setup = self.space.setup(self.space.nearest(point))
-        assert setup is not None
-        return setup
-
-    def _give_up(self, trial: Any) -> None:
-        import optuna
-
-        self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
 
     # Measuring
 
     def _measure(self, setups: Sequence[Setup], source: str) -> None:
         """Measures and records; a set-up that cannot run is recorded with the reason."""
-        trials = []
-        for setup in setups:
-            self.study.enqueue_trial(self.space.setups[setup]._asdict())
-            trials.append(self.study.ask())
-            self._suggested(trials[-1])
-        try:
-            measured = self.evaluator.measure(setups)
-        except BaseException:
-            for trial in trials:
-                self._give_up(trial)
-            raise
-        for setup, trial, measurement in zip(setups, trials, measured, strict=True):
-            done = Trial(setup, measurement, source)
-            trial.set_user_attr("trial", done.to_json())
-            self.study.tell(trial, measurement.score)
-            self.trials.append(done)
-            self.options.say(done, len(self.trials))
+        for setup, measurement in zip(setups, self.evaluator.measure(setups), strict=True):
+            trial = Trial(setup, measurement, source)
+            self.journal.add_trial(trial)
+            self._learn(trial)
+            self.options.say(trial, len(self.trials))
 
-    def _decide(self) -> Trial:
-        """The winner among the finalists, measured anew by turns until none is likely to be better by the margin."""
-        finalists = self._finalists()
-        rounds: dict[Setup, list[Trial]] = {setup: [] for setup in finalists}
-        for number in range(1, _MOST_ROUNDS + 1):
-            if len(finalists) < 2 or len(self.trials) + len(finalists) > self.options.trials or self._out_of_time():
-                break
-            self._measure(finalists, "final")
-            for trial in self.trials[-len(finalists) :]:
+    def _learn(self, trial: Trial) -> None:
+        from optuna.trial import create_trial
+
+        point = self.space.setups[trial.setup]._asdict()
+        self.study.add_trial(create_trial(params=point, distributions=self.choices, value=trial.measurement.score))
+
+    def _final(self) -> Trial:
+        """The best few once more, by turns; after every few rounds the better half stays."""
+        ranking = self._best()
+        room, least = self.options.trials - len(self.trials), ranking[0].measurement.rate * _FINAL_SHARE
+        near = [trial.setup for trial in ranking if trial.measurement.rate >= least > 0]
+        left = near[: min(_FINALISTS, room // _FEWEST_ROUNDS)]
+        rounds: dict[Setup, list[Trial]] = {setup: [] for setup in left}
+        number = 0
+        while len(left) > 1 and len(self.trials) + len(left) <= self.options.trials and not self._out_of_time():
+            self._measure(left, "final")
+            for trial in self.trials[-len(left) :]:
                 if trial.measurement.failed is None:
                     rounds[trial.setup].append(trial)
-            # What failed may run alone, but has too few trials now to be compared by.
-            finalists = [setup for setup in finalists if len(rounds[setup]) == number]
-            if number >= _FEWEST_ROUNDS and finalists:
-                finalists = still_open([rounds[setup] for setup in finalists], STOP_MARGIN)
-        judged = [setup for setup in finalists or rounds if rounds[setup]]
-        if not judged:
-            return self._best()
-        won = median(rounds[max(judged, key=lambda setup: score(rounds[setup]))])
-        return won if won.measurement.rate > 0 else self._best()
+            number += 1
+            # What failed may run alone, but has too few rounds to be compared by.
+            left = [setup for setup in left if len(rounds[setup]) == number]
+            if number % _ROUNDS == 0:
+                left.sort(key=lambda setup: -median_trial(rounds[setup]).measurement.score)
+                left = left[: math.ceil(len(left) / 2)]
+        finals = [median_trial(rounds[setup]) for setup in left or rounds if rounds[setup]]
+        won = max(finals, key=lambda trial: trial.measurement.score, default=ranking[0])
+        return won if won.measurement.rate > 0 else ranking[0]
 
-    def _neighbour(self, belief: Belief, best: int) -> Setup | None:
-        """The most hopeful set-up that was not measured near one of the better ones; None when there is no hope."""
-        good = [self.index[setup] for setup in self._near_best(belief, best, _NEAR_MARGIN)]
-        at = self.features[:, : self.steps]
-        apart = ((at[:, None, :] - at[None, good, :]) ** 2).sum(axis=2).min(axis=1)
-        hopes = belief.mean + _DOUBT * belief.deviation
-        hopes[apart > _NEAR**2] = -np.inf
-        hopes[[self.index[setup] for setup in self._measured()]] = -np.inf
-        return self.setups[int(hopes.argmax())] if hopes.max() > belief.mean[best] + math.log1p(STOP_MARGIN) else None
-
-    def _finalists(self) -> list[Setup]:
-        if not self._usable():
-            return []
-        belief, best = self._belief()
-        room = (self.options.trials - len(self.trials)) // 2
-        return self._near_best(belief, best, _FINAL_MARGIN)[: max(0, min(_FINALISTS, room))]
-
-    def _near_best(self, belief: Belief, best: int, margin: float) -> list[Setup]:
-        """The measured set-ups that are believed to be worse than the best by less than the margin, best first."""
-        near = [
-            setup
-            for setup in {trial.setup: None for trial in self._usable()}
-            if belief.mean[self.index[setup]] > belief.mean[best] - margin
-        ]
-        return sorted(near, key=lambda setup: -belief.mean[self.index[setup]])
-
-    def _best(self) -> Trial:
-        """Of what was measured, that of which most is believed; by its median trial."""
-        usable = self._usable()
-        if not usable:
-            return max(self._ran(), key=lambda trial: trial.measurement.score)
-        best = self.setups[self._belief()[1]]
-        return median([trial for trial in usable if trial.setup == best])
-
-    def _belief(self) -> tuple[Belief, int]:
-        """What to think of every set-up, and the index of the best measured one."""
-        measured = unspoilt(self._ran())
-        if not measured:
-            return believe(self.features, self.prior, [], np.empty(0)), int(self.prior.argmax())
-        rates = [trial.measurement.rate for trial in measured]
-        # A promise that is not kept at any rate: lower the further it is missed, and lower than all that keep it.
-        floor = min((rate for rate in rates if rate > 0), default=math.exp(float(self.prior.max()))) / 2
-        values = np.log(
-            [
-                rate if rate > 0 else floor / max(1.0, trial.measurement.excess)
-                for rate, trial in zip(rates, measured, strict=True)
-            ]
-        )
-        belief = believe(
-            self.features,
-            self.prior,
-            [self.index[trial.setup] for trial in measured],
-            values,
-            start=self.hyperparameters,
-            fit=len(measured) < _SEEDS + _FIT_EVERY or len(measured) % _FIT_EVERY == 0,
-        )
-        self.hyperparameters = belief.hyperparameters
-        kept = [self.index[trial.setup] for trial in self._usable() or measured]
-        return belief, max(kept, key=lambda number: float(belief.mean[number]))
+    def _best(self) -> list[Trial]:
+        """The median trial of every set-up that ran, best first."""
+        trials: dict[Setup, list[Trial]] = collections.defaultdict(list)
+        for trial in self._ran():
+            trials[trial.setup].append(trial)
+        return sorted(map(median_trial, trials.values()), key=lambda trial: -trial.measurement.score)
 
     def _ran(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.measurement.failed is None]
-
-    def _usable(self) -> list[Trial]:
-        return [trial for trial in self.trials if trial.measurement.rate > 0]
-
-    def _measured(self) -> set[Setup]:
-        return {trial.setup for trial in self.trials}
-
-    def _known(self) -> set[Setup]:
-        """Those of which one more trial would say little: what cannot run, and what the finals may tell apart."""
-        often = collections.Counter(trial.setup for trial in self.trials)
-        broken = {trial.setup for trial in self.trials if trial.measurement.failed is not None}
-        return broken | {setup for setup, count in often.items() if count >= _MOST_REPEATS}
 
     def _out_of_time(self) -> bool:
         """Whether the trials that would be next are cut."""
         self.cut = time.monotonic() - self.began >= self.options.seconds
         return self.cut
+
+
+def _study(space: Space, seed: int) -> tuple[dict[str, Any], Any]:
+    """The distributions of a point's coordinates, and Optuna's study of them."""
+    try:
+        import optuna
+        import scipy.optimize  # type: ignore[import-untyped]  # noqa: F401, the cost model and rates need it
+    except ImportError as error:
+        raise InputError(f"{error.name} is not installed, which the search needs: {install_hint('bench')}") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # multivariate
+        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=1)
+    choices = {name: optuna.distributions.CategoricalDistribution(those) for name, those in space.choices.items()}
+    return choices, optuna.create_study(sampler=sampler, direction="maximize")

@@ -1,4 +1,4 @@
-"""The latency that a service promises: a percentile and its limit."""
+"""The latency limit of a service (its SLO, service level objective): a percentile and its bound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from encast.errors import InputError
 
 __all__ = ["Slo"]
 
-_PROMISE = re.compile(r"p(\d{1,3}(?:[._]\d{1,4})?)\s*=\s*(\d{1,9}(?:\.\d{1,9})?)\s*(us|ms|s)")
+_SLO = re.compile(r"p(\d{1,3}(?:[._]\d{1,4})?)\s*=\s*(\d{1,9}(?:\.\d{1,9})?)\s*(us|ms|s)")
 _UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 _LONGEST_MS = 3_600_000.0
 
@@ -28,7 +28,7 @@ class Slo:
         """From ``p99=10ms``, ``p95=0.2s`` or ``p99.9=800us``; None from ``none``. Raises ``InputError``."""
         if text.strip().lower() == "none":
             return None
-        found = _PROMISE.fullmatch(text.strip().lower())
+        found = _SLO.fullmatch(text.strip().lower())
         if found is None:
             raise InputError(f"--slo is {text!r}; give a percentile and its limit, such as p99=10ms, or none")
         return Slo._checked(float(found[1].replace("_", ".")), float(found[2]) * _UNITS[found[3]], f"--slo {text}")

@@ -132,25 +132,6 @@ class Space:
             return fitting
         return self.nearest(point._replace(kind="one"))
 
-    def features(self, setup: Setup) -> tuple[float, ...]:
-        """Numbers in which set-ups that behave alike lie near each other, about one apart for a step of a choice.
-
-        ``wide`` and ``narrow`` and the wide group's instances by powers of two, the share of the cores for short texts
-        by quarters, the threshold by its rank, the tokens of a batch by powers of two, and how the groups lie.
-        """
-        last, first = setup.groups[-1], setup.groups[0]
-        two = len(setup.groups) > 1
-        return (
-            math.log2(last.threads),
-            math.log2(last.instances),
-            math.log2(first.threads),
-            4.0 * first.cores / self.cores if two else 0.0,
-            0.0 if first.longest is None else 1.0 + self.thresholds.index(first.longest),
-            math.log2(setup.batch_tokens),
-            2.0 * two,
-            2.0 * setup.shared_cores,
-        )
-
     def _own(self, share: float) -> int:
         """The cores of the group for short texts; both groups have at least one."""
         return min(max(1, round(self.cores * share)), self.cores - 1)

@@ -13,7 +13,6 @@ import os
 import signal
 import statistics as medians
 import sys
-import threading
 import time
 from typing import IO, Any
 
@@ -25,8 +24,8 @@ from encast.batch import Batch
 from encast.engine import load
 from encast.errors import EncastError, InputError
 from encast.measure.arrivals import Responses, poisson
-from encast.measure.statistics import PERCENTS, percent_name, percentile, percentiles
-from encast.tune.queues import Service
+from encast.measure.statistics import PERCENTS, percent_name, percentiles
+from encast.tune.queues import Service, run_threads
 
 __all__ = ["main"]
 
@@ -60,19 +59,14 @@ class _Session:
         percent, seconds = float(command["percent"]), float(command["seconds"])
         due = poisson(float(command["rate"]), seconds, int(command["seed"]), exact=True)
         found = self.service.stream(due, int(command["give_up_ns"]))
-        if found.gave_up or not found.answered:
-            return {"late": True, "texts": len(found.answered)}
+        texts = len(found.answered)
+        if found.gave_up or not texts:
+            return {"late": True, "texts": texts}
         # The first tenth found empty queues.
-        latency = Responses.of(found.answered).after(seconds * 1e8).latency
-        return {
-            "late": False,
-            "texts": len(found.answered),
-            "promised_ms": _milliseconds(percentile(latency, percent)),
-            "latency_ms": {
-                name: _milliseconds(value) for name, value in percentiles(latency, sorted({*PERCENTS, percent})).items()
-            },
-            "name": percent_name(percent),
-        }
+        latency_ms = Responses.of(found.answered).after(seconds * 1e8).latency / 1e6
+        known = percentiles(latency_ms, sorted({*PERCENTS, percent}))
+        reached = known[percent_name(percent)]
+        return {"late": reached is None, "texts": texts, "percentile_ms": reached, "latency_ms": known}
 
     def probe(self, command: dict[str, Any]) -> dict[str, Any]:
         """The median nanoseconds of runs of ``tokens`` tokens, every instance busy with its own.
@@ -82,34 +76,20 @@ class _Session:
         batch = _of_tokens(self.requests, int(command["tokens"]))
         end = time.perf_counter() + float(command["seconds"])
         times: list[int] = []
-        errors: list[BaseException] = []
 
         def timed() -> int:
             start = time.perf_counter_ns()
             self.run(batch)
             return time.perf_counter_ns() - start
 
-        def work() -> None:
-            try:
-                own = [timed()]
-                while time.perf_counter() <= end:
-                    own.append(timed())
-                times.extend(own[1:] or own)
-            except BaseException as error:
-                errors.append(error)
+        def work(_: int) -> None:
+            own = [timed()]
+            while time.perf_counter() <= end:
+                own.append(timed())
+            times.extend(own[1:] or own)
 
-        threads = [threading.Thread(target=work) for _ in range(sum(group.instances for group in self.setup.groups))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
+        run_threads(work, range(sum(group.instances for group in self.setup.groups)))
         return {"nanoseconds": medians.median(times)}
-
-
-def _milliseconds(nanoseconds: float | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / 1e6
 
 
 def _requests(token_ids: Any, cu_seqlens: Any, token_type_ids: Any) -> list[Batch]:
