@@ -8,8 +8,8 @@ from typing import Any
 from synthetic_rows import Experiment
 
 from encast.bench.report.build import Options, build_document
-from encast.bench.report.document import Document
 from encast.bench.report.load import load
+from encast.pages.document import Document
 
 __all__ = ["FEW", "Rows", "document", "few"]
 

@@ -10,10 +10,8 @@ import pytest
 from small_reports import Rows, document, few
 from synthetic_rows import Experiment, write
 
-from encast.bench.report.document import Table
-from encast.bench.report.markdown import to_markdown
-from encast.bench.report.page import to_html
 from encast.cli.bench import _result
+from encast.pages.document import Table, to_html, to_markdown
 
 
 def test_a_ratio_of_another_number_than_the_one_shown_says_so(tmp_path: Path) -> None:

@@ -167,8 +167,8 @@ def test_a_backend_that_was_installed_is_measured_by_resuming(tmp_path: Path, mo
         assert [line["key"] for line in csv.DictReader(file)] == [row["key"] for row in rows]
     loaded = load([home])
     assert (len(loaded.rows), loaded.replaced) == (8, 4)
-    judged = {(one.row.name, one.verdict) for one in compare(old, loaded.rows).verdicts}
-    assert {verdict for name, verdict in judged if name == "absent"} == {"now works"}
+    judged = {(one.row.name, one.conclusion) for one in compare(old, loaded.rows).changes}
+    assert {one for name, one in judged if name == "absent"} == {"now works"}
     assert len(read_rows(home)) == 12
     resume_session(home).run()
     assert len(read_rows(home)) == 12

@@ -70,7 +70,7 @@ def test_the_page_is_whole(browser: Chromium, page: Path, width: int, dark: bool
     assert all(wide > 200 and high > 100 for wide, high in sizes)
     marks = browser.evaluate(
         '[...document.querySelectorAll("svg.plot")].map(svg => '
-        '[...svg.querySelectorAll("g[data-s] > :not(text, title, .line)")]'
+        '[...svg.querySelectorAll("[class^=c]")]'
         ".filter(one => one.getBoundingClientRect().width > 1).length)"
     )
     assert min(marks) > 0, "a plot without a mark"
@@ -89,7 +89,7 @@ def test_light_and_dark_differ_and_can_be_read(browser: Chromium, page: Path) ->
     for dark in (False, True):
         browser.open(page, dark=dark)
         papers.append(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
-        line = browser.evaluate('getComputedStyle(document.querySelector("svg.plot .line")).stroke')
+        line = browser.evaluate('getComputedStyle(document.querySelector("svg.plot [class^=c]")).stroke')
         assert line not in ("none", papers[-1])
     assert papers == ["rgb(255, 255, 255)", "rgb(13, 17, 23)"]
 
@@ -125,20 +125,23 @@ def test_those_who_do_not_see_it_are_told(browser: Chromium, page: Path) -> None
     )
 
 
-def test_a_pointer_on_a_line_dims_the_others(browser: Chromium, page: Path) -> None:
+def test_a_pointer_on_a_mark_dims_the_others_and_reads_it(browser: Chromium, page: Path) -> None:
     browser.open(page)
-    faded = browser.evaluate("""
+    place = browser.evaluate("""
         (() => {
-          const many = one => one.querySelectorAll("g[data-s]").length > 9;
-          const figure = [...document.querySelectorAll("figure")].find(many);
-          const lines = [...figure.querySelectorAll("g[data-s]")];
-          lines[0].dispatchEvent(new MouseEvent("mouseenter"));
-          const during = lines.map(one => getComputedStyle(one).opacity);
-          lines[0].dispatchEvent(new MouseEvent("mouseleave"));
-          return [during[0], Math.min(...during), getComputedStyle(lines[1]).opacity];
+          const many = one => one.querySelectorAll("path.c2").length && one.querySelectorAll("circle.c1").length;
+          window.figure = [...document.querySelectorAll("figure")].find(many);
+          figure.scrollIntoView();
+          window.mark = figure.querySelector("circle.c1");
+          const box = mark.getBoundingClientRect();
+          return {x: box.x + box.width / 2, y: box.y + box.height / 2};
         })()
     """)
-    assert faded == ["1", 0.18, "1"]
+    shown = "['.c1', '.c2'].map(one => getComputedStyle(figure.querySelector(one)).opacity)"
+    assert browser.evaluate(shown) == ["1", "1"]
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", **place)
+    assert browser.evaluate(shown) == ["1", "0.15"]
+    assert browser.evaluate("mark.querySelector('title').textContent.length") > 10
 
 
 def test_the_browser_would_notice(browser: Chromium, page: Path, tmp_path: Path) -> None:

@@ -19,9 +19,8 @@ from synthetic_rows import BACKENDS, Experiment, everything, write
 
 from encast.bench.report.build import Options, build_document
 from encast.bench.report.load import load
-from encast.bench.report.markdown import to_markdown
-from encast.bench.report.page import MOST_BYTES, to_html
 from encast.measure.price import parse_price
+from encast.pages.document import MOST_BYTES, to_html, to_markdown
 
 EVIL = "\"><script>alert(1)</script><img src=x onerror=alert(2)> & ' `|` ] [ \\ \u202e \ud800 \x00 \n# h"
 
@@ -84,7 +83,7 @@ def test_names_with_html_in_them_stay_text(tmp_path: Path) -> None:
     found = parsed(page)
     assert found.tags <= clean.tags | {"details", "summary", "pre"}
     assert found.attributes <= clean.attributes
-    assert page.count("<script>") == 1, "the page's own"
+    assert "<script" not in page
     assert "&lt;script&gt;" in page
     markdown = to_markdown(made)
     outside = re.sub(r"```.*?```", "", markdown, flags=re.DOTALL)

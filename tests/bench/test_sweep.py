@@ -15,13 +15,13 @@ from synthetic_rows import Experiment, write
 from encast.bench.config import load_jobs
 from encast.bench.report.compare import compare
 from encast.bench.report.load import load
-from encast.bench.report.markdown import to_markdown
 from encast.bench.rows import read_rows
 from encast.bench.run import Comparison, tell_apart
 from encast.bench.scenarios.slo_throughput import best_rows
 from encast.bench.session import open_session, resume_session
 from encast.bench.side import Side
 from encast.cli.bench import _line
+from encast.pages.document import to_markdown
 
 SHORT = ["backend=encast-f32", *TINY]
 
@@ -162,8 +162,8 @@ def test_the_report_and_a_comparison_tell_swept_rows_apart(tmp_path: Path) -> No
     for number in range(len(rows)):
         assert f"{10 + number}.0" in text, "no row takes the place of another"
     loaded = load([tmp_path]).rows
-    assert {one.verdict for one in compare(loaded, loaded).verdicts} == {"within noise"}
-    assert len(compare(loaded, loaded).verdicts) == len(rows)
+    assert {one.conclusion for one in compare(loaded, loaded).changes} == {"within noise"}
+    assert len(compare(loaded, loaded).changes) == len(rows)
 
 
 def test_a_strict_limit_has_an_answer_of_its_own(tmp_path: Path) -> None:

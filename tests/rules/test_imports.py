@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "knobs": {"errors"},
     "machine": {"errors"},
     "files": {"errors"},
-    "web_page": set(),
+    "pages": {"errors"},
     "ceilings": {"errors", "files", "knobs", "machine", "_core"},
     "batch": {"errors"},
     "ir": {"errors"},
@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "tune.requests": {"errors", "batch", "artifact", "engine", "measure"},
     "tune.configuration": {"errors", "artifact", "backends.groups", "ceilings", "data"},
     "compile": {"errors", "ir", "importers", "archs", "passes", "quant", "artifact"},
-    "profile": {"errors", "batch", "artifact", "backends", "lower", "ceilings", "measure", "web_page", "_core"},
+    "profile": {"errors", "batch", "artifact", "backends", "lower", "ceilings", "measure", "pages", "_core"},
     "profile.ablate": {"errors", "artifact", "backends", "compile", "lower"},
     "data": {"errors"},
     "metrics": {"errors"},
@@ -62,7 +62,7 @@ ALLOWED: dict[str, set[str]] = {
     "bench.run": {"measure", "errors", "batch", "ceilings", "launch", "machine"},
     "bench.peers": {"errors", "batch", "backends.base", "importers", "archs", "ir"},
     "bench.peers.encast": {"batch", "compile", "engine"},
-    "bench.report": {"measure", "errors", "web_page"},
+    "bench.report": {"measure", "errors", "pages"},
 }
 NOBODY_IMPORTS = {"cli": "only people call the command line", "bench": "what is sold does not need the laboratory"}
 
@@ -80,6 +80,9 @@ OUTSIDE: dict[str, set[str] | None] = {
     "yaml": {"bench", "measure.price"},
     "optuna": {"tune.search"},
     "scipy": {"tune.cost_model", "tune.evaluate", "tune.search"},
+    "jinja2": {"pages"},
+    "markupsafe": {"pages"},
+    "vl_convert": {"pages"},
     # Runtimes that are measured, and what they are converted with.
     "ctranslate2": {"bench.peers"},
     "deepsparse": {"bench.peers"},
@@ -97,6 +100,7 @@ OUTSIDE: dict[str, set[str] | None] = {
     "tvm": {"bench.peers"},
 }
 HEAVY = {"torch", "transformers", "onnx", "hydra", "onnxruntime", "tensorflow", "pyarrow", "tokenizers", "typer"}
+HEAVY |= {"jinja2", "vl_convert"}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

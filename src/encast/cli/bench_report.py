@@ -12,11 +12,10 @@ import typer
 from encast.bench.report.build import Options, build_document
 from encast.bench.report.compare import MARGIN, Comparison, compare
 from encast.bench.report.load import Broken, Loaded, load
-from encast.bench.report.markdown import to_markdown
-from encast.bench.report.page import to_html
 from encast.data.output import OutputFile
 from encast.errors import InputError, ResourceError
 from encast.measure.price import parse_price
+from encast.pages.document import to_html, to_markdown
 
 __all__ = ["report_command"]
 
@@ -35,7 +34,9 @@ def report_command(
     ] = None,
     old_and_new: Annotated[
         tuple[Path, Path] | None,
-        typer.Option("--compare", metavar="OLD NEW", help="Two folders, for a verdict on every row that both have."),
+        typer.Option(
+            "--compare", metavar="OLD NEW", help="Two folders; says of every row that both have what changed."
+        ),
     ] = None,
     margin: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="With --compare, the smallest difference that counts.")
@@ -48,7 +49,7 @@ def report_command(
     ] = None,
     title: Annotated[str | None, typer.Option(help="Of the report; default: the names of the experiments.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Write report.md as well.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print what was made, and verdicts, as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print what was made, and what changed, as JSON.")] = False,
 ) -> None:
     """Make one HTML page of benchmark results, which needs no network, and compare two experiments."""
     folders = list(folders or [])
@@ -86,7 +87,7 @@ def report_command(
     if comparison is not None:
         for warning in comparison.warnings:
             typer.echo(f"encast: {warning}", err=True)
-        typer.echo(", ".join(f"{count} {verdict}" for verdict, count in comparison.counts().items() if count))
+        typer.echo(", ".join(f"{count} {conclusion}" for conclusion, count in comparison.counts().items() if count))
     for path in written:
         typer.echo(str(path))
 
@@ -155,9 +156,9 @@ def _document(
             "counts": comparison.counts(),
             "warnings": list(comparison.warnings),
             "drift": comparison.drift,
-            "verdicts": [
+            "conclusions": [
                 {
-                    "verdict": one.verdict,
+                    "conclusion": one.conclusion,
                     "backend": one.row.backend,
                     "model": one.row.model,
                     "workload": one.row.workload,
@@ -168,7 +169,7 @@ def _document(
                     "interval": one.interval,
                     "why": one.why,
                 }
-                for one in comparison.verdicts
+                for one in comparison.changes
             ],
         },
     }

@@ -22,11 +22,12 @@ from encast.data.output import OutputFile
 from encast.engine import BATCH_TOKENS, Engine
 from encast.errors import InputError
 from encast.measure.lengths import MOST_SEQUENCES, read_histogram
+from encast.pages.charts import required
 from encast.profile.ablate import Ablated
 from encast.profile.ablate import ablate as run_ablations
 from encast.profile.document import chrome_trace, to_document
 from encast.profile.measure import Runner, measure
-from encast.profile.plot import to_html
+from encast.profile.plot import to_page
 from encast.profile.report import Kernel, Profile, build_profile, step_kernels
 from encast.profile.table import ablation_lines, table_lines
 from encast.profile.workload import Workload, of_batches, of_lengths
@@ -93,6 +94,8 @@ def profile_command(
         raise InputError("--checkpoint is for --ablate; give both or neither")
     if len(set(paths.values())) < len(paths):
         raise InputError(f"{' and '.join(paths)} need a file each; two of them name the same one")
+    if plot is not None:
+        required()  # said before anything is measured
     quiet = "-" in paths.values()
     with ExitStack() as stack:
         # Tried before any work.
@@ -120,7 +123,7 @@ def profile_command(
         texts_of = {
             "--json": lambda: _json_text(to_document(profile, ablations)),
             "--trace": lambda: _json_text(chrome_trace(profile)),
-            "--plot": lambda: to_html(profile),
+            "--plot": lambda: to_page(profile),
         }
         for option, file in files.items():
             file.append(texts_of[option]().encode("utf-8", "replace"))

@@ -1,6 +1,6 @@
-"""Reports: rows of experiments (``load``) become a document of tables and plots (``build``), which becomes one HTML
-page (``page``) or Markdown (``markdown``); ``compare`` gives a verdict on every row of two experiments.
+"""Reports: rows of experiments (``load``) become a document (``build``); ``compare`` says of two experiments,
+row by row, what became faster.
 
-``groups`` decides which rows belong side by side; ``results``, ``choices``, ``overview`` and ``trust`` say what about
-them; ``chart`` and ``axis`` draw.
+``groups`` decides which rows belong side by side; ``overview``, ``tradeoffs``, ``results`` and ``details`` say what of
+them; ``encast.pages`` makes the page.
 """

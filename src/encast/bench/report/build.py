@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from encast.bench.report.choices import choice_sections
 from encast.bench.report.compare import Comparison
-from encast.bench.report.document import Block, Document, Section, Text
-from encast.bench.report.groups import group_rows
+from encast.bench.report.comparison import comparison_section
+from encast.bench.report.details import detail_sections
+from encast.bench.report.groups import colours, group_rows
 from encast.bench.report.load import Loaded
-from encast.bench.report.overview import (
-    backends_section,
-    glance_section,
-    machine_section,
-    method_section,
-    summary,
-)
-from encast.bench.report.results import result_sections, styles
-from encast.bench.report.trust import broken_section, cold_section, failures_section, trust_section
-from encast.bench.report.verdicts import comparison_section
+from encast.bench.report.overview import METHOD, fastest_section, summary
+from encast.bench.report.results import result_sections
+from encast.bench.report.tradeoffs import tradeoff_sections
 from encast.measure.price import Price
+from encast.pages.document import Document, Section, Text
 
 __all__ = ["Options", "build_document"]
 
@@ -43,27 +37,16 @@ def build_document(loaded: Loaded, options: Options) -> Document:
     """The whole report. What there is no data for has no section."""
     groups = group_rows(loaded.rows)
     lines = min(_MOST_LINES, max(_FEWEST_LINES, _LINES_IN_ALL // max(1, len(groups))))
-    colours = styles(loaded.rows)
-    results = result_sections(groups[:_MOST_GROUPS], colours, options.reference, lines)
-    head = [Section("Results by scenario", _results_note(len(groups)))] if results else []
+    colour = colours(loaded.rows)
+    results = result_sections(groups[:_MOST_GROUPS], colour, options.reference, lines)
+    said = f"Shown are {_MOST_GROUPS} of {len(groups)} comparisons; make a report of fewer folders for the rest."
+    head = Section("Results by scenario", (Text(said),) if len(groups) > _MOST_GROUPS else ())
     sections = [
-        comparison_section(options.comparison, colours, _LIST_LINES) if options.comparison is not None else None,
-        glance_section(groups, min(lines, _LIST_LINES)),
-        *choice_sections(loaded.rows, colours, options.price, lines),
-        *head,
-        *results,
-        failures_section(loaded.rows, _LIST_LINES),
-        trust_section(loaded.rows, _LIST_LINES),
-        cold_section(loaded.rows, _LIST_LINES),
-        backends_section(loaded.rows, _LIST_LINES) if loaded.rows else None,
-        machine_section(loaded, 60),
-        broken_section(loaded, _LIST_LINES),
-        method_section(),
+        comparison_section(options.comparison, colour, _LIST_LINES) if options.comparison is not None else None,
+        fastest_section(groups, min(lines, _LIST_LINES)),
+        *tradeoff_sections(loaded.rows, colour, options.price, lines),
+        *([head, *results] if results else []),
+        *detail_sections(loaded, _LIST_LINES),
+        METHOD,
     ]
     return Document(options.title, summary(loaded), tuple(section for section in sections if section is not None))
-
-
-def _results_note(groups: int) -> tuple[Block, ...]:
-    if groups <= _MOST_GROUPS:
-        return ()
-    return (Text(f"Shown are {_MOST_GROUPS} of {groups} comparisons; make a report of fewer folders for the rest."),)

@@ -6,31 +6,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from encast.bench.report import numbers
 from encast.bench.report.load import Row
 from encast.bench.scenarios import base
 from encast.bench.scenarios.slo_throughput import best_rows
+from encast.pages import numbers
+from encast.pages.charts import SHAPES, Mark
+from encast.pages.document import Cell
 
 __all__ = [
-    "AXES",
     "LATENCY",
     "TAIL",
     "THROUGHPUT",
     "WITHIN_LIMIT",
     "Group",
     "Metric",
-    "Slice",
+    "checked",
+    "colours",
     "describe",
     "group_rows",
+    "mark",
     "ratio_to",
+    "set_up",
     "slices",
 ]
 
+OWN = "encast"
+
 Label = int | float | str
 Key = tuple[Label, ...]
-
-AXES = ("length", "batch", "cores", "threads", "instances", "rate", "load")
-"""Columns that something is plotted against, when they vary."""
+Bounds = tuple[float, float]
 
 _COLUMNS = ("workload", "launcher", "length", "lengths", "batch", "rate", "load", "instances", "cores", "threads")
 """The order in which a reader looks for them; others follow."""
@@ -44,26 +48,36 @@ class Metric:
     """A number of a row: where it stands, how it is called, and which way is good."""
 
     path: tuple[str, ...]
-    interval: tuple[str, ...]
+    interval: str
     title: str
     unit: str
-    higher_is_better: bool
+    higher_is_better: bool = False
 
     def of(self, row: Row) -> float | None:
         value = row.number("metrics", *self.path)
         return value if value is not None and value > 0 else None
 
-    def interval_of(self, row: Row) -> tuple[float, float] | None:
-        bounds = row.interval("metrics", *self.interval) if self.interval else None
+    def interval_of(self, row: Row) -> Bounds | None:
+        bounds = row.interval("metrics", self.interval)
         return bounds if bounds is not None and bounds[0] > 0 else None
 
+    def cell(self, row: Row) -> Cell | None:
+        """The number and its interval."""
+        value = self.of(row)
+        return None if value is None else Cell(numbers.amount(value), numbers.interval(self.interval_of(row), value))
 
-LATENCY = Metric(("latency_ms", "p50"), ("latency_ms_interval",), base.LATENCY, "ms", False)
-TAIL = Metric(("latency_ms", "p99"), (), "latency (p99)", "ms", False)
-THROUGHPUT = Metric(("sequences_per_s",), ("sequences_per_s_interval",), base.THROUGHPUT, "sequences/s", True)
-COLD_START = Metric(("cold_start_s", "total"), ("cold_start_s_interval",), base.COLD_START, "s", False)
+    def speed(self, row: Row) -> float:
+        """Larger is better."""
+        value = self.of(row) or 1.0
+        return value if self.higher_is_better else 1 / value
+
+
+LATENCY = Metric(("latency_ms", "p50"), "latency_ms_interval", base.LATENCY, "ms")
+TAIL = Metric(("latency_ms", "p99"), "", "latency (p99)", "ms")
+THROUGHPUT = Metric(("sequences_per_s",), "sequences_per_s_interval", base.THROUGHPUT, "sequences/s", True)
+COLD_START = Metric(("cold_start_s", "total"), "cold_start_s_interval", base.COLD_START, "s")
 WITHIN_LIMIT = Metric(
-    ("sequences_per_s_within_slo",), ("sequences_per_s_interval",), "throughput within the limit", "sequences/s", True
+    ("sequences_per_s_within_slo",), "sequences_per_s_interval", "throughput within the limit", "sequences/s", True
 )
 
 _PRODUCTION = "slo_throughput"
@@ -111,24 +125,19 @@ class Group:
         found = dict.fromkeys(row.compared_by for row in self.measured)
         return " and ".join(name for name in found if name and name != self.metric.title)
 
+    def of(self, backend: str) -> list[Row]:
+        return [row for row in self.measured if row.backend == backend]
+
     def key(self, row: Row) -> Key:
         return tuple(_value(row, column) for column in self.columns)
+
+    def place(self, point: Key) -> str:
+        return describe(dict(zip(self.columns, point, strict=True)))
 
     def fixed(self) -> dict[str, Label]:
         """Columns that every row has and that do not vary, with their value."""
         first = next((row for row in self.rows if row.point), self.rows[0])
-        names = dict.fromkeys([*_COLUMNS, *first.point])
-        fixed = {name: _value(first, name) for name in names if name not in self.columns}
-        return {name: value for name, value in fixed.items() if value != ""}
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Rows that differ in ``x`` and in the backend alone, of one dtype; ``rest``: the other columns."""
-
-    dtype: str
-    rest: Mapping[str, Label]
-    rows: tuple[Row, ...]
+        return {name: _value(first, name) for name in (*_COLUMNS, *first.point) if name not in self.columns}
 
 
 def group_rows(rows: Iterable[Row]) -> list[Group]:
@@ -139,13 +148,35 @@ def group_rows(rows: Iterable[Row]) -> list[Group]:
     return [_group(*key, _best_within_limit(members)) for key, members in parts.items()]
 
 
+def colours(rows: Sequence[Row]) -> dict[str, int]:
+    """Family to colour, the same on the whole page: encast's own is the first, the others follow as they appear."""
+    families = sorted(dict.fromkeys(row.family for row in rows), key=lambda family: not family.startswith(OWN))
+    return {family: index for index, family in enumerate(dict.fromkeys([OWN, *families]))}
+
+
 def describe(labels: Mapping[str, Label]) -> str:
     """``length 128, batch 1``: columns in the order in which a reader looks for them."""
     names = [name for name in dict.fromkeys([*_COLUMNS, *labels]) if labels.get(name, "") != ""]
     return ", ".join(f"{name} {numbers.plain(labels[name])}" for name in names)
 
 
-def ratio_to(row: Row, other: str) -> tuple[float, tuple[float, float] | None] | None:
+def mark(
+    row: Row, x: float | str, y: float | str, note: str, interval: Bounds | None = None, *, filled: bool = True
+) -> Mark:
+    """In the shape of the row's dtype."""
+    low, high = interval or (None, None)
+    return Mark(x, y, note, low, high, SHAPES.get(row.dtype, "diamond"), filled)
+
+
+def set_up(row: Row) -> str:
+    """``batch 8, 2 x 1``: the batch, and instances by threads; other columns as they are called."""
+    labels = {name: value for name, value in row.point.items() if name not in ("length", "instances", "threads")}
+    instances, threads = row.point.get("instances"), row.point.get("threads")
+    sizes = "" if instances is None or threads is None else f"{numbers.plain(instances)} x {numbers.plain(threads)}"
+    return ", ".join(filter(None, (describe(labels), sizes))) or row.launcher
+
+
+def ratio_to(row: Row, other: str) -> tuple[float, Bounds | None] | None:
     """How many times as fast as the other backend, with its interval; None when they were not compared by turns."""
     value = row.number("ratio_to", other, "ratio")
     if value is None or value <= 0:
@@ -154,20 +185,18 @@ def ratio_to(row: Row, other: str) -> tuple[float, tuple[float, float] | None] |
     return value, None if low is None or high is None else (low, high)
 
 
-def slices(rows: Sequence[Row], columns: Sequence[str], x: str) -> list[Slice]:
-    """Lines over ``x``: rows grouped by dtype and by those other columns that neither ``x`` nor the rest determines.
+def slices(rows: Sequence[Row], columns: Sequence[str], x: str) -> list[tuple[str, dict[str, Label], list[Row]]]:
+    """Lines over ``x``: the dtype, the other columns, and the rows that differ in ``x`` and in the backend alone.
 
-    A column that follows from ``x`` (the threads of each instance when all cores are divided) would otherwise leave
-    every point alone.
+    A column that follows from ``x`` and the rest (the threads of each instance when all cores are divided) would
+    otherwise leave every point alone, and is left out.
     """
     rest = [column for column in columns if column != x]
-    order = [column for column in rest if column not in _FREE_FIRST]
-    order += [column for column in _FREE_FIRST if column in rest]
-    for column in order:
+    for column in sorted(rest, key=lambda one: _FREE_FIRST.index(one) if one in _FREE_FIRST else -1):
         others = [one for one in rest if one != column]
         seen: dict[Key, Label] = {}
         if all(
-            seen.setdefault((*(_value(row, one) for one in (x, *others)),), _value(row, column)) == _value(row, column)
+            seen.setdefault(tuple(_value(row, one) for one in (x, *others)), _value(row, column)) == _value(row, column)
             for row in rows
         ):
             rest = others
@@ -175,22 +204,21 @@ def slices(rows: Sequence[Row], columns: Sequence[str], x: str) -> list[Slice]:
     for row in rows:
         parts.setdefault((row.dtype, tuple(_value(row, column) for column in rest)), []).append(row)
     ordered = sorted(parts, key=lambda part: (_dtype_order(part[0]), _sortable(part[1])))
-    return [Slice(dtype, dict(zip(rest, key, strict=True)), tuple(parts[dtype, key])) for dtype, key in ordered]
+    return [(dtype, dict(zip(rest, key, strict=True)), parts[dtype, key]) for dtype, key in ordered]
 
 
-def _best_within_limit(rows: list[Row]) -> list[Row]:
-    """Of the production scenario each backend's best set-up for a length, and not every one that was tried."""
-    if rows[0].scenario != _PRODUCTION:
-        return rows
-    plain: list[dict[str, Any]] = [
+def checked(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Measured rows as ``encast.bench.scenarios`` reads them, each with its ``Row``, and numbers that are some."""
+    return [
         {
-            "row": index,
-            "status": row.status,
+            "row": row,
+            "status": "ok",
             "scenario": row.scenario,
             "model": {"name": row.model},
             "backend": {"name": row.backend},
             "point": {**row.point, "workload": row.workload, "launcher": row.launcher},
             "metrics": {
+                "sequences_per_s": THROUGHPUT.of(row),
                 "sequences_per_s_within_slo": WITHIN_LIMIT.of(row),
                 "slo": {
                     "limit_ms": row.number("metrics", "slo", "limit_ms"),
@@ -199,27 +227,34 @@ def _best_within_limit(rows: list[Row]) -> list[Row]:
                 "latency_ms": {"mean": row.number("metrics", "latency_ms", "mean")},
             },
         }
-        for index, row in enumerate(rows)
-        if row.number("metrics", "latency_ms", "mean") is not None
+        for row in rows
+        if row.measured
     ]
-    best = [rows[int(one["row"])] for one in best_rows(plain)]
+
+
+def _best_within_limit(rows: list[Row]) -> list[Row]:
+    """Of the production scenario each backend's best set-up for a length, and not every one that was tried."""
+    if rows[0].scenario != _PRODUCTION:
+        return rows
+    known = [one for one in checked(rows) if one["metrics"]["latency_ms"]["mean"] is not None]
     # A length at which some set-ups failed still has the best of the others: later rows take the place of earlier ones.
-    kept = [*(row for row in rows if not row.measured), *best]
+    kept: list[Row] = [*(row for row in rows if not row.measured), *(one["row"] for one in best_rows(known))]
     return [replace(row, point={name: row.point[name] for name in row.point if name not in _SET_UP}) for row in kept]
 
 
 def _group(experiment: str, model: str, scenario: str, rows: list[Row]) -> Group:
-    names = list(dict.fromkeys([*_COLUMNS, *(name for row in rows for name in row.point)]))
+    names = dict.fromkeys([*_COLUMNS, *(name for row in rows for name in row.point)])
     # A backend that could not run at all has a row without a point, which is no point of its own.
     placed = [row for row in rows if row.point] or rows
     columns = tuple(name for name in names if len({_value(row, name) for row in placed}) > 1)
-    cells: dict[tuple[Key, str], Row] = {}
-    for row in rows:
-        cells[tuple(_value(row, column) for column in columns), row.backend] = row
-    points = sorted({tuple(_value(row, column) for column in columns) for row in placed}, key=_sortable)
+
+    def key(row: Row) -> Key:
+        return tuple(_value(row, column) for column in columns)
+
+    cells = {(key(row), row.backend): row for row in rows}
+    points = tuple(sorted({key(row) for row in placed}, key=_sortable))
     backends = tuple(dict.fromkeys(row.backend for row in rows))
-    metric = _metric(scenario, rows)
-    return Group(experiment, model, scenario, tuple(rows), columns, cells, tuple(points), backends, metric)
+    return Group(experiment, model, scenario, tuple(rows), columns, cells, points, backends, _metric(scenario, rows))
 
 
 def _metric(scenario: str, rows: Sequence[Row]) -> Metric:
@@ -230,11 +265,8 @@ def _metric(scenario: str, rows: Sequence[Row]) -> Metric:
 
 
 def _value(row: Row, column: str) -> Label:
-    if column == "workload":
-        return row.point.get(column, row.workload)
-    if column == "launcher":
-        return row.point.get(column, row.launcher)
-    return row.point.get(column, "")
+    own = {"workload": row.workload, "launcher": row.launcher}
+    return row.point.get(column, own.get(column, ""))
 
 
 def _sortable(key: Key) -> tuple[tuple[bool, float, str], ...]:

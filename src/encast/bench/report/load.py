@@ -12,8 +12,9 @@ from typing import Any
 
 from encast.bench.rows import SCHEMA, STATUSES
 from encast.errors import InputError
+from encast.pages import numbers
 
-__all__ = ["Broken", "Loaded", "Row", "load"]
+__all__ = ["Broken", "Loaded", "Row", "Slo", "load"]
 
 _LONGEST_LINE = 1 << 24
 """Bytes; a line of that size holds no row, and reading it would only fill the memory."""
@@ -27,13 +28,26 @@ _LARGEST = 1e60
 _LONGEST_SETTINGS = 1 << 13
 
 
+@dataclass(frozen=True, order=True)
+class Slo:
+    """A latency objective: ``percentile`` (``p99``, ``p99_9``) of the latency within ``limit_ms``."""
+
+    percentile: str
+    limit_ms: float
+
+    @property
+    def name(self) -> str:
+        return self.percentile.replace("_", ".")
+
+    def __str__(self) -> str:
+        return f"{self.name} within {numbers.plain(self.limit_ms)} ms"
+
+
 @dataclass(frozen=True)
 class Row:
     """One contender at one point. What a report cannot do without has a field; the rest is asked for by its path."""
 
     data: Mapping[str, Any] = field(repr=False)
-    where: str
-    """``file:line``."""
     experiment: str
     status: str
     reason: str
@@ -76,6 +90,29 @@ class Row:
     def noisy(self) -> bool:
         return self.at("noise", "noisy") is True
 
+    @property
+    def flag(self) -> str:
+        """What stands behind the number of a noisy row."""
+        return " ~" if self.noisy else ""
+
+    @property
+    def slo(self) -> Slo | None:
+        """None for a row that nothing was asked of."""
+        percentile, limit = self.text("metrics", "slo", "percentile"), self.number("metrics", "slo", "limit_ms")
+        return None if not percentile or limit is None or limit <= 0 else Slo(percentile, limit)
+
+    @property
+    def slo_met(self) -> bool | None:
+        """None where too few calls were made to know, or nothing was asked."""
+        met = self.at("metrics", "slo", "met")
+        return met if isinstance(met, bool) else None
+
+    @property
+    def slo_latency(self) -> float | None:
+        """The limited percentile in milliseconds; None with too few calls to know it."""
+        value = self.number("metrics", "slo", "latency_ms")
+        return value if value is not None and value > 0 else None
+
     def at(self, *path: str) -> Any:
         """What stands there, None for nothing."""
         value: Any = self.data
@@ -90,28 +127,22 @@ class Row:
     def interval(self, *path: str) -> tuple[float, float] | None:
         """Two finite numbers there, the lower one first; None for anything else."""
         pair = self.at(*path)
-        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            return None
-        low, high = _finite(pair[0]), _finite(pair[1])
-        return None if low is None or high is None else (min(low, high), max(low, high))
+        found = [one for one in map(_finite, pair) if one is not None] if isinstance(pair, list) else []
+        return (min(found), max(found)) if len(found) == 2 == len(pair) else None
 
     def text(self, *path: str) -> str:
         """What stands there as text, "" for nothing, lists joined by semicolons."""
         value = self.at(*path)
-        if isinstance(value, Sequence) and not isinstance(value, str):
-            return "; ".join(map(_word, value))
-        return _word(value)
+        return "; ".join(map(_word, value)) if isinstance(value, list) else _word(value)
 
     def rounds(self) -> tuple[str, tuple[float, ...]] | None:
         """The name and the figures by round under ``samples`` that two experiments are compared by."""
         samples = self.at("samples")
-        if not isinstance(samples, Mapping):
-            return None
-        for name, values in samples.items():
-            if isinstance(values, Sequence) and not isinstance(values, str) and values:
-                numbers = tuple(number for number in map(_finite, values) if number is not None and number > 0)
-                if len(numbers) == len(values):
-                    return str(name), numbers
+        for name, values in samples.items() if isinstance(samples, Mapping) else ():
+            figures = [_finite(one) for one in values] if isinstance(values, list) else []
+            known = tuple(one for one in figures if one is not None and one > 0)
+            if known and len(known) == len(figures):
+                return str(name), known
         return None
 
 
@@ -151,7 +182,7 @@ def load(folders: Sequence[Path]) -> Loaded:
         found: dict[object, Row] = {}
         for number, line in _lines(file, name, broken):
             try:
-                row = _row(line, f"{name}:{number}")
+                row = _row(line)
             except ValueError as error:
                 broken.append(Broken(name, number, str(error)))
                 continue
@@ -216,7 +247,7 @@ def _lines(file: Path, name: str, broken: list[Broken]) -> Iterator[tuple[int, s
         broken.append(Broken(name, 0, f"cannot be read: {error.strerror or error}"))
 
 
-def _row(line: str, where: str) -> Row:
+def _row(line: str) -> Row:
     """Raises ``ValueError`` saying what is wrong and what would be accepted."""
     try:
         data = json.loads(line)
@@ -228,29 +259,30 @@ def _row(line: str, where: str) -> Row:
         raise ValueError(f"no row: nested more than {_DEEPEST} levels deep")
     if not isinstance(data, dict):
         raise ValueError("no row: a JSON object is expected")
-    if data.get("schema") != SCHEMA or isinstance(data.get("schema"), bool):
-        raise ValueError(f"schema {_shown(data.get('schema'))}; this version reads {SCHEMA}")
-    if data.get("status") not in STATUSES:
-        raise ValueError(f"status {_shown(data.get('status'))}; expected {', '.join(STATUSES)}")
-    backend = data.get("backend")
-    if not isinstance(backend, Mapping) or not isinstance(backend.get("name"), str) or not backend["name"]:
-        raise ValueError("backend.name is missing; a text is expected")
-    if not isinstance(data.get("scenario"), str) or not data["scenario"]:
-        raise ValueError("scenario is missing; a text is expected")
+    schema, status, scenario, backend = map(data.get, ("schema", "status", "scenario", "backend"))
     point = data.get("point") or {}
-    if not isinstance(point, Mapping):
-        raise ValueError(f"point is {_shown(point)}; an object of columns is expected")
+    for good, wrong in (
+        (schema == SCHEMA and schema is not True, f"schema {_shown(schema)}; this version reads {SCHEMA}"),
+        (status in STATUSES, f"status {_shown(status)}; expected {', '.join(STATUSES)}"),
+        (isinstance(backend, Mapping) and _is_name(backend.get("name")), "backend.name is missing; a text is expected"),
+        (_is_name(scenario), "scenario is missing; a text is expected"),
+        (isinstance(point, Mapping), f"point is {_shown(point)}; an object of columns is expected"),
+    ):
+        if not good:
+            raise ValueError(wrong)
+    assert isinstance(backend, Mapping)
+    assert status is not None
+    assert scenario is not None
     return Row(
         data,
-        where,
         experiment=_word(data.get("experiment")) or "experiment",
-        status=data["status"],
+        status=status,
         reason=_word(data.get("reason")),
         name=backend["name"],
         dtype=_word(backend.get("dtype")),
         model=_name(data.get("model")),
         workload=_name(data.get("workload")),
-        scenario=data["scenario"],
+        scenario=scenario,
         launcher=_word(data.get("launcher")),
         point={str(name): _label(value) for name, value in point.items()},
     )
@@ -264,6 +296,14 @@ def _depth(data: Any) -> int:
         inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))]
         level = [value for values in inner for value in values]
     return depth
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _shown(value: Any) -> str:
+    return numbers.cut(repr(value), 60)
 
 
 def _name(part: Any) -> str:
@@ -292,11 +332,6 @@ def _finite(value: Any) -> float | None:
     except OverflowError:
         return None
     return number if number == 0 or 1 / _LARGEST < abs(number) < _LARGEST else None
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _settings(path: Path) -> str:

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["amount", "decimals", "dollars", "interval", "plain", "ratio", "ratio_interval", "seconds", "short", "size"]
+__all__ = [
+    "amount",
+    "cut",
+    "decimals",
+    "dollars",
+    "interval",
+    "plain",
+    "ratio",
+    "ratio_interval",
+    "seconds",
+    "short",
+    "size",
+]
 
 NOTHING = "\u2013"
 """Where there is no number."""
@@ -97,3 +109,9 @@ def plain(value: float | int | str) -> str:
     if not math.isfinite(value):
         return NOTHING
     return str(int(value)) if value == int(value) else f"{value:.6g}"
+
+
+def cut(value: object, letters: int = 200) -> str:
+    """The beginning of a text that is too long; nothing for None."""
+    shown = "" if value is None else str(value)
+    return shown if len(shown) <= letters else shown[: letters - 1] + "…"
