@@ -19,8 +19,8 @@ import numpy as np
 
 from encast.bench.cache import default_cache
 from encast.bench.config import load_jobs
-from encast.bench.contender import Contender
 from encast.bench.models import make_model
+from encast.bench.system import System
 from encast.bench.worker import prepare
 from encast.launch import Placement
 from encast.measure.statistics import FEWEST_ROUNDS, median_interval
@@ -48,23 +48,23 @@ def main() -> None:
         raise SystemExit(f"{backend.name}: {reason}")
     workload = make_workload(job.workload, model.checkpoint)
     whole = Placement(tuple(sorted(os.sched_getaffinity(0))), None, args.threads)
-    contenders = {size: Contender(backend, model, [whole], cache=args.cache) for size in SIZES}
+    systems = {size: System(backend, model, [whole], cache=args.cache) for size in SIZES}
     calls = {size: max(SIZES) // size for size in SIZES}
     per_token: list[list[float]] = []  # microseconds, by round and size
     try:
-        for size, contender in contenders.items():
-            contender.open()
-            contender.bind(workload.draw(1, batch=size))
-            contender.burst(calls=2)
+        for size, system in systems.items():
+            system.open()
+            system.bind(workload.draw(1, batch=size))
+            system.burst(calls=2)
         for number in range(args.rounds):
             taken = {}
             for size in SIZES if number % 2 == 0 else SIZES[::-1]:
-                (times,) = contenders[size].burst(calls=calls[size])
+                (times,) = systems[size].burst(calls=calls[size])
                 taken[size] = sum(times) / 1e3 / (len(times) * size * LENGTH)
             per_token.append([taken[size] for size in SIZES])
     finally:
-        for contender in contenders.values():
-            contender.close()
+        for system in systems.values():
+            system.close()
     measured = np.asarray(per_token)
     off = 100 * (measured / np.median(measured, axis=1, keepdims=True) - 1)
     print(f"{args.model} int8, {args.rounds} rounds of {max(SIZES) * LENGTH:,} tokens a size")

@@ -3,7 +3,7 @@
     python benchmarks/texts_to_embeddings.py --data FOLDER
     python benchmarks/texts_to_embeddings.py --data FOLDER --sets queries --seconds 60
 
-The texts are 1,024 paragraphs of SQuAD's dev set and the 3,610 questions of NQ-open's dev set. The contenders are those
+The texts are 1,024 paragraphs of SQuAD's dev set and the 3,610 questions of NQ-open's dev set. The systems are those
 of ``text_peers.py``, in processes of their own, and take turns as in `encast bench` (docs/howto/benchmark.md). The
 limit is arithmetic alone: no padding, tokenisation for nothing.
 """
@@ -24,16 +24,14 @@ from encast.batch import Batch
 from encast.bench.agreement import plain_graph
 from encast.bench.cache import default_cache
 from encast.bench.config import load_jobs
-from encast.bench.contender import Contender
-from encast.bench.limit import Sizes, settled_peak
 from encast.bench.models import make_model
-from encast.bench.noise import rounds_suffice, steady_place
 from encast.bench.peers.base import BackendSpec, ModelFiles
-from encast.bench.placement import PlaceMeter
-from encast.bench.timing import Timing, take_turns
+from encast.bench.roofline import Sizes, peak
+from encast.bench.system import System
+from encast.bench.timing import interleave
 from encast.bench.worker import prepare
 from encast.launch import Placement
-from encast.measure.statistics import FEWEST_ROUNDS, median_interval, ratio_interval
+from encast.measure.statistics import median_interval, ratio_interval
 from encast.measure.workloads import real_texts
 
 MODEL = "all-minilm-l6-v2"
@@ -68,43 +66,32 @@ def compare(name: str, model: ModelFiles, args: argparse.Namespace, folder: Path
     whole = Placement(cpus, None, args.threads)
     chosen = np.linspace(0, len(texts) - 1, CHECKED).astype(int)
     expected = reference(model, [texts[index] for index in chosen], folder / name)
-    contenders = [Contender(spec, model, [whole], cache=args.cache) for spec in specs]
-    seconds: dict[str, dict[int, float]] = {spec.name: {} for spec in specs}
+    systems = [System(spec, model, [whole], cache=args.cache) for spec in specs]
+    seconds: dict[str, list[float]] = {spec.name: [] for spec in specs}
 
-    def take(number: int, contender: Contender) -> bool:
-        (times,) = contender.burst(calls=1)
-        seconds[contender.name][number] = times[0] / 1e9
+    def take(number: int, system: System) -> bool:
+        (times,) = system.burst(calls=1)
+        seconds[system.name].append(times[0] / 1e9)
         return True
 
     try:
-        for contender in contenders:
-            reason, _ = prepare(contender.backend, model, args.threads, args.cache)
+        for system in systems:
+            reason, _ = prepare(system.backend, model, args.threads, args.cache)
             if reason is not None:
-                raise SystemExit(f"{contender.name}: {reason}")
-            contender.open()
-            contender.bind([batch])
-            contender.verify()
-            ((_, vectors),) = contender.outputs()
+                raise SystemExit(f"{system.name}: {reason}")
+            system.open()
+            system.bind([batch])
+            system.verify()
+            ((_, vectors),) = system.outputs()
             cosine = float((vectors[chosen] * expected).sum(1).mean())
             if not cosine >= LEAST_COSINE:
-                raise SystemExit(f"{contender.name}: mean cosine {cosine:.4f} to float64; {LEAST_COSINE} is needed")
-        timing = Timing(seconds=args.seconds / 2, rounds_least=FEWEST_ROUNDS)
-        rounds = take_turns(
-            contenders,
-            take,
-            timing,
-            PlaceMeter(cpus).read,
-            lambda rounds: rounds_suffice([one.places for one in rounds], timing.rounds_least),
-        )
-        choice = contenders[1].facts()["choice"]
+                raise SystemExit(f"{system.name}: mean cosine {cosine:.4f} to float64; {LEAST_COSINE} is needed")
+        interleave(systems, take, args.seconds / 2)
+        choice = systems[1].facts()["choice"]
     finally:
-        for contender in contenders:
-            contender.close()
-    place = steady_place([one.places for one in rounds], timing.rounds_least)
-    kept = [one for one in rounds if set(one.places.values()) == {place}]
-    kept = kept if len(kept) >= FEWEST_ROUNDS else rounds
-    kinds = {where for one in kept for where in one.places.values()}
-    ours, theirs = ([seconds[spec.name][one.number] for one in kept] for spec in specs)
+        for system in systems:
+            system.close()
+    ours, theirs = (list(seconds[spec.name]) for spec in specs)
     ratio = ratio_interval(theirs, ours)
     lengths = [len(ids) for ids in token_ids(model, texts)]
     operations = Sizes.of(plain_graph(model.checkpoint)).operations(
@@ -114,7 +101,6 @@ def compare(name: str, model: ModelFiles, args: argparse.Namespace, folder: Path
         "set": name,
         "texts": len(texts),
         "tokens_mean": float(np.mean(lengths)),
-        "place": kinds.pop() if len(kinds) == 1 else "mixed",
         "encast_s": float(np.median(ours)),
         "encast_s_interval": median_interval(ours),
         "openvino_s": float(np.median(theirs)),
@@ -122,12 +108,12 @@ def compare(name: str, model: ModelFiles, args: argparse.Namespace, folder: Path
         "openvino_choice": choice,
         "ratio": ratio.record(),
         "bar": bar,
-        "fraction_of_limit": operations / settled_peak("int8", args.threads, args.threads) / float(np.median(ours)),
+        "fraction_of_limit": operations / peak("int8", args.threads) / float(np.median(ours)),
     }
 
 
 def token_ids(model: ModelFiles, texts: list[str]) -> list[Any]:
-    """As both contenders cut them."""
+    """As both systems cut them."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(model.checkpoint / "tokenizer.json"))
@@ -156,7 +142,7 @@ def main() -> None:
                 continue
             ratio = found["ratio"]
             print(
-                f"{name}, {found['texts']} texts of {found['tokens_mean']:.0f} tokens, caches {found['place']}: "
+                f"{name}, {found['texts']} texts of {found['tokens_mean']:.0f} tokens: "
                 f"encast {found['encast_s']:.3f} s, OpenVINO {found['openvino_s']:.3f} s ({found['openvino_choice']}); "
                 f"{ratio['ratio']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}] times as fast (goal {found['bar']}), "
                 f"{found['fraction_of_limit']:.2f} of the limit",

@@ -85,24 +85,6 @@ class Daemon(Honest):
         os._exit(0)
 
 
-class SlowToWake(Honest):
-    """Its first call after a pause of 20 ms takes 120 ms, the ``times`` first times: threads that come back late."""
-
-    name = "slow-to-wake"
-
-    def open(self) -> None:
-        super().open()
-        self._last, self._left = time.perf_counter(), self.options["times"]
-
-    def run(self, batch: Batch) -> Any:
-        if time.perf_counter() - self._last > 0.02 and self._left:
-            self._left -= 1
-            spin(120)
-        states = super().run(batch)
-        self._last = time.perf_counter()
-        return states
-
-
 class Stray(Honest):
     """Takes back the processors that it was not given, and computes on them."""
 

@@ -1,4 +1,4 @@
-"""A contender without processes, on a clock that only its own calls move, and a machine of any size."""
+"""A system without processes, on a clock that only its own calls move, and a machine of any size."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from encast.batch import Batch
-from encast.bench.contender import ColdStart
 from encast.bench.launcher import Launcher
 from encast.bench.peers.base import BackendSpec
 from encast.bench.scenarios.base import Point
+from encast.bench.system import ColdStart
 from encast.machine import CgroupLimits, Core, HugePages, Machine, MemoryNode
 
 Service = Callable[[int, int, int], float]
@@ -43,7 +43,7 @@ ONE = Launcher("one", instances=1, cross_node=True)
 """One instance on all cores."""
 
 
-class FakeContender:
+class FakeSystem:
     """Answers in the time that ``service`` says."""
 
     def __init__(self, service: Service, name: str = "fake", instances: int = 1) -> None:
@@ -51,11 +51,12 @@ class FakeContender:
         self.service, self.instances = service, instances
         self.bound: list[Batch] = []
         self.split = False
+        self.round_number = 0
         self.asked: list[dict[str, Any]] = []
         self.streams: list[list[int]] = []
         self._calls = itertools.count()
 
-    def at(self, point: Point) -> FakeContender:
+    def at(self, point: Point) -> FakeSystem:
         self.instances = point.instances
         self.bind(point.batches, split=point.split)
         return self

@@ -1,25 +1,24 @@
-"""A whole comparison: every contender gets its row, whatever becomes of it."""
+"""A whole comparison: every system gets its row, whatever becomes of it."""
 
 from __future__ import annotations
 
 import csv
 import shutil
 from collections import Counter
-from datetime import datetime, tzinfo
 from pathlib import Path
 
 import pytest
 import yaml
 from lab import QUICK, TINY, backends, measure
 
+from encast.bench.comparison import _groups
 from encast.bench.config import load_jobs
 from encast.bench.peers.base import BackendSpec
 from encast.bench.report.compare import compare
 from encast.bench.report.load import load
 from encast.bench.rows import BusyError, Row, RowFile, read_rows
-from encast.bench.run import _groups
 from encast.bench.session import open_session, resume_session
-from encast.errors import InputError, ResourceError
+from encast.errors import InputError
 
 pytestmark = pytest.mark.serial("starts processes on processors of their own and times them")
 
@@ -34,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         quick={"peer": "Honest", "milliseconds": 2},
         absent="Absent",
         elsewhere={"peer": "Honest", "python": "/no/such/python"},
-        crash={"peer": "Failing", "how": "exit", "after": 200},
+        crash={"peer": "Failing", "how": "exit", "after": 30},
         crash_at_open={"peer": "Failing", "how": "abort", "at": "open"},
         crash_at_export={"peer": "Failing", "how": "abort", "at": "export"},
         raises={"peer": "Failing", "how": "raise", "after": 3},
@@ -61,7 +60,7 @@ def test_the_good_ones_are_measured(rows: dict[str, Row]) -> None:
         assert row["cold"]["load_s"] > 0
         assert row["cold"]["first_call_ms"] >= least
         assert row["memory"]["peak_rss_bytes"] > 10**7
-        assert len(row["samples"]["figure"]) == len(row["samples"]["place"]) >= 3
+        assert len(row["samples"]["figure"]) >= 3
         assert row["cost"]["usd_per_hour"] == 0.36
         assert row["cost"]["usd_per_million"] == pytest.approx(100 / row["metrics"]["sequences_per_s"])
         assert 0 < row["limit"]["fraction"] < 1
@@ -78,12 +77,13 @@ def test_ratios_are_times_as_fast(rows: dict[str, Row]) -> None:
 
 
 def test_what_breaks_its_latency_limit_has_no_price(folder: Path) -> None:
-    limit = ["scenario=slo_throughput", "scenario.batch=1", "scenario.instances=1", "scenario.percent=50"]
-    rows = measure(folder, ["slow", "quick"], *limit, "scenario.limit_ms=15", "price=0.36/h", "experiment=limit")
-    assert rows["slow"]["status"] == rows["quick"]["status"] == "ok"
-    assert rows["slow"]["cost"] is None
-    kept = rows["quick"]["metrics"]["sequences_per_s_within_slo"]
-    assert rows["quick"]["cost"]["usd_per_million"] == pytest.approx(100 / kept)
+    given = ["scenario=slo_throughput", "scenario.batch=1", "scenario.instances=1", "scenario.percent=50"]
+    priced = [*given, "price=0.36/h"]
+    broken = measure(folder, ["quick"], *priced, "scenario.limit_ms=1", "experiment=broken")["quick"]
+    assert (broken["status"], broken["cost"]) == ("ok", None)
+    kept = measure(folder, ["quick"], *priced, "scenario.limit_ms=1000", "experiment=kept")["quick"]
+    rate = kept["metrics"]["sequences_per_s_within_slo"]
+    assert kept["cost"]["usd_per_million"] == pytest.approx(100 / rate)
 
 
 @pytest.mark.parametrize(
@@ -207,22 +207,6 @@ def test_a_sweep_is_refused_as_a_whole(folder: Path) -> None:
     assert (folder / "cache").exists()
 
 
-def test_two_experiments_of_one_second_have_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("encast.bench.session.datetime", Stopped)
-    found = [open_session([]).folder for _ in range(3)]
-    assert [folder.name for folder in found] == ["2026-01-02-030405", "2026-01-02-030405-2", "2026-01-02-030405-3"]
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ResourceError, match="is no folder"):
-        open_session(["experiment=file", f"out={tmp_path}"])
-
-
-class Stopped(datetime):
-    @classmethod
-    def now(cls, tz: tzinfo | None = None) -> Stopped:
-        return cls(2026, 1, 2, 3, 4, 5, tzinfo=tz)
-
-
 def test_what_is_to_come_is_counted(folder: Path) -> None:
     given = [*TINY[:-1], *QUICK, f"out={folder / 'out'}", f"cache={folder / 'cache'}", "experiment=counted", *ALONE]
     session = open_session(
@@ -234,14 +218,14 @@ def test_what_is_to_come_is_counted(folder: Path) -> None:
     session.run(said.append)
     assert said[0].startswith("9 rows to measure; the rounds of those that can be measured take 1.8 s at least")
     counts = [line.split(":")[0] for line in said[1:] if ": latency, " in line]
-    assert counts == ["2 to 3 of 9", "6 to 7 of 9", "8 to 9 of 9"]
+    assert counts == ["8 rows left", "4 rows left", "2 rows left"]
     assert said.count("  quick: load, warm up, check") == 2, "once a job"
     assert said.count("  quick: warm up, check") == 1, "the process is there at a job's second point"
-    assert said.count("  rounds by turns: quick, slow") == 3
+    assert said.count("  interleaved rounds: quick, slow") == 3
     assert not [line for line in said if "unavailable" in line], "the row says it"
 
 
-def test_instances_and_points_share_a_contender(folder: Path) -> None:
+def test_instances_and_points_share_a_system(folder: Path) -> None:
     rows = measure(
         folder, ["quick"], "launcher=throughput", "workload.length=[16,32]", "scenario=throughput",
         "scenario.seconds=0.1", "experiment=points",
@@ -274,7 +258,7 @@ def test_the_first_backend_is_in_every_group(count: int, together: int, groups: 
 
 
 def test_keys_tell_settings_apart(tmp_path: Path) -> None:
-    from encast.bench.run import Comparison
+    from encast.bench.comparison import Comparison
 
     keys = set()
     for override in ("timing.seconds=1", "timing.seconds=2", "workload.seed=1", "backend.encast-f32.pin=false"):

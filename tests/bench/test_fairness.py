@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,17 @@ import pytest
 from lab import backends, measure, measure_all
 
 from encast.batch import Batch
-from encast.bench import run
 from encast.bench.agreement import Agreement, Reference
-from encast.bench.contender import Usage
-from encast.bench.fairness import Evidence, Fairness, first_calls, fresh_batches, judge, least_time
+from encast.bench.fairness import Fairness, first_calls, fresh_batch, judge
 from encast.bench.rows import Row
+from encast.bench.system import Usage
 
 pytestmark = pytest.mark.serial("starts processes on processors of their own and times them")
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
-    """One comparison: an honest contender among cheats, each on a budget of one thread."""
+    """One comparison: an honest system among cheats, each on a budget of one thread."""
     folder = backends(
         tmp_path_factory.mktemp("cheats"),
         honest="Honest",
@@ -132,19 +131,19 @@ def test_a_point_is_judged_by_its_own_bursts(tmp_path: Path) -> None:
     assert [row["status"] for row in made] == ["unfair", "unfair", "ok"], [row["reason"] for row in made]
 
 
-def evidence(**given: object) -> Evidence:
-    honest = {
+def judged(**given: object) -> Fairness:
+    honest: dict[str, Any] = {
         "threads": 2,
         "watched": [2, 2, 1, 2],
         "usages": [Usage(cpu_s=0.39, wall_s=0.2, explained=0.95)],
-        "rests": [Usage(cpu_s=0.001, wall_s=0.4, explained=None)],
-        "strays": [],
+        "idle": [Usage(cpu_s=0.001, wall_s=0.4, explained=None)],
+        "foreign_cpus": [],
         "known_ns": [1_000_000, 1_100_000, 900_000],
         "fresh_ns": [1_000_000, 1_200_000, 5_000_000],
         "typical_ns": 1_000_000.0,
         "least_ns": 500_000.0,
     }
-    return Evidence(**{**honest, **given})  # type: ignore[arg-type]
+    return judge(**{**honest, **given})
 
 
 @pytest.mark.parametrize(
@@ -152,15 +151,15 @@ def evidence(**given: object) -> Evidence:
     [
         ({"watched": [3, 3, 3, 3]}, "ran 3 threads at once, 3.0 on average, on a budget of 2"),
         ({"usages": [Usage(0.5, 0.2, 0.9)]}, "used 2.5 processors' time on a budget of 2"),
-        ({"rests": [Usage(0.0, 0.4, None), Usage(0.2, 0.4, None)]}, "used 0.2 processors' time while others"),
-        ({"strays": [3, 1]}, "gave itself processors [1, 3]"),
+        ({"idle": [Usage(0.0, 0.4, None), Usage(0.2, 0.4, None)]}, "used 0.2 processors' time while others"),
+        ({"foreign_cpus": [3, 1]}, "gave itself processors [1, 3]"),
         ({"usages": [Usage(0.3, 0.2, 0.75)]}, "its calls explain 75% of the time"),
         ({"fresh_ns": [5_000_000] * 3}, "keeps answers: 5 ms for ids it had not seen, 1 ms for others"),
         ({"least_ns": 2_000_000.0}, "answers in 1 ms what takes 2 ms"),
     ],
 )
 def test_each_rule_alone(given: dict[str, object], said: str) -> None:
-    verdict = judge(evidence(**given))
+    verdict = judged(**given)
     assert not verdict.ok
     assert len(verdict.notes) == 1
     assert said in verdict.notes[0]
@@ -174,110 +173,67 @@ def test_each_rule_alone(given: dict[str, object], said: str) -> None:
         {"watched": [], "usages": [], "known_ns": [], "fresh_ns": [], "least_ns": None},  # nothing was seen
         {"known_ns": [10_000] * 3, "fresh_ns": [60_000] * 3},  # microseconds are caches of the processor
         {"usages": [Usage(0.4, 0.2, None)]},
-        {"rests": [Usage(0.03, 0.4, None)]},  # collects garbage
-        {"rests": []},  # there is nobody else
+        {"idle": [Usage(0.03, 0.4, None)]},  # collects garbage
+        {"idle": []},  # there is nobody else
         {"fresh_ns": [1_000_000, 9_000_000, 9_000_000]},  # interrupted
         {"least_ns": 1_200_000.0},  # the peak is only as exact as its clock
     ],
 )
 def test_what_is_left_to_chance(given: dict[str, object]) -> None:
-    verdict = judge(evidence(**given))
+    verdict = judged(**given)
     assert verdict.ok, verdict.notes
 
 
 PAUSED, QUICK, SLOW = 13_000_000, 1_170_000, 14_000_000
 
 
-def looked(*looks: list[tuple[int, int]]) -> tuple[list[int], list[int], list[float]]:
-    """``first_calls`` of a backend that takes these times, one list a look, and the pauses before them."""
-    left, waited = list(looks), []
-    batch = Batch.of([list(range(100))])
-    known, fresh = first_calls(batch, lambda batches: left.pop(0)[: len(batches)], waited.append)
-    assert len(waited) == len(looks) - len(left)
-    return known, fresh, waited
+class Asked:
+    """A system whose pairs of first calls take these times, the last pair from then on."""
+
+    def __init__(self, *pairs: tuple[int, int]) -> None:
+        self.pairs = list(pairs)
+        self.asked = 0
+
+    def fresh_calls(self, batch: Batch, *, known_first: bool) -> tuple[int, int]:
+        assert known_first == (self.asked % 2 == 0)
+        self.asked += 1
+        return self.pairs[min(self.asked, len(self.pairs)) - 1]
 
 
-def test_a_pause_of_the_machine_accuses_nobody() -> None:
-    """All five new texts were stopped, and one is not when it is asked again."""
-    known, fresh, waited = looked([(QUICK, PAUSED)] * 5, [(QUICK, PAUSED), (QUICK, QUICK)])
-    assert len(waited) == 2
-    assert judge(evidence(known_ns=known, fresh_ns=fresh)).ok
-
-
-def test_who_keeps_answers_does_so_whenever_it_is_asked() -> None:
-    known, fresh, waited = looked(*[[(QUICK, SLOW)] * 5] * 4)
-    assert len(known) == len(fresh) == 20
-    assert waited == sorted(waited)
-    assert "keeps answers: 14 ms" in judge(evidence(known_ns=known, fresh_ns=fresh)).notes[0]
-
-
-def test_who_sleeps_through_some_kept_answers_is_not_acquitted() -> None:
-    known, fresh, _ = looked(*[[(QUICK, PAUSED), (QUICK, SLOW), (PAUSED, SLOW)]] * 4)
-    assert not judge(evidence(known_ns=known, fresh_ns=fresh)).ok
-
-
-def looked_at_peaks(typical_ns: float, *rates: float) -> tuple[float, list[float]]:
-    """``least_time`` of a million operations, where looks at the peak see these rates, and the pauses between them."""
-    looks, waited, most = iter(rates), [], 0.0
-
-    def quickest(anew: bool) -> float:
-        nonlocal most
-        assert anew == bool(most)
-        most = max(most, next(looks))
-        return most
-
-    least = least_time(1e6, typical_ns, quickest, waited.append)
-    assert next(looks, None) is None, "not all looks were taken"
-    return least, waited
-
-
-def test_a_peak_of_two_processors_on_one_core_accuses_nobody() -> None:
-    least, waited = looked_at_peaks(1.1e6, 0.5e9, 0.5e9, 1e9)
-    assert least == 1e6
-    assert len(waited) == 2
-    assert judge(evidence(typical_ns=1.1e6, least_ns=least)).ok
-
-
-def test_who_does_not_compute_is_too_quick_for_every_peak() -> None:
-    least, waited = looked_at_peaks(0.5e6, 0.9e9, 0.4e9, 1e9, 0.9e9, 0.9e9)
-    assert least == 1e6
-    assert len(waited) == 4
-    assert "instruction peak" in judge(evidence(typical_ns=0.5e6, least_ns=least)).notes[0]
-
-
-def test_an_honest_one_is_no_cheat_by_a_spoilt_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first that is measured is a millionth of what the machine does."""
-    measured: list[float] = []
-    real = run.quickest
-
-    def spoilt(dtype: str, threads: int, cores: int) -> float:
-        assert cores == 1
-        measured.append(real(dtype, threads, cores) * (1 if measured else 1e-6))
-        return measured[-1]
-
-    monkeypatch.setattr(run, "quickest", spoilt)
-    folder = backends(tmp_path, honest="Honest")
-    rows = measure_all(folder, ["honest"], "workload.length=[8,16]", "launcher=instances", "launcher.instances=1",
-                       "launcher.cores_per_instance=1")  # fmt: skip
-    assert [row["status"] for row in rows] == ["ok", "ok"], rows[0]["reason"]
-    assert len(measured) == 2, "suspicion is looked into once, and not again with what was found"
+@pytest.mark.parametrize(
+    ("pairs", "asked", "fair"),
+    [
+        ([(QUICK, QUICK)], 5, True),
+        ([*[(QUICK, PAUSED)] * 6, (QUICK, QUICK)], 7, True),  # a pause of the machine
+        ([(QUICK, SLOW)], 20, False),
+        ([(QUICK, SLOW), (QUICK, PAUSED), (PAUSED, SLOW)] + [(QUICK, SLOW)] * 17, 20, False),  # it sleeps now and then
+    ],
+)
+def test_who_keeps_answers_does_so_whenever_it_is_asked(
+    pairs: list[tuple[int, int]], asked: int, fair: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("encast.bench.fairness.time.sleep", lambda seconds: None)
+    system: Any = Asked(*pairs)
+    known, fresh = first_calls(system, Batch.of([list(range(100))]))
+    assert system.asked == asked
+    assert judged(known_ns=known, fresh_ns=fresh).ok is fair
 
 
 def test_a_verdict_is_a_field_of_a_row() -> None:
-    assert judge(evidence()).record() == {
+    assert asdict(judged()) == {
         "threads_budget": 2,
         "threads_ran": 1.75,
         "cpu_per_wall": 1.95,
         "idle_cpu_per_wall": 0.003,
         "ok": True,
-        "notes": [],
+        "notes": (),
     }
-    assert isinstance(judge(evidence()), Fairness)
+    assert isinstance(judged(), Fairness)
 
 
 def test_fresh_batches_have_the_shape_and_new_ids() -> None:
     batch = Batch.of([list(range(100)), list(range(100, 150))])
-    fresh = fresh_batches(batch, 3)
+    fresh = [fresh_batch(batch) for _ in range(3)]
     orders: set[Sequence[int]] = {tuple(one.token_ids.tolist()) for one in (*fresh, batch)}
     assert len(orders) == 4
     for one in fresh:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from lab import TINY, backends
 
+from encast.bench.comparison import Comparison
 from encast.bench.config import DEFAULT_LAUNCHER, GROUPS, STUDY, available, load_jobs
 from encast.bench.peers.base import load_peer
-from encast.bench.run import Comparison, make_scenario
+from encast.bench.scenarios.base import make_scenario
 from encast.errors import InputError
 
 
@@ -23,7 +24,7 @@ def test_nothing_given_is_a_job() -> None:
 
 
 @pytest.mark.parametrize("given", ["encast-f32,encast-int8", "[encast-f32,encast-int8]"])
-def test_backends_are_contenders_of_one_job(given: str) -> None:
+def test_backends_are_compared_in_one_job(given: str) -> None:
     for multirun in (False, True):
         (job,) = load_jobs([f"backend={given}"], multirun=multirun)
         assert [spec.name for spec in job.backends] == ["encast-f32", "encast-int8"]
@@ -51,7 +52,6 @@ def test_every_value_can_be_set() -> None:
             "backend.encast-int8.pin=false",
             "timing.seconds=3",
             "limits.call_seconds=1.5",
-            "noise.steal=0.5",
             "launcher=throughput",
             "launcher.core_list=0-1",
             "workload.length=[16,32]",
@@ -62,7 +62,6 @@ def test_every_value_can_be_set() -> None:
     assert [spec.options["pin"] for spec in job.backends] == [True, False]
     assert job.timing.seconds == 3.0
     assert job.limits.call_seconds == 1.5
-    assert job.noise.steal == 0.5
     assert (job.launcher.preset, job.launcher.core_list) == ("throughput", "0-1")
     assert job.workload["length"] == [16, 32]
     assert (job.price, job.experiment) == ("0.17/h", "mine")
@@ -78,16 +77,14 @@ def test_every_value_can_be_set() -> None:
         (["workload=3"], "there is no workload '3'; there are article,"),
         (["workload.lenght=3"], "there is no field 'workload.lenght'; workload has name, kind, batch, length,"),
         (["zork=3"], "there is no field 'zork'; the configuration has"),
-        (["bogus=1"], ", noise, backend, study"),
+        (["bogus=1"], ", limits, backend, study"),
         (["timing.seconds.more=3"], "timing.seconds has no fields of its own"),
         (["timing=3"], "timing has fields of its own; set one of timing.seconds,"),
         (["backend.encast-int8.zork=3"], "backend.encast-int8 has name, peer, dtype, exact, pin"),
         (["backend.encast-f32.pin=false"], "backend has encast-int8"),
         (["timing.seconds=soon"], "timing.seconds is 'soon'; a number above 0 is needed"),
-        (["timing.rounds_least=1.5"], "timing.rounds_least is 1.5; a whole number above 0 is needed"),
-        (["timing.rounds_least=true"], "timing.rounds_least is True; a whole number above 0 is needed"),
-        (["timing.rounds_least=200"], "timing.rounds_least is 200 and timing.rounds_most 100; give both, the least no"),
-        (["timing.rounds_most=3"], "timing.rounds_least is 5 and timing.rounds_most 3; give both, the least no"),
+        (["timing.together=1.5"], "timing.together is 1.5; a whole number above 0 is needed"),
+        (["timing.together=true"], "timing.together is True; a whole number above 0 is needed"),
         (["workload=texts", "workload.file=-"], "workload.file is standard input, which can be read once: by one job"),
         (["limits.growth_mib=-1"], "limits.growth_mib is -1; a number above 0 is needed"),
         (["launcher.smt=maybe"], "launcher.smt is 'maybe'; true or false is needed"),
@@ -109,11 +106,6 @@ def test_what_there_is_not_is_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(InputError) as caught:
         load_jobs(overrides, multirun=overrides == ["model=glob(*)"])
     assert said in str(caught.value)
-
-
-def test_as_many_rounds_at_least_as_at_most_are_accepted() -> None:
-    (job,) = load_jobs(["timing.rounds_least=3", "timing.rounds_most=3"])
-    assert (job.timing.rounds_least, job.timing.rounds_most) == (3, 3)
 
 
 def test_a_sweep_is_checked_as_a_whole() -> None:
@@ -225,9 +217,9 @@ def test_a_scenario_that_is_none() -> None:
     with pytest.raises(InputError, match="needs scenario, module:Class"):
         make_scenario({"name": "odd"})
     with pytest.raises(InputError, match="is no scenario; it needs points, round, figure and summarise"):
-        make_scenario({"name": "odd", "scenario": "encast.bench.noise:NoiseLimits"})
+        make_scenario({"name": "odd", "scenario": "encast.bench.timing:Timing"})
     with pytest.raises(InputError, match="unexpected keyword argument 'zork'"):
-        make_scenario({"name": "odd", "scenario": "encast.bench.scenarios.latency:Latency", "zork": 1})
+        make_scenario({"name": "odd", "scenario": "encast.bench.scenarios.closed_loop:Latency", "zork": 1})
 
 
 @pytest.mark.parametrize("name", list(available(STUDY)))

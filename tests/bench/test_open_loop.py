@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from scenario_fakes import FakeContender, exponential
+from scenario_fakes import FakeSystem, exponential
 
 from encast.batch import Batch
 from encast.measure.arrivals import Responses, poisson
@@ -23,11 +23,11 @@ def test_a_stall_shows_in_an_open_loop_and_hides_in_a_closed_one() -> None:
     def stalling(instance: int, call: int, sequences: int) -> float:
         return 200e6 if call == 400 else 1e6
 
-    contender = FakeContender(stalling)
-    contender.bind(ONE)
-    (closed,) = contender.burst(calls=1000)
+    system = FakeSystem(stalling)
+    system.bind(ONE)
+    (closed,) = system.burst(calls=1000)
     assert np.percentile(closed, 99.5) == 1e6
-    responses = Responses.of(contender.stream([number * 2_000_000 for number in range(1000)], ONE))
+    responses = Responses.of(system.stream([number * 2_000_000 for number in range(1000)], ONE))
     late = responses.latency > 2e6
     assert np.percentile(responses.service, 99.5) == 1e6, "the services themselves look as in the closed loop"
     assert late.sum() == pytest.approx(200, abs=2)
@@ -38,8 +38,8 @@ def test_a_stall_shows_in_an_open_loop_and_hides_in_a_closed_one() -> None:
 @pytest.mark.parametrize("load", [0.5, 0.8])
 def test_the_wait_of_a_queue_that_theory_knows(load: float) -> None:
     """M/M/1: the mean time in the system is the mean service over one minus the load, its p95 three times that."""
-    contender = FakeContender(exponential(1.0, seed=2))
-    responses = Responses.of(contender.stream(poisson(1000 * load, 200, seed=3), ONE)).after(1e9)
+    system = FakeSystem(exponential(1.0, seed=2))
+    responses = Responses.of(system.stream(poisson(1000 * load, 200, seed=3), ONE)).after(1e9)
     expected = 1.0 / (1 - load)
     assert responses.latency.mean() / 1e6 == pytest.approx(expected, rel=0.12)
     assert np.percentile(responses.latency, 95) / 1e6 == pytest.approx(-math.log(0.05) * expected, rel=0.12)

@@ -22,10 +22,10 @@ import pytest
 from lab import QUICK, TINY, backends, measure
 
 from encast.batch import Batch
+from encast.bench.comparison import Comparison
 from encast.bench.config import load_jobs
 from encast.bench.listing import listing
 from encast.bench.rows import Row, RowFile, read_rows
-from encast.bench.run import Comparison
 from encast.bench.scenarios.base import Point
 from encast.bench.session import open_session
 from encast.cli.main import main
@@ -218,34 +218,35 @@ def test_the_list_shows_fields_with_defaults_and_units(capsys: pytest.CaptureFix
     found = listing()
     named = {"": found.fields[""], **{of: own for of, own in found.fields.items() if of.startswith("scenario=")}}
     for of, own in named.items():
-        assert not [name for name, field in own.items() if not field.text], f"{of}: a comment above each field says it"
+        assert all(field["text"] for field in own.values()), f"{of}: a comment above each field says it"
     whole = load_jobs([])[0]
-    for section in ("timing", "limits", "noise"):
+    for section in ("timing", "limits"):
         names = [name.partition(".")[2] for name in found.fields[""] if name.startswith(f"{section}.")]
         assert names == list(asdict(getattr(whole, section)))
     lines = list(found.lines())
     assert "    scenario.limit_ms=10.0           Milliseconds that the percentile of the latency must keep." in lines
-    assert "  timing.seconds=8.0                 Seconds of each contender at a point." in lines
+    (shown,) = (line for line in lines if line.startswith("  timing.seconds=8.0 "))
+    assert shown.index("Seconds of each backend at a point;") == 37
     assert any(line.startswith("  c5.xlarge ") and "0.17 USD/h" in line for line in lines)
     assert main(["bench", "--list", "--conf", str(tmp_path)]) == 2
     assert "holds none of the folders study, backend" in capsys.readouterr().err
 
 
-def test_a_full_disk_before_the_first_row_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_before_the_first_row_is_an_error(tmp_path: Path) -> None:
     session = open_session([*TINY, "backend=encast-f32", f"out={tmp_path / 'out'}", f"cache={tmp_path / 'cache'}"])
     with (
         mock.patch("encast.bench.session.write_whole", side_effect=OSError(errno.ENOSPC, "No space left on device")),
-        pytest.raises(ResourceError, match="No space left on device"),
+        pytest.raises(ResourceError, match=r"config.yaml: cannot be written \(No space left on device\)"),
     ):
         session.run()
-    assert not (tmp_path / "out").exists()
+    assert not session.began()
 
 
 def test_a_batch_that_cannot_be_divided_is_refused_beforehand(tmp_path: Path) -> None:
     (job,) = load_jobs([*TINY, "backend=encast-f32", "scenario=batch_scaling"])
     point = Point((Batch.of([[1, 2]]),), 2, 1, {}, split=True)
     with (
-        mock.patch("encast.bench.scenarios.batch_scaling.BatchScaling.points", return_value=[point]),
+        mock.patch("encast.bench.scenarios.scaling.BatchScaling.points", return_value=[point]),
         pytest.raises(InputError, match="a batch of 1 sequences cannot be divided over 2 instances"),
     ):
         Comparison(job, cache=tmp_path)

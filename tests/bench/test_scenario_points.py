@@ -17,12 +17,9 @@ from encast.bench.launcher import Launcher
 from encast.bench.models import make_model
 from encast.bench.peers.base import load_object
 from encast.bench.scenarios.base import Point, Scenario
-from encast.bench.scenarios.batch_scaling import BatchScaling
-from encast.bench.scenarios.core_scaling import CoreScaling
-from encast.bench.scenarios.instance_scaling import InstanceScaling
-from encast.bench.scenarios.latency import Latency
-from encast.bench.scenarios.length_replay import LengthReplay
+from encast.bench.scenarios.closed_loop import Latency, LengthReplay
 from encast.bench.scenarios.open_loop import OpenLoop
+from encast.bench.scenarios.scaling import BatchScaling, Scaling
 from encast.bench.scenarios.slo_throughput import SloThroughput
 from encast.errors import InputError
 from encast.measure.workloads import Workload, make_workload
@@ -102,36 +99,38 @@ def test_the_yamls_of_models(tmp_path: Path) -> None:
 
 
 def test_core_scaling_doubles_to_all_cores() -> None:
-    assert sizes(CoreScaling().points(grid(), ONE, machine(48))) == [(1, n) for n in (1, 2, 4, 8, 16, 32, 48)]
-    points = CoreScaling(threads=[1, 2]).points(grid(length=[32, 128]), ONE, machine(2))
+    assert sizes(Scaling(threads=None).points(grid(), ONE, machine(48))) == [(1, n) for n in (1, 2, 4, 8, 16, 32, 48)]
+    points = Scaling(threads=[1, 2]).points(grid(length=[32, 128]), ONE, machine(2))
     assert [point.label["length"] for point in points] == [32, 128, 32, 128]
-    assert sizes(points) == [(1, 1), (1, 1), (1, 2), (1, 2)], "contenders are opened once for each size"
+    assert sizes(points) == [(1, 1), (1, 1), (1, 2), (1, 2)], "systems are opened once for each size"
 
 
 def test_core_scaling_stays_within_a_node_unless_told() -> None:
     within = Launcher("latency", preset="latency")
-    assert sizes(CoreScaling().points(grid(), within, machine(48, nodes=2))) == [(1, n) for n in (1, 2, 4, 8, 16)]
+    assert sizes(Scaling(threads=None).points(grid(), within, machine(48, nodes=2))) == [
+        (1, n) for n in (1, 2, 4, 8, 16)
+    ]
     with pytest.raises(InputError):
-        CoreScaling(threads=48).points(grid(), within, machine(48, nodes=2))
+        Scaling(threads=48).points(grid(), within, machine(48, nodes=2))
 
 
 def test_hardware_threads_come_by_whole_cores() -> None:
     """Four cores of two hardware threads: scaling is over threads that are there, and labels say how many run."""
     smt, wide = Launcher("one", instances=1, cross_node=True, smt=True), machine(4, wide=2)
-    assert sizes(CoreScaling().points(grid(), smt, wide)) == [(1, 2), (1, 4), (1, 8)]
+    assert sizes(Scaling(threads=None).points(grid(), smt, wide)) == [(1, 2), (1, 4), (1, 8)]
     assert sizes(BatchScaling(batch=8).points(grid(), smt, wide)) == [(1, 8), (2, 4), (4, 2)]
     assert sizes(SloThroughput(batch=1).points(grid(), smt, wide)) == [(1, 8), (2, 4), (4, 2)]
-    assert sizes(InstanceScaling(threads=2).points(grid(), smt, wide)) == [(1, 2), (2, 2), (4, 2)]
+    assert sizes(Scaling(threads=2, instances=None).points(grid(), smt, wide)) == [(1, 2), (2, 2), (4, 2)]
     for point in Latency().points(grid(), smt, wide):
         (place,) = smt.place(wide, instances=point.instances, threads=point.threads)
         assert (point.threads, place.threads, sorted(place.cpus)) == (8, 8, list(range(8)))
-    for refused in (InstanceScaling(threads=1), CoreScaling(threads=3)):
+    for refused in (Scaling(threads=1, instances=None), Scaling(threads=3)):
         with pytest.raises(InputError, match=r"all hardware threads of its cores, here [24]; .*launcher\.smt=false"):
             refused.points(grid(), smt, wide)
 
 
 def test_a_quota_bounds_the_cores() -> None:
-    assert sizes(CoreScaling().points(grid(), ONE, machine(8, quota=2.5))) == [(1, 1), (1, 2)]
+    assert sizes(Scaling(threads=None).points(grid(), ONE, machine(8, quota=2.5))) == [(1, 1), (1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -142,8 +141,15 @@ def test_throughput_uses_the_whole_of_a_fractional_quota(quota: str, instances: 
     throughput = Launcher("throughput", preset="throughput")
     limited = MadeUp(cores=4, quota=quota).read(tmp_path)
     assert sizes(Latency().points(grid(), throughput, limited)) == [(instances, 1)]
-    assert (instances, 1) in sizes(InstanceScaling().points(grid(), throughput, limited))
-    for scenario in (Latency(), InstanceScaling(), CoreScaling(), BatchScaling(), SloThroughput(), OpenLoop()):
+    assert (instances, 1) in sizes(Scaling(instances=None).points(grid(), throughput, limited))
+    for scenario in (
+        Latency(),
+        Scaling(instances=None),
+        Scaling(threads=None),
+        BatchScaling(),
+        SloThroughput(),
+        OpenLoop(),
+    ):
         for point in scenario.points(grid(batch=8), throughput, limited):
             places = throughput.place(limited, instances=point.instances, threads=point.threads)
             assert [place.threads for place in places] == [point.threads] * point.instances
@@ -152,10 +158,10 @@ def test_throughput_uses_the_whole_of_a_fractional_quota(quota: str, instances: 
 
 def test_instances_of_so_many_cores() -> None:
     throughput = Launcher("throughput", preset="throughput")
-    points = InstanceScaling(threads=4).points(grid(), throughput, machine(24))
+    points = Scaling(threads=4, instances=None).points(grid(), throughput, machine(24))
     assert sizes(points) == [(1, 4), (2, 4), (4, 4), (6, 4)]
-    with pytest.raises(InputError, match=r"smaller scenario\.threads"):
-        InstanceScaling(threads=4).points(grid(), throughput, machine(2))
+    with pytest.raises(InputError, match=r"4 cores does not fit: there are 2 cores"):
+        Scaling(threads=4, instances=None).points(grid(), throughput, machine(2))
 
 
 def test_batch_scaling_divides_batch_and_cores() -> None:
@@ -205,8 +211,8 @@ def test_rates_of_an_open_loop(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: CoreScaling(threads=0), r"scenario\.threads"),
-        (lambda: CoreScaling(seconds=0), r"scenario\.seconds"),
+        (lambda: Scaling(threads=0), r"scenario\.threads"),
+        (lambda: Scaling(seconds=0), r"scenario\.seconds"),
         (lambda: SloThroughput(limit_ms="10"), r"scenario\.limit_ms"),
         (lambda: SloThroughput(percent=100), r"scenario\.percent"),
         (
@@ -214,7 +220,6 @@ def test_rates_of_an_open_loop(tmp_path: Path) -> None:
             r"percent=99\.99: the percentile needs 29,956 calls, .* 59,912 s of each of 5 rounds, .* most 60 s",
         ),
         (lambda: SloThroughput(batch=[]), r"scenario\.batch"),
-        (lambda: InstanceScaling(threads=[1, 2]), r"scenario\.threads"),
         (lambda: OpenLoop(rate=-1), r"scenario\.rate"),
         (lambda: OpenLoop(seconds=[1, 2]), r"scenario\.seconds .*give one number"),
         (lambda: OpenLoop(trace="/nowhere"), "nowhere"),

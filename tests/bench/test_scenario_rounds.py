@@ -9,19 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from input_specs import inputs
-from scenario_fakes import ONE, FakeContender, constant, exponential, machine
+from scenario_fakes import ONE, FakeSystem, constant, exponential, machine
 
 from encast.bench.config import available, load_jobs
-from encast.bench.run import make_scenario
-from encast.bench.scenarios.base import COLD_START, LATENCY, MEAN_LATENCY, THROUGHPUT, compared_by
-from encast.bench.scenarios.batch_scaling import BatchScaling
+from encast.bench.scenarios.base import COLD_START, LATENCY, MEAN_LATENCY, THROUGHPUT, make_scenario
+from encast.bench.scenarios.closed_loop import Latency, LengthReplay
 from encast.bench.scenarios.cold_start import ColdStartScenario
-from encast.bench.scenarios.core_scaling import CoreScaling
-from encast.bench.scenarios.instance_scaling import InstanceScaling
-from encast.bench.scenarios.latency import Latency
-from encast.bench.scenarios.length_replay import LengthReplay
 from encast.bench.scenarios.open_loop import OpenLoop
-from encast.bench.scenarios.scaling import ideal
+from encast.bench.scenarios.scaling import BatchScaling, Scaling, ideal
 from encast.bench.scenarios.slo_throughput import SloThroughput, best_rows
 from encast.measure.workloads import Workload, make_workload
 
@@ -30,8 +25,10 @@ def grid(**fields: Any) -> Workload:
     return make_workload({"kind": "grid", **fields}, inputs())
 
 
-def measured(scenario: Any, contender: FakeContender, point: Any, rounds: int = 5) -> dict[str, Any]:
-    samples = [scenario.round(contender.at(point), point) for _ in range(rounds)]
+def measured(scenario: Any, system: FakeSystem, point: Any, rounds: int = 5) -> dict[str, Any]:
+    samples = []
+    for system.round_number in range(rounds):
+        samples.append(scenario.round(system.at(point), point))
     json.dumps(samples, allow_nan=False)
     metrics = dict(scenario.summarise(point, samples))
     json.dumps(metrics, allow_nan=False)
@@ -40,9 +37,9 @@ def measured(scenario: Any, contender: FakeContender, point: Any, rounds: int = 
 
 
 def test_percentiles_of_a_known_distribution() -> None:
-    scenario = CoreScaling(threads=2)
+    scenario = Scaling(threads=2)
     (point,) = scenario.points(grid(batch=4, length=32), ONE, machine(2))
-    found = measured(scenario, FakeContender(exponential(2.0)), point, rounds=40)
+    found = measured(scenario, FakeSystem(exponential(2.0)), point, rounds=40)
     assert found["latency_ms"]["mean"] == pytest.approx(2.0, rel=0.05)
     assert found["latency_ms"]["p50"] == pytest.approx(2 * np.log(2), rel=0.05)
     assert found["latency_ms"]["p99"] == pytest.approx(2 * np.log(100), rel=0.1)
@@ -56,26 +53,26 @@ def test_percentiles_of_a_known_distribution() -> None:
 def test_calls_are_compared_and_sequences_are_counted() -> None:
     scenario = Latency()
     (point,) = scenario.points(grid(batch=8), ONE, machine(2))
-    contender = FakeContender(constant(4.0)).at(point)
-    samples = [scenario.round(contender, point) for _ in range(5)]
+    system = FakeSystem(constant(4.0)).at(point)
+    samples = [scenario.round(system, point) for _ in range(5)]
     assert scenario.figure(samples[0]) == pytest.approx(1 / 0.004)
     assert scenario.summarise(point, samples)["sequences_per_s"] == pytest.approx(8 / 0.004)
 
 
 def test_few_calls_have_no_tail() -> None:
-    scenario = CoreScaling(threads=2)
+    scenario = Scaling(threads=2)
     (point,) = scenario.points(grid(), ONE, machine(2))
-    found = measured(scenario, FakeContender(constant(30.0)), point)
+    found = measured(scenario, FakeSystem(constant(30.0)), point)
     assert found["latency_ms"]["p99"] is None
     assert found["latency_samples"] == 50
     assert found["latency_samples_needed"]["p99_9"] == 2995
 
 
 def test_throughput_is_the_sum_over_instances() -> None:
-    scenario = InstanceScaling(instances=4)
+    scenario = Scaling(instances=4)
     (point,) = scenario.points(grid(batch=2), ONE, machine(4))
-    contender = FakeContender(lambda instance, call, sequences: (1 + instance) * 1e6)
-    found = measured(scenario, contender, point)
+    system = FakeSystem(lambda instance, call, sequences: (1 + instance) * 1e6)
+    found = measured(scenario, system, point)
     assert found["sequences_per_s"] == pytest.approx(2 * (1000 + 500 + 1000 / 3 + 250), rel=0.01)
 
 
@@ -88,7 +85,7 @@ def test_a_divided_batch_takes_as_long_as_its_slowest_part() -> None:
     rng = np.random.default_rng(4)
     scenario = BatchScaling(batch=8, seconds=5)
     whole, halves = scenario.points(grid(length=16), ONE, machine(2))
-    one, two = FakeContender(service), FakeContender(service)
+    one, two = FakeSystem(service), FakeSystem(service)
     first, second = measured(scenario, one, whole), measured(scenario, two, halves)
     assert all(asked["in_step"] for asked in two.asked)
     assert first["latency_ms"]["p50"] == pytest.approx(8.0)
@@ -105,8 +102,8 @@ def test_a_divided_batch_is_compared_by_what_is_shown_of_it() -> None:
     """One part takes 1 ms, the other 5: whoever divides so has an answer after 5, although the first could go on."""
     scenario = BatchScaling(batch=8, instances=2)
     (point,) = scenario.points(grid(), ONE, machine(2))
-    contender = FakeContender(lambda instance, call, sequences: (1 + 4 * instance) * 1e6).at(point)
-    sample = scenario.round(contender, point)
+    system = FakeSystem(lambda instance, call, sequences: (1 + 4 * instance) * 1e6).at(point)
+    sample = scenario.round(system, point)
     assert scenario.figure(sample) == pytest.approx(1 / 0.005)
     assert sample["sequences_per_s"] == pytest.approx(4 / 0.001 + 4 / 0.005)
     found = scenario.summarise(point, [sample] * 5)
@@ -122,27 +119,8 @@ def test_every_scenario_names_what_it_compares_by(name: str) -> None:
         "open_loop": MEAN_LATENCY,
         "cold_start": COLD_START,
     }
-    assert compared_by(make_scenario(load_jobs([f"scenario={name}"])[0].scenario)) == expected.get(name, THROUGHPUT)
-
-
-def test_a_figure_of_one_s_own_inherits_no_name() -> None:
-    class Slowest(Latency):
-        def figure(self, sample: Any) -> float:
-            return 1.0
-
-    class Named(Slowest):
-        compared_by = "slowest call"
-
-    class Later(Slowest):
-        def __init__(self) -> None:
-            super().__init__()
-            self.compared_by = "slowest call so far"
-
-    class Same(Latency):
-        pass
-
-    found = [compared_by(made()) for made in (Slowest, Named, Later, Same)]
-    assert found == ["the scenario's own figure", "slowest call", "slowest call so far", LATENCY]
+    made: Any = make_scenario(load_jobs([f"scenario={name}"])[0].scenario)
+    assert made.compared_by == expected.get(name, THROUGHPUT)
 
 
 def test_core_and_instance_scaling_beside_the_ideal_line() -> None:
@@ -170,9 +148,9 @@ def test_a_replay_runs_every_batch_once_a_round() -> None:
     workload = make_workload({"kind": "histogram", "file": "10:30,100:10", "batch": 8}, inputs())
     scenario = LengthReplay(tokens=10**6)
     (point,) = scenario.points(workload, ONE, machine(1))
-    contender = FakeContender(lambda instance, call, sequences: sequences * 1e6)
-    found = measured(scenario, contender, point)
-    assert [asked["calls"] for asked in contender.asked] == [len(point.batches)] * 5
+    system = FakeSystem(lambda instance, call, sequences: sequences * 1e6)
+    found = measured(scenario, system, point)
+    assert [asked["calls"] for asked in system.asked] == [len(point.batches)] * 5
     assert found["sequences_per_s"] == pytest.approx(1000.0)
     assert found["tokens_per_s"] == pytest.approx(1000 * 1300 / 40)
     assert 0 < found["padding"] < 0.4
@@ -180,18 +158,18 @@ def test_a_replay_runs_every_batch_once_a_round() -> None:
     (part,) = (few := LengthReplay(tokens=1)).points(
         make_workload({"kind": "histogram", "file": "10:30,100:10", "batch": 2}, inputs()), ONE, machine(1)
     )
-    found = measured(few, FakeContender(constant(1.0)), part)
+    found = measured(few, FakeSystem(constant(1.0)), part)
     assert (found["sampled_sequences"], found["sequences"]) == (16, 40)
     assert found["tokens_per_s"] == pytest.approx(2000 * 1300 / 40), "a quarter of the sample is long, as of the file"
 
 
-def slo_rows(service: Any, **fields: Any) -> tuple[list[dict[str, Any]], FakeContender]:
+def slo_rows(service: Any, **fields: Any) -> tuple[list[dict[str, Any]], FakeSystem]:
     scenario = SloThroughput(**fields)
-    contender = FakeContender(service)
+    system = FakeSystem(service)
     rows = []
     for point in scenario.points(grid(length=64), ONE, machine(2)):
-        contender.service = service(point)
-        metrics = measured(scenario, contender, point)
+        system.service = service(point)
+        metrics = measured(scenario, system, point)
         rows.append(
             {
                 "status": "ok",
@@ -202,7 +180,7 @@ def slo_rows(service: Any, **fields: Any) -> tuple[list[dict[str, Any]], FakeCon
                 "metrics": metrics,
             }
         )
-    return rows, contender
+    return rows, system
 
 
 def test_the_most_throughput_within_the_limit() -> None:
@@ -237,9 +215,9 @@ def test_a_tail_breaks_the_limit_although_the_median_keeps_it() -> None:
 
 def test_five_rounds_tell_whether_the_limit_is_kept() -> None:
     for milliseconds, kept in ((49.0, True), (51.0, False)):
-        rows, contender = slo_rows(lambda point, each=milliseconds: constant(each), limit_ms=50.0, batch=1, instances=1)
+        rows, system = slo_rows(lambda point, each=milliseconds: constant(each), limit_ms=50.0, batch=1, instances=1)
         assert rows[0]["metrics"]["slo"]["met"] is kept
-        assert contender.asked[0]["seconds"] == pytest.approx(299 * 0.05 / 5)
+        assert system.asked[0]["seconds"] == pytest.approx(299 * 0.05 / 5)
 
 
 def test_too_few_calls_say_nothing_about_a_limit() -> None:
@@ -255,41 +233,31 @@ def test_too_few_calls_say_nothing_about_a_limit() -> None:
 def test_cold_starts_are_new_processes() -> None:
     scenario = ColdStartScenario()
     (point,) = scenario.points(grid(length=16), ONE, machine(2))
-    contender = FakeContender(constant(1.0))
-    found = measured(scenario, contender, point, rounds=6)
+    system = FakeSystem(constant(1.0))
+    found = measured(scenario, system, point, rounds=6)
     assert found["cold_start_s"]["import"] == 1.0
     assert found["cold_start_s"]["first_call"] == 0.5
     assert found["cold_start_s"]["total"] == 1.5 + found["cold_start_s"]["load"]
     assert found["starts"] == 6
-    assert contender.bound == list(point.batches), "bound anew, so that its outputs can be compared"
+    assert system.bound == list(point.batches), "bound anew, so that its outputs can be compared"
 
 
-def test_contenders_of_an_open_loop_get_the_same_arrivals() -> None:
+def test_systems_of_an_open_loop_get_the_same_arrivals() -> None:
     scenario = OpenLoop(rate=500, seconds=0.5)
     (point,) = scenario.points(grid(), ONE, machine(2))
-    a, b = FakeContender(constant(1.0), "a"), FakeContender(constant(1.5), "b")
-    for first, second in ((a, b), (b, a), (a, b)):
+    a, b = FakeSystem(constant(1.0), "a"), FakeSystem(constant(1.5), "b")
+    for number, (first, second) in enumerate(((a, b), (b, a), (a, b))):
+        a.round_number = b.round_number = number
         scenario.round(first.at(point), point)
         scenario.round(second.at(point), point)
     assert a.streams == b.streams
     assert len({tuple(stream) for stream in a.streams}) == 3, "each round has arrivals of its own"
 
 
-def test_a_contender_of_a_second_group_begins_with_the_first_arrivals() -> None:
-    scenario = OpenLoop(rate=500, seconds=0.5)
-    (point,) = scenario.points(grid(), ONE, machine(2))
-    once, again, other = (FakeContender(constant(1.0), name) for name in ("first", "first", "other"))
-    for group in ((once,), (again, other)):
-        for _ in range(3):
-            for contender in group:
-                scenario.round(contender.at(point), point)
-    assert once.streams == again.streams == other.streams
-
-
 def test_a_resumed_open_loop_has_the_rates_of_before() -> None:
     scenario, resumed = OpenLoop(load=[0.5, 0.8], seconds=1), OpenLoop(load=[0.5, 0.8], seconds=1)
     half, most = scenario.points(grid(), ONE, machine(2))
-    before, after = FakeContender(constant(1.0), "first"), FakeContender(constant(0.3), "second")
+    before, after = FakeSystem(constant(1.0), "first"), FakeSystem(constant(0.3), "second")
     metrics = measured(scenario, before, half, 3)
     assert metrics["capacity_per_s"] == pytest.approx(1000)
     row = {"metrics": metrics, "point": {"instances": 1, "threads": 2, **half.label}}
@@ -307,7 +275,7 @@ def test_an_open_loop_counts_from_the_due_time() -> None:
     """M/M/1 at load 0.8: five times the service on average, although each service is as quick as ever."""
     scenario = OpenLoop(rate=800, seconds=20)
     (point,) = scenario.points(grid(), ONE, machine(2))
-    found = measured(scenario, FakeContender(exponential(1.0)), point, rounds=10)
+    found = measured(scenario, FakeSystem(exponential(1.0)), point, rounds=10)
     assert found["latency_ms"]["mean"] == pytest.approx(5.0, rel=0.2)
     assert found["service_ms"]["mean"] == pytest.approx(1.0, rel=0.05)
     assert found["wait_ms"]["mean"] == pytest.approx(4.0, rel=0.25)
@@ -319,16 +287,16 @@ def test_an_open_loop_counts_from_the_due_time() -> None:
 def test_more_than_can_be_answered_is_said_so() -> None:
     scenario = OpenLoop(rate=2000, seconds=1)
     (point,) = scenario.points(grid(), ONE, machine(2))
-    found = measured(scenario, FakeContender(constant(1.0)), point)
+    found = measured(scenario, FakeSystem(constant(1.0)), point)
     assert found["saturated"]
     assert found["sequences_per_s"] == pytest.approx(1000, rel=0.05)
     assert found["offered_per_s"] == pytest.approx(2000, rel=0.1)
 
 
-def test_loads_are_shares_of_what_the_first_contender_can_do() -> None:
+def test_loads_are_shares_of_what_the_first_system_can_do() -> None:
     scenario = OpenLoop(load=[0.5, 0.8], seconds=20)
     half, most = scenario.points(grid(), ONE, machine(2))
-    first, second = FakeContender(constant(1.0), "first"), FakeContender(constant(0.1), "second")
+    first, second = FakeSystem(constant(1.0), "first"), FakeSystem(constant(0.1), "second")
     assert measured(scenario, first, half, 3)["offered_per_s"] == pytest.approx(500, rel=0.05)
     assert measured(scenario, second, half, 3)["offered_per_s"] == pytest.approx(500, rel=0.05)
     assert measured(scenario, second, most, 3)["offered_per_s"] == pytest.approx(800, rel=0.05)
@@ -338,11 +306,11 @@ def test_a_trace_is_replayed_as_recorded(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("".join(f"{number / 10}\n" for number in range(100)))
     scenario = OpenLoop(trace=str(tmp_path / "trace"), speed=2.0, seconds=1.0)
     (point,) = scenario.points(grid(), ONE, machine(2))
-    contender = FakeContender(constant(1.0)).at(point)
-    scenario.round(contender, point)
-    scenario.round(contender, point)
-    assert contender.streams[0] == [number * 50_000_000 for number in range(20)]
-    assert contender.streams[1] == contender.streams[0]
+    system = FakeSystem(constant(1.0)).at(point)
+    for system.round_number in range(2):
+        scenario.round(system, point)
+    assert system.streams[0] == [number * 50_000_000 for number in range(20)]
+    assert system.streams[1] == system.streams[0]
 
 
 def test_a_trace_is_replayed_from_begin_to_end_and_the_row_says_how_much(tmp_path: Path) -> None:
@@ -351,16 +319,15 @@ def test_a_trace_is_replayed_from_begin_to_end_and_the_row_says_how_much(tmp_pat
     (tmp_path / "trace").write_text("".join(f"{time}\n" for time in times))
     scenario = OpenLoop(trace=str(tmp_path / "trace"), speed=2.0, seconds=0.5)
     (point,) = scenario.points(grid(), ONE, machine(2))
-    contender = FakeContender(constant(1.0))
-    few = measured(scenario, contender, point, rounds=8)
-    assert max(map(len, contender.streams)) == 100
-    of_all = {"trace_arrivals": 7298, "trace_seconds": 3599.5}
+    system = FakeSystem(constant(1.0))
+    few = measured(scenario, system, point, rounds=8)
+    assert max(map(len, system.streams)) == 100
+    of_all = {"trace_arrivals": 7298}
     assert {name: few[name] for name in few if name.startswith(("replayed", "trace"))} == {
-        "replayed_arrivals": 114, "replayed_seconds": 8.0, **of_all
+        "replayed_arrivals": 114, **of_all
     }  # fmt: skip
-    every = measured(scenario, FakeContender(constant(1.0)), point, rounds=3605)
+    every = measured(scenario, FakeSystem(constant(1.0)), point, rounds=3605)
     assert every["replayed_arrivals"] == every["trace_arrivals"], "what comes again counts once"
-    assert every["replayed_seconds"] == pytest.approx(every["trace_seconds"])
     drawn = OpenLoop(rate=500)
     (point,) = drawn.points(grid(), ONE, machine(2))
-    assert not [name for name in measured(drawn, contender, point) if "replayed" in name]
+    assert not [name for name in measured(drawn, system, point) if "replayed" in name]

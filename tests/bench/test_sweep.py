@@ -12,14 +12,14 @@ from lab import QUICK, TINY, backends
 from small_reports import FEW, document
 from synthetic_rows import Experiment, write
 
+from encast.bench.comparison import Comparison, tell_apart
 from encast.bench.config import load_jobs
 from encast.bench.report.compare import compare
 from encast.bench.report.load import load
 from encast.bench.rows import read_rows
-from encast.bench.run import Comparison, tell_apart
+from encast.bench.run import Run
 from encast.bench.scenarios.slo_throughput import best_rows
 from encast.bench.session import open_session, resume_session
-from encast.bench.side import Side
 from encast.cli.bench import _line
 from encast.pages.document import to_markdown
 
@@ -41,7 +41,7 @@ def points(tmp_path: Path, *overrides: str) -> list[dict[str, object]]:
     ]
     tell_apart(comparisons)
     found = [
-        comparison._row(point, Side(spec, failure=("failed", "is not asked for")))["point"]
+        comparison._row(point, Run(spec, failure=("failed", "is not asked for")))["point"]
         for comparison in comparisons
         for point in comparison.points
         for spec in comparison.job.backends
@@ -78,7 +78,6 @@ def test_what_no_column_says_has_its_own(tmp_path: Path, given: list[str], own: 
         ["scenario=open_loop", "scenario.rate=5,10"],
         ["scenario=latency,throughput"],
         ["launcher=one,throughput,latency"],
-        ["model.layers=1,2"],
     ],
 )
 def test_what_a_column_or_a_name_says_has_none(tmp_path: Path, given: list[str]) -> None:
@@ -137,7 +136,7 @@ def test_a_resumed_open_loop_knows_its_rates(tmp_path: Path) -> None:
     comparisons = [Comparison(job, cache=tmp_path) for job in jobs]
     tell_apart(comparisons)
     first = comparisons[0]
-    row = first._row(first.points[0], Side(first.job.backends[0], failure=("failed", "")))
+    row = first._row(first.points[0], Run(first.job.backends[0], failure=("failed", "")))
     assert row["point"]["scenario.seed"] == 0
     row["metrics"] = {"capacity_per_s": 123.0}
     with mock.patch.object(first, "_prepare", return_value=("failed", "")):

@@ -14,7 +14,6 @@ from encast.errors import InputError
 from encast.measure.statistics import (
     FEWEST_ROUNDS,
     bootstrap,
-    bootstrap_rounds,
     latency_metrics,
     median_interval,
     percent_name,
@@ -118,16 +117,6 @@ def test_few_rounds_have_no_interval() -> None:
     assert median_interval(few) is None
     assert bootstrap(few, lambda values: float(values.mean())) is None
     assert median_interval([*few, 5.0]) == (1.0, 5.0)
-    assert bootstrap([1.0] * 9, lambda values: None) is None
-
-
-def test_statistics_of_whole_rounds() -> None:
-    rounds = [{"done": done, "seconds": 2.0} for done in (10, 12, 11, 13, 12)]
-    interval = bootstrap_rounds(
-        rounds, lambda chosen: sum(one["done"] for one in chosen) / sum(one["seconds"] for one in chosen)
-    )
-    assert interval is not None
-    assert 5.0 <= interval[0] < 5.8 < interval[1] <= 6.5
 
 
 def test_ratios_are_paired_by_round() -> None:

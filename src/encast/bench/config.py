@@ -1,6 +1,6 @@
 """From overrides to jobs: Hydra's groups and grammar, errors that list what exists, and no field that nobody reads.
 
-``backend=a,b`` and ``backend=[a,b]`` are the same: contenders of one comparison. With ``--multirun`` lists after any
+``backend=a,b`` and ``backend=[a,b]`` are the same: systems of one comparison. With ``--multirun`` lists after any
 other name make a job for each combination, the last name varying fastest. ``study=NAME`` stands for the command lines
 of a YAML of that name, whatever else is given after each of them.
 """
@@ -11,14 +11,13 @@ import copy
 import itertools
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from encast.bench.environments import interpreter
 from encast.bench.launcher import Launcher
-from encast.bench.noise import NoiseLimits
 from encast.bench.peers.base import DTYPES, BackendSpec
 from encast.bench.timing import Timing
 from encast.bench.worker import Limits
@@ -41,7 +40,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Job:
-    """One comparison: its contenders are measured by turns. Mappings are plain, as their YAML and overrides say."""
+    """One comparison: its systems are measured in interleaved rounds. Mappings are as their YAML and overrides say."""
 
     backends: tuple[BackendSpec, ...]
     model: Mapping[str, Any]
@@ -50,13 +49,13 @@ class Job:
     launcher: Launcher
     timing: Timing
     limits: Limits
-    noise: NoiseLimits
     experiment: str | None
     out: str | None
     cache: str | None
     price: str | None
-    given: tuple[str, ...] = ()
-    """Groups and fields that the command line sets: a scenario that has no use for one refuses it."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Groups and fields that the command line sets: a scenario that has no use for one refuses it, and rows say in
+    which of them the jobs of a sweep differ."""
 
     def record(self) -> dict[str, Any]:
         """Plain JSON, everything resolved."""
@@ -95,65 +94,16 @@ def load_jobs(overrides: Sequence[str], *, multirun: bool = False, folders: Sequ
     """
     need_groups(folders)
     choices = _Choices(folders)
-    lines, rest = _study(choices, overrides)
+    given = [choices.parse(override) for override in overrides]
+    rest = [one for one in given if one.key_or_group != STUDY]
+    studies = [str(one.value()) for one in given if one.key_or_group == STUDY]
     jobs = []
-    for line in lines or [[]]:
-        backends, others = _split_backends(choices, [*line, *rest])
-        combinations = _combinations(choices, others, multirun or bool(lines))
-        jobs += [choices.job(backends, combination) for combination in combinations]
+    for line in choices.lines(studies[-1]) if studies else [[]]:
+        backends = choices.backends([*line, *rest])
+        others = [one for one in (*line, *rest) if one.key_or_group != "backend"]
+        variants = [choices.variants(one, multirun or bool(studies)) for one in others]
+        jobs += [choices.job(backends, combination) for combination in itertools.product(*variants)]
     return jobs
-
-
-def _study(choices: _Choices, overrides: Iterable[str]) -> tuple[list[list[str]], list[str]]:
-    """The command lines of the study that is named, none without one, and all other overrides."""
-    lines: list[list[str]] = []
-    rest = []
-    for override in overrides:
-        parsed = choices.parse(override)
-        if parsed.key_or_group == STUDY:
-            lines = choices.lines(str(parsed.value()))
-        else:
-            rest.append(override)
-    return lines, rest
-
-
-def _split_backends(choices: _Choices, overrides: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The names of the contenders, and all other overrides."""
-    names, rest = [DEFAULT_BACKEND], []
-    for override in overrides:
-        parsed = choices.parse(override)
-        if parsed.key_or_group != "backend":
-            rest.append(override)
-            continue
-        if parsed.is_sweep_override():
-            values: Any = [choices.plain(text) for text in choices.swept(parsed)]
-        else:
-            values = parsed.value()
-        values = values if isinstance(values, list) else [values]
-        names = [str(name) for value in values for name in (value if isinstance(value, list) else [value])]
-    if not names:
-        raise InputError("backend=[] names no backend; give one or more of " + ", ".join(choices.names("backend")))
-    twice = [name for index, name in enumerate(names) if name in names[:index]]
-    if twice:
-        raise InputError(f"backend {twice[0]!r} is named twice; a backend stands once in a comparison")
-    for name in names:
-        choices.check("backend", name)
-    return names, rest
-
-
-def _combinations(choices: _Choices, overrides: Sequence[str], multirun: bool) -> Iterator[list[str]]:
-    values: list[list[str]] = []
-    for override in overrides:
-        parsed = choices.parse(override)
-        name = parsed.get_key_element()
-        if not parsed.is_sweep_override():
-            values.append([override])
-        elif multirun:
-            values.append([f"{name}={value}" for value in choices.swept(parsed)])
-        else:
-            instead = "" if name in GROUPS else f", or write a list, {name}=[...], where the field takes one"
-            raise InputError(f"{override}: several values make several jobs; add --multirun{instead}")
-    yield from (list(combination) for combination in itertools.product(*values))
 
 
 class _Choices:
@@ -178,7 +128,7 @@ class _Choices:
         if name not in self.names(group):
             raise InputError(f"there is no {group} {name!r}; there are {', '.join(self.names(group))}")
 
-    def lines(self, study: str) -> list[list[str]]:
+    def lines(self, study: str) -> list[list[Any]]:
         """The command lines of a study: ``jobs`` of its YAML, a list of overrides each."""
         import yaml  # type: ignore[import-untyped]
 
@@ -192,7 +142,35 @@ class _Choices:
             whole = False
         if not whole:
             raise InputError(f"{path}: a study holds `jobs`, a list of lists of overrides such as [model=minilm]")
-        return lines
+        return [[self.parse(text) for text in line] for line in lines]
+
+    def backends(self, overrides: Iterable[Any]) -> list[str]:
+        """The names of the systems, of the last override that gives some."""
+        names = [DEFAULT_BACKEND]
+        for override in overrides:
+            if override.key_or_group == "backend":
+                texts = self._swept(override) if override.is_sweep_override() else None
+                values = override.value() if texts is None else [self.parse(f"value={text}").value() for text in texts]
+                values = values if isinstance(values, list) else [values]
+                names = [str(name) for one in values for name in (one if isinstance(one, list) else [one])]
+        if not names:
+            raise InputError("backend=[] names no backend; give one or more of " + ", ".join(self.names("backend")))
+        twice = [name for index, name in enumerate(names) if name in names[:index]]
+        if twice:
+            raise InputError(f"backend {twice[0]!r} is named twice; a backend stands once in a comparison")
+        for name in names:
+            self.check("backend", name)
+        return names
+
+    def variants(self, override: Any, multirun: bool) -> list[Any]:
+        """The overrides of one value each that a sweep stands for."""
+        name = override.get_key_element()
+        if not override.is_sweep_override():
+            return [override]
+        if not multirun:
+            instead = "" if name in GROUPS else f", or write a list, {name}=[...], where the field takes one"
+            raise InputError(f"{override.input_line}: several values make several jobs; add --multirun{instead}")
+        return [self.parse(f"{name}={value}") for value in self._swept(override)]
 
     def parse(self, override: str) -> Any:
         """Hydra's ``Override``; only assignments are accepted."""
@@ -210,74 +188,59 @@ class _Choices:
             raise InputError(f"{override!r}: Hydra's own settings are fixed; --conf FOLDER adds groups of your own")
         return parsed
 
-    def swept(self, parsed: Any) -> list[str]:
-        """The values of a sweep as the grammar writes them."""
-        from hydra.errors import HydraException
-
-        try:
-            return list(parsed.sweep_string_iterator())
-        except HydraException:
-            raise InputError(f"{parsed.input_line!r}: give the values, NAME=A,B or NAME=range(A,B)") from None
-
-    def plain(self, text: str) -> Any:
-        return self.parse(f"value={text}").value()
-
-    def job(self, backends: Sequence[str], overrides: Sequence[str]) -> Job:
-        groups, values = [], []
-        for override in overrides:
-            parsed = self.parse(override)
-            if parsed.key_or_group in GROUPS:
-                self.check(parsed.key_or_group, str(parsed.value()))
-                groups.append(override)
-            elif parsed.key_or_group == "data":
-                groups.append(override)  # fields of models and workloads interpolate it
-            else:
-                values.append(parsed)
-        whole = self._compose(groups)
+    def job(self, backends: Sequence[str], overrides: Sequence[Any]) -> Job:
+        chosen = {one.key_or_group: str(one.value()) for one in overrides if one.key_or_group in GROUPS}
+        for group, name in chosen.items():
+            self.check(group, name)
+        composed = (*GROUPS, "data")  # fields of models and workloads interpolate ``data``
+        whole = self._compose([one.input_line for one in overrides if one.key_or_group in composed])
         whole["backend"] = {name: self._backend(name) for name in backends}
-        chosen = {self.parse(group).key_or_group: str(self.parse(group).value()) for group in groups}
         for group in ("scenario", "launcher"):
             if group in chosen:
                 whole[group] = {"name": chosen[group], **whole[group]}
         if "scenario" in chosen:
             self._find_file(whole["scenario"], "scenario", chosen["scenario"])
-        for parsed in values:
-            _assign(whole, parsed.key_or_group, parsed.value())
-        job = _job(whole)
-        given = tuple(dict.fromkeys(str(self.parse(override).key_or_group) for override in overrides))
-        return replace(job, given=given)
+        for one in overrides:
+            if one.key_or_group not in composed:
+                _assign(whole, one.key_or_group, one.value())
+        return _job(whole, {str(one.key_or_group): one.value() for one in overrides})
+
+    def _swept(self, override: Any) -> list[str]:
+        """The values of a sweep as the grammar writes them."""
+        from hydra.errors import HydraException
+
+        try:
+            return list(override.sweep_string_iterator())
+        except HydraException:
+            raise InputError(f"{override.input_line!r}: give the values, NAME=A,B or NAME=range(A,B)") from None
 
     def _backend(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self._compose([f"+backend={name}"])["backend"]
         self._find_file(found, "peer", name)
         return found
 
-    def _find_file(self, config: dict[str, Any], field: str, name: str) -> None:
+    def _find_file(self, config: dict[str, Any], key: str, name: str) -> None:
         """Makes the path of ``FILE.py:Class`` absolute: beside the YAML that names it, else in the working folder."""
-        place, colon, cls = str(config.get(field)).rpartition(":")
+        place, colon, cls = str(config.get(key)).rpartition(":")
         if not colon or not place.endswith(".py") or Path(place).is_absolute():
             return
-        beside = yaml_of("backend" if field == "peer" else "scenario", name, self._folders).parent / place
+        beside = yaml_of("backend" if key == "peer" else "scenario", name, self._folders).parent / place
         here = Path(place).resolve()
         found = next((path for path in (beside, here) if path.is_file()), None)
         if found is None:
-            raise InputError(f"{field}: {config[field]}: there is no file {beside}, beside the YAML, and no {here}")
-        config[field] = f"{found}:{cls}"
+            raise InputError(f"{key}: {config[key]}: there is no file {beside}, beside the YAML, and no {here}")
+        config[key] = f"{found}:{cls}"
 
     def _compose(self, overrides: Sequence[str]) -> dict[str, Any]:
         """Groups and fields as the YAML says; most jobs of a sweep differ in fields alone."""
-        chosen = tuple(overrides)
-        if chosen not in self._composed:
-            self._composed[chosen] = self._read(chosen)
-        return copy.deepcopy(self._composed[chosen])
-
-    def _read(self, overrides: Sequence[str]) -> dict[str, Any]:
         from hydra import compose, initialize_config_dir
         from hydra.errors import HydraException
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
         from yaml import YAMLError
 
+        if (chosen := tuple(overrides)) in self._composed:
+            return copy.deepcopy(self._composed[chosen])
         search = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in self._folders)}]"]
         try:
             with warnings.catch_warnings(), initialize_config_dir(str(CONF), version_base=None):
@@ -286,7 +249,8 @@ class _Choices:
                 plain: Any = OmegaConf.to_container(config, resolve=True)
         except (HydraException, OmegaConfBaseException, YAMLError) as error:
             raise InputError(f"{' '.join(overrides) or CONF}: {' '.join(str(error).split())}") from None
-        return dict(plain)
+        self._composed[chosen] = plain
+        return dict(copy.deepcopy(plain))
 
 
 def _assign(config: dict[str, Any], path: str, value: Any) -> None:
@@ -308,7 +272,7 @@ def _assign(config: dict[str, Any], path: str, value: Any) -> None:
     node[last] = value
 
 
-def _job(config: Mapping[str, Any]) -> Job:
+def _job(config: Mapping[str, Any], given: Mapping[str, Any]) -> Job:
     experiment, out, cache, price = (
         None if config[name] is None else str(config[name]) for name in ("experiment", "out", "cache", "price")
     )
@@ -317,12 +281,6 @@ def _job(config: Mapping[str, Any]) -> Job:
         raise InputError(
             f"launcher={launcher.name} does not say how many instances; give launcher.instances=N, "
             "launcher.cores_per_instance=N or both"
-        )
-    timing = _section(Timing, "timing", config["timing"])
-    if timing.rounds_least > timing.rounds_most:
-        raise InputError(
-            f"timing.rounds_least is {timing.rounds_least} and timing.rounds_most {timing.rounds_most}; "
-            "give both, the least no greater than the most"
         )
     if config["workload"].get("file") == "-":
         raise InputError(
@@ -335,20 +293,20 @@ def _job(config: Mapping[str, Any]) -> Job:
         workload=config["workload"],
         scenario=config["scenario"],
         launcher=launcher,
-        timing=timing,
+        timing=_section(Timing, "timing", config["timing"]),
         limits=_section(Limits, "limits", config["limits"]),
-        noise=_section(NoiseLimits, "noise", config["noise"]),
         experiment=experiment,
         out=out,
         cache=cache,
         price=price,
+        given=given,
     )
 
 
 def _spec(name: str, config: dict[str, Any]) -> BackendSpec:
-    for field in ("peer", "dtype"):
-        if not isinstance(config.get(field), str):
-            raise InputError(f"backend {name}: its YAML needs {field}; see encast-int8.yaml in {CONF / 'backend'}")
+    for needed in ("peer", "dtype"):
+        if not isinstance(config.get(needed), str):
+            raise InputError(f"backend {name}: its YAML needs {needed}; see encast-int8.yaml in {CONF / 'backend'}")
     if config["dtype"] not in DTYPES:
         raise InputError(f"backend.{name}.dtype is {config['dtype']!r}; one of {', '.join(DTYPES)} is needed")
     options = {key: value for key, value in config.items() if key not in _SPEC}
@@ -357,7 +315,7 @@ def _spec(name: str, config: dict[str, Any]) -> BackendSpec:
 
 def _section(cls: type[S], where: str, config: Mapping[str, Any]) -> S:
     """A dataclass of plain fields from a section; a wrong kind of value is refused."""
-    kinds = {field.name: str(field.type) for field in fields(cls)}  # type: ignore[arg-type]
+    kinds = {one.name: str(one.type) for one in fields(cls)}  # type: ignore[arg-type]
     unknown = sorted(set(map(str, config)) - set(kinds))
     if unknown:
         raise InputError(f"there is no field {where}.{unknown[0]}; {where} has {', '.join(kinds)}")

@@ -1,4 +1,4 @@
-"""Whether a contender kept to the rules: its threads, its processors, all the work in every call.
+"""Whether a system kept to the rules: its threads, its processors, all the work in every call.
 
 What a backend says of itself counts for nothing: all of this is seen from outside of its processes, with inputs that it
 cannot know, at moments that it cannot know.
@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from encast.batch import Batch
-from encast.bench.contender import Usage
+from encast.bench.system import System, Usage
 
-__all__ = ["Evidence", "Fairness", "first_calls", "fresh_batches", "judge", "keeps_answers"]
+__all__ = ["Fairness", "first_calls", "fresh_batch", "judge"]
 
 THREADS_SLACK = 0.5
 """Of the mean of running threads: a pool hands over while another thread still winds down."""
@@ -31,35 +30,10 @@ are kept outputs, and an instance that begins late, by a twentieth of a call at 
 CACHED = 3.0
 CACHED_NS = 100_000
 """A new text may cost so many times, and so much more than, one that was asked before."""
-_PAIRS = 5
-_PAUSES = (0.0, 0.3, 1.0, 3.0)
-"""Seconds before each look at first calls, or at a peak; none but the first is taken where nothing speaks against the
-backend. A busy machine may slow five calls in a row, but seldom all of twenty in four seconds, nor halve a peak for so
-long."""
+_LEAST_PAIRS, _MOST_PAIRS, _PAUSE = 5, 20, 0.2
+"""A busy machine may slow five calls in a row, but seldom all of twenty in four seconds."""
 PEAK_SLACK = 1.25
 """The peak is measured at another moment, at another clock rate."""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What was seen of a contender at a point.
-
-    ``threads``: the budget. ``watched``: running threads at random moments.
-    ``usages``: of all bursts, ``rests`` of the time between them when others were asked. ``strays``: processors beyond
-    the placement. ``known_ns`` and ``fresh_ns``: first calls of batches bound anew, with ids that it had been asked
-    before and with ids that it had not. ``typical_ns``: the median timed call. ``least_ns``: what a call must take at
-    the machine's instruction peak, None when unknown.
-    """
-
-    threads: int
-    watched: Sequence[int]
-    usages: Sequence[Usage]
-    rests: Sequence[Usage]
-    strays: Sequence[int]
-    known_ns: Sequence[int]
-    fresh_ns: Sequence[int]
-    typical_ns: float
-    least_ns: float | None
 
 
 @dataclass(frozen=True)
@@ -73,45 +47,60 @@ class Fairness:
     ok: bool
     notes: tuple[str, ...]
 
-    def record(self) -> dict[str, Any]:
-        return {**asdict(self), "notes": list(self.notes)}
 
+def judge(
+    *,
+    threads: int,
+    watched: Sequence[int],
+    usages: Sequence[Usage],
+    idle: Sequence[Usage],
+    foreign_cpus: Sequence[int],
+    known_ns: Sequence[int],
+    fresh_ns: Sequence[int],
+    typical_ns: float,
+    least_ns: float | None,
+) -> Fairness:
+    """Applies the rules to what was seen of a system at a point; see the constants for what each leaves to chance.
 
-def judge(evidence: Evidence) -> Fairness:
-    """Applies the rules; see the constants for what each of them leaves to chance."""
-    ran = float(np.mean(evidence.watched)) if len(evidence.watched) else None
-    ratios = [usage.cpu_s / usage.wall_s for usage in evidence.usages if usage.wall_s > 0]
+    ``threads``: the budget. ``watched``: running threads at random moments. ``usages``: of all bursts, ``idle`` of the
+    time between them when others were asked. ``foreign_cpus``: beyond the placement. ``known_ns`` and ``fresh_ns``:
+    first calls of batches bound anew, with ids that it had been asked before and with ids that it had not.
+    ``typical_ns``: the median timed call. ``least_ns``: what a call must take at the machine's instruction peak, None
+    when unknown.
+    """
+    ran = float(np.mean(watched)) if len(watched) else None
+    ratios = [usage.cpu_s / usage.wall_s for usage in usages if usage.wall_s > 0]
     per_wall = float(np.median(ratios)) if ratios else None
-    rested = sum(rest.wall_s for rest in evidence.rests)
-    idle = sum(rest.cpu_s for rest in evidence.rests) / rested if rested else None
+    idle_s = sum(usage.wall_s for usage in idle)
+    idle_ratio = sum(usage.cpu_s for usage in idle) / idle_s if idle_s else None
     notes = []
-    if ran is not None and ran > evidence.threads + THREADS_SLACK:
-        most = round(float(np.percentile(evidence.watched, 90)))
-        notes.append(f"ran {most} threads at once, {ran:.1f} on average, on a budget of {evidence.threads}")
-    if per_wall is not None and per_wall > CPU_SLACK * evidence.threads:
-        notes.append(f"used {per_wall:.1f} processors' time on a budget of {evidence.threads}")
-    if idle is not None and idle > IDLE_SLACK:
-        notes.append(f"used {idle:.1f} processors' time while others were asked")
-    if evidence.strays:
-        notes.append(f"gave itself processors {sorted(evidence.strays)}, which it was not given")
-    explained = [usage.explained for usage in evidence.usages if usage.explained is not None]
+    if ran is not None and ran > threads + THREADS_SLACK:
+        most = round(float(np.percentile(watched, 90)))
+        notes.append(f"ran {most} threads at once, {ran:.1f} on average, on a budget of {threads}")
+    if per_wall is not None and per_wall > CPU_SLACK * threads:
+        notes.append(f"used {per_wall:.1f} processors' time on a budget of {threads}")
+    if idle_ratio is not None and idle_ratio > IDLE_SLACK:
+        notes.append(f"used {idle_ratio:.1f} processors' time while others were asked")
+    if foreign_cpus:
+        notes.append(f"gave itself processors {sorted(foreign_cpus)}, which it was not given")
+    explained = [usage.explained for usage in usages if usage.explained is not None]
     if explained and float(np.median(explained)) < EXPLAINED:
         notes.append(
             f"its calls explain {np.median(explained):.0%} of the time until their answer: work runs elsewhere"
         )
-    if keeps_answers(evidence.known_ns, evidence.fresh_ns):
-        known, fresh = float(np.median(evidence.known_ns)), min(evidence.fresh_ns)
+    if keeps_answers(known_ns, fresh_ns):
+        known, fresh = float(np.median(known_ns)), min(fresh_ns)
         notes.append(f"keeps answers: {fresh / 1e6:.3g} ms for ids it had not seen, {known / 1e6:.3g} ms for others")
-    if evidence.least_ns is not None and too_quick(evidence.typical_ns, evidence.least_ns):
+    if least_ns is not None and typical_ns * PEAK_SLACK < least_ns:
         notes.append(
-            f"answers in {evidence.typical_ns / 1e6:.3g} ms what takes {evidence.least_ns / 1e6:.3g} ms at the "
+            f"answers in {typical_ns / 1e6:.3g} ms what takes {least_ns / 1e6:.3g} ms at the "
             "instruction peak of its threads: it does not compute it"
         )
     return Fairness(
-        evidence.threads,
+        threads,
         None if ran is None else round(ran, 2),
         None if per_wall is None else round(per_wall, 3),
-        None if idle is None else round(idle, 3),
+        None if idle_ratio is None else round(idle_ratio, 3),
         not notes,
         tuple(notes),
     )
@@ -128,57 +117,20 @@ def keeps_answers(known_ns: Sequence[int], fresh_ns: Sequence[int]) -> bool:
     return fresh > CACHED * known and fresh - known > CACHED_NS
 
 
-def too_quick(typical_ns: float, least_ns: float) -> bool:
-    """Whether calls take less than they can, the peak's own noise allowed for."""
-    return typical_ns * PEAK_SLACK < least_ns
-
-
-def least_time(
-    operations: float,
-    typical_ns: float,
-    quickest: Callable[[bool], float],
-    wait: Callable[[float], None] = time.sleep,
-) -> float:
-    """``least_ns`` of ``Evidence``, of a peak that is measured anew, later, while it speaks against the backend.
-
-    ``quickest(anew)``: the most operations a second that were measured, now or before.
-    """
-    least = 1e9 * operations / quickest(False)
-    for pause in _PAUSES:
-        if not too_quick(typical_ns, least):
-            break
-        wait(pause)
-        least = 1e9 * operations / quickest(True)
-    return least
-
-
-def first_calls(
-    batch: Batch,
-    ask: Callable[[Sequence[Batch]], Sequence[tuple[int, int]]],
-    wait: Callable[[float], None] = time.sleep,
-) -> tuple[list[int], list[int]]:
-    """``known_ns`` and ``fresh_ns`` of ``Evidence``, looked at again, later, while they speak against the backend.
-
-    ``ask`` is ``Contender.fresh_calls``.
-    """
+def first_calls(system: System, batch: Batch) -> tuple[list[int], list[int]]:
+    """``known_ns`` and ``fresh_ns`` of ``judge``; more of them while they speak against the backend."""
     known: list[int] = []
     fresh: list[int] = []
-    for pause in _PAUSES:
-        wait(pause)
-        for one, other in ask(fresh_batches(batch, _PAIRS)):
-            known.append(one)
-            fresh.append(other)
-        if not keeps_answers(known, fresh):
-            break
+    while len(known) < _LEAST_PAIRS or (len(known) < _MOST_PAIRS and keeps_answers(known, fresh)):
+        time.sleep(_PAUSE if len(known) >= _LEAST_PAIRS else 0)
+        one, other = system.fresh_calls(fresh_batch(batch), known_first=len(known) % 2 == 0)
+        known.append(one)
+        fresh.append(other)
     return known, fresh
 
 
-def fresh_batches(batch: Batch, count: int) -> list[Batch]:
-    """Batches of the same shape and of the same tokens in another order, which nobody can foresee."""
-    rng = random.SystemRandom()
-    found = []
-    for _ in range(count):
-        ids = batch.token_ids.tolist()
-        rng.shuffle(ids)
-        found.append(Batch(np.array(ids, np.int32), batch.cu_seqlens, batch.token_type_ids))
-    return found
+def fresh_batch(batch: Batch) -> Batch:
+    """A batch of the same shape and of the same tokens in another order, which nobody can foresee."""
+    ids = batch.token_ids.tolist()
+    random.SystemRandom().shuffle(ids)
+    return Batch(np.array(ids, np.int32), batch.cu_seqlens, batch.token_type_ids)

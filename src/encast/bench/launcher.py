@@ -1,4 +1,4 @@
-"""How a contender's instances are placed: the ``launcher`` group of a configuration."""
+"""How a system's instances are placed: the ``launcher`` group of a configuration."""
 
 from __future__ import annotations
 

@@ -10,18 +10,10 @@ from pathlib import Path
 from encast.bench.config import CONF, GROUPS, STUDY, available, need_groups, yaml_of
 from encast.measure.price import read_prices
 
-__all__ = ["Field", "Listing", "fields_of", "listing"]
+__all__ = ["Listing", "fields_of", "listing"]
 
 _LINE = re.compile(r"(?P<indent> *)(?P<name>\w+):(?: +(?P<value>\S.*))?")
 _NO_FIELDS = ("defaults", "name", "scenario", "kind", "jobs")
-
-
-@dataclass(frozen=True)
-class Field:
-    """``default`` as the YAML writes it, ``text`` its comment."""
-
-    default: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -30,7 +22,7 @@ class Listing:
     and workloads by ``scenario=NAME``. ``prices``: the machines that ``price=`` knows."""
 
     groups: Mapping[str, Mapping[str, str]]
-    fields: Mapping[str, Mapping[str, Field]]
+    fields: Mapping[str, Mapping[str, Mapping[str, str]]]
     prices: Mapping[str, str]
 
     def lines(self) -> Iterator[str]:
@@ -48,7 +40,8 @@ class Listing:
 
     def _fields(self, of: str, indent: str) -> Iterator[str]:
         for name, field in self.fields.get(of, {}).items():
-            yield f"{indent}{f'{name}={field.default}':{36 - len(indent)}} {field.text}".rstrip()
+            setting = f"{name}={field['default']}"
+            yield f"{indent}{setting:{36 - len(indent)}} {field['text']}".rstrip()
 
 
 def listing(folders: Sequence[Path] = ()) -> Listing:
@@ -63,9 +56,9 @@ def listing(folders: Sequence[Path] = ()) -> Listing:
     return Listing(groups, fields, prices)
 
 
-def fields_of(path: Path, prefix: str = "") -> dict[str, Field]:
-    """The fields of a YAML of plain sections, each with the lines of comment above it."""
-    found: dict[str, Field] = {}
+def fields_of(path: Path, prefix: str = "") -> dict[str, Mapping[str, str]]:
+    """The fields of a YAML of plain sections: ``default`` as the YAML writes it, and ``text``, the comment above."""
+    found: dict[str, Mapping[str, str]] = {}
     comment: list[str] = []
     section = ""
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -77,7 +70,7 @@ def fields_of(path: Path, prefix: str = "") -> dict[str, Field]:
             if match["value"] is None:
                 section = f"{match['name']}."
             else:
-                found[f"{prefix}{section}{match['name']}"] = Field(match["value"], " ".join(comment))
+                found[f"{prefix}{section}{match['name']}"] = {"default": match["value"], "text": " ".join(comment)}
             comment = []
         else:
             comment = []

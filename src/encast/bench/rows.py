@@ -1,6 +1,6 @@
 """The rows of an experiment: JSON lines that are whole or absent, and the same as CSV.
 
-A row is plain JSON, one a (contender, point); ``SCHEMA`` is its version, ``STATUSES`` what became of it.
+A row is plain JSON, one a (system, point); ``SCHEMA`` is its version, ``STATUSES`` what became of it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,9 @@ class RowFile:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
             raise ResourceError(_sentence(self.path, error)) from None
-        self._columns: list[str] = []
         try:
-            self._lock()
+            busy = f"another `encast bench` writes to {folder}; wait for its end or choose another experiment=NAME"
+            lock(self._fd, BusyError(busy))
             whole = self.path.read_bytes().rpartition(b"\n")
             self._size = len(whole[0] + whole[1])
             os.ftruncate(self._fd, self._size)
@@ -78,10 +78,13 @@ class RowFile:
             os.ftruncate(self._fd, self._size)
             raise ResourceError(f"{_sentence(self.path, error)}; the {len(self.rows)} finished rows are kept") from None
         self._size += len(block)
-        if any(row["key"] in self._latest for row in rows):
-            self._columns = []  # the table loses lines
         self._latest.update({str(row["key"]): dict(row) for row in rows})
-        self._append_table([flatten(row) for row in rows])
+        try:
+            write_whole(self.table, _csv([flatten(row) for row in self.rows]))
+        except OSError as error:
+            raise ResourceError(
+                f"{_sentence(self.table, error)}; all {len(self.rows)} finished rows are in {self.path.name}"
+            ) from None
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -94,32 +97,6 @@ class RowFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _lock(self) -> None:
-        lock(
-            self._fd,
-            BusyError(
-                f"another `encast bench` writes to {self.folder}; wait for its end or choose another experiment=NAME"
-            ),
-        )
-
-    def _append_table(self, flat: list[Row]) -> None:
-        known = set(self._columns)
-        try:
-            if self._columns and all(known.issuperset(row) for row in flat):
-                with self.table.open("a", newline="") as file:
-                    file.write(_csv(flat, self._columns))
-            else:
-                # New columns change every line; so do rows that take the place of others.
-                every = [flatten(row) for row in self.rows]
-                self._columns = list(dict.fromkeys(name for row in every for name in row))
-                names = {name: name for name in self._columns}
-                write_whole(self.table, _csv([names, *every], self._columns))
-        except OSError as error:
-            self._columns = []
-            raise ResourceError(
-                f"{_sentence(self.table, error)}; all {len(self.rows)} finished rows are in {self.path.name}"
-            ) from None
-
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of a ``rows.jsonl``, or of the folder that holds one. Raises ``InputError`` naming the broken line."""
@@ -129,10 +106,7 @@ def read_rows(path: Path) -> list[Row]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise InputError(f"{file}: cannot be read ({reason}); name a folder that `encast bench` has written") from None
-    return list(_parsed(file, lines))
-
-
-def _parsed(file: Path, lines: Iterable[str]) -> Iterator[Row]:
+    rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -145,7 +119,8 @@ def _parsed(file: Path, lines: Iterable[str]) -> Iterator[Row]:
                 f"{file}, line {number}: no row of `encast bench` (schema {SCHEMA} and a status of "
                 f"{', '.join(STATUSES)} are needed); remove the line, or read it with the version that wrote it"
             )
-        yield row
+        rows.append(row)
+    return rows
 
 
 def flatten(row: Mapping[str, Any], prefix: str = "") -> Row:
@@ -161,9 +136,10 @@ def flatten(row: Mapping[str, Any], prefix: str = "") -> Row:
     return flat
 
 
-def _csv(rows: Iterable[Row], columns: Sequence[str]) -> str:
+def _csv(rows: Sequence[Row]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,9 +14,9 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from encast.bench.cache import default_cache
+from encast.bench.comparison import Comparison, Say, Shared, tell_apart
 from encast.bench.config import Job, load_jobs
 from encast.bench.rows import BusyError, Row, RowFile
-from encast.bench.run import Comparison, Shared, tell_apart
 from encast.errors import InputError, ResourceError
 from encast.files import write_whole
 
@@ -25,21 +24,15 @@ __all__ = ["Session", "open_session", "resume_session"]
 
 CONFIG = "config.yaml"
 
-Say = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class Session:
-    """Jobs and the folder that their rows go to.
-
-    ``config``: the text of its ``config.yaml``, None where it is there already. ``made``: folders that were made for
-    it, the innermost first; ``run`` removes them again where the jobs are refused.
-    """
+    """Jobs and the folder that their rows go to. ``config``: the text of its ``config.yaml``, None where it is there
+    already."""
 
     folder: Path
     jobs: tuple[Job, ...]
     config: str | None = None
-    made: tuple[Path, ...] = ()
 
     def began(self) -> bool:
         """Whether the folder holds rows."""
@@ -58,29 +51,32 @@ class Session:
         the folder is another command's; finished rows stay, also after ``KeyboardInterrupt``.
         """
         shared = Shared()
-        try:
-            comparisons = [Comparison(job, cache=_cache(job), say=say, shared=shared) for job in self.jobs]
-            _need_different_rows(comparisons)
-            tell_apart(comparisons)
-            opened = RowFile(self.folder)
-        except BaseException:
-            _remove(self.made)
-            raise
-        with opened as file:
+        comparisons = [
+            Comparison(job, cache=Path(job.cache) if job.cache else default_cache(), say=say, shared=shared)
+            for job in self.jobs
+        ]
+        _need_different_rows(comparisons)
+        tell_apart(comparisons)
+        with RowFile(self.folder) as file:
             if self.config is not None:
                 if file.rows:  # of a command that began after this one, and has ended
                     raise _holds_rows(self.folder)
                 try:
-                    _write(self.folder, self.config)
-                except BaseException:
-                    file.path.unlink()
-                    _remove(self.made)
-                    raise
+                    write_whole(self.folder / CONFIG, self.config)
+                except OSError as error:
+                    raise ResourceError(
+                        f"{self.folder / CONFIG}: cannot be written ({error.strerror or error}); make room, or name "
+                        "another folder with out=FOLDER"
+                    ) from None
             left = [comparison.left(file.rows) for comparison in comparisons]
-            said = {(row["key"], row["reason"]) for row in file.rows if row["status"] == "unavailable"}
             shared.rows_left = sum(left)
             if shared.rows_left:
-                say(_plan(comparisons, left))
+                seconds = sum(count * job.timing.seconds for job, count in zip(self.jobs, left, strict=True))
+                say(
+                    f"{shared.rows_left} rows to measure; the rounds of those that can be measured take {seconds:,.4g} "
+                    "s at least (timing.seconds each), loading, conversions and warm-up not counted"
+                )
+            said = {(row["key"], row["reason"]) for row in file.rows if row["status"] == "unavailable"}
             for comparison in comparisons:
                 with contextlib.closing(comparison.rows(file.rows)) as measured:  # also where a disk is full
                     for rows in measured:
@@ -91,7 +87,7 @@ class Session:
 
 
 def open_session(overrides: Sequence[str], *, multirun: bool = False, folders: Sequence[Path] = ()) -> Session:
-    """A new experiment, its folder made. Raises ``InputError`` where that holds another's rows."""
+    """A new experiment. Raises ``InputError`` where its folder holds another's rows."""
     jobs = load_jobs(overrides, multirun=multirun, folders=folders)
     name = jobs[0].experiment or datetime.now().strftime("%Y-%m-%d-%H%M%S")
     if Path(name).name != name or name in (".", ".."):
@@ -105,10 +101,8 @@ def open_session(overrides: Sequence[str], *, multirun: bool = False, folders: S
         "conf": [str(path.resolve()) for path in folders],
         "jobs": [job.record() for job in jobs],
     }
-    folder, made = _claim(folder, new=not jobs[0].experiment)
-    session = _session(folder, jobs)
     config = yaml.safe_dump(_listed(document), sort_keys=False, allow_unicode=True)
-    return replace(session, config=config, made=made)
+    return replace(_session(folder, jobs), config=config)
 
 
 def resume_session(folder: Path) -> Session:
@@ -143,10 +137,6 @@ def _need_different_rows(comparisons: Sequence[Comparison]) -> None:
         )
 
 
-def _cache(job: Job) -> Path:
-    return Path(job.cache) if job.cache else default_cache()
-
-
 def _listed(value: Any) -> Any:
     """Tuples as lists: YAML has no others."""
     if isinstance(value, dict):
@@ -154,71 +144,5 @@ def _listed(value: Any) -> Any:
     return [_listed(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def _plan(comparisons: Sequence[Comparison], left: Sequence[int]) -> str:
-    """What is to come, as far as it is known: the time of the rounds alone."""
-    rows = sum(left)
-    shapes = {(len(comparison.points), len(comparison.job.backends)) for comparison in comparisons}
-    points, backends = next(iter(shapes))
-    what = "1 row" if rows == 1 else f"{rows} rows"
-    if rows > 1 and len(shapes) == 1 and rows == points * backends * len(comparisons):
-        parts = [(len(comparisons), "job"), (points, "point"), (backends, "backend")]
-        what += f" ({' x '.join(f'{count} {name}s' for count, name in parts if count > 1)})"
-    seconds = sum(count * comparison.job.timing.seconds for comparison, count in zip(comparisons, left, strict=True))
-    return (
-        f"{what} to measure; the rounds of those that can be measured take {_duration(seconds)} at least "
-        "(timing.seconds each), loading, conversions and warm-up not counted"
-    )
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    if minutes < 2:
-        return f"{seconds:.3g} s"
-    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
-
-
-def _claim(folder: Path, *, new: bool) -> tuple[Path, tuple[Path, ...]]:
-    """Makes the folder, and says which folders it made; a ``new`` one that is there already gets a number instead."""
-    candidates = (
-        folder if number == 1 else folder.with_name(f"{folder.name}-{number}") for number in itertools.count(1)
-    )
-    for candidate in candidates:
-        made = tuple(part for part in (candidate, *candidate.parents) if not part.exists())
-        try:
-            candidate.parent.mkdir(parents=True, exist_ok=True)
-            candidate.mkdir(exist_ok=not new)
-        except FileExistsError:
-            if candidate.is_dir():
-                continue
-            taken = next(part for part in (candidate, *candidate.parents) if part.exists())
-            raise ResourceError(f"{taken}: is no folder; choose another experiment=NAME or out=FOLDER") from None
-        except OSError as error:
-            _remove(made)
-            raise _unwritable(candidate, error) from None
-        return candidate, made
-    raise AssertionError("counting never ends")
-
-
-def _remove(folders: Sequence[Path]) -> None:
-    """Those that are empty; another command may have come to use one."""
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-
-
 def _holds_rows(folder: Path) -> BusyError:
     return BusyError(f"{folder} holds rows already; go on with --resume {folder}, or choose another experiment=NAME")
-
-
-def _unwritable(path: Path, error: OSError) -> ResourceError:
-    return ResourceError(
-        f"{path}: cannot be written ({error.strerror or error}); make room, or name another folder with out=FOLDER"
-    )
-
-
-def _write(folder: Path, text: str) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / CONFIG, text)
-    except OSError as error:
-        raise _unwritable(folder / CONFIG, error) from None

@@ -2,14 +2,14 @@
 
 The other side is ``worker_process``. Requests and answers are JSON lines on a socket that only the two know, since
 libraries print what they please on standard output; arrays are ``.npy`` files in a folder that is removed at the end.
-Only one worker is asked at a time (the instances of one contender: all at once); between requests it sleeps.
+Only one worker is asked at a time (the instances of one system: all at once); between requests it sleeps.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
+import math
 import os
 import select
 import shutil
@@ -18,12 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 
 from encast.batch import Batch
 from encast.bench.peers.base import BackendSpec, ModelFiles
@@ -32,15 +33,11 @@ from encast.launch import MemoryBinding, Placement, preexec, signal_name
 from encast.machine import this_machine
 from encast.measure import processes
 
-__all__ = ["Limits", "Worker", "WorkerError", "prepare", "temporary_files", "write_batch"]
+__all__ = ["Limits", "Worker", "WorkerError", "prepare", "receive", "temporary_files", "write_batch"]
 
 _POLL_SECONDS = 0.2
 _CLOSE_SECONDS = 5.0
 _STDERR_LINES = 6
-_NO_PROGRAM = frozenset(
-    (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOEXEC)
-)
-_NO_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE))
 
 
 @dataclass(frozen=True)
@@ -88,10 +85,12 @@ class Worker:
         """
         place = placement or Placement(tuple(sorted(os.sched_getaffinity(0))), None, threads)
         self.backend, self.limits = backend, limits or Limits()
-        self._most = int(self.limits.memory_share * _memory_bytes())
-        self._ceiling = self._most
-        self._known: dict[int, int | None] = {}
+        self._most = self.limits.memory_share * _memory_bytes()
+        self._ceiling = math.inf
+        self._known: set[psutil.Process] = set()
         self._unread = b""
+        self.answered_ns = 0
+        """When the last answer was there, of ``time.perf_counter_ns``."""
         with contextlib.ExitStack() as undo:
             with temporary_files():
                 self.folder = Path(tempfile.mkdtemp(prefix="encast-bench-"))
@@ -133,16 +132,15 @@ class Worker:
             )
         except OSError as error:
             self._socket.close()
-            if backend.python is not None and error.filename == backend.python and error.errno in _NO_PROGRAM:
+            if backend.python is not None and error.filename == backend.python:  # the program's fault
                 raise WorkerError(
                     "unavailable",
                     f"{backend.name}: {backend.python} cannot be started ({error.strerror}); correct `python` in the "
                     "backend's YAML",
                 ) from None
-            if error.errno in _NO_DESCRIPTORS:
-                raise
             raise ResourceError(
-                f"{backend.name}: its process cannot be started ({error.strerror}); free memory, or end other processes"
+                f"{backend.name}: its process cannot be started ({error.strerror}); free memory, end other processes, "
+                "or raise `ulimit -n`"
             ) from None
         finally:
             theirs.close()
@@ -151,16 +149,16 @@ class Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    def family(self) -> list[int]:
+    def family(self) -> list[psutil.Process]:
         """The process and what it has started; these are remembered, since when it ends they are no longer below it."""
         found = processes.family(self.pid)
-        self._known.update({pid: processes.started(pid) for pid in found if pid not in self._known})
+        self._known.update(found)
         return found
 
     def ask(self, do: str, *, seconds: float, **fields: Any) -> Any:
         """One request and its answer, for which at most ``seconds`` are waited."""
         self.send(do, **fields)
-        return self.receive(do, seconds)
+        return receive([self], do, seconds)[0]
 
     def send(self, do: str, **fields: Any) -> None:
         """A request whose answer ``receive`` will wait for."""
@@ -172,61 +170,60 @@ class Worker:
             self.kill()
             raise self._failure("timed_out", f"took no request within {self.limits.open_seconds:g} s") from None
 
-    def receive(self, do: str, seconds: float) -> Any:
-        """The answer to the request sent last."""
-        deadline = time.monotonic() + seconds
-        while b"\n" not in self._unread:
-            ready, _, _ = select.select(
-                [self._socket], [], [], max(0.0, min(_POLL_SECONDS, deadline - time.monotonic()))
-            )
-            if ready:
-                received = b""
-                with contextlib.suppress(ConnectionResetError):
-                    received = self._socket.recv(1 << 20)
-                if not received:
-                    raise self._crash(do)
-                self._unread += received
-                continue
-            if self._process.poll() is not None:  # what it started may hold the connection open
-                raise self._crash(do)
-            self.check_memory()
-            if time.monotonic() >= deadline:
-                self.kill()
-                raise self._failure("timed_out", f"no answer to {do!r} within {seconds:g} s")
+    def fileno(self) -> int:
+        """For ``select``: readable once the answer begins to come, or the process has ended."""
+        return self._socket.fileno()
+
+    def read(self, do: str) -> bool:
+        """Takes what there is of an answer; whether it is whole."""
+        received = b""
+        with contextlib.suppress(ConnectionResetError):
+            received = self._socket.recv(1 << 20)
+        if not received:
+            raise self._crash(do)
+        self._unread += received
+        self.answered_ns = time.perf_counter_ns()
+        return b"\n" in received
+
+    def check(self, do: str, late: bool, seconds: float) -> None:
+        """Raises where no answer can come, or where it is ``late``."""
+        if self._process.poll() is not None:  # what it started may hold the connection open
+            raise self._crash(do)
+        self.check_memory()
+        if late:
+            self.kill()
+            raise self._failure("timed_out", f"no answer to {do!r} within {seconds:g} s")
+
+    def answer(self, do: str) -> Any:
+        """The answer that ``read`` has taken."""
         line, _, self._unread = self._unread.partition(b"\n")
         answer = json.loads(line)
         if "error" in answer:
             raise self._failure("failed", f"{do}: {answer['error']}")
         return answer["value"]
 
-    def fileno(self) -> int:
-        """For ``select``: readable once the answer begins to come, or the process has ended."""
-        return self._socket.fileno()
-
-    def lives(self) -> bool:
-        """Whether an answer may still come."""
-        return self._process.poll() is None
-
-    def settle_memory(self) -> None:
-        """From now on resident memory may grow by ``limits.growth_mib``."""
-        resident = processes.resident_bytes(self.family())
-        self._ceiling = min(self._most, resident + int(self.limits.growth_mib * 2**20))
-
-    def lift_memory(self) -> None:
-        """It may grow as before ``settle_memory``."""
-        self._ceiling = self._most
+    def limit_growth(self, limited: bool) -> None:
+        """From now on resident memory may grow by ``limits.growth_mib``, or as far as ``limits.memory_share`` says."""
+        resident = processes.resident_bytes(self.family()) if limited else math.inf
+        self._ceiling = resident + self.limits.growth_mib * 2**20
 
     def check_memory(self) -> None:
         """Ends the process, and raises, when it has grown beyond what it may."""
         resident = processes.resident_bytes(self.family())
-        if resident <= self._ceiling:
+        if resident > self._ceiling:
+            beyond = (
+                f"{self.limits.growth_mib:g} MiB more than after its warm-up; it leaks, or give it more with "
+                "limits.growth_mib"
+            )
+        elif resident > self._most:
+            beyond = (
+                f"more than {self.limits.memory_share:.0%} of the memory there is; ask for less, or raise "
+                "limits.memory_share"
+            )
+        else:
             return
         self.kill()
-        most = f"{self.limits.growth_mib:g} MiB more than after its warm-up; it leaks, or give it more with "
-        if self._ceiling == self._most:
-            most = f"more than {self.limits.memory_share:.0%} of the memory there is; ask for less, or raise "
-        field = "limits.memory_share" if self._ceiling == self._most else "limits.growth_mib"
-        raise self._failure("leaked", f"{resident / 2**20:.0f} MiB resident, {most}{field}")
+        raise self._failure("leaked", f"{resident / 2**20:.0f} MiB resident, {beyond}")
 
     def leave(self) -> None:
         """Lets the process end by itself, without waiting for that as ``close`` does."""
@@ -275,6 +272,27 @@ class Worker:
         return str(self.folder / "path")
 
 
+def receive(
+    workers: Sequence[Worker], do: str, seconds: float, meanwhile: Callable[[], None] | None = None
+) -> list[Any]:
+    """The answers to the request sent last to each of the workers, for which at most ``seconds`` are waited.
+
+    ``meanwhile`` is called again and again as long as one is missing.
+    """
+    deadline = time.monotonic() + seconds
+    waiting = list(workers)
+    while waiting:
+        if meanwhile is not None:
+            meanwhile()
+        left = deadline - time.monotonic()
+        ready = select.select(waiting, [], [], 0 if meanwhile else max(0, min(_POLL_SECONDS, left)))[0]
+        waiting = [worker for worker in waiting if not (worker in ready and worker.read(do))]
+        if not ready and (meanwhile is None or left <= 0):
+            for worker in waiting:
+                worker.check(do, left <= 0, seconds)
+    return [worker.answer(do) for worker in workers]
+
+
 def prepare(
     backend: BackendSpec, model: ModelFiles, threads: int, cache: Path, limits: Limits | None = None
 ) -> tuple[str | None, Mapping[str, Any]]:
@@ -303,15 +321,10 @@ def temporary_files() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _NO_DESCRIPTORS:
-            raise ResourceError(
-                f"{error.strerror}: a file of a worker cannot be opened; ask for fewer instances or backends at once "
-                "(timing.together), or raise `ulimit -n`"
-            ) from None
         folder = tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")
         raise ResourceError(
-            f"{folder}: temporary files cannot be written ({error.strerror or error}); make room, or name another "
-            "folder with TMPDIR"
+            f"{folder}: temporary files cannot be written ({error.strerror or error}); make room, name another folder "
+            "with TMPDIR, or raise `ulimit -n`"
         ) from None
 
 

@@ -48,6 +48,7 @@ class Server:
         self._calls: list[Call] = []
         self._rows: list[Int64] = []  # of each batch, the tokens whose states are kept
         self._kept: dict[int, Float32] = {}
+        self._wanted: frozenset[int] = frozenset()  # numbers of calls
         self._turn = 0
 
     def begin(
@@ -89,14 +90,13 @@ class Server:
 
     def burst(
         self, at: int | None, calls: int | None, seconds: float | None, keep: Sequence[int], step: dict[str, Any] | None
-    ) -> dict[str, Any]:
+    ) -> list[int]:
         """Calls in turn; ``at``: when to begin. The outputs of the calls with these numbers are kept."""
-        clock, wanted = _clock, frozenset(keep)
+        clock, self._wanted = _clock, frozenset(keep)
         wait = _Steps(**step) if step else None
         self._wake(at)
         times: list[int] = []
-        begin = clock()
-        end = begin + int((seconds or 0) * 1e9)
+        end = clock() + int((seconds or 0) * 1e9)
         while len(times) < calls if calls is not None else clock() < end:
             index = self._turn % len(self._calls)
             call = self._calls[index]
@@ -105,13 +105,11 @@ class Server:
             started = clock()
             states = call()
             times.append(clock() - started)
-            self._check(states, self._batches[index])
-            if len(times) - 1 in wanted:
-                self._kept[index] = states[self._rows[index]]
+            self._answered(len(times) - 1, index, states)
             self._turn += 1
-        return {"begin": begin, "ns": times}
+        return times
 
-    def stream(self, at: int, arrivals: str, ticket: str, keep: Sequence[int]) -> dict[str, Any]:
+    def stream(self, at: int, arrivals: str, ticket: str, keep: Sequence[int]) -> list[list[int]]:
         """Takes the oldest request that nobody has taken, again and again: [number, begun, ended] since ``at``.
 
         ``arrivals`` is a file of ``i64[n]``, ``ticket`` one that counts the requests taken, for all instances. The
@@ -119,7 +117,7 @@ class Server:
         """
         due: list[int] = np.load(arrivals).tolist()
         self._wake(at)
-        begin, wanted = _clock(), frozenset(keep)
+        self._wanted = frozenset(keep)
         served: list[list[int]] = []
         with open(ticket, "r+b") as file, mmap.mmap(file.fileno(), 8) as counter:
             while (number := _take(file.fileno(), counter)) < len(due):
@@ -128,10 +126,8 @@ class Server:
                 begun = _clock()
                 states = self._calls[index]()
                 served.append([number, begun - at, _clock() - at])
-                self._check(states, self._batches[index])
-                if number in wanted:
-                    self._kept[index] = states[self._rows[index]]
-        return {"begin": begin, "served": served}
+                self._answered(number, index, states)
+        return served
 
     def fresh(self, file: str) -> int:
         """Nanoseconds of the first call of a batch that is bound anew, its threads awake."""
@@ -157,9 +153,6 @@ class Server:
     def facts(self) -> dict[str, Any]:
         return dict(self._peer.facts())
 
-    def finish(self) -> None:
-        self._peer.close()
-
     def _wake(self, at: int | None) -> None:
         """Calls that are not counted: the pool's threads are awake when it begins, also when it begins later."""
         while True:
@@ -171,6 +164,11 @@ class Server:
             if at - ended < 1.5 * (ended - started):
                 break
         _wait_until(at)
+
+    def _answered(self, number: int, index: int, states: Float32) -> None:
+        self._check(states, self._batches[index])
+        if number in self._wanted:
+            self._kept[index] = states[self._rows[index]]
 
     @staticmethod
     def _check(states: Any, batch: Batch) -> None:

@@ -6,7 +6,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,9 +40,9 @@ def bench_command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines.")] = False,
 ) -> None:
-    """Measures backends side by side: same inputs, same threads, by turns, each checked before it is timed.
+    """Measures backends side by side: same inputs, same threads, in turn, each checked before it is timed.
 
-    All backends of one command are contenders: encast bench backend=encast-int8,openvino-int8 workload.length=32.
+    All backends of one command are compared: encast bench backend=encast-int8,openvino-int8 workload.length=32.
     Rows go to rows.jsonl and rows.csv of a folder; encast bench report FOLDER makes a page of them. Where not one row
     was measured, the exit code is 2.
     """
@@ -53,8 +52,7 @@ def bench_command(
 
         listed = listing(folders)
         if as_json:
-            fields = {of: {name: asdict(field) for name, field in own.items()} for of, own in listed.fields.items()}
-            typer.echo(json.dumps({**listed.groups, "fields": fields, "price": listed.prices}))
+            typer.echo(json.dumps({**listed.groups, "fields": listed.fields, "price": listed.prices}))
         else:
             typer.echo("\n".join(listed.lines()))
         return

@@ -108,7 +108,7 @@ class Responses:
 
     @staticmethod
     def of(stream: Sequence[tuple[int, int, int]]) -> Responses:
-        """Of ``Contender.stream``'s (due, begun, ended); raises ``InputError`` when there is none."""
+        """Of ``System.stream``'s (due, begun, ended); raises ``InputError`` when there is none."""
         if not stream:
             raise InputError("the stream held no request; give more seconds or a higher rate")
         due, begun, ended = np.array(stream, np.float64).T

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+import psutil  # type: ignore[import-untyped]
 
 __all__ = [
     "CpuTime",
@@ -16,14 +17,13 @@ __all__ = [
     "end",
     "family",
     "forget_peak",
+    "peak_bytes",
     "proportional_bytes",
     "resident_bytes",
     "runnable_threads",
-    "started",
 ]
 
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
-_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -34,122 +34,113 @@ class CpuTime:
     cpu: int
 
 
-def family(root: int) -> list[int]:
+def family(root: int) -> list[psutil.Process]:
     """The process, all of its session, and all their descendants; only those that are left when it has ended."""
-    parents: dict[int, int] = {}
-    members: set[int] = set()
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        with contextlib.suppress(*_GONE):
-            fields = _stat(f"/proc/{name}")
-            parents[int(name)] = int(fields[1])
-            if int(fields[3]) == root:
-                members.add(int(name))
-    if root in parents:
-        members.add(root)
-    grown = True
-    while grown:
-        children = {pid for pid, parent in parents.items() if parent in members} - members
-        members |= children
-        grown = bool(children)
-    return sorted(members)
+    found: set[psutil.Process] = set()
+    for pid in {root, *filter(lambda pid: _session(pid) == root, psutil.pids())}:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            found |= {process, *process.children(recursive=True)}
+    return sorted(found, key=lambda process: process.pid)
 
 
-def started(pid: int) -> int | None:
-    """When a process began, in clock ticks since the machine did; None when it is gone. Numbers are used again."""
-    with contextlib.suppress(*_GONE):
-        return int(_stat(f"/proc/{pid}")[19])
-    return None
-
-
-def end(known: Mapping[int, int | None], root: int) -> None:
-    """Kills the processes of ``known`` (number to ``started``) that still run, and the family of ``root``.
+def end(known: Iterable[psutil.Process], root: int) -> None:
+    """Kills the processes ``known`` that still run, and the family of ``root``.
 
     All are stopped before the first is killed, so that none starts another meanwhile, nor leaves its children to
     somebody else, where they could not be found.
     """
-    stopped: set[int] = set()
-    while True:
-        found = {pid for pid, began in known.items() if began is not None and started(pid) == began}
-        new = (found | set(family(root))) - stopped
-        if not new:
-            break
-        for pid in new:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGSTOP)
+    stopped: set[psutil.Process] = set()
+    while new := {process for process in {*known, *family(root)} - stopped if process.is_running()}:
+        for process in new:
+            with contextlib.suppress(psutil.Error):
+                process.suspend()
         stopped |= new
-    for pid in stopped:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+    for process in stopped:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
 
-def cpu_time(processes: Iterable[int]) -> CpuTime:
+# psutil finds processes and tells one from a later one of its number. It has no clock of a process in nanoseconds, no
+# peak, and no state or CPUs of a single thread: these are read here.
+
+
+def cpu_time(processes: Iterable[psutil.Process]) -> CpuTime:
     """Of all their threads, also ended ones, and of the children that they have waited for."""
-    total = 0
-    for pid in processes:
-        with contextlib.suppress(*_GONE, OSError):
-            reaped = sum(int(ticks) for ticks in _stat(f"/proc/{pid}")[13:15])
-            # The clock of a whole process (clock_getcpuclockid): utime and stime in /proc count in ticks of 10 ms.
-            total += time.clock_gettime_ns(~pid << 3 | 2) + reaped * _TICK_NS
-    return CpuTime(time.perf_counter_ns(), total)
+    total = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.Error, OSError):
+            times = process.cpu_times()
+            # The clock of a whole process (clock_getcpuclockid): /proc counts in ticks of 10 ms.
+            total += time.clock_gettime_ns(~process.pid << 3 | 2)
+            total += 1e9 * (times.children_user + times.children_system)
+    return CpuTime(time.perf_counter_ns(), round(total))
 
 
-def runnable_threads(processes: Iterable[int]) -> int:
+def runnable_threads(processes: Iterable[psutil.Process]) -> int:
     """Threads that run or wait for a processor at this moment."""
     count = 0
-    for task in _tasks(processes):
-        with contextlib.suppress(*_GONE):
-            count += _stat(task)[0] == "R"
+    for thread in _threads(processes):
+        with contextlib.suppress(*_GONE), open(f"/proc/{thread}/stat") as file:
+            count += file.read().rpartition(")")[2].split()[0] == "R"  # the name before may hold anything
     return count
 
 
-def allowed_cpus(processes: Iterable[int]) -> set[int]:
+def allowed_cpus(processes: Iterable[psutil.Process]) -> set[int]:
     """The processors that any of their threads may run on."""
     found: set[int] = set()
-    for task in _tasks(processes):
+    for thread in _threads(processes):
         with contextlib.suppress(*_GONE):
-            found |= os.sched_getaffinity(int(task.rpartition("/")[2]))
+            found |= os.sched_getaffinity(thread)
     return found
 
 
-def resident_bytes(processes: Iterable[int], *, peak: bool = False) -> int:
-    """Resident memory, now or at its peak (``VmHWM``); pages that processes share count in each."""
-    return sum(_field(f"/proc/{pid}/status", "VmHWM" if peak else "VmRSS") for pid in processes)
+def resident_bytes(processes: Iterable[psutil.Process]) -> int:
+    """Resident memory now; pages that processes share count in each."""
+    total = 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            total += process.memory_info().rss
+    return total
 
 
-def forget_peak(processes: Iterable[int]) -> bool:
-    """Has ``resident_bytes`` count peaks from now on; returns whether the kernel does so, see proc(5), clear_refs."""
-    for pid in processes:
+def peak_bytes(processes: Iterable[psutil.Process]) -> int:
+    """``resident_bytes`` at its peak, since a process began or ``forget_peak``."""
+    return sum(_kilobytes(process.pid, "status", "VmHWM") for process in processes) << 10
+
+
+def forget_peak(processes: Iterable[psutil.Process]) -> bool:
+    """Has ``peak_bytes`` count from now on; returns whether the kernel does so, see proc(5), clear_refs."""
+    for process in processes:
         try:
-            with open(f"/proc/{pid}/clear_refs", "w") as file:
+            with open(f"/proc/{process.pid}/clear_refs", "w") as file:
                 file.write("5")
         except OSError:  # gone, another's, or a kernel without it
             return False
     return True
 
 
-def proportional_bytes(processes: Iterable[int]) -> int:
+def proportional_bytes(processes: Iterable[psutil.Process]) -> int:
     """Proportional set size: a page that n processes have mapped counts as an n-th in each of them."""
-    return sum(_field(f"/proc/{pid}/smaps_rollup", "Pss") for pid in processes)
+    return sum(_kilobytes(process.pid, "smaps_rollup", "Pss") for process in processes) << 10
 
 
-def _stat(folder: str) -> list[str]:
-    """The fields of ``stat`` after the name, which may hold anything: state, ppid, pgrp, session, ..."""
-    with open(f"{folder}/stat") as file:
-        return file.read().rpartition(")")[2].split()
+def _session(pid: int) -> int | None:
+    with contextlib.suppress(*_GONE):
+        return os.getsid(pid)
+    return None
 
 
-def _tasks(processes: Iterable[int]) -> Iterator[str]:
-    for pid in processes:
+def _threads(processes: Iterable[psutil.Process]) -> Iterator[int]:
+    for process in processes:
         with contextlib.suppress(*_GONE):
-            yield from (f"/proc/{pid}/task/{name}" for name in os.listdir(f"/proc/{pid}/task"))
+            yield from map(int, os.listdir(f"/proc/{process.pid}/task"))
 
 
-def _field(path: str, name: str) -> int:
-    """A line ``name:  N kB`` in bytes; 0 when it is not there."""
-    with contextlib.suppress(*_GONE), open(path) as file:
-        for line in file:
+def _kilobytes(pid: int, file: str, name: str) -> int:
+    """The number of a line ``name:  N kB``; 0 when it is not there."""
+    with contextlib.suppress(*_GONE), open(f"/proc/{pid}/{file}") as lines:
+        for line in lines:
             if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
+                return int(line.split()[1])
     return 0

@@ -1,7 +1,7 @@
 """What samples say: percentiles that are known, intervals by bootstrap over rounds, paired ratios.
 
 Calls within one round follow each other in milliseconds and share whatever the machine does just then, so they are not
-independent draws; rounds, taken by turns over a longer time, nearly are. Every interval here therefore resamples whole
+independent draws; rounds, interleaved over a longer time, nearly are. Every interval here therefore resamples whole
 rounds (a cluster bootstrap: Davison and Hinkley, "Bootstrap Methods and their Application", 1997, section 3.8), never
 calls. Intervals are percentile intervals (Efron 1979), widened for few rounds as Hesterberg does ("What Teachers Should
 Know About the Bootstrap", The American Statistician 69, 2015, section 3.2): the plain ones are too narrow by about the
@@ -10,11 +10,9 @@ factor that separates Student's t from the normal distribution.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,6 @@ __all__ = [
     "Array",
     "Ratio",
     "bootstrap",
-    "bootstrap_rounds",
     "latency_metrics",
     "median_interval",
     "percent_name",
@@ -83,48 +80,23 @@ def percent_name(percent: float) -> str:
     return "p" + f"{percent:g}".replace(".", "_")
 
 
-def bootstrap(
-    values_by_round: Sequence[Any], statistic: Callable[[Array], float | None], seed: int = 0
-) -> Interval | None:
+def bootstrap(values_by_round: Sequence[Any], statistic: Callable[[Array], float], seed: int = 0) -> Interval | None:
     """The 95 % interval of ``statistic`` of all values, rounds resampled with replacement.
 
     ``values_by_round``: of every round a number or its values. ``statistic`` takes the values of the chosen rounds one
-    after the other. None with fewer than ``FEWEST_ROUNDS`` rounds, and where the statistic itself is None.
+    after the other. None with fewer than ``FEWEST_ROUNDS`` rounds.
     """
     rounds = [np.atleast_1d(np.asarray(values, np.float64)) for values in values_by_round]
-    if all(values.size == 1 for values in rounds):
-        # One array and no concatenations: most statistics of rounds are of one number each.
-        flat = np.concatenate(rounds) if rounds else np.empty(0)
-        return bootstrap_rounds(flat, lambda chosen: statistic(np.asarray(chosen)), seed)
 
-    def of(chosen: Sequence[Array]) -> float | None:
-        return statistic(np.concatenate(chosen))
+    def of(numbers: Array) -> float:
+        return statistic(np.concatenate([rounds[int(number)] for number in numbers]))
 
-    return bootstrap_rounds(rounds, of, seed)
-
-
-def bootstrap_rounds(
-    rounds: Sequence[Any] | Array, statistic: Callable[[Any], float | None], seed: int = 0
-) -> Interval | None:
-    """As ``bootstrap`` for a statistic of whole rounds, which may be anything; of an array it is given arrays."""
-    count = len(rounds)
-    if count < FEWEST_ROUNDS or statistic(rounds) is None:
-        return None
-    choices = np.random.default_rng(seed).integers(0, count, (_RESAMPLES, count))
-    chosen = (
-        rounds[choice] if isinstance(rounds, np.ndarray) else [rounds[index] for index in choice] for choice in choices
-    )
-    found = [statistic(one) for one in chosen]
-    return _interval(np.array([value for value in found if value is not None]), count)
+    return _interval(np.arange(len(rounds)), of, vectorized=False, seed=seed)
 
 
 def median_interval(values: Sequence[float] | Array, seed: int = 0) -> Interval | None:
     """``bootstrap`` of the median of one number a round, all resamples at once."""
-    array = np.asarray(values, np.float64)
-    if array.size < FEWEST_ROUNDS:
-        return None
-    choices = np.random.default_rng(seed).integers(0, array.size, (_RESAMPLES, array.size))
-    return _interval(np.median(array[choices], axis=1), array.size)
+    return _interval(np.asarray(values, np.float64), np.median, vectorized=True, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -142,7 +114,7 @@ class Ratio:
 def ratio_interval(a_rounds: Sequence[float], b_rounds: Sequence[float], seed: int = 0) -> Ratio:
     """The median over rounds of a / b, with its interval; round i of both was measured in one neighbourhood of time.
 
-    Pairs are resampled, so that what slows both in a round cancels. To say how many times as fast a contender is, give
+    Pairs are resampled, so that what slows both in a round cancels. To say how many times as fast a system is, give
     its throughputs first, or its times last. Raises ``InputError`` for unequal numbers of rounds and for values that
     are not above 0.
     """
@@ -191,40 +163,21 @@ def _thinned(rounds: Sequence[Array]) -> list[Array]:
     return [np.sort(values)[min(stride // 2, values.size // 2) :: stride] for values in rounds if values.size]
 
 
-def _interval(resampled: Array, rounds: int) -> Interval:
-    """The percentiles of the resampled statistic between which 95 % lie, for that many rounds."""
-    tail = _tail(rounds)
-    low, high = np.quantile(resampled, [tail, 1 - tail])
-    return float(low), float(high)
+def _interval(rounds: Any, statistic: Callable[..., Any], *, vectorized: bool, seed: int) -> Interval | None:
+    """SciPy's bootstrap of a statistic of rounds, or of their numbers, at Hesterberg's level for so few of them."""
+    from scipy import stats  # type: ignore[import-untyped]  # here: it takes long, and most who import this need none
 
-
-@functools.cache
-def _tail(rounds: int) -> float:
-    """The share of resamples beyond each end: Hesterberg's ``Phi(-sqrt(n / (n - 1)) * t)``."""
-    return NormalDist().cdf(-math.sqrt(rounds / (rounds - 1)) * _student_quantile((1 + CONFIDENCE) / 2, rounds - 1))
-
-
-def _student_quantile(probability: float, freedom: int) -> float:
-    """The quantile, above the median, of Student's t with a whole number of degrees of freedom; by bisection."""
-    low, high = 0.0, 1e3
-    while high - low > 1e-10 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if _student_cdf(middle, freedom) < probability else (low, middle)
-    return high
-
-
-def _student_cdf(t: float, freedom: int) -> float:
-    """Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.3 and 26.7.4; for ``t >= 0``."""
-    angle = math.atan(t / math.sqrt(freedom))
-    cosine, sine = math.cos(angle), math.sin(angle)
-    total, term = 0.0, 1.0
-    if freedom % 2 == 0:
-        for k in range(0, freedom - 1, 2):
-            total += term
-            term *= cosine**2 * (k + 1) / (k + 2)
-        return 0.5 + sine * total / 2
-    term = cosine
-    for k in range(1, freedom - 1, 2):
-        total += term
-        term *= cosine**2 * (k + 1) / (k + 2)
-    return 0.5 + (angle + sine * total) / math.pi
+    count = len(rounds)
+    if count < FEWEST_ROUNDS:
+        return None
+    tail = stats.norm.cdf(-math.sqrt(count / (count - 1)) * stats.t.ppf((1 + CONFIDENCE) / 2, count - 1))
+    found = stats.bootstrap(
+        (rounds,),
+        statistic,
+        n_resamples=_RESAMPLES,
+        vectorized=vectorized,
+        confidence_level=1 - 2 * tail,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return float(found.low), float(found.high)

@@ -1,6 +1,6 @@
 """What is run: grids of batch and length, lengths by a histogram, and real texts.
 
-Real lengths come in batches that are sorted by length, for all contenders alike: a peer that pads then computes the
+Real lengths come in batches that are sorted by length, for all systems alike: a peer that pads then computes the
 least padding that a good engineer would let it compute, and packed batches lose nothing by it. Grids of one length have
 masks of ones, because nothing is padded in them; ``shortest`` below 1, a histogram or texts give masks as services see
 them.

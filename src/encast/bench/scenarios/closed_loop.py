@@ -1,45 +1,56 @@
-"""What the scenarios share in which every instance asks again as soon as it is answered."""
+"""Scenarios in which every instance asks again as soon as it is answered, and what they share."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from encast.batch import Batch
-from encast.bench.scenarios.base import THROUGHPUT, Point
+from encast.bench.scenarios.base import LATENCY, THROUGHPUT, Point
 from encast.errors import InputError
-from encast.measure.fields import positive
+from encast.measure.fields import positive, whole_number
 from encast.measure.statistics import latency_metrics, median_interval
+from encast.measure.workloads import padding
 
 if TYPE_CHECKING:
-    from encast.bench.contender import Contender
     from encast.bench.launcher import Launcher
+    from encast.bench.system import System
     from encast.machine import Machine
+    from encast.measure.workloads import Workload
 
 __all__ = [
     "BURST_SECONDS",
+    "LEAST_BATCHES",
     "MOST_SECONDS",
-    "OWN_DIVISION",
     "ClosedLoop",
+    "Latency",
+    "LengthReplay",
+    "Throughput",
     "burst_sample",
     "core_count",
-    "divisors",
-    "doubling",
+    "division",
     "fits",
+    "make_points",
     "rate_metrics",
 ]
 
-OWN_DIVISION = {
-    f"launcher.{field}": "scenario.instances=N, as far as launcher.core_list and launcher.nodes have cores"
-    for field in ("instances", "cores_per_instance")
-}
-"""``instead`` of scenarios that divide the cores themselves. A preset counts: it says how a quota is rounded."""
 BURST_SECONDS = 0.3
 MOST_SECONDS = 60
 """Of a burst."""
+LEAST_BATCHES = 8
+"""Of a round of ``LengthReplay``."""
+
+Division = tuple[int, int]
+"""Instances, and threads of each."""
+
+
+def division(launcher: Launcher, machine: Machine) -> Division:
+    """The launcher's own division of the machine."""
+    places = launcher.place(machine)
+    return len(places), places[0].threads
 
 
 def core_count(launcher: Launcher, machine: Machine) -> int:
@@ -57,18 +68,24 @@ def fits(launcher: Launcher, machine: Machine, instances: int, threads: int) -> 
     return True
 
 
-def doubling(most: int) -> tuple[int, ...]:
-    """1, 2, 4, ... and ``most``."""
-    return tuple(dict.fromkeys([*(1 << power for power in range(most.bit_length()) if 1 << power <= most), most]))
+def make_points(
+    workload: Workload, divisions: Iterable[Division], batches: Sequence[int | None] = (None,), *, split: bool = False
+) -> list[Point]:
+    """A point for each division of the cores, part of the workload and batch size (None: the part's own)."""
+    points: dict[tuple[Any, ...], Point] = {}
+    for (instances, threads), part, batch in itertools.product(divisions, workload.parts(), batches):
+        label = {**part.label, "instances": instances, "threads": threads}
+        if batch is not None:
+            label["batch"] = batch
+        key = tuple(label.items())  # parts that differ in their batch size alone are one where it is given
+        if key not in points:
+            points[key] = Point(part.draw(batch=batch), instances, threads, label, split)
+    return list(points.values())
 
 
-def divisors(number: int) -> tuple[int, ...]:
-    return tuple(part for part in range(1, number + 1) if number % part == 0)
-
-
-def burst_sample(contender: Contender, point: Point, **burst: Any) -> dict[str, Any]:
+def burst_sample(system: System, point: Point, **burst: Any) -> dict[str, Any]:
     """One burst: nanoseconds of every call, a list an instance, and the sequences a second of all instances."""
-    times = contender.burst(**burst)
+    times = system.burst(**burst)
     rates = [_rate(calls, point.batches) for calls in times]
     shares = len(times) if point.split else 1
     return {"ns": times, "sequences_per_s": sum(rates) / shares}
@@ -103,8 +120,11 @@ class ClosedLoop:
         """``seconds``: of a burst."""
         self.seconds = positive("scenario.seconds", seconds, most=MOST_SECONDS)
 
-    def round(self, contender: Contender, point: Point) -> dict[str, Any]:
-        return burst_sample(contender, point, seconds=self.seconds)
+    def points(self, workload: Workload, launcher: Launcher, machine: Machine) -> Sequence[Point]:
+        return make_points(workload, [division(launcher, machine)])
+
+    def round(self, system: System, point: Point) -> dict[str, Any]:
+        return burst_sample(system, point, seconds=self.seconds)
 
     def figure(self, sample: Mapping[str, Any]) -> float:
         return float(sample["sequences_per_s"])
@@ -113,3 +133,71 @@ class ClosedLoop:
         calls = [list(itertools.chain.from_iterable(sample["ns"])) for sample in samples]
         rates = [float(sample["sequences_per_s"]) for sample in samples]
         return {**latency_metrics(calls), **rate_metrics(rates, point.batches)}
+
+
+class Throughput(ClosedLoop):
+    """How many sequences are answered in a second when every instance is always busy, for each shape."""
+
+
+class Latency(ClosedLoop):
+    """How long one call takes, for each shape of the workload, on all instances.
+
+    Systems are compared by the median call of a round, which a few interrupted calls do not move.
+    """
+
+    compared_by = LATENCY
+
+    def figure(self, sample: Mapping[str, Any]) -> float:
+        return 1e9 / float(np.median(list(itertools.chain.from_iterable(sample["ns"]))))
+
+
+class LengthReplay(ClosedLoop):
+    """Throughput over a workload's own distribution of lengths; latency is of a batch.
+
+    Batches hold neighbours in length, so runtimes that pad compute little in vain: ``padding`` says how much. A sample
+    of the batches is replayed, the same for all systems, and wholly in every round. It has a batch from each of as
+    many equal shares of the batches, from the shortest to the longest, as the round has room for, and of
+    ``LEAST_BATCHES`` shares at the least: so ``sampled_sequences`` stand for the lengths of all ``sequences``.
+    """
+
+    def __init__(self, batch_tokens: int | None = None, tokens: int = 8192) -> None:
+        """``batch_tokens``: batches of as many sequences as fill so many tokens, instead of ``workload.batch``.
+        ``tokens``: of a round, about; more where the fewest batches have more."""
+        super().__init__()
+        self.batch_tokens = None if batch_tokens is None else whole_number("scenario.batch_tokens", batch_tokens)
+        self.tokens = whole_number("scenario.tokens", tokens)
+        self.instead = {} if self.batch_tokens is None else {"workload.batch": "scenario.batch_tokens"}
+        self._sequences: dict[tuple[Any, ...], int] = {}
+
+    def points(self, workload: Workload, launcher: Launcher, machine: Machine) -> Sequence[Point]:
+        instances, threads = division(launcher, machine)
+        points = []
+        for part in workload.parts():
+            label = dict(part.label)
+            if self.batch_tokens is not None:
+                label.update(batch_tokens=self.batch_tokens)
+                label.pop("batch", None)
+            label.update(instances=instances, threads=threads)
+            batches = part.replay(tokens=self.batch_tokens)
+            self._sequences[tuple(label.items())] = sum(batch.seqs for batch in batches)
+            points.append(Point(self._sample(batches), instances, threads, label))
+        return points
+
+    def _sample(self, batches: Sequence[Batch]) -> tuple[Batch, ...]:
+        """The middle batch of each share, in the order in which they come, which is random."""
+        each = sum(batch.tokens for batch in batches) / len(batches)
+        count = min(len(batches), max(LEAST_BATCHES, int(self.tokens / each)))
+        by_length = sorted(range(len(batches)), key=lambda index: batches[index].tokens / batches[index].seqs)
+        chosen = {by_length[int((share + 0.5) * len(batches) / count)] for share in range(count)}
+        return tuple(batch for index, batch in enumerate(batches) if index in chosen)
+
+    def round(self, system: System, point: Point) -> dict[str, Any]:
+        return burst_sample(system, point, calls=len(point.batches))
+
+    def summarise(self, point: Point, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return {
+            **super().summarise(point, samples),
+            "padding": padding(point.batches),
+            "sampled_sequences": sum(batch.seqs for batch in point.batches),
+            "sequences": self._sequences[tuple(point.label.items())],
+        }

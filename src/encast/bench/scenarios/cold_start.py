@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from encast.bench.scenarios.base import COLD_START, Point
+from encast.bench.scenarios.closed_loop import division, make_points
 from encast.measure.statistics import median_interval
 
 if TYPE_CHECKING:
-    from encast.bench.contender import Contender
     from encast.bench.launcher import Launcher
+    from encast.bench.system import System
     from encast.machine import Machine
     from encast.measure.workloads import Workload
 
@@ -32,16 +33,12 @@ class ColdStartScenario:
     compared_by = COLD_START
 
     def points(self, workload: Workload, launcher: Launcher, machine: Machine) -> Sequence[Point]:
-        places = launcher.place(machine)
-        place = {"instances": len(places), "threads": places[0].threads}
-        return [
-            Point(part.draw(), len(places), places[0].threads, {**part.label, **place}) for part in workload.parts()
-        ]
+        return make_points(workload, [division(launcher, machine)])
 
-    def round(self, contender: Contender, point: Point) -> dict[str, float]:
-        cold = contender.open(point.batches)
-        contender.bind(point.batches)
-        contender.burst(calls=1)  # what is compared with the reference
+    def round(self, system: System, point: Point) -> dict[str, float]:
+        cold = system.open(point.batches)
+        system.bind(point.batches)
+        system.burst(calls=1)  # what is compared with the reference
         return {part: float(seconds) for part, seconds in dataclasses.asdict(cold).items() if part in PARTS}
 
     def figure(self, sample: Mapping[str, float]) -> float:

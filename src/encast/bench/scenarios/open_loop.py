@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from encast.bench.scenarios.base import MEAN_LATENCY, Point
-from encast.bench.scenarios.closed_loop import burst_sample
+from encast.bench.scenarios.closed_loop import burst_sample, division
 from encast.measure.arrivals import Responses, poisson, read_trace, windows
 from encast.measure.fields import positive, positives, seed_number
 from encast.measure.statistics import latency_metrics, median_interval, percentiles
 
 if TYPE_CHECKING:
-    from encast.bench.contender import Contender
     from encast.bench.launcher import Launcher
+    from encast.bench.system import System
     from encast.machine import Machine
     from encast.measure.workloads import Workload
 
@@ -33,21 +31,22 @@ SETTLE = 0.1
 Shape = tuple[tuple[str, Any], ...]
 
 
-def _shape(label: Mapping[str, Any], but: str = "load") -> Shape:
-    return tuple(sorted((name, value) for name, value in label.items() if name != but))
+def _shape(label: Mapping[str, Any]) -> Shape:
+    """What a capacity is of."""
+    return tuple(sorted((name, value) for name, value in label.items() if name != "load"))
 
 
 class OpenLoop:
-    """Latency from the time at which a request was due, at a rate that does not heed the contender.
+    """Latency from the time at which a request was due, at a rate that does not heed the system.
 
-    Each request is one sequence; whichever instance is idle takes the oldest. All contenders get the same arrivals in
-    the same round, counted from when they were opened. Rates are requests a second; where only ``load`` is given, they
-    are these shares of what the contender that is measured first answers when it is asked without pause
+    Each request is one sequence; whichever instance is idle takes the oldest. All systems get the same arrivals in
+    the same round. Rates are requests a second; where only ``load`` is given, they
+    are these shares of what the system that is measured first answers when it is asked without pause
     (``capacity_per_s``), and the same for all, also for those that are measured after a resumption (``recall``).
 
     Of a trace each round replays a window of ``seconds``, in an order that spreads however many rounds there are evenly
-    over the trace (``windows``). Of ``trace_arrivals`` in ``trace_seconds``, counted as recorded, a row's rounds have
-    replayed ``replayed_arrivals`` in ``replayed_seconds``; what comes twice counts once.
+    over the trace (``windows``). Of ``trace_arrivals`` a row's rounds have replayed ``replayed_arrivals``; what comes
+    twice counts once.
     """
 
     instead: ClassVar[Mapping[str, str]] = {"workload.batch": "nothing: each request is one sequence"}
@@ -71,12 +70,10 @@ class OpenLoop:
         self.trace = None if trace is None else [round(time / self.speed) for time in read_trace(str(trace))]
         self._windows = [] if self.trace is None else windows(self.trace, self.seconds)
         self.seed = seed_number("scenario.seed", seed)
-        self._rounds: WeakKeyDictionary[Contender, Counter[Shape]] = WeakKeyDictionary()
         self._capacity: dict[Shape, float] = {}
 
     def points(self, workload: Workload, launcher: Launcher, machine: Machine) -> Sequence[Point]:
-        places = launcher.place(machine)
-        place = {"instances": len(places), "threads": places[0].threads}
+        instances, threads = division(launcher, machine)
         kinds: list[dict[str, float | str]]
         if self.trace is not None:
             kinds = [{"arrivals": "trace"}]
@@ -87,10 +84,10 @@ class OpenLoop:
         points: dict[tuple[Any, ...], Point] = {}
         for part in workload.parts():
             for kind in kinds:
-                label = {**part.label, "batch": 1, **kind, **place}
+                label = {**part.label, "batch": 1, **kind, "instances": instances, "threads": threads}
                 key = tuple(label.items())  # parts that differ in their batch size alone are one here
                 if key not in points:
-                    points[key] = Point(part.arrivals(REQUESTS), len(places), places[0].threads, label)
+                    points[key] = Point(part.arrivals(REQUESTS), instances, threads, label)
         return list(points.values())
 
     def recall(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -100,13 +97,10 @@ class OpenLoop:
             if capacity is not None:
                 self._capacity.setdefault(_shape(row["point"]), float(capacity))
 
-    def round(self, contender: Contender, point: Point) -> dict[str, Any]:
-        rounds = self._rounds.setdefault(contender, Counter())
-        place = _shape(point.label, but="")
-        number = rounds[place]
-        rounds[place] += 1
-        arrivals = self._arrivals(contender, point, number)
-        responses = Responses.of(contender.stream(arrivals, point.batches))
+    def round(self, system: System, point: Point) -> dict[str, Any]:
+        number = system.round_number
+        arrivals = self._arrivals(system, point, number)
+        responses = Responses.of(system.stream(arrivals, point.batches))
         settled = responses.after(SETTLE * self.seconds * 1e9)
         span = max(self.seconds * 1e9, float(responses.ended.max()))
         return {
@@ -120,14 +114,14 @@ class OpenLoop:
             "window": number % len(self._windows) if self._windows else None,
         }
 
-    def _arrivals(self, contender: Contender, point: Point, number: int) -> list[int]:
+    def _arrivals(self, system: System, point: Point, number: int) -> list[int]:
         if self._windows:
             return self._windows[number % len(self._windows)][1]
         rate = point.label.get("rate")
         if rate is None:
             shape = _shape(point.label)
             if shape not in self._capacity:
-                self._capacity[shape] = burst_sample(contender, point, seconds=0.5)["sequences_per_s"]
+                self._capacity[shape] = burst_sample(system, point, seconds=0.5)["sequences_per_s"]
             rate = float(point.label["load"]) * self._capacity[shape]
         return poisson(float(rate), self.seconds, (self.seed, number))
 
@@ -159,14 +153,8 @@ class OpenLoop:
             **self._replayed({sample["window"] for sample in samples}),
         }
 
-    def _replayed(self, numbers: Collection[int]) -> dict[str, float]:
+    def _replayed(self, numbers: Collection[int]) -> dict[str, int]:
         if self.trace is None:
             return {}
-        taken = [self._windows[number] for number in numbers]
-        end = self.trace[-1]
-        return {
-            "replayed_arrivals": sum(len(arrivals) for _, arrivals in taken),
-            "trace_arrivals": len(self.trace),
-            "replayed_seconds": self.speed * sum(min(self.seconds, (end - begin) / 1e9) for begin, _ in taken),
-            "trace_seconds": self.speed * end / 1e9,
-        }
+        replayed = sum(len(self._windows[number][1]) for number in numbers)
+        return {"replayed_arrivals": replayed, "trace_arrivals": len(self.trace)}

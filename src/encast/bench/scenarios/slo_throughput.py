@@ -6,18 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from encast.bench.scenarios.base import Point
-from encast.bench.scenarios.closed_loop import (
-    BURST_SECONDS,
-    MOST_SECONDS,
-    OWN_DIVISION,
-    ClosedLoop,
-    core_count,
-    divisors,
-    fits,
-)
+from encast.bench.scenarios.closed_loop import BURST_SECONDS, MOST_SECONDS, ClosedLoop, core_count, fits, make_points
+from encast.bench.scenarios.scaling import OWN_DIVISION, divisors
 from encast.errors import InputError
 from encast.measure.fields import positive, whole_numbers
-from encast.measure.statistics import percent_name, percentile, samples_needed
+from encast.measure.statistics import FEWEST_ROUNDS, percent_name, percentile, samples_needed
 
 if TYPE_CHECKING:
     from encast.bench.launcher import Launcher
@@ -26,15 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["SloThroughput", "best_rows"]
 
-_ROUNDS = 5
-"""The fewest that a point is measured for, see ``timing.rounds_least``."""
-
 
 class SloThroughput(ClosedLoop):
     """For each length, every division of the cores into instances with every batch size is a point.
 
     A point's throughput counts when the percentile of its latency keeps the limit; the best of those that do is a
-    contender's answer for the length (``best_rows``). The percentile is an estimate, interpolated between the calls of
+    system's answer for the length (``best_rows``). The percentile is an estimate, interpolated between the calls of
     all rounds, for p99 of 299 or more: a point whose true percentile lies at the limit passes about half of the time,
     and the best of several flatters a little. More ``timing.seconds`` make it more certain.
 
@@ -60,12 +50,12 @@ class SloThroughput(ClosedLoop):
         self.percent = positive("scenario.percent", percent, most=99.99)
         # Whoever keeps the limit answers so often in a few rounds that the percentile is known.
         calls = samples_needed(self.percent)
-        self.seconds = max(self.seconds, calls * self.limit_ms / 1e3 / _ROUNDS)
+        self.seconds = max(self.seconds, calls * self.limit_ms / 1e3 / FEWEST_ROUNDS)
         if self.seconds > MOST_SECONDS:
             raise InputError(
                 f"scenario.limit_ms={self.limit_ms:g} with scenario.percent={self.percent:g}: the percentile needs "
-                f"{calls:,} calls, which may take {self.seconds:,.0f} s of each of {_ROUNDS} rounds, and a round has "
-                f"at most {MOST_SECONDS} s; give a lower percent (299 calls tell p99) or limit"
+                f"{calls:,} calls, which may take {self.seconds:,.0f} s of each of {FEWEST_ROUNDS} rounds, and a round "
+                f"has at most {MOST_SECONDS} s; give a lower percent (299 calls tell p99) or limit"
             )
         self.batch = whole_numbers("scenario.batch", batch)
         self.instances = None if instances is None else whole_numbers("scenario.instances", instances)
@@ -76,15 +66,7 @@ class SloThroughput(ClosedLoop):
         splits = [split for split in splits if fits(launcher, machine, *split)]
         if not splits:
             raise InputError(f"none of scenario.instances={self.instances} fits the {cores} cores")
-        points: dict[tuple[Any, ...], Point] = {}
-        for instances, threads in splits:
-            for part in workload.parts():
-                for batch in sorted(self.batch):
-                    label = {**part.label, "batch": batch, "instances": instances, "threads": threads}
-                    key = tuple(label.items())  # parts that differ in their batch size alone are one here
-                    if key not in points:
-                        points[key] = Point(part.draw(batch=batch), instances, threads, label)
-        return list(points.values())
+        return make_points(workload, splits, sorted(self.batch))
 
     def summarise(self, point: Point, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         calls = [time / 1e6 for sample in samples for times in sample["ns"] for time in times]

@@ -1,0 +1,114 @@
+"""What the machine allows: arithmetic at the measured instruction peak, weights at the measured bandwidth."""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import encast.knobs as knobs
+from encast.batch import Batch
+from encast.bench.scenarios.base import Point
+from encast.ceilings import Ceilings
+from encast.ir import Graph
+
+__all__ = ["Sizes", "most", "peak", "peak_is_known", "roofline"]
+
+_SAMPLES = 5
+_PAUSE = 0.2
+WEIGHT_BYTES = {"f32": 4, "bf16": 2, "int8": 1}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """``weights``: of the products that every token goes through; ``layers`` attend over ``hidden`` columns."""
+
+    weights: int
+    layers: int
+    hidden: int
+
+    @staticmethod
+    def of(graph: Graph) -> Sizes:
+        """Of a plain graph: a weight that several layers share is multiplied in each of them."""
+        products = [node for node in graph.nodes if node.op == "linear"]
+        weights = sum(graph.constants[node.inputs[1]].array.size for node in products)
+        return Sizes(weights, graph.meta.layers, graph.meta.hidden)
+
+    def operations(self, batch: Batch) -> int:
+        """Multiplications and additions: the products, and attention's two of length x length."""
+        lengths = np.diff(batch.cu_seqlens).astype(np.int64)
+        attention = 4 * self.layers * self.hidden * int((lengths * lengths).sum())
+        return 2 * self.weights * batch.tokens + attention
+
+
+def roofline(
+    sizes: Sizes, dtype: str, point: Point, ceilings: Ceilings | None, sequences_per_s: float | None
+) -> dict[str, Any]:
+    """The field ``limit`` of a row: the sequences a second that no system of the dtype can exceed at the point.
+
+    Instances take batches side by side, or share each batch (``split``). ``operations`` are of a batch, a mean over the
+    id sets. ``bound`` is ``weights`` where every instance waits longer for them than for arithmetic.
+    ``read_bytes_per_second`` is None where this machine's ceilings have not been measured (`encast doctor --measure`);
+    arithmetic alone is the limit then. ``fraction`` is what was reached of it.
+    """
+    threads, at_once = point.instances * point.threads, 1 if point.split else point.instances
+    operations = float(np.mean([sizes.operations(batch) for batch in point.batches]))
+    weight_bytes = sizes.weights * WEIGHT_BYTES[dtype]
+    ops_per_second = peak(dtype, threads)
+    read = None if ceilings is None else ceilings.read(weight_bytes, min(threads, ceilings.threads))
+    arithmetic_s = at_once * operations / ops_per_second
+    weights_s = point.instances * weight_bytes / read if read else 0.0
+    sequences = at_once * float(np.mean([batch.seqs for batch in point.batches]))
+    limit = sequences / max(arithmetic_s, weights_s)
+    return {
+        "operations": operations,
+        "ops_per_second": ops_per_second,
+        "read_bytes_per_second": read,
+        "bound": "arithmetic" if arithmetic_s >= weights_s else "weights",
+        "sequences_per_s": limit,
+        "fraction": None if sequences_per_s is None else sequences_per_s / limit,
+    }
+
+
+@functools.cache
+def peak(dtype: str, threads: int) -> float:
+    """Operations a second that the product instructions of so many threads reach, operands in registers.
+
+    The best of some samples over a second, in which a host may take the processors for others. Measured once: rows of
+    one command have one limit.
+    """
+    import encast._core as _core
+
+    best = 0.0
+    for number in range(_SAMPLES):
+        time.sleep(_PAUSE if number else 0)
+        best = max(best, float(_core.peak_ops_per_second(dtype, threads, 0.06)))
+    return best
+
+
+def most(dtype: str, threads: int, cores: int) -> float:
+    """Operations a second that no runtime whose answers agree as ``dtype`` asks can exceed on threads on so many cores.
+
+    As many times what one core reaches, where that is more than all reach at once: their clock may have been lower when
+    they were measured.
+
+    For f32 that may be more than the f32 instructions reach: tiles take bf16 operands only, but two or three bf16
+    products give what one in f32 does, and tiles for TF32 run at half of bf16's rate. One bf16 product is not enough:
+    the answers would not agree.
+    """
+    found = max(peak(dtype, threads), cores * peak(dtype, 1))
+    return max(found, most("bf16", threads, cores) / 2) if dtype == "f32" else found
+
+
+def peak_is_known() -> bool:
+    """Whether ``peak`` is measured with the fastest product instructions that there are.
+
+    Not where ``ENCAST_ISA`` forbids some of them, nor on a processor for which there are only scalar ones.
+    """
+    import encast._core as _core
+
+    allowed = [name for name, _, _, allowed, _ in _core.isa_levels() if allowed]
+    return knobs.get("ENCAST_ISA") is None and allowed[-1] != "scalar"
