@@ -155,7 +155,15 @@ class Comparison:
                 self._say(f"{self._shared.rows_left} rows left: {self.job.scenario['name']}, {label}: {names}")
                 for spec in specs:
                     if spec.name not in opened:
-                        opened[spec.name] = self._system(spec, point)
+                        opened[spec.name] = System(
+                            spec,
+                            self._model,
+                            self._places(point),
+                            cache=self._cache,
+                            environment=self.job.launcher.environment,
+                            memory=self._binding,
+                            limits=self.job.limits,
+                        )
                         ends.callback(opened[spec.name].close)
                 rows = self._measure(point, [Run(spec, opened[spec.name]) for spec in specs])
                 yield [row for row in rows if row["key"] in missing]
@@ -211,17 +219,6 @@ class Comparison:
             if run.failure is None:
                 run.finish(point, self._reference, lambda system: self._least_ns(point, system))
         return [self._row(point, run, runs, meter) for run in runs]
-
-    def _system(self, spec: BackendSpec, point: Point) -> System:
-        return System(
-            spec,
-            self._model,
-            self._places(point),
-            cache=self._cache,
-            environment=self.job.launcher.environment,
-            memory=self._binding,
-            limits=self.job.limits,
-        )
 
     def _places(self, point: Point) -> tuple[Placement, ...]:
         return self.job.launcher.place(self._machine, instances=point.instances, threads=point.threads)
