@@ -8,6 +8,7 @@ Only one worker is asked at a time (the instances of one system: all at once); b
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -322,9 +323,10 @@ def temporary_files() -> Iterator[None]:
         yield
     except OSError as error:
         folder = tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")
+        descriptors = error.errno in (errno.EMFILE, errno.ENFILE)
+        advice = "raise `ulimit -n`" if descriptors else "make room, or name another folder with TMPDIR"
         raise ResourceError(
-            f"{folder}: temporary files cannot be written ({error.strerror or error}); make room, name another folder "
-            "with TMPDIR, or raise `ulimit -n`"
+            f"{folder}: temporary files cannot be written ({error.strerror or error}); {advice}"
         ) from None
 
 
