@@ -188,7 +188,7 @@ qemu: wheel install
 
 # Strict: a warning, such as a link or an anchor that leads nowhere, fails it.
 docs: $(VENV)/ready
-	$(PIP) install --quiet --no-build-isolation --editable '.[docs]' -C build-dir=$(BUILD)
+	$(BUILD_BY_PIP) install --no-build-isolation --editable '.[docs]' -C build-dir=$(BUILD)
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -d build/doctrees -c docs . build/docs
 	@echo "build/docs/index.html"
 

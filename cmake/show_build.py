@@ -8,6 +8,7 @@ LOG has all that pip said, which is printed when it fails. Ends with pip's exit 
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import subprocess
@@ -25,6 +26,8 @@ def shown(line: str) -> str | None:
 
 
 def main() -> int:
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(errors="replace")  # compilers quote with letters that a terminal may lack
     log, command = Path(sys.argv[1]), [*sys.argv[2:], "--verbose"]
     log.parent.mkdir(parents=True, exist_ok=True)
     width = shutil.get_terminal_size().columns - 1

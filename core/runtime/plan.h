@@ -33,8 +33,7 @@
 //                     caches.
 //   stage sequences   One attention, which mixes the rows of a sequence.
 //   stage heads       Attention and the product that makes its rows, and nobody else reads those: a thread
-//   may
-//                     take some heads of sequences of head_tokens tokens through both.
+//                     may take some heads of sequences of head_tokens tokens through both.
 //
 // Values that live within one stage of rows may lie in the block's memory, where offsets are given for every
 // 16 rows of the block. Values of the arena keep their memory for whole stages.

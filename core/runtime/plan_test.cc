@@ -170,7 +170,7 @@ ENCAST_TEST(stages) {
   refused("output last_hidden_state", "stage rows\noutput last_hidden_state", "the last stage of the plan");
   refused("stage rows\nstep embed", "stage sequences\nstep embed", "stage 0 (sequences): holds more");
   refused("stage sequences\n", "", "stage 0 (rows): attention mixes rows");
-  refused("stage rows\nstep linear name=dense", "step linear name=dense", "holds more than one attention");
+  refused("stage rows\nstep linear name=dense", "step linear name=dense", "holds other steps than one attention");
   refused("stage rows\nstep pool", "step pool", "rows of unlike kinds");
   // What one stage could hold may be cut into more, as long as no value lies in a block that ended.
   refused("step norm", "stage rows\nstep norm", "v4 lies in the memory of a block, which ended");

@@ -24,7 +24,8 @@ def lock(fd: int, refusal: EncastError) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """A file that is replaced as a whole or stays as it was; raises ``OSError``."""
-    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    path = path.resolve()  # the file that a link names, not the link
+    fd, name = tempfile.mkstemp(prefix=".encast-", suffix=".tmp", dir=path.parent)
     try:
         with open(fd, "w", newline="", encoding="utf-8") as file:
             file.write(text)

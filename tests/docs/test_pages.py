@@ -66,11 +66,14 @@ def run_session(example: Example) -> str:
         command, _, shown = text.partition("\n")
         done = shell(command)
         got = done.stdout.replace(str(Path.cwd()), "/home/me/encast")
-        if shown.strip():
-            if not doctest.OutputChecker().check_output(steady(shown.strip()), steady(got.strip()), FLAGS):
-                return f"$ {command}\nshown:\n{shown}\nprinted:\n{got}"
-        elif done.returncode != 0:
-            return f"$ {command}\nended with {done.returncode}:\n{got}"
+        if shown.strip() and not doctest.OutputChecker().check_output(
+            steady(shown.strip()), steady(got.strip()), FLAGS
+        ):
+            return f"$ {command}\nshown:\n{shown}\nprinted:\n{got}"
+        # The exit codes that the guide promises for what is shown.
+        expected = 2 if "encast: error: " in shown else 3 if " bad row in " in shown else 0
+        if done.returncode != expected:
+            return f"$ {command}\nended with {done.returncode} instead of {expected}:\n{got}"
     return ""
 
 

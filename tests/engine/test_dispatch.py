@@ -148,6 +148,11 @@ REFUSED: dict[str, tuple[str, Batch, Any]] = {
     "output": ("pooled", Batch.of([[1]]), None),
     "no select": ("logits", Batch.of([[1]]), None),
     "select": ("logits", Batch.of([[1]]), np.array([1, 0], I32)),
+    "wide select": ("logits", Batch.of([[1]]), np.array([0], np.int64)),
+    "needless select": ("last_hidden_state", Batch.of([[1]]), np.array([0], I32)),
+    "wide ids": ("last_hidden_state", Batch(np.array([1 + (1 << 32)]), np.array([0, 1], I32)), None),
+    "real ids": ("last_hidden_state", Batch(np.array([1.7]), np.array([0, 1], I32)), None),  # type: ignore[arg-type]
+    "wide offsets": ("last_hidden_state", Batch(np.ones(1, I32), np.array([0, 1])), None),
 }
 
 

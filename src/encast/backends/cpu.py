@@ -95,14 +95,18 @@ class CpuRunnable:
     def run(self, output: str, batch: Batch, select: Int32 | None = None) -> Float32:
         """See ``Runnable.run``. Releases the GIL while the model runs."""
         self._need_own_process()
-        if select is None and output in self._selected:
-            # To the core that is a choice of no rows.
-            check_request(self._meta, self._outputs, output, batch)
+        types = batch.token_type_ids
+        vectors = (batch.token_ids, batch.cu_seqlens, types, select)
+        if (select is None) == (output in self._selected) or any(
+            v is not None and v.dtype != np.int32 for v in vectors
+        ):
+            # The binding converts other numbers, and the core takes no choice of rows for one of none.
+            check_request(self._meta, self._outputs, output, batch, select)
         rising, order = select, None
         if select is not None and select.size > 1 and not bool(np.all(select[1:] > select[:-1])):
             # The core takes rising rows, each once.
             rising, order = np.unique(select, return_inverse=True)
-        group, types = self._group(batch), batch.token_type_ids
+        group = self._group(batch)
         try:
             rows: Float32 = group.run(output, batch.token_ids, batch.cu_seqlens, types, rising)
         except (InputError, TypeError):

@@ -78,11 +78,13 @@ def summary(opened: Artifact) -> Iterator[str]:
     yield f"{'made':<12}{_fact(opened, 'created')} by encast {_fact(opened, 'encast_version')}"
     for name, result in dict(_fact(opened, "accuracy")).items():
         try:
-            rows, metrics = f"{result['task']}, {result['rows']:,} rows", list(metric_lines(result))
-        except (AttributeError, KeyError, TypeError, ValueError):  # not by `encast eval`: as it stands
-            rows, metrics = json_module.dumps(result, ensure_ascii=False), []
-        yield f"{'accuracy':<12}{name}: {rows}"
-        yield from metrics
+            lines = [f"{name}: {result['task']}, {result['rows']:,} rows", *metric_lines(result)]
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+            lines = []
+        if not lines or not all(map(str.isprintable, lines)):  # not by `encast eval`: as it stands
+            lines = [json_module.dumps({name: result}, ensure_ascii=False)]
+        lines[0] = f"{'accuracy':<12}{lines[0]}"
+        yield from lines
     yield ""
     report = FusionReport.from_json(_fact(opened, "fusions"))
     yield from _fusion_table(opened, report)

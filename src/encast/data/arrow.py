@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from encast.errors import ResourceError, install_hint
@@ -12,17 +13,17 @@ __all__ = ["arrow_type", "pyarrow", "pyarrow_parquet"]
 
 def pyarrow() -> Any:
     """The module ``pyarrow``; raises ``ResourceError`` when it is not installed."""
-    return _import("pyarrow")
+    return _installed(lambda: importlib.import_module("pyarrow"))
 
 
 def pyarrow_parquet() -> Any:
     """The module ``pyarrow.parquet``; raises ``ResourceError`` when it is not installed."""
-    return _import("pyarrow.parquet")
+    return _installed(lambda: importlib.import_module("pyarrow.parquet"))
 
 
-def _import(name: str) -> Any:
+def _installed(module: Callable[[], Any]) -> Any:
     try:
-        return importlib.import_module(name)
+        return module()
     except ImportError:
         raise ResourceError(f"Parquet needs pyarrow: {install_hint('parquet')}") from None
 

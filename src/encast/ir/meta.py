@@ -73,15 +73,22 @@ class GraphMeta:
             raise GraphError(f"meta is malformed: it is of type {type(data).__name__}; an object is needed")
         for name in data:
             if name not in _ACCEPTED:
-                raise GraphError(f"meta[{name!r}] is a field that no compiled graph has; they have {list(_ACCEPTED)}")
+                raise GraphError(
+                    f"meta[{_short(name)}] is a field that no compiled graph has; they have {list(_ACCEPTED)}"
+                )
         for name, accepts in _ACCEPTED.items():
             if name not in data:
                 raise GraphError(f"meta[{name!r}] is missing; every compiled graph has it")
             if not accepts(data[name]):
-                raise GraphError(f"meta[{name!r}] is {data[name]!r}, which no compiled graph has")
+                raise GraphError(f"meta[{name!r}] is {_short(data[name])}, which no compiled graph has")
         labels = data["labels"]
         expected = {fusion: FusionPromise(**promise) for fusion, promise in data["expected"].items()}
         return GraphMeta(**{**data, "labels": None if labels is None else tuple(labels), "expected": expected})
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:120] + "..."
 
 
 Check = Callable[[Any], bool]
