@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,11 +38,11 @@ def _load(artifact: Any, **options: Any) -> Any:
 def cards(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     kept: dict[str, Any] = {"accuracy": {"older/set.tsv": {"rows": 1}}}
 
-    class Opened:
-        card = kept
+    def opened(path: Any) -> Any:
+        return SimpleNamespace(card=kept, graph=SimpleNamespace(meta=_load(path).meta))
 
     monkeypatch.setattr("encast.engine.load", _load)
-    monkeypatch.setattr(encast.artifact, "open", lambda path: Opened())
+    monkeypatch.setattr(encast.artifact, "open", opened)
     monkeypatch.setattr(encast.artifact, "update_card", lambda path, **entries: kept.update(entries))
     return kept
 
@@ -81,6 +82,61 @@ def test_metrics_of_every_task(
     key = f"{tmp_path.name}/{name}"
     assert set(cards["accuracy"]) == {"older/set.tsv", key}
     assert cards["accuracy"][key]["metrics"] == found["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("artifact", "name", "text", "options", "metric", "value"),
+    [
+        ("embed", "s.csv", 'text,pair,score\n"the",mat,1\nthe,cat,4\nthe,the,5\n', [], "spearman", 100.0),
+        (
+            "embed",
+            "s.csv",
+            "a,b,stars,text\nthe,mat,1,x\nthe,cat,4,x\nthe,the,5,x\n",
+            ["--text-column", "a", "--pair-column", "b", "--score-column", "stars"],
+            "spearman",
+            100.0,
+        ),
+        ("classify", "c.csv", CLASSES.replace("\t", ","), [], "accuracy", 50.0),
+        (
+            "classify",
+            "c.tsv",
+            "body\tcontext\tlabel\tclass\ncat\t\t7\tpositive\nmat\t\t7\tnegative\n",
+            ["--text-column", "body", "--label-column", "class"],
+            "accuracy",
+            100.0,
+        ),
+        ("answer", "a.csv", 'question,context,answers\nwhere,"cat in Paris",Paris\n', [], "f1", 100.0),
+        (
+            "answer",
+            "a.csv",
+            "q,text,gold\nwhere,cat in Paris,Paris\n",
+            ["--text-column", "q", "--pair-column", "text", "--label-column", "gold"],
+            "exact_match",
+            100.0,
+        ),
+        (
+            "tag",
+            "t.jsonl",
+            '{"tokens": ["john"], "tags": ["B-per"]}\n',
+            ["--text-column", "tokens", "--label-column", "tags"],
+            "entity_f1",
+            100.0,
+        ),
+    ],
+)
+def test_tables_with_named_columns(
+    tmp_path: Path,
+    cards: Any,
+    capsys: pytest.CaptureFixture[str],
+    artifact: str,
+    name: str,
+    text: str,
+    options: list[str],
+    metric: str,
+    value: float,
+) -> None:
+    assert main(["eval", artifact, _data(tmp_path, name, text), *options, "--json"]) == 0, capsys.readouterr().err
+    assert json.loads(capsys.readouterr().out)["metrics"][metric] == pytest.approx(value)
 
 
 def _rank_distance() -> int:
@@ -149,6 +205,16 @@ def test_limit_and_metric(tmp_path: Path, cards: Any, capsys: pytest.CaptureFixt
         ("embed", "s.tsv", SCORES, ["--limit", "1"], "at least 2"),
         ("embed", "s.tsv", SCORES, ["--metric", "accuracy"], "spearman, pearson"),
         ("embed", "s.tsv", SCORES, ["--task", "tag"], "compiled for 'embed'"),
+        ("embed", "s.csv", "text,pair,label\na,b,3\n", [], "--score-column"),
+        ("value", "s.csv", "text,label\na,3\n", [], "--score-column"),
+        ("embed", "s.csv", "a,b\n1,2\n", [], "no 'text'; its columns are 'a', 'b'"),
+        ("embed", "s.csv", "a,b\n1,2\n", ["--text-column", "c"], "no 'c'; its columns are 'a', 'b'"),
+        ("tag", "t.csv", "words,labels\na b,O O\n", [], "give .conll, JSONL or Parquet"),
+        ("tag", "t.csv", "words,labels\na,O\n", ["--pair-column", "x"], "rows for 'tag' have words, labels"),
+        ("answer", "a.csv", "q\n", ["--score-column", "x"], "rows for 'answer' have question, context, answers"),
+        ("answer", "a.json", SQUAD, ["--text-column", "x"], ".json has no columns to name"),
+        ("embed", "s.tsv", SCORES, ["--text-column", "x", "--pair-column", "x"], "two of the columns are 'x'"),
+        ("embed", "s.tsv", SCORES, ["--label-column", "x", "--score-column", "y"], "are both given"),
     ],
 )
 def test_what_does_not_go_together_is_said(

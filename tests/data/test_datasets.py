@@ -67,23 +67,70 @@ def test_conll(tmp_path: Path) -> None:
             "answers",
             Question("x", "q", "c", ("c",)),
         ),
+        ({"id": "x", "question": "q", "context": "c", "answers": "c"}, "answers", Question("x", "q", "c", ("c",))),
+        (
+            {"id": "x", "question": "q", "context": "c", "answers": {"text": ["c", "d"], "answer_start": [0, 1]}},
+            "answers",
+            Question("x", "q", "c", ("c", "d")),
+        ),
         ({"words": ["a"], "labels": ["O"]}, "entities", Sentence(("a",), ("O",))),
+        ({"premise": "a", "hypothesis": "b", "label": 2}, "classes", Labelled(("a", "b"), "2")),
     ],
 )
-def test_jsonl(tmp_path: Path, line: dict[str, object], kind: str, row: object) -> None:
-    data = open_dataset(_file(tmp_path, "s.jsonl", json.dumps(line) + "\n"))
+@pytest.mark.parametrize("suffix", [".jsonl", ".ndjson.gz", ".parquet"])
+def test_rows_of_jsonl_and_parquet(
+    tmp_path: Path, suffix: str, line: dict[str, object], kind: str, row: object
+) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+        import pyarrow
+        import pyarrow.parquet
+
+        path = tmp_path / "s.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([line]), path)
+    else:
+        path = _file(tmp_path, "s" + suffix, json.dumps(line) + "\n")
+    data = open_dataset(path)
     assert (data.kind, data.rows) == (kind, [row])
+
+
+def test_csv(tmp_path: Path) -> None:
+    data = open_dataset(_file(tmp_path, "s.csv.gz", 'text,label\n"a, ""b""",1\nc,0\n'))
+    assert (data.kind, data.rows) == ("classes", [Labelled('a, "b"', "1"), Labelled("c", "0")])
+
+
+def test_number_labels_are_scores_when_one_has_a_fraction(tmp_path: Path) -> None:
+    lines = ['{"text": "a", "label": 5.0}', '{"text": "b", "label": 3}']
+    whole = open_dataset(_file(tmp_path, "w.jsonl", "\n".join(lines)))
+    assert (whole.kind, [row.gold for row in whole.rows]) == ("classes", ["5", "3"])
+    lines.append('{"text": "c", "label": 3.8}')
+    scores = open_dataset(_file(tmp_path, "s.jsonl", "\n".join(lines)))
+    assert (scores.kind, [row.gold for row in scores.rows]) == ("scores", [5.0, 3.0, 3.8])
+
+
+def test_only_the_named_columns_count(tmp_path: Path) -> None:
+    path = _file(tmp_path, "s.csv", "sentence1,sentence2,context,label,gold,body\nx,y,z,0,1,b\n")
+    assert open_dataset(path, {"text": "body", "label": "gold"}).rows == [Labelled("b", "1")]
+    assert open_dataset(path, {"score": "gold"}).rows == [Labelled(("x", "y"), 1.0)]
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("s.xml", "", r"\.tsv"),
-        ("s.tsv", "", "header"),
-        ("s.tsv", "a\tb\n1\t2\n", "header"),
+        ("s.tsv", "", "no rows"),
+        ("s.tsv", "a\tb\n1\t2\n", "no 'text'; its columns are 'a', 'b'"),
+        ("s.tsv", "text\ttext\n1\t2\n", "occur twice"),
+        ("s.tsv", "text\tb\n1\t2\n", "no 'label or score'; its columns are 'text', 'b'"),
+        ("s.csv", "text,label\na,1,2\n", "line 2: 3 fields; the header has 2"),
+        ("s.csv", "text,score\na,high\n", "line 2 .*'high'; a number"),
+        ("s.parquet", "PAR1", "not a Parquet file"),
+        ("s.jsonl", '{"text": "a", "label": 1.5}\n{"text": "b", "label": "x"}\n', "one is 'x'"),
+        ("s.jsonl", '{"text": "a", "label": null}\n', "null"),
+        ("s.jsonl", '{"id": 1, "question": "q", "context": "c", "answers": ["c"]}\n' * 2, "line 2 has the id '1'"),
         ("s.tsv", "sentence\tlabel\n", "no rows"),
         ("s.tsv", "sentence\tlabel\na\n", "line 2 has 1 fields"),
-        ("s.tsv", "sentence\tscore\na\tx\n", "line 2 has the score 'x'"),
+        ("s.tsv", "sentence\tscore\na\tx\n", "line 2 .*the score is 'x'; a number"),
         ("s.json", "{", "SQuAD"),
         ("s.json", "[]", "SQuAD"),
         (

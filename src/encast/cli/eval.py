@@ -6,7 +6,7 @@ import json as json_module
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,19 +18,30 @@ from encast import engine as engines
 from encast.cli.inspect import metric_lines
 from encast.cli.progress import Progress
 from encast.cli.scoring import Scored, compare, score
-from encast.data.datasets import Dataset, open_dataset
+from encast.data.datasets import DATASETS, Dataset, open_dataset
 from encast.errors import InputError
 
 __all__ = ["eval_command"]
 
+_NAMES = {
+    "answer": {"text": "question", "pair": "context", "label": "answers"},
+    "tag": {"text": "words", "label": "labels"},
+}
+
 
 def eval_command(
     artifact: Annotated[Path, typer.Argument(help="A compiled artifact (NAME.encast).")],
-    dataset: Annotated[
-        Path, typer.Argument(help="GLUE table (.tsv), SQuAD (.json), words and labels (.conll) or .jsonl, also .gz.")
-    ],
+    dataset: Annotated[Path, typer.Argument(help=f"Labelled rows: {DATASETS}.")],
     task: Annotated[str, typer.Option(help="The artifact's task, to be sure of it; auto: whichever it is.")] = "auto",
     metric: Annotated[str, typer.Option(help="One metric of the task; auto: all of them.")] = "auto",
+    text_column: Annotated[
+        str | None, typer.Option(help="The column of the text (question, words), if not called so; for tables.")
+    ] = None,
+    pair_column: Annotated[str | None, typer.Option(help="The column of the second text (context).")] = None,
+    label_column: Annotated[str | None, typer.Option(help="The column of the class (answers, labels).")] = None,
+    score_column: Annotated[
+        str | None, typer.Option(help="The column of the score, a number (embed, regression), instead of a class.")
+    ] = None,
     against: Annotated[
         str | None, typer.Option(help="Another artifact, or a checkpoint (measured in exact f32), to compare with.")
     ] = None,
@@ -42,7 +53,8 @@ def eval_command(
     from encast.artifact import open as open_artifact
     from encast.artifact import update_card
 
-    data = open_dataset(dataset)
+    named = {"text": text_column, "pair": pair_column, "label": label_column, "score": score_column}
+    data = open_dataset(dataset, _columns(open_artifact(artifact).graph.meta.task, named))
     if limit is not None:
         data = replace(data, rows=data.rows[:limit])
     own = _measure(artifact, data, task, metric, threads, quiet=json)
@@ -58,6 +70,23 @@ def eval_command(
         _show(artifact, data, own, result)
     measured = dict(open_artifact(artifact).card.get("accuracy") or {})
     update_card(artifact, accuracy={**measured, _name(data): result})
+
+
+def _columns(task: str, named: Mapping[str, str | None]) -> dict[str, str]:
+    """The given columns by the names that rows of the task's form have."""
+    form = _NAMES.get(task, {name: name for name in named})
+    columns: dict[str, str] = {}
+    for name, column in named.items():
+        if column is None:
+            continue
+        if name not in form:
+            raise InputError(f"--{name}-column is {column!r}; rows for {task!r} have {', '.join(form.values())}")
+        if column in columns.values():
+            raise InputError(f"two of the columns are {column!r}; name different ones")
+        columns[form[name]] = column
+    if {"label", "score"} <= columns.keys():
+        raise InputError("--label-column and --score-column are both given; a row has a class or a score, name one")
+    return columns
 
 
 def _measure(path: Path, data: Dataset, task: str, metric: str, threads: int | None, *, quiet: bool) -> Scored:

@@ -19,6 +19,7 @@ from encast.tasks.tag import label_words
 __all__ = ["Scored", "compare", "score"]
 
 _BLOCK = 256
+_SCORE_COLUMN = "; if they are numbers, name their column with --score-column"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def score(engine: Engine, data: Dataset, progress: Callable[[int], None] = lambd
         fitting = ", ".join(repr(task) for kind, task in _SCORERS if kind == data.kind)
         raise InputError(
             f"{data.name} holds {data.kind}, which an artifact for {engine.task!r} cannot be measured on; it takes one "
-            f"for {fitting}"
+            f"for {fitting}{_SCORE_COLUMN if (data.kind, engine.task) == ('classes', 'embed') else ''}"
         )
     found, outputs = scorer(engine, data, progress)
     undefined = [name for name, value in found.items() if not np.isfinite(value)]
@@ -116,7 +117,7 @@ def _regression_scores(engine: Engine, data: Dataset, progress: Progress) -> Fou
 def _class_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
     found = _classified(engine, data, progress)
     if found[0].label is None:
-        raise InputError(f"{data.name} has classes, the artifact is a regression and gives a number")
+        raise InputError(f"{data.name} has classes, the artifact is a regression and gives a number{_SCORE_COLUMN}")
     labels = list(found[0].scores)
     gold = [_class_of(row.gold, labels, data.name) for row in data.rows]
     predicted = [labels.index(one.label) for one in found if one.label is not None]

@@ -15,7 +15,7 @@ from encast.data.rows import BadRow, Row
 from encast.data.source import MAX_ROW_BYTES, Line, Source
 from encast.errors import InputError
 
-__all__ = ["FORMATS", "CsvReader", "JsonlReader", "RowReader", "TextReader", "format_of", "open_rows"]
+__all__ = ["FORMATS", "CsvReader", "JsonlReader", "RowReader", "TextReader", "format_of", "need_columns", "open_rows"]
 
 
 class RowReader(ABC):
@@ -120,11 +120,12 @@ class CsvReader(_LineReader):
         names = [field.decode("utf-8", "backslashreplace") for field in fields]
         if reason:
             raise InputError(f"{self._source.name}: the header line cannot be read: {reason}")
-        _need_columns(self._source.name, self._columns, names)
+        need_columns(self._source.name, self._columns, names)
         return names
 
 
-def _need_columns(name: str, columns: Sequence[str], present: Sequence[str]) -> None:
+def need_columns(name: str, columns: Sequence[str], present: Sequence[str]) -> None:
+    """Raises ``InputError`` when one of ``columns`` is not ``present``, or one of these occurs twice."""
     repeated = sorted({column for column in present if list(present).count(column) > 1})
     if repeated:
         raise InputError(f"{name}: the column names {repeated} occur twice; rename one of each")
@@ -155,8 +156,9 @@ class ParquetReader(RowReader):
             ) from None
         self._rows = int(self._file.metadata.num_rows)
         self._read = 0
-        _need_columns(self._name, columns, self._file.schema_arrow.names)
-        self._columns = list(columns)
+        present = self._file.schema_arrow.names
+        need_columns(self._name, columns, present)
+        self._columns = list(columns) or present
 
     def __iter__(self) -> Iterator[Row | BadRow]:
         batches = self._file.iter_batches(batch_size=1024, columns=self._columns)
@@ -222,9 +224,10 @@ def _suffix(path: str | os.PathLike[str]) -> str:
 def open_rows(path: str | os.PathLike[str], columns: Sequence[str], format: str = "auto") -> RowReader:
     """A reader of the rows of a file, or of standard input (``"-"``).
 
-    ``columns`` are those that every row must have. "auto" goes by the file's suffix, and takes lines of
-    text where that says nothing. Raises ``InputError`` when the file cannot be read, misses a column or
-    the format is unknown, or when its suffix says that it holds something else.
+    ``columns`` are those that every row must have; without any, a row has all of the file's. "auto" goes by
+    the file's suffix, and takes lines of text where that says nothing. Raises ``InputError`` when the file
+    cannot be read, misses a column or the format is unknown, or when its suffix says that it holds something
+    else.
     """
     if format == "auto" and _suffix(path) in _NOT_LINES_OF_TEXT:
         raise InputError(

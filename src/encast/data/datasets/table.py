@@ -1,0 +1,164 @@
+"""Evaluation sets as tables with named columns: JSONL, CSV, Parquet, and GLUE's tab-separated files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from encast.data.datasets.base import Dataset, Labelled, Question, Sentence, text_of
+from encast.data.readers import need_columns, open_rows
+from encast.data.rows import BadRow, Row
+from encast.data.source import open_text
+from encast.errors import InputError
+
+__all__ = ["read_table"]
+
+_TEXTS = (
+    ("sentence1", "sentence2"),
+    ("#1 String", "#2 String"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("premise", "hypothesis"),
+    ("text", "pair"),
+    ("sentence",),
+    ("text",),
+)
+_LABELS = ("label", "Quality", "gold_label", "is_duplicate")
+_FORMS = {
+    "entities": ("words", "labels"),
+    "answers": ("question", "context", "answers"),
+    "labelled": ("text", "pair", "label", "score"),
+}
+_NEEDED = (
+    "a row has text (and pair, or sentence1 and sentence2) with label or score; question, context and answers; or "
+    "words and labels"
+)
+_OPTIONS = "name columns that are called otherwise with --text-column, --pair-column, --label-column or --score-column"
+
+
+def read_table(path: Path, format: str, columns: Mapping[str, str]) -> Dataset:
+    """Rows of one of the forms in ``_FORMS``, with GLUE's names for the texts and the label too.
+
+    ``format``: "jsonl", "csv", "parquet" or "tsv". ``columns``: names of a form to those of the file, where they
+    differ; with any of them all rows have that form, else a row's columns tell. Numbers as labels are scores when one
+    of them has a fraction. Raises ``InputError`` naming the row that does not fit, or the columns of one that lacks
+    some.
+    """
+    kind, ids = "", set()
+    rows: list[Any] = []
+    unit = "row" if format == "parquet" else "line"
+    for row in _tsv_rows(path) if format == "tsv" else open_rows(path, [], format):
+        where = f"{path}: {unit} {row.number}"
+        if isinstance(row, BadRow):
+            raise InputError(f"{where}: {row.reason}; mend the {unit}")
+        try:
+            own, made = _row(row.values, columns, len(rows))
+        except KeyError as error:
+            present = ", ".join(map(repr, row.values))
+            raise InputError(f"{where} has no {error}; its columns are {present}: {_NEEDED}; {_OPTIONS}") from None
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{where} does not fit ({error}); {_NEEDED}") from None
+        kind = kind or own
+        if own != kind:
+            raise InputError(f"{where} holds {own}, the {unit}s before {kind}; keep one kind a file")
+        if isinstance(made, Question):
+            if made.id in ids:
+                raise InputError(f"{where} has the id {made.id!r} of a row before; give every question its own")
+            ids.add(made.id)
+        rows.append(made)
+    if kind == "labels":
+        kind, rows = _labelled(str(path), rows)
+    return Dataset(str(path), kind or "classes", rows)
+
+
+def _tsv_rows(path: Path) -> Iterable[Row]:
+    """A header line, then a row a line; a double quote is an ordinary character."""
+    lines = open_text(path).split("\n")
+    header = lines[0].rstrip("\r").split("\t")
+    need_columns(str(path), [], header)
+    for number, line in enumerate(lines[1:], 2):
+        fields = line.rstrip("\r").split("\t")
+        if not line.strip():
+            continue
+        if len(fields) != len(header):
+            raise InputError(
+                f"{path}: line {number} has {len(fields)} fields, the header has {len(header)}; mend the line"
+            )
+        yield Row(number, dict(zip(header, fields, strict=True)), line)
+
+
+def _row(item: Mapping[str, Any], columns: Mapping[str, str], index: int) -> tuple[str, Labelled | Question | Sentence]:
+    """The row's kind, before labels are told from scores, and the row; raises ``KeyError`` for what is missing."""
+    own = {name: columns.get(name, name) for name in ("words", "labels", "question", "context", "answers")}
+    if columns:
+        form = next(form for form, names in _FORMS.items() if columns.keys() <= set(names))
+    else:
+        form = "entities" if "words" in item else "answers" if "context" in item else "labelled"
+    if form == "entities":
+        words, labels = _texts(item[own["words"]]), _texts(item[own["labels"]])
+        if len(words) != len(labels):
+            raise ValueError(f"{len(words)} words and {len(labels)} labels")
+        return "entities", Sentence(words, labels)
+    if form == "answers":
+        question, context = text_of(item[own["question"]]), text_of(item[own["context"]])
+        answers = _answers(item[own["answers"]])
+        if not answers:
+            raise ValueError("no answers")
+        return "answers", Question(str(item.get("id", index)), question, context, answers)
+    if "text" in columns or "pair" in columns:
+        second = [columns["pair"]] if "pair" in columns else ["pair"] if "pair" in item else []
+        names: tuple[str, ...] = (columns.get("text", "text"), *second)
+    else:
+        names = next((names for names in _TEXTS if all(name in item for name in names)), ("text",))
+    texts = [text_of(item[name]) for name in names]
+    both = texts[0] if len(texts) == 1 else (texts[0], texts[1])
+    if "score" in columns or ("label" not in columns and "score" in item):
+        score = item[columns.get("score", "score")]
+        try:
+            return "scores", Labelled(both, float(score))
+        except (TypeError, ValueError):
+            raise ValueError(f"the score is {score!r}; a number is needed") from None
+    if "label" in columns:
+        return "labels", Labelled(both, item[columns["label"]])
+    label = next((name for name in _LABELS if name in item), None)
+    if label is None:
+        raise KeyError("label or score")
+    return "labels", Labelled(both, item[label])
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError(
+            f"{value!r} is no list: words and labels are lists, for which CSV and TSV have no cells; "
+            "give .conll, JSONL or Parquet"
+        )
+    return tuple(map(text_of, value))
+
+
+def _answers(value: Any) -> tuple[str, ...]:
+    """One text, a list of texts or of ``{"text": ...}``, or ``{"text": [...]}`` as the hub's SQuAD has it."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, dict):
+        value = value["text"]
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is no list of answers")
+    return tuple(text_of(answer["text"] if isinstance(answer, dict) else answer) for answer in value)
+
+
+def _labelled(name: str, rows: list[Labelled]) -> tuple[str, list[Labelled]]:
+    """Scores when a label is a number with a fraction, else classes, as text."""
+    golds: list[Any] = [row.gold for row in rows]
+    if any(gold is None for gold in golds):
+        raise InputError(f"{name}: a label is missing (null); leave out rows without one")
+    if any(isinstance(gold, float) and not gold.is_integer() for gold in golds):
+        other = next((gold for gold in golds if isinstance(gold, bool) or not isinstance(gold, (int, float))), None)
+        if other is not None:
+            raise InputError(f"{name}: some labels are numbers with fractions, one is {other!r}; keep one kind a file")
+        return "scores", [Labelled(row.text, float(row.gold)) for row in rows]
+    return "classes", [Labelled(row.text, _class(gold)) for row, gold in zip(rows, golds, strict=True)]
+
+
+def _class(gold: Any) -> str:
+    return str(int(gold)) if isinstance(gold, float) else str(gold)
