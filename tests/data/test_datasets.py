@@ -39,6 +39,12 @@ def test_a_folder_stands_for_its_dev_set(tmp_path: Path) -> None:
     assert len(open_dataset(tmp_path).rows) == 1
 
 
+@pytest.mark.parametrize("name", ["STS-B", "dev.tsv", "dev.jsonl", "dev.parquet", "dev.conll"])
+def test_a_file_that_is_not_there(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=rf"{name}: no such file or folder; .*\.csv.*\.parquet.*SQuAD"):
+        open_dataset(tmp_path / name)
+
+
 def test_squad(tmp_path: Path) -> None:
     data = {
         "data": [{"paragraphs": [{"context": "c", "qas": [{"id": 1, "question": "q", "answers": [{"text": "c"}]}]}]}]

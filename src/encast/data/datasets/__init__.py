@@ -40,6 +40,8 @@ def open_dataset(path: str | os.PathLike[str], columns: Mapping[str, str] | None
         if not inside:
             raise InputError(f"{path}: a folder without dev.tsv; name the file: {DATASETS}")
         path = inside[0]
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder; an evaluation set is one of {DATASETS}")
     plain = path.with_suffix("") if path.suffix == ".gz" else path
     suffix = plain.suffix.lower()
     if suffix in _TABLES:
