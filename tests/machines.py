@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from encast.machine import Machine, format_cpu_list, read_machine
 
+_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 CGROUP2_MOUNT = "35 25 0:30 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
 
 
@@ -120,9 +123,10 @@ class MadeUp:
                 files["sys/fs/cgroup/pod/cpuset.cpus.effective"] = f"{self.cpuset}\n"
         return files
 
-    def read(self, root: Path) -> Machine:
-        """The facts that encast reads from the tree, which is written below ``root``."""
-        return read_machine(write_tree(root, self.files()))
+    def read(self) -> Machine:
+        """The facts that encast reads from the tree, which is made in memory: it has up to a thousand files."""
+        with tempfile.TemporaryDirectory(dir=_MEMORY) as root:
+            return read_machine(write_tree(Path(root), self.files()))
 
 
 # The machine of the scaling article: 2 packages of 24 cores with two threads each, siblings 48 apart.

@@ -172,8 +172,8 @@ def test_memory_nodes_order_the_pinning(tmp_path: Path) -> None:
     assert pin_order(machine) == (0, 2, 1, 3, 4, 6, 5, 7)
 
 
-def test_the_articles_machine(tmp_path: Path) -> None:
-    machine = ARTICLE.read(tmp_path)
+def test_the_articles_machine() -> None:
+    machine = ARTICLE.read()
     assert len(machine.cores) == 48
     assert machine.cores[24] == Core((24, 72), 1, 1, 24)
     assert default_threads(machine) == 48
@@ -186,32 +186,34 @@ def test_the_articles_machine(tmp_path: Path) -> None:
     [(None, None, (0, 1)), ("0-1", (0, 1), (0, 1)), ("1", (1,), (1,)), ("?", None, (0, 1))],
 )
 def test_memory_nodes_of_the_cpuset(
-    mems: str | None, allowed: tuple[int, ...] | None, nodes: tuple[int, ...], tmp_path: Path
+    mems: str | None,
+    allowed: tuple[int, ...] | None,
+    nodes: tuple[int, ...],
 ) -> None:
-    machine = dataclasses.replace(ARTICLE, mems=mems).read(tmp_path)
+    machine = dataclasses.replace(ARTICLE, mems=mems).read()
     assert (machine.memory_allowed, machine.memory_nodes) == (allowed, nodes)
     assert machine.affinity == tuple(range(96))
 
 
-def test_last_level_caches(tmp_path: Path) -> None:
-    machine = EPYC.read(tmp_path)
+def test_last_level_caches() -> None:
+    machine = EPYC.read()
     assert [core.domain for core in machine.cores] == [8 * (core // 8) for core in range(64)]
     # Where the lowest CPU of a cache is offline, the next one names it.
-    machine = dataclasses.replace(EPYC, offline=(8, 72)).read(tmp_path / "offline")
+    machine = dataclasses.replace(EPYC, offline=(8, 72)).read()
     assert {core.domain for core in machine.cores} == {0, 9, 16, 24, 32, 40, 48, 56}
 
 
-def test_without_a_last_level_cache_the_package_counts(tmp_path: Path) -> None:
-    machine = MadeUp(packages=2, cores=2, cores_a_cache=0).read(tmp_path)
+def test_without_a_last_level_cache_the_package_counts() -> None:
+    machine = MadeUp(packages=2, cores=2, cores_a_cache=0).read()
     assert [core.domain for core in machine.cores] == [0, 0, 2, 2]
 
 
-def test_a_cache_for_each_virtual_cpu_is_made_up(tmp_path: Path) -> None:
+def test_a_cache_for_each_virtual_cpu_is_made_up() -> None:
     """Hypervisors show that by default; on real processors it may be true."""
     made_up = MadeUp(packages=2, cores=4, cores_a_cache=1)
-    machine = made_up.read(tmp_path / "real")
+    machine = made_up.read()
     assert [core.domain for core in machine.cores] == list(range(8))
-    machine = dataclasses.replace(made_up, virtual=True).read(tmp_path / "virtual")
+    machine = dataclasses.replace(made_up, virtual=True).read()
     assert [core.domain for core in machine.cores] == [0] * 4 + [4] * 4
 
 
@@ -224,8 +226,8 @@ def test_teams_fill_one_cache_after_the_other(tmp_path: Path) -> None:
     assert pin_order(read_machine(tree(tmp_path, files))) == (0, 2, 1, 3)
 
 
-def test_slower_cores_come_last(tmp_path: Path) -> None:
-    machine = HYBRID.read(tmp_path)
+def test_slower_cores_come_last() -> None:
+    machine = HYBRID.read()
     assert [core.efficient for core in machine.cores] == [False] * 8 + [True] * 16
     assert pin_order(machine)[:9] == (0, 2, 4, 6, 8, 10, 12, 14, 16)
 

@@ -136,10 +136,10 @@ def test_a_quota_bounds_the_cores() -> None:
 @pytest.mark.parametrize(
     ("quota", "instances"), [("50000 100000", 1), ("100000 100000", 1), ("150000 100000", 2), ("210000 100000", 3)]
 )
-def test_throughput_uses_the_whole_of_a_fractional_quota(quota: str, instances: int, tmp_path: Path) -> None:
+def test_throughput_uses_the_whole_of_a_fractional_quota(quota: str, instances: int) -> None:
     """A point's instances are placed by their number again when it is measured; they must fit then as well."""
     throughput = Launcher("throughput", preset="throughput")
-    limited = MadeUp(cores=4, quota=quota).read(tmp_path)
+    limited = MadeUp(cores=4, quota=quota).read()
     assert sizes(Latency().points(grid(), throughput, limited)) == [(instances, 1)]
     assert (instances, 1) in sizes(Scaling(instances=None).points(grid(), throughput, limited))
     for scenario in (

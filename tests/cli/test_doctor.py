@@ -14,6 +14,7 @@ import pytest
 
 from encast.ceilings import Ceilings, Fingerprint, Kept
 from encast.cli.doctor import Finding, Level, _lines, diagnose
+from encast.cli.main import main
 from encast.machine import CgroupLimits, Core, HugePages, Machine, MemoryNode, quota_alone_limits, this_machine
 
 pytestmark = pytest.mark.serial("times kernels and forwards")
@@ -36,6 +37,8 @@ HEALTHY = Machine(
     allocator="glibc",
 )
 FINGERPRINT = Fingerprint(1, HEALTHY.processor, NAMES, (), 4, 4, ())
+MEASURED = datetime(2026, 1, 1, tzinfo=timezone.utc)
+READS = {("memory", 1): 2e10, ("memory", 4): 5e10}
 
 
 def found(levels: list[Level] = ALL, **changes: object) -> list[Finding]:
@@ -225,14 +228,19 @@ def test_ceilings_are_measured_kept_and_shown(tmp_path: Path) -> None:
     assert "encast doctor --measure" in finding["remedy"]
 
 
-def test_ceilings_that_cannot_be_kept_are_shown_with_an_error(tmp_path: Path) -> None:
+def test_ceilings_that_cannot_be_kept_are_shown_with_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("encast._core", reason="the native core is not built")
     (tmp_path / "file").write_text("")
-    done = encast("doctor", "--measure", ENCAST_ISA="scalar", ENCAST_CACHE_DIR=str(tmp_path / "file"))
-    assert done.returncode == 2
-    assert "GB/s read" in done.stdout
-    assert "set ENCAST_CACHE_DIR to a folder that can be written" in done.stderr
-    assert "Traceback" not in done.stderr
+    monkeypatch.setenv("ENCAST_CACHE_DIR", str(tmp_path / "file"))
+    measured = Ceilings(FINGERPRINT, MEASURED, {("f32", "avx2", 1): 9e9, ("f32", "avx2", 4): 36e9}, READS, 500.0, ())
+    monkeypatch.setattr("encast.ceilings.measure", lambda machine, progress: measured)
+    assert main(["doctor", "--measure"]) == 2
+    shown = capsys.readouterr()
+    assert "GB/s read" in shown.out
+    assert "set ENCAST_CACHE_DIR to a folder that can be written" in shown.err
+    assert "Traceback" not in shown.err
 
 
 def test_nothing_is_measured_with_a_wrong_knob() -> None:
@@ -244,7 +252,7 @@ def test_nothing_is_measured_with_a_wrong_knob() -> None:
 
 def test_doubts_are_a_finding() -> None:
     assert diagnose(HEALTHY, ALL, kept=Kept(None)) == []
-    doubtful = Ceilings(FINGERPRINT, datetime(2026, 1, 1, tzinfo=timezone.utc), {}, {}, 0.0, ("L3: it swung",))
+    doubtful = Ceilings(FINGERPRINT, MEASURED, {}, {}, 0.0, ("L3: it swung",))
     (finding,) = diagnose(HEALTHY, ALL, kept=Kept(None, doubtful))
     assert "noisy when they were measured: L3: it swung" in finding.problem
     assert diagnose(HEALTHY, ALL, kept=Kept(None, dataclasses.replace(doubtful, doubts=()))) == []

@@ -395,12 +395,12 @@ def test_too_few_cores_leave_instances_unpinned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("quota", "pinned"), [("300000 100000", False), ("400000 100000", True)])
-def test_a_quota_for_fewer_cores_leaves_instances_unpinned(quota: str, pinned: bool, tmp_path: Path) -> None:
+def test_a_quota_for_fewer_cores_leaves_instances_unpinned(quota: str, pinned: bool) -> None:
     """Engines of other containers would be pinned to the same cores."""
-    machine = MadeUp(cores=4, quota=quota).read(tmp_path)
+    machine = MadeUp(cores=4, quota=quota).read()
     placed = place_groups((InstanceGroup(2, 1, 8), InstanceGroup(1, 1)), machine, shared_cores=False)
     assert placed == ((((0,), (1,)), ((2,),)) if pinned else (((), ()), ((),)))
-    limited = MadeUp(cores=4, quota=quota, cpuset="2-3").read(tmp_path / "cpuset")
+    limited = MadeUp(cores=4, quota=quota, cpuset="2-3").read()
     assert place_groups((InstanceGroup(2, 1),), limited, shared_cores=False) == (((2,), (3,)),)
 
 

@@ -68,10 +68,10 @@ def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
 
 
 def test_under_a_quota_instances_are_bound_to_no_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("ENCAST_THREADS", raising=False)
-    machine = MadeUp(cores=48, quota="200000 100000").read(tmp_path)
+    machine = MadeUp(cores=48, quota="200000 100000").read()
     monkeypatch.setattr("encast.cli.launch.this_machine", lambda: machine)
     assert main(["launch", "--dry-run", "--json", "--instances", "2", "--", "true"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import tempfile
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,13 +26,13 @@ def nodes(placements: tuple[Placement, ...]) -> list[int | None]:
 
 
 @pytest.fixture(scope="module")
-def article(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return ARTICLE.read(tmp_path_factory.mktemp("article"))
+def article() -> Machine:
+    return ARTICLE.read()
 
 
 @pytest.fixture(scope="module")
-def epyc(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return EPYC.read(tmp_path_factory.mktemp("epyc"))
+def epyc() -> Machine:
+    return EPYC.read()
 
 
 def test_latency_is_an_instance_a_package_on_the_articles_machine(article: Machine) -> None:
@@ -54,8 +52,8 @@ def test_latency_is_an_instance_a_package_on_the_articles_machine(article: Machi
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_caches_that_differ_leave_few_cores_idle(changes: dict[str, Any], expected: list[str], tmp_path: Path) -> None:
-    assert cpus(place(dataclasses.replace(ARTICLE, **changes).read(tmp_path))) == expected
+def test_caches_that_differ_leave_few_cores_idle(changes: dict[str, Any], expected: list[str]) -> None:
+    assert cpus(place(dataclasses.replace(ARTICLE, **changes).read())) == expected
 
 
 def test_throughput_is_an_instance_a_core(article: Machine) -> None:
@@ -159,15 +157,15 @@ def test_instances_beyond_a_cache_take_few_of_them(epyc: Machine) -> None:
     ("numbering", "expected"),
     [("apart", ["0-3", "4-7"]), ("adjacent", ["0,2,4,6", "8,10,12,14"]), ("in_turn", ["0,2,4,6", "1,3,5,7"])],
 )
-def test_numbering_does_not_matter(tmp_path: Path, numbering: str, expected: list[str]) -> None:
-    machine = MadeUp(packages=2, cores=4, threads=2, numbering=numbering).read(tmp_path)
+def test_numbering_does_not_matter(numbering: str, expected: list[str]) -> None:
+    machine = MadeUp(packages=2, cores=4, threads=2, numbering=numbering).read()
     assert cpus(place(machine)) == expected
     assert len(place(machine, preset="throughput")) == 8
 
 
-def test_offline_cpus(tmp_path: Path) -> None:
+def test_offline_cpus() -> None:
     # Core 0 lost its first hardware thread, core 1 both.
-    machine = MadeUp(cores=4, threads=2, offline=(0, 1, 5)).read(tmp_path)
+    machine = MadeUp(cores=4, threads=2, offline=(0, 1, 5)).read()
     assert machine.offline == (0, 1, 5)
     assert cpus(place(machine)) == ["2-4"]
     assert cpus(place(machine, smt=True)) == ["2-4,6-7"]
@@ -175,16 +173,16 @@ def test_offline_cpus(tmp_path: Path) -> None:
         place(machine, core_list=[0, 1, 2])
 
 
-def test_cpusets_and_masks(tmp_path: Path) -> None:
-    machine = dataclasses.replace(EPYC, cpuset="4-11,68-75").read(tmp_path)
+def test_cpusets_and_masks() -> None:
+    machine = dataclasses.replace(EPYC, cpuset="4-11,68-75").read()
     assert cpus(place(machine)) == ["4-7", "8-11"]
     assert cpus(place(machine, instances=1)) == ["4-11"]
     with pytest.raises(InputError, match=r"CPU 0 lies outside of .* mask or cpuset; it may use 4-11,68-75"):
         place(machine, core_list=[0, 4])
 
 
-def test_a_node_outside_of_the_mask(tmp_path: Path) -> None:
-    machine = dataclasses.replace(ARTICLE, allowed="0-3").read(tmp_path)
+def test_a_node_outside_of_the_mask() -> None:
+    machine = dataclasses.replace(ARTICLE, allowed="0-3").read()
     with pytest.raises(InputError, match="memory node 1 has no CPU that this process may use; nodes 0 have"):
         place(machine, nodes=[1])
 
@@ -203,10 +201,10 @@ ALL, NODES = ["0-95"], ["0-23,48-71", "24-47,72-95"]
     ],
 )
 def test_a_quota_bounds_the_threads_and_not_the_cpus(
-    tmp_path: Path, quota: str, latency: list[int], reach: list[str], throughput: int, throughput_reach: list[str]
+    quota: str, latency: list[int], reach: list[str], throughput: int, throughput_reach: list[str]
 ) -> None:
     """Instances of other containers would be bound to the same CPUs."""
-    machine = dataclasses.replace(ARTICLE, quota=quota).read(tmp_path)
+    machine = dataclasses.replace(ARTICLE, quota=quota).read()
     placements = place(machine, preset="latency")
     assert [placement.threads for placement in placements] == latency
     assert cpus(placements) == reach
@@ -218,21 +216,21 @@ def test_a_quota_bounds_the_threads_and_not_the_cpus(
 
 
 @pytest.mark.parametrize("quota", ["4800000 100000", "9600000 100000"])
-def test_a_quota_for_all_cores_binds(tmp_path: Path, quota: str) -> None:
-    machine = dataclasses.replace(ARTICLE, quota=quota).read(tmp_path)
+def test_a_quota_for_all_cores_binds(quota: str) -> None:
+    machine = dataclasses.replace(ARTICLE, quota=quota).read()
     placements = place(machine)
     assert cpus(placements) == ["0-23", "24-47"]
     assert all(placement.bound for placement in placements)
     # As many as are asked for by name, or left by the cpuset.
-    few = dataclasses.replace(ARTICLE, quota="200000 100000").read(tmp_path / "few")
+    few = dataclasses.replace(ARTICLE, quota="200000 100000").read()
     assert place(few, core_list=[5, 6]) == (Placement((5, 6), 0, 2),)
     assert cpus(place(few, core_list=[5, 6, 30])) == ["5-6,30"]
-    both = dataclasses.replace(ARTICLE, quota="200000 100000", cpuset="7,8").read(tmp_path / "both")
+    both = dataclasses.replace(ARTICLE, quota="200000 100000", cpuset="7,8").read()
     assert place(both) == (Placement((7, 8), 0, 2),)
 
 
-def test_a_quota_bounds_what_is_asked_for(tmp_path: Path) -> None:
-    machine = dataclasses.replace(ARTICLE, quota="350000 100000").read(tmp_path)
+def test_a_quota_bounds_what_is_asked_for() -> None:
+    machine = dataclasses.replace(ARTICLE, quota="350000 100000").read()
     with pytest.raises(InputError) as caught:
         place(machine, instances=2, cores_per_instance=2)
     assert "the cgroup's CPU quota pays for 3 cores; 1 instance of 2 cores or 2 instances of 1 core" in str(
@@ -240,12 +238,12 @@ def test_a_quota_bounds_what_is_asked_for(tmp_path: Path) -> None:
     )
     # Three hardware threads are a core and a half: one core's siblings may be used, within the quota.
     assert place(machine, smt=True) == (Placement((*range(96),), None, 2, smt=True, bound=False),)
-    tight = dataclasses.replace(ARTICLE, quota="100000 100000").read(tmp_path / "tight")
+    tight = dataclasses.replace(ARTICLE, quota="100000 100000").read()
     assert place(tight, smt=True) == (Placement((*range(96),), None, 1, smt=True, bound=False),)
 
 
-def test_hybrid_processors(tmp_path: Path) -> None:
-    machine = HYBRID.read(tmp_path)
+def test_hybrid_processors() -> None:
+    machine = HYBRID.read()
     assert sum(core.efficient for core in machine.cores) == 16
     quick = "0,2,4,6,8,10,12,14"
     assert cpus(place(machine)) == [quick]
@@ -258,27 +256,27 @@ def test_hybrid_processors(tmp_path: Path) -> None:
     assert len(place(machine, preset="throughput")) == 24
 
 
-def test_one_cpu(tmp_path: Path) -> None:
-    machine = MadeUp(cores=1).read(tmp_path)
+def test_one_cpu() -> None:
+    machine = MadeUp(cores=1).read()
     for preset in (None, *PRESETS):
         assert place(machine, preset=preset) == (Placement((0,), 0, 1),)
     with pytest.raises(InputError, match=r"2 instances of 1 core do not fit: .*; 1 instance of 1 core would$"):
         place(machine, instances=2)
 
 
-def test_a_node_without_memory_binds_nothing(tmp_path: Path) -> None:
-    machine = dataclasses.replace(ARTICLE, without_memory=(1,)).read(tmp_path)
+def test_a_node_without_memory_binds_nothing() -> None:
+    machine = dataclasses.replace(ARTICLE, without_memory=(1,)).read()
     assert nodes(place(machine)) == [0, None]
 
 
-def test_a_node_whose_memory_is_not_allowed_binds_nothing(tmp_path: Path) -> None:
-    machine = dataclasses.replace(ARTICLE, mems="0").read(tmp_path)
+def test_a_node_whose_memory_is_not_allowed_binds_nothing() -> None:
+    machine = dataclasses.replace(ARTICLE, mems="0").read()
     assert cpus(place(machine)) == ["0-23", "24-47"]
     assert nodes(place(machine)) == [0, None]
 
 
-def test_clusters_within_a_package_are_nodes(tmp_path: Path) -> None:
-    machine = MadeUp(packages=2, cores=24, threads=2, nodes_a_package=4).read(tmp_path)
+def test_clusters_within_a_package_are_nodes() -> None:
+    machine = MadeUp(packages=2, cores=24, threads=2, nodes_a_package=4).read()
     placements = place(machine, preset="latency")
     assert len(placements) == 8
     assert nodes(placements) == list(range(8))
@@ -303,8 +301,7 @@ MACHINES = st.builds(
 @settings(max_examples=150)
 @given(made_up=MACHINES, smt=st.booleans())
 def test_by_default_no_other_size_of_an_instance_a_cache_keeps_more_cores_busy(made_up: MadeUp, smt: bool) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        machine = made_up.read(Path(folder))
+    machine = made_up.read()
     home = {cpu: (core.node, core.domain) for core in machine.cores for cpu in core.cpus}
     caches = Counter((core.node, core.domain) for core in machine.allowed_cores)
     wide = max(len(core.cpus) for core in machine.allowed_cores) if smt else 1
@@ -335,8 +332,7 @@ def test_by_default_no_other_size_of_an_instance_a_cache_keeps_more_cores_busy(m
 def test_placements_hold_what_they_promise(
     made_up: MadeUp, instances: int | None, cores: int | None, preset: str | None, smt: bool, cross_node: bool
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        machine = made_up.read(Path(folder))
+    machine = made_up.read()
     options: dict[str, Any] = {"preset": preset, "smt": smt, "cross_node": cross_node}
     quota = machine.cgroup.cpus
     paid = len(machine.online) if quota is None else max(1, int(quota + (preset == "throughput") * 0.5))

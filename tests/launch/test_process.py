@@ -90,19 +90,19 @@ def test_a_child_dies_with_its_parent() -> None:
         time.sleep(0.01)
 
 
-def test_one_memory_node_needs_no_binding(tmp_path: Path) -> None:
-    binding = memory_binding(MadeUp().read(tmp_path))
+def test_one_memory_node_needs_no_binding() -> None:
+    binding = memory_binding(MadeUp().read())
     assert str(binding) == "memory is not bound: there is one memory node"
     assert binding.prefix(0) == []
     assert binding.apply(0) is None
     # A node without memory is no second one.
-    assert memory_binding(MadeUp(packages=2, without_memory=(1,)).read(tmp_path / "two")).how == "none"
+    assert memory_binding(MadeUp(packages=2, without_memory=(1,)).read()).how == "none"
 
 
 @pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="this kernel knows no memory nodes")
 def test_the_system_call_binds_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no numactl
-    binding = memory_binding(ARTICLE.read(tmp_path))
+    binding = memory_binding(ARTICLE.read())
     if binding.how == "none":
         pytest.skip(f"set_mempolicy is forbidden here: {binding.reason}")
     assert str(binding) == "memory is bound by set_mempolicy"
@@ -121,7 +121,7 @@ def test_numactl_goes_first_where_it_works(tmp_path: Path, monkeypatch: pytest.M
     numactl.write_text('#!/bin/sh\nshift; shift; exec "$@"\n' if works else "#!/bin/sh\nexit 1\n")
     numactl.chmod(numactl.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    binding = memory_binding(ARTICLE.read(tmp_path))
+    binding = memory_binding(ARTICLE.read())
     if works:
         assert binding.how == "numactl"
         assert binding.prefix(1) == ["numactl", "--membind=1", "--"]
@@ -138,15 +138,15 @@ def test_only_nodes_whose_memory_is_allowed_are_bound(tmp_path: Path, monkeypatc
     numactl.chmod(numactl.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     four = MadeUp(packages=4, mems="1-2")
-    assert memory_binding(four.read(tmp_path / "some")).how == "numactl"
-    binding = memory_binding(dataclasses.replace(four, mems="1").read(tmp_path / "one"))
+    assert memory_binding(four.read()).how == "numactl"
+    binding = memory_binding(dataclasses.replace(four, mems="1").read())
     assert str(binding) == "memory is not bound: this process may have memory of node 1 alone (cpuset.mems)"
 
 
 def test_no_way_to_bind_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(memory_module, "_SET_MEMPOLICY", {})
-    binding = memory_binding(ARTICLE.read(tmp_path))
+    binding = memory_binding(ARTICLE.read())
     assert binding.how == "none"
     assert "set_mempolicy on" in str(binding)
     assert "SYS_NICE" in str(binding)
