@@ -56,7 +56,9 @@ def test_lone_surrogates_are_refused_with_their_place(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("wrong", [None, 7, b"cat", 1.5, {"text": "cat"}, object()], ids=repr)
+@pytest.mark.parametrize(
+    "wrong", [None, 7, b"cat", 1.5, {"text": "cat"}, object()], ids=lambda wrong: type(wrong).__name__
+)
 def test_other_types_are_refused_with_their_index(name: str, wrong: Any) -> None:
     with pytest.raises(InputError, match=rf"\[1\].* is of type {type(wrong).__name__}"):
         CALLS[name](["cat [MASK]", wrong])
