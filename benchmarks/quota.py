@@ -2,7 +2,7 @@
 
     sudo python benchmarks/quota.py MODEL.encast
 
-Contenders, each a process of its own, by turns: ``one core``, bound to one core without quota; ``quota Q``, with a
+Set-ups, each a process of its own, by turns: ``one core``, bound to one core without quota; ``quota Q``, with a
 cgroup's quota of Q CPUs and all cores in reach, at the threads that encast chooses; ``quota Q, T threads``, the same
 with as many threads as there are cores, as a library runs that does not read the quota; ``quota Q, T instances``, with
 as many instances of one thread. A round is a burst of each; a row is the medians over rounds, and the ratio to
@@ -132,18 +132,18 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         common = {"artifact": args.artifact, "batch": args.batch, "length": args.length, "seconds": args.burst}
         plain = {**common, "group": None, "cpu": None, "threads": None, "instances": 1}
-        contenders = {"one core": {**plain, "cpu": cpus[0]}}
+        setups = {"one core": {**plain, "cpu": cpus[0]}}
         for number, quota in enumerate(args.quotas):
             group = str(stack.enter_context(cgroup(str(number), quota)))
-            contenders[f"quota {quota:g}"] = {**plain, "group": group}
-            contenders[f"quota {quota:g}, {len(cpus)} threads"] = {**plain, "group": group, "threads": len(cpus)}
-            contenders[f"quota {quota:g}, {len(cpus)} instances"] = {
+            setups[f"quota {quota:g}"] = {**plain, "group": group}
+            setups[f"quota {quota:g}, {len(cpus)} threads"] = {**plain, "group": group, "threads": len(cpus)}
+            setups[f"quota {quota:g}, {len(cpus)} instances"] = {
                 **plain,
                 "group": group,
                 "threads": 1,
                 "instances": len(cpus),
             }
-        workers = {name: Worker(options) for name, options in contenders.items()}
+        workers = {name: Worker(options) for name, options in setups.items()}
         for worker in workers.values():
             stack.callback(worker.close)
         rounds: dict[str, list[list[float]]] = {name: [] for name in workers}
@@ -153,7 +153,7 @@ def main() -> None:
                 time.sleep(0.15)  # the quota of a new period
                 rounds[name].append(workers[name].burst())
             turn += 1
-    print("| contender | threads | calls a second | p50, ms | p99, ms | to one core |")
+    print("| set-up | threads | calls a second | p50, ms | p99, ms | to one core |")
     print("| --- | --- | --- | --- | --- | --- |")
     rates = {name: [len(times) / args.burst for times in bursts] for name, bursts in rounds.items()}
     for name, bursts in rounds.items():

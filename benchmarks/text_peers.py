@@ -1,4 +1,4 @@
-"""encast and OpenVINO from texts to embeddings, as backends of the laboratory.
+"""encast and OpenVINO from texts to embeddings, as backends of ``encast bench``.
 
 Both call ``texts``, a JSON file with a list of texts, by their numbers: token i of a batch is the number of a text, and
 row i of the answer ``f32[texts, hidden]`` is its normalised mean.

@@ -98,9 +98,9 @@ def main() -> None:
         tuned = tuned_choice(args.work, conditions, space, evaluator, requests.lengths, slo, end)
         if tuned is None:
             return
-        finals = compared(Lines(args.work / "finals.jsonl"), grid, tuned, evaluator, args.rounds, end)
-        if finals is not None:
-            report(grid, tuned, finals)
+        by_turns = compared(Lines(args.work / "by_turns.jsonl"), grid, tuned, evaluator, args.rounds, end)
+        if by_turns is not None:
+            report(grid, tuned, by_turns)
 
 
 def keep(conditions: dict[str, Any], work: Path) -> None:
@@ -208,13 +208,13 @@ def settled(rates: list[list[float]]) -> bool:
     return worst.low is not None and worst.high is not None and worst.high - worst.low < WIDTH
 
 
-def report(grid: Lines, tuned: dict[str, Any], finals: Lines) -> None:
+def report(grid: Lines, tuned: dict[str, Any], by_turns: Lines) -> None:
     chosen = Trial.from_json(tuned["chosen"]).setup
-    mine = finals.rates(chosen)
+    mine = by_turns.rates(chosen)
     print(f"| set-up | texts/s in the grid | texts/s by turns, 95 % | chosen / it, 95 % |\n{'| --- ' * 4}|")
     worst = 1.0
-    for setup in dict.fromkeys(trial.setup for trial in finals.trials):
-        rates = finals.rates(setup)
+    for setup in dict.fromkeys(trial.setup for trial in by_turns.trials):
+        rates = by_turns.rates(setup)
         low, high = median_interval(rates) or (float("nan"), float("nan"))
         ratio = ratio_interval(mine, rates)
         worst = min(worst, ratio.ratio)

@@ -104,7 +104,7 @@ def here() -> list[str]:
     return [level for level, missing in LEVELS.items() if not missing]
 
 
-def verdict(path: Path, expected: Any) -> str:
+def fault(path: Path, expected: Any) -> str:
     """What is wrong with the artifact's answer on the level of this process; empty when it is right."""
     dtype = path.stem.rpartition("-")[2]
     opened = artifact.open(path)
@@ -131,15 +131,15 @@ def verdict(path: Path, expected: Any) -> str:
 
 
 def work(folder: Path) -> None:
-    """A process of one ISA level: runs every artifact, and prints the verdicts as JSON."""
-    verdicts = {}
+    """A process of one ISA level: runs every artifact, and prints what is wrong as JSON."""
+    faults = {}
     for path in sorted(folder.glob("*.encast")):
         try:
             with np.load(folder / f"{path.stem}.npz") as expected:
-                verdicts[path.stem] = verdict(path, expected)
+                faults[path.stem] = fault(path, expected)
         except encast.EncastError as error:
-            verdicts[path.stem] = f"{type(error).__name__}: {error}"
-    print(json.dumps({"level": _core.isa_best(), "verdicts": verdicts}))
+            faults[path.stem] = f"{type(error).__name__}: {error}"
+    print(json.dumps({"level": _core.isa_best(), "faults": faults}))
 
 
 def run_level(level: str, folder: Path) -> dict[str, str]:
@@ -150,8 +150,8 @@ def run_level(level: str, folder: Path) -> dict[str, str]:
         sys.exit(f"{level} ended with {done.returncode}:\n{done.stderr}")
     answer = json.loads(done.stdout)
     assert answer["level"] == level, f"{answer['level']} ran for {level}"
-    verdicts: dict[str, str] = answer["verdicts"]
-    return verdicts
+    faults: dict[str, str] = answer["faults"]
+    return faults
 
 
 def document(cells: list[Cell]) -> Iterator[str]:
@@ -194,9 +194,9 @@ def main() -> None:
         folder = Path(name)
         cells = [cell for arch in model_types() for head in TASKS for cell in cells_of(arch, head, folder)]
         for level in here():
-            verdicts = run_level(level, folder)
+            faults = run_level(level, folder)
             for cell in cells:
-                cell.levels.setdefault(level, verdicts.get(cell.key, "no answer"))
+                cell.levels.setdefault(level, faults.get(cell.key, "no answer"))
     (ROOT / "docs" / "status.md").write_text("\n".join(document(cells)) + "\n", encoding="utf-8")
     if any(why for cell in cells for why in cell.levels.values()):
         sys.exit("docs/status.md has misses")

@@ -74,4 +74,4 @@ def test_the_script_finds_an_engine_right_that_is(script: Any, tmp_path: Path) -
     for cell in script.cells_of("mpnet", "classify", tmp_path):
         assert not cell.levels, f"{cell.key} was not compiled: {cell.levels}"
         with np.load(tmp_path / f"{cell.key}.npz") as expected:
-            assert script.verdict(tmp_path / f"{cell.key}.encast", expected) == "", cell.key
+            assert script.fault(tmp_path / f"{cell.key}.encast", expected) == "", cell.key

@@ -159,10 +159,10 @@ def judged(**given: object) -> Fairness:
     ],
 )
 def test_each_rule_alone(given: dict[str, object], said: str) -> None:
-    verdict = judged(**given)
-    assert not verdict.ok
-    assert len(verdict.notes) == 1
-    assert said in verdict.notes[0]
+    fairness = judged(**given)
+    assert not fairness.ok
+    assert len(fairness.notes) == 1
+    assert said in fairness.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -180,8 +180,8 @@ def test_each_rule_alone(given: dict[str, object], said: str) -> None:
     ],
 )
 def test_what_is_left_to_chance(given: dict[str, object]) -> None:
-    verdict = judged(**given)
-    assert verdict.ok, verdict.notes
+    fairness = judged(**given)
+    assert fairness.ok, fairness.notes
 
 
 PAUSED, QUICK, SLOW = 13_000_000, 1_170_000, 14_000_000
@@ -219,7 +219,7 @@ def test_who_keeps_answers_does_so_whenever_it_is_asked(
     assert judged(known_ns=known, fresh_ns=fresh).ok is fair
 
 
-def test_a_verdict_is_a_field_of_a_row() -> None:
+def test_fairness_is_a_field_of_a_row() -> None:
     assert asdict(judged()) == {
         "threads_budget": 2,
         "threads_ran": 1.75,

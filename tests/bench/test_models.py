@@ -51,7 +51,7 @@ def test_a_random_checkpoint_is_a_model(tmp_path: Path, arch: str, types: int) -
 
 
 def test_no_part_can_be_left_out(tmp_path: Path) -> None:
-    """A bias of zero or a scale of one would hide that a contender ignores it."""
+    """A bias of zero or a scale of one would hide that a backend ignores it."""
     checkpoint = open_checkpoint(make_model(SMALL, tmp_path).checkpoint)
     for name in checkpoint.tensors:
         values = checkpoint.tensors.f32(name)

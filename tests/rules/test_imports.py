@@ -64,7 +64,7 @@ ALLOWED: dict[str, set[str]] = {
     "bench.peers.encast": {"batch", "compile", "engine"},
     "bench.report": {"measure", "errors", "pages"},
 }
-NOBODY_IMPORTS = {"cli": "only people call the command line", "bench": "what is sold does not need the laboratory"}
+NOBODY_IMPORTS = {"cli": "only people call the command line", "bench": "the engine and the compiler need no benchmark"}
 
 # Packages from the index: who may import them, at any time.
 OUTSIDE: dict[str, set[str] | None] = {

@@ -76,9 +76,9 @@ def test_an_unfinished_search_is_not_kept(script: Any, tmp_path: Path, capsys: p
 @pytest.mark.parametrize(("noise", "rounds"), [(0.0, 5), (0.2, 8)])
 def test_rounds_end_when_the_ratio_is_known(script: Any, tmp_path: Path, noise: float, rounds: int) -> None:
     machine = Machine(noise)
-    finals = script.compared(*_grid(script, tmp_path), machine, 8, math.inf)
+    by_turns = script.compared(*_grid(script, tmp_path), machine, 8, math.inf)
     assert machine.calls == 4 * rounds
-    assert {len(finals.rates(trial.setup)) for trial in finals.trials} == {rounds}
+    assert {len(by_turns.rates(trial.setup)) for trial in by_turns.trials} == {rounds}
 
 
 def test_a_round_with_a_failure_is_lost(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,4 +94,4 @@ def _grid(script: Any, folder: Path) -> Any:
     setups = make_space(4, LENGTHS).setups
     grid = script.Lines(folder / "grid.jsonl")
     grid.trials = [Trial(setup, Measurement(100.0 + index, 1.0), "grid") for index, setup in enumerate(setups)]
-    return script.Lines(folder / "finals.jsonl"), grid, {"chosen": grid.trials[0].to_json()}
+    return script.Lines(folder / "by_turns.jsonl"), grid, {"chosen": grid.trials[0].to_json()}

@@ -44,10 +44,10 @@ def test_the_record_is_what_the_simulation_gives(surface: Surface) -> None:
     ids=lambda value: getattr(value, "name", None),
 )
 def test_the_best_of_the_grid_is_found_with_a_quarter_of_its_trials(surface: Surface, limited: bool, seed: int) -> None:
-    """Within 3 % of it, always: by the record, so that the noise of what the search measures is not in the verdict.
+    """Within 3 % of it, always: by the record, so that the noise of what the search measures is not in the result.
 
     Seeds 0 on the server and 37 and 117 on the desktop are ones that searches have failed: a stop before the ridge of
-    the best was found, a spoilt trial of the best, and finals that took luck for speed.
+    the best was found, a spoilt trial of the best, and a final that took luck for speed.
     """
     machine = RecordedMachine(surface, seed, surface.slo if limited else None)
     options = Options(trials=default_trials(surface.space), seed=seed)

@@ -1,4 +1,4 @@
-"""The laboratory: measures runtimes side by side, fairly, and says how sure it is.
+"""Measures runtimes side by side, by the same rules for all, and says how sure it is.
 
 ``config`` turns overrides into jobs, ``session`` keeps an experiment's folder, ``comparison`` measures a job. A backend
 is a ``peers.base.Peer`` in a process of its own (``worker``); the ``System`` under test is one or more such instances.

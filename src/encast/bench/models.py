@@ -1,8 +1,8 @@
-"""The models that are measured: each a checkpoint folder in the Hugging Face layout, which every contender reads.
+"""The models that are measured: each a checkpoint folder in the Hugging Face layout, which every backend reads.
 
 Random weights are written once, by NumPy, from a seed: speed does not depend on the values of dense weights, and
 nothing need be fetched. They are spread as an untrained model's are (0.02, as BERT was begun with), but no bias is zero
-and no norm's scale one, so that a contender that leaves one out disagrees with the reference.
+and no norm's scale one, so that a backend that leaves one out disagrees with the reference.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ _FINALISTS, _FINAL_SHARE = 6, 0.75
 """Of the best rate: a neighbour on the machine may have spoilt the only trial of the best set-up."""
 _FEWEST_ROUNDS, _ROUNDS = 3, 5
 """Of the finalists in all, and until the better half stays."""
-_MOST_FINALS = 55
+_MOST_FINAL_TRIALS = 55
 """Trials of six finalists, of which three, two and one stay."""
 _MOST_FAILURES = 3
 
@@ -141,7 +141,7 @@ class _Search:
     def run(self) -> Found:
         try:
             ranked = self._ranked()
-            reserve = min(_MOST_FINALS, self.options.trials // 3)
+            reserve = min(_MOST_FINAL_TRIALS, self.options.trials // 3)
             stopped = self._explore(ranked, self.options.trials - (reserve if reserve >= 2 * _FEWEST_ROUNDS else 0))
             if not self._ran():
                 raise ResourceError(f"no set-up could be measured: {self.trials[-1].measurement.failed}")
@@ -257,8 +257,8 @@ class _Search:
             if number % _ROUNDS == 0:
                 left.sort(key=lambda setup: -median_trial(rounds[setup]).measurement.score)
                 left = left[: math.ceil(len(left) / 2)]
-        finals = [median_trial(rounds[setup]) for setup in left or rounds if rounds[setup]]
-        won = max(finals, key=lambda trial: trial.measurement.score, default=ranking[0])
+        medians = [median_trial(rounds[setup]) for setup in left or rounds if rounds[setup]]
+        won = max(medians, key=lambda trial: trial.measurement.score, default=ranking[0])
         return won if won.measurement.rate > 0 else ranking[0]
 
     def _best(self) -> list[Trial]:

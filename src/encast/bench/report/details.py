@@ -64,9 +64,9 @@ def _fairness(rows: Sequence[Row], most_lines: int) -> Iterator[Block]:
     reasons = list(dict.fromkeys(reason for row in noisy if (reason := row.text("noise", "why"))))
     why = f": {'; '.join(numbers.cut(reason, _MOST_REASON) for reason in reasons[:4])}" if reasons else ""
     if noisy:
-        said = f"During {len(noisy)} of {len(judged)} rows the machine was too noisy to trust them{why}."
+        said = f"During {len(noisy)} of {len(judged)} rows the machine was noisy{why}."
     else:
-        said = f"During none of {len(judged)} rows was the machine too noisy."
+        said = f"During none of {len(judged)} rows was the machine noisy."
     yield Text(said, warning=bool(noisy))
     lines = []
     for backend, members in _grouped(judged, lambda row: row.backend).items():

@@ -45,7 +45,7 @@ class Slo:
 
 @dataclass(frozen=True)
 class Row:
-    """One contender at one point. What a report cannot do without has a field; the rest is asked for by its path."""
+    """One system at one point. What a report cannot do without has a field; the rest is asked for by its path."""
 
     data: Mapping[str, Any] = field(repr=False)
     experiment: str
@@ -62,7 +62,7 @@ class Row:
 
     @property
     def backend(self) -> str:
-        """The backend with its dtype: what a reader tells contenders apart by."""
+        """The backend with its dtype: what a reader tells systems apart by."""
         return self.name if not self.dtype or self.dtype in self.name else f"{self.name}-{self.dtype}"
 
     @property

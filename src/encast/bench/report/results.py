@@ -147,7 +147,7 @@ def _notes(group: Group, reference: Row | None) -> Iterator[str]:
                 "the backend named first in each, and numbers of two groups are of different minutes."
             )
     if any(row.noisy for row in group.measured):
-        yield "~ marks rows during which the machine was too noisy to trust them."
+        yield "~ marks rows during which the machine was noisy."
 
 
 # Charts.

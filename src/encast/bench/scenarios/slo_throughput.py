@@ -1,4 +1,4 @@
-"""The production scenario: how many sequences a second, with the latency that a service has promised."""
+"""The production scenario: how many sequences a second under a latency limit."""
 
 from __future__ import annotations
 
