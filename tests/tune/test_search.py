@@ -129,7 +129,7 @@ def test_time_is_kept_and_one_trial_is_made_at_least() -> None:
     assert found.stopped == "the 0 seconds were over"
 
 
-def test_finals_that_time_ends_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_final_that_time_ends_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
 
     class Slow(Small):
@@ -309,7 +309,7 @@ def test_set_ups_that_cannot_run_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize("lost", [Measurement.failure(ResourceError("killed")), Measurement(0.0, 9.0, excess=7.0)])
-def test_finals_that_all_are_lost_leave_the_best_of_before(lost: Measurement) -> None:
+def test_a_final_in_which_all_are_lost_leaves_the_best_of_before(lost: Measurement) -> None:
     class Crowded(Small):
         def measured(self, setup: Setup, at_once: int) -> Measurement:
             return lost if at_once > 1 else super().measured(setup, at_once)
@@ -332,11 +332,11 @@ def test_a_finalist_that_fails_is_out_and_the_others_go_on() -> None:
 
     machine = Tight()
     found = run(machine, trials=60)
-    finals = [trial for trial in found.trials if trial.source == "final"]
-    assert [trial.setup for trial in finals if trial.measurement.failed is not None] == [machine.killed]
-    assert found.chosen in finals
+    final = [trial for trial in found.trials if trial.source == "final"]
+    assert [trial.setup for trial in final if trial.measurement.failed is not None] == [machine.killed]
+    assert found.chosen in final
     assert found.chosen.measurement.failed is None
-    rounds = [sum(trial.setup == setup for trial in finals) for setup in {trial.setup for trial in finals}]
+    rounds = [sum(trial.setup == setup for trial in final) for setup in {trial.setup for trial in final}]
     assert sorted(rounds)[:2] != [1, 1], "only the one that failed is out"
 
 
