@@ -168,9 +168,10 @@ ENCAST_TEST(stages) {
   refused("stage rows\nstep embed", "stage row\nstep embed", "kind of stage is 'row'; accepted: rows, seq");
   refused("stage rows\nstep embed", "stage rows\nstage rows\nstep embed", "has no steps");
   refused("output last_hidden_state", "stage rows\noutput last_hidden_state", "the last stage of the plan");
-  refused("stage rows\nstep embed", "stage sequences\nstep embed", "stage 0 (sequences): holds more");
+  refused("stage rows\nstep embed", "stage sequences\nstep embed", "stage 0 (sequences): holds other");
   refused("stage sequences\n", "", "stage 0 (rows): attention mixes rows");
-  refused("stage rows\nstep linear name=dense", "step linear name=dense", "holds other steps than one attention");
+  refused("stage rows\nstep linear name=dense", "step linear name=dense",
+          "holds other steps than one attention");
   refused("stage rows\nstep pool", "step pool", "rows of unlike kinds");
   // What one stage could hold may be cut into more, as long as no value lies in a block that ended.
   refused("step norm", "stage rows\nstep norm", "v4 lies in the memory of a block, which ended");

@@ -83,7 +83,8 @@ class Validator {
         return;
       }
       case StageKind::sequences:
-        if (steps.size() != 1 || !is_attention(steps[0])) fail_stage(number, "holds other steps than one attention");
+        if (steps.size() != 1 || !is_attention(steps[0]))
+          fail_stage(number, "holds other steps than one attention");
         return;
       case StageKind::heads:
         return check_heads(number, steps);
