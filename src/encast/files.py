@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and that one process at a time has."""
+"""Files and lines that are whole or absent, and that one process at a time has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from encast.errors import EncastError
 
-__all__ = ["lock", "write_whole"]
+__all__ = ["LineFile", "lock", "write_whole"]
 
 
 def lock(fd: int, refusal: EncastError) -> None:
@@ -38,3 +38,49 @@ def write_whole(path: Path, text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+class LineFile:
+    """A file to which whole lines are added; no other process can open it as one meanwhile. Methods raise ``OSError``.
+
+    The kernel sees to that, also when this process is killed. ``found`` is what was in it, a last line that a crash cut
+    off included: ``cut`` removes that, which is the caller's to say, as the file may be no such file at all.
+    """
+
+    def __init__(self, path: Path, refusal: EncastError, *, create: bool) -> None:
+        """Raises ``refusal`` while another process has it open."""
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0), 0o666)
+        try:
+            lock(self._fd, refusal)
+            self.found = path.read_bytes()
+        except BaseException:
+            self.close()
+            raise
+        self._size = len(self.whole)
+
+    @property
+    def whole(self) -> bytes:
+        """The lines of ``found`` that have an end."""
+        return self.found[: self.found.rfind(b"\n") + 1]
+
+    def cut(self) -> None:
+        """Removes what stands behind the last whole line."""
+        os.ftruncate(self._fd, self._size)
+
+    def append(self, lines: bytes) -> None:
+        """Adds whole lines, all or none, and has them on the disk when it returns; those of before always stay."""
+        try:
+            view = memoryview(lines)
+            while view:
+                view = view[os.write(self._fd, view) :]
+            os.fsync(self._fd)
+            self._size += len(lines)
+        except BaseException:
+            self.cut()
+            raise
+
+    def close(self) -> None:
+        """Closing twice is fine."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)

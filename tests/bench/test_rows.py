@@ -7,14 +7,11 @@ import errno
 import fcntl
 import json
 import os
-import resource
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from full_disk import files_of_at_most
 
 from encast.bench.rows import BusyError, Row, RowFile, flatten, read_rows
 from encast.errors import InputError, ResourceError
@@ -22,19 +19,6 @@ from encast.errors import InputError, ResourceError
 
 def row(key: str, **more: Any) -> Row:
     return {"schema": 1, "key": key, "status": "ok", "metrics": {"p50": 1.5, "list": [1, 2]}, "cost": None, **more}
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """Writing beyond fails, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def keys(file: RowFile) -> list[str]:

@@ -77,6 +77,13 @@ def test_a_percentile_that_falls_is_noise() -> None:
     assert crossing([(100.0, 12.0), (200.0, 8.0)], 10.0) in (0.0, pytest.approx(200.0))
 
 
+def test_a_percentile_of_nothing_is_below_every_limit() -> None:
+    """Of requests that the clock takes for answered at once."""
+    assert crossing([(100.0, 0.0), (200.0, 0.0)], 10.0) == 200.0
+    assert 100 < crossing([(100.0, 0.0), (200.0, 20.0)], 10.0) < 200
+    assert crossing([(100.0, 20.0), (200.0, 30.0), (400.0, 0.0)], 10.0) == 400.0
+
+
 def test_streams_are_short_but_long_enough_for_their_percentile() -> None:
     assert stream_seconds(1000.0, Slo(99, 10)) == pytest.approx(1.0)
     assert stream_seconds(100_000.0, Slo(99, 10)) == pytest.approx(0.3)

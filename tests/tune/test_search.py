@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import collections
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from full_disk import files_of_at_most
 from surfaces import DESKTOP, SERVER, RecordedMachine, Surface
 
 from encast.backends.groups import Setup
@@ -163,7 +164,7 @@ def test_resuming_goes_on_where_it_stopped(tmp_path: Path) -> None:
     journal = tmp_path / "x.journal"
     key = {"artifact": "a", "slo": None}
     first = run(Small(interrupt_at=7), journal=journal, key=key)
-    with pytest.raises(InputError, match=r"holds the trials of an earlier search; go on with it by --resume"):
+    with pytest.raises(InputError, match=r"holds what an earlier search measured; go on with it by --resume"):
         run(Small(), journal=journal, key=key)
     machine = Small()
     found = run(machine, journal=journal, key=key, resume=True)
@@ -199,14 +200,36 @@ def test_a_file_that_is_no_journal(content: str, tmp_path: Path) -> None:
         ({"seconds": 1.0}, "KeyError"),
         ([3], "TypeError"),
         ({"trial": {"setup": None}}, "InputError: setup is null"),
+        ("[" * 100_000, "ArtifactError: it is not well-formed JSON: .*recursion"),
+        ('{"probe": "8,1,1", "probe": "8,1,1"}', "the key 'probe' stands twice"),
+        ('{"probe": "8,1,1", "seconds": Infinity}', "Infinity is no JSON number"),
+        ({"probe": "8,1,1", "seconds": 10**400}, "the probe 8,1,1 took 1000"),
+        ('{"probe": "8,1,1", "seconds": 1e400}', "the probe 8,1,1 took inf s"),
+        ({"probe": "8,1,1", "seconds": 5e-324}, "the probe 8,1,1 took 5e-324 s"),
     ],
 )
 def test_a_journal_with_other_things_in_it(entry: Any, said: str, tmp_path: Path) -> None:
+    """``entry``: a line of it, or what is to be one."""
     journal = tmp_path / "x.journal"
     run(Small(interrupt_at=3), journal=journal)
     with journal.open("a") as file:
-        file.write(json.dumps(entry) + "\n")
-    with pytest.raises(InputError, match=rf"x\.journal is no journal of `encast tune` .*{said}"):
+        file.write((entry if isinstance(entry, str) else json.dumps(entry)) + "\n")
+    with pytest.raises(
+        InputError,
+        match=rf"x\.journal is no journal of `encast tune` \(line 14, .*{said}.*; remove it, or name another",
+    ):
+        run(Small(), journal=journal, resume=True)
+
+
+@pytest.mark.parametrize("name", ["sequences_per_s", "excess", "memory_bytes", "requests", "seconds"])
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "1e400"])
+def test_a_trial_with_a_number_beyond_all_bounds(name: str, number: str, tmp_path: Path) -> None:
+    journal = tmp_path / "x.journal"
+    run(Small(interrupt_at=3), journal=journal)
+    *lines, last = journal.read_text().splitlines()
+    trial = {**json.loads(last)["trial"], name: "HERE"}
+    journal.write_text("\n".join([*lines, json.dumps({"trial": trial}).replace('"HERE"', number), ""]))
+    with pytest.raises(InputError, match=r"is no journal .*line 13, InputError: no measurement"):
         run(Small(), journal=journal, resume=True)
 
 
@@ -226,51 +249,77 @@ def test_a_journal_is_of_one_search_at_a_time(tmp_path: Path) -> None:
     run(Small(interrupt_at=1), journal=journal, resume=True)  # it is free again
 
 
-def _full_after(lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that has room for so many lines of a journal and half of the next."""
-    from encast.tune import journal
-
-    class File:
-        def __init__(self, file: Any) -> None:
-            self.file, self.left = file, lines
-
-        def write(self, line: bytes) -> int:
-            self.left -= 1
-            if self.left < 0:
-                self.file.write(line[: len(line) // 2])
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return int(self.file.write(line))
-
-        def fileno(self) -> int:
-            return int(self.file.fileno())
-
-    class Held(journal.ExitStack):
-        def enter_context(self, file: Any) -> Any:
-            return File(super().enter_context(file))
-
-    monkeypatch.setattr("encast.tune.search.ExitStack", Held)
-
-
-def test_a_disk_that_fills_names_the_journal_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("room", [0, 10])
+def test_a_disk_that_fills_names_the_journal_and_loses_nothing(room: int, tmp_path: Path) -> None:
     journal, machine = tmp_path / "x.journal", Small()
-    with monkeypatch.context() as patch:
-        _full_after(18, patch)
-        with pytest.raises(
-            ResourceError, match=r"x\.journal: .* \(No space left on device\); make room, then --resume"
-        ):
-            run(Small(), journal=journal)
+    run(Small(interrupt_at=8), journal=journal)
+    whole = journal.read_bytes()
+    journal.unlink()
+    with (
+        files_of_at_most(len(whole) + room),
+        pytest.raises(
+            ResourceError,
+            match=r"x\.journal: the journal .* cannot be written \(File too large\); make room, then --resume goes on",
+        ),
+    ):
+        run(Small(), journal=journal)
+    assert journal.read_bytes() == whole, "whole lines alone"
     heard: list[Trial] = []
     found = run(machine, journal=journal, resume=True, say=lambda trial, number: heard.append(trial))
     assert machine.probes == 0
     assert machine.rate(found.chosen.setup) >= 0.97 * machine.best
-    assert len(heard) == len(found.trials) == machine.trials + 7, "a key, ten probes, seven trials"
+    assert len(heard) == len(found.trials) == machine.trials + 7
+    assert len(journal.read_bytes().splitlines()) == 1 + 10 + len(found.trials), "a key, ten probes, all trials"
 
 
-def test_a_full_disk_leaves_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _full_after(0, monkeypatch)
-    with pytest.raises(ResourceError, match=r"x\.journal: .* cannot be written \(No space left on device\); make room"):
-        run(Small(), journal=tmp_path / "x.journal")
+@pytest.mark.parametrize("room", [0, 10])
+def test_a_full_disk_leaves_no_journal(room: int, tmp_path: Path) -> None:
+    journal = tmp_path / "x.journal"
+    with (
+        files_of_at_most(room),
+        pytest.raises(ResourceError, match=r"x\.journal: .* \(File too large\); make room, or"),
+    ):
+        run(Small(), journal=journal)
     assert list(tmp_path.iterdir()) == []
+    head = len(json.dumps({"key": {}})) + 1
+    with files_of_at_most(head + room), pytest.raises(ResourceError, match=r"\(File too large\); make room$"):
+        run(Small(), journal=journal)
+    assert list(tmp_path.iterdir()) == [], "a promise to go on would be of nothing"
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("written", [0, 6])
+def test_a_search_killed_at_its_first_line_begins_anew(written: int, resume: bool, tmp_path: Path) -> None:
+    journal = tmp_path / "x.journal"
+    journal.write_bytes(json.dumps({"key": {"cores": 4}}).encode()[:written])
+    run(Small(interrupt_at=3), journal=journal, key={"cores": 4}, resume=resume)
+    assert json.loads(journal.read_bytes().splitlines()[0]) == {"key": {"cores": 4}}
+    machine = Small()
+    run(machine, journal=journal, key={"cores": 4}, resume=True)
+    assert machine.probes == 0
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_probes_are_kept(full: bool, tmp_path: Path) -> None:
+    class Ended(Small):
+        def probe(self, tokens: int, threads: int, instances: int) -> float:
+            if self.probes == 3:
+                raise KeyboardInterrupt
+            return super().probe(tokens, threads, instances)
+
+    journal = tmp_path / "x.journal"
+    with pytest.raises(KeyboardInterrupt, match=r"x\.journal has what was measured; --resume goes on"):
+        run(Ended(), journal=journal)
+    if full:
+        size = journal.stat().st_size
+        journal.unlink()
+        with files_of_at_most(size + 10), pytest.raises(ResourceError, match="make room, then --resume goes on"):
+            run(Small(), journal=journal)
+    with pytest.raises(InputError, match=r"holds what an earlier search measured; go on with it by --resume"):
+        run(Small(), journal=journal)
+    machine = Small()
+    run(machine, journal=journal, resume=True)
+    assert machine.probes == 10 - 3
 
 
 def test_a_search_killed_in_the_middle_goes_on(tmp_path: Path) -> None:
@@ -286,14 +335,29 @@ def test_a_search_killed_in_the_middle_goes_on(tmp_path: Path) -> None:
 
 def test_nothing_is_left_of_a_search_that_measured_nothing(tmp_path: Path) -> None:
     journal = tmp_path / "x.journal"
+
+    class Ended(Small):
+        def probe(self, tokens: int, threads: int, instances: int) -> float:
+            raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        run(Small(interrupt_at=1), journal=journal)
+        run(Ended(), journal=journal)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ResourceError, match="no set-up could be measured"):
         run(Small(fail=["x"]), journal=journal)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ResourceError, match="journal of the search cannot be used"):
         run(Small(), journal=tmp_path / "absent" / "x.journal")
+
+
+def test_half_of_the_finalists_stay_after_every_five_rounds() -> None:
+    machine = Small()
+    found = run(machine, trials=len(machine.space.setups))
+    rounds = collections.Counter(trial.setup for trial in found.trials if trial.source == "final")
+    assert sorted(rounds.values()) == [5, 5, 5, 10, 15, 15]
+    by_rate = sorted(rounds, key=machine.rate)
+    assert [rounds[setup] for setup in by_rate] == [5, 5, 5, 10, 15, 15], "the better ones"
+    assert machine.rate(found.chosen.setup) == machine.rate(by_rate[-1])
 
 
 def test_set_ups_that_cannot_run_are_passed_over() -> None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from encast.errors import InputError, ResourceError
-from encast.files import lock, write_whole
+from encast.files import LineFile, write_whole
 
 __all__ = ["SCHEMA", "STATUSES", "BusyError", "Row", "RowFile", "flatten", "read_rows"]
 
@@ -32,7 +31,7 @@ class BusyError(InputError):
 class RowFile:
     """``rows.jsonl`` and ``rows.csv`` of a folder. JSON lines are the truth; the CSV is derived from them.
 
-    As long as it is open, no other process can open it; the kernel sees to it, also when this one is killed.
+    As long as it is open, no other process can open it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,17 +41,14 @@ class RowFile:
         """
         self.folder = folder
         self.path, self.table = folder / "rows.jsonl", folder / "rows.csv"
+        busy = f"another `encast bench` writes to {folder}; wait for its end or choose another experiment=NAME"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            self._file = LineFile(self.path, BusyError(busy), create=True)
         except OSError as error:
             raise ResourceError(_sentence(self.path, error)) from None
         try:
-            busy = f"another `encast bench` writes to {folder}; wait for its end or choose another experiment=NAME"
-            lock(self._fd, BusyError(busy))
-            whole = self.path.read_bytes().rpartition(b"\n")
-            self._size = len(whole[0] + whole[1])
-            os.ftruncate(self._fd, self._size)
+            self._file.cut()
             self._latest = {str(row["key"]): row for row in read_rows(self.path)}
         except BaseException:
             self.close()
@@ -70,14 +66,9 @@ class RowFile:
         """
         block = b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
         try:
-            view = memoryview(block)
-            while view:
-                view = view[os.write(self._fd, view) :]
-            os.fsync(self._fd)
+            self._file.append(block)
         except OSError as error:
-            os.ftruncate(self._fd, self._size)
             raise ResourceError(f"{_sentence(self.path, error)}; the {len(self.rows)} finished rows are kept") from None
-        self._size += len(block)
         self._latest.update({str(row["key"]): dict(row) for row in rows})
         try:
             write_whole(self.table, _csv([flatten(row) for row in self.rows]))
@@ -87,9 +78,7 @@ class RowFile:
             ) from None
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
     def __enter__(self) -> RowFile:
         return self

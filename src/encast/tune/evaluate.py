@@ -50,6 +50,8 @@ _TRIES = 2
 _REQUESTS = 1000
 _LEAST_SECONDS, _MOST_SECONDS = 0.3, 2.0
 """Of a stream, unless its percentile needs more."""
+_LEAST_MS = 1e-6
+"""What the clock tells apart: a percentile below it has no logarithm that means anything."""
 _HOPELESS = 10.0
 """Times the limit that a request may wait before a rate is given up; what it counts as then."""
 
@@ -220,7 +222,7 @@ def crossing(steps: Sequence[tuple[float, float]], limit: float) -> float:
     from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]
 
     rates, reached = np.array(sorted(steps)).T
-    logs = isotonic_regression(np.log(reached)).x
+    logs = isotonic_regression(np.log(np.maximum(reached, _LEAST_MS))).x
     if logs[0] > math.log(limit):
         return 0.0
     # To the right of the last step, np.interp gives that; equal percentiles are the right one's.

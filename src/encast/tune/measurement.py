@@ -65,15 +65,15 @@ class Measurement:
             "saturated": _finite,
             "latency_ms": lambda those: {str(name): maybe(_finite, value) for name, value in dict(those).items()},
             "excess": _finite,
-            "memory_bytes": lambda value: maybe(int, value),
-            "requests": int,
+            "memory_bytes": lambda value: maybe(_whole, value),
+            "requests": _whole,
             "seconds": _finite,
             "noise": lambda value: maybe(str, value),
             "failed": lambda value: maybe(str, value),
         }
         try:
             return Measurement(**{name: kind(document[_JSON_NAMES.get(name, name)]) for name, kind in kinds.items()})
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"no measurement ({type(error).__name__}: {error})") from None
 
 
@@ -82,6 +82,11 @@ def _finite(value: Any) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{number} is not finite")
     return number
+
+
+def _whole(value: Any) -> int:
+    _finite(value)
+    return int(value)
 
 
 @dataclass(frozen=True)

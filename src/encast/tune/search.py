@@ -107,7 +107,8 @@ def default_trials(space: Space) -> int:
 def search(space: Space, evaluator: Evaluator, lengths: Sequence[int], slo: Slo | None, options: Options) -> Found:
     """The best set-up of the space for texts of these lengths, as far as the trials allow.
 
-    An interrupt ends the search with what was found so far (``Found.interrupted``), or is raised when that is nothing.
+    An interrupt ends the search with what was found so far (``Found.interrupted``), or is raised when no set-up was
+    measured yet; the journal stays when there is anything in it to go on from.
     Raises ``InputError`` for a journal that belongs to something else or is there without ``resume``, ``ResourceError``
     for one that cannot be written and when no set-up can be measured, and the evaluator's error.
     """
@@ -144,6 +145,7 @@ class _Search:
             reserve = min(_MOST_FINAL_TRIALS, self.options.trials // 3)
             stopped = self._explore(ranked, self.options.trials - (reserve if reserve >= 2 * _FEWEST_ROUNDS else 0))
             if not self._ran():
+                self.journal.remove()  # to go on from it would be to fail at once
                 raise ResourceError(f"no set-up could be measured: {self.trials[-1].measurement.failed}")
             chosen = self._final()
             if self.cut:
@@ -152,11 +154,12 @@ class _Search:
         except KeyboardInterrupt:
             if self._ran():
                 return Found(tuple(self.trials), self._best()[0], "interrupted", interrupted=True)
+            if self.journal.path is not None and self.journal:
+                raise KeyboardInterrupt(f"{self.journal.path} has what was measured; --resume goes on") from None
             raise
         finally:
-            if not self._ran() and self.options.journal is not None:
-                # Nothing to go on from.
-                self.options.journal.unlink(missing_ok=True)
+            if not self.journal:
+                self.journal.remove()
 
     # What to measure
 
