@@ -41,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "tasks": {"errors", "batch", "ir.meta", "backends.base"},
     "engine": {"errors", "batch", "ir", "artifact", "backends", "tasks", "tune.configuration"},
     "tune": {"errors", "files", "batch", "backends", "engine", "launch", "measure"},
+    "tune.journal": {"errors", "files", "artifact", "backends.groups"},
     "tune.requests": {"errors", "batch", "artifact", "engine", "measure"},
     "tune.configuration": {"errors", "artifact", "backends.groups", "ceilings", "data"},
     "compile": {"errors", "ir", "importers", "archs", "passes", "quant", "artifact"},
