@@ -18,11 +18,12 @@ from small_reports import FEW, Rows, document, few
 from synthetic_rows import BACKENDS, Experiment, everything, write
 
 from encast.bench.report.build import Options, build_document
+from encast.bench.report.groups import ratio_to
 from encast.bench.report.load import load
 from encast.measure.price import parse_price
 from encast.pages.document import MOST_BYTES, to_html, to_markdown
 
-EVIL = "\"><script>alert(1)</script><img src=x onerror=alert(2)> & ' `|` ] [ \\ \u202e \ud800 \x00 \n# h"
+EVIL = "\"><script>alert(1)</script><img src=x onerror=alert(2)> & ' `|` ] [ \\ \u202e \ud800 \ufffe \uffff \x00 \n# h"
 
 
 class Tags(HTMLParser):
@@ -137,6 +138,17 @@ def test_any_field_may_be_missing_or_odd(tmp_path: Path, target: int) -> None:
             to_markdown(made)
 
 
+@pytest.mark.parametrize("low", [0, -1, math.nan])
+def test_a_ratio_has_no_interval_that_a_logarithmic_axis_could_not_hold(tmp_path: Path, low: float) -> None:
+    rows = few()
+    for row in rows:
+        for ratio in row["ratio_to"].values():
+            ratio.update(low=low)
+    row = load([write(tmp_path, rows)]).rows[0]
+    assert ratio_to(row, "openvino-int8") == (row.number("ratio_to", "openvino-int8", "ratio"), None)
+    assert "Times as fast as openvino-int8 against length" in to_html(document(tmp_path))
+
+
 def test_a_page_stays_small_whatever_it_is_made_of(tmp_path: Path) -> None:
     backends = [f"backend{index}-{dtype}" for index in range(9) for dtype in ("f32", "int8")]
     rows: Rows = []
@@ -170,6 +182,22 @@ def test_thousands_of_odd_rows_stay_small(tmp_path: Path) -> None:
         file.write("nonsense\n" * 3000)
     page = to_html(document(tmp_path))
     assert len(page.encode()) < MOST_BYTES
+    parsed(page)
+
+
+def test_rows_of_thousands_of_machines_and_of_missed_limits_stay_small(tmp_path: Path) -> None:
+    missed = {"sequences_per_s_within_slo": None, "slo": {**SLO["slo"], "latency_ms": 9.0, "met": False}}
+    rows: Rows = []
+    for number in range(1500):
+        made = Experiment(f"experiment {number}", backends=FEW[:1])
+        [row] = made.point("slo_throughput", {"length": 16, "batch": 1}, metrics=missed)
+        rows.append({**row, "key": str(number), "machine": {**row["machine"], "processor": f"CPU {number:04}"}})
+    shown = document(write(tmp_path, rows))
+    page = to_html(shown)
+    assert len(page.encode()) < MOST_BYTES
+    assert "CPU 0019, 2 cores; and 1,480 more machines." in page
+    assert "and 1,480 more missed limits" in page
+    assert "And 1,492 more machines." in page
     parsed(page)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 import re
 from typing import Any
 from xml.etree import ElementTree
@@ -25,7 +26,7 @@ from encast.pages.document import (
     to_markdown,
 )
 
-EVIL = "\"><script>alert(1)</script> & ' ${1} <!-- {{ 7 * 7 }} datum.x \ud800 \x00"
+EVIL = "\"><script>alert(1)</script> & ' ${1} <!-- {{ 7 * 7 }} datum.x \ud800 \ufffe \uffff \x00"
 
 
 def chart(name: str = "a", alt: str = "what is to be seen", **options: Any) -> Chart:
@@ -97,8 +98,20 @@ def test_hostile_texts_stay_texts() -> None:
     page.encode()
     assert "<script" not in page
     assert "49" not in page, "a template's braces in a text are text"
-    assert "\x00" not in page
+    assert not set("\x00\ufffe\uffff") & set(page + made), "no characters of XML"
     assert "default-src 'none'; style-src 'unsafe-inline'\"" in page, "no script may run and nothing be loaded"
+
+
+def test_texts_of_a_chart_are_cut_before_they_are_measured() -> None:
+    """Their beginning and end stay: a backend's dtype, a note's number."""
+    long = "x" * 100_000
+    names = Series("n", 0, (Mark(1.0, f"{long}-f32"), Mark(2.0, f"{long}-int8")), line=False)
+    two = [chart(long, long, guides=(Guide(((8, 30),), long),)), chart(long, y=Axis(long, "names"), series=(names,))]
+    texts = re.findall(r'"([^"]*)"', json.dumps([charts._spec(one) for one in two], ensure_ascii=False))
+    assert max(map(len, texts)) == 200
+    titles = ["".join(one.itertext()) for one in ElementTree.fromstring(to_svg(two[0])).iter("title")]
+    assert titles[2] == "x" * 149 + "…" + "x" * 41 + " at 512.0"
+    assert {mark["y"][-5:] for mark in charts._spec(two[1])["data"]["values"]} == {"x-f32", "-int8"}
 
 
 def test_a_chart_knows_no_address_and_no_colour_of_its_own() -> None:

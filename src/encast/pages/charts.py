@@ -106,9 +106,19 @@ def required() -> None:
         raise InputError(f"pages and plots need {error.name}; {install_hint('plot')}") from None
 
 
+_NO_CHAR = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
 def clean(text: str) -> str:
-    """Without control characters and lone surrogates, which neither SVG nor HTML can hold."""
-    return "".join(one if one >= " " or one == "\n" else "\ufffd" for one in text).encode("utf-8", "replace").decode()
+    """With U+FFFD for each character that XML 1.0 (production 2, Char) and so SVG cannot hold."""
+    return _NO_CHAR.sub("\ufffd", text)
+
+
+def _label(text: str) -> str:
+    """Clean and at most 200 letters of it: Vega takes about a millisecond a letter to measure it. The middle goes,
+    since names end in their dtype and notes in the number."""
+    text = clean(text)
+    return text if len(text) <= 200 else f"{text[:149]}…{text[-50:]}"
 
 
 @lru_cache(512)  # it takes a tenth of a second, and a page that is made again holds mostly the same charts
@@ -127,15 +137,15 @@ def to_svg(chart: Chart) -> str:
 
 def _spec(chart: Chart) -> dict[str, Any]:
     along = "x" if chart.y.kind == "names" else "y"
-    names = [clean(series.name) for series in chart.series]
+    names = [_label(series.name) for series in chart.series]
     marks = [
         {
             "name": name,
-            "x": clean(mark.x) if isinstance(mark.x, str) else mark.x,
-            "y": clean(mark.y) if isinstance(mark.y, str) else mark.y,
+            "x": _label(mark.x) if isinstance(mark.x, str) else mark.x,
+            "y": _label(mark.y) if isinstance(mark.y, str) else mark.y,
             "low": mark.low,
             "high": mark.high,
-            "note": clean(mark.note),
+            "note": _label(mark.note),
             "shape": mark.shape,
             "fill": _colour(series) if mark.filled else "var(--paper)",
             "area": mark.area,
@@ -190,7 +200,7 @@ def _spec(chart: Chart) -> dict[str, Any]:
         "autosize": {"type": "fit", "contains": "padding"},
         "padding": 3,
         "background": None,
-        "title": {"text": clean(chart.title), "limit": width - 24} if chart.title else None,
+        "title": {"text": _label(chart.title), "limit": width - 24} if chart.title else None,
         "data": {"values": marks},
         "layer": layers,
         "config": _CONFIG,
@@ -239,12 +249,12 @@ def _guide(guide: Guide, at: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if guide.text:
         # Above a level line's end, right of the beginning of one that rises.
         place = {"align": "right", "dy": -6} if guide.end else {"align": "left", "dx": 12, "dy": 6}
-        text = {"type": "text", "text": clean(guide.text), **place}
+        text = {"type": "text", "text": _label(guide.text), **place}
         yield {"data": {"values": [values[-1 if guide.end else 0]]}, "mark": text, "encoding": at}
 
 
 def _position(field: str, axis: Axis, values: Sequence[Any]) -> dict[str, Any]:
-    shown: dict[str, Any] = {"title": clean(axis.title) or None}
+    shown: dict[str, Any] = {"title": _label(axis.title) or None}
     if axis.kind == "names":
         names = {"labelLimit": 180, "labelColor": "var(--ink)", "grid": True}
         return {"field": field, "type": "nominal", "sort": None, "axis": {**shown, **names}}

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 MOST_BYTES = 900_000
-"""Of a page."""
+"""Of a page with the tables and figures of its bulky sections. Who makes a document bounds the rest."""
 
 _FRAME_BYTES, _JOIN_BYTES = 30_000, 64
 """For the style, headings, and sentences in place of what is left out; and for what stands between two blocks."""
@@ -147,7 +147,8 @@ def to_html(document: Document) -> str:
     """The page, the same bytes for the same document. All texts are escaped; it holds no script and may load nothing.
 
     Tables and figures of bulky sections that would make the page larger than ``MOST_BYTES`` are left out, each named in
-    its place. Raises ``InputError`` without the packages of the extra ``plot``.
+    its place. Everything else is on the page, however much it is: titles, texts, listings, and sections that are not
+    bulky. Raises ``InputError`` without the packages of the extra ``plot``.
     """
     block: Callable[[Any], str] = _environment().get_template("block.html.j2").module.block
     made = [[str(block(one)) for one in section.blocks] for section in document.sections]

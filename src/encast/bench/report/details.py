@@ -20,6 +20,7 @@ __all__ = ["detail_sections"]
 _MOST_REASON = 300
 _MOST_FACTS = 600
 _MOST_SETTINGS = 8
+_MOST_MACHINES = 8
 _MACHINE_LINES = 60
 
 
@@ -135,10 +136,12 @@ def _machine(loaded: Loaded) -> Iterator[Block]:
     """All that the rows say about the machine, and the configuration of every experiment."""
     described = [row for row in loaded.rows if isinstance(row.at("machine"), Mapping) and row.at("machine")]
     machines = _grouped(described, machine_of)
-    for number, (name, members) in enumerate(machines.items(), 1):
+    for number, (name, members) in enumerate(list(machines.items())[:_MOST_MACHINES], 1):
         facts = [[str(field), numbers.cut(value)] for field, value in flatten(members[0].at("machine")).items()]
         caption = f"Machine {number}: {name}" if len(machines) > 1 else "Machine"
         yield table(caption, [text("fact"), prose("value")], facts, _MACHINE_LINES)
+    if (over := len(machines) - _MOST_MACHINES) > 0:
+        yield Text(f"And {over:,} more machine{'s' if over > 1 else ''}.")
     models = _grouped((row for row in loaded.rows if row.model), lambda row: (row.model, row.text("model", "sha")))
     if models:
         lines = [

@@ -181,8 +181,8 @@ def ratio_to(row: Row, other: str) -> tuple[float, Bounds | None] | None:
     value = row.number("ratio_to", other, "ratio")
     if value is None or value <= 0:
         return None
-    low, high = row.number("ratio_to", other, "low"), row.number("ratio_to", other, "high")
-    return value, None if low is None or high is None else (low, high)
+    ends = [end for name in ("low", "high") if (end := row.number("ratio_to", other, name)) is not None and end > 0]
+    return value, (min(ends), max(ends)) if len(ends) == 2 else None
 
 
 def slices(rows: Sequence[Row], columns: Sequence[str], x: str) -> list[tuple[str, dict[str, Label], list[Row]]]:

@@ -13,6 +13,9 @@ from encast.pages.document import Cell, Section, Text, table, text
 
 __all__ = ["METHOD", "fastest_section", "machine_of", "summary"]
 
+_MOST_NAMED = 20
+"""Machines, backends or limits in a list that a page always holds."""
+
 METHOD = Section(
     "How to read this",
     (
@@ -48,10 +51,11 @@ def summary(loaded: Loaded) -> tuple[Text, ...]:
     said = f"{_counted(len(rows), 'row')} of {_counted(len(experiments), 'experiment')}"
     lines = [Text(f"{said}, {_counted(len(backends), 'backend')} measured{', ' if span else ''}{span}.")]
     machines = list(dict.fromkeys(name for row in rows if (name := machine_of(row))))
-    lines += [Text(f"Machine: {machine}.") for machine in machines]
+    if machines:
+        lines.append(Text(f"Machine{'s' * (len(machines) > 1)}: {'; '.join(_first(machines, 'machine'))}."))
     noisy, unfair = sum(row.noisy for row in measured), sum(row.status == "unfair" for row in rows)
     warnings = {
-        f"Could not run at all: {', '.join(failed)}.": failed,
+        f"Could not run at all: {', '.join(_first(failed, 'backend'))}.": failed,
         f"The machine was noisy during {noisy} of {len(measured)} measured rows (~).": noisy,
         f"{_counted(unfair, 'row')} broke the rules of fairness: no numbers of theirs stand here.": unfair,
         "These rows are of several machines, which must not be compared.": len(machines) > 1,
@@ -68,11 +72,12 @@ def fastest_section(groups: Sequence[Group], most_lines: int) -> Section | None:
             cells = _fastest(group, dtype)
             if cells:
                 lines.append([group.experiment, group.scenario, group.model, dtype, *cells])
-    limits = [
-        Text(f"{', '.join(filter(None, (group.scenario, group.model)))}: {said}", warning=True)
+    missed = [
+        f"{', '.join(filter(None, (group.scenario, group.model)))}: {said}"
         for group in groups
         for said in missed_slos(group)
     ]
+    limits = [Text(said, warning=True) for said in _first(missed, "missed limit")]
     if not lines:
         return Section("At a glance", tuple(limits)) if limits else None
     heads = map(text, ("experiment", "scenario", "model", "dtype", "fastest"))
@@ -125,6 +130,12 @@ def machine_of(row: Row) -> str:
     processor, cores = row.text("machine", "processor"), row.number("machine", "cores")
     count = f"{cores:g} core{'s' if cores != 1 else ''}" if cores is not None else ""
     return ", ".join(filter(None, (processor, count))) or row.text("machine", "fingerprint")
+
+
+def _first(found: Sequence[str], noun: str) -> list[str]:
+    """The first ``_MOST_NAMED``, and as the last one how many more there are."""
+    over = len(found) - _MOST_NAMED
+    return [*found[:_MOST_NAMED], f"and {_counted(over, f'more {noun}')}"] if over > 0 else list(found)
 
 
 def _counted(count: int, noun: str) -> str:
