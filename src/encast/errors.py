@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 __all__ = [
     "ArtifactError",
@@ -20,6 +21,7 @@ __all__ = [
     "StrictError",
     "UnsupportedModelError",
     "install_hint",
+    "need_modules",
     "translated",
 ]
 
@@ -63,6 +65,12 @@ class StrictError(EncastError):
 def install_hint(extra: str) -> str:
     """The command that adds one of encast's extras to an installed encast, editable or not."""
     return f"pip install 'encast[{extra}]'"
+
+
+def need_modules(extra: str, *modules: str) -> None:
+    """Raises ``InputError`` where one that the extra installs is not there. None is imported, which may take long."""
+    if absent := [name for name in modules if find_spec(name) is None]:
+        raise InputError(f"not installed: {', '.join(absent)}; {install_hint(extra)}")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import csv
 import shutil
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
@@ -187,6 +188,21 @@ def test_two_commands_do_not_share_a_folder(tmp_path: Path) -> None:
         second.run()
     assert (first.folder / "config.yaml").read_text() == config
     assert len(read_rows(first.folder)) == 1
+
+
+def test_unnamed_experiments_of_one_second_have_folders_of_their_own(tmp_path: Path) -> None:
+    backends(tmp_path, quick="Honest")
+    given = ["backend=quick", *TINY, *QUICK, f"out={tmp_path / 'out'}", f"cache={tmp_path / 'cache'}"]
+    with mock.patch("encast.bench.session.datetime") as clock:
+        clock.now.return_value.strftime.return_value = "now"
+        sessions = [open_session(given, folders=[tmp_path]) for _ in range(3)]
+        with RowFile(tmp_path / "out" / "now"):
+            sessions[0].run()
+        for session in sessions[1:]:
+            session.run()
+    assert [session.folder.name for session in sessions] == ["now-2", "now", "now-3"]
+    for session in sessions:
+        assert [row["experiment"] for row in resume_session(session.folder).run()] == [session.folder.name]
 
 
 def test_an_experiment_is_not_written_over(folder: Path, rows: dict[str, Row]) -> None:

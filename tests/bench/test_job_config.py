@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -252,9 +251,3 @@ def test_a_study_of_one_s_own(tmp_path: Path) -> None:
             load_jobs(["study=mine"], folders=[tmp_path])
     with pytest.raises(InputError, match="there is no study 'yours'; there are mine, "):
         load_jobs(["study=yours"], folders=[tmp_path])
-
-
-def test_hydra_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "hydra.core.override_parser.overrides_parser", None)
-    with pytest.raises(InputError, match=r"hydra.* is not installed, .* pip install 'encast\[bench\]'"):
-        load_jobs([])

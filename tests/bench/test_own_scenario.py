@@ -47,6 +47,34 @@ def test_the_example_of_the_page_is_measured(mine: Path) -> None:
     assert row["compared_by"] == "the scenario's own figure"
 
 
+OLD = """
+from encast.bench.peers.base import Peer{more}
+
+class Own(Peer):
+    name, dtypes = "own", ("f32",)
+    def open(self): ...
+    def run(self, output, batch, select=None): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("", "{own} lacks bind; a Peer needs `open()` and `bind(batch)`, which returns the call that is timed, "),
+        (", Padded", "{own}: cannot be imported (cannot import name 'Padded' from 'encast.bench.peers.base' "),
+    ],
+)
+def test_a_backend_of_the_older_kind_is_told_what_is_needed(mine: Path, more: str, said: str) -> None:
+    folder = mine.parent / "backend"
+    (folder / "own.py").write_text(OLD.format(more=more))
+    (folder / "own.yaml").write_text("peer: own.py:Own\ndtype: f32\n")
+    assert bench(mine, "backend=own") == 2
+    (row,) = read_rows(mine.parent.parent / "out" / "own")
+    assert row["status"] == "failed"
+    assert said.format(own=f"{folder / 'own.py'}:Own") in row["reason"]
+    assert row["reason"].endswith('see "Adding a backend or a scenario" in docs/howto/benchmark.md')
+
+
 @pytest.mark.parametrize(
     ("before", "after", "line", "said"),
     [

@@ -7,6 +7,7 @@ import errno
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from lab import QUICK, TINY, backends, measure
+from lab import PEERS, QUICK, TINY, backends, measure
+from small_reports import few
+from synthetic_rows import write
 
 from encast.batch import Batch
 from encast.bench.comparison import Comparison
@@ -27,7 +30,7 @@ from encast.bench.config import load_jobs
 from encast.bench.listing import listing
 from encast.bench.rows import Row, RowFile, read_rows
 from encast.bench.scenarios.base import Point
-from encast.bench.session import open_session
+from encast.bench.session import open_session, resume_session
 from encast.cli.main import main
 from encast.errors import InputError, ResourceError
 
@@ -181,6 +184,73 @@ def test_what_cannot_be_is_refused(
     assert said in captured.err
     assert captured.out == ""
     assert not (tmp_path / "bench-results").exists(), "a refused command leaves nothing"
+
+
+def test_a_class_may_move_before_resuming_and_a_setting_may_not(tmp_path: Path) -> None:
+    backends(tmp_path, honest="Honest")
+    measure(tmp_path, ["honest"], "workload.length=[8,16]", "experiment=begun")
+    home, yaml = tmp_path / "out" / "begun", tmp_path / "backend" / "honest.yaml"
+    first = (home / "rows.jsonl").read_text().splitlines(keepends=True)[0]
+    (home / "rows.jsonl").write_text(first)
+    moved = shutil.copy(PEERS, tmp_path / "moved.py")
+    yaml.write_text(yaml.read_text().replace(str(PEERS), str(moved)))
+    resume_session(home).run()
+    lines = (home / "rows.jsonl").read_text().splitlines(keepends=True)
+    assert (lines[0], len(lines)) == (first, 2)
+
+    yaml.write_text(yaml.read_text().replace("milliseconds: 2", "milliseconds: 3"))
+    with pytest.raises(InputError) as caught:
+        resume_session(home).run()
+    assert str(caught.value) == (
+        f"{home}: cannot be resumed: 2 of its 2 rows are of no job that config.yaml makes now "
+        "(backend.honest.options.milliseconds was 2, is 3); start a new experiment=NAME, or resume with what this one "
+        "was begun with"
+    )
+    assert (home / "rows.jsonl").read_text() == "".join(lines)
+
+
+def test_rows_of_another_version_are_not_measured_again_beside_themselves(tmp_path: Path) -> None:
+    backends(tmp_path, honest="Honest")
+    measure(tmp_path, ["honest"], "workload.length=[8,16]", "experiment=begun")
+    home = tmp_path / "out" / "begun"
+    row, other = read_rows(home)
+    (home / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in ({**row, "key": "f05d22"}, other)))
+    with pytest.raises(
+        InputError, match=r"1 of its 2 rows are of no job that config.yaml makes now \(its settings are the same"
+    ):
+        resume_session(home).run()
+    assert len(read_rows(home)) == 2
+
+
+@pytest.mark.parametrize("package", ["hydra", "psutil", "scipy", "yaml"])
+@pytest.mark.parametrize("given", [["backend=encast-f32"], ["--list"], ["--resume", "."]])
+def test_a_package_that_is_not_installed_is_named(package: str, given: list[str], tmp_path: Path) -> None:
+    run = without([package], tmp_path, "bench", *given)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == f"encast: error: not installed: {package}; pip install 'encast[bench]'\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_needs_no_package_that_measures(tmp_path: Path) -> None:
+    folder = str(write(tmp_path / "rows", few()))
+    run = without(["hydra", "optuna", "psutil", "scipy", "yaml"], tmp_path, "bench", "report", folder)
+    assert (run.returncode, run.stderr) == (0, "")
+    for package, extra, given in [
+        ("scipy", "bench", ["--compare", folder, folder]),
+        ("yaml", "bench", [folder, "--price", "c5.xlarge"]),
+        ("jinja2", "plot", [folder]),
+        ("vl_convert", "plot", [folder]),
+    ]:
+        run = without([package], tmp_path, "bench", "report", *given)
+        assert run.returncode == 2
+        assert package in run.stderr
+        assert run.stderr.endswith(f"; pip install 'encast[{extra}]'\n")
+
+
+def without(packages: list[str], folder: Path, *given: str) -> subprocess.CompletedProcess[str]:
+    hidden = f"import sys; sys.modules.update(dict.fromkeys({packages})); from encast.cli.main import main; "
+    command = [sys.executable, "-c", hidden + "sys.exit(main())", *given]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 def test_a_bench_that_measured_nothing_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from encast.batch import Batch
 from encast.bench.agreement import Reference, plain_graph
 from encast.bench.cache import content_hash
-from encast.bench.config import DEFAULT_LAUNCHER, GROUPS, Job
+from encast.bench.config import DEFAULT_LAUNCHER, GROUPS, Job, settings
 from encast.bench.models import make_model
 from encast.bench.noise import NoiseMeter
 from encast.bench.peers.base import BackendSpec, ModelFiles
@@ -53,6 +53,8 @@ class Shared:
     models: dict[str, tuple[ModelFiles, Sizes]] = field(default_factory=dict)
     prepared: dict[str, Mapping[str, Any] | tuple[str, str]] = field(default_factory=dict)
     """By backend and model: the facts of the conversion, or a status and its reason."""
+    experiment: str | None = None
+    """The name that rows have where the job gives none."""
     rows_left: int = 0
     """Of all jobs, to be measured or found impossible."""
 
@@ -77,6 +79,7 @@ class Comparison:
     ) -> None:
         """Makes the model below ``cache`` when it is not there. Raises ``EncastError`` for what cannot be measured."""
         self.job, self._cache, self._say = job, cache, say
+        self.settings = settings(job.record())
         self._machine = this_machine()
         self._price = None if job.price is None else parse_price(job.price)
         self._scenario = make_scenario(job.scenario)
@@ -171,16 +174,8 @@ class Comparison:
                 self._shared.rows_left -= len(missing)
 
     def _key(self, spec: BackendSpec, point: Point) -> str:
-        job = self.job
-        settings = {
-            "backend": asdict(spec),
-            "model": job.model,
-            "workload": job.workload,
-            "scenario": job.scenario,
-            "launcher": asdict(job.launcher),
-            "point": dict(point.label),
-        }
-        return content_hash(settings)
+        backend = {"name": spec.name, **self.settings["backend"][spec.name]}
+        return content_hash({**self.settings, "backend": backend, "point": dict(point.label)})
 
     def _prepare(self, spec: BackendSpec) -> tuple[str, str] | None:
         """Asks whether the backend is there, and converts the checkpoint for it; returns what is against it."""
@@ -248,7 +243,7 @@ class Comparison:
             "schema": SCHEMA,
             "key": self._key(spec, point),
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "experiment": self.job.experiment,
+            "experiment": self.job.experiment or self._shared.experiment,
             "status": status,
             "reason": reason,
             "backend": {

@@ -19,11 +19,21 @@ from typing import Any, TypeVar
 from encast.bench.environments import interpreter
 from encast.bench.launcher import Launcher
 from encast.bench.peers.base import DTYPES, BackendSpec
-from encast.bench.timing import Timing
-from encast.bench.worker import Limits
-from encast.errors import InputError, install_hint
+from encast.bench.timing import Limits, Timing
+from encast.errors import InputError
 
-__all__ = ["CONF", "DEFAULT_LAUNCHER", "GROUPS", "STUDY", "Job", "available", "load_jobs", "need_groups", "yaml_of"]
+__all__ = [
+    "CONF",
+    "DEFAULT_LAUNCHER",
+    "GROUPS",
+    "STUDY",
+    "Job",
+    "available",
+    "load_jobs",
+    "need_groups",
+    "settings",
+    "yaml_of",
+]
 
 CONF = Path(__file__).parent / "conf"
 GROUPS = ("backend", "model", "workload", "scenario", "launcher")
@@ -60,6 +70,22 @@ class Job:
     def record(self) -> dict[str, Any]:
         """Plain JSON, everything resolved."""
         return asdict(self)
+
+
+def settings(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells the rows of a ``Job.record`` from others: ``backend`` by name, model, workload, scenario, launcher.
+
+    Without the places of classes, which another version of encast may have elsewhere.
+    """
+    backends = {
+        spec["name"]: {name: value for name, value in spec.items() if name != "peer"} for spec in job["backends"]
+    }
+    scenario = {name: value for name, value in job["scenario"].items() if name != "scenario"}
+    return {
+        "backend": backends,
+        **{group: job[group] for group in ("model", "workload", "launcher")},
+        "scenario": scenario,
+    }
 
 
 def available(group: str, folders: Sequence[Path] = ()) -> dict[str, str]:
@@ -110,12 +136,7 @@ class _Choices:
     """The groups and their YAML, read with Hydra."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        try:
-            from hydra.core.override_parser.overrides_parser import OverridesParser
-        except ImportError as error:
-            raise InputError(
-                f"{error.name} is not installed, which the configuration needs: {install_hint('bench')}"
-            ) from None
+        from hydra.core.override_parser.overrides_parser import OverridesParser
 
         self._folders = [folder.resolve() for folder in folders]
         self._parser = OverridesParser.create()

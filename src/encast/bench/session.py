@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ import yaml  # type: ignore[import-untyped]
 
 from encast.bench.cache import default_cache
 from encast.bench.comparison import Comparison, Say, Shared, tell_apart
-from encast.bench.config import Job, load_jobs
-from encast.bench.rows import BusyError, Row, RowFile
+from encast.bench.config import Job, load_jobs, settings
+from encast.bench.rows import BusyError, Row, RowFile, flatten
 from encast.errors import InputError, ResourceError
 from encast.files import write_whole
 
@@ -25,14 +25,19 @@ __all__ = ["Session", "open_session", "resume_session"]
 CONFIG = "config.yaml"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Session:
-    """Jobs and the folder that their rows go to. ``config``: the text of its ``config.yaml``, None where it is there
-    already."""
+    """Jobs and the folder that their rows go to.
+
+    ``config``: the text of its ``config.yaml``, None where it is there already; ``begun`` are then the ``settings`` of
+    its jobs. Where ``named`` is false, ``run`` takes another folder in place of one that somebody else has.
+    """
 
     folder: Path
     jobs: tuple[Job, ...]
     config: str | None = None
+    begun: Sequence[Mapping[str, Any]] = ()
+    named: bool = True
 
     def began(self) -> bool:
         """Whether the folder holds rows."""
@@ -57,10 +62,11 @@ class Session:
         ]
         _need_different_rows(comparisons)
         tell_apart(comparisons)
-        with RowFile(self.folder) as file:
-            if self.config is not None:
-                if file.rows:  # of a command that began after this one, and has ended
-                    raise _holds_rows(self.folder)
+        with self._open() as file:
+            shared.experiment = self.folder.name
+            if self.config is None:
+                self._need_own_rows(file.rows, comparisons)
+            else:
                 try:
                     write_whole(self.folder / CONFIG, self.config)
                 except OSError as error:
@@ -85,15 +91,51 @@ class Session:
                             show(row)
             return file.rows
 
+    def _open(self) -> RowFile:
+        name, number = self.folder.name, 1
+        while True:
+            try:
+                file = RowFile(self.folder)
+                if self.config is None or not file.rows:
+                    return file
+                file.close()  # rows of a command that began after this one, and has ended
+                raise _holds_rows(self.folder)
+            except BusyError:
+                if self.named:
+                    raise
+                number += 1
+                self.folder = self.folder.with_name(f"{name}-{number}")
+
+    def _need_own_rows(self, rows: Sequence[Row], comparisons: Sequence[Comparison]) -> None:
+        """Raises ``InputError`` where rows are of other jobs than today's, beside which all would be measured again."""
+        keys = set().union(*(one.keys() for one in comparisons))
+        others = sum(row["key"] not in keys for row in rows)
+        if not others:
+            return
+        then, now = ([flatten(one) for one in those] for those in (self.begun, [one.settings for one in comparisons]))
+        found = [f"there were {len(then)} jobs, and are {len(now)}"] * (len(then) != len(now))
+        for old, new in zip(then, now, strict=False):
+            for name in {**old, **new}:
+                was, is_now = (str(one.get(name, "not there")) for one in (old, new))
+                if was != is_now and (text := f"{name} was {was}, is {is_now}") not in found:
+                    found.append(text)
+        more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+        why = "; ".join(found[:3]) + more or "its settings are the same: encast, the cores or a data file have changed"
+        raise InputError(
+            f"{self.folder}: cannot be resumed: {others} of its {len(rows)} rows are of no job that {CONFIG} makes "
+            f"now ({why}); start a new experiment=NAME, or resume with what this one was begun with"
+        )
+
 
 def open_session(overrides: Sequence[str], *, multirun: bool = False, folders: Sequence[Path] = ()) -> Session:
     """A new experiment. Raises ``InputError`` where its folder holds another's rows."""
     jobs = load_jobs(overrides, multirun=multirun, folders=folders)
+    named = bool(jobs[0].experiment)
     name = jobs[0].experiment or datetime.now().strftime("%Y-%m-%d-%H%M%S")
     if Path(name).name != name or name in (".", ".."):
         raise InputError(f"experiment is {name!r}; give the name of a folder, and out=FOLDER for where it goes")
     folder = Path(jobs[0].out or "bench-results") / name
-    if Session(folder, ()).began():
+    if named and Session(folder, ()).began():
         raise _holds_rows(folder)
     document = {
         "overrides": list(overrides),
@@ -102,7 +144,7 @@ def open_session(overrides: Sequence[str], *, multirun: bool = False, folders: S
         "jobs": [job.record() for job in jobs],
     }
     config = yaml.safe_dump(_listed(document), sort_keys=False, allow_unicode=True)
-    return replace(_session(folder, jobs), config=config)
+    return Session(folder, tuple(jobs), config, named=named)
 
 
 def resume_session(folder: Path) -> Session:
@@ -114,17 +156,13 @@ def resume_session(folder: Path) -> Session:
         overrides = [str(override) for override in document["overrides"]]
         folders = [Path(path) for path in document["conf"]]
         multirun = bool(document["multirun"])
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+        begun = [settings(job) for job in document["jobs"]]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
             f"{folder}: cannot be resumed ({CONFIG}: {reason}); name a folder that `encast bench` has written"
         ) from None
-    return _session(folder, load_jobs(overrides, multirun=multirun, folders=folders))
-
-
-def _session(folder: Path, jobs: Sequence[Job]) -> Session:
-    """Rows say which experiment they are of, also where nobody has named it."""
-    return Session(folder, tuple(replace(job, experiment=job.experiment or folder.name) for job in jobs))
+    return Session(folder, tuple(load_jobs(overrides, multirun=multirun, folders=folders)), begun=begun)
 
 
 def _need_different_rows(comparisons: Sequence[Comparison]) -> None:

@@ -15,7 +15,7 @@ from encast.measure.statistics import FEWEST_ROUNDS
 if TYPE_CHECKING:
     from encast.bench.system import System
 
-__all__ = ["Timing", "interleave", "warm_up"]
+__all__ = ["Limits", "Timing", "interleave", "warm_up"]
 
 _WARM_SECONDS = 0.1
 _WARM_BURSTS = 3
@@ -32,6 +32,21 @@ class Timing:
     seconds: float = 8.0
     warm_up_seconds: float = 10.0
     together: int = 8
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a backend may take before it is ended: seconds, and growth of resident memory after its warm-up.
+
+    ``memory_share`` is of the machine's memory, or of what the control group leaves of it, for each instance.
+    """
+
+    export_seconds: float = 1800
+    open_seconds: float = 600
+    bind_seconds: float = 600
+    call_seconds: float = 120
+    growth_mib: float = 1024
+    memory_share: float = 0.8
 
 
 def warm_up(system: System, most_seconds: float) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +29,7 @@ import psutil  # type: ignore[import-untyped]
 
 from encast.batch import Batch
 from encast.bench.peers.base import BackendSpec, ModelFiles
+from encast.bench.timing import Limits
 from encast.errors import EncastError, ResourceError
 from encast.launch import MemoryBinding, Placement, preexec, signal_name
 from encast.machine import this_machine
@@ -39,21 +40,6 @@ __all__ = ["Limits", "Worker", "WorkerError", "prepare", "receive", "temporary_f
 _POLL_SECONDS = 0.2
 _CLOSE_SECONDS = 5.0
 _STDERR_LINES = 6
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a backend may take before it is ended: seconds, and growth of resident memory after its warm-up.
-
-    ``memory_share`` is of the machine's memory, or of what the control group leaves of it, for each instance.
-    """
-
-    export_seconds: float = 1800
-    open_seconds: float = 600
-    bind_seconds: float = 600
-    call_seconds: float = 120
-    growth_mib: float = 1024
-    memory_share: float = 0.8
 
 
 class WorkerError(EncastError):

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from encast.cli.interrupts import sigterm_interrupts
-from encast.errors import InputError, ResourceError
+from encast.errors import InputError, ResourceError, need_modules
 
 __all__ = ["bench_command"]
 
@@ -46,6 +46,7 @@ def bench_command(
     Rows go to rows.jsonl and rows.csv of a folder; encast bench report FOLDER makes a page of them. Where not one row
     was measured, the exit code is 2.
     """
+    need_modules("bench", "hydra", "psutil", "scipy", "yaml")
     folders = conf or []
     if list_groups:
         from encast.bench.listing import listing
@@ -66,18 +67,17 @@ def bench_command(
     else:
         session = open_session(overrides or [], multirun=multirun, folders=folders)
     show = _json if as_json else _line
-    kept = f"finished rows are in {session.folder}; --resume {session.folder} goes on"
     try:
         with sigterm_interrupts():
             rows = session.run(_say, show)
     except KeyboardInterrupt as interrupt:
-        raise type(interrupt)(*[kept] * session.can_resume()) from None
+        raise type(interrupt)(*[_kept(session.folder)] * session.can_resume()) from None
     except BusyError:
         raise
     except Exception as error:
         # A folder that cannot be resumed is not recommended for it.
         if session.began() and not (resume is not None and isinstance(error, InputError)):
-            _say(kept)
+            _say(_kept(session.folder))
         raise
     noisy = sum(bool((row["noise"] or {}).get("noisy")) for row in rows)
     if noisy:
@@ -95,6 +95,10 @@ def bench_command(
         )
     are = f"{_rows(len(rows))} {'is' if len(rows) == 1 else 'are'}"
     _say(f"{are} in {session.folder}; `encast bench report {session.folder}` makes a page of them")
+
+
+def _kept(folder: Path) -> str:
+    return f"finished rows are in {folder}; --resume {folder} goes on"
 
 
 def _rows(count: int) -> str:

@@ -16,7 +16,7 @@ from encast import artifact as artifacts
 from encast.cli.interrupts import sigterm_interrupts
 from encast.cli.progress import Progress
 from encast.data import FORMATS
-from encast.errors import InputError, ResourceError
+from encast.errors import InputError, ResourceError, need_modules
 
 if TYPE_CHECKING:
     from encast.measure.price import Price
@@ -71,6 +71,7 @@ def tune_command(
     random; without, the most texts a second. The result is a file for encast.load(..., config=FILE), with the set-ups
     that no other beats in throughput, latency, memory and cost at once.
     """
+    need_modules("bench", "optuna", "psutil", "scipy")
     # Here, so that --help needs none of them.
     from encast.machine import usable_cores
     from encast.measure.price import parse_price

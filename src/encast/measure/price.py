@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encast.errors import InputError
+from encast.errors import InputError, need_modules
 
 __all__ = ["PRICES", "Price", "cost_record", "parse_price", "read_prices", "share", "usd_per_million"]
 
@@ -64,6 +64,7 @@ def parse_price(text: str, prices: Path = PRICES) -> Price:
 
 def read_prices(path: Path = PRICES) -> dict[str, Price]:
     """The table by name, in its order. Raises ``InputError`` naming the entry and the field that is wrong."""
+    need_modules("bench", "yaml")
     import yaml  # type: ignore[import-untyped]
 
     try:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from encast.errors import InputError
+from encast.errors import InputError, need_modules
 
 __all__ = [
     "FEWEST_ROUNDS",
@@ -165,6 +165,7 @@ def _thinned(rounds: Sequence[Array]) -> list[Array]:
 
 def _interval(rounds: Any, statistic: Callable[..., Any], *, vectorized: bool, seed: int) -> Interval | None:
     """SciPy's bootstrap of a statistic of rounds, or of their numbers, at Hesterberg's level for so few of them."""
+    need_modules("bench", "scipy")
     from scipy import stats  # type: ignore[import-untyped]  # here: it takes long, and most who import this need none
 
     count = len(rounds)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from encast.backends.groups import Setup
-from encast.errors import InputError, ResourceError, install_hint
+from encast.errors import InputError, ResourceError
 from encast.tune.cost_model import CostModel, Probe, probe_plan
 from encast.tune.journal import Journal
 from encast.tune.measurement import Measurement, Trial, median_trial
@@ -282,11 +282,8 @@ class _Search:
 
 def _study(space: Space, seed: int) -> tuple[dict[str, Any], Any]:
     """The distributions of a point's coordinates, and Optuna's study of them."""
-    try:
-        import optuna
-        import scipy.optimize  # type: ignore[import-untyped]  # noqa: F401, the cost model and rates need it
-    except ImportError as error:
-        raise InputError(f"{error.name} is not installed, which the search needs: {install_hint('bench')}") from None
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # multivariate

@@ -6,6 +6,7 @@ import abc
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import math
 import sys
 import traceback
@@ -61,6 +62,8 @@ Shape = tuple[int, int]
 
 States = Callable[[], Float32]
 """A call that computes ``f32[seqs, length, hidden]``."""
+
+_PAGE = '"Adding a backend or a scenario" in docs/howto/benchmark.md'
 
 DTYPES = ("f32", "bf16", "int8")
 """The classes of arithmetic that are compared: each backend says of which it is."""
@@ -314,7 +317,9 @@ def load_object(target: str) -> Any:
     try:
         module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except (ImportError, OSError, SyntaxError) as error:
-        raise InputError(f"{target}: cannot be imported ({error}); correct the YAML that names it") from None
+        of_encast = isinstance(error, ImportError) and (error.name or "").startswith("encast.")
+        advice = f"import what there is, see {_PAGE}" if of_encast else "correct the YAML that names it"
+        raise InputError(f"{target}: cannot be imported ({error}); {advice}") from None
     except Exception as error:
         if (where := line_in(place, error)) is None:
             raise
@@ -330,7 +335,13 @@ def load_peer(target: str) -> type[Peer]:
     """The class that a backend's YAML names under ``peer``; raises ``InputError``."""
     found = load_object(target)
     if not (isinstance(found, type) and issubclass(found, Peer)):
-        raise InputError(f"{target} is no Peer; derive it from encast.bench.peers.base.Peer")
+        raise InputError(f"{target} is no Peer; derive it from encast.bench.peers.base.Peer, see {_PAGE}")
+    if inspect.isabstract(found):
+        absent = " and ".join(sorted(found.__abstractmethods__))
+        raise InputError(
+            f"{target} lacks {absent}; a Peer needs `open()` and `bind(batch)`, which returns the call that is timed, "
+            f"one derived from PaddedPeer `open()` and `prepare(feeds)`: see {_PAGE}"
+        )
     return found
 
 
