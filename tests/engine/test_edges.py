@@ -30,7 +30,10 @@ Array = np.ndarray[Any, Any]
 def _unexplained(path: Path, batch: Batch, select: Array | None, output: str) -> float:
     opened = artifact.open(path)
     cpu = CpuRunnable(opened, threads=2)
-    answers = {one: cpu.run(one, batch, select) for one in dict.fromkeys(("last_hidden_state", output))}
+    answers = {
+        one: cpu.run(one, batch, select if one == output else None)
+        for one in dict.fromkeys(("last_hidden_state", output))
+    }
     cpu.close()
     return largest_unexplained(opened.load_graph(), answers, batch, select, elementary=FAST_ELEMENTARY)
 

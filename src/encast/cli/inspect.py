@@ -82,7 +82,8 @@ def summary(opened: Artifact) -> Iterator[str]:
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             lines = []
         if not lines or not all(map(str.isprintable, lines)):  # not by `encast eval`: as it stands
-            lines = [json_module.dumps({name: result}, ensure_ascii=False)]
+            shown = name if name.isprintable() else json_module.dumps(name)
+            lines = [f"{shown}: {json_module.dumps(result, ensure_ascii=False)}"]
         lines[0] = f"{'accuracy':<12}{lines[0]}"
         yield from lines
     yield ""
