@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from lab import backends, measure, measure_all
 
+from encast import _core
 from encast.batch import Batch
+from encast.bench import roofline
 from encast.bench.agreement import Agreement, Reference
 from encast.bench.fairness import Fairness, first_calls, fresh_batch, judge
 from encast.bench.rows import Row
@@ -74,6 +76,7 @@ def test_cheats_are_caught_and_named(rows: dict[str, Row], name: str, status: st
     assert row["status"] == status, row["reason"]
     assert name in row["reason"]
     assert said in row["reason"]
+    assert row["backend"]["version"] == (None if status == "failed" else "1.0")
 
 
 def test_eight_threads_are_counted(rows: dict[str, Row]) -> None:
@@ -120,6 +123,7 @@ def test_who_disagrees_late_and_cheats_has_no_time(tmp_path: Path, monkeypatch: 
                          "launcher.cores_per_instance=1", "price=0.36/h")  # fmt: skip
     assert row["status"] == "disagrees", row["reason"]
     assert "mean cosine 0.500000" in row["reason"]
+    assert row["backend"]["version"] == "1.0"
     assert row["agreement"]["cosine_mean"] == 0.5
     assert len(row["samples"]["figure"]) >= 3, "it was measured"
     assert (row["metrics"], row["ratio_to"], row["limit"], row["cost"]) == ({}, {}, None, None)
@@ -129,6 +133,21 @@ def test_a_point_is_judged_by_its_own_bursts(tmp_path: Path) -> None:
     folder = backends(tmp_path, partly={"peer": "SlowClockFor", "lengths": [8, 16]})
     made = measure_all(folder, ["partly"], "workload.length=[8,16,32]")
     assert [row["status"] for row in made] == ["unfair", "unfair", "ok"], [row["reason"] for row in made]
+
+
+def test_an_honest_one_is_no_cheat_by_a_spoilt_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All samples of the first seconds are a millionth of what the machine does."""
+    real, looks = _core.peak_ops_per_second, itertools.count()
+
+    def spoilt(dtype: str, threads: int, seconds: float) -> float:
+        return real(dtype, threads, seconds) * (1e-6 if next(looks) < 10 else 1)
+
+    monkeypatch.setattr(roofline, "_peaks", {})
+    monkeypatch.setattr(_core, "peak_ops_per_second", spoilt)
+    folder = backends(tmp_path, honest="Honest")
+    (row,) = measure_all(folder, ["honest"], "launcher=instances", "launcher.instances=1",
+                         "launcher.cores_per_instance=1")  # fmt: skip
+    assert row["status"] == "ok", row["reason"]
 
 
 def judged(**given: object) -> Fairness:

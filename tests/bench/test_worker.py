@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from encast.bench.config import load_jobs
 from encast.bench.models import make_model
 from encast.bench.peers.base import BackendSpec, ModelFiles
 from encast.bench.system import System
-from encast.bench.worker import Limits, Worker, WorkerError
+from encast.bench.worker import Limits, Worker, WorkerError, receive
 from encast.errors import InputError, ResourceError
 from encast.launch import Placement
 from encast.measure import processes
@@ -356,6 +357,61 @@ def test_trials_are_no_part_of_a_cold_start(model: ModelFiles, tmp_path: Path) -
         assert len(set(file.read_text().split())) == 2, "it begins anew, knowing what it has tried"
         trying.open(BATCHES)
         assert len(file.read_text().split()) == 3
+
+
+def test_who_tries_at_every_start_is_started_twice(model: ModelFiles, tmp_path: Path) -> None:
+    file = tmp_path / "processes"
+    with system(model, spec("AlwaysTrying", file=str(file))) as trying:
+        assert trying.open(BATCHES).first_call_s is not None
+    assert len(set(file.read_text().split())) == 2
+
+
+@pytest.mark.parametrize(("how", "status"), [("abort", "crashed"), ("spin", "timed_out")])
+def test_processor_time_outlives_a_failure(model: ModelFiles, how: str, status: str) -> None:
+    """Else what it used would count as used by processes that nobody measures."""
+    with system(model, spec("Failing", how=how, after=3, milliseconds=50), call_seconds=1) as failing:
+        failing.open()
+        failing.bind(BATCHES)
+        before = failing.cpu_seconds()
+        assert before > 0
+        with pytest.raises(WorkerError) as caught:
+            failing.burst(calls=8)
+        assert caught.value.status == status
+        used = failing.cpu_seconds()
+        assert used > before
+        failing.close()
+        assert failing.cpu_seconds() >= used
+
+
+def test_a_worker_that_never_ends_its_answer_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless:
+        def __init__(self, fd: int) -> None:
+            self.fd, self.turns = fd, 0
+
+        def fileno(self) -> int:
+            return self.fd
+
+        def read(self, do: str) -> bool:
+            self.turns += 1
+            assert self.turns < 100
+            return False
+
+        def check(self, do: str, late: bool, seconds: float) -> None:
+            if late:
+                raise WorkerError("timed_out", do)
+
+    clock = itertools.count()
+    monkeypatch.setattr("encast.bench.worker.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    begin, end = os.pipe()
+    os.write(end, b"x")
+    worker: Any = Endless(begin)
+    try:
+        with pytest.raises(WorkerError, match="burst"):
+            receive([worker], "burst", 5)
+    finally:
+        os.close(begin)
+        os.close(end)
+    assert worker.turns > 1
 
 
 def test_a_divided_batch_is_computed_in_parts(pair: System) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -212,7 +213,7 @@ class Comparison:
         meter.stop(_cpu_seconds(racing) - used)
         for run in racing:
             if run.failure is None:
-                run.finish(point, self._reference, lambda system: self._least_ns(point, system))
+                run.finish(point, self._reference, partial(self._least_ns, point))
         return [self._row(point, run, runs, meter) for run in runs]
 
     def _places(self, point: Point) -> tuple[Placement, ...]:
@@ -223,13 +224,13 @@ class Comparison:
         cpus = {cpu for place in self._places(point) for cpu in place.cpus}
         return [core.cpus for core in self._machine.cores if not cpus.isdisjoint(core.cpus)]
 
-    def _least_ns(self, point: Point, system: System) -> float | None:
-        """See ``fairness.judge``."""
+    def _least_ns(self, point: Point, system: System, again: bool) -> float | None:
+        """See ``fairness.least_time``."""
         if not peak_is_known():
             return None
         threads = point.instances * point.threads
-        quickest = most(system.backend.dtype, threads, min(threads, len(self._cores(point)))) / point.instances
-        return 1e9 * min(self._sizes.operations(part) for part in system.parts) / quickest
+        quickest = most(system.backend.dtype, threads, min(threads, len(self._cores(point))), again)
+        return 1e9 * point.instances * min(self._sizes.operations(part) for part in system.parts) / quickest
 
     def _row(self, point: Point, run: Run, runs: Sequence[Run] = (), noise: NoiseMeter | None = None) -> Row:
         spec, scenario = run.spec, self._scenario

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from encast.batch import Batch
 from encast.bench.system import System, Usage
 
-__all__ = ["Fairness", "first_calls", "fresh_batch", "judge"]
+__all__ = ["Fairness", "first_calls", "fresh_batch", "judge", "least_time"]
 
 THREADS_SLACK = 0.5
 """Of the mean of running threads: a pool hands over while another thread still winds down."""
@@ -25,8 +25,9 @@ IDLE_SLACK = 0.1
 """Processors that a backend may use while others are timed."""
 EXPLAINED = 0.8
 """The share of a burst, on the parent's clock, that its calls must explain, messages and gaps allowed for. What is left
-are kept outputs, and an instance that begins late, by a twentieth of a call at most: 0.98 to 1 in the median burst of
-0.3 s of honest backends; 0.88 in bursts of 0.1 s on processors that others kept busy as well."""
+are kept outputs, and an instance that begins late, by 1 ms and a twentieth of a call at most: a burst in which one
+begins later is not judged. 0.98 to 1 in the median burst of 0.3 s of honest backends; 0.88 in bursts of 0.1 s on
+processors that others kept busy as well."""
 CACHED = 3.0
 CACHED_NS = 100_000
 """A new text may cost so many times, and so much more than, one that was asked before."""
@@ -34,6 +35,8 @@ _LEAST_PAIRS, _MOST_PAIRS, _PAUSE = 5, 20, 0.2
 """A busy machine may slow five calls in a row, but seldom all of twenty in four seconds."""
 PEAK_SLACK = 1.25
 """The peak is measured at another moment, at another clock rate."""
+_MOST_PEAKS = 3
+"""Further times that it is measured before a backend is accused: a host may take the processors for a second."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def judge(
     if keeps_answers(known_ns, fresh_ns):
         known, fresh = float(np.median(known_ns)), min(fresh_ns)
         notes.append(f"keeps answers: {fresh / 1e6:.3g} ms for ids it had not seen, {known / 1e6:.3g} ms for others")
-    if least_ns is not None and typical_ns * PEAK_SLACK < least_ns:
+    if least_ns is not None and too_quick(typical_ns, least_ns):
         notes.append(
             f"answers in {typical_ns / 1e6:.3g} ms what takes {least_ns / 1e6:.3g} ms at the "
             "instruction peak of its threads: it does not compute it"
@@ -115,6 +118,23 @@ def keeps_answers(known_ns: Sequence[int], fresh_ns: Sequence[int]) -> bool:
         return False
     known, fresh = float(np.median(known_ns)), min(fresh_ns)
     return fresh > CACHED * known and fresh - known > CACHED_NS
+
+
+def too_quick(typical_ns: float, least_ns: float) -> bool:
+    return typical_ns * PEAK_SLACK < least_ns
+
+
+def least_time(typical_ns: float, least_ns: Callable[[bool], float | None]) -> float | None:
+    """``least_ns`` of ``judge``; the peak is measured again while it speaks against the backend.
+
+    ``least_ns(again)``: by the best peak so far, or also by one that is measured now.
+    """
+    least = least_ns(False)
+    for _ in range(_MOST_PEAKS):
+        if least is None or not too_quick(typical_ns, least):
+            break
+        least = least_ns(True)
+    return least
 
 
 def first_calls(system: System, batch: Batch) -> tuple[list[int], list[int]]:

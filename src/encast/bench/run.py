@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from encast.bench.agreement import Agreement, Reference
-from encast.bench.fairness import Fairness, first_calls, judge
+from encast.bench.fairness import Fairness, first_calls, judge, least_time
 from encast.bench.peers.base import BackendSpec
 from encast.bench.scenarios.base import Point, Scenario
 from encast.bench.system import ColdStart, System
 from encast.bench.timing import Timing, warm_up
 from encast.bench.worker import WorkerError
-from encast.errors import EncastError, ResourceError
+from encast.errors import EncastError, InputError, ResourceError
 
 __all__ = ["Run"]
 
@@ -81,25 +82,31 @@ class Run:
         def step(system: System) -> None:
             system.round_number = number
             self.samples[number] = scenario.round(system, point)
+            figure = scenario.figure(self.samples[number])
+            if not math.isfinite(figure):
+                raise InputError(
+                    f"scenario {type(scenario).__name__}: `figure` returned {figure} for round {number} of "
+                    f"{self.spec.name}; correct it to return a finite number"
+                )
             if number == 0 or random.random() < _WATCH_SHARE:
                 self._watched += system.watch(_WATCH_SECONDS)
 
         return self._attempt(step)
 
-    def finish(self, point: Point, reference: Reference, least_ns: Callable[[System], float | None]) -> bool:
+    def finish(self, point: Point, reference: Reference, least_ns: Callable[[System, bool], float | None]) -> bool:
         """Compares outputs of the timed calls, and judges what was seen of one that agrees.
 
-        ``least_ns``: see ``judge``.
+        ``least_ns(system, again)``: see ``least_time``.
         """
 
         def step(system: System) -> None:
             self._compare(system, reference)
-            self.facts = system.facts()
             if self.failure is not None:
                 return  # wrong answers are not judged
             usages, idle = system.usages[self._before[0] :], system.idle[self._before[1] :]
             system.bind(point.batches, split=point.split)  # a scenario may have bound others
             times = system.burst(seconds=_TYPICAL_SECONDS)
+            typical = float(np.median(list(itertools.chain.from_iterable(times))))
             known, fresh = first_calls(system, system.parts[0])
             self.fairness = judge(
                 threads=system.threads,
@@ -109,8 +116,8 @@ class Run:
                 foreign_cpus=sorted(system.foreign_cpus()),
                 known_ns=known,
                 fresh_ns=fresh,
-                typical_ns=float(np.median(list(itertools.chain.from_iterable(times)))),
-                least_ns=least_ns(system),
+                typical_ns=typical,
+                least_ns=least_time(typical, lambda again: least_ns(system, again)),
             )
             self.memory = system.memory()
             if not self.fairness.ok:
@@ -120,6 +127,7 @@ class Run:
 
     def _compare(self, system: System, reference: Reference) -> None:
         """Keeps the worst agreement that was found; a scenario's own batches have no reference, and do not count."""
+        self.facts = system.facts()  # also of one that disagrees
         found = reference.compare(system.outputs(), self.spec.dtype)
         if self.agreement is None:
             self.agreement = found

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,10 @@ Float32 = np.ndarray[Any, np.dtype[np.float32]]
 SETTLE_SECONDS = 0.03
 """Longer than thread pools spin without work: the ones asked before have left the processors."""
 _MARGIN_NS = 5_000_000
+_LATE_NS = 1_000_000
+"""An instance that begins later than at its moment, by more than this and a twentieth of a call, is late."""
+_TRIES = 2
+"""Of a burst or stream in which an instance was late, and of a start whose backend tried several ways."""
 _SHORT_NS = 50_000_000
 _MESSAGES_NS = 3_000_000
 _GAP_NS = 10_000
@@ -53,7 +57,7 @@ class Usage:
 
     ``explained``: the share of the time until its answer, on the parent's clock, that the calls of a burst say they
     took, the wake-up counted and messages and gaps allowed for, of the instance that explains least. None where that
-    says nothing: instances that wait for each other, and bursts that are over at once.
+    says nothing: instances that wait for each other or begin late, and bursts that are over at once.
     """
 
     cpu_s: float
@@ -99,12 +103,12 @@ class System:
         self._workers: list[Worker] = []
         self._bound: list[Batch] = []
         self._parts: list[list[Batch]] = []  # by instance
-        self._ended: processes.CpuTime | None = None  # the last burst, unless something else was asked since
+        self._ended: processes.CpuTime | None = None  # what was counted last, unless something else was asked since
         # What the backend cannot know beforehand: which of its outputs are looked at.
         self._random = random.SystemRandom()
-        self._call_ns = 0
+        self._call_ns = self._late_ns = 0
         self._peak_known = True
-        self._readying_s = 0.0
+        self._cpu_s = 0.0
 
     @property
     def name(self) -> str:
@@ -129,43 +133,47 @@ class System:
         return tuple(self._parts[0]) if self._parts else ()
 
     def cpu_seconds(self) -> float:
-        """Processor time of all that it was asked for; what it uses while others are asked is no part of it."""
-        return self._readying_s + sum(usage.cpu_s for usage in self.usages)
+        """Processor time of all that it was asked for, also where it failed, and of its end.
+
+        What it uses while others are asked is no part of it.
+        """
+        return self._cpu_s
 
     def open(self, batches: Sequence[Batch] | None = None) -> ColdStart:
         """Starts the processes, loads the model, and makes a first call for the first of ``batches``, if any.
 
         All of it is done once more after a first call for which the backend has tried several ways, see ``Peer.tried``.
         """
-        while True:
+        for _ in range(_TRIES):
             self.close()
-            self._ended, self._peak_known = None, True
-            for placement in self.placements:
-                self._workers.append(
-                    Worker(
-                        self.backend,
-                        self.model,
-                        placement.threads,
-                        cache=self._cache,
-                        placement=placement,
-                        environment=self._environment(placement),
-                        memory=self._memory,
-                        limits=self.limits,
+            with self._counted(self._cpu_time()):
+                for placement in self.placements:
+                    self._workers.append(
+                        Worker(
+                            self.backend,
+                            self.model,
+                            placement.threads,
+                            cache=self._cache,
+                            placement=placement,
+                            environment=self._environment(placement),
+                            memory=self._memory,
+                            limits=self.limits,
+                        )
                     )
-                )
-            opened = self._all("open", self.limits.open_seconds)
-            first_s, tried = None, False
-            if batches:
-                requests = self._divide(batches[:1], split=False)
-                begin = time.perf_counter()
-                tried = self._bind(requests)
-                self._all("first", self._seconds(1))
-                first_s = time.perf_counter() - begin
-            self._readying_s += processes.cpu_time(self._members()).cpu / 1e9
+                opened = self._all("open", self.limits.open_seconds)
+                first_s, tried = None, False
+                if batches:
+                    requests = self._divide(batches[:1], split=False)
+                    begin = time.perf_counter()
+                    tried = self._bind(requests)
+                    self._all("first", self._seconds(1))
+                    first_s = time.perf_counter() - begin
             if not tried:
-                import_ns, load_ns = (max(answer[part] for answer in opened) for part in ("import_ns", "load_ns"))
-                self.cold = ColdStart(import_ns / 1e9, load_ns / 1e9, first_s)
-                return self.cold
+                break
+        self._ended, self._peak_known = None, True
+        import_ns, load_ns = (max(answer[part] for answer in opened) for part in ("import_ns", "load_ns"))
+        self.cold = ColdStart(import_ns / 1e9, load_ns / 1e9, first_s)
+        return self.cold
 
     def bind(self, batches: Sequence[Batch], *, split: bool = False) -> None:
         """Readies every instance for the batches, which ``burst`` calls in turn; what was bound before is dropped.
@@ -175,13 +183,12 @@ class System:
         if not batches:
             raise InputError("there is no batch to bind; give at least one")
         requests = self._divide(batches, split=split)
-        before = processes.cpu_time(self._members()).cpu
-        self._bind(requests)
-        self._readying_s += (processes.cpu_time(self._members()).cpu - before) / 1e9
+        with self._counted(self._cpu_time()):
+            self._bind(requests)
 
     def _divide(self, batches: Sequence[Batch], *, split: bool) -> list[dict[str, Any]]:
         """What each instance is asked to bind."""
-        self._bound, self._ended, self._call_ns = list(batches), None, 0
+        self._bound, self._ended, self._call_ns, self._late_ns = list(batches), None, 0, 0
         divided = [portions(batch, self.instances) if split else [batch] * self.instances for batch in batches]
         self._parts = [list(parts) for parts in zip(*divided, strict=True)]
         requests: list[dict[str, Any]] = []
@@ -246,17 +253,22 @@ class System:
             raise InputError("a burst in step has a number of calls; give calls")
         expected = calls or max(1, math.ceil((seconds or 0) * 1e9 / self._call_ns) if self._call_ns else 1)
         keep = list(range(len(self._bound))) if keep_all else self._some(expected)
-        counters = str(self._shared_file("steps", bytes(8 * self.instances))) if in_step else None
-        before = self._settled()
-        at = None if self.instances == 1 else time.perf_counter_ns() + self._margin()
-        for own, worker in enumerate(self._workers):
-            step = {"file": counters, "instances": self.instances, "own": own} if in_step else None
-            worker.send("burst", at=at, calls=calls, seconds=seconds, keep=keep, step=step)
-        times: list[list[int]] = receive(
-            self._workers, "burst", (seconds or 0.0) + self._seconds((calls or 0) + 3), meanwhile
-        )
-        self._call_ns = max(int(np.median(own)) for own in times) if all(times) else self._call_ns
-        self._used(before, None if in_step else times, at)
+        for _ in range(_TRIES):
+            counters = str(self._shared_file("steps", bytes(8 * self.instances))) if in_step else None
+            before = self._settled()
+            at = None if self.instances == 1 else time.perf_counter_ns() + self._margin()
+            with self._counted(before):
+                for own, worker in enumerate(self._workers):
+                    step = {"file": counters, "instances": self.instances, "own": own} if in_step else None
+                    worker.send("burst", at=at, calls=calls, seconds=seconds, keep=keep, step=step)
+                longest = (seconds or 0.0) + self._seconds((calls or 0) + 3)
+                answers = receive(self._workers, "burst", longest, meanwhile)
+            times: list[list[int]] = [answer["ns"] for answer in answers]
+            self._call_ns = max(int(np.median(own)) for own in times) if all(times) else self._call_ns
+            late = at is not None and self._late(at, answers)
+            self._used(before, None if in_step or late else times, at)
+            if not late:
+                break
         return times
 
     def stream(self, arrivals_ns: Sequence[int], batches: Sequence[Batch]) -> list[tuple[int, int, int]]:
@@ -267,17 +279,23 @@ class System:
         """
         if len(batches) != len(self._bound) or any(a is not b for a, b in zip(batches, self._bound, strict=True)):
             self.bind(batches)
-        ticket = self._shared_file("ticket", bytes(8))
-        with temporary_files():
-            np.save(ticket.with_name("arrivals.npy"), np.asarray(arrivals_ns, np.int64))
-        files = {"arrivals": str(ticket.with_name("arrivals.npy")), "ticket": str(ticket)}
-        before = self._settled()
-        begin, keep = time.perf_counter_ns() + self._margin(), self._some(len(arrivals_ns))
-        for worker in self._workers:
-            worker.send("stream", at=begin, keep=keep, **files)
-        served = receive(self._workers, "stream", arrivals_ns[-1] / 1e9 + self._seconds(len(arrivals_ns)))
-        self._used(before, None, begin)
-        requests = sorted(request for own in served for request in own)
+        keep = self._some(len(arrivals_ns))
+        for _ in range(_TRIES):
+            ticket = self._shared_file("ticket", bytes(8))
+            with temporary_files():
+                np.save(ticket.with_name("arrivals.npy"), np.asarray(arrivals_ns, np.int64))
+            files = {"arrivals": str(ticket.with_name("arrivals.npy")), "ticket": str(ticket)}
+            before = self._settled()
+            begin = time.perf_counter_ns() + self._margin()
+            with self._counted(before):
+                for worker in self._workers:
+                    worker.send("stream", at=begin, keep=keep, **files)
+                longest = arrivals_ns[-1] / 1e9 + self._seconds(len(arrivals_ns))
+                answers = receive(self._workers, "stream", longest)
+            self._used(before, None, begin)
+            if not self._late(begin, answers):
+                break
+        requests = sorted(request for answer in answers for request in answer["served"])
         return [(int(arrivals_ns[number]), begun, ended) for number, begun, ended in requests]
 
     def outputs(self) -> list[tuple[Batch, Float32]]:
@@ -351,11 +369,13 @@ class System:
         return dict(self._workers[0].ask("facts", seconds=self.limits.call_seconds))
 
     def close(self) -> None:
-        with ExitStack() as ends:
-            for worker in self._workers:
-                ends.callback(worker.close)
-            for worker in self._workers:
-                worker.leave()  # all at once
+        try:
+            with self._counted(self._cpu_time()), ExitStack() as ends:
+                for worker in self._workers:
+                    ends.callback(worker.close)
+                for worker in self._workers:
+                    worker.leave()  # all at once
+        finally:
             self._workers = []
 
     def __enter__(self) -> System:
@@ -371,7 +391,7 @@ class System:
     def _settled(self) -> processes.CpuTime:
         """Waits until the others' threads sleep, and says what was used until then."""
         time.sleep(SETTLE_SECONDS)
-        now, ended = processes.cpu_time(self._members()), self._ended
+        now, ended = self._cpu_time(), self._ended
         if ended is not None and now.at - ended.at > _REST_NS:
             beyond = (now.cpu - ended.cpu) / 1e9 - self.threads * SETTLE_SECONDS
             self.idle.append(Usage(max(0.0, beyond), (now.at - ended.at) / 1e9, None))
@@ -379,7 +399,15 @@ class System:
 
     def _margin(self) -> int:
         """Nanoseconds until instances begin together: each wakes up before, by calls that are not counted."""
-        return _MARGIN_NS + 2 * self._call_ns
+        return _MARGIN_NS + 2 * self._call_ns + 2 * self._late_ns
+
+    def _late(self, at: int, answers: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether an instance had not woken up by that moment; the next one then lies further ahead."""
+        late = max(answer["begin"] for answer in answers) - at
+        if late <= _LATE_NS + self._call_ns // 20:
+            return False
+        self._late_ns = max(self._late_ns, late)
+        return True
 
     def _seconds(self, calls: int) -> float:
         """How long so many calls may take before the backend counts as hung."""
@@ -399,9 +427,26 @@ class System:
     def _members(self) -> list[psutil.Process]:
         return [process for worker in self._workers for process in worker.family()]
 
+    def _cpu_time(self) -> processes.CpuTime:
+        cpu = sum(worker.cpu_ns() for worker in self._workers)
+        return processes.CpuTime(time.perf_counter_ns(), cpu)
+
+    @contextmanager
+    def _counted(self, before: processes.CpuTime) -> Iterator[None]:
+        """Adds what is used from ``before`` on to ``cpu_seconds``, also where the workers fail.
+
+        Else the time of a backend that spins until its limit would be that of processes that nobody measures.
+        """
+        try:
+            yield
+        finally:
+            self._ended = self._cpu_time()
+            self._cpu_s += (self._ended.cpu - before.cpu) / 1e9
+
     def _used(self, before: processes.CpuTime, times: Sequence[Sequence[int]] | None, at: int | None) -> None:
         """Notes what a burst took, whose calls took ``times``, those of each instance from ``at`` on."""
-        self._ended = after = processes.cpu_time(self._members())
+        assert self._ended is not None
+        after = self._ended
         for worker in self._workers:
             worker.check_memory()
         wall = after.at - before.at

@@ -76,6 +76,7 @@ class Worker:
         self._ceiling = math.inf
         self._known: set[psutil.Process] = set()
         self._unread = b""
+        self._cpu_ns = 0
         self.answered_ns = 0
         """When the last answer was there, of ``time.perf_counter_ns``."""
         with contextlib.ExitStack() as undo:
@@ -141,6 +142,11 @@ class Worker:
         found = processes.family(self.pid)
         self._known.update(found)
         return found
+
+    def cpu_ns(self) -> int:
+        """Processor time of the family; the most that was seen, since nobody can ask a process that has ended."""
+        self._cpu_ns = max(self._cpu_ns, processes.cpu_time(self.family()).cpu)
+        return self._cpu_ns
 
     def ask(self, do: str, *, seconds: float, **fields: Any) -> Any:
         """One request and its answer, for which at most ``seconds`` are waited."""
@@ -229,10 +235,12 @@ class Worker:
 
     def kill(self) -> None:
         """Ends the process and everything that it has started."""
+        self.cpu_ns()
         processes.end(self._known, self.pid)
         self._process.wait()
 
     def _crash(self, do: str) -> WorkerError:
+        self.cpu_ns()  # until it is waited for
         try:
             code = self._process.wait(_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:  # it closed the socket and lives on
@@ -274,7 +282,7 @@ def receive(
         left = deadline - time.monotonic()
         ready = select.select(waiting, [], [], 0 if meanwhile else max(0, min(_POLL_SECONDS, left)))[0]
         waiting = [worker for worker in waiting if not (worker in ready and worker.read(do))]
-        if not ready and (meanwhile is None or left <= 0):
+        if left <= 0 or not (ready or meanwhile):  # late is also who writes for ever and never ends its answer
             for worker in waiting:
                 worker.check(do, left <= 0, seconds)
     return [worker.answer(do) for worker in workers]

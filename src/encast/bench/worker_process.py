@@ -90,11 +90,14 @@ class Server:
 
     def burst(
         self, at: int | None, calls: int | None, seconds: float | None, keep: Sequence[int], step: dict[str, Any] | None
-    ) -> list[int]:
-        """Calls in turn; ``at``: when to begin. The outputs of the calls with these numbers are kept."""
+    ) -> dict[str, Any]:
+        """Nanoseconds of calls in turn (``ns``), and when it began (``begin``), which should be ``at``.
+
+        The outputs of the calls with the numbers ``keep`` are kept.
+        """
         clock, self._wanted = _clock, frozenset(keep)
         wait = _Steps(**step) if step else None
-        self._wake(at)
+        begin = self._wake(at)
         times: list[int] = []
         end = clock() + int((seconds or 0) * 1e9)
         while len(times) < calls if calls is not None else clock() < end:
@@ -107,16 +110,17 @@ class Server:
             times.append(clock() - started)
             self._answered(len(times) - 1, index, states)
             self._turn += 1
-        return times
+        return {"begin": begin, "ns": times}
 
-    def stream(self, at: int, arrivals: str, ticket: str, keep: Sequence[int]) -> list[list[int]]:
-        """Takes the oldest request that nobody has taken, again and again: [number, begun, ended] since ``at``.
+    def stream(self, at: int, arrivals: str, ticket: str, keep: Sequence[int]) -> dict[str, Any]:
+        """Takes the oldest request that nobody has taken, again and again.
 
+        ``served``: [number, begun, ended] of each, since ``at``. ``begin``: when it began, which should be ``at``.
         ``arrivals`` is a file of ``i64[n]``, ``ticket`` one that counts the requests taken, for all instances. The
         outputs of the requests with the numbers ``keep`` are kept.
         """
         due: list[int] = np.load(arrivals).tolist()
-        self._wake(at)
+        begin = self._wake(at)
         self._wanted = frozenset(keep)
         served: list[list[int]] = []
         with open(ticket, "r+b") as file, mmap.mmap(file.fileno(), 8) as counter:
@@ -127,7 +131,7 @@ class Server:
                 states = self._calls[index]()
                 served.append([number, begun - at, _clock() - at])
                 self._answered(number, index, states)
-        return served
+        return {"begin": begin, "served": served}
 
     def fresh(self, file: str) -> int:
         """Nanoseconds of the first call of a batch that is bound anew, its threads awake."""
@@ -153,17 +157,21 @@ class Server:
     def facts(self) -> dict[str, Any]:
         return dict(self._peer.facts())
 
-    def _wake(self, at: int | None) -> None:
-        """Calls that are not counted: the pool's threads are awake when it begins, also when it begins later."""
+    def _wake(self, at: int | None) -> int:
+        """Calls that are not counted: the pool's threads are awake when it begins, also when it begins later.
+
+        Returns the moment at which it is ready: ``at``, or later where the calls took longer.
+        """
         while True:
             started = _clock()
             self._calls[self._turn % len(self._calls)]()
             ended = _clock()
             if at is None:
-                return
+                return ended
             if at - ended < 1.5 * (ended - started):
                 break
         _wait_until(at)
+        return _clock()
 
     def _answered(self, number: int, index: int, states: Float32) -> None:
         self._check(states, self._batches[index])

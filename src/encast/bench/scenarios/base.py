@@ -79,7 +79,7 @@ class Scenario(Protocol):
     def figure(self, sample: Any) -> float:
         """The one number of a round that systems are compared by: larger is better (calls or sequences a second).
 
-        The ratio of two systems is taken within each round.
+        The ratio of two systems is taken within each round. One that is not finite fails the system's row.
         """
         ...
 
