@@ -369,14 +369,13 @@ class System:
         return dict(self._workers[0].ask("facts", seconds=self.limits.call_seconds))
 
     def close(self) -> None:
-        try:
-            with self._counted(self._cpu_time()), ExitStack() as ends:
-                for worker in self._workers:
-                    ends.callback(worker.close)
+        with ExitStack() as ends:
+            for worker in self._workers:
+                ends.callback(worker.close)  # also at Ctrl-C while time is counted
+            with self._counted(self._cpu_time()), ends.pop_all():
                 for worker in self._workers:
                     worker.leave()  # all at once
-        finally:
-            self._workers = []
+        self._workers = []
 
     def __enter__(self) -> System:
         return self
