@@ -30,6 +30,7 @@ exclude_patterns = [".*", "build", "dist", "shared", "tests"]
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 4
 templates_path = ["_templates"]
+smartquotes = False  # they make one dash of the two of an option
 html_theme = "furo"
 html_title = "encast"
 html_additional_pages = {"index": "to_docs.html"}

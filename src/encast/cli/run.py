@@ -150,15 +150,12 @@ class _Run:
             self.set_aside.close()
         return self.done
 
-    def _groups(self) -> Iterator[list[Row]]:
-        """Rows in groups of about one run of the model; bad rows are set aside on the way."""
+    def _groups(self) -> Iterator[list[Row | BadRow]]:
+        """Rows in groups of about one run of the model, bad ones in their places."""
         limit = self.engine.session.batch_tokens * _CHARACTERS_A_TOKEN
-        group: list[Row] = []
+        group: list[Row | BadRow] = []
         characters = 0
         for row in self.reader:
-            if isinstance(row, BadRow):
-                self._set_aside(row)
-                continue
             group.append(row)
             characters += len(row.raw)
             if characters >= limit or len(group) >= _GROUP_ROWS:
@@ -173,7 +170,7 @@ class _Run:
         under_way: deque[Future[list[dict[str, Any] | BadRow]]] = deque()
         try:
             for group in self._groups():
-                under_way.append(pool.submit(self._answers, group))
+                under_way.append(pool.submit(self._in_order, group))
                 if len(under_way) > self.instances:
                     yield under_way.popleft().result()
             while under_way:
@@ -191,6 +188,12 @@ class _Run:
         self.writer.write(records)
         self.done += len(records)
         self.progress.update(self.done, self.reader.fraction())
+
+    def _in_order(self, group: list[Row | BadRow]) -> list[dict[str, Any] | BadRow]:
+        """A record or a bad row for each, as they stand in the file."""
+        good = [row for row in group if not isinstance(row, BadRow)]
+        answered = iter(self._answers(good) if good else ())
+        return [row if isinstance(row, BadRow) else next(answered) for row in group]
 
     def _answers(self, rows: list[Row]) -> list[dict[str, Any] | BadRow]:
         """A record or a bad row for each; bits do not depend on neighbours, so halving finds the bad ones."""

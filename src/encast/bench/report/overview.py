@@ -20,7 +20,7 @@ METHOD = Section(
     "How to read this",
     (
         Text(
-            "Backends of one comparison take turns (A B A B, then B A), round by round, each in a process of its "
+            "Backends of one comparison take turns (A B C, then C B A), round by round, each in a process of its "
             "own on the same cores and with the same inputs. A number is the median over rounds; an interval "
             "holds 95 % and is made by bootstrap over rounds, since calls of one round are not independent. A "
             "ratio is taken within each round, so that what slows both cancels: times as fast, above 1 is faster. "
