@@ -22,6 +22,9 @@ __all__ = ["CpuRunnable"]
 
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
+_INT32 = np.dtype(np.int32)
+"""One object for all arrays of it; where another one says the same, ``check_request`` sees it."""
+
 
 class CpuRunnable:
     """Groups of executors; a call takes a free one of its group or waits for it.
@@ -96,9 +99,12 @@ class CpuRunnable:
         """See ``Runnable.run``. Releases the GIL while the model runs."""
         self._need_own_process()
         types = batch.token_type_ids
-        vectors = (batch.token_ids, batch.cu_seqlens, types, select)
-        if (select is None) == (output in self._selected) or any(
-            v is not None and v.dtype != np.int32 for v in vectors
+        if (
+            (select is None) == (output in self._selected)
+            or batch.token_ids.dtype is not _INT32
+            or batch.cu_seqlens.dtype is not _INT32
+            or (types is not None and types.dtype is not _INT32)
+            or (select is not None and select.dtype is not _INT32)
         ):
             # The binding converts other numbers, and the core takes no choice of rows for one of none.
             check_request(self._meta, self._outputs, output, batch, select)
