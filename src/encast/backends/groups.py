@@ -34,9 +34,6 @@ class InstanceGroup:
         """Cores that the group keeps busy when all of its instances run."""
         return self.instances * self.threads
 
-    def covers(self, tokens: int) -> bool:
-        return self.longest is None or tokens <= self.longest
-
 
 @dataclass(frozen=True)
 class Setup:

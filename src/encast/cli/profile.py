@@ -20,9 +20,9 @@ from encast.ceilings import Ceilings
 from encast.data import FORMATS, BadRow, open_rows
 from encast.data.output import OutputFile
 from encast.engine import BATCH_TOKENS, Engine
-from encast.errors import InputError
+from encast.errors import InputError, need_modules
 from encast.measure.lengths import MOST_SEQUENCES, read_histogram
-from encast.pages.charts import required
+from encast.pages.document import PACKAGES
 from encast.profile.ablate import Ablated
 from encast.profile.ablate import ablate as run_ablations
 from encast.profile.document import chrome_trace, to_document
@@ -95,7 +95,7 @@ def profile_command(
     if len(set(paths.values())) < len(paths):
         raise InputError(f"{' and '.join(paths)} need a file each; two of them name the same one")
     if plot is not None:
-        required()  # said before anything is measured
+        need_modules("plot", *PACKAGES)  # said before anything is measured
     quiet = "-" in paths.values()
     with ExitStack() as stack:
         # Tried before any work.

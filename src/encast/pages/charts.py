@@ -11,9 +11,7 @@ from functools import lru_cache
 from typing import Any
 from xml.etree import ElementTree
 
-from encast.errors import InputError, install_hint
-
-__all__ = ["DARK", "LIGHT", "SHAPES", "Axis", "Chart", "Guide", "Mark", "Series", "clean", "required", "to_svg"]
+__all__ = ["DARK", "LIGHT", "SHAPES", "Axis", "Chart", "Guide", "Mark", "Series", "clean", "to_svg"]
 
 LIGHT = (
     "#c2410c", "#0a66b5", "#0b7a53", "#a23b86", "#0b7285", "#8a5a00", "#6b4fbb", "#5c6670", "#8c4a2f", "#4d7300",
@@ -95,15 +93,6 @@ class Chart:
     band: tuple[float, float] | None = None
     legend: bool = True
     size: tuple[int, int] = (_WIDTH, 300)
-
-
-def required() -> None:
-    """Raises ``InputError`` where the packages that pages are made with are not installed."""
-    try:
-        import jinja2  # noqa: F401
-        import vl_convert  # noqa: F401
-    except ImportError as error:
-        raise InputError(f"pages and plots need {error.name}; {install_hint('plot')}") from None
 
 
 _NO_CHAR = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

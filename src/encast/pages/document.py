@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar
 
-from encast.pages.charts import DARK, LIGHT, Chart, clean, required, to_svg
+from encast.errors import need_modules
+from encast.pages.charts import DARK, LIGHT, Chart, clean, to_svg
 
 __all__ = [
     "MOST_BYTES",
+    "PACKAGES",
     "Block",
     "Cell",
     "Column",
@@ -27,6 +29,9 @@ __all__ = [
     "to_html",
     "to_markdown",
 ]
+
+PACKAGES = ("jinja2", "vl_convert")
+"""What pages are made with; the extra ``plot`` has them."""
 
 MOST_BYTES = 900_000
 """Of a page with the tables and figures of its bulky sections. Who makes a document bounds the rest."""
@@ -175,7 +180,7 @@ def to_markdown(document: Document) -> str:
 
 @cache
 def _environment() -> Any:
-    required()
+    need_modules("plot", *PACKAGES)
     import jinja2
     from markupsafe import Markup
 
