@@ -53,6 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "measure": {"errors", "batch", "data"},
     "measure.workloads": {"errors", "batch", "tasks", "data"},
     "measure.input_spec": {"errors", "tasks", "importers", "archs"},
+    "serve": {"errors", "tasks"},
     "bench": {"errors", "files", "batch", "launch", "machine", "measure"},
     "bench.models": {"measure", "errors", "data", "importers", "tasks"},
     "bench.agreement": {"errors", "batch", "backends.reference"},
@@ -84,6 +85,8 @@ OUTSIDE: dict[str, set[str] | None] = {
     "jinja2": {"pages"},
     "markupsafe": {"pages"},
     "vl_convert": {"pages"},
+    "msgspec": {"serve"},
+    "starlette": {"serve"},
     # Runtimes that are measured, and what they are converted with.
     "ctranslate2": {"bench.peers"},
     "deepsparse": {"bench.peers"},

@@ -1,0 +1,60 @@
+"""What the handlers of requests work with, in every front."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from encast.serve.call import Call
+from encast.serve.models import Models
+
+__all__ = ["Finished", "RequestLimits", "Service"]
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What one request may ask for. A text may have ``max_text_bytes`` of UTF-8; ``timeout_s``: until it is answered,
+    which a request can shorten by the header ``x-timeout-ms``; ``body_timeout_s``: until its body is there.
+    """
+
+    max_body_bytes: int = 16 << 20
+    max_texts: int = 2048
+    max_text_bytes: int = 1 << 20
+    max_concurrent: int = 1024
+    timeout_s: float = 30.0
+    body_timeout_s: float = 10.0
+    header_timeout_s: float = 10.0
+    max_header_bytes: int = 32 << 10
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A request that is over, for metrics, logs and traces. ``kind``: of its refusal, "" for an answer."""
+
+    operation: str
+    protocol: str
+    status: int
+    kind: str
+    message: str
+    call: Call
+    total_s: float
+    key: str
+    """The name of the API key that it came with, "" without keys."""
+    request_id: str
+    bytes_out: int
+
+
+@dataclass
+class Service:
+    """``models`` are replaced by a reload. ``ready``: whether new requests are taken. ``authorise``: the header
+    ``Authorization`` (or None) to the name of its key, None when it is refused; "" where no keys are asked for.
+    ``finished`` is told of every request.
+    """
+
+    models: Models
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    ready: Callable[[], bool] = lambda: True
+    authorise: Callable[[str | None], str | None] = lambda _: ""
+    finished: list[Callable[[Finished], None]] = field(default_factory=list)
+    running: int = 0
+    """Requests under way in this front."""
