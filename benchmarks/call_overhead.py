@@ -70,7 +70,7 @@ class Split:
 
 def split(engine: Engine, texts: Sequence[str]) -> Split:
     """One call of ``embed``, timed by parts; of several runs, what lies between two of them counts as packing."""
-    tokenizer, runnable = Clock(engine.session.tokenizer, "encode"), Clock(engine.session.runnable, "run")
+    tokenizer, runnable = Clock(engine.session.tokenizer, "encode"), Clock(engine.runnable, "run")
     session: Session = dataclasses.replace(engine.session, tokenizer=tokenizer, runnable=runnable)  # type: ignore[arg-type]
     begin = time.perf_counter_ns()
     embed(session, texts, dim=engine.dim)
@@ -89,7 +89,7 @@ def duration(call: Callable[[], object]) -> int:
 
 def native_forward(engine: Engine, text: str) -> Callable[[], object]:
     """The native run of the text's packed batch, with nothing around it."""
-    runnable: Any = engine.session.runnable
+    runnable: Any = engine.runnable
     (piece,) = engine.session.stream([text])
     batch = piece.batch
     (pool,) = runnable._executors

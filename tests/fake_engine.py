@@ -112,4 +112,5 @@ def fake_engine(
         similarity=similarity,
     )
     tokenizer = Tokenizer(json_text or tokenizer_json(), max_length=max_length)
-    return Engine(Session(FakeRunnable(rule, meta), meta, tokenizer, dim=dim, batch_tokens=batch_tokens))
+    session = Session(meta, tokenizer, dim=dim, batch_tokens=batch_tokens)
+    return Engine(session, FakeRunnable(rule, meta))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
-from encast.backends.base import check_request
+from encast.backends.base import Runnable, check_request
 from encast.backends.devices import find_device
 from encast.batch import Batch, int32_vector
 from encast.errors import InputError, StrictError
@@ -19,7 +19,7 @@ from encast.tasks.classify import Classification, classify
 from encast.tasks.embed import embed
 from encast.tasks.fill_mask import Candidate, fill_mask
 from encast.tasks.rerank import rerank
-from encast.tasks.session import F32, Session, need_count
+from encast.tasks.session import F32, Session, Steps, drive, need_count
 from encast.tasks.tag import Tagging, tag
 from encast.tasks.tokenize import OnLong, Tokenizer
 
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from encast.artifact import Artifact
     from encast.backends.groups import Setup
 
-__all__ = ["BATCH_TOKENS", "Engine", "load", "tokenizer_of"]
+__all__ = ["BATCH_TOKENS", "Engine", "load", "session_of", "tokenizer_of"]
+
+T = TypeVar("T")
 
 BATCH_TOKENS = 8192
 """Tokens of one run: enough to keep every core busy, little enough that Ctrl-C is heard within seconds."""
@@ -46,9 +48,9 @@ class Engine:
     tokenizer says, or raise with ``on_long="error"``.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, runnable: Runnable) -> None:
         self.meta, self.dim = session.meta, session.dim
-        self._open: Session | None = session
+        self._open: tuple[Session, Runnable] | None = session, runnable
         self._closing = threading.Lock()
 
     @property
@@ -64,10 +66,22 @@ class Engine:
     @property
     def session(self) -> Session:
         """What the functions of ``encast.tasks`` work with; raises ``InputError`` once the engine is closed."""
-        session = self._open
-        if session is None:
+        return self._parts()[0]
+
+    @property
+    def runnable(self) -> Runnable:
+        """The model as its device runs it; raises ``InputError`` once the engine is closed."""
+        return self._parts()[1]
+
+    def _parts(self) -> tuple[Session, Runnable]:
+        parts = self._open
+        if parts is None:
             raise InputError("the engine is closed; load the artifact again")
-        return session
+        return parts
+
+    def drive(self, steps: Steps[T]) -> T:
+        """The answer of a function of ``encast.tasks``, all of whose runs happen in this call."""
+        return drive(*self._parts(), steps)
 
     # Token ids
 
@@ -85,7 +99,7 @@ class Engine:
             limit = int(batch.cu_seqlens[begin]) + self.session.batch_tokens
             end = max(begin + 1, int(np.searchsorted(batch.cu_seqlens, limit, "right")) - 1)
             part = _slice(batch, begin, end)
-            states += np.split(self.session.runnable.run("last_hidden_state", part), part.cu_seqlens[1:-1])
+            states += np.split(self.runnable.run("last_hidden_state", part), part.cu_seqlens[1:-1])
             begin = end
         return states
 
@@ -100,7 +114,7 @@ class Engine:
         if batch.seqs == 0:
             self._check(batch)
             return np.empty((0, self.meta.hidden), np.float32)
-        return self.session.runnable.run("last_hidden_state", batch)
+        return self.runnable.run("last_hidden_state", batch)
 
     def _check(self, batch: Batch) -> None:
         states = ValueType("f32", ("tokens", self.meta.hidden))
@@ -113,13 +127,13 @@ class Engine:
 
         The checkpoint's prompt of that name goes before every text: its default for None, none for "".
         """
-        return embed(self.session, texts, on_long=on_long, prompt_name=prompt_name)
+        return self.drive(embed(self.session, texts, on_long=on_long, prompt_name=prompt_name))
 
     def classify(
         self, texts_or_pairs: Sequence[str] | Sequence[tuple[str, str]], *, on_long: OnLong = "truncate"
     ) -> list[Classification]:
         """A label with its score, and the scores of all labels, for every text or pair of texts."""
-        return classify(self.session, texts_or_pairs, on_long=on_long)
+        return self.drive(classify(self.session, texts_or_pairs, on_long=on_long))
 
     @overload
     def answer(
@@ -153,11 +167,12 @@ class Engine:
         of at most ``max_answer_len`` tokens; of equals, the first. Its score is a softmax over the
         ``n_best`` spans. An empty context gives an empty answer with score 0.
         """
-        return answer(self.session, question, context, stride=stride, max_answer_len=max_answer_len, n_best=n_best)
+        steps = answer(self.session, question, context, stride=stride, max_answer_len=max_answer_len, n_best=n_best)
+        return self.drive(steps)
 
     def tag(self, texts: Sequence[str], *, on_long: OnLong = "truncate") -> list[Tagging]:
         """Entities with character offsets, as transformers' pipeline finds them; see ``encast.tasks.tag.tag``."""
-        return tag(self.session, texts, on_long=on_long)
+        return self.drive(tag(self.session, texts, on_long=on_long))
 
     def rerank(self, query: str, documents: Sequence[str], *, on_long: OnLong = "truncate") -> list[tuple[int, float]]:
         """``(index of the document, score)``, best first, equal scores by index.
@@ -166,22 +181,22 @@ class Engine:
         artifact with its checkpoint's similarity, cosine when it names none. Raises ``InputError``
         for other artifacts.
         """
-        return rerank(self.session, query, documents, on_long=on_long)
+        return self.drive(rerank(self.session, query, documents, on_long=on_long))
 
     def fill_mask(
         self, texts: Sequence[str], *, top_k: int = 5, on_long: OnLong = "truncate"
     ) -> list[list[list[Candidate]]]:
         """For every text, for every mask in it, the ``top_k`` likeliest tokens, best first."""
-        return fill_mask(self.session, texts, top_k=top_k, on_long=on_long)
+        return self.drive(fill_mask(self.session, texts, top_k=top_k, on_long=on_long))
 
     # Life
 
     def close(self) -> None:
         """Frees threads and memory; later calls raise ``InputError``. Closing twice is fine."""
         with self._closing:
-            session, self._open = self._open, None
-        if session is not None:
-            session.runnable.close()
+            parts, self._open = self._open, None
+        if parts is not None:
+            parts[1].close()
 
     def __enter__(self) -> Engine:
         return self
@@ -234,19 +249,7 @@ def load(
     if config is not None:
         options["config"] = setup = _setup(opened, config, strict)
         batch_tokens = setup.batch_tokens if batch_tokens is None else batch_tokens
-    graph, card = opened.graph, opened.card
-    embedding = graph.outputs.get("embedding")
-    tokenizer = tokenizer_of(opened)
-    session = Session(
-        chosen.open(opened, **options),
-        graph.meta,
-        tokenizer,
-        dim=graph.meta.hidden if embedding is None else int(graph.type_of(embedding).shape[1]),
-        batch_tokens=BATCH_TOKENS if batch_tokens is None else batch_tokens,
-        prompts=card.get("prompts") or {},
-        default_prompt=card.get("default_prompt"),
-    )
-    return Engine(session)
+    return Engine(session_of(opened, batch_tokens), chosen.open(opened, **options))
 
 
 def _setup(opened: Artifact, config: str | os.PathLike[str] | Mapping[str, Any], strict: bool) -> Setup:
@@ -261,6 +264,23 @@ def _setup(opened: Artifact, config: str | os.PathLike[str] | Mapping[str, Any],
             raise StrictError(message)
         warnings.warn(message, UserWarning, stacklevel=3)
     return tuned.chosen
+
+
+def session_of(opened: Artifact, batch_tokens: int | None = None) -> Session:
+    """What the functions of ``encast.tasks`` need of an open artifact; the model is not readied to run.
+
+    ``batch_tokens`` is as in ``load``. Raises ``ArtifactError`` and ``InputError``.
+    """
+    graph, card = opened.graph, opened.card
+    embedding = graph.outputs.get("embedding")
+    return Session(
+        graph.meta,
+        tokenizer_of(opened),
+        dim=graph.meta.hidden if embedding is None else int(graph.type_of(embedding).shape[1]),
+        batch_tokens=BATCH_TOKENS if batch_tokens is None else batch_tokens,
+        prompts=card.get("prompts") or {},
+        default_prompt=card.get("default_prompt"),
+    )
 
 
 def tokenizer_of(opened: Artifact) -> Tokenizer:

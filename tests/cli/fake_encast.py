@@ -18,7 +18,7 @@ from encast.cli.main import main
 def _load(artifact: Any, *, batch_tokens: int = 64, **options: Any) -> Any:
     task, seconds = sys.argv[1], float(sys.argv[2])
     engine = fake_engine(task, lambda ids: [ids[1], len(ids), 0.1, -1e-7], batch_tokens=batch_tokens)
-    runnable: Any = engine.session.runnable
+    runnable: Any = engine.runnable
     run = runnable.run
 
     def slow(*arguments: Any) -> Any:

@@ -126,6 +126,33 @@ def test_a_run_goes_to_the_first_group_that_covers_its_longest_text(tmp_path_fac
     assert calls[-3:] == ["close short", "close middle", "close long"]
 
 
+def test_a_caller_may_name_the_group(tmp_path_factory: pytest.TempPathFactory) -> None:
+    two_cores()
+    groups = (InstanceGroup(1, 1, 8), InstanceGroup(1, 1, 16), InstanceGroup(1, 2))
+    cpu = open_cpu(CASE, "int8", tmp_path_factory, groups=groups, shared_cores=True)
+    calls: list[str] = []
+    cpu._executors = [_Named(name, calls) for name in ("short", "middle", "long")]
+    for length, group in ((8, 0), (8, 1), (16, 1), (1, 2), (48, 2)):
+        cpu.run("last_hidden_state", Batch.of([[1], [1] * length]), group=group)
+    assert calls == ["short", "middle", "middle", "long", "long"]
+    for length, group, message in (
+        (9, 0, "group 0 is for texts of at most 8 tokens, the batch's longest has 9; give group 1 or a later one"),
+        (17, 1, "group 1 is for texts of at most 16 tokens.* give group 2"),
+        (1, 3, "group is 3; there are groups 0 to 2"),
+        (1, -1, "group is -1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            cpu.run("last_hidden_state", Batch.of([[1], [1] * length]), group=group)
+    assert len(calls) == 5
+    cpu.close()
+    cpu = open_cpu(CASE, "int8", tmp_path_factory)
+    batch = Batch.of([[1, 2, 3], [4]])
+    assert same_bits(cpu.run("last_hidden_state", batch, group=0), cpu.run("last_hidden_state", batch))
+    with pytest.raises(InputError, match="group is 1; there are groups 0 to 0"):
+        cpu.run("last_hidden_state", batch, group=1)
+    cpu.close()
+
+
 def test_malformed_batches_are_refused_as_ever(tmp_path_factory: pytest.TempPathFactory) -> None:
     two_cores()
     cpu = open_cpu(CASE, "int8", tmp_path_factory, groups=(InstanceGroup(1, 1, 8), InstanceGroup(1, 1)))
@@ -162,7 +189,7 @@ def test_the_core_refuses_in_the_words_of_the_reference(name: str, tmp_path_fact
     messages = []
     for device in ("cpu", "reference"):
         with encast.load(path, device=device) as engine, pytest.raises(InputError) as raised:
-            engine.session.runnable.run(*REFUSED[name])
+            engine.runnable.run(*REFUSED[name])
         messages.append(str(raised.value))
     assert messages[0] == messages[1]
 

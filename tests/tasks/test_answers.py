@@ -40,7 +40,7 @@ def test_an_answer_is_found_behind_the_first_window() -> None:
     context = "the cat sat on mat " * 20 + "john smith" + " the cat sat on mat" * 20
     answer = engine.answer("who", context, stride=2)
     assert (answer.text, answer.start) == ("john smith", context.index("john"))
-    assert len(engine.session.runnable.batches) > 1  # type: ignore[attr-defined]
+    assert len(engine.runnable.batches) > 1  # type: ignore[attr-defined]
 
 
 def test_the_question_is_no_answer() -> None:

@@ -15,7 +15,7 @@ from encast.errors import InputError
 
 
 def _runnable(engine: Any) -> Any:
-    return engine.session.runnable
+    return engine.runnable
 
 
 def test_forward_gives_every_sequence_its_rows_and_bounds_a_run_by_tokens() -> None:

@@ -112,14 +112,14 @@ def test_fill_mask_answers_every_mask_of_every_text() -> None:
     powers = np.exp(np.r_[5.0, 2.0, np.zeros(len(VOCAB) - 2)])
     assert found[0][0][0].score == pytest.approx(powers[0] / powers.sum())
     assert found[0][0][0].token_id == VOCAB["sat"]
-    selects = [select.tolist() for select in engine.session.runnable.selects]  # type: ignore[attr-defined]
+    selects = [select.tolist() for select in engine.runnable.selects]  # type: ignore[attr-defined]
     assert selects in ([[2, 6, 8]], [[2], [1, 3]])
 
 
 def test_fill_mask_bounds_the_masks_of_a_run() -> None:
     engine = fake_engine("fill_mask", _mask_rule, batch_tokens=1280)  # 10 tokens' worth a mask
     engine.fill_mask(["[MASK] " * 20] * 20)
-    assert max(len(select) for select in engine.session.runnable.selects) <= 128  # type: ignore[attr-defined]
+    assert max(len(select) for select in engine.runnable.selects) <= 128  # type: ignore[attr-defined]
 
 
 def test_fill_mask_orders_equal_scores_by_id_and_gives_no_more_than_there_are() -> None:

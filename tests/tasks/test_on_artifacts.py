@@ -13,8 +13,10 @@ import pytest
 from checkpoints import ARCHS, HEADS, make_checkpoint
 
 import encast
-from encast.engine import Engine
+import encast.artifact
+from encast.engine import Engine, session_of
 from encast.errors import InputError
+from encast.tasks import drive, embed, embed_ids
 
 TEXTS = ["abc de", "", "a", "the cat sat on the mat " * 20, "\u00e9\u4e2d\U0001f600 x\0y", "b c d e f g"]
 
@@ -69,6 +71,23 @@ def test_answers_agree_with_the_reference(head: str, tmp_path_factory: pytest.Te
     others = [[value for value in _flat(answers) if not isinstance(value, float)] for answers in (a, b)]
     assert others[0] == others[1]
     assert numbers[0] == pytest.approx(numbers[1], abs=2e-4)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_text_and_its_ids_have_the_same_embedding(arch: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with encast.load(_compiled(tmp_path_factory.getbasetemp(), arch, "embed")) as engine:
+        ids = [encoding.ids for encoding in engine.session.tokenizer.encode(TEXTS)]
+        assert engine.drive(embed_ids(engine.session, ids)).tobytes() == engine.embed(TEXTS).tobytes()
+
+
+def test_a_session_without_a_model_serves_runs_of_another_engine(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = _compiled(tmp_path_factory.getbasetemp(), "bert", "embed")
+    session = session_of(encast.artifact.open(path), batch_tokens=16)
+    assert session.batch_tokens == 16
+    with encast.load(path) as engine:
+        assert engine.session.batch_tokens == 8192
+        assert session.dim == engine.dim
+        assert drive(session, engine.runnable, embed(session, TEXTS)).tobytes() == engine.embed(TEXTS).tobytes()
 
 
 def _flat(value: Any) -> list[Any]:

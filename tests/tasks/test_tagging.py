@@ -107,7 +107,7 @@ def test_empty_text_has_no_entities() -> None:
 def test_labels_of_split_words() -> None:
     engine = fake_engine("tag", _rule({"b": "B-PER", "york": "B-LOC", "-": "I-LOC"}), labels=LABELS, max_length=12)
     sentences = [["bz", "cat", "york"], ["cat-york"], ["\u200b", "york"], ["cat"] * 20 + ["york"], []]
-    assert label_words(engine.session, sentences) == [
+    assert engine.drive(label_words(engine.session, sentences)) == [
         ["B-PER", "O", "B-LOC"],
         ["O"],
         ["O", "B-LOC"],
@@ -132,7 +132,7 @@ def test_a_space_before_a_word_is_no_part_of_it() -> None:
     )
     (entity,) = engine.tag([text])[0].entities
     assert (entity.text, entity.start, entity.end) == ("john smith", 4, 14)
-    assert label_words(engine.session, [text.split()]) == [["O", "B-PER", "I-PER"]]
+    assert engine.drive(label_words(engine.session, [text.split()])) == [["O", "B-PER", "I-PER"]]
     engine = fake_engine(
         "answer", lambda ids: np.repeat((ids == 2)[:, None] * 5.0, 2, axis=1), json_text=_spacing_tokenizer()
     )

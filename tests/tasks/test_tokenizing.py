@@ -38,7 +38,7 @@ def test_truncation_side() -> None:
 def test_a_pair_is_cut_at_its_longer_part_and_typed() -> None:
     engine = fake_engine("classify", lambda ids: [0.0, 1.0], max_length=8)
     engine.classify([("who", "the cat sat on mat in paris")])
-    batch = engine.session.runnable.batches[0]  # type: ignore[attr-defined]
+    batch = engine.runnable.batches[0]  # type: ignore[attr-defined]
     assert batch.token_ids.tolist() == _ids("[CLS]", "who", "[SEP]", "the", "cat", "sat", "on", "[SEP]")
     assert batch.token_type_ids.tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
 
@@ -65,7 +65,7 @@ def test_two_very_long_texts_are_paired_without_their_rests() -> None:
 def test_models_without_a_second_token_type_get_none(type_vocab: int) -> None:
     engine = fake_engine("classify", lambda ids: [0.0, 1.0], type_vocab=type_vocab)
     engine.classify([("who", "cat")])
-    assert engine.session.runnable.batches[0].token_type_ids is None  # type: ignore[attr-defined]
+    assert engine.runnable.batches[0].token_type_ids is None  # type: ignore[attr-defined]
 
 
 def test_long_texts_are_an_error_when_asked() -> None:
@@ -86,7 +86,7 @@ def test_answers_keep_the_order_of_the_texts_across_groups_and_runs(monkeypatch:
     vectors = engine.embed(texts)
     assert vectors[:, 0].tolist() == [VOCAB[words[i % len(words)]] for i in range(50)]
     assert vectors[:, 1].tolist() == [3 + i % 7 for i in range(50)]
-    batches = engine.session.runnable.batches  # type: ignore[attr-defined]
+    batches = engine.runnable.batches  # type: ignore[attr-defined]
     assert max(batch.tokens for batch in batches) <= 12
     assert max(batch.seqs for batch in batches) <= 3
 

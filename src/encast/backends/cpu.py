@@ -87,16 +87,28 @@ class CpuRunnable:
         self._bounds = [group.longest for group in groups[:-1] if group.longest is not None]
         self._pid = os.getpid()
 
-    def _group(self, batch: Batch) -> Any:
+    def _group(self, batch: Batch, group: int | None = None) -> Any:
         """The executors for this batch."""
+        if group is not None and not 0 <= group < len(self.groups):
+            raise InputError(f"group is {group}; there are groups 0 to {len(self.groups) - 1}")
         if not self._bounds or batch.cu_seqlens.ndim != 1:
             return self._executors[-1]
         # The core checks the batch; a malformed one is refused by every group alike.
         longest = int(np.max(batch.cu_seqlens[1:] - batch.cu_seqlens[:-1], initial=0))
-        return self._executors[bisect_left(self._bounds, longest)]
+        first = bisect_left(self._bounds, longest)
+        if group is not None and group < first:
+            raise InputError(
+                f"group {group} is for texts of at most {self._bounds[group]} tokens, the batch's longest has "
+                f"{longest}; give group {first} or a later one"
+            )
+        return self._executors[first if group is None else group]
 
-    def run(self, output: str, batch: Batch, select: Int32 | None = None) -> Float32:
-        """See ``Runnable.run``. Releases the GIL while the model runs."""
+    def run(self, output: str, batch: Batch, select: Int32 | None = None, *, group: int | None = None) -> Float32:
+        """See ``Runnable.run``. Releases the GIL while the model runs.
+
+        ``group`` is the index of the group that runs it (default: the first that covers the batch's longest sequence);
+        raises ``InputError`` for one that does not cover it.
+        """
         self._need_own_process()
         types = batch.token_type_ids
         if (
@@ -112,9 +124,9 @@ class CpuRunnable:
         if select is not None and select.size > 1 and not bool(np.all(select[1:] > select[:-1])):
             # The core takes rising rows, each once.
             rising, order = np.unique(select, return_inverse=True)
-        group = self._group(batch)
+        executors = self._group(batch, group)
         try:
-            rows: Float32 = group.run(output, batch.token_ids, batch.cu_seqlens, types, rising)
+            rows: Float32 = executors.run(output, batch.token_ids, batch.cu_seqlens, types, rising)
         except (InputError, TypeError):
             # The core is quick to refuse and brief about it; this says the same with sequence, token and remedy.
             check_request(self._meta, self._outputs, output, batch, select)

@@ -104,7 +104,7 @@ def profile_command(
             files[option] = OutputFile(path, option)
             stack.callback(files[option].discard)
         engine = stack.enter_context(engines.load(artifact, threads=threads, batch_tokens=batch_tokens))
-        runnable = engine.session.runnable
+        runnable = engine.runnable
         assert isinstance(runnable, CpuRunnable)
         plan = Plan(runnable.plan)
         chosen = _output(plan, output)

@@ -199,7 +199,7 @@ class _Run:
         """A record or a bad row for each; bits do not depend on neighbours, so halving finds the bad ones."""
         values = [tuple(row.values[column] for column in self.columns) for row in rows]
         try:
-            records = self.spec.run(self.engine.session, values, self.options)
+            records = self.engine.drive(self.spec.run(self.engine.session, values, self.options))
         except InputError as error:
             if len(rows) == 1:
                 return [rows[0].bad(str(error).replace("texts[0]", "the text"))]

@@ -154,7 +154,7 @@ def _answer_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
 def _tag_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
     predicted: list[list[str]] = []
     for block in _blocks(data.rows, progress):
-        predicted += label_words(engine.session, [row.words for row in block])
+        predicted += engine.drive(label_words(engine.session, [row.words for row in block]))
     found = metrics.entity_f1(predicted, [row.labels for row in data.rows])
     return {"entity_f1": found.f1, "entity_precision": found.precision, "entity_recall": found.recall}, predicted
 

@@ -1,11 +1,12 @@
-"""What an engine can do with texts: one file a task."""
+"""What an engine can do with texts: one file a task. The tasks are generators that ask for runs of the model."""
 
 from encast.tasks.answer import Answer, answer
 from encast.tasks.classify import Classification, classify
-from encast.tasks.embed import embed
+from encast.tasks.embed import embed, embed_ids
+from encast.tasks.features import hidden_states
 from encast.tasks.fill_mask import Candidate, fill_mask
 from encast.tasks.rerank import rerank
-from encast.tasks.session import Session
+from encast.tasks.session import Run, Session, Steps, drive
 from encast.tasks.tag import Entity, Tagging, TokenLabel, tag
 from encast.tasks.tokenize import Tokenizer
 
@@ -14,14 +15,19 @@ __all__ = [
     "Candidate",
     "Classification",
     "Entity",
+    "Run",
     "Session",
+    "Steps",
     "Tagging",
     "TokenLabel",
     "Tokenizer",
     "answer",
     "classify",
+    "drive",
     "embed",
+    "embed_ids",
     "fill_mask",
+    "hidden_states",
     "rerank",
     "tag",
 ]

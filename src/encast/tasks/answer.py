@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from encast.errors import InputError
 from encast.tasks.classify import softmax
-from encast.tasks.session import Session, need_finite
+from encast.tasks.session import Run, Session, Steps, need_finite
 from encast.tasks.texts import check_text, check_texts
 from encast.tasks.tokenize import Encoding
 
@@ -46,7 +45,7 @@ def answer(
     stride: int | None = None,
     max_answer_len: int = 30,
     n_best: int = 20,
-) -> Answer | list[Answer]:
+) -> Steps[Answer | list[Answer]]:
     """What ``Engine.answer`` says. Raises ``InputError``."""
     session.need("answer", "answer")
     for name, value in (("max_answer_len", max_answer_len), ("n_best", n_best)):
@@ -54,18 +53,21 @@ def answer(
             raise InputError(f"{name} is {value}; 1 or more is needed")
     if isinstance(question, str) and isinstance(context, str):
         pair = (check_text(question, "question"), check_text(context, "context"))
-        return next(_answers(session, [pair], stride, max_answer_len, n_best))
+        (found,) = yield from _answers(session, [pair], stride, max_answer_len, n_best)
+        return found
     if isinstance(question, str) or isinstance(context, str):
         raise InputError("question and context are a text and a list; give two texts or two lists of equal length")
     questions, contexts = check_texts(question, "question"), check_texts(context, "context")
     if len(questions) != len(contexts):
         raise InputError(f"there are {len(questions)} questions and {len(contexts)} contexts; give one context each")
-    return list(_answers(session, list(zip(questions, contexts, strict=True)), stride, max_answer_len, n_best))
+    pairs = list(zip(questions, contexts, strict=True))
+    return (yield from _answers(session, pairs, stride, max_answer_len, n_best))
 
 
 def _answers(
     session: Session, pairs: list[tuple[str, str]], stride: int | None, max_answer_len: int, n_best: int
-) -> Iterator[Answer]:
+) -> Steps[list[Answer]]:
+    answers: list[Answer] = []
     for begin in range(0, len(pairs), _GROUP_QUESTIONS):
         group = pairs[begin : begin + _GROUP_QUESTIONS]
         windows: list[Encoding] = []
@@ -76,13 +78,13 @@ def _answers(
             owners += [owner] * len(made)
         found: list[list[_Span]] = [[] for _ in group]
         for piece in session.pieces(windows):
-            logits = need_finite(session.run("logits", piece)).astype(np.float64)
+            logits = need_finite((yield Run("logits", piece))).astype(np.float64)
             for index, window in enumerate(piece.encodings):
                 begin_row, end_row = piece.batch.cu_seqlens[index : index + 2]
                 spans = _best_spans(window, logits[begin_row:end_row], max_answer_len, n_best)
                 found[owners[piece.first + index]] += spans
-        for (_, context), spans in zip(group, found, strict=True):
-            yield _choose(context, spans, n_best)
+        answers += [_choose(context, spans, n_best) for (_, context), spans in zip(group, found, strict=True)]
+    return answers
 
 
 def _best_spans(window: Encoding, logits: F64, max_answer_len: int, n_best: int) -> list[_Span]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from encast.ir.meta import GraphMeta
-from encast.tasks.session import F32, Session
+from encast.tasks.session import F32, Run, Session, Steps
 from encast.tasks.texts import check_texts_or_pairs
 from encast.tasks.tokenize import OnLong
 
@@ -32,21 +32,24 @@ class Classification:
     scores: dict[str, float]
 
 
-def classify(session: Session, texts_or_pairs: object, *, on_long: OnLong = "truncate") -> list[Classification]:
+def classify(session: Session, texts_or_pairs: object, *, on_long: OnLong = "truncate") -> Steps[list[Classification]]:
     """One ``Classification`` a row; a row is a text or a pair of texts."""
     session.need("classify", "classify")
     rows = check_texts_or_pairs(texts_or_pairs)
     if not rows:
         return []
-    logits = score_rows(session, rows, on_long=on_long)
+    logits = yield from score_rows(session, rows, on_long=on_long)
     names = label_names(session.meta, logits.shape[1])
     kind = problem_type(session.meta, logits.shape[1])
     return [_decide(row, names, kind) for row in logits.astype(np.float64)]
 
 
-def score_rows(session: Session, rows: list[Any], *, on_long: OnLong = "truncate") -> F32:
+def score_rows(session: Session, rows: list[Any], *, on_long: OnLong = "truncate") -> Steps[F32]:
     """The raw ``logits: f32[n, labels]`` of checked rows; ``n`` is at least one."""
-    return np.concatenate([session.run("logits", piece) for piece in session.stream(rows, on_long=on_long)])
+    logits: list[F32] = []
+    for piece in session.stream(rows, on_long=on_long):
+        logits += [(yield Run("logits", piece))]
+    return np.concatenate(logits)
 
 
 def problem_type(meta: GraphMeta, labels: int) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from encast.errors import InputError
 from encast.ir.meta import GraphMeta
-from encast.tasks.session import F32, Session
+from encast.tasks.session import F32, Piece, Run, Session, Steps
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import OnLong
 
-__all__ = ["embed", "similarity_of"]
+__all__ = ["embed", "embed_ids", "similarity_of"]
 
 _SIMILARITIES: dict[str, Callable[[F32, F32], F32]] = {
     "cosine": lambda a, b: _units(a) @ _units(b).T,
@@ -32,15 +32,44 @@ def _units(vectors: F32) -> F32:
     return units
 
 
-def embed(session: Session, texts: object, *, on_long: OnLong = "truncate", prompt_name: str | None = None) -> F32:
+def embed(
+    session: Session, texts: object, *, on_long: OnLong = "truncate", prompt_name: str | None = None
+) -> Steps[F32]:
     """``f32[n, dim]``: one row a text, pooled and normalised as the checkpoint says; see ``Session.prompt``."""
     session.need("embed", "embed")
     prompt = session.prompt(prompt_name)
     rows = [prompt + text for text in check_texts(texts)]
-    vectors = np.empty((len(rows), session.dim), np.float32)
-    for piece in session.stream(rows, on_long=on_long):
-        found = session.run("embedding", piece)
-        if found.shape != (len(piece.encodings), session.dim):
+    return (yield from _vectors(session, len(rows), session.stream(rows, on_long=on_long)))
+
+
+def embed_ids(session: Session, rows: Sequence[Sequence[int]]) -> Steps[F32]:
+    """``f32[n, dim]``: one row a list of token ids, which are taken as they are: no special tokens added, none cut off.
+
+    Raises ``InputError`` naming ``input[i]`` for a list that is empty or longer than ``max_length``, and for an id that
+    the model does not embed; nothing has run then.
+    """
+    session.need("embed", "embed")
+    for index, ids in enumerate(rows):
+        _check_ids(session, ids, f"input[{index}]")
+    return (yield from _vectors(session, len(rows), session.id_pieces(rows)))
+
+
+def _check_ids(session: Session, ids: Sequence[int], where: str) -> None:
+    longest, vocab = session.tokenizer.max_length, session.meta.vocab
+    if not 1 <= len(ids) <= longest:
+        raise InputError(f"{where} has {len(ids)} token ids; give 1 to {longest}")
+    for token in ids:
+        if type(token) is not int or not 0 <= token < vocab:
+            raise InputError(
+                f"{where} holds {token!r}; token ids of this model are whole numbers from 0 to {vocab - 1}"
+            )
+
+
+def _vectors(session: Session, count: int, pieces: Iterable[Piece]) -> Steps[F32]:
+    vectors = np.empty((count, session.dim), np.float32)
+    for piece in pieces:
+        found = yield Run("embedding", piece)
+        if found.shape != (piece.batch.seqs, session.dim):
             raise InputError(f"the model gives {found.shape[1]} numbers a text, its artifact promises {session.dim}")
-        vectors[piece.first : piece.first + len(piece.encodings)] = found
+        vectors[piece.first : piece.first + piece.batch.seqs] = found
     return vectors

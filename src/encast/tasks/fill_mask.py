@@ -8,7 +8,7 @@ import numpy as np
 
 from encast.errors import InputError
 from encast.tasks.classify import softmax
-from encast.tasks.session import F32, Session, need_finite
+from encast.tasks.session import F32, Run, Session, Steps, need_finite
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import Encoding, OnLong, Tokenizer
 
@@ -29,7 +29,7 @@ class Candidate:
 
 def fill_mask(
     session: Session, texts: object, *, top_k: int = 5, on_long: OnLong = "truncate"
-) -> list[list[list[Candidate]]]:
+) -> Steps[list[list[list[Candidate]]]]:
     """For every text, for every mask in it, the ``top_k`` likeliest tokens, best first.
 
     Raises ``InputError`` for a text without a mask (or whose masks were all cut off).
@@ -57,7 +57,7 @@ def fill_mask(
                 f"texts[{index}] has no {session.tokenizer.mask_token} within the first "
                 f"{session.tokenizer.max_length} tokens; put one where a token is to be found"
             )
-        logits = need_finite(session.run("logits", piece, select))
+        logits = need_finite((yield Run("logits", piece, select)))
         candidates = iter([_best(row, top_k, session.tokenizer) for row in logits])
         found += [[next(candidates) for _ in range(count)] for count in counts]
     return found

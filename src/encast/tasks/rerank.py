@@ -7,7 +7,7 @@ import numpy as np
 from encast.errors import InputError
 from encast.tasks.classify import score_rows
 from encast.tasks.embed import embed, similarity_of
-from encast.tasks.session import Session
+from encast.tasks.session import Session, Steps
 from encast.tasks.texts import check_text, check_texts
 from encast.tasks.tokenize import OnLong
 
@@ -16,7 +16,7 @@ __all__ = ["rerank"]
 
 def rerank(
     session: Session, query: object, documents: object, *, on_long: OnLong = "truncate"
-) -> list[tuple[int, float]]:
+) -> Steps[list[tuple[int, float]]]:
     """What ``Engine.rerank`` says."""
     session.need("rerank", "classify", "embed")
     query = check_text(query, "query")
@@ -25,11 +25,11 @@ def rerank(
         return []
     if session.meta.task == "embed":
         similarity = similarity_of(session.meta)
-        vectors = embed(session, [query, *rows], on_long=on_long)
+        vectors = yield from embed(session, [query, *rows], on_long=on_long)
         # One product a document: a matrix product may round differently with the number of documents.
         scores = [float(similarity(vectors[:1], vectors[i : i + 1])[0, 0]) for i in range(1, len(vectors))]
     else:
-        logits = score_rows(session, [(query, document) for document in rows], on_long=on_long)
+        logits = yield from score_rows(session, [(query, document) for document in rows], on_long=on_long)
         if logits.shape[1] != 1:
             raise InputError(
                 f"rerank needs a classifier with one label, this artifact has {logits.shape[1]}; use classify on "

@@ -1,8 +1,12 @@
-"""What an engine and every task work with: a model that runs, its facts, and its tokenizer."""
+"""What every task works with: a model's facts and its tokenizer; and how a task asks for runs of the model.
+
+A task is a generator: it yields a ``Run``, is sent the rows that the model gives, and returns its answer. So it needs
+no model in its own process, and whoever drives it decides where and when a run happens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any, TypeVar
@@ -16,7 +20,7 @@ from encast.ir.meta import GraphMeta
 from encast.tasks.texts import Text
 from encast.tasks.tokenize import Encoding, OnLong, Tokenizer
 
-__all__ = ["F32", "Piece", "Session", "need_count", "need_finite", "pack"]
+__all__ = ["F32", "Piece", "Run", "Session", "Steps", "drive", "need_count", "need_finite", "pack"]
 
 F32 = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -29,11 +33,31 @@ _GROUP_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True)
 class Piece:
-    """Neighbouring rows that run together; ``first`` is the index of the first in the caller's list."""
+    """Neighbouring rows that run together; ``first`` is the index of the first in the caller's list.
+
+    ``encodings`` are empty where the rows are token ids that the caller gave.
+    """
 
     first: int
     encodings: Sequence[Encoding]
     batch: Batch
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of the model that a task asks for; see ``Runnable.run``."""
+
+    output: str
+    piece: Piece
+    select: Int32 | None = None
+
+
+T = TypeVar("T")
+Steps = Generator[Run, F32, T]
+"""A task at work: asks for runs, is sent the rows of each, and returns a ``T``.
+
+A run that the model refuses is thrown into it as an ``InputError``.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +69,6 @@ class Session:
     are tokenised together, besides the answers themselves. Bits of an answer do not depend on either.
     """
 
-    runnable: Runnable
     meta: GraphMeta
     tokenizer: Tokenizer
     dim: int
@@ -95,34 +118,47 @@ class Session:
         self, encodings: Sequence[Encoding], *, first: int = 0, weight: Callable[[Encoding], int] = len
     ) -> Iterator[Piece]:
         """Cuts encodings into pieces; one that weighs more than ``batch_tokens`` runs alone."""
-        begin = total = 0
-        for index, heavy in enumerate(map(weight, encodings)):
-            if index > begin and total + heavy > self.batch_tokens:
-                yield self._piece(encodings[begin:index], first + begin)
-                begin, total = index, 0
-            total += heavy
-        if begin < len(encodings):
-            yield self._piece(encodings[begin:], first + begin)
+        for begin, end in _cut(list(map(weight, encodings)), self.batch_tokens):
+            yield self._piece(encodings[begin:end], first + begin)
+
+    def id_pieces(self, rows: Sequence[Sequence[int]]) -> Iterator[Piece]:
+        """Cuts rows of token ids into pieces of at most ``batch_tokens``; a longer row runs alone. Types are all 0."""
+        for begin, end in _cut(list(map(len, rows)), self.batch_tokens):
+            yield Piece(begin, (), pack(rows[begin:end], None))
 
     def _piece(self, encodings: Sequence[Encoding], first: int) -> Piece:
         types = [encoding.type_ids for encoding in encodings] if self.meta.type_vocab > 1 else None
         return Piece(first, encodings, pack([encoding.ids for encoding in encodings], types))
 
-    def run(self, output: str, piece: Piece, select: Int32 | None = None) -> F32:
-        """See ``Runnable.run``; an id that the model refuses is named by its text and its token."""
-        try:
-            return self.runnable.run(output, piece.batch, select)
-        except InputError:
-            vocab = self.meta.vocab
-            for index, encoding in enumerate(piece.encodings, piece.first):
-                for token in encoding.ids:
-                    if token >= vocab:
-                        raise InputError(
-                            f"texts[{index}] has the token {self.tokenizer.token(token)!r} with id {token}, the model "
-                            f"embeds ids 0 to {vocab - 1}; the checkpoint's tokenizer and weights do not belong "
-                            "together, or its embedding was not resized after adding tokens"
-                        ) from None
-            raise
+    def explain(self, run: Run, error: InputError) -> InputError:
+        """What to say of a run that the model refused with ``error``: a refused id's text and token, else ``error``."""
+        vocab = self.meta.vocab
+        for index, encoding in enumerate(run.piece.encodings, run.piece.first):
+            for token in encoding.ids:
+                if token >= vocab:
+                    return InputError(
+                        f"texts[{index}] has the token {self.tokenizer.token(token)!r} with id {token}, the model "
+                        f"embeds ids 0 to {vocab - 1}; the checkpoint's tokenizer and weights do not belong "
+                        "together, or its embedding was not resized after adding tokens"
+                    )
+        return error
+
+
+def drive(session: Session, runnable: Runnable, steps: Steps[T]) -> T:
+    """The answer of a task whose runs happen here, one after the other."""
+    try:
+        run = next(steps)
+        while True:
+            refused = None
+            try:
+                rows = runnable.run(run.output, run.piece.batch, run.select)
+            except InputError as error:
+                refused = session.explain(run, error)
+            # Not within `except`: the explained error would show the backend's as its context.
+            run = steps.send(rows) if refused is None else steps.throw(refused)
+    except StopIteration as end:
+        answer: T = end.value
+        return answer
 
 
 Array = TypeVar("Array", bound=np.ndarray[Any, Any])
@@ -149,6 +185,20 @@ def pack(token_ids: Sequence[Sequence[int]], type_ids: Sequence[Sequence[int]] |
     cu_seqlens = np.fromiter(accumulate(map(len, token_ids), initial=0), np.int32, len(token_ids) + 1)
     tokens = int(cu_seqlens[-1])
     return Batch(_flat(token_ids, tokens), cu_seqlens, None if type_ids is None else _flat(type_ids, tokens))
+
+
+def _cut(weights: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Begins and ends of neighbours that weigh at most ``most`` together; what weighs more stands alone."""
+    cuts = []
+    begin = total = 0
+    for index, heavy in enumerate(weights):
+        if index > begin and total + heavy > most:
+            cuts.append((begin, index))
+            begin, total = index, 0
+        total += heavy
+    if begin < len(weights):
+        cuts.append((begin, len(weights)))
+    return cuts
 
 
 def _flat(rows: Iterable[Sequence[int]], tokens: int) -> Int32:

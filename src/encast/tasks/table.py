@@ -12,14 +12,17 @@ from encast.errors import InputError
 from encast.tasks.answer import answer
 from encast.tasks.classify import classify
 from encast.tasks.embed import embed
+from encast.tasks.features import hidden_states
 from encast.tasks.fill_mask import fill_mask
 from encast.tasks.rerank import rerank
-from encast.tasks.session import Session, need_finite
+from encast.tasks.session import Session, Steps, need_finite
 from encast.tasks.tag import tag
-from encast.tasks.texts import check_text, check_texts
+from encast.tasks.texts import check_text
 from encast.tasks.tokenize import OnLong
 
 __all__ = ["TABLE", "FileTask", "RunOptions", "file_task"]
+
+Records = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,13 @@ class FileTask:
 
     ``text`` and ``pair`` are the default names of its columns (``pair`` is None when the task reads one text);
     ``columns``: name to shape of what it writes, see ``data.writers``; ``run`` answers rows (``(text,)`` or
-    ``(text, pair)`` values as read) with a record each, or raises ``InputError``.
+    ``(text, pair)`` values as read) with a record each, or raises ``InputError``; see ``Steps``.
     """
 
     text: str
     pair: str | None
     columns: Mapping[str, Any]
-    run: Callable[[Session, Sequence[tuple[Any, ...]], RunOptions], list[dict[str, Any]]]
+    run: Callable[[Session, Sequence[tuple[Any, ...]], RunOptions], Steps[Records]]
 
 
 def file_task(name: str) -> FileTask:
@@ -53,22 +56,20 @@ def file_task(name: str) -> FileTask:
     return TABLE[name]
 
 
-def _features(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
-    texts = check_texts([text for (text,) in rows])
-    records: list[dict[str, Any]] = []
-    for piece in session.stream(texts, on_long=options.on_long):
-        states = need_finite(session.run("last_hidden_state", piece))
-        records += [{"last_hidden_state": part} for part in np.split(states, piece.batch.cu_seqlens[1:-1])]
-    return records
+def _features(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
+    states = yield from hidden_states(session, [text for (text,) in rows], on_long=options.on_long)
+    return [{"last_hidden_state": one} for one in states]
 
 
-def _embed(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
-    vectors = embed(session, [text for (text,) in rows], on_long=options.on_long, prompt_name=options.prompt_name)
+def _embed(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
+    vectors = yield from embed(
+        session, [text for (text,) in rows], on_long=options.on_long, prompt_name=options.prompt_name
+    )
     return [{"embedding": vector} for vector in need_finite(vectors)]
 
 
-def _classify(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
-    found = classify(session, [row[0] if len(row) == 1 else row for row in rows], on_long=options.on_long)
+def _classify(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
+    found = yield from classify(session, [row[0] if len(row) == 1 else row for row in rows], on_long=options.on_long)
     need_finite(np.array([result.score for result in found]))
     return [
         {
@@ -80,30 +81,30 @@ def _classify(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOpt
     ]
 
 
-def _answer(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
-    found = answer(session, [row[0] for row in rows], [row[1] for row in rows], stride=options.stride)
+def _answer(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
+    found = yield from answer(session, [row[0] for row in rows], [row[1] for row in rows], stride=options.stride)
     assert isinstance(found, list)  # lists in, a list out
     return [{"answer": one.text, "start": one.start, "end": one.end, "score": one.score} for one in found]
 
 
-def _tag(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
-    found = tag(session, [text for (text,) in rows], on_long=options.on_long)
+def _tag(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
+    found = yield from tag(session, [text for (text,) in rows], on_long=options.on_long)
     return [{"entities": [vars(entity) for entity in tagging.entities]} for tagging in found]
 
 
-def _rerank(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = []
+def _rerank(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
+    records: Records = []
     for query, documents in rows:
         if not isinstance(documents, list):
             raise InputError(f"documents are of type {type(documents).__name__}; a list of texts is needed")
-        ranking = rerank(session, check_text(query, "query"), documents, on_long=options.on_long)
+        ranking = yield from rerank(session, check_text(query, "query"), documents, on_long=options.on_long)
         need_finite(np.array([score for _, score in ranking]))
         records.append({"ranking": [{"index": index, "score": score} for index, score in ranking]})
     return records
 
 
-def _fill_mask(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> list[dict[str, Any]]:
-    found = fill_mask(session, [text for (text,) in rows], on_long=options.on_long)
+def _fill_mask(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
+    found = yield from fill_mask(session, [text for (text,) in rows], on_long=options.on_long)
     return [{"masks": [[vars(one) for one in candidates] for candidates in masks]} for masks in found]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from encast.tasks.classify import label_names, softmax
-from encast.tasks.session import F32, Session, need_finite
+from encast.tasks.session import F32, Run, Session, Steps, need_finite
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import Encoding, OnLong
 
@@ -45,7 +45,7 @@ class Tagging:
     tokens: list[TokenLabel]
 
 
-def tag(session: Session, texts: object, *, on_long: OnLong = "truncate") -> list[Tagging]:
+def tag(session: Session, texts: object, *, on_long: OnLong = "truncate") -> Steps[list[Tagging]]:
     """One ``Tagging`` a text.
 
     Entities are those of transformers' ``TokenClassificationPipeline`` with ``aggregation_strategy="simple"``. Each
@@ -60,7 +60,7 @@ def tag(session: Session, texts: object, *, on_long: OnLong = "truncate") -> lis
     rows = check_texts(texts)
     found: list[Tagging] = []
     for piece in session.stream(rows, offsets=True, on_long=on_long):
-        logits = need_finite(session.run("logits", piece))
+        logits = need_finite((yield Run("logits", piece)))
         names = label_names(session.meta, logits.shape[1])
         for index, encoding in enumerate(piece.encodings):
             begin, end = piece.batch.cu_seqlens[index : index + 2]
@@ -70,14 +70,15 @@ def tag(session: Session, texts: object, *, on_long: OnLong = "truncate") -> lis
     return found
 
 
-def label_words(session: Session, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+def label_words(session: Session, sentences: Sequence[Sequence[str]]) -> Steps[list[list[str]]]:
     """A label for every word of sentences that are already split, for scoring against gold labels.
 
     The words are joined by spaces and tokenised as a text; a word has the label of its first token, and
     "O" when it has none (cut off, or nothing that the tokenizer knows).
     """
     labelled: list[list[str]] = []
-    for words, tagging in zip(sentences, tag(session, [" ".join(words) for words in sentences]), strict=True):
+    taggings = yield from tag(session, [" ".join(words) for words in sentences])
+    for words, tagging in zip(sentences, taggings, strict=True):
         labels, begin, at = [], 0, 0
         for word in words:
             end = begin + len(word)

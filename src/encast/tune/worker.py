@@ -38,7 +38,7 @@ class _Session:
         document = {"schema": 1, "chosen": setup_to_json(self.setup)}
         self.engine = load(job["artifact"], config=document)
         self.output, self.selects = str(job["output"]), bool(job["selects"])
-        self.runnable: Runnable = self.engine.session.runnable
+        self.runnable: Runnable = self.engine.runnable
         with np.load(job["requests"]) as stored:
             types = stored["token_type_ids"] if "token_type_ids" in stored.files else None
             self.requests = _requests(stored["token_ids"], stored["cu_seqlens"], types)
