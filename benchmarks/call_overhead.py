@@ -26,8 +26,7 @@ from typing import Any
 import encast
 from encast.engine import Engine
 from encast.measure.workloads import real_texts
-from encast.tasks.embed import embed
-from encast.tasks.session import Session
+from encast.tasks import drive, embed
 
 QUERY = "when did the isle of wight become an island in the sea"
 
@@ -71,9 +70,9 @@ class Split:
 def split(engine: Engine, texts: Sequence[str]) -> Split:
     """One call of ``embed``, timed by parts; of several runs, what lies between two of them counts as packing."""
     tokenizer, runnable = Clock(engine.session.tokenizer, "encode"), Clock(engine.runnable, "run")
-    session: Session = dataclasses.replace(engine.session, tokenizer=tokenizer, runnable=runnable)  # type: ignore[arg-type]
+    session = dataclasses.replace(engine.session, tokenizer=tokenizer)  # type: ignore[arg-type]
     begin = time.perf_counter_ns()
-    embed(session, texts, dim=engine.dim)
+    drive(session, runnable, embed(session, texts))
     end = time.perf_counter_ns()
     tokenise = sum(b - a for a, b in tokenizer.spans)
     backend = sum(b - a for a, b in runnable.spans)

@@ -45,7 +45,7 @@ def test_a_refused_run_is_explained_and_thrown_into_the_task() -> None:
     assert engine.drive(task(engine.session)) == "done"
     assert len(seen) == 1
     assert str(seen[0]).startswith("texts[1] has the token 'paris'")
-    assert seen[0].__context__ is None
+    assert seen[0].__suppress_context__
     with pytest.raises(InputError, match=r"texts\[1\] has the token 'paris'"):
         engine.embed(["the cat", "in paris"])
 

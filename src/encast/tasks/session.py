@@ -136,11 +136,13 @@ class Session:
         for index, encoding in enumerate(run.piece.encodings, run.piece.first):
             for token in encoding.ids:
                 if token >= vocab:
-                    return InputError(
+                    explained = InputError(
                         f"texts[{index}] has the token {self.tokenizer.token(token)!r} with id {token}, the model "
                         f"embeds ids 0 to {vocab - 1}; the checkpoint's tokenizer and weights do not belong "
                         "together, or its embedding was not resized after adding tokens"
                     )
+                    explained.__suppress_context__ = True  # as after `raise ... from None`: it stands for ``error``
+                    return explained
         return error
 
 
@@ -149,13 +151,12 @@ def drive(session: Session, runnable: Runnable, steps: Steps[T]) -> T:
     try:
         run = next(steps)
         while True:
-            refused = None
             try:
                 rows = runnable.run(run.output, run.piece.batch, run.select)
             except InputError as error:
-                refused = session.explain(run, error)
-            # Not within `except`: the explained error would show the backend's as its context.
-            run = steps.send(rows) if refused is None else steps.throw(refused)
+                run = steps.throw(session.explain(run, error))
+            else:
+                run = steps.send(rows)
     except StopIteration as end:
         answer: T = end.value
         return answer
