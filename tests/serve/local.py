@@ -59,8 +59,9 @@ def engine(base: Path, name: str) -> Engine:
 class LocalRunner:
     """Runs in a thread of this process; keeps the runs that it was asked for.
 
-    ``backlog_s`` and ``gate``: what it says of its queue. A test may put an exception into ``fails``: the next run raises it. A run
-    waits while ``go`` is cleared, and ``waiting`` says how many do; ``withdrawn`` counts those that were cancelled.
+    ``backlog_s`` and ``gate``: what it says of its queue. A test may put an exception into ``fails``: the next run
+    raises it. A run waits while ``go`` is cleared, and ``waiting`` says how many do; ``withdrawn`` counts those that
+    were cancelled.
     """
 
     def __init__(self, engine: Engine) -> None:

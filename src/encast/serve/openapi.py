@@ -18,9 +18,9 @@ from encast.serve.service import Service
 __all__ = ["document_operation", "openapi_document"]
 
 _ABOUT = """Every answer has the headers `x-request-id` (of the request when it sent one, else chosen) and
-`x-total-time-ms`; answers of a model also `x-tokenize-time-ms`, `x-queue-time-ms`, `x-inference-time-ms` and `x-tokens`. A
-request may send `x-timeout-ms`, after which it gets 504 instead of an answer. 429 and 503 say in `retry-after` in how many
-seconds to try again."""
+`x-total-time-ms`; answers of a model also `x-tokenize-time-ms`, `x-queue-time-ms`, `x-inference-time-ms` and
+`x-tokens`. A request may send `x-timeout-ms`, after which it gets 504 instead of an answer. 429 and 503 say in
+`retry-after` in how many seconds to try again."""
 
 _MEANING: dict[Kind, str] = {
     "invalid": "Not what the route takes: no JSON, a wrong type, a missing field",

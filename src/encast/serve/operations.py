@@ -33,7 +33,8 @@ class Operation:
     ``body``: the msgspec type that a JSON body is decoded as and that the document describes, None for none; the
     handler gets the decoded body, or None. With ``raw`` the handler decodes ``call.body`` itself, and ``body`` is
     only for the document. ``answer``: the type of the answer, and ``media_type`` what it comes as, for the document.
-    ``examples``: bodies by name. ``runs``: whether it asks for the model, so that it is subject to admission.
+    ``examples``: bodies by name, in which "MODEL" stands for the first model of one of ``tasks`` (none: of any).
+    ``runs``: whether it asks for the model, so that it is subject to admission.
     ``open``: whether it is answered without a key, as a probe of the server's health is.
     """
 
@@ -46,6 +47,7 @@ class Operation:
     answer: Any = None
     media_type: str = "application/json"
     examples: Mapping[str, Any] = field(default_factory=dict)
+    tasks: Sequence[str] = ()
     raw: bool = False
     runs: bool = True
     open: bool = False

@@ -28,9 +28,7 @@ class RequestLimits:
     max_header_bytes: int = 32 << 10
 
     def check_texts(self, texts: Sequence[str | Sequence[str]], field: str) -> None:
-        """Raises ``RefusalError`` "too_large" for more texts, or pairs of texts, than a request may have, and for a text
-        with too many bytes.
-        """
+        """Raises ``RefusalError`` "too_large" for more texts or pairs than a request may have, or a text too long."""
         self.check_count(len(texts), field)
         for index, row in enumerate(texts):
             for text in (row,) if isinstance(row, str) else row:

@@ -124,7 +124,7 @@ async def _rerank(service: Service, call: Call, body: RerankBody, version: str) 
         )
     if body.rank_fields not in (None, ["text"]):
         raise RefusalError(
-            "unprocessable", "rank_fields: documents are ranked by their text alone", field="rank_fields"
+            "unprocessable", "rank_fields names other fields; documents are ranked by text alone", field="rank_fields"
         )
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     service.limits.check_texts([body.query], "query")
@@ -165,11 +165,11 @@ RERANK = Protocol(
     [
         Operation(
             "POST", "/v1/rerank", "rerank.v1", "Reranking, in the form of Jina's API and Cohere's v1", _v1, RerankBody,
-            RerankAnswer, examples=_EXAMPLES,
+            RerankAnswer, examples=_EXAMPLES, tasks=("classify", "embed"),
         ),
         Operation(
             "POST", "/v2/rerank", "rerank.v2", "Reranking, in the form of Cohere's API v2", _v2, RerankBody,
-            RerankAnswer, examples=_EXAMPLES,
+            RerankAnswer, examples=_EXAMPLES, tasks=("classify", "embed"),
         ),
     ],
     _error,
