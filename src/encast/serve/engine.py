@@ -271,8 +271,8 @@ class Engine:
         refused, _ = self._instances.submit(job)
         if refused is not None:
             late = ", longer than the request has" if refused.late else ""
-            message = f"the queue is full: a new run would wait {refused.wait_s:.1f} s{late}; try again later"
-            self._refuse(job, "overloaded", message, refused.retry_after, refused.wait_s)
+            words = f"the queue is full: a new run would wait {refused.wait_s:.1f} s{late}; try again later"
+            self._refuse(job, "overloaded", words, refused.retry_after, refused.wait_s)
 
     def _tell(self, job: Job, error: Exception | None, backlog_s: float) -> None:
         """Called by the instances' threads."""
