@@ -118,7 +118,7 @@ def test_a_run_goes_to_the_first_group_that_covers_its_longest_text(tmp_path_fac
     groups = (InstanceGroup(1, 1, 8), InstanceGroup(1, 1, 16), InstanceGroup(1, 2))
     cpu = open_cpu(CASE, "int8", tmp_path_factory, groups=groups, shared_cores=True)
     calls: list[str] = []
-    cpu._executors = [_Named(name, calls) for name in ("short", "middle", "long")]
+    cpu._executors = [[_Named(name, calls)] for name in ("short", "middle", "long")]
     for lengths in ([1], [8], [8] * 5, [9], [1, 9], [16], [17], [17, 1], [48]):
         cpu.run("last_hidden_state", Batch.of([[1] * length for length in lengths]))
     assert calls == ["short"] * 3 + ["middle"] * 3 + ["long"] * 3
@@ -131,7 +131,7 @@ def test_a_caller_may_name_the_group(tmp_path_factory: pytest.TempPathFactory) -
     groups = (InstanceGroup(1, 1, 8), InstanceGroup(1, 1, 16), InstanceGroup(1, 2))
     cpu = open_cpu(CASE, "int8", tmp_path_factory, groups=groups, shared_cores=True)
     calls: list[str] = []
-    cpu._executors = [_Named(name, calls) for name in ("short", "middle", "long")]
+    cpu._executors = [[_Named(name, calls)] for name in ("short", "middle", "long")]
     for length, group in ((8, 0), (8, 1), (16, 1), (1, 2), (48, 2)):
         cpu.run("last_hidden_state", Batch.of([[1], [1] * length]), group=group)
     assert calls == ["short", "middle", "middle", "long", "long"]
