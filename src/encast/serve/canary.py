@@ -1,52 +1,57 @@
-"""The run whose right answer makes an engine ready: a few short texts, asked of every instance before any request."""
+"""A few short texts whose right answer makes an engine ready, and what the float64 reference says to them.
+
+``python -m encast.serve.canary ARTIFACT`` writes the reference's answer to standard output, as f32 bytes: a process of
+its own, because the reference takes several times the memory of the model.
+"""
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 
-from encast.serve.errors import RefusalError
-from encast.tasks.session import F32, Run, Session
+import encast.artifact as artifacts
+from encast.batch import Batch, Int32
+from encast.ir import Graph
 
-__all__ = ["canary_run", "cosine", "need_alike"]
+__all__ = ["LEAST_COSINE", "canary", "cosine"]
 
-_TEXTS = (
-    "What is the capital of France?",
-    "Paris is the capital and largest city of France, on the Seine.",
-    "ok",
-    "The kernel schedules threads over the cores of a machine, and a queue holds what waits for them.",
-)
+LEAST_COSINE = {"f32": 0.9999, "bf16": 0.99, "int8": 0.99}
+"""Between an engine's answer and the reference's, by the dtype of the products."""
 
-_LEAST_COSINE = {"f32": 0.9999, "bf16": 0.99, "int8": 0.99}
+_LENGTHS = (3, 9, 16, 24)
 
 
-def canary_run(session: Session) -> Run:
-    """The run to ask of every instance of a model: its head's output for texts of several lengths."""
-    task = session.meta.task
-    output = {"embed": "embedding", "features": "last_hidden_state"}.get(task, "logits")
-    piece = next(session.stream(_TEXTS))
-    # Of a masked-language model the head is wanted for single tokens: the first of every text.
-    select = piece.batch.cu_seqlens[:-1].copy() if task == "fill_mask" else None
-    return Run(output, piece, select)
+def canary(graph: Graph) -> tuple[str, Batch, Int32 | None]:
+    """What every instance of a model is asked: the output of its head for ids that any vocabulary has."""
+    output = next(name for name in ("embedding", "logits", "last_hidden_state") if name in graph.outputs)
+    lengths = [min(length, graph.meta.max_len) for length in _LENGTHS]
+    batch = Batch.of(
+        [[(7 * at + 3 + row) % graph.meta.vocab for at in range(length)] for row, length in enumerate(lengths)]
+    )
+    selected = graph.type_of(graph.outputs[output]).shape[0] == "selected"
+    return output, batch, batch.cu_seqlens[:-1].copy() if selected else None
 
 
-def cosine(one: F32, other: F32) -> float:
-    """Between all numbers of two answers; 0 where one is not finite or their sizes differ."""
-    a, b = one.astype(np.float64).ravel(), other.astype(np.float64).ravel()
+def cosine(one: bytes, other: bytes) -> float:
+    """Between all numbers of two answers, f32 bytes; 0 where one is not finite or their sizes differ."""
+    a, b = np.frombuffer(one, np.float32).astype(np.float64), np.frombuffer(other, np.float32).astype(np.float64)
     if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
         return 0.0
     lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float(a @ b) / lengths if lengths > 0 else float(np.array_equal(a, b))
 
 
-def need_alike(answer: F32, reference: F32, dtype: str, name: str) -> None:
-    """Raises ``RefusalError`` where the answer of the model ``name`` is not near that of the float64 reference.
+def main() -> None:
+    """Runs the reference."""
+    from encast.backends.reference import Reference
 
-    ``dtype``: of the products. The least cosine is 0.9999 for f32 and 0.99 for bf16 and int8.
-    """
-    least, found = _LEAST_COSINE[dtype], cosine(answer, reference)
-    if not found >= least:
-        raise RefusalError(
-            "unavailable",
-            f"{name}: the canary's answer has cosine {found:.6f} with the float64 reference, at least {least} is needed "
-            "for {dtype}; the artifact or this processor's kernels are wrong, try `encast doctor`",
-        )
+    opened = artifacts.open(sys.argv[1])
+    opened.verify()
+    output, batch, select = canary(opened.graph)
+    rows = Reference(opened.load_graph()).run(output, batch, select)
+    sys.stdout.buffer.write(np.ascontiguousarray(rows, np.float32).tobytes())
+
+
+if __name__ == "__main__":
+    main()

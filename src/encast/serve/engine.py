@@ -26,16 +26,18 @@ from encast.backends.devices import find_device
 from encast.backends.groups import InstanceGroup, Setup
 from encast.batch import Batch, Int32
 from encast.engine import setup_of
-from encast.errors import EncastError, InputError
+from encast.errors import ArtifactError, EncastError, InputError
 from encast.launch.process import die_with_parent
 from encast.machine import usable_cores
+from encast.serve.canary import canary
 from encast.serve.connections import Asked, Connection, peer_uid
 from encast.serve.errors import Kind
 from encast.serve.instances import Instances
 from encast.serve.join import Arrays
 from encast.serve.places import Places
 from encast.serve.queue import Job, Queue, QueueLimits
-from encast.serve.wire import Cancel, EngineReady, EngineStats, Failed, Rows, Submit, frame
+from encast.serve.wire import Cancel, EngineFailed, EngineReady, EngineStats, Failed, Rows, Submit, frame
+from encast.tune.configuration import artifact_sha
 
 __all__ = ["Engine", "EngineOptions", "default_setup", "open_model"]
 
@@ -50,14 +52,19 @@ _MOST_RUNS = 1 << 16
 class EngineOptions(msgspec.Struct, forbid_unknown_fields=True):
     """``listen_fd``: a listening Unix socket; ``control_fd``: a connected one, to the supervisor; both inherited.
     ``config``: what ``encast tune`` wrote. ``batch_tokens``: overrules the set-up's. ``parent``: the process with which
-    this one ends. ``drain_s``: after SIGTERM, until what is queued is dropped. The rest: see ``QueueLimits``.
+    this one ends. ``drain_s``: after SIGTERM, until what is queued is dropped. ``sha256``: what ``artifact_sha`` must
+    say of the artifact. ``threads`` and ``instances``: as of ``encast.load``, in place of the default set-up. The rest:
+    see ``QueueLimits``.
     """
 
     artifact: str
     listen_fd: int
     control_fd: int | None = None
     parent: int | None = None
+    sha256: str | None = None
     config: str | None = None
+    threads: int | None = None
+    instances: int | None = None
     batch_tokens: int | None = None
     max_queue_tokens: int = QueueLimits.max_tokens
     max_wait_s: float = QueueLimits.max_wait_s
@@ -75,12 +82,24 @@ def default_setup(longest_text: int, cores: int) -> Setup:
     return Setup(tuple(groups), QueueLimits.batch_tokens, shared_cores=True)
 
 
+def _setup(opened: Artifact, options: EngineOptions, longest_text: int, cores: int) -> Setup:
+    if options.config is not None:
+        return setup_of(opened, options.config)
+    if options.threads is None and options.instances is None:
+        return default_setup(longest_text, cores)
+    instances = options.instances or max(1, cores // (options.threads or cores))
+    group = InstanceGroup(instances, options.threads or max(1, cores // instances))
+    return Setup((group,), QueueLimits.batch_tokens)
+
+
 def open_model(options: EngineOptions) -> tuple[Artifact, Any, Queue]:
     """The artifact, its instances (a ``Grouped``), warm, and their queue with a cost model. Raises ``EncastError``."""
     opened = artifacts.open(options.artifact)
-    cores = len(usable_cores())
+    if options.sha256 not in (None, artifact_sha(opened)):
+        raise ArtifactError(f"{opened.path} was replaced by another artifact; send the server SIGHUP to serve that one")
     longest = opened.graph.meta.max_len
-    setup = default_setup(longest, cores) if options.config is None else setup_of(opened, options.config)
+    cores = len(usable_cores())
+    setup = _setup(opened, options, longest, cores)
     runnable: Any = find_device("cpu", ()).open(opened, config=setup, apart=True, pin=options.pin)
     limits = QueueLimits(
         batch_tokens=options.batch_tokens or setup.batch_tokens,
@@ -99,7 +118,7 @@ def _warm_up(opened: Artifact, runnable: Any, queue: Queue) -> None:
     graph = opened.graph
     output = next(name for name in ("embedding", "logits", "last_hidden_state") if name in graph.outputs)
     kind = graph.type_of(graph.outputs[output]).shape[0]
-    canary = _text(16, graph.meta.max_len, graph.meta.vocab)
+    text = _text(16, graph.meta.max_len, graph.meta.vocab)
     expected = None
     for group, instances in enumerate(queue.places.by_group):
         longest = min(queue.places.groups[group].longest or graph.meta.max_len, graph.meta.max_len)
@@ -107,24 +126,38 @@ def _warm_up(opened: Artifact, runnable: Any, queue: Queue) -> None:
         for place in instances:
             for size in sizes:
                 beside = _text(size, longest, graph.meta.vocab)
-                batch = Batch.of([canary, beside] if len(canary) <= longest else [beside])
+                batch = Batch.of([text, beside] if len(text) <= longest else [beside])
                 chosen = np.array([0], np.int32) if kind == "selected" else None
                 for _ in range(3):  # the first touches memory, the others count
                     begin = time.monotonic()
                     rows = runnable.run(output, batch, chosen, group=group, instance=place.instance)
                     seconds = time.monotonic() - begin
                 queue.cost.observe(group, output, batch.tokens, seconds)
-                if len(canary) > longest:
+                if len(text) > longest:
                     continue
-                first = rows[: len(canary)] if kind == "tokens" else rows[:1]
+                first = rows[: len(text)] if kind == "tokens" else rows[:1]
                 if expected is None:
-                    expected = runnable.run(output, Batch.of([canary]), chosen, group=group, instance=place.instance)
+                    expected = runnable.run(output, Batch.of([text]), chosen, group=group, instance=place.instance)
                 if first.tobytes() != expected.tobytes() or not np.isfinite(first).all():
                     raise InputError(
                         f"{opened.path}: instance {place.instance} of group {group} answers the canary with other bits "
                         "than the first instance alone, or with numbers that are not finite; the artifact or this "
                         "machine's memory is damaged"
                     )
+
+
+def ask_canary(opened: Artifact, runnable: Any, queue: Queue) -> bytes:
+    """The answer to ``canary``, f32; raises ``InputError`` unless all instances that take its texts give the same."""
+    output, batch, select = canary(opened.graph)
+    longest = int(np.diff(batch.cu_seqlens).max())
+    answers = {
+        runnable.run(output, batch, select, group=place.group, instance=place.instance).tobytes()
+        for group in queue.places.covering(longest)
+        for place in queue.places.by_group[group]
+    }
+    if len(answers) != 1:
+        raise InputError(f"{opened.path}: instances answer the canary with different bits; this machine is damaged")
+    return answers.pop()
 
 
 def _text(tokens: int, longest: int, vocab: int) -> list[int]:
@@ -333,8 +366,12 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the supervisor says what to do
     try:
         opened, runnable, queue = open_model(options)
+        answer = ask_canary(opened, runnable, queue)
     except EncastError as error:
-        print(f"encast: error: {error}", file=sys.stderr)
+        if control is None:
+            print(f"encast: error: {error}", file=sys.stderr)
+        else:
+            control.send(frame(EngineFailed(str(error))))
         return 1
     engine = Engine(opened, runnable, queue, listener, control, drain_s=options.drain_s)
     signal.signal(signal.SIGTERM, lambda *_: engine.stop())
@@ -342,7 +379,14 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if control is not None:
         control.send(
-            frame(EngineReady(Setup(queue.places.groups, queue.limits.batch_tokens).text, time.monotonic() - begin))
+            frame(
+                EngineReady(
+                    Setup(queue.places.groups, queue.limits.batch_tokens).text,
+                    time.monotonic() - begin,
+                    sum(group.instances for group in queue.places.groups),
+                    answer,
+                )
+            )
         )
     engine.serve()
     return 0

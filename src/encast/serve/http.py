@@ -1,7 +1,7 @@
 """HTTP/1.1 for clients that mean no good: uvicorn's protocol with the bounds that it lacks.
 
-uvicorn closes idle connections after its keep-alive timeout, answers 400 to what does not parse and stops reading a body
-that nobody takes. It bounds neither the bytes nor the time of a request's header, nor the connections, nor pipelined
+uvicorn closes idle connections after its keep-alive timeout, answers 400 to what does not parse and stops reading a
+body that nobody takes. It bounds neither the bytes nor the time of a request's header, nor the connections, nor pipelined
 requests, nor what a client sends after its answer, nor how long an answer waits to be read; and a request goes on
 when its client has gone.
 """
@@ -24,7 +24,7 @@ from encast.serve.service import RequestLimits
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["HttpServer", "KEEP_ALIVE_S"]
+__all__ = ["KEEP_ALIVE_S", "HttpServer"]
 
 KEEP_ALIVE_S = 75.0
 """A connection may be idle so long: longer than load balancers keep theirs (60 s), so that they close first."""
@@ -101,7 +101,7 @@ class _Protocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
         except httptools.HttpParserError as error:
             refusal = error.__context__
-            if isinstance(refusal, _Refusal):
+            if isinstance(refusal, _RefusedError):
                 self._refuse(refusal.status, str(refusal))
             else:
                 self._refuse(400, "this is no HTTP request")
@@ -114,10 +114,10 @@ class _Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= _PIPELINED:
-            raise _Refusal(400, f"more than {_PIPELINED} requests wait on this connection")
+            raise _RefusedError(400, f"more than {_PIPELINED} requests wait on this connection")
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > self.limits.max_header_bytes:
-            raise _Refusal(431, f"the header has more than {self.limits.max_header_bytes} bytes")
+            raise _RefusedError(431, f"the header has more than {self.limits.max_header_bytes} bytes")
         self._header, self._header_bytes = False, 0
         if self._header_timer is not None:
             self._header_timer.cancel()
@@ -193,11 +193,10 @@ class _Protocol(HttpToolsProtocol):
         self._refused = True
         self._cancel_timers()
         self.pipeline.clear()
-        if self.cycle is not None and not self.cycle.response_complete and self._task is not None:
-            if not self._task.done():
-                self.cycle.keep_alive = False
-                self.flow.pause_reading()
-                return
+        if self.cycle is not None and not self.cycle.response_complete and self._task and not self._task.done():
+            self.cycle.keep_alive = False
+            self.flow.pause_reading()
+            return
         body = reason.encode()
         self.transport.write(
             b"".join(
@@ -214,7 +213,7 @@ class _Protocol(HttpToolsProtocol):
         self._set_cut_timer(_UNREAD_S)
 
 
-class _Refusal(Exception):
+class _RefusedError(Exception):
     """Leaves a callback of the parser, which stops it."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -225,11 +224,17 @@ class _Refusal(Exception):
 class HttpServer(uvicorn.Server):
     """Serves an ASGI application on a listening socket within the limits. ``started`` is called once it does.
 
-    ``drain_s``: how long ``end`` waits for answers. ``tls``: a context, whose certificate may be loaded again meanwhile.
+    ``drain_s``: how long ``end`` waits for answers. ``tls``: a context; its certificate may be loaded again meanwhile.
     """
 
     def __init__(
-        self, app: Any, limits: RequestLimits, *, drain_s: float, started: Callable[[], None], tls: ssl.SSLContext | None
+        self,
+        app: Any,
+        limits: RequestLimits,
+        *,
+        drain_s: float,
+        started: Callable[[], None],
+        tls: ssl.SSLContext | None,
     ) -> None:
         protocol = type("Protocol", (_Protocol,), {"limits": limits, "most_connections": 4 * limits.max_concurrent})
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # a client's fault is no line on stderr

@@ -46,7 +46,8 @@ class Finished:
 
 @dataclass
 class Service:
-    """``models`` are replaced by a reload. ``ready``: whether new requests are taken. ``authorise``: the header
+    """``models`` are replaced by a reload. ``ready``: whether new requests are taken; ``reason``: why the server as a
+    whole is not ready, "" when it is. ``authorise``: the header
     ``Authorization`` (or None) to the name of its key, None when it is refused; "" where no keys are asked for.
     ``finished`` is told of every request.
     """
@@ -54,6 +55,7 @@ class Service:
     models: Models
     limits: RequestLimits = field(default_factory=RequestLimits)
     ready: Callable[[], bool] = lambda: True
+    reason: Callable[[], str] = lambda: ""
     authorise: Callable[[str | None], str | None] = lambda _: ""
     finished: list[Callable[[Finished], None]] = field(default_factory=list)
     running: int = 0

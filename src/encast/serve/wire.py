@@ -15,7 +15,8 @@ import msgspec
 from encast.serve.errors import Kind
 
 __all__ = [
-    "Cancel", "EngineReady", "EngineStats", "Failed", "Frames", "FromEngine", "Rows", "Submit", "ToEngine", "frame",
+    "Cancel", "EngineFailed", "EngineReady", "EngineStats", "Failed", "Frames", "FromEngine", "Rows", "Submit",
+    "ToEngine", "frame",
 ]  # fmt: skip
 
 _LENGTH = struct.Struct("<I")
@@ -75,10 +76,20 @@ class Failed(msgspec.Struct, array_like=True, frozen=True, tag=3):
 
 
 class EngineReady(msgspec.Struct, array_like=True, frozen=True, tag=10):
-    """To the supervisor: every instance answered the canary with the same bits. ``groups``: the set-up in words."""
+    """To the supervisor: every instance answered the canary with the same bits, ``canary``, f32. ``groups``: the set-up
+    in words; ``instances``: of all groups.
+    """
 
     groups: str
     warm_up_s: float
+    instances: int
+    canary: bytes
+
+
+class EngineFailed(msgspec.Struct, array_like=True, frozen=True, tag=12):
+    """To the supervisor: the engine cannot start, and ends. ``message`` are the words of an ``EncastError``."""
+
+    message: str
 
 
 class EngineStats(msgspec.Struct, array_like=True, frozen=True, tag=11):

@@ -1,0 +1,56 @@
+"""Whether the server lives, and whether it is ready: for load balancers and orchestrators."""
+
+from __future__ import annotations
+
+import msgspec
+
+from encast.serve.call import Call
+from encast.serve.errors import RefusalError
+from encast.serve.operations import Operation, Protocol, Reply
+from encast.serve.service import Service
+
+__all__ = ["HEALTH"]
+
+
+class Health(msgspec.Struct):
+    """``status``: "live" or "ready"; ``models``: the names that are served."""
+
+    status: str
+    models: list[str]
+
+
+class Unwell(msgspec.Struct):
+    """Why it is not."""
+
+    error: str
+
+
+async def _live(service: Service, call: Call, body: None) -> Reply:
+    return Reply(msgspec.json.encode(Health("live", list(service.models.by_name))))
+
+
+async def _ready(service: Service, call: Call, body: None) -> Reply:
+    reason = service.reason()
+    if reason:
+        raise RefusalError("unavailable", reason, retry_after=1)
+    return Reply(msgspec.json.encode(Health("ready", list(service.models.by_name))))
+
+
+HEALTH = Protocol(
+    "health",
+    [
+        Operation(
+            "GET", "/health/live", "health.live", "Whether the server answers.", _live, answer=Health, runs=False
+        ),
+        Operation(
+            "GET",
+            "/health/ready",
+            "health.ready",
+            "Whether every model's canary was answered right and requests are taken; 503 says why not.",
+            _ready,
+            answer=Health,
+            runs=False,
+        ),
+    ],
+    lambda refusal: msgspec.json.encode(Unwell(refusal.message)),
+)
