@@ -54,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "measure.workloads": {"errors", "batch", "tasks", "data"},
     "measure.input_spec": {"errors", "tasks", "importers", "archs"},
     "serve": {"errors", "tasks"},
-    "serve.engine": {"errors", "artifact", "backends", "batch", "engine", "launch", "machine"},
+    "serve.engine": {"errors", "artifact", "backends", "batch", "engine", "launch", "machine", "tasks"},
     "serve.instances": {"errors", "batch", "tasks"},
     "serve.join": {"errors", "batch", "tasks"},
     "serve.places": {"backends.groups"},

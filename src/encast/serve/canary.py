@@ -1,7 +1,7 @@
-"""A few short texts whose right answer makes an engine ready, and what the float64 reference says to them.
+"""The run whose right answer makes an engine ready: a few short texts, asked of every instance before any request.
 
-``python -m encast.serve.canary ARTIFACT`` writes the reference's answer to standard output, as f32 bytes: a process of
-its own, because the reference takes several times the memory of the model.
+``python -m encast.serve.canary ARTIFACT`` writes the float64 reference's answer to standard output, as f32 bytes: a
+process of its own, because the reference takes several times the memory of the model.
 """
 
 from __future__ import annotations
@@ -11,26 +11,30 @@ import sys
 import numpy as np
 
 import encast.artifact as artifacts
-from encast.batch import Batch, Int32
-from encast.ir import Graph
+from encast.engine import session_of
+from encast.tasks.session import Run, Session
 
-__all__ = ["LEAST_COSINE", "canary", "cosine"]
+__all__ = ["LEAST_COSINE", "canary_run", "cosine"]
 
 LEAST_COSINE = {"f32": 0.9999, "bf16": 0.99, "int8": 0.99}
 """Between an engine's answer and the reference's, by the dtype of the products."""
 
-_LENGTHS = (3, 9, 16, 24)
+_TEXTS = (
+    "What is the capital of France?",
+    "Paris is the capital and largest city of France, on the Seine.",
+    "ok",
+    "The kernel schedules threads over the cores of a machine, and a queue holds what waits for them.",
+)
 
 
-def canary(graph: Graph) -> tuple[str, Batch, Int32 | None]:
-    """What every instance of a model is asked: the output of its head for ids that any vocabulary has."""
-    output = next(name for name in ("embedding", "logits", "last_hidden_state") if name in graph.outputs)
-    lengths = [min(length, graph.meta.max_len) for length in _LENGTHS]
-    batch = Batch.of(
-        [[(7 * at + 3 + row) % graph.meta.vocab for at in range(length)] for row, length in enumerate(lengths)]
-    )
-    selected = graph.type_of(graph.outputs[output]).shape[0] == "selected"
-    return output, batch, batch.cu_seqlens[:-1].copy() if selected else None
+def canary_run(session: Session) -> Run:
+    """The run to ask of every instance of a model: its head's output for texts of several lengths."""
+    task = session.meta.task
+    output = {"embed": "embedding", "features": "last_hidden_state"}.get(task, "logits")
+    piece = next(session.stream(_TEXTS))
+    # Of a masked-language model the head is wanted for single tokens: the first of every text.
+    select = piece.batch.cu_seqlens[:-1].copy() if task == "fill_mask" else None
+    return Run(output, piece, select)
 
 
 def cosine(one: bytes, other: bytes) -> float:
@@ -48,8 +52,8 @@ def main() -> None:
 
     opened = artifacts.open(sys.argv[1])
     opened.verify()
-    output, batch, select = canary(opened.graph)
-    rows = Reference(opened.load_graph()).run(output, batch, select)
+    run = canary_run(session_of(opened))
+    rows = Reference(opened.load_graph()).run(run.output, run.piece.batch, run.select)
     sys.stdout.buffer.write(np.ascontiguousarray(rows, np.float32).tobytes())
 
 

@@ -49,6 +49,7 @@ class Connection:
         self._lock = threading.Lock()
         self._unsent = bytearray()
         self._open = True
+        self._events = select.EPOLLIN
         poll.register(sock, select.EPOLLIN)
 
     def fileno(self) -> int:
@@ -84,7 +85,7 @@ class Connection:
                     return
                 if sent == len(data):
                     return
-                self._poll.modify(self._sock, select.EPOLLIN | select.EPOLLOUT)
+                self._poll.modify(self._sock, self._events | select.EPOLLOUT)
             self._unsent += memoryview(data)[sent:]
             if len(self._unsent) > _MOST_UNSENT:
                 self._sock.shutdown(socket.SHUT_RDWR)
@@ -100,7 +101,14 @@ class Connection:
                 return
             del self._unsent[:sent]
             if not self._unsent:
-                self._poll.modify(self._sock, select.EPOLLIN)
+                self._poll.modify(self._sock, self._events)
+
+    def stop_reading(self) -> None:
+        """What the other side sends from now on stays in the socket."""
+        with self._lock:
+            if self._open:
+                self._events = 0
+                self._poll.modify(self._sock, select.EPOLLOUT if self._unsent else 0)
 
     def close(self) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Messages between the supervisor and its fronts, and what a front is started with; those of engines are in ``wire``.
+"""Messages between the supervisor and its children, and what a child is started with.
 
 Every child inherits one end of a Unix stream socketpair, on which both sides send frames as ``wire.frame`` makes them.
 A child that reads the end of the stream has lost its supervisor and ends.
@@ -17,9 +17,24 @@ from encast.serve.options import ServeOptions
 from encast.serve.wire import Frames, frame
 
 __all__ = [
-    "Answer", "Ask", "Channel", "Counted", "Drain", "FrontFailed", "FrontReady", "FrontSettings", "ModelAt", "Reload",
-    "Reloaded", "State", "open_channel",
+    "Answer", "Ask", "Channel", "Counted", "Drain", "EngineSettings", "EngineStarted", "Failed", "FrontSettings",
+    "FrontStarted", "ModelAt", "Opened", "Reload", "State", "ToChild", "ToSupervisor", "open_channel",
 ]  # fmt: skip
+
+
+class EngineSettings(msgspec.Struct, frozen=True):
+    """The argument of ``python -m encast.serve.engine``, as JSON.
+
+    ``artifact``: its folder; ``sha256``: of what is fixed in it, lest another one be in its place by now;
+    ``listen_fd``: the listening Unix socket, ``control_fd``: the end of the channel, both inherited.
+    """
+
+    name: str
+    artifact: str
+    sha256: str
+    listen_fd: int
+    control_fd: int
+    options: ServeOptions
 
 
 class ModelAt(msgspec.Struct, frozen=True):
@@ -38,11 +53,10 @@ class ModelAt(msgspec.Struct, frozen=True):
 
 class FrontSettings(msgspec.Struct, frozen=True):
     """The argument of ``python -m encast.serve.front``, as JSON. ``listen_fd``: the listening TCP socket; ``index``: of
-    this front, from 0; ``parent``: the process with which it ends; ``grpc_port``: None for no gRPC.
+    this front, from 0; ``grpc_port``: None for no gRPC.
     """
 
     index: int
-    parent: int
     listen_fd: int
     control_fd: int
     grpc_port: int | None
@@ -50,50 +64,62 @@ class FrontSettings(msgspec.Struct, frozen=True):
     options: ServeOptions
 
 
-# From a front
+# To the supervisor
 
 
-class FrontReady(msgspec.Struct, array_like=True, frozen=True, tag=20):
-    """It answers requests."""
+class EngineStarted(msgspec.Struct, array_like=True, frozen=True, tag=0):
+    """The engine takes runs. ``setup``: its groups in a few words; ``instances``: how many; ``canary``: the answer to
+    ``canary_run``, f32, which all of its instances gave alike.
+    """
+
+    setup: str
+    instances: int
+    canary: bytes
 
 
-class FrontFailed(msgspec.Struct, array_like=True, frozen=True, tag=21):
-    """It cannot start, or cannot open what a ``Reload`` names, and ends."""
+class FrontStarted(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """The front answers requests."""
+
+
+class Failed(msgspec.Struct, array_like=True, frozen=True, tag=2):
+    """The child cannot start, or cannot open what a ``Reload`` names. ``message``: the words of an ``EncastError``."""
 
     message: str
 
 
-class Counted(msgspec.Struct, array_like=True, frozen=True, tag=22):
-    """What it counted since its last message, as ``metrics`` writes it."""
+class Counted(msgspec.Struct, array_like=True, frozen=True, tag=3):
+    """What the child counted since its last message: of an engine ``wire.EngineStats``, of a front what ``metrics``
+    writes.
+    """
 
     data: bytes
 
 
-class Ask(msgspec.Struct, array_like=True, frozen=True, tag=23):
-    """Wants what only the supervisor knows: ``what`` is "metrics" or "live"."""
+class Ask(msgspec.Struct, array_like=True, frozen=True, tag=4):
+    """A front wants what only the supervisor knows: ``what`` is "metrics" or "live"."""
 
     id: int
     what: str
 
 
-class Reloaded(msgspec.Struct, array_like=True, frozen=True, tag=24):
-    """New requests use the models of the ``Reload`` of that number; those under way still use the old."""
+class Opened(msgspec.Struct, array_like=True, frozen=True, tag=5):
+    """In this front new requests use the models of the ``Reload`` of that number; those under way still use the old."""
 
     number: int
 
 
-# To a front
+# To a child
 
 
-class Reload(msgspec.Struct, array_like=True, frozen=True, tag=30):
-    """Serve these models from now on; read the files of keys and certificates again."""
+class Reload(msgspec.Struct, array_like=True, frozen=True, tag=0):
+    """To a front: serve these models from now on; read the files of keys and certificates again."""
 
     number: int
     models: tuple[ModelAt, ...]
 
 
-class State(msgspec.Struct, array_like=True, frozen=True, tag=31):
-    """``reason``: why the server is not ready, "" when it is. ``admits``: whether requests are taken all the same: they
+class State(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """To a front. ``reason``: why the server is not ready, "" when it is. ``admits``: whether requests are taken all the same: they
     wait while an engine is replaced.
     """
 
@@ -101,15 +127,23 @@ class State(msgspec.Struct, array_like=True, frozen=True, tag=31):
     admits: bool
 
 
-class Drain(msgspec.Struct, array_like=True, frozen=True, tag=32):
-    """Take no more connections, answer what was accepted, and end."""
+class Drain(msgspec.Struct, array_like=True, frozen=True, tag=2):
+    """Take no more connections, and end within so many seconds: a front when it has answered what it accepted, an
+    engine when all fronts have gone.
+    """
+
+    seconds: float
 
 
-class Answer(msgspec.Struct, array_like=True, frozen=True, tag=33):
-    """What it asked for."""
+class Answer(msgspec.Struct, array_like=True, frozen=True, tag=3):
+    """To a front: what it asked for."""
 
     id: int
     data: bytes
+
+
+ToSupervisor = EngineStarted | FrontStarted | Failed | Counted | Ask | Opened
+ToChild = Reload | State | Drain | Answer
 
 
 class Channel(asyncio.Protocol):

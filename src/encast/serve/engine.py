@@ -1,7 +1,7 @@
 """The engine process: owns one model's queue and instances, and answers the runs of all fronts.
 
-``python -m encast.serve.engine OPTIONS``, where OPTIONS is the JSON of ``EngineOptions``. One thread polls the sockets;
-a thread for each instance runs batches and sends what they answer.
+``python -m encast.serve.engine SETTINGS``, where SETTINGS is the JSON of ``control.EngineSettings``. One thread polls
+the sockets; a thread for each instance runs batches and sends what they answer.
 """
 
 from __future__ import annotations
@@ -15,63 +15,44 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 
 import encast.artifact as artifacts
+import encast.serve.control as control_messages
 from encast.artifact import Artifact
 from encast.backends.devices import find_device
 from encast.backends.groups import InstanceGroup, Setup
 from encast.batch import Batch, Int32
-from encast.engine import setup_of
+from encast.engine import session_of, setup_of
 from encast.errors import ArtifactError, EncastError, InputError
 from encast.launch.process import die_with_parent
 from encast.machine import usable_cores
-from encast.serve.canary import canary
+from encast.serve.canary import canary_run
 from encast.serve.connections import Asked, Connection, peer_uid
+from encast.serve.control import Counted, Drain, EngineSettings, EngineStarted, ToChild
 from encast.serve.errors import Kind
 from encast.serve.instances import Instances
 from encast.serve.join import Arrays
-from encast.serve.places import Places
+from encast.serve.options import ServeOptions
+from encast.serve.places import Place, Places
 from encast.serve.queue import Job, Queue, QueueLimits
-from encast.serve.wire import Cancel, EngineFailed, EngineReady, EngineStats, Failed, Rows, Submit, frame
+from encast.serve.wire import Cancel, EngineStats, Failed, Rows, Submit, frame
+from encast.tasks.session import F32
 from encast.tune.configuration import artifact_sha
 
-__all__ = ["Engine", "EngineOptions", "default_setup", "open_model"]
+__all__ = ["Engine", "Model", "default_setup", "open_model"]
 
 _WIDEST = 8
 """Threads of the instance for a lone text: measured gains end there."""
 
+_WARM_UP_TOKENS = (8, 64, 256)
 _STATS_S = 0.25
 _MOST_RUNS = 1 << 16
 """Without an answer, of one front."""
-
-
-class EngineOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """``listen_fd``: a listening Unix socket; ``control_fd``: a connected one, to the supervisor; both inherited.
-    ``config``: what ``encast tune`` wrote. ``batch_tokens``: overrules the set-up's. ``parent``: the process with which
-    this one ends. ``drain_s``: after SIGTERM, until what is queued is dropped. ``sha256``: what ``artifact_sha`` must
-    say of the artifact. ``threads`` and ``instances``: as of ``encast.load``, in place of the default set-up. The rest:
-    see ``QueueLimits``.
-    """
-
-    artifact: str
-    listen_fd: int
-    control_fd: int | None = None
-    parent: int | None = None
-    sha256: str | None = None
-    config: str | None = None
-    threads: int | None = None
-    instances: int | None = None
-    batch_tokens: int | None = None
-    max_queue_tokens: int = QueueLimits.max_tokens
-    max_wait_s: float = QueueLimits.max_wait_s
-    max_delay_s: float = QueueLimits.max_delay_s
-    slowdown: float = QueueLimits.slowdown
-    drain_s: float = 25.0
-    pin: bool = True
 
 
 def default_setup(longest_text: int, cores: int) -> Setup:
@@ -82,114 +63,115 @@ def default_setup(longest_text: int, cores: int) -> Setup:
     return Setup(tuple(groups), QueueLimits.batch_tokens, shared_cores=True)
 
 
-def _setup(opened: Artifact, options: EngineOptions, longest_text: int, cores: int) -> Setup:
+def open_model(artifact: str, options: ServeOptions, *, sha256: str | None = None) -> Model:
+    """The model with its instances warm and its cost model fitted. ``sha256``: what ``artifact_sha`` must say of it.
+    Raises ``EncastError``.
+    """
+    opened = artifacts.open(artifact)
+    if sha256 not in (None, artifact_sha(opened)):
+        raise ArtifactError(f"{artifact} was replaced by another artifact; SIGHUP makes the server open that one")
+    cores, longest = len(usable_cores()), opened.graph.meta.max_len
     if options.config is not None:
-        return setup_of(opened, options.config)
-    if options.threads is None and options.instances is None:
-        return default_setup(longest_text, cores)
-    instances = options.instances or max(1, cores // (options.threads or cores))
-    group = InstanceGroup(instances, options.threads or max(1, cores // instances))
-    return Setup((group,), QueueLimits.batch_tokens)
-
-
-def open_model(options: EngineOptions) -> tuple[Artifact, Any, Queue]:
-    """The artifact, its instances (a ``Grouped``), warm, and their queue with a cost model. Raises ``EncastError``."""
-    opened = artifacts.open(options.artifact)
-    if options.sha256 not in (None, artifact_sha(opened)):
-        raise ArtifactError(f"{opened.path} was replaced by another artifact; send the server SIGHUP to serve that one")
-    longest = opened.graph.meta.max_len
-    cores = len(usable_cores())
-    setup = _setup(opened, options, longest, cores)
-    runnable: Any = find_device("cpu", ()).open(opened, config=setup, apart=True, pin=options.pin)
-    limits = QueueLimits(
-        batch_tokens=options.batch_tokens or setup.batch_tokens,
-        max_tokens=options.max_queue_tokens,
-        max_wait_s=options.max_wait_s,
-        slowdown=options.slowdown,
-        max_delay_s=options.max_delay_s,
-    )
+        setup = setup_of(opened, options.config)
+    elif options.instances is not None or options.threads is not None:
+        instances = options.instances or max(1, cores // (options.threads or 1))
+        threads = options.threads or max(1, cores // instances)
+        setup = Setup((InstanceGroup(instances, threads),), QueueLimits.batch_tokens)
+    else:
+        setup = default_setup(longest, cores)
+    runnable: Any = find_device("cpu", ()).open(opened, config=setup, apart=True)
+    given: dict[str, Any] = {
+        "max_tokens": options.max_queue_tokens, "max_wait_s": options.max_wait_s, "slowdown": options.slowdown,
+        "max_delay_s": options.max_delay_s, "batch_tokens": options.batch_tokens or setup.batch_tokens,
+    }  # fmt: skip
+    limits = QueueLimits(**{name: value for name, value in given.items() if value is not None})
     queue = Queue(Places(setup.groups, runnable.cpus, cores), limits, longest_text=longest)
-    _warm_up(opened, runnable, queue)
-    return opened, runnable, queue
+    return Model(opened, setup, runnable, queue, _warm_up(opened, runnable, queue))
 
 
-def _warm_up(opened: Artifact, runnable: Any, queue: Queue) -> None:
-    """Runs and times every instance; the bits of one text must be those of the first, alone and beside another."""
-    graph = opened.graph
-    output = next(name for name in ("embedding", "logits", "last_hidden_state") if name in graph.outputs)
-    kind = graph.type_of(graph.outputs[output]).shape[0]
-    text = _text(16, graph.meta.max_len, graph.meta.vocab)
-    expected = None
-    for group, instances in enumerate(queue.places.by_group):
-        longest = min(queue.places.groups[group].longest or graph.meta.max_len, graph.meta.max_len)
-        sizes = sorted({min(size, longest) for size in (16, 64, 256)})
-        for place in instances:
-            for size in sizes:
-                beside = _text(size, longest, graph.meta.vocab)
-                batch = Batch.of([text, beside] if len(text) <= longest else [beside])
-                chosen = np.array([0], np.int32) if kind == "selected" else None
-                for _ in range(3):  # the first touches memory, the others count
-                    begin = time.monotonic()
-                    rows = runnable.run(output, batch, chosen, group=group, instance=place.instance)
-                    seconds = time.monotonic() - begin
-                queue.cost.observe(group, output, batch.tokens, seconds)
-                if len(text) > longest:
-                    continue
-                first = rows[: len(text)] if kind == "tokens" else rows[:1]
-                if expected is None:
-                    expected = runnable.run(output, Batch.of([text]), chosen, group=group, instance=place.instance)
-                if first.tobytes() != expected.tobytes() or not np.isfinite(first).all():
-                    raise InputError(
-                        f"{opened.path}: instance {place.instance} of group {group} answers the canary with other bits "
-                        "than the first instance alone, or with numbers that are not finite; the artifact or this "
-                        "machine's memory is damaged"
-                    )
+@dataclass(frozen=True)
+class Model:
+    """An artifact ready to run. ``runnable``: a ``Grouped``; ``canary``: the answer of ``canary_run`` as bytes."""
+
+    opened: Artifact
+    setup: Setup
+    runnable: Any
+    queue: Queue
+    canary: bytes
 
 
-def ask_canary(opened: Artifact, runnable: Any, queue: Queue) -> bytes:
-    """The answer to ``canary``, f32; raises ``InputError`` unless all instances that take its texts give the same."""
-    output, batch, select = canary(opened.graph)
-    longest = int(np.diff(batch.cu_seqlens).max())
-    answers = {
-        runnable.run(output, batch, select, group=place.group, instance=place.instance).tobytes()
-        for group in queue.places.covering(longest)
-        for place in queue.places.by_group[group]
-    }
+def _warm_up(opened: Artifact, runnable: Any, queue: Queue) -> bytes:
+    """Runs and times every instance. All must give the canary's answer with the same bits, which are returned."""
+    canary = canary_run(session_of(opened))
+    answers = set()
+    for group, places in enumerate(queue.places.by_group):
+        longest = min(queue.places.groups[group].longest or opened.graph.meta.max_len, opened.graph.meta.max_len)
+        for place in places:
+            if int(np.diff(canary.piece.batch.cu_seqlens).max()) <= longest:
+                answers.add(_timed(runnable, queue, place, canary.output, canary.piece.batch, canary.select))
+            for size in _WARM_UP_TOKENS:
+                ids = np.arange(min(size, longest), dtype=np.int32) % opened.graph.meta.vocab
+                batch = Batch(ids, np.array([0, len(ids)], np.int32))
+                select = None if canary.select is None else np.zeros(1, np.int32)
+                _timed(runnable, queue, place, canary.output, batch, select)
     if len(answers) != 1:
-        raise InputError(f"{opened.path}: instances answer the canary with different bits; this machine is damaged")
+        raise InputError(
+            f"{opened.path}: the instances give {len(answers)} different answers to the canary; this machine's memory "
+            "or processor is damaged, or the groups take only texts that are shorter"
+        )
     return answers.pop()
 
 
-def _text(tokens: int, longest: int, vocab: int) -> list[int]:
-    return [(7 * index + 3) % vocab for index in range(min(tokens, longest))]
+def _timed(runnable: Any, queue: Queue, place: Place, output: str, batch: Batch, select: Int32 | None) -> bytes:
+    seconds = math.inf
+    for _ in range(3):  # the first touches memory
+        begin = time.monotonic()
+        rows: F32 = runnable.run(output, batch, select, group=place.group, instance=place.instance)
+        seconds = min(seconds, time.monotonic() - begin)
+    queue.cost.observe(place.group, output, batch.tokens, seconds)
+    return rows.tobytes()
 
 
 class Engine:
-    """Answers fronts that connect to ``listener``, until ``stop`` or SIGTERM and all that was accepted is answered."""
+    """Answers fronts that connect to ``listener``.
 
-    def __init__(
-        self, opened: Artifact, runnable: Any, queue: Queue, listener: socket.socket, control: socket.socket | None,
-        *, drain_s: float,
-    ) -> None:  # fmt: skip
-        graph = opened.graph
+    It ends by ``drain``, by ``stop``, or when the supervisor at the other end of ``control`` has gone.
+    """
+
+    def __init__(self, model: Model, listener: socket.socket, control: socket.socket | None, *, drain_s: float) -> None:
+        graph = model.opened.graph
         self._kinds: dict[str, Any] = {name: graph.type_of(value).shape[0] for name, value in graph.outputs.items()}
         self._drain_s = drain_s
         self._poll = select.epoll()
         self._listener: socket.socket | None = listener
         self._fronts: dict[int, Connection] = {}
         self._control = None if control is None else Connection(control, self._poll)
-        self._instances = Instances(runnable, queue, self._tell)
+        self._instances = Instances(model.runnable, model.queue, self._tell)
         self._decoder = msgspec.msgpack.Decoder(Submit | Cancel)
+        self._orders = msgspec.msgpack.Decoder(ToChild)
         self._wake_in, self._wake_out = socket.socketpair()
         self._give_up = math.inf
+        self._stopped = False
         for sock in (self._wake_in, self._wake_out, listener):
             sock.setblocking(False)
         self._poll.register(self._wake_in, select.EPOLLIN)
         self._poll.register(listener, select.EPOLLIN)
 
+    def drain(self, seconds: float) -> None:
+        """Takes no more connections, and returns from ``serve`` once the fronts have closed theirs, at the latest after
+        so many seconds.
+        """
+        self._give_up = min(self._give_up, time.monotonic() + seconds)
+        if self._listener is not None:
+            self._poll.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
+
     def stop(self) -> None:
-        """From any thread or a signal handler: take nothing new, answer what was taken, then return from ``serve``."""
-        self._give_up = min(self._give_up, time.monotonic() + self._drain_s)
+        """For a signal handler: hears no more, answers what it has heard, then returns from ``serve``. What fronts
+        have sent meanwhile they send again to the engine that comes after.
+        """
+        self._stopped = True
         with contextlib.suppress(BlockingIOError):
             self._wake_out.send(b"\0")
 
@@ -204,9 +186,12 @@ class Engine:
             if now >= stats_at:
                 stats_at = now + _STATS_S
                 self._send_stats()
+            if self._stopped and self._give_up == math.inf:
+                self.drain(self._drain_s)
+                for front in self._fronts.values():
+                    front.stop_reading()
             if self._give_up < math.inf:
-                self._stop_listening()
-                if now >= self._give_up or self._drained():
+                if now >= self._give_up or not self._fronts or (self._stopped and self._answered()):
                     break
                 due = min(due, now + 0.01)  # what is left is answered by other threads
             for fd, event in self._poll.poll(max(0.0, min(due, stats_at) - now)):
@@ -224,7 +209,11 @@ class Engine:
         elif self._control is not None and fd == self._control.fileno():
             if event & select.EPOLLOUT:
                 self._control.flush()
-            return self._control.read() is not None
+            orders = self._control.read()
+            for order in map(self._orders.decode, orders or ()):
+                if isinstance(order, Drain):
+                    self.drain(order.seconds)
+            return orders is not None
         else:
             front = self._fronts.get(fd)
             if front is not None and event & select.EPOLLOUT:
@@ -284,9 +273,6 @@ class Engine:
         arrived = min(message.arrived, time.monotonic())
         job = Job(message.output, arrays.lengths, arrived, message.deadline, message.before, asked)
         front.jobs[message.id] = job
-        if self._give_up < math.inf:
-            self._refuse(job, "unavailable", "the engine is about to end", 1.0, 0.0)
-            return
         refused, _ = self._instances.submit(job)
         if refused is not None:
             late = ", after the request's deadline" if refused.late else ""
@@ -316,20 +302,14 @@ class Engine:
         asked.connection.send(frame(Failed(asked.id, kind, message, retry_after, backlog_s)))
         asked.connection.jobs.pop(asked.id, None)
 
-    def _stop_listening(self) -> None:
-        if self._listener is not None:
-            self._poll.unregister(self._listener)
-            self._listener.close()
-            self._listener = None
-
-    def _drained(self) -> bool:
+    def _answered(self) -> bool:
         idle: bool = self._instances.look(lambda queue: queue.idle)
         return idle and not any(front.jobs or front.unsent for front in self._fronts.values())
 
     def _send_stats(self) -> None:
         stats = self._instances.look(self._stats)
         if self._control is not None and not self._control.unsent:
-            self._control.send(frame(stats))
+            self._control.send(frame(Counted(msgspec.msgpack.encode(stats))))
 
     def _stats(self, queue: Queue) -> EngineStats:
         counters = queue.counters
@@ -348,46 +328,21 @@ def _vector(data: memoryview) -> Int32:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the process; returns its exit code."""
-    options = msgspec.json.decode(arguments[0], type=EngineOptions)
-    if options.parent is not None:
-        die_with_parent(signal.SIGKILL, options.parent)
+    settings = msgspec.json.decode(arguments[0], type=EngineSettings)
+    die_with_parent(signal.SIGKILL, os.getppid())
     # A thread that comes back from the core takes the interpreter from the one that polls after this time at most.
     sys.setswitchinterval(5e-4)
-    begin = time.monotonic()
-    listener = socket.socket(fileno=options.listen_fd)
-    control = None if options.control_fd is None else socket.socket(fileno=options.control_fd)
-    stopped = False
-
-    def stop(*_: object) -> None:
-        nonlocal stopped
-        stopped = True
-
-    signal.signal(signal.SIGTERM, stop)
+    listener, control = socket.socket(fileno=settings.listen_fd), socket.socket(fileno=settings.control_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the supervisor says what to do
     try:
-        opened, runnable, queue = open_model(options)
-        answer = ask_canary(opened, runnable, queue)
+        model = open_model(settings.artifact, settings.options, sha256=settings.sha256)
     except EncastError as error:
-        if control is None:
-            print(f"encast: error: {error}", file=sys.stderr)
-        else:
-            control.send(frame(EngineFailed(str(error))))
+        control.send(frame(control_messages.Failed(str(error))))
         return 1
-    engine = Engine(opened, runnable, queue, listener, control, drain_s=options.drain_s)
+    engine = Engine(model, listener, control, drain_s=settings.options.drain_s)
     signal.signal(signal.SIGTERM, lambda *_: engine.stop())
-    if stopped:
-        return 0
-    if control is not None:
-        control.send(
-            frame(
-                EngineReady(
-                    Setup(queue.places.groups, queue.limits.batch_tokens).text,
-                    time.monotonic() - begin,
-                    sum(group.instances for group in queue.places.groups),
-                    answer,
-                )
-            )
-        )
+    instances = sum(group.instances for group in model.setup.groups)
+    control.send(frame(EngineStarted(model.setup.text, instances, model.canary)))
     engine.serve()
     return 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import os
 import signal
 import socket
 import ssl
@@ -27,13 +28,14 @@ from encast.serve.control import (
     Answer,
     Channel,
     Drain,
-    FrontFailed,
-    FrontReady,
+    Failed,
     FrontSettings,
+    FrontStarted,
     ModelAt,
+    Opened,
     Reload,
-    Reloaded,
     State,
+    ToChild,
     open_channel,
 )
 from encast.serve.http import HttpServer
@@ -65,7 +67,7 @@ class _Front:
         settings, options = self._settings, self._settings.options
         ended = asyncio.Event()
         control = socket.socket(fileno=settings.control_fd)
-        self._channel = await open_channel(control, Reload | State | Drain | Answer, self._heard, ended.set)
+        self._channel = await open_channel(control, ToChild, self._heard, ended.set)
         try:
             self._service = Service(
                 self._open(settings.models),
@@ -75,14 +77,14 @@ class _Front:
             )
             self._tls = _tls(options.tls_cert, options.tls_key)
         except EncastError as error:
-            self._channel.send(FrontFailed(str(error)))
+            self._channel.send(Failed(str(error)))
             return
         app = create_app(self._service, _protocols())
         self._server = HttpServer(
             app,
             options.limits,
             drain_s=options.drain_s,
-            started=lambda: self._send(FrontReady()),
+            started=lambda: self._send(FrontStarted()),
             tls=self._tls,
         )
         serving = asyncio.ensure_future(self._server.serve([socket.socket(fileno=settings.listen_fd)]))
@@ -106,10 +108,10 @@ class _Front:
                 assert self._settings.options.tls_cert is not None
                 self._tls.load_cert_chain(self._settings.options.tls_cert, self._settings.options.tls_key)
         except (EncastError, OSError) as error:
-            self._send(FrontFailed(str(error)))
+            self._send(Failed(str(error)))
             return
         self._service.models = models
-        self._send(Reloaded(message.number))
+        self._send(Opened(message.number))
 
     # The supervisor
 
@@ -176,7 +178,7 @@ def _protocols() -> list[Protocol]:
 def main() -> None:
     """Runs the process."""
     settings = msgspec.json.decode(sys.argv[1], type=FrontSettings)
-    die_with_parent(signal.SIGKILL, settings.parent)
+    die_with_parent(signal.SIGKILL, os.getppid())
     uvloop.run(_Front(settings).run())
 
 

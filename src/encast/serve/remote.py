@@ -39,7 +39,7 @@ class _Pending:
 
 
 class RemoteEngine:
-    """Answers by the engine behind the listening Unix socket at ``address``, an abstract name with its leading NUL.
+    """Answers by the engine behind the listening Unix socket at ``address``, an abstract name without its leading NUL.
 
     When the connection breaks it connects again, and sends the runs that had no answer once more: a run under which two
     engines ended gets ``RefusalError`` "failed". All methods belong to one event loop. ``gate``: the
@@ -48,7 +48,7 @@ class RemoteEngine:
 
     def __init__(self, address: str) -> None:
         self.gate = 0.0
-        self._address = address
+        self._address = "\0" + address
         self._pending: dict[int, _Pending] = {}
         self._number = 0
         self._connection: _Connection | None = None

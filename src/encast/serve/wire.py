@@ -1,4 +1,4 @@
-"""Messages between a front and an engine, and from an engine to its supervisor: frames on a Unix stream socket.
+"""Messages between a front and an engine, and what an engine counts: frames on a Unix stream socket.
 
 A frame is its length (u32, little-endian) and a MessagePack array. Times are seconds of ``time.monotonic``, one clock
 for all processes of a machine. Arrays are bytes in the machine's order, i32 on the way in and f32 on the way out; they
@@ -15,8 +15,7 @@ import msgspec
 from encast.serve.errors import Kind
 
 __all__ = [
-    "Cancel", "EngineFailed", "EngineReady", "EngineStats", "Failed", "Frames", "FromEngine", "Rows", "Submit",
-    "ToEngine", "frame",
+    "Cancel", "EngineStats", "Failed", "Frames", "FromEngine", "Rows", "Submit", "ToEngine", "frame",
 ]  # fmt: skip
 
 _LENGTH = struct.Struct("<I")
@@ -75,27 +74,11 @@ class Failed(msgspec.Struct, array_like=True, frozen=True, tag=3):
     backlog_s: float
 
 
-class EngineReady(msgspec.Struct, array_like=True, frozen=True, tag=10):
-    """To the supervisor: every instance answered the canary with the same bits, ``canary``, f32. ``groups``: the set-up
-    in words; ``instances``: of all groups.
-    """
-
-    groups: str
-    warm_up_s: float
-    instances: int
-    canary: bytes
-
-
-class EngineFailed(msgspec.Struct, array_like=True, frozen=True, tag=12):
-    """To the supervisor: the engine cannot start, and ends. ``message`` are the words of an ``EncastError``."""
-
-    message: str
-
-
-class EngineStats(msgspec.Struct, array_like=True, frozen=True, tag=11):
-    """To the supervisor, four times a second. The first five fields are now, the counts after them since the start;
-    ``batch_tokens``: of every batch since the message before. ``backlog_s``: how long a run would now wait. ``busy_s``:
-    seconds of all instances of each group; ``instances``: how many each has.
+class EngineStats(msgspec.Struct, array_like=True, frozen=True):
+    """To the supervisor, four times a second, as the ``data`` of ``control.Counted``. The first five fields say how it
+    is now, the counts after them are since the start; ``batch_tokens``: of every batch since the message before.
+    ``backlog_s``: how long a run would now wait. ``busy_s``: seconds of all instances of each group; ``instances``: how
+    many each has.
     """
 
     queue_rows: int
