@@ -119,8 +119,8 @@ class Reload(msgspec.Struct, array_like=True, frozen=True, tag=0):
 
 
 class State(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """To a front. ``reason``: why the server is not ready, "" when it is. ``admits``: whether requests are taken all the same: they
-    wait while an engine is replaced.
+    """To a front. ``reason``: why the server is not ready, "" when it is. ``admits``: whether requests are taken all
+    the same: they wait while an engine is replaced.
     """
 
     reason: str
