@@ -35,6 +35,9 @@ class QueueLimits:
 _OVERHEAD = 0.02
 """Of a batch's time at most, for which batches need no more tokens."""
 
+_OWN_S = 1e-4
+"""What a batch costs besides its run: to be taken, joined and answered."""
+
 
 class Job:
     """A run that waits: ``lengths`` of its rows in tokens; the rest as in ``wire.Submit``. ``owner`` is the caller's.
@@ -353,7 +356,8 @@ class Queue:
     def _enough(self, place: Place, output: str) -> int:
         """Tokens from which on a batch is no quicker by the token, so that a longer one only makes others wait."""
         overhead, token = self.cost.line(place.group, output)
-        return int(min(self.limits.batch_tokens, overhead / token * (1 / _OVERHEAD - 1) + 1))
+        enough = max(overhead, _OWN_S) / token * (1 / _OVERHEAD - 1)
+        return max(1, int(min(self.limits.batch_tokens, enough)))
 
     def finish(self, batch: Batch, now: float, *, failed: bool = False) -> list[Job]:
         """The batch has ended; returns the jobs that are whole with it. ``failed``: it gave no rows."""
