@@ -59,19 +59,19 @@ def engine(base: Path, name: str) -> Engine:
 class LocalRunner:
     """Runs in a thread of this process; keeps the runs that it was asked for.
 
-    ``backlog_s``: what it says of its queue. A test may put an exception into ``fails``: the next run raises it. A run
-    waits while ``gate`` is cleared, and ``waiting`` says how many do; ``withdrawn`` counts those that were cancelled.
+    ``backlog_s`` and ``gate``: what it says of its queue. A test may put an exception into ``fails``: the next run raises it. A run
+    waits while ``go`` is cleared, and ``waiting`` says how many do; ``withdrawn`` counts those that were cancelled.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.backlog_s = 0.0
+        self.backlog_s = self.gate = 0.0
         self.runs: list[Run] = []
         self.befores: list[int] = []
         self.deadlines: list[float] = []
         self.fails: list[Exception] = []
-        self.gate = threading.Event()
-        self.gate.set()
+        self.go = threading.Event()
+        self.go.set()
         self.waiting = self.withdrawn = 0
 
     async def run(
@@ -85,7 +85,7 @@ class LocalRunner:
         begin = time.monotonic()
         self.waiting += 1
         try:
-            while not self.gate.is_set():
+            while not self.go.is_set():
                 await asyncio.sleep(0.002)
         except asyncio.CancelledError:
             self.withdrawn += 1
