@@ -71,7 +71,7 @@ class _Protocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._cancel_timers()
         self.pipeline.clear()
-        if self._task is not None:
+        if self._task is not None and not self.cycle.response_started:
             # Nobody reads the answer: withdraws what the request asked the engine for.
             self._task.cancel()
 

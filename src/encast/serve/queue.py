@@ -32,6 +32,7 @@ class QueueLimits:
     slowdown: float = 100.0
     max_delay_s: float = 0.0
 
+
 _OVERHEAD = 0.02
 """Of a batch's time at most, for which batches need no more tokens."""
 
