@@ -55,6 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "measure.input_spec": {"errors", "tasks", "importers", "archs"},
     "serve": {"errors", "tasks"},
     "serve.metrics": {"measure.price"},
+    "serve.shadow": {"errors", "artifact", "tasks"},
     "serve.engine": {"errors", "artifact", "backends", "batch", "engine", "launch", "machine", "tasks"},
     "serve.instances": {"errors", "batch", "tasks"},
     "serve.join": {"errors", "batch", "tasks"},

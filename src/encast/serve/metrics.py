@@ -70,7 +70,8 @@ METRICS: dict[str, Metric] = {
         Metric("tokens_total", "counter", "Tokens that the model read for answered requests.", ("model",)),
         Metric("request_seconds", "histogram", "From a request's arrival to its answer, answered ones.",
                ("operation",), _SECONDS),
-        Metric("tokenize_seconds", "histogram", "A request's tokenising and making of its answer.", ("model",), _SECONDS),
+        Metric("tokenize_seconds", "histogram", "A request's tokenising, and the making of its answer.",
+               ("model",), _SECONDS),
         Metric("queue_seconds", "histogram", "What a request's runs waited in the engine.", ("model",), _SECONDS),
         Metric("inference_seconds", "histogram", "What a request's runs took in the engine.", ("model",), _SECONDS),
         Metric("batch_tokens", "histogram", "Tokens of a batch.", ("model",), _TOKENS),
@@ -84,7 +85,7 @@ METRICS: dict[str, Metric] = {
         Metric("instances_busy_seconds_total", "counter", "Seconds in which instances ran batches.",
                ("model", "group")),
         Metric("shadow_drift", "histogram",
-               "Between the served model and its reference: 1 - cosine of embeddings, or the largest difference of logits.",
+               "From the served model to its reference, a row: 1 - cosine, or the largest difference of its logits.",
                ("model", "measure"), _DRIFT),
         Metric("shadow_compared_total", "counter", "Runs that were compared with the reference.", ("model",)),
         Metric("shadow_labels_changed_total", "counter", "Rows of compared logits whose largest is another one.",
@@ -239,8 +240,8 @@ class _Second:
 class Registry:
     """The supervisor's sum of all that its children count.
 
-    ``processes``: the pid of each process by its name (``supervisor``, ``front-0``, ``engine-NAME``). ``clock``: seconds
-    since 1970. ``usd_per_hour``: the price of the machine.
+    ``processes``: the pid of each process by its name (``supervisor``, ``front-0``, ``engine-NAME``). ``clock``:
+    seconds since 1970. ``usd_per_hour``: the price of the machine.
     """
 
     def __init__(self, *, usd_per_hour: float | None = None, clock: Callable[[], float] = time.time) -> None:
