@@ -18,7 +18,7 @@ from encast.serve.wire import Frames, frame
 
 __all__ = [
     "Answer", "Ask", "Channel", "Counted", "Drain", "EngineSettings", "EngineStarted", "Failed", "FrontSettings",
-    "FrontStarted", "ModelAt", "Opened", "Reload", "State", "ToChild", "ToSupervisor", "open_channel",
+    "FrontStarted", "ModelAt", "Opened", "Reload", "ShadowAt", "State", "ToChild", "ToSupervisor", "open_channel",
 ]  # fmt: skip
 
 
@@ -51,9 +51,17 @@ class ModelAt(msgspec.Struct, frozen=True):
     aliases: tuple[str, ...]
 
 
+class ShadowAt(msgspec.Struct, frozen=True):
+    """The engine of the reference that a ``share`` of the runs of ``model`` is compared with; see ``shadow``."""
+
+    address: str
+    model: str
+    share: float
+
+
 class FrontSettings(msgspec.Struct, frozen=True):
     """The argument of ``python -m encast.serve.front``, as JSON. ``listen_fd``: the listening TCP socket; ``index``: of
-    this front, from 0; ``grpc_port``: None for no gRPC.
+    this front, from 0; ``grpc_port``: None for no gRPC; ``options``: what the user asked for.
     """
 
     index: int
@@ -61,6 +69,7 @@ class FrontSettings(msgspec.Struct, frozen=True):
     control_fd: int
     grpc_port: int | None
     models: tuple[ModelAt, ...]
+    shadow: ShadowAt | None
     options: ServeOptions
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from encast.serve.call import Call
@@ -63,12 +63,16 @@ class Finished:
     bytes_out: int
 
 
+async def _nobody_knows(what: str) -> bytes:
+    raise RefusalError("unavailable", f"there is no supervisor here that knows {what}")
+
+
 @dataclass
 class Service:
     """``models`` are replaced by a reload. ``ready``: whether new requests are taken; ``reason``: why the server as a
-    whole is not ready, "" when it is. ``authorise``: the header
-    ``Authorization`` (or None) to the name of its key, None when it is refused; "" where no keys are asked for.
-    ``finished`` is told of every request.
+    whole is not ready, "" when it is. ``authorise``: the header ``Authorization`` (or None) to the name of its key,
+    None when it is refused; "" where no keys are asked for. ``finished`` is told of every request. ``ask``: what only
+    the supervisor knows, "metrics" as Prometheus' text or "live" as JSON of ``metrics.Live``.
     """
 
     models: Models
@@ -77,5 +81,6 @@ class Service:
     reason: Callable[[], str] = lambda: ""
     authorise: Callable[[str | None], str | None] = lambda _: ""
     finished: list[Callable[[Finished], None]] = field(default_factory=list)
+    ask: Callable[[str], Awaitable[bytes]] = _nobody_knows
     running: int = 0
     """Requests under way in this front."""

@@ -79,7 +79,9 @@ def read_sources(given: Sequence[str], aliases: Sequence[str], dtype: str | None
     for text in aliases:
         alias, equals, model = text.partition("=")
         if not equals or not _NAME.fullmatch(alias):
-            raise InputError(f"--alias {text!r}: NAME=MODEL is needed, as in text-embedding-3-small={next(iter(names))}")
+            raise InputError(
+                f"--alias {text!r}: NAME=MODEL is needed, as in text-embedding-3-small={next(iter(names))}"
+            )
         if model not in names:
             raise InputError(f"--alias {text!r}: there is no model {model!r}; served are {', '.join(names)}")
         if alias in taken:
@@ -97,7 +99,7 @@ def _named(text: str) -> tuple[str, str]:
         source, name = text, Path(os.path.abspath(text)).name.removesuffix(".encast")
     if not source or "\0" in source or not _NAME.fullmatch(name):
         raise InputError(
-            f"{text!r} gives a model no usable name; write NAME=PATH, with a NAME of letters, digits, '.', '_', '-', '/'"
+            f"{text!r} gives a model no usable name; write NAME=PATH with a NAME of letters, digits and any of . _ - /"
         )
     return name, source
 

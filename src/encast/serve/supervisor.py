@@ -7,15 +7,12 @@ answer what was accepted and end; SIGHUP opens artifacts, keys and certificates 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
+import shlex
 import signal
 import socket
-import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,112 +20,45 @@ import msgspec
 
 import encast.artifact as artifacts
 from encast.errors import EncastError, ResourceError
-from encast.launch.process import signal_name
+from encast.measure.price import parse_price
 from encast.serve.canary import LEAST_COSINE, cosine
+from encast.serve.children import Child, Engine, Front
 from encast.serve.control import (
     Answer,
     Ask,
-    Channel,
     Counted,
-    Drain,
-    EngineSettings,
     EngineStarted,
     Failed,
-    FrontSettings,
     FrontStarted,
     ModelAt,
     Opened,
     Reload,
+    ShadowAt,
     State,
-    ToSupervisor,
-    open_channel,
 )
+from encast.serve.keys import Keys
+from encast.serve.live import LiveLine
+from encast.serve.logs import Log
+from encast.serve.metrics import Delta, ModelInfo, Registry
 from encast.serve.options import ServeOptions
+from encast.serve.protocols.encast import ENCAST
 from encast.serve.reference import reference_answer
+from encast.serve.shadow import shadowed
+from encast.serve.sources import CompileProgress, Source
+from encast.serve.tls import tls_context
+from encast.serve.wire import EngineStats
 from encast.tune.configuration import artifact_sha
 
-__all__ = ["Source", "Supervisor"]
+__all__ = ["Supervisor"]
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-_QUICK_S = 10.0
-"""A child that ends sooner after its start has a reason that may still be there."""
-
-_LOOP = 3
-"""So many quick ends one after the other are a crash loop."""
-
-_LONGEST_PAUSE_S = 30.0
-
-_KILL_S = 2.0
-"""A child that was told to end gets so much longer than it may take."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """A model as the user named it. ``prepare`` gives its artifact's folder, again at each reload; raises
-    ``EncastError``.
-    """
-
-    name: str
-    given: str
-    aliases: tuple[str, ...]
-    prepare: Callable[[], Path]
-
-
-class _Slot:
-    """A place for a child: one process after the other, until ``ending``."""
-
-    name: str
-
-    def __init__(self) -> None:
-        self.process: asyncio.subprocess.Process | None = None
-        self.channel: Channel | None = None
-        self.up = False
-        self.ending = False
-        self.quick = 0
-        """Quick ends one after the other."""
-        self.problem = ""
-        """Why the last one ended, or could not start."""
-        self.first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the first one is up; an ``EncastError`` when none can be."""
-
-    def kill(self) -> None:
-        if self.process is not None and self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-
-
-class _Engine(_Slot):
-    """Of one artifact under one name; another artifact is another slot."""
-
-    def __init__(self, at: ModelAt, dtype: str, task: str, listener: socket.socket) -> None:
-        super().__init__()
-        self.name = f"the engine of {at.name}"
-        self.at, self.dtype, self.task, self.listener = at, dtype, task, listener
-        self.canary: bytes | None = None
-        self.setup = ""
-
-
-class _Front(_Slot):
-    def __init__(self, index: int) -> None:
-        super().__init__()
-        self.name = f"front {index}"
-        self.index = index
-        self.number = 0
-        """Of the reload whose models it has."""
-
-
-@dataclass
-class _Reloads:
-    """``number``: of the last; ``wanted``: whether to do one more."""
-
-    number: int = 0
-    wanted: bool = False
-    task: asyncio.Task[None] | None = field(default=None, repr=False)
+_BACKLOG = 2048
+_SHADOW = "shadow"
 
 
 class Supervisor:
-    """Serves the sources until told to end. ``say`` prints a line for people, ``warn`` one on standard error."""
+    """Serves the sources until told to end. ``say`` prints a line for people, ``warn`` one on standard error; ``live``:
+    whether to show how it does every second. Raises ``EncastError`` for a port, a file or a model that cannot be used.
+    """
 
     def __init__(
         self,
@@ -137,21 +67,40 @@ class Supervisor:
         *,
         say: Callable[[str], None],
         warn: Callable[[str], None],
+        live: bool = False,
+        progress: CompileProgress | None = None,
     ) -> None:
-        self._sources, self._options, self._say, self._warn = sources, options, say, warn
-        self._engines: list[_Engine] = []
-        """Those that serve, in the order of the sources; not those that a reload is about to replace."""
-        self._all: list[_Slot] = []
-        self._keeping: dict[_Slot, asyncio.Task[None]] = {}
-        self._changed: asyncio.Future[None]
-        self._reloads = _Reloads()
+        self._sources, self._options, self._say, self._given_warn = sources, options, say, warn
+        self._registry = Registry(
+            usd_per_hour=None if options.price is None else parse_price(options.price).usd_per_hour
+        )
+        self._line = LiveLine(self._registry) if live else None
+        # What can be wrong is found before minutes of compiling.
+        self._check_files()
+        self._log = None if options.log is None else Log(options.log, process="supervisor")
+        self._listener = _bound(options.host, options.port)
+        # Fronts share the port of gRPC by SO_REUSEPORT. This socket, which never listens, keeps it ours.
+        self._grpc = None if options.grpc_port is None else _bound(options.host, options.grpc_port, reuse_port=True)
+        self._first = [source.prepare(progress) for source in sources]
+        opened = {source.name: artifacts.open(path) for source, path in zip(sources, self._first, strict=True)}
+        self._shadowed = ""
+        if options.shadow is not None:
+            self._shadowed = shadowed(opened, artifacts.open(options.shadow[0]))
+        self._engines: list[Engine] = []
+        """Those that serve, in the order of the sources; neither those that a reload starts nor those that it ended."""
+        self._fronts: list[Front] = []
+        self._children: list[Child] = []
         self._signals: list[int] = []
         self._serving = False
+        self._number = 0
+        """Of the last reload."""
+        self._reload_wanted = False
+        self._reloading: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def run(self) -> int:
-        """Serves; returns the exit code: 0 when all that was accepted was answered after SIGTERM or SIGINT, 128 + N when
-        a second signal N cut that short. Raises ``EncastError`` when the server cannot start.
+        """Serves; returns the exit code: 0 when all that was accepted was answered after SIGTERM or SIGINT, 128 + N
+        when a second signal N cut that short. Raises ``EncastError`` when the server cannot start.
         """
         return asyncio.run(self._run())
 
@@ -161,181 +110,147 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._told_to_end, number)
         loop.add_signal_handler(signal.SIGHUP, self._told_to_reload)
-        listener, grpc = self._bind()
+        # Connections that come before a front is up wait in the backlog.
+        self._listener.listen(_BACKLOG)
         try:
-            # Each has its own socket until the first reload replaces it.
-            self._engines = [self._engine(source, source.prepare()) for source in self._sources]
-            self._listener, self._grpc_port = listener, None if grpc is None else grpc.getsockname()[1]
-            self._fronts = [_Front(index) for index in range(self._options.fronts)]
-            for slot in (*self._engines, *self._fronts):
-                self._start(slot)
-            await self._until(lambda: bool(self._signals) or all(slot.first.done() for slot in self._all))
+            self._start()
+            await self._until(lambda: bool(self._signals) or all(child.first.done() for child in self._children))
             if not self._signals:
-                for slot in self._all:
-                    slot.first.result()
+                for child in self._children:
+                    child.first.result()
                 self._serving = True
                 self._tell()
                 self._announce()
+                if self._line is not None:
+                    self._spawn(self._line.run())
                 await self._until(lambda: bool(self._signals))
             return await self._end()
         finally:
-            for slot in self._all:
-                slot.ending = True
-                slot.kill()
-            await asyncio.gather(*self._keeping.values(), return_exceptions=True)
-            listener.close()
-            if grpc is not None:
-                grpc.close()
+            for child in self._children:
+                child.stop()
+            await asyncio.gather(*(child.keeping for child in self._children), return_exceptions=True)
+            for task in self._tasks:
+                task.cancel()
+            self._listener.close()
+            if self._grpc is not None:
+                self._grpc.close()
+            if self._log is not None:
+                self._log.close()
 
-    # Sockets
-
-    def _bind(self) -> tuple[socket.socket, socket.socket | None]:
+    def _start(self) -> None:
         options = self._options
-        listener = _listen(options.host, options.port)
-        listener.listen(2048)
-        if options.grpc_port is None:
-            return listener, None
-        # Fronts share the port by SO_REUSEPORT; this socket, which never listens, keeps it ours.
-        return listener, _listen(options.host, options.grpc_port, reuse_port=True)
+        self._engines = [self._engine(source, path) for source, path in zip(self._sources, self._first, strict=True)]
+        shadow = None
+        if options.shadow is not None:
+            path, share = options.shadow
+            # It may take the time that is left over, and no more.
+            alone = msgspec.structs.replace(options, config=None, instances=1, threads=1)
+            at = self._engine(Source(_SHADOW, path, False, ""), Path(os.path.realpath(path)), alone).at
+            shadow = ShadowAt(at.address, self._shadowed, share)
+        grpc_port = None if self._grpc is None else self._grpc.getsockname()[1]
+        self._fronts = [
+            Front(
+                index,
+                self._listener,
+                grpc_port,
+                shadow,
+                lambda: (self._number, self._models),
+                options,
+                self._heard,
+                self._ended,
+            )
+            for index in range(options.fronts)
+        ]
+        self._children += self._fronts
 
-    # Models
-
-    def _engine(self, source: Source, path: Path) -> _Engine:
-        """Raises ``EncastError``."""
+    def _engine(self, source: Source, path: Path, options: ServeOptions | None = None) -> Engine:
+        """Starts an engine with a socket of its own. Raises ``EncastError``."""
         opened = artifacts.open(path)
         address = f"\0encast-{secrets.token_hex(16)}"
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(address)
-        listener.listen(128)
+        listener.listen(_BACKLOG)
         at = ModelAt(source.name, str(path), artifact_sha(opened), address, source.given, source.aliases)
-        return _Engine(at, opened.card["dtype"], opened.graph.meta.task, listener)
+        task = opened.graph.meta.task
+        engine = Engine(at, opened.card["dtype"], task, listener, options or self._options, self._heard, self._ended)
+        self._children.append(engine)
+        return engine
 
     @property
     def _models(self) -> tuple[ModelAt, ...]:
         return tuple(engine.at for engine in self._engines)
 
-    # Children
+    # What children say
 
-    def _start(self, slot: _Slot) -> None:
-        self._all.append(slot)
-        self._keeping[slot] = asyncio.ensure_future(self._keep(slot))
-
-    async def _keep(self, slot: _Slot) -> None:
-        """Starts one child after the other, until the slot is to end."""
-        try:
-            while not slot.ending:
-                began = time.monotonic()
-                slot.problem = ""
-                code = await self._live(slot)
-                was_up, slot.up = slot.up, False
-                if slot.ending:
-                    break
-                slot.problem = slot.problem or f"{slot.name} ended with {_how(code)}"
-                slot.quick = slot.quick + 1 if time.monotonic() - began < _QUICK_S else 0
-                if not slot.first.done() and (code == 1 or slot.quick >= _LOOP):
-                    slot.first.set_exception(ResourceError(slot.problem))
-                    break
-                self._warn(f"{slot.problem}; it is started again")
-                self._tell()
-                if slot.quick > 1 or not was_up:
-                    await asyncio.sleep(min(0.1 * 2**slot.quick, _LONGEST_PAUSE_S))
-        finally:
-            if not slot.first.done():
-                slot.first.cancel()
-            if isinstance(slot, _Engine):
-                slot.listener.close()
-            self._all.remove(slot)
-            self._tell()
-
-    async def _live(self, slot: _Slot) -> int:
-        """One process from its start to its end; returns its exit code."""
-        ours, theirs = socket.socketpair()
-        environment = dict(os.environ, TOKENIZERS_PARALLELISM="false")
-        if isinstance(slot, _Engine):
-            module, inherited = "encast.serve.engine", slot.listener.fileno()
-            at = slot.at
-            settings: msgspec.Struct = EngineSettings(
-                at.name, at.artifact, at.sha256, inherited, theirs.fileno(), self._options
-            )
-        else:
-            assert isinstance(slot, _Front)
-            module, inherited = "encast.serve.front", self._listener.fileno()
-            slot.number = self._reloads.number
-            settings = FrontSettings(
-                slot.index, inherited, theirs.fileno(), self._grpc_port, self._models, self._options
-            )
-        argument = msgspec.json.encode(settings).decode()
-        # Blocked signals stay blocked in the child: a terminal and a service manager send them to all processes, and what
-        # to do about them is told on the channel.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        try:
-            slot.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", module, argument, stdin=asyncio.subprocess.DEVNULL, env=environment,
-                pass_fds=(inherited, theirs.fileno()),
-            )  # fmt: skip
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-            theirs.close()
-        slot.channel = await open_channel(ours, ToSupervisor, lambda message: self._heard(slot, message), lambda: None)
-        try:
-            return await slot.process.wait()
-        finally:
-            slot.channel.close()
-
-    def _heard(self, slot: _Slot, message: Any) -> None:
-        if isinstance(message, EngineStarted):
-            assert isinstance(slot, _Engine)
-            self._spawn(self._check(slot, message))
-        elif isinstance(message, FrontStarted):
-            assert isinstance(slot, _Front)
-            if slot.number != self._reloads.number:
-                self._send(slot, Reload(self._reloads.number, self._models))
-            self._is_up(slot)
-        elif isinstance(message, Failed):
-            slot.problem = f"{slot.name}: {message.message}"
-            slot.kill()
-        elif isinstance(message, Opened):
-            assert isinstance(slot, _Front)
-            slot.number = message.number
-            self._pulse()
-        elif isinstance(message, Counted):
-            pass
-        elif isinstance(message, Ask):
-            self._send(slot, Answer(message.id, b""))
-
-    def _send(self, slot: _Slot, message: msgspec.Struct) -> None:
-        if slot.channel is not None:
-            slot.channel.send(message)
-
-    async def _check(self, engine: _Engine, started: EngineStarted) -> None:
-        """Lets an engine serve when its canary is right."""
-        process = engine.process
-        if engine.canary is None:
-            reference, doubt = await reference_answer(Path(engine.at.artifact), engine.at.sha256)
-            if reference is None:
-                self._warn(f"{engine.name}: its answers were not compared with the float64 reference: {doubt}")
+    def _heard(self, child: Child, message: Any) -> None:
+        if isinstance(message, Counted):
+            if isinstance(child, Engine):
+                stats = msgspec.msgpack.decode(message.data, type=EngineStats)
+                self._registry.heard_engine(child.at.name, child.pid, stats)
             else:
-                found, least = cosine(started.canary, reference), LEAST_COSINE[engine.dtype]
-                if not found >= least:
-                    engine.problem = (
-                        f"{engine.name}: the canary's answer has cosine {found:.6f} with the float64 reference, and "
-                        f"{engine.dtype} needs {least}; the artifact or this processor's kernels are wrong"
-                    )
-                    engine.kill()
-                    return
-            engine.canary = started.canary
-        elif engine.canary != started.canary:
-            engine.problem = f"{engine.name}: the canary's answer has other bits than that of the engine before"
-            engine.kill()
-            return
-        if process is engine.process:
-            engine.setup = started.setup
-            self._is_up(engine)
+                self._registry.heard_front(msgspec.msgpack.decode(message.data, type=Delta))
+        elif isinstance(message, Ask):
+            registry = self._registry
+            known = registry.text() if message.what == "metrics" else msgspec.json.encode(registry.live())
+            child.send(Answer(message.id, known))
+        elif isinstance(message, Failed):
+            child.kill(f"{child.name}: {message.message}")
+        elif isinstance(child, Engine) and isinstance(message, EngineStarted):
+            self._spawn(self._check(child, message))
+        elif isinstance(child, Front) and isinstance(message, Opened):
+            child.number = message.number
+            self._pulse()
+        elif isinstance(child, Front) and isinstance(message, FrontStarted):
+            if child.number != self._number:  # there was a reload since its start
+                child.send(Reload(self._number, self._models))
+            self._is_up(child)
 
-    def _is_up(self, slot: _Slot) -> None:
-        slot.up = True
-        if not slot.first.done():
-            slot.first.set_result(None)
+    async def _check(self, engine: Engine, started: EngineStarted) -> None:
+        """Lets an engine serve when its canary is right."""
+        pid = engine.pid
+        if engine.canary is None:
+            problem = await self._compare(engine, started.canary)
+        else:
+            same = engine.canary == started.canary
+            problem = "" if same else f"{engine.name}: the canary's answer has other bits than before it was replaced"
+        if engine.pid != pid:
+            return
+        if problem:
+            engine.kill(problem)
+            return
+        engine.canary, engine.setup, engine.instances = started.canary, started.setup, started.instances
+        if engine.at.name == _SHADOW:
+            os.setpriority(os.PRIO_PROCESS, pid, 19)
+        self._is_up(engine)
+
+    async def _compare(self, engine: Engine, answer: bytes) -> str:
+        """With the float64 reference; what is wrong, "" for nothing."""
+        reference, doubt = await reference_answer(Path(engine.at.artifact), engine.at.sha256)
+        if reference is None:
+            self._warn(f"{engine.name}: its answers were not compared with the float64 reference: {doubt}")
+            return ""
+        found, least = cosine(answer, reference), LEAST_COSINE[engine.dtype]
+        if found >= least:
+            return ""
+        return (
+            f"{engine.name}: the canary's answer has cosine {found:.6f} with the float64 reference, and {engine.dtype} "
+            f"needs {least}; the artifact or this processor's kernels are wrong"
+        )
+
+    def _is_up(self, child: Child) -> None:
+        child.is_up()
+        name = f"front-{child.index}" if isinstance(child, Front) else f"engine-{child.name.rpartition(' ')[2]}"
+        self._registry.processes[name] = child.pid
+        self._tell()
+
+    def _ended(self, child: Child, pid: int) -> None:
+        self._registry.ended(pid)
+        if child.ending or (child.first.done() and child.keeping.done()):
+            if child in self._children:
+                self._children.remove(child)
+        elif child.problem:
+            self._registry.counts.count("restarts_total", "front" if isinstance(child, Front) else "engine")
+            self._warn(f"{child.problem}; it is started again")
         self._tell()
 
     # State
@@ -343,19 +258,23 @@ class Supervisor:
     def _tell(self) -> None:
         """Tells the fronts whether the server is ready."""
         state = self._state()
-        for slot in self._all:
-            if isinstance(slot, _Front) and slot.up:
-                self._send(slot, state)
+        self._registry.ready = not state.reason
+        self._registry.models = tuple(
+            ModelInfo(engine.at.name, engine.task, engine.dtype, engine.at.sha256) for engine in self._engines
+        )
+        for front in self._fronts:
+            if front.up:
+                front.send(state)
         self._pulse()
 
     def _state(self) -> State:
         if not self._serving:
             return State("the server is starting", admits=False)
-        down = [engine for engine in self._engines if not engine.up]
-        looping = [engine for engine in down if engine.quick >= _LOOP]
+        looping = [engine.problem for engine in self._engines if engine.looping]
         if looping:
-            return State("; ".join(engine.problem for engine in looping), admits=False)
-        return State("; ".join(f"{engine.name} is being replaced" for engine in down), admits=True)
+            return State("; ".join(looping), admits=False)
+        down = [f"{engine.name} is being replaced" for engine in self._engines if not engine.up]
+        return State("; ".join(down), admits=True)
 
     def _pulse(self) -> None:
         changed, self._changed = self._changed, asyncio.get_running_loop().create_future()
@@ -365,7 +284,7 @@ class Supervisor:
         while not condition():
             await self._changed
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -373,82 +292,94 @@ class Supervisor:
     # Reload
 
     def _told_to_reload(self) -> None:
-        self._reloads.wanted = True
-        if self._serving and (self._reloads.task is None or self._reloads.task.done()):
-            self._reloads.task = asyncio.ensure_future(self._reload())
+        self._reload_wanted = True
+        if self._serving and not self._signals and (self._reloading is None or self._reloading.done()):
+            self._reloading = asyncio.ensure_future(self._reload())
 
     async def _reload(self) -> None:
-        while self._reloads.wanted:
-            self._reloads.wanted = False
+        while self._reload_wanted:
+            self._reload_wanted = False
             try:
-                await self._replace_models()
+                self._check_files()
+                changed = await self._replace_models()
             except EncastError as error:
-                self._warn(f"reload: {error}; what was served before is served on")
+                self._warn(f"reload: {error}; what was served is served on")
             else:
-                self._say(f"reloaded: {', '.join(engine.at.name for engine in self._engines)}")
+                self._tell_people(f"reloaded; {'new: ' + ', '.join(changed) if changed else 'no model has changed'}")
 
-    async def _replace_models(self) -> None:
+    def _check_files(self) -> None:
+        """Raises ``InputError``."""
+        options = self._options
+        if options.api_keys is not None:
+            Keys(options.api_keys, self._given_warn)
+        if options.tls_cert is not None:
+            tls_context(options.tls_cert, options.tls_key)
+
+    async def _replace_models(self) -> list[str]:
         """New engines beside the old ones, then new requests to them, then the end of the old ones."""
+        if self._log is not None:
+            self._log.reopen()
         now = {engine.at.name: engine for engine in self._engines}
-        engines, fresh = [], []
+        engines: list[Engine] = []
+        fresh: list[Engine] = []
         try:
             for source in self._sources:
-                engine = self._engine(source, await asyncio.to_thread(source.prepare))
-                if engine.at.sha256 == now[source.name].at.sha256:
-                    engine.listener.close()
-                    engine = now[source.name]
+                path = await asyncio.to_thread(source.prepare)
+                if artifact_sha(artifacts.open(path)) == now[source.name].at.sha256:
+                    engines.append(now[source.name])
                 else:
-                    fresh.append(engine)
-                    self._start(engine)
-                engines.append(engine)
+                    fresh.append(self._engine(source, path))
+                    engines.append(fresh[-1])
             for engine in fresh:
-                await engine.first
+                await asyncio.shield(engine.first)
         except BaseException:
             for engine in fresh:
-                engine.ending = True
-                engine.kill()
+                engine.stop()
             raise
         self._engines = engines
-        self._reloads.number += 1
+        self._number += 1
         for front in self._fronts:
             if front.up:
-                self._send(front, Reload(self._reloads.number, self._models))
+                front.send(Reload(self._number, self._models))
         self._tell()
-        await self._until(lambda: all(front.number == self._reloads.number for front in self._fronts if front.up))
+        await self._until(lambda: all(front.number == self._number for front in self._fronts if front.up))
         for old in now.values():
             if old not in engines:
-                self._spawn(self._dismiss(old, self._options.limits.timeout_s))
+                self._spawn(old.dismiss(self._options.limits.timeout_s, self._warn))
+        return [engine.at.name for engine in fresh]
 
     # The end
 
     def _told_to_end(self, number: int) -> None:
         self._signals.append(number)
         if len(self._signals) > 1:
-            for slot in self._all:
-                slot.ending = True
-                slot.kill()
+            for child in list(self._children):
+                child.stop()
         self._pulse()
 
     async def _end(self) -> int:
-        if self._reloads.task is not None:
-            self._reloads.task.cancel()
-        drain_s = self._options.drain_s
-        await asyncio.gather(*(self._dismiss(front, drain_s) for front in self._fronts))
-        await asyncio.gather(*(self._dismiss(slot, 0.5) for slot in list(self._all)))
+        if self._reloading is not None:
+            self._reloading.cancel()
+        self._tell_people("ending: what was accepted is answered first")
+        await asyncio.gather(*(front.dismiss(self._options.drain_s, self._warn) for front in self._fronts))
+        await asyncio.gather(*(child.dismiss(0.5, self._warn) for child in list(self._children)))
         return 0 if len(self._signals) == 1 else 128 + self._signals[1]
 
-    async def _dismiss(self, slot: _Slot, seconds: float) -> None:
-        """Has a child end within so many seconds."""
-        slot.ending = True
-        self._send(slot, Drain(seconds))
-        keeping = self._keeping[slot]
-        done, _ = await asyncio.wait({keeping}, timeout=seconds + _KILL_S)
-        if not done:
-            self._warn(f"{slot.name} did not end within {seconds + _KILL_S:g} s and is killed")
-            slot.kill()
-            await asyncio.wait({keeping})
-
     # For people
+
+    def _warn(self, line: str) -> None:
+        if self._line is not None:
+            self._line.clear()
+        self._given_warn(line)
+        if self._log is not None:
+            self._log.event("warning", message=line)
+
+    def _tell_people(self, line: str) -> None:
+        if self._line is not None:
+            self._line.clear()
+        self._say(line)
+        if self._log is not None:
+            self._log.event("server", message=line)
 
     def _announce(self) -> None:
         options = self._options
@@ -456,25 +387,31 @@ class Supervisor:
         host, port = self._listener.getsockname()[:2]
         url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         models = ", ".join(f"{one.at.name} ({one.task}, {one.dtype}; {one.setup})" for one in self._engines)
-        grpc = "" if self._grpc_port is None else f", gRPC on port {self._grpc_port}"
-        self._say(f"serving {models} at {url}{grpc}; try: curl -s {url}/health/ready")
+        grpc = "" if self._grpc is None else f", gRPC on port {self._grpc.getsockname()[1]}"
+        self._tell_people(f"serving {models} at {url}{grpc}; try: {_curl(url, self._engines[0], options)}")
 
 
-def _listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+def _curl(url: str, engine: Engine, options: ServeOptions) -> str:
+    """A command that asks the model something."""
+    names = {"fill_mask": "fill-mask", "features": "hidden-states"}
+    operation = next(one for one in ENCAST.operations if one.name == f"encast.{names.get(engine.task, engine.task)}")
+    body = msgspec.json.encode({"model": engine.at.name, **operation.examples["example"]}).decode()
+    key = "" if options.api_keys is None else ' -H "authorization: Bearer $KEY"'
+    insecure = "" if options.tls_cert is None else " --insecure"
+    return f"curl{insecure} {url}{operation.path}{key} -H content-type:application/json -d {shlex.quote(body)}"
+
+
+def _bound(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     """A bound socket; raises ``ResourceError``."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(family)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound = socket.socket(family)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if reuse_port:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(address)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind(address)
     except OSError as error:
         raise ResourceError(
-            f"{host} port {port} cannot be listened on: {error.strerror or error}; choose another with --host and --port"
+            f"{host} port {port} cannot be listened on: {error.strerror or error}; choose others by --host and --port"
         ) from None
-    return listener
-
-
-def _how(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else signal_name(-code)
+    return bound
