@@ -39,8 +39,8 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
 class ModelAt(msgspec.Struct, frozen=True):
     """A model as a front finds it. ``artifact``: its folder; ``sha256``: of what is fixed in it, lest tokenizer and
-    weights be of two artifacts when the folder is replaced; ``address``: of its engine, an abstract Unix socket with
-    its leading NUL; ``source``: as the user named it.
+    weights be of two artifacts when the folder is replaced; ``address``: of its engine, an abstract Unix socket
+    without its leading NUL; ``source``: as the user named it.
     """
 
     name: str

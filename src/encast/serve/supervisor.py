@@ -166,9 +166,9 @@ class Supervisor:
     def _engine(self, source: Source, path: Path, options: ServeOptions | None = None) -> Engine:
         """Starts an engine with a socket of its own. Raises ``EncastError``."""
         opened = artifacts.open(path)
-        address = f"\0encast-{secrets.token_hex(16)}"
+        address = f"encast-{secrets.token_hex(16)}"  # abstract: nothing is left in the file system
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(address)
+        listener.bind("\0" + address)
         listener.listen(_BACKLOG)
         at = ModelAt(source.name, str(path), artifact_sha(opened), address, source.given, source.aliases)
         task = opened.graph.meta.task
