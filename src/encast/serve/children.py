@@ -23,6 +23,7 @@ from encast.serve.control import (
     FrontSettings,
     ModelAt,
     ShadowAt,
+    State,
     ToSupervisor,
     open_channel,
 )
@@ -185,7 +186,7 @@ class Engine(Child):
 
 
 class Front(Child):
-    """One of the processes that share the TCP socket. ``models()``: those to start with, and the reload's number."""
+    """One of the processes that share the TCP socket. ``now()``: the number of the last reload, its models, and whether the server is ready."""
 
     module = "encast.serve.front"
 
@@ -195,21 +196,21 @@ class Front(Child):
         listener: socket.socket,
         grpc_port: int | None,
         shadow: ShadowAt | None,
-        models: Callable[[], tuple[int, tuple[ModelAt, ...]]],
+        now: Callable[[], tuple[int, tuple[ModelAt, ...], State]],
         *args: Any,
     ) -> None:
-        self.index, self._listener, self._grpc_port, self._shadow, self._models = (
-            index, listener, grpc_port, shadow, models,
+        self.index, self._listener, self._grpc_port, self._shadow, self._now = (
+            index, listener, grpc_port, shadow, now,
         )  # fmt: skip
         self.number = 0
         """Of the reload whose models it has."""
         super().__init__(f"front {index}", *args)
 
     def settings(self, control_fd: int) -> tuple[msgspec.Struct, int]:
-        self.number, models = self._models()
+        self.number, models, state = self._now()
         listen_fd = self._listener.fileno()
         settings = FrontSettings(
-            self.index, listen_fd, control_fd, self._grpc_port, models, self._shadow, self.options
+            self.index, listen_fd, control_fd, self._grpc_port, models, self._shadow, state, self.options
         )  # fmt: skip
         return settings, listen_fd
 

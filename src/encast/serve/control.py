@@ -59,6 +59,15 @@ class ShadowAt(msgspec.Struct, frozen=True):
     share: float
 
 
+class State(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """To a front. ``reason``: why the server is not ready, "" when it is. ``admits``: whether requests are taken all
+    the same: they wait while an engine is replaced.
+    """
+
+    reason: str
+    admits: bool
+
+
 class FrontSettings(msgspec.Struct, frozen=True):
     """The argument of ``python -m encast.serve.front``, as JSON. ``listen_fd``: the listening TCP socket; ``index``: of
     this front, from 0; ``grpc_port``: None for no gRPC; ``options``: what the user asked for.
@@ -70,6 +79,7 @@ class FrontSettings(msgspec.Struct, frozen=True):
     grpc_port: int | None
     models: tuple[ModelAt, ...]
     shadow: ShadowAt | None
+    state: State
     options: ServeOptions
 
 
@@ -125,15 +135,6 @@ class Reload(msgspec.Struct, array_like=True, frozen=True, tag=0):
 
     number: int
     models: tuple[ModelAt, ...]
-
-
-class State(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """To a front. ``reason``: why the server is not ready, "" when it is. ``admits``: whether requests are taken all
-    the same: they wait while an engine is replaced.
-    """
-
-    reason: str
-    admits: bool
 
 
 class Drain(msgspec.Struct, array_like=True, frozen=True, tag=2):

@@ -72,7 +72,7 @@ class _Front:
     def __init__(self, settings: FrontSettings) -> None:
         self._settings = settings
         self._name = f"front-{settings.index}"
-        self._state = State("the server is starting", admits=False)
+        self._state = settings.state
         self._recorder = Recorder()
         self._asked: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = itertools.count()

@@ -154,7 +154,7 @@ class Supervisor:
                 self._listener,
                 grpc_port,
                 shadow,
-                lambda: (self._number, self._models),
+                lambda: (self._number, self._models, self._state()),
                 options,
                 self._heard,
                 self._ended,
