@@ -86,6 +86,7 @@ OUTSIDE: dict[str, set[str] | None] = {
     "markupsafe": {"pages"},
     "vl_convert": {"pages"},
     "msgspec": {"serve"},
+    "orjson": {"serve"},
     "starlette": {"serve"},
     # Runtimes that are measured, and what they are converted with.
     "ctranslate2": {"bench.peers"},

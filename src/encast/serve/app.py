@@ -3,101 +3,186 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
+import re
 import time
 import uuid
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from encast.errors import InputError
 from encast.serve.call import Call
 from encast.serve.errors import STATUS, RefusalError
-from encast.serve.operations import Operation, Protocol, Reply
-from encast.serve.service import Finished, Service
+from encast.serve.openapi import document_operation
+from encast.serve.operations import Operation, Protocol, Reply, error_body
+from encast.serve.service import Finished, RequestLimits, Service
 
 __all__ = ["create_app"]
 
+Endpoint = Callable[[Request], Awaitable[Response]]
 
-def create_app(service: Service, protocols: list[Protocol]) -> Starlette:
-    """The application that serves the operations of ``protocols``."""
-    routes = [
-        Route(operation.path, _endpoint(service, protocol, operation), methods=[operation.method], name=operation.name)
-        for protocol in protocols
-        for operation in protocol.operations
-    ]
-    return Starlette(routes=routes)
+_ID = re.compile(r"[!-~]{1,128}")
+_MILLISECONDS = re.compile(r"[0-9]{1,12}")
+_log = logging.getLogger("encast.serve")
 
 
-def _endpoint(service: Service, protocol: Protocol, operation: Operation) -> Any:
+def create_app(service: Service, protocols: Sequence[Protocol]) -> Starlette:
+    """The application that serves the operations of ``protocols``, and the document of them at ``/openapi.json``."""
+    document = Protocol("openapi", [document_operation(protocols)], error_body)
+    paths: dict[str, dict[str, Endpoint]] = {}
+    for protocol in (*protocols, document):
+        for operation in protocol.operations:
+            methods = paths.setdefault(operation.path, {})
+            assert operation.method not in methods, f"two operations for {operation.method} {operation.path}"
+            methods[operation.method] = _endpoint(service, protocol, operation)
+    routes = [Route(path, _by_method(methods), methods=list(methods)) for path, methods in paths.items()]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route(service)})
+    app.router.redirect_slashes = False
+    return app
+
+
+def _by_method(endpoints: dict[str, Endpoint]) -> Endpoint:
+    if len(endpoints) == 1:
+        return next(iter(endpoints.values()))
+
+    async def endpoint(request: Request) -> Response:
+        return await endpoints["GET" if request.method == "HEAD" else request.method](request)
+
+    return endpoint
+
+
+def _endpoint(service: Service, protocol: Protocol, operation: Operation) -> Endpoint:
     decoder = None if operation.body is None or operation.raw else msgspec.json.Decoder(operation.body)
     statuses = {**STATUS, **protocol.statuses}
 
     async def endpoint(request: Request) -> Response:
-        begin = time.monotonic()
-        limits = service.limits
-        call = Call(arrived=begin, deadline=begin + limits.timeout_s, headers=request.headers, path=request.path_params)
-        request_id = request.headers.get("x-request-id") or uuid.uuid4().hex
+        call = _call(request, service.limits)
         key, refusal, reply = "", None, None
         service.running += 1
         try:
             key = _admit(service, operation, request)
-            call.body = await _read(request, limits.max_body_bytes, limits.body_timeout_s)
+            call.deadline = min(call.deadline, call.arrived + _timeout_s(request))
+            if operation.method != "GET":
+                call.body = await _read(request, service.limits)
             body = None if decoder is None else _decode(decoder, request, call.body)
-            reply = await operation.handler(service, call, body)
+            reply = await _answer(service, operation, call, body, request)
         except RefusalError as error:
             refusal = error
+        except InputError as error:
+            refusal = RefusalError("unprocessable", str(error))
+        except Exception:
+            # The reason may hold a path or a part of a text: it is for the log, not for the client.
+            _log.exception("a defect met %s %s, request %s", request.method, operation.path, call.id)
+            refusal = RefusalError("failed", f"the server failed; its log has the reason for request {call.id}")
         finally:
             service.running -= 1
         if refusal is not None:
-            response = Response(protocol.error(refusal), statuses[refusal.kind], media_type="application/json")
-            if refusal.retry_after is not None:
-                response.headers["retry-after"] = str(max(1, round(refusal.retry_after)))
+            response = _refuse(request, service.limits, refusal, statuses[refusal.kind], protocol.error(refusal))
         else:
             assert isinstance(reply, Reply)
             response = Response(reply.body, media_type=reply.media_type, headers=dict(reply.headers))
-        response.headers["x-request-id"] = request_id
-        finished = Finished(
-            operation.name, protocol.name, response.status_code, refusal.kind if refusal else "",
-            refusal.message if refusal else "", call, time.monotonic() - begin, key, request_id, len(response.body),
-        )  # fmt: skip
-        for tell in service.finished:
-            tell(finished)
+        _finish(service, response, call, operation.name, protocol.name, key, refusal)
         return response
 
     return endpoint
 
 
+def _no_route(service: Service) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Answers what no route takes."""
+
+    async def handler(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        call = _call(request, service.limits)
+        if error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "")
+            refusal = RefusalError("method", f"{request.method[:20]} is not for this path; it takes {allowed}")
+        else:
+            refusal = RefusalError("not_found", "there is no such path; /openapi.json lists those there are")
+        response = _refuse(request, service.limits, refusal, error.status_code, error_body(refusal))
+        response.headers.update(error.headers or {})
+        _finish(service, response, call, "unknown", "", "", refusal)
+        return response
+
+    return handler
+
+
+def _call(request: Request, limits: RequestLimits) -> Call:
+    now = time.monotonic()
+    name = request.headers.get("x-request-id", "")
+    return Call(
+        arrived=now,
+        deadline=now + limits.timeout_s,
+        headers=request.headers,
+        path=request.path_params,
+        id=name if _ID.fullmatch(name) else uuid.uuid4().hex,
+    )
+
+
 def _admit(service: Service, operation: Operation, request: Request) -> str:
-    """The name of the request's key; raises ``RefusalError``."""
-    key = service.authorise(request.headers.get("authorization"))
+    """The name of the request's key; raises ``RefusalError`` for what needs no look into the body."""
+    key = "" if operation.open else service.authorise(request.headers.get("authorization"))
     if key is None:
         raise RefusalError("unauthorized", "the API key is missing or wrong; send Authorization: Bearer KEY")
-    if operation.runs and not service.ready():
-        raise RefusalError("unavailable", "the server is starting, or about to end", retry_after=1)
-    if operation.runs and service.running > service.limits.max_concurrent:
-        raise RefusalError(
-            "overloaded", f"{service.running - 1} requests are under way; try again later", retry_after=1
-        )
+    limits = service.limits
+    if operation.runs:
+        if not service.ready():
+            raise RefusalError("unavailable", "the server is starting, or about to end; try again", retry_after=1)
+        if service.running > limits.max_concurrent:
+            raise RefusalError("overloaded", f"{service.running - 1} requests are under way; try again", retry_after=1)
+        # Which model it wants is in the body: it is refused here when none of them has room.
+        runners = [model.runner for model in service.models.by_name.values()]
+        if runners and time.monotonic() < min(runner.gate for runner in runners):
+            wait = min(runner.backlog_s for runner in runners)
+            raise RefusalError("overloaded", "the queue is full; try again later", retry_after=wait)
+    if (size := _announced(request)) is not None and size > limits.max_body_bytes:
+        raise _too_large(limits.max_body_bytes)
     return key
 
 
-async def _read(request: Request, most: int, timeout_s: float) -> bytes:
+def _timeout_s(request: Request) -> float:
+    """What the client allows for its answer."""
+    text = request.headers.get("x-timeout-ms")
+    if text is None:
+        return math.inf
+    if not _MILLISECONDS.fullmatch(text) or int(text) == 0:
+        raise RefusalError("invalid", f"x-timeout-ms is {text[:40]!r}; give whole milliseconds, 1 or more")
+    return int(text) / 1e3
+
+
+def _announced(request: Request) -> int | None:
+    """The size of the body by its header; None when it comes in chunks."""
+    if "transfer-encoding" in request.headers:
+        return None
+    size = request.headers.get("content-length", "0")
+    return int(size) if _MILLISECONDS.fullmatch(size) else None
+
+
+def _too_large(most: int) -> RefusalError:
+    return RefusalError("too_large", f"the body has more than {most} bytes; send fewer texts a request")
+
+
+async def _read(request: Request, limits: RequestLimits) -> bytes:
     async def read() -> bytes:
         parts, size = [], 0
         async for part in request.stream():
             size += len(part)
-            if size > most:
-                raise RefusalError("too_large", f"the body has more than {most} bytes; send fewer texts a request")
+            if size > limits.max_body_bytes:
+                raise _too_large(limits.max_body_bytes)
             parts.append(part)
         return b"".join(parts)
 
     try:
-        return await asyncio.wait_for(read(), timeout_s)
+        return await asyncio.wait_for(read(), limits.body_timeout_s)
     except asyncio.TimeoutError:
-        raise RefusalError("expired", f"the body did not arrive within {timeout_s:g} s") from None
+        raise RefusalError("stalled", f"the body did not arrive within {limits.body_timeout_s:g} s") from None
     except ClientDisconnect:
         raise RefusalError("cancelled", "the client went away") from None
 
@@ -107,6 +192,68 @@ def _decode(decoder: msgspec.json.Decoder[Any], request: Request, body: bytes) -
     if kind != "application/json":
         raise RefusalError("media_type", f"the content type is {kind[:100]!r}; send application/json")
     try:
+        # Not in a thread: the decoder holds the interpreter's lock, so the event loop would wait all the same.
         return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise RefusalError("invalid", "the body is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RefusalError("invalid", f"the body is not what this route takes: {error}") from None
+
+
+async def _answer(service: Service, operation: Operation, call: Call, body: Any, request: Request) -> Reply:
+    """The handler's answer. When the deadline passes or the client goes, the handler is cancelled, its runs with it."""
+    work = asyncio.ensure_future(operation.handler(service, call, body))
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        left = max(0.0, call.deadline - time.monotonic())
+        await asyncio.wait((work, gone), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        if gone.done():
+            raise RefusalError("cancelled", "the client went away")
+        raise RefusalError("expired", f"there is no answer after {call.deadline - call.arrived:g} s; try again")
+    finally:
+        gone.cancel()
+        if not work.done():
+            work.cancel()
+            await asyncio.wait((work,))
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _refuse(request: Request, limits: RequestLimits, refusal: RefusalError, status: int, body: bytes) -> Response:
+    response = Response(body, status, media_type="application/json")
+    if refusal.retry_after is not None:
+        response.headers["retry-after"] = str(max(1, math.ceil(refusal.retry_after)))
+    if refusal.kind == "unauthorized":
+        response.headers["www-authenticate"] = "Bearer"
+    # What of the body was not read yet would be read and dropped for the next request's sake, if it may be.
+    size = _announced(request)
+    if size is None or size > limits.max_body_bytes or refusal.kind == "stalled":
+        response.headers["connection"] = "close"
+    return response
+
+
+def _finish(
+    service: Service, response: Response, call: Call, operation: str, protocol: str, key: str,
+    refusal: RefusalError | None,
+) -> None:  # fmt: skip
+    """Adds the headers that every answer has, and tells those who count."""
+    timing, total_s = call.timing, time.monotonic() - call.arrived
+    headers = response.headers
+    headers["x-request-id"] = call.id
+    headers["x-total-time-ms"] = f"{total_s * 1e3:.3f}"
+    if timing.tokens:
+        headers["x-tokenize-time-ms"] = f"{timing.tokenize_s * 1e3:.3f}"
+        headers["x-queue-time-ms"] = f"{timing.queue_s * 1e3:.3f}"
+        headers["x-inference-time-ms"] = f"{timing.inference_s * 1e3:.3f}"
+        headers["x-tokens"] = str(timing.tokens)
+    finished = Finished(
+        operation, protocol, response.status_code, refusal.kind if refusal else "", refusal.message if refusal else "",
+        call, total_s, key, call.id, len(response.body),
+    )  # fmt: skip
+    for tell in service.finished:
+        tell(finished)

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from encast.errors import InputError
 from encast.serve.errors import RefusalError
 from encast.serve.models import ServedModel, Timing
-from encast.tasks.session import F32, Run, Steps
+from encast.tasks.session import Run, Steps
 
 __all__ = ["INLINE_BYTES", "Call"]
 
 T = TypeVar("T")
 
 INLINE_BYTES = 4096
-"""Of a request's body: smaller ones are tokenised on the event loop, where a thread would cost more than the work."""
+"""Work over fewer bytes happens on the event loop, where a thread would cost more than the work."""
 
-_workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
+_workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="front-worker")
 
 
 class Call:
     """``arrived`` and ``deadline``: seconds of ``time.monotonic``; ``body``: what the client sent; ``headers``: their
-    names in lower case; ``path``: the parameters of the route.
+    names in lower case; ``path``: the parameters of the route; ``id``: the request's, for answers, logs and traces.
     """
 
     def __init__(
@@ -37,8 +37,10 @@ class Call:
         body: bytes = b"",
         headers: Mapping[str, str] = MappingProxyType({}),
         path: Mapping[str, str] = MappingProxyType({}),
+        id: str = "",
     ) -> None:
         self.arrived, self.deadline, self.body, self.headers, self.path = arrived, deadline, body, headers, path
+        self.id = id
         self.timing = Timing()
         self.model: ServedModel | None = None
         """The model that served it last, for metrics."""
@@ -46,41 +48,42 @@ class Call:
     async def run(self, model: ServedModel, steps: Steps[T]) -> T:
         """The answer of a task. Tokenises and post-processes in a thread when the request is large.
 
-        Raises ``RefusalError``; the words of an ``InputError`` become one of kind "unprocessable".
+        Raises ``RefusalError``; an ``InputError`` becomes the cause of one of kind "unprocessable", in the same words.
         """
         self.model = model
-        given: F32 | None = None
+        advance: Callable[[Any], Run] = steps.send
+        given: Any = None  # starts a generator
         before = 0
         try:
             while True:
-                run, answer = await self._advance(steps, given)
+                begin = time.perf_counter()
+                run, answer = await self.offload(len(self.body), _advance, advance, given)
+                self.timing.tokenize_s += time.perf_counter() - begin
                 if run is None:
-                    return answer  # type: ignore[return-value]  # T, once there is no further run
+                    return answer  # type: ignore[no-any-return]  # T, once there is no further run
                 self.timing.texts += run.piece.batch.seqs
                 self.timing.tokens += run.piece.batch.tokens
                 try:
                     given = await model.runner.run(
                         run, arrived=self.arrived, deadline=self.deadline, before=before, timing=self.timing
                     )
+                    advance = steps.send
                 except InputError as error:
-                    raise model.session.explain(run, error) from None
+                    given, advance = model.session.explain(run, error), steps.throw
                 before += run.piece.batch.tokens
         except InputError as error:
-            raise RefusalError("unprocessable", str(error)) from None
+            raise RefusalError("unprocessable", str(error)) from error
 
-    async def _advance(self, steps: Steps[T], given: F32 | None) -> tuple[Run | None, T | None]:
-        begin = time.perf_counter()
-        try:
-            if len(self.body) <= INLINE_BYTES:
-                return _advance(steps, given)
-            return await asyncio.get_running_loop().run_in_executor(_workers, _advance, steps, given)
-        finally:
-            self.timing.tokenize_s += time.perf_counter() - begin
+    async def offload(self, size: int, work: Callable[..., T], *given: Any) -> T:
+        """``work(*given)``, in a thread when ``size`` bytes of it would hold the event loop up."""
+        if size <= INLINE_BYTES:
+            return work(*given)
+        return await asyncio.get_running_loop().run_in_executor(_workers, work, *given)
 
 
-def _advance(steps: Steps[T], given: F32 | None) -> tuple[Run | None, T | None]:
-    """The next run that is asked for, or the answer. A StopIteration may not leave a thread or a coroutine."""
+def _advance(advance: Callable[[Any], Run], given: Any) -> tuple[Run | None, Any]:
+    """The next run that a task asks for, or its answer. A StopIteration may not leave a thread or a coroutine."""
     try:
-        return steps.send(given), None  # type: ignore[arg-type]  # None starts a generator
+        return advance(given), None
     except StopIteration as stop:
         return None, stop.value

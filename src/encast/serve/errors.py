@@ -10,7 +10,7 @@ __all__ = ["STATUS", "Kind", "RefusalError"]
 
 Kind = Literal[
     "invalid", "unauthorized", "not_found", "method", "media_type", "too_large", "unprocessable", "overloaded",
-    "cancelled", "failed", "unavailable", "expired",
+    "stalled", "cancelled", "failed", "unavailable", "expired",
 ]  # fmt: skip
 
 STATUS: dict[Kind, int] = {
@@ -19,6 +19,7 @@ STATUS: dict[Kind, int] = {
     "not_found": 404,  # no such route or model
     "method": 405,
     "media_type": 415,
+    "stalled": 408,  # the body did not arrive in time
     "too_large": 413,  # a body, a number of texts or a text beyond a limit
     "unprocessable": 422,  # well-formed, but the model cannot serve it: an InputError
     "overloaded": 429,

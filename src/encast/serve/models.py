@@ -38,7 +38,12 @@ class Runner(Protocol):
 
     @property
     def backlog_s(self) -> float:
-        """How long a run would now wait, as last heard."""
+        """How many seconds a run would now wait: what was last heard, less the time since then."""
+        ...
+
+    @property
+    def gate(self) -> float:
+        """The ``time.monotonic`` until which new requests are refused, because the engine was full when last heard."""
         ...
 
 
@@ -65,7 +70,7 @@ class ServedModel:
     @property
     def reranks(self) -> bool:
         """Whether it scores pairs with one number."""
-        return self.task == "classify" and len(self.session.meta.labels) == 1
+        return self.task == "classify" and len(self.session.meta.labels or ()) == 1
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from encast.serve.call import Call
+from encast.serve.errors import RefusalError
 from encast.serve.models import Models
 
 __all__ = ["Finished", "RequestLimits", "Service"]
@@ -25,6 +26,24 @@ class RequestLimits:
     body_timeout_s: float = 10.0
     header_timeout_s: float = 10.0
     max_header_bytes: int = 32 << 10
+
+    def check_texts(self, texts: Sequence[str | Sequence[str]], field: str) -> None:
+        """Raises ``RefusalError`` "too_large" for more texts or pairs than a request may have, or a text too long."""
+        self.check_count(len(texts), field)
+        for index, row in enumerate(texts):
+            for text in (row,) if isinstance(row, str) else row:
+                # No character takes more than four bytes: most texts need no count.
+                if 4 * len(text) > self.max_text_bytes:
+                    size = len(text.encode("utf-8", "surrogatepass"))
+                    if size > self.max_text_bytes:
+                        message = f"{field}[{index}] has {size} bytes of UTF-8; a text may have {self.max_text_bytes}"
+                        raise RefusalError("too_large", message, field=field)
+
+    def check_count(self, count: int, field: str) -> None:
+        """Raises ``RefusalError`` "too_large" for more texts than a request may have."""
+        if count > self.max_texts:
+            message = f"{field} has {count} texts; a request may have {self.max_texts}: send several requests"
+            raise RefusalError("too_large", message, field=field)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from encast.tasks.session import F32, Run, Session, Steps
 from encast.tasks.texts import check_texts_or_pairs
 from encast.tasks.tokenize import OnLong
 
-__all__ = ["Classification", "classify", "label_names", "problem_type", "score_rows", "softmax"]
+__all__ = ["Classification", "classify", "label_names", "problem_type", "score_rows", "sigmoid", "softmax"]
 
 F64 = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -74,10 +74,14 @@ def softmax(logits: F64) -> F64:
     return np.asarray(powers / powers.sum())
 
 
+def sigmoid(logits: F64) -> F64:
+    """The sigmoid of every number, without overflow."""
+    return np.asarray(0.5 + 0.5 * np.tanh(0.5 * logits))
+
+
 def _decide(logits: F64, names: list[str], kind: str) -> Classification:
     if kind == "regression":
         return Classification(None, float(logits[0]), dict(zip(names, logits.tolist(), strict=True)))
-    # 0.5 + 0.5 tanh(x / 2) is the sigmoid without overflow.
-    scores = softmax(logits) if kind == "single_label" else 0.5 + 0.5 * np.tanh(0.5 * logits)
+    scores = softmax(logits) if kind == "single_label" else sigmoid(logits)
     best = int(np.argmax(scores))
     return Classification(names[best], float(scores[best]), dict(zip(names, scores.tolist(), strict=True)))

@@ -14,11 +14,21 @@ from tokenizers import Tokenizer as Backend
 from encast.errors import ArtifactError, InputError, translated
 from encast.tasks.texts import Text
 
-__all__ = ["Encoding", "OnLong", "Tokenizer"]
+__all__ = ["Encoding", "OnLong", "Tokenizer", "TooLongError"]
 
 OnLong = Literal["truncate", "error"]
 
 _MASKS = ("[MASK]", "<mask>")
+
+
+class TooLongError(InputError):
+    """A text has more than ``most`` tokens, and was not to be cut; ``index`` is its place in the caller's list."""
+
+    def __init__(self, index: int, most: int) -> None:
+        super().__init__(
+            f"texts[{index}] is longer than {most} tokens; shorten it, or let it be cut with on_long='truncate'"
+        )
+        self.index, self.most = index, most
 
 
 class Tokenizer:
@@ -95,8 +105,8 @@ class Tokenizer:
         """Encodings with special tokens, one a row, each at most ``max_length`` tokens.
 
         Without ``offsets`` their character offsets are not computed. ``first`` is the index of the first
-        row in the caller's list, for messages. Raises ``InputError`` for a row that is longer when
-        ``on_long`` is "error", and for one that has no token at all.
+        row in the caller's list, for messages. Raises ``TooLongError`` for a row that is longer when
+        ``on_long`` is "error", ``InputError`` for one that has no token at all.
         """
         if on_long not in ("truncate", "error"):
             raise InputError(f"on_long is {on_long!r}; 'truncate' and 'error' are known")
@@ -114,10 +124,7 @@ class Tokenizer:
         if on_long == "error":
             for index, encoding in enumerate(encodings, first):
                 if encoding.overflowing:
-                    raise InputError(
-                        f"texts[{index}] is longer than {self.max_length} tokens; shorten it, or let it be cut with "
-                        "on_long='truncate'"
-                    )
+                    raise TooLongError(index, self.max_length)
         return encodings
 
     def windows(self, question: str, context: str, stride: int | None = None) -> list[Encoding]:

@@ -1,0 +1,1 @@
+"""What the server speaks: one file a family of clients."""
