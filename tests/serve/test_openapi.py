@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +22,13 @@ PROTOCOLS: list[Protocol] = [OPENAI, RERANK, ENCAST]
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Service:
-    return local_service(tmp_path_factory.getbasetemp(), *ARTIFACTS)
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.getbasetemp()
+
+
+@pytest.fixture(scope="module")
+def service(base: Path) -> Service:
+    return local_service(base, *ARTIFACTS)
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +44,16 @@ def nodes(value: Any) -> Iterator[dict[str, Any]]:
             yield from nodes(part)
 
 
-def test_it_lists_every_operation_and_all_it_refers_to(app: TestClient) -> None:
+def test_it_lists_every_operation_and_all_it_refers_to(app: TestClient, base: Path) -> None:
     document = app.get("/openapi.json").json()
     assert document["openapi"].startswith("3.1")
     found = {(path, method) for path, methods in document["paths"].items() for method in methods}
     expected = {(one.path.replace(":path", ""), one.method.lower()) for p in PROTOCOLS for one in p.operations}
     assert found == expected
+    few = client(local_service(base, "tag"), PROTOCOLS).get("/openapi.json").json()["paths"]
+    assert {path for path in few if path.startswith("/encast")} == {
+        "/encast/v1/tag", "/encast/v1/hidden-states", "/encast/v1/tokenize",
+    }  # fmt: skip
     for node in nodes(document):
         if "$ref" in node:
             assert node["$ref"].removeprefix("#/components/schemas/") in document["components"]["schemas"]
@@ -83,6 +93,6 @@ def test_keys_are_documented_where_they_are_asked_for(app: TestClient, service: 
 def test_it_follows_a_reload(service: Service) -> None:
     changed = Service(service.models)
     app = client(changed, PROTOCOLS)
-    assert '"other-embed"' not in app.get("/openapi.json").text
-    changed.models = Models({"other-embed": service.models.by_name["other-embed"]})
-    assert '"other-embed"' in app.get("/openapi.json").text
+    assert "/encast/v1/tag" in app.get("/openapi.json").json()["paths"]
+    changed.models = Models({"embed": service.models.by_name["embed"]})
+    assert "/encast/v1/tag" not in app.get("/openapi.json").json()["paths"]

@@ -78,7 +78,7 @@ def test_top_n_are_the_best(app: TestClient) -> None:
     [
         ({"documents": []}, 400), ({"documents": "a"}, 400), ({"documents": [1]}, 400), ({"documents": [{}]}, 400),
         ({"query": None}, 400), ({"top_n": 0}, 400), ({"model": "x"}, 404), ({"model": "classify"}, 422),
-        ({"max_tokens_per_doc": 10}, 422), ({"rank_fields": ["title"]}, 422), ({"documents": ["a"] * 5}, 413),
+        ({"max_tokens_per_doc": 10}, 422), ({"rank_fields": ["title"]}, 400), ({"documents": ["a"] * 5}, 413),
         ({"query": "a" * 201}, 413), ({"documents": ["a" * 201]}, 413),
     ],
 )  # fmt: skip

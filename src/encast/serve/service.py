@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -84,3 +85,23 @@ class Service:
     ask: Callable[[str], Awaitable[bytes]] = _nobody_knows
     running: int = 0
     """Requests under way in this front."""
+
+    def admit(self, authorization: str | None, *, runs: bool, open: bool) -> str:
+        """The name of the key of a request that is counted in ``running``; see ``Operation`` for ``runs`` and ``open``.
+
+        Raises ``RefusalError`` for what needs no look into the request's body.
+        """
+        key = "" if open else self.authorise(authorization)
+        if key is None:
+            raise RefusalError("unauthorized", "the API key is missing or wrong; send Authorization: Bearer KEY")
+        if runs:
+            if not self.ready():
+                raise RefusalError("unavailable", "the server is starting, or about to end; try again", retry_after=1)
+            if self.running > self.limits.max_concurrent:
+                raise RefusalError("overloaded", f"{self.running - 1} requests are under way; try again", retry_after=1)
+            # Which model it wants is in the body: it is refused here when none of them has room.
+            runners = [model.runner for model in self.models.by_name.values()]
+            if runners and time.monotonic() < min(runner.gate for runner in runners):
+                wait = min(runner.backlog_s for runner in runners)
+                raise RefusalError("overloaded", "the queue is full; try again later", retry_after=wait)
+        return key
