@@ -197,12 +197,13 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """A served model. ``sha256``: of its artifact; ``dtype``: of its products."""
+    """A served model. ``sha256``: of its artifact; ``dtype``: of its products; ``labels``: how many it has."""
 
     name: str
     task: str
     dtype: str
     sha256: str
+    labels: int = 0
 
 
 class Live(msgspec.Struct, frozen=True):
