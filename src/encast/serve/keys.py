@@ -19,8 +19,8 @@ _LINE = re.compile(r"([\w.-]{1,64})\s+sha256:([0-9a-fA-F]{64})")
 class Keys:
     """The keys of a file with lines ``NAME sha256:HEX``; ``printf %s "$KEY" | sha256sum`` prints the HEX.
 
-    Empty lines and those that begin with ``#`` are skipped. Two keys may have one name, so that one can take the other's
-    place. ``authorise`` belongs into ``Service.authorise``.
+    Empty lines and those that begin with ``#`` are skipped. Two keys may have one name, so that one can replace the
+    other. ``authorise`` belongs into ``Service.authorise``.
     """
 
     def __init__(self, path: str | Path, warn: Callable[[str], None]) -> None:

@@ -90,7 +90,7 @@ METRICS: dict[str, Metric] = {
         Metric("shadow_compared_total", "counter", "Runs that were compared with the reference.", ("model",)),
         Metric("shadow_labels_changed_total", "counter", "Rows of compared logits whose largest is another one.",
                ("model",)),
-        Metric("shadow_dropped_total", "counter", "Runs of the sample that the reference had no time for.", ("model",)),
+        Metric("shadow_dropped_total", "counter", "Runs of the sample that could not be compared, most of all for want of time.", ("model",)),
         Metric("log_lines_dropped_total", "counter", "Lines of the log that could not be written.", ("reason",)),
         Metric("restarts_total", "counter", "Processes that were replaced because they ended.", ("process",)),
         Metric("ready", "gauge", "1 when the server is ready, 0 otherwise."),
@@ -197,12 +197,13 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """A served model. ``sha256``: of its artifact; ``dtype``: of its products."""
+    """A served model. ``sha256``: of its artifact; ``dtype``: of its products; ``labels``: how many it has."""
 
     name: str
     task: str
     dtype: str
     sha256: str
+    labels: int = 0
 
 
 class Live(msgspec.Struct, frozen=True):

@@ -130,6 +130,9 @@ class ShadowRunner:
         except EncastError:
             self._counts.count("shadow_dropped_total", self._model)
             return
+        if not (np.isfinite(rows).all() and np.isfinite(expected).all()):  # one NaN would stay in the sums for ever
+            self._counts.count("shadow_dropped_total", self._model)
+            return
         measure, drifts, changed = await asyncio.to_thread(compare, run.output, self._task, rows, expected)
         for drift in drifts:
             self._counts.observe("shadow_drift", drift, self._model, measure)
