@@ -168,12 +168,13 @@ class Child:
 
 
 class Engine(Child):
-    """Of one artifact under one name: another artifact is another child. ``dtype`` and ``task`` are the artifact's."""
+    """Of one artifact under one name: another artifact is another child. ``dtype``, ``task`` and number of ``labels``
+    are the artifact's."""
 
     module = "encast.serve.engine"
 
-    def __init__(self, at: ModelAt, dtype: str, task: str, listener: socket.socket, *args: Any) -> None:
-        self.at, self.dtype, self.task, self.listener = at, dtype, task, listener
+    def __init__(self, at: ModelAt, dtype: str, task: str, labels: int, listener: socket.socket, *args: Any) -> None:
+        self.at, self.dtype, self.task, self.labels, self.listener = at, dtype, task, labels, listener
         self.setup, self.instances = "", 0
         self.canary: bytes | None = None
         """The answer of the first one; those that come after it must give the same."""
