@@ -54,6 +54,8 @@ ALLOWED: dict[str, set[str]] = {
     "measure.workloads": {"errors", "batch", "tasks", "data"},
     "measure.input_spec": {"errors", "tasks", "importers", "archs"},
     "serve": {"errors", "tasks"},
+    "serve.metrics": {"measure.price"},
+    "serve.shadow": {"errors", "artifact", "tasks"},
     "serve.engine": {"errors", "artifact", "backends", "batch", "engine", "launch", "machine", "tasks"},
     "serve.instances": {"errors", "batch", "tasks"},
     "serve.join": {"errors", "batch", "tasks"},
@@ -90,7 +92,9 @@ OUTSIDE: dict[str, set[str] | None] = {
     "markupsafe": {"pages"},
     "vl_convert": {"pages"},
     "msgspec": {"serve"},
+    "opentelemetry": {"serve.tracing"},
     "orjson": {"serve"},
+    "prometheus_client": {"serve.metrics"},
     "starlette": {"serve"},
     # Runtimes that are measured, and what they are converted with.
     "ctranslate2": {"bench.peers"},

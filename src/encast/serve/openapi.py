@@ -30,6 +30,7 @@ _MEANING: dict[Kind, str] = {
     "stalled": "The body did not arrive in time",
     "too_large": "The body, the number of texts or a text is beyond a limit",
     "unprocessable": "Well-formed, but the model cannot serve it",
+    "unsupported": "No model here was compiled for it, or the one that was named was not",
     "overloaded": "The queue is full",
     "failed": "The server failed",
     "unavailable": "The server is starting or about to end",
@@ -146,7 +147,7 @@ def _kinds(operation: Operation, locked: bool) -> Iterator[Kind]:
     if operation.method != "GET":
         yield from ("stalled", "too_large")
     if operation.body is not None:
-        yield from ("media_type", "unprocessable")
+        yield from ("media_type", "unprocessable", "unsupported")
     if operation.body is not None or _PARAMETER.search(operation.path):
         yield "not_found"
     yield from ("overloaded", "unavailable", "expired") if operation.runs else ("expired",)

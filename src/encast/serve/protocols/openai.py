@@ -182,6 +182,6 @@ OPENAI = Protocol(
         Operation("GET", "/v1/models/{model:path}", "openai.model", "One model", _one_model, None, Model, runs=False),
     ],
     error_body,
-    {"unprocessable": 400},
+    {"unprocessable": 400, "unsupported": 400},
     ErrorBody,
 )  # fmt: skip
