@@ -93,6 +93,7 @@ OUTSIDE: dict[str, set[str] | None] = {
     "vl_convert": {"pages"},
     "msgspec": {"serve"},
     "opentelemetry": {"serve.tracing"},
+    "orjson": {"serve"},
     "prometheus_client": {"serve.metrics"},
     "starlette": {"serve"},
     # Runtimes that are measured, and what they are converted with.

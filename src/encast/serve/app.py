@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from encast.errors import InputError
-from encast.serve.call import Call
+from encast.serve.call import REQUEST_ID, Call
 from encast.serve.errors import STATUS, RefusalError
 from encast.serve.openapi import document_operation
 from encast.serve.operations import Operation, Protocol, Reply, error_body
@@ -29,7 +29,7 @@ __all__ = ["create_app"]
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-_ID = re.compile(r"[!-~]{1,128}")
+
 _MILLISECONDS = re.compile(r"[0-9]{1,12}")
 _log = logging.getLogger("encast.serve")
 
@@ -73,11 +73,13 @@ def _endpoint(service: Service, protocol: Protocol, operation: Operation) -> End
             if operation.method != "GET":
                 call.body = await _read(request, service.limits)
             body = None if decoder is None else _decode(decoder, request, call.body)
-            reply = await _answer(service, operation, call, body, request)
+            reply = await _answer(service, operation, call, body)
         except RefusalError as error:
             refusal = error
         except InputError as error:
             refusal = RefusalError("unprocessable", str(error))
+        except asyncio.CancelledError:
+            refusal = RefusalError("cancelled", "the client went away, or the server could wait no longer")
         except Exception:
             # The reason may hold a path or a part of a text: it is for the log, not for the client.
             _log.exception("a defect met %s %s, request %s", request.method, operation.path, call.id)
@@ -122,26 +124,14 @@ def _call(request: Request, limits: RequestLimits) -> Call:
         deadline=now + limits.timeout_s,
         headers=request.headers,
         path=request.path_params,
-        id=name if _ID.fullmatch(name) else uuid.uuid4().hex,
+        id=name if REQUEST_ID.fullmatch(name) else uuid.uuid4().hex,
     )
 
 
 def _admit(service: Service, operation: Operation, request: Request) -> str:
     """The name of the request's key; raises ``RefusalError`` for what needs no look into the body."""
-    key = "" if operation.open else service.authorise(request.headers.get("authorization"))
-    if key is None:
-        raise RefusalError("unauthorized", "the API key is missing or wrong; send Authorization: Bearer KEY")
+    key = service.admit(request.headers.get("authorization"), runs=operation.runs, open=operation.open)
     limits = service.limits
-    if operation.runs:
-        if not service.ready():
-            raise RefusalError("unavailable", "the server is starting, or about to end; try again", retry_after=1)
-        if service.running > limits.max_concurrent:
-            raise RefusalError("overloaded", f"{service.running - 1} requests are under way; try again", retry_after=1)
-        # Which model it wants is in the body: it is refused here when none of them has room.
-        runners = [model.runner for model in service.models.by_name.values()]
-        if runners and time.monotonic() < min(runner.gate for runner in runners):
-            wait = min(runner.backlog_s for runner in runners)
-            raise RefusalError("overloaded", "the queue is full; try again later", retry_after=wait)
     if (size := _announced(request)) is not None and size > limits.max_body_bytes:
         raise _too_large(limits.max_body_bytes)
     return key
@@ -200,28 +190,30 @@ def _decode(decoder: msgspec.json.Decoder[Any], request: Request, body: bytes) -
         raise RefusalError("invalid", f"the body is not what this route takes: {error}") from None
 
 
-async def _answer(service: Service, operation: Operation, call: Call, body: Any, request: Request) -> Reply:
-    """The handler's answer. When the deadline passes or the client goes, the handler is cancelled, its runs with it."""
-    work = asyncio.ensure_future(operation.handler(service, call, body))
-    gone = asyncio.ensure_future(_gone(request))
+async def _answer(service: Service, operation: Operation, call: Call, body: Any) -> Reply:
+    """The handler's answer. When the deadline passes the handler is cancelled, and its runs with it.
+
+    All in the one task that the request has anyway; ``http`` cancels that when the client goes.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    late = False
+
+    def expire() -> None:
+        nonlocal late
+        late = True
+        task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(max(0.0, call.deadline - time.monotonic()), expire)
     try:
-        left = max(0.0, call.deadline - time.monotonic())
-        await asyncio.wait((work, gone), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            return work.result()
-        if gone.done():
-            raise RefusalError("cancelled", "the client went away")
-        raise RefusalError("expired", f"there is no answer after {call.deadline - call.arrived:g} s; try again")
+        return await operation.handler(service, call, body)
+    except asyncio.CancelledError:
+        if late:
+            message = f"there is no answer after {call.deadline - call.arrived:g} s; try again"
+            raise RefusalError("expired", message) from None
+        raise
     finally:
-        gone.cancel()
-        if not work.done():
-            work.cancel()
-            await asyncio.wait((work,))
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        timer.cancel()
 
 
 def _refuse(request: Request, limits: RequestLimits, refusal: RefusalError, status: int, body: bytes) -> Response:
@@ -242,15 +234,8 @@ def _finish(
     refusal: RefusalError | None,
 ) -> None:  # fmt: skip
     """Adds the headers that every answer has, and tells those who count."""
-    timing, total_s = call.timing, time.monotonic() - call.arrived
-    headers = response.headers
-    headers["x-request-id"] = call.id
-    headers["x-total-time-ms"] = f"{total_s * 1e3:.3f}"
-    if timing.tokens:
-        headers["x-tokenize-time-ms"] = f"{timing.tokenize_s * 1e3:.3f}"
-        headers["x-queue-time-ms"] = f"{timing.queue_s * 1e3:.3f}"
-        headers["x-inference-time-ms"] = f"{timing.inference_s * 1e3:.3f}"
-        headers["x-tokens"] = str(timing.tokens)
+    total_s = time.monotonic() - call.arrived
+    response.headers.update(call.facts(total_s))
     finished = Finished(
         operation, protocol, response.status_code, refusal.kind if refusal else "", refusal.message if refusal else "",
         call, total_s, key, call.id, len(response.body),

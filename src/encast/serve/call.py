@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +15,15 @@ from encast.serve.errors import RefusalError
 from encast.serve.models import ServedModel, Timing
 from encast.tasks.session import Run, Steps
 
-__all__ = ["INLINE_BYTES", "Call"]
+__all__ = ["INLINE_BYTES", "REQUEST_ID", "Call"]
 
 T = TypeVar("T")
 
 INLINE_BYTES = 4096
 """Work over fewer bytes happens on the event loop, where a thread would cost more than the work."""
+
+REQUEST_ID = re.compile(r"[!-~]{1,128}")
+"""What a client may choose as ``x-request-id``."""
 
 _workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="front-worker")
 
@@ -44,6 +48,17 @@ class Call:
         self.timing = Timing()
         self.model: ServedModel | None = None
         """The model that served it last, for metrics."""
+
+    def facts(self, total_s: float) -> dict[str, str]:
+        """What every answer says of its request in its headers, or in gRPC's trailing metadata."""
+        timing = self.timing
+        facts = {"x-request-id": self.id, "x-total-time-ms": f"{total_s * 1e3:.3f}"}
+        if timing.tokens:
+            facts["x-tokenize-time-ms"] = f"{timing.tokenize_s * 1e3:.3f}"
+            facts["x-queue-time-ms"] = f"{timing.queue_s * 1e3:.3f}"
+            facts["x-inference-time-ms"] = f"{timing.inference_s * 1e3:.3f}"
+            facts["x-tokens"] = str(timing.tokens)
+        return facts
 
     async def run(self, model: ServedModel, steps: Steps[T]) -> T:
         """The answer of a task. Tokenises and post-processes in a thread when the request is large.

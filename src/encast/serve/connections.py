@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Asked", "Connection", "peer_uid"]
 
-_MOST_UNSENT = 64 << 20
+_MOST_UNSENT = 256 << 20
 _READ = 256 << 10
 _LONGEST_SUBMIT = 64 << 20
 

@@ -18,7 +18,7 @@ from encast.serve.wire import Frames, frame
 
 __all__ = [
     "Answer", "Ask", "Channel", "Counted", "Drain", "EngineSettings", "EngineStarted", "Failed", "FrontSettings",
-    "FrontStarted", "ModelAt", "Opened", "Reload", "State", "ToChild", "ToSupervisor", "open_channel",
+    "FrontStarted", "ModelAt", "Opened", "Reload", "ShadowAt", "State", "ToChild", "ToSupervisor", "open_channel",
 ]  # fmt: skip
 
 
@@ -39,8 +39,8 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
 class ModelAt(msgspec.Struct, frozen=True):
     """A model as a front finds it. ``artifact``: its folder; ``sha256``: of what is fixed in it, lest tokenizer and
-    weights be of two artifacts when the folder is replaced; ``address``: of its engine, an abstract Unix socket with
-    its leading NUL; ``source``: as the user named it.
+    weights be of two artifacts when the folder is replaced; ``address``: of its engine, an abstract Unix socket
+    without its leading NUL; ``source``: as the user named it.
     """
 
     name: str
@@ -51,9 +51,26 @@ class ModelAt(msgspec.Struct, frozen=True):
     aliases: tuple[str, ...]
 
 
+class ShadowAt(msgspec.Struct, frozen=True):
+    """The engine of the reference that a ``share`` of the runs of ``model`` is compared with; see ``shadow``."""
+
+    address: str
+    model: str
+    share: float
+
+
+class State(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """To a front. ``reason``: why the server is not ready, "" when it is. ``admits``: whether requests are taken all
+    the same: they wait while an engine is replaced.
+    """
+
+    reason: str
+    admits: bool
+
+
 class FrontSettings(msgspec.Struct, frozen=True):
     """The argument of ``python -m encast.serve.front``, as JSON. ``listen_fd``: the listening TCP socket; ``index``: of
-    this front, from 0; ``grpc_port``: None for no gRPC.
+    this front, from 0; ``grpc_port``: None for no gRPC; ``options``: what the user asked for.
     """
 
     index: int
@@ -61,6 +78,8 @@ class FrontSettings(msgspec.Struct, frozen=True):
     control_fd: int
     grpc_port: int | None
     models: tuple[ModelAt, ...]
+    shadow: ShadowAt | None
+    state: State
     options: ServeOptions
 
 
@@ -116,15 +135,6 @@ class Reload(msgspec.Struct, array_like=True, frozen=True, tag=0):
 
     number: int
     models: tuple[ModelAt, ...]
-
-
-class State(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """To a front. ``reason``: why the server is not ready, "" when it is. ``admits``: whether requests are taken all the same: they
-    wait while an engine is replaced.
-    """
-
-    reason: str
-    admits: bool
 
 
 class Drain(msgspec.Struct, array_like=True, frozen=True, tag=2):

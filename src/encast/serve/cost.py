@@ -12,6 +12,12 @@ _FORGET = 0.98
 _OUTLIER = 3.0
 """A batch that took longer than so many times what was expected counts as one that took that long: it was disturbed."""
 
+_SPREAD = 0.01
+"""Of the sizes of batches, relative to their mean square; with less, overhead and speed cannot be told apart."""
+
+_LEAST = 1e-6
+"""Seconds of a batch."""
+
 _GUESS = (1e-3, 5e-5)
 """Before anything ran: 1 ms and 50 us a token."""
 
@@ -32,7 +38,8 @@ class _Fit:
         expected = self.overhead + self.token * tokens
         if self.n >= 3:
             seconds = min(max(seconds, expected / _OUTLIER), expected * _OUTLIER)
-        weight = 1.0 / max(seconds, 1e-9) ** 2
+        seconds = max(seconds, _LEAST)
+        weight = 1.0 / seconds**2
         for name, value in (
             ("n", 1.0),
             ("x", tokens),
@@ -42,11 +49,13 @@ class _Fit:
         ):
             setattr(self, name, getattr(self, name) * _FORGET + weight * value)
         spread = self.n * self.xx - self.x * self.x
-        if spread > 1e-6 * self.n * self.xx:
+        if spread > _SPREAD * self.n * self.xx:
             self.token = (self.n * self.xy - self.x * self.y) / spread
             self.overhead = (self.y - self.token * self.x) / self.n
-        if spread <= 1e-6 * self.n * self.xx or self.token <= 0 or self.overhead < 0:
-            # All batches of one size, or noise: a line through the origin.
+        else:
+            # Batches of one size say nothing about the overhead: it stays.
+            self.token = (self.y - self.overhead * self.n) / self.x
+        if self.token <= 0 or self.overhead < 0:
             self.overhead, self.token = 0.0, self.xy / self.xx
 
 

@@ -9,8 +9,8 @@ from encast.errors import EncastError
 __all__ = ["STATUS", "Kind", "RefusalError"]
 
 Kind = Literal[
-    "invalid", "unauthorized", "not_found", "method", "media_type", "too_large", "unprocessable", "overloaded",
-    "stalled", "cancelled", "failed", "unavailable", "expired",
+    "invalid", "unauthorized", "not_found", "method", "media_type", "too_large", "unprocessable", "unsupported",
+    "overloaded", "stalled", "cancelled", "failed", "unavailable", "expired",
 ]  # fmt: skip
 
 STATUS: dict[Kind, int] = {
@@ -22,6 +22,7 @@ STATUS: dict[Kind, int] = {
     "stalled": 408,  # the body did not arrive in time
     "too_large": 413,  # a body, a number of texts or a text beyond a limit
     "unprocessable": 422,  # well-formed, but the model cannot serve it: an InputError
+    "unsupported": 422,  # no model here was compiled for it, or the one that was named was not
     "overloaded": 429,
     "cancelled": 499,  # the client has gone; nobody reads it
     "failed": 500,  # a defect of ours, or an engine that died twice under one request

@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import itertools
+import logging
 import os
 import signal
 import socket
-import ssl
 import sys
 import weakref
 from collections.abc import Sequence
 
 import msgspec
 import uvloop
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 import encast.artifact as artifacts
 from encast.engine import session_of
@@ -26,7 +29,8 @@ from encast.launch.process import die_with_parent
 from encast.serve.app import create_app
 from encast.serve.control import (
     Answer,
-    Channel,
+    Ask,
+    Counted,
     Drain,
     Failed,
     FrontSettings,
@@ -38,17 +42,28 @@ from encast.serve.control import (
     ToChild,
     open_channel,
 )
+from encast.serve.errors import RefusalError
 from encast.serve.http import HttpServer
+from encast.serve.keys import Keys
+from encast.serve.logs import Log, QuietFormatter
+from encast.serve.metrics import Recorder
 from encast.serve.models import Models, ServedModel
 from encast.serve.operations import Protocol
+from encast.serve.protocols.encast import ENCAST
 from encast.serve.protocols.health import HEALTH
+from encast.serve.protocols.openai import OPENAI
+from encast.serve.protocols.rerank import RERANK
 from encast.serve.remote import RemoteEngine
 from encast.serve.service import Service
+from encast.serve.shadow import ClosingRunner, ShadowRunner
+from encast.serve.tls import tls_context
+from encast.serve.tracing import Tracing, otlp_exporter
 from encast.tune.configuration import artifact_sha
 
 __all__ = ["main"]
 
-_STARTING = "the server is starting"
+_COUNTED_S = 0.25
+_ASK_S = 2.0
 
 
 class _Front:
@@ -56,129 +71,173 @@ class _Front:
 
     def __init__(self, settings: FrontSettings) -> None:
         self._settings = settings
-        self._state = State(_STARTING, admits=False)
-        self._tls: ssl.SSLContext | None = None
+        self._name = f"front-{settings.index}"
+        self._state = settings.state
+        self._recorder = Recorder()
+        self._asked: dict[int, asyncio.Future[bytes]] = {}
+        self._numbers = itertools.count()
+        self._ended = asyncio.Event()
         self._server: HttpServer | None = None
-        self._channel: Channel | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Serves until drained, or until the supervisor is gone."""
         settings, options = self._settings, self._settings.options
-        ended = asyncio.Event()
         control = socket.socket(fileno=settings.control_fd)
-        self._channel = await open_channel(control, ToChild, self._heard, ended.set)
+        self._channel = await open_channel(control, ToChild, self._heard, self._ended.set)
         try:
             self._service = Service(
-                self._open(settings.models),
+                Models({at.name: self._open(at) for at in settings.models}),
                 limits=options.limits,
                 ready=lambda: self._state.admits,
                 reason=lambda: self._state.reason,
+                finished=[self._recorder.finished],
+                ask=self._ask,
             )
-            self._tls = _tls(options.tls_cert, options.tls_key)
+            self._tls = None if options.tls_cert is None else tls_context(options.tls_cert, options.tls_key)
+            self._keys = None if options.api_keys is None else Keys(options.api_keys, lambda _: None)
+            self._log = None if options.log is None else self._open_log(options.log)
+            tracing = None if options.otlp is None else Tracing(otlp_exporter(options.otlp), self._name)
+        except EncastError as error:
+            self._channel.send(Failed(str(error)))
+            await self._ended.wait()
+            return
+        if self._keys is not None:
+            self._service.authorise = self._keys.authorise
+        for listener in (self._log, tracing):
+            if listener is not None:
+                self._service.finished.append(listener.finished)
+        self._server = HttpServer(
+            self._app(),
+            options.limits,
+            drain_s=options.drain_s,
+            started=lambda: self._channel.send(FrontStarted()),
+            tls=self._tls,
+        )
+        counting = asyncio.ensure_future(self._count())
+        serving = asyncio.ensure_future(self._server.serve([socket.socket(fileno=settings.listen_fd)]))
+        lost = asyncio.ensure_future(self._ended.wait())
+        await asyncio.wait({serving, lost}, return_when=asyncio.FIRST_COMPLETED)
+        counting.cancel()
+        if serving.done():
+            serving.result()
+            self._channel.send(Counted(msgspec.msgpack.encode(self._recorder.take())))
+            if self._log is not None:
+                self._log.close()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
+
+    def _app(self) -> ASGIApp:
+        app: ASGIApp = create_app(self._service, _protocols())
+        origins = self._settings.options.cors
+        if origins:
+            app = CORSMiddleware(app, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+        return app
+
+    def _open_log(self, path: str) -> Log:
+        def dropped(reason: str) -> None:
+            self._recorder.count("log_lines_dropped_total", reason)
+
+        return Log(path, texts=self._settings.options.log_texts, process=self._name, dropped=dropped)
+
+    def _open(self, at: ModelAt) -> ServedModel:
+        """Raises ``EncastError``."""
+        opened = artifacts.open(at.artifact)
+        if artifact_sha(opened) != at.sha256:
+            raise ArtifactError(
+                f"{at.artifact} was replaced by another artifact; SIGHUP makes the server open that one"
+            )
+        runner: ClosingRunner = RemoteEngine(at.address)
+        shadow = self._settings.shadow
+        if shadow is not None and shadow.model == at.name:
+            reference = RemoteEngine(shadow.address)
+            task = opened.graph.meta.task
+            runner = ShadowRunner(runner, reference, shadow.share, self._recorder, model=at.name, task=task)
+        model = ServedModel(
+            at.name,
+            session_of(opened),
+            runner,
+            sha256=at.sha256,
+            dtype=opened.card["dtype"],
+            created=int(datetime.datetime.fromisoformat(opened.card["created"]).timestamp()),
+            source=at.source,
+            aliases=at.aliases,
+        )
+        # The last request that uses a model which a reload has replaced lets go of it, and its engine can end.
+        weakref.finalize(model, _close, runner)
+        return model
+
+    def _reload(self, message: Reload) -> None:
+        """All of it or nothing."""
+        now, options = self._service.models.by_name, self._settings.options
+        try:
+            models = {
+                at.name: now[at.name] if at.name in now and now[at.name].sha256 == at.sha256 else self._open(at)
+                for at in message.models
+            }
+            if self._keys is not None:
+                self._keys.reload()
+            if self._tls is not None:
+                tls_context(options.tls_cert or "", options.tls_key, self._tls)
         except EncastError as error:
             self._channel.send(Failed(str(error)))
             return
-        app = create_app(self._service, _protocols())
-        self._server = HttpServer(
-            app,
-            options.limits,
-            drain_s=options.drain_s,
-            started=lambda: self._send(FrontStarted()),
-            tls=self._tls,
-        )
-        serving = asyncio.ensure_future(self._server.serve([socket.socket(fileno=settings.listen_fd)]))
-        lost = asyncio.ensure_future(ended.wait())
-        await asyncio.wait({serving, lost}, return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            serving.result()
-
-    # Models
-
-    def _open(self, models: Sequence[ModelAt]) -> Models:
-        """Raises ``EncastError``."""
-        return Models({at.name: _open(at) for at in models})
-
-    def _reload(self, message: Reload) -> None:
-        try:
-            now = self._service.models.by_name
-            kept = {at.name: now[at.name] for at in message.models if _same(now.get(at.name), at)}
-            models = Models({at.name: kept.get(at.name) or _open(at) for at in message.models})
-            if self._tls is not None:
-                assert self._settings.options.tls_cert is not None
-                self._tls.load_cert_chain(self._settings.options.tls_cert, self._settings.options.tls_key)
-        except (EncastError, OSError) as error:
-            self._send(Failed(str(error)))
-            return
-        self._service.models = models
-        self._send(Opened(message.number))
+        if self._log is not None:
+            self._log.reopen()
+        self._service.models = Models(models)
+        self._channel.send(Opened(message.number))
 
     # The supervisor
-
-    def _send(self, message: msgspec.Struct) -> None:
-        assert self._channel is not None
-        self._channel.send(message)
 
     def _heard(self, message: Reload | State | Drain | Answer) -> None:
         if isinstance(message, State):
             self._state = message
         elif isinstance(message, Reload):
             self._reload(message)
-        elif isinstance(message, Drain) and self._server is not None:
+        elif isinstance(message, Answer):
+            asked = self._asked.pop(message.id, None)
+            if asked is not None and not asked.done():
+                asked.set_result(message.data)
+        elif self._server is None:
+            self._ended.set()
+        else:
             self._state = State("the server is about to end", admits=True)
             self._server.end()
 
+    async def _ask(self, what: str) -> bytes:
+        number = next(self._numbers)
+        asked = self._asked[number] = asyncio.get_running_loop().create_future()
+        self._channel.send(Ask(number, what))
+        try:
+            return await asyncio.wait_for(asked, _ASK_S)
+        except asyncio.TimeoutError:
+            raise RefusalError("unavailable", "the supervisor does not answer", retry_after=1) from None
+        finally:
+            self._asked.pop(number, None)
 
-def _open(at: ModelAt) -> ServedModel:
-    """Raises ``EncastError``."""
-    opened = artifacts.open(at.artifact)
-    if artifact_sha(opened) != at.sha256:
-        raise ArtifactError(f"{at.artifact} was replaced by another artifact; send the server SIGHUP to serve that one")
-    runner = RemoteEngine(at.address)
-    card = opened.card
-    model = ServedModel(
-        at.name,
-        session_of(opened),
-        runner,
-        sha256=at.sha256,
-        dtype=card["dtype"],
-        created=int(datetime.datetime.fromisoformat(card["created"]).timestamp()),
-        source=at.source,
-        aliases=at.aliases,
-    )
-    # The last request that uses a model which a reload has replaced lets go of it, and its engine can end.
-    weakref.finalize(model, _let_go, runner)
-    return model
+    async def _count(self) -> None:
+        while True:
+            await asyncio.sleep(_COUNTED_S)
+            delta = self._recorder.take()
+            if delta.counters or delta.histograms:
+                self._channel.send(Counted(msgspec.msgpack.encode(delta)))
 
 
-def _same(model: ServedModel | None, at: ModelAt) -> bool:
-    return model is not None and (model.sha256, model.aliases) == (at.sha256, at.aliases)
-
-
-def _let_go(runner: RemoteEngine) -> None:
+def _close(runner: ClosingRunner) -> None:
     with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the connection
         asyncio.get_running_loop().create_task(runner.close())
 
 
-def _tls(cert: str | None, key: str | None) -> ssl.SSLContext | None:
-    if cert is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(cert, key)
-    except (OSError, ssl.SSLError) as error:
-        raise EncastError(f"{cert} cannot be used as the certificate: {error}") from None
-    return context
-
-
-def _protocols() -> list[Protocol]:
-    return [HEALTH]
+def _protocols() -> Sequence[Protocol]:
+    return [HEALTH, OPENAI, RERANK, ENCAST]
 
 
 def main() -> None:
     """Runs the process."""
-    settings = msgspec.json.decode(sys.argv[1], type=FrontSettings)
     die_with_parent(signal.SIGKILL, os.getppid())
+    settings = msgspec.json.decode(sys.argv[1], type=FrontSettings)
+    handler = logging.StreamHandler()
+    handler.setFormatter(QuietFormatter(texts=settings.options.log_texts))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     uvloop.run(_Front(settings).run())
 
 

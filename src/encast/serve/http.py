@@ -1,9 +1,9 @@
 """HTTP/1.1 for clients that mean no good: uvicorn's protocol with the bounds that it lacks.
 
 uvicorn closes idle connections after its keep-alive timeout, answers 400 to what does not parse and stops reading a
-body that nobody takes. It bounds neither the bytes nor the time of a request's header, nor the connections, nor pipelined
-requests, nor what a client sends after its answer, nor how long an answer waits to be read; and a request goes on
-when its client has gone.
+body that nobody takes. It bounds neither the bytes nor the time of a request's header, nor the connections, nor
+pipelined requests, nor what a client sends after its answer, nor how long an answer waits to be read; and a request
+goes on when its client has gone.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Protocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._cancel_timers()
         self.pipeline.clear()
-        if self._task is not None:
+        if self._task is not None and not self.cycle.response_started:
             # Nobody reads the answer: withdraws what the request asked the engine for.
             self._task.cancel()
 
@@ -247,7 +247,6 @@ class HttpServer(uvicorn.Server):
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            date_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,  # type: ignore[arg-type]  # it is given to call_later
             timeout_graceful_shutdown=drain_s,  # type: ignore[arg-type]  # to wait_for
         )

@@ -86,14 +86,14 @@ class Models:
 
     def find(self, name: str | None, *tasks: str) -> ServedModel:
         """The model of that name or alias; for None, of protocols that name no model, the first that can do one of
-        ``tasks``. Raises ``RefusalError``: "not_found" for an unknown name, "unprocessable" without such a task.
+        ``tasks``. Raises ``RefusalError``: "not_found" for an unknown name, "unsupported" without such a task.
         """
         if name is None:
             for model in self.by_name.values():
                 if model.task in tasks or not tasks:
                     return model
             have = ", ".join(f"{model.name} ({model.task})" for model in self.by_name.values())
-            raise RefusalError("unprocessable", f"no model here can do {' or '.join(tasks)}; served are {have}")
+            raise RefusalError("unsupported", f"no model here can do {' or '.join(tasks)}; served are {have}")
         model_or_none = self._aliases.get(name)
         if model_or_none is None:
             raise RefusalError(
@@ -101,7 +101,7 @@ class Models:
             )
         if tasks and model_or_none.task not in tasks:
             raise RefusalError(
-                "unprocessable",
+                "unsupported",
                 f"the model {name!r} was compiled for {model_or_none.task}, this needs {' or '.join(tasks)}",
                 field="model",
             )

@@ -18,9 +18,9 @@ from encast.serve.service import Service
 __all__ = ["document_operation", "openapi_document"]
 
 _ABOUT = """Every answer has the headers `x-request-id` (of the request when it sent one, else chosen) and
-`x-total-time-ms`; answers of a model also `x-tokenize-time-ms`, `x-queue-time-ms`, `x-inference-time-ms` and `x-tokens`. A
-request may send `x-timeout-ms`, after which it gets 504 instead of an answer. 429 and 503 say in `retry-after` in how many
-seconds to try again."""
+`x-total-time-ms`; answers of a model also `x-tokenize-time-ms`, `x-queue-time-ms`, `x-inference-time-ms` and
+`x-tokens`. A request may send `x-timeout-ms`, after which it gets 504 instead of an answer. 429 and 503 say in
+`retry-after` in how many seconds to try again."""
 
 _MEANING: dict[Kind, str] = {
     "invalid": "Not what the route takes: no JSON, a wrong type, a missing field",
@@ -30,6 +30,7 @@ _MEANING: dict[Kind, str] = {
     "stalled": "The body did not arrive in time",
     "too_large": "The body, the number of texts or a text is beyond a limit",
     "unprocessable": "Well-formed, but the model cannot serve it",
+    "unsupported": "No model here was compiled for it, or the one that was named was not",
     "overloaded": "The queue is full",
     "failed": "The server failed",
     "unavailable": "The server is starting or about to end",
@@ -51,8 +52,8 @@ def document_operation(protocols: Sequence[Protocol]) -> Operation:
 
 
 def openapi_document(service: Service, protocols: Sequence[Protocol]) -> dict[str, Any]:
-    """The document as JSON data. ``MODEL`` in an example becomes the name of the first model with the task."""
-    pairs = [(protocol, operation) for protocol in protocols for operation in protocol.operations]
+    """The document as JSON data: of the operations for which there is a model."""
+    pairs = [(protocol, one) for protocol in protocols for one in protocol.operations if _names(one, service.models)]
     types: dict[Any, None] = {}  # ordered
     for protocol, operation in pairs:
         types.update(dict.fromkeys((operation.body, operation.answer, protocol.error_type)))
@@ -64,7 +65,7 @@ def openapi_document(service: Service, protocols: Sequence[Protocol]) -> dict[st
     for protocol, operation in pairs:
         path = _PARAMETER.sub(r"{\1}", operation.path)
         paths.setdefault(path, {})[operation.method.lower()] = _operation(
-            protocol, operation, schema_of, service.models, locked and not operation.open
+            protocol, operation, schema_of, _names(operation, service.models), locked and not operation.open
         )
     document: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -77,8 +78,14 @@ def openapi_document(service: Service, protocols: Sequence[Protocol]) -> dict[st
     return document
 
 
+def _names(operation: Operation, models: Models) -> list[str]:
+    """What the models that it can ask are called."""
+    served = [model for model in models.by_name.values() if operation.serves(model)]
+    return [name for model in served for name in (model.name, *model.aliases)]
+
+
 def _operation(
-    protocol: Protocol, operation: Operation, schema_of: dict[Any, Any], models: Models, locked: bool
+    protocol: Protocol, operation: Operation, schema_of: dict[Any, Any], names: list[str], locked: bool
 ) -> dict[str, Any]:
     described: dict[str, Any] = {
         "operationId": operation.name,
@@ -93,21 +100,27 @@ def _operation(
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in parameters
         ]
     if operation.body is not None:
-        content: dict[str, Any] = {"schema": schema_of[operation.body]}
-        if operation.examples:
-            content["examples"] = {
-                name: {"value": _with_model(example, operation, models)} for name, example in operation.examples.items()
-            }
-        described["requestBody"] = {"required": True, "content": {"application/json": content}}
+        described["requestBody"] = _body(operation, schema_of[operation.body], names)
     return described
 
 
-def _with_model(example: Any, operation: Operation, models: Models) -> Any:
-    """The example with a name that is served in the place of "MODEL"."""
-    if not isinstance(example, dict) or example.get("model") != "MODEL":
-        return example
-    served = [one.name for one in models.by_name.values() if not operation.tasks or one.task in operation.tasks]
-    return {**example, "model": served[0] if served else "MODEL"}
+def _body(operation: Operation, schema: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """What the body is described as: its type, with the names that its field ``model`` may have."""
+    if "model" in getattr(operation.body, "__struct_fields__", ()):
+        required = next(one.required for one in msgspec.structs.fields(operation.body) if one.name == "model")
+        allowed = names if required else [*names, None]
+        schema = {"allOf": [schema, {"properties": {"model": {"enum": allowed}}}]}
+    content: dict[str, Any] = {"schema": schema}
+    if operation.examples:
+        content["examples"] = {
+            name: {"value": {**example, "model": names[0]} if _wants_model(example) else example}
+            for name, example in operation.examples.items()
+        }
+    return {"required": True, "content": {"application/json": content}}
+
+
+def _wants_model(example: Any) -> bool:
+    return isinstance(example, dict) and example.get("model") == "MODEL"
 
 
 def _responses(protocol: Protocol, operation: Operation, schema_of: dict[Any, Any], locked: bool) -> dict[str, Any]:
@@ -134,7 +147,7 @@ def _kinds(operation: Operation, locked: bool) -> Iterator[Kind]:
     if operation.method != "GET":
         yield from ("stalled", "too_large")
     if operation.body is not None:
-        yield from ("media_type", "unprocessable")
+        yield from ("media_type", "unprocessable", "unsupported")
     if operation.body is not None or _PARAMETER.search(operation.path):
         yield "not_found"
     yield from ("overloaded", "unavailable", "expired") if operation.runs else ("expired",)

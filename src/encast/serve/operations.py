@@ -10,6 +10,7 @@ import msgspec
 
 from encast.serve.call import Call
 from encast.serve.errors import Kind, RefusalError
+from encast.serve.models import ServedModel
 
 if TYPE_CHECKING:
     from encast.serve.service import Service
@@ -33,8 +34,9 @@ class Operation:
     ``body``: the msgspec type that a JSON body is decoded as and that the document describes, None for none; the
     handler gets the decoded body, or None. With ``raw`` the handler decodes ``call.body`` itself, and ``body`` is
     only for the document. ``answer``: the type of the answer, and ``media_type`` what it comes as, for the document.
-    ``examples``: bodies by name. ``runs``: whether it asks for the model, so that it is subject to admission.
-    ``open``: whether it is answered without a key, as a probe of the server's health is.
+    ``serves``: which models it can ask; where none is served, the document leaves it out. ``examples``: bodies by
+    name, in which "MODEL" stands for the first such model. ``runs``: whether it asks for the model, so that it is
+    subject to admission. ``open``: whether it is answered without a key, as a probe of the server's health is.
     """
 
     method: str
@@ -46,6 +48,7 @@ class Operation:
     answer: Any = None
     media_type: str = "application/json"
     examples: Mapping[str, Any] = field(default_factory=dict)
+    serves: Callable[[ServedModel], bool] = lambda model: True
     raw: bool = False
     runs: bool = True
     open: bool = False

@@ -40,15 +40,21 @@ class Places:
         return [index for index, group in enumerate(self.groups) if group.longest is None or group.longest >= longest]
 
     def choose(self, covering: Sequence[int], *, widest: bool, held: Held) -> tuple[Place | None, int]:
-        """A place of those groups that may start now and touches nothing that is held; and how many such there are in
-        its group. The first group that has one, or with ``widest`` the one with most threads.
+        """A place of those groups that may start now and touches nothing that is held; and how many such could run side
+        by side. It is of the first group that has one, or with ``widest`` of the one with most threads.
         """
         order = sorted(covering, key=lambda index: -self.groups[index].threads) if widest else covering
+        chosen: Place | None = None
+        abreast = 0
+        taken = Held(set(held.cpus), held.threads)
         for index in order:
-            fitting = [place for place in self._free[index] if self._may_start(place, held)]
-            if fitting:
-                return fitting[-1], self._abreast(fitting, held)
-        return None, 0
+            for place in reversed(self._free[index]):
+                if self._may_start(place, taken):
+                    chosen = chosen or place
+                    abreast += 1
+                    taken.cpus |= place.cpus
+                    taken.threads += place.threads
+        return chosen, abreast
 
     def hold(self, covering: Sequence[int], held: Held) -> None:
         """Keeps what a place of the first of those groups needs: others leave its cores idle until it can start."""
@@ -78,13 +84,6 @@ class Places:
         if place.cpus & self._busy_cpus or place.cpus & held.cpus:
             return False
         return bool(place.cpus) or self._busy_threads + held.threads + place.threads <= self.cores
-
-    def _abreast(self, fitting: Sequence[Place], held: Held) -> int:
-        """How many of these could run side by side: places of a group share no CPUs."""
-        if fitting[0].cpus:
-            return len(fitting)
-        room = (self.cores - self._busy_threads - held.threads) // fitting[0].threads
-        return max(1, min(len(fitting), room))
 
 
 @dataclass

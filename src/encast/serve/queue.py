@@ -23,14 +23,21 @@ batch, so that a short text does not wait for a long one beside it."""
 class QueueLimits:
     """``batch_tokens`` bounds a batch; one longer row runs alone. New runs are refused beyond ``max_tokens`` that wait,
     and beyond ``max_wait_s`` of expected wait. ``slowdown``: for how many times its own cost a row lets later, smaller
-    ones pass, 0 for first come, first served. ``max_delay_s``: a batch waits so long for companions.
+    ones pass, though not for more than ``max_wait_s`` and its cost; 0 for first come, first served. ``max_delay_s``: a batch waits so long for companions.
     """
 
     batch_tokens: int = 1024
     max_tokens: int = 1 << 18
-    max_wait_s: float = 5.0
-    slowdown: float = 10.0
+    max_wait_s: float = 2.0
+    slowdown: float = 100.0
     max_delay_s: float = 0.0
+
+
+_OVERHEAD = 0.02
+"""Of a batch's time at most, for which batches need no more tokens."""
+
+_OWN_S = 1e-4
+"""What a batch costs besides its run: to be taken, joined and answered."""
 
 
 class Job:
@@ -233,7 +240,8 @@ class Queue:
             if strand is None:
                 strand = strands[bound] = _Strand(job)
             strand.rows.append(row)
-            strand.keys.append(job.arrived + limits.slowdown * (overhead + token * tokens))
+            cost = overhead + token * tokens
+            strand.keys.append(job.arrived + min(limits.slowdown * cost, limits.max_wait_s + cost))
             strand.tokens += length
         for bound, strand in strands.items():
             line = self._line(job.output, bound)
@@ -325,7 +333,7 @@ class Queue:
 
     def _fill(self, line: _Line, place: Place, abreast: int, now: float) -> Batch:
         # While several instances are free, they share what waits.
-        most = min(self.limits.batch_tokens, math.ceil(line.tokens / abreast))
+        most = min(self._enough(place, line.output), math.ceil(line.tokens / abreast))
         parts: dict[Job, Part] = {}
         tokens = 0
         while (head := line.head()) is not None:
@@ -345,6 +353,12 @@ class Queue:
         batch = Batch(place, line.output, list(parts.values()), tokens, now, expected)
         self._batches.append(batch)
         return batch
+
+    def _enough(self, place: Place, output: str) -> int:
+        """Tokens from which on a batch is no quicker by the token, so that a longer one only makes others wait."""
+        overhead, token = self.cost.line(place.group, output)
+        enough = max(overhead, _OWN_S) / token * (1 / _OVERHEAD - 1)
+        return max(1, int(min(self.limits.batch_tokens, enough)))
 
     def finish(self, batch: Batch, now: float, *, failed: bool = False) -> list[Job]:
         """The batch has ended; returns the jobs that are whole with it. ``failed``: it gave no rows."""

@@ -28,6 +28,9 @@ _GRACE_S = 0.1
 _GATE_S = 0.05
 """Without new runs, at most, after the engine refused one; then the next one asks again."""
 
+_MOST_UNSENT = 16 << 20
+"""Bytes that the engine has not read, beyond which new requests are refused: more than a burst of requests makes."""
+
 
 class _Pending:
     """A run without an answer, and how many engines it was sent to."""
@@ -123,6 +126,7 @@ class RemoteEngine:
             self._connection.transport.close()
         for number in list(self._pending):
             self._answer(Failed(number, "unavailable", "the model is being replaced", 1.0, 0.0))
+        self._pending.clear()
 
     # Sending
 
@@ -209,6 +213,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=_MOST_UNSENT)
         self._remote._connected(self)
 
     def data_received(self, data: bytes) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from encast.serve.call import Call
@@ -28,9 +29,7 @@ class RequestLimits:
     max_header_bytes: int = 32 << 10
 
     def check_texts(self, texts: Sequence[str | Sequence[str]], field: str) -> None:
-        """Raises ``RefusalError`` "too_large" for more texts, or pairs of texts, than a request may have, and for a text
-        with too many bytes.
-        """
+        """Raises ``RefusalError`` "too_large" for more texts or pairs than a request may have, or a text too long."""
         self.check_count(len(texts), field)
         for index, row in enumerate(texts):
             for text in (row,) if isinstance(row, str) else row:
@@ -65,12 +64,16 @@ class Finished:
     bytes_out: int
 
 
+async def _nobody_knows(what: str) -> bytes:
+    raise RefusalError("unavailable", f"there is no supervisor here that knows {what}")
+
+
 @dataclass
 class Service:
     """``models`` are replaced by a reload. ``ready``: whether new requests are taken; ``reason``: why the server as a
-    whole is not ready, "" when it is. ``authorise``: the header
-    ``Authorization`` (or None) to the name of its key, None when it is refused; "" where no keys are asked for.
-    ``finished`` is told of every request.
+    whole is not ready, "" when it is. ``authorise``: the header ``Authorization`` (or None) to the name of its key,
+    None when it is refused; "" where no keys are asked for. ``finished`` is told of every request. ``ask``: what only
+    the supervisor knows, "metrics" as Prometheus' text or "live" as JSON of ``metrics.Live``.
     """
 
     models: Models
@@ -79,5 +82,26 @@ class Service:
     reason: Callable[[], str] = lambda: ""
     authorise: Callable[[str | None], str | None] = lambda _: ""
     finished: list[Callable[[Finished], None]] = field(default_factory=list)
+    ask: Callable[[str], Awaitable[bytes]] = _nobody_knows
     running: int = 0
     """Requests under way in this front."""
+
+    def admit(self, authorization: str | None, *, runs: bool, open: bool) -> str:
+        """The name of the key of a request that is counted in ``running``; see ``Operation`` for ``runs`` and ``open``.
+
+        Raises ``RefusalError`` for what needs no look into the request's body.
+        """
+        key = "" if open else self.authorise(authorization)
+        if key is None:
+            raise RefusalError("unauthorized", "the API key is missing or wrong; send Authorization: Bearer KEY")
+        if runs:
+            if not self.ready():
+                raise RefusalError("unavailable", "the server is starting, or about to end; try again", retry_after=1)
+            if self.running > self.limits.max_concurrent:
+                raise RefusalError("overloaded", f"{self.running - 1} requests are under way; try again", retry_after=1)
+            # Which model it wants is in the body: it is refused here when none of them has room.
+            runners = [model.runner for model in self.models.by_name.values()]
+            if runners and time.monotonic() < min(runner.gate for runner in runners):
+                wait = min(runner.backlog_s for runner in runners)
+                raise RefusalError("overloaded", "the queue is full; try again later", retry_after=wait)
+        return key

@@ -13,7 +13,7 @@ from encast.tasks.session import F32, Run, Session, Steps
 from encast.tasks.texts import check_texts_or_pairs
 from encast.tasks.tokenize import OnLong
 
-__all__ = ["Classification", "classify", "label_names", "problem_type", "score_rows", "sigmoid", "softmax"]
+__all__ = ["Classification", "classify", "decide", "label_names", "problem_type", "score_rows", "sigmoid", "softmax"]
 
 F64 = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -40,8 +40,7 @@ def classify(session: Session, texts_or_pairs: object, *, on_long: OnLong = "tru
         return []
     logits = yield from score_rows(session, rows, on_long=on_long)
     names = label_names(session.meta, logits.shape[1])
-    kind = problem_type(session.meta, logits.shape[1])
-    return [_decide(row, names, kind) for row in logits.astype(np.float64)]
+    return [decide(session.meta, row, names) for row in logits.astype(np.float64)]
 
 
 def score_rows(session: Session, rows: list[Any], *, on_long: OnLong = "truncate") -> Steps[F32]:
@@ -79,7 +78,9 @@ def sigmoid(logits: F64) -> F64:
     return np.asarray(0.5 + 0.5 * np.tanh(0.5 * logits))
 
 
-def _decide(logits: F64, names: list[str], kind: str) -> Classification:
+def decide(meta: GraphMeta, logits: F64, names: list[str]) -> Classification:
+    """What the logits of one row, ``f64[labels]``, say; ``names`` are the labels'."""
+    kind = problem_type(meta, len(names))
     if kind == "regression":
         return Classification(None, float(logits[0]), dict(zip(names, logits.tolist(), strict=True)))
     scores = softmax(logits) if kind == "single_label" else sigmoid(logits)

@@ -12,7 +12,7 @@ from encast.tasks.session import F32, Piece, Run, Session, Steps
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import OnLong
 
-__all__ = ["embed", "embed_ids", "similarity_of"]
+__all__ = ["check_ids", "embed", "embed_ids", "similarity_of"]
 
 _SIMILARITIES: dict[str, Callable[[F32, F32], F32]] = {
     "cosine": lambda a, b: _units(a) @ _units(b).T,
@@ -45,24 +45,26 @@ def embed(
 def embed_ids(session: Session, rows: Sequence[Sequence[int]]) -> Steps[F32]:
     """``f32[n, dim]``: one row a list of token ids, which are taken as they are: no special tokens added, none cut off.
 
-    Raises ``InputError`` naming ``input[i]`` for a list that is empty or longer than ``max_length``, and for an id that
-    the model does not embed; nothing has run then.
+    Raises ``InputError`` as ``check_ids`` does; nothing has run then.
     """
     session.need("embed", "embed")
-    for index, ids in enumerate(rows):
-        _check_ids(session, ids, f"input[{index}]")
+    check_ids(session, rows)
     return (yield from _vectors(session, len(rows), session.id_pieces(rows)))
 
 
-def _check_ids(session: Session, ids: Sequence[int], where: str) -> None:
+def check_ids(session: Session, rows: Sequence[Sequence[int]]) -> None:
+    """Raises ``InputError`` naming ``input[i]`` for a list that is empty or longer than ``max_length``, and for an id
+    that the model does not embed.
+    """
     longest, vocab = session.tokenizer.max_length, session.meta.vocab
-    if not 1 <= len(ids) <= longest:
-        raise InputError(f"{where} has {len(ids)} token ids; give 1 to {longest}")
-    for token in ids:
-        if type(token) is not int or not 0 <= token < vocab:
-            raise InputError(
-                f"{where} holds {token!r}; token ids of this model are whole numbers from 0 to {vocab - 1}"
-            )
+    for index, ids in enumerate(rows):
+        if not 1 <= len(ids) <= longest:
+            raise InputError(f"input[{index}] has {len(ids)} token ids; give 1 to {longest}")
+        for token in ids:
+            if type(token) is not int or not 0 <= token < vocab:
+                raise InputError(
+                    f"input[{index}] holds {token!r}; token ids of this model are whole numbers from 0 to {vocab - 1}"
+                )
 
 
 def _vectors(session: Session, count: int, pieces: Iterable[Piece]) -> Steps[F32]:

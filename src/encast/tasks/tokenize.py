@@ -99,6 +99,15 @@ class Tokenizer:
         text = self._cutting.decode([token_id], skip_special_tokens=False)
         return text.strip() or (self._cutting.id_to_token(token_id) or "")
 
+    def whole(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[Encoding]:
+        """Encodings with character offsets, one a text, of any length: nothing is cut off. Raises ``InputError``."""
+        with _answering("one of the texts"):
+            return self._whole.encode_batch(texts, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids below 2^32, put together by the checkpoint's decoder; unknown ids are left out."""
+        return self._cutting.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
     def encode(
         self, rows: Sequence[Text], *, offsets: bool = False, on_long: OnLong = "truncate", first: int = 0
     ) -> list[Encoding]:

@@ -6,7 +6,7 @@ reads is refused unless ``on_long`` is "truncate".
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -17,7 +17,7 @@ from encast.serve.call import Call
 from encast.serve.encode import json_list
 from encast.serve.models import ServedModel
 from encast.serve.operations import ErrorBody, Operation, Protocol, Reply, error_body
-from encast.serve.protocols.rerank import find_reranker
+from encast.serve.protocols.rerank import find_reranker, reranks
 from encast.serve.service import Service
 from encast.tasks import Answer, Candidate, Tagging
 from encast.tasks.answer import answer
@@ -74,7 +74,7 @@ class AnswerBody(msgspec.Struct, kw_only=True):
     question: str | list[str]
     context: str | list[str]
     model: str | None = None
-    stride: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    stride: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     max_answer_len: Count = 30
     n_best: Count = 20
 
@@ -278,45 +278,49 @@ def _tokens(encoding: Encoding) -> list[TextToken]:
 
 
 _CATS = {"texts": ["The cat sat on the mat.", "Dogs bark."]}
+_QUESTION = {"question": "Where is the cat?", "context": "The cat sat on the mat."}
 
 
-def _operation(
-    name: str, summary: str, handler: Callable[[Service, Call, Any], Awaitable[Reply]], body: Any, answer: Any,
-    example: dict[str, Any], *, runs: bool = True,
-) -> Operation:  # fmt: skip
-    return Operation(
-        "POST", f"/encast/v1/{name}", f"encast.{name}", summary, handler, body, answer, examples={"example": example},
-        runs=runs,
-    )  # fmt: skip
+def _any(model: ServedModel) -> bool:
+    return True
 
+
+def _of(task: str) -> Callable[[ServedModel], bool]:
+    return lambda model: model.task == task
+
+
+# Name, summary, handler, its body and answer, an example, and which models it can ask.
+_ROUTES: list[tuple[str, str, Any, Any, Any, dict[str, Any], Callable[[ServedModel], bool]]] = [
+    ("embed", "Embeddings of texts", _embed, EmbedBody, EmbedAnswer, _CATS, _of("embed")),
+    (
+        "classify", "Labels of texts, or of pairs of texts", _classify, ClassifyBody, ClassifyAnswer,
+        {"texts": ["What a film!", ["a cat sleeps", "an animal rests"]]}, _of("classify"),
+    ),
+    (
+        "rerank", "Documents in the order of how well they fit a query", _rank, RankBody, RankAnswer,
+        {"query": "Where is the cat?", "documents": _CATS["texts"]}, reranks,
+    ),
+    ("tag", "Entities in texts", _tag, TextsBody, TagAnswer, {"texts": ["Jo Doe lives in New York."]}, _of("tag")),
+    (
+        "answer", "Answers to questions, out of contexts of any length", _answer, AnswerBody, AnswerAnswer, _QUESTION,
+        _of("answer"),
+    ),
+    (
+        "fill-mask", "Likely tokens for masks", _fill_mask, FillMaskBody, FillMaskAnswer,
+        {"texts": ["The cat sat on the [MASK]."]}, _of("fill_mask"),
+    ),
+    ("hidden-states", "Last hidden states of every token", _hidden_states, TextsBody, HiddenStatesAnswer, _CATS, _any),
+    ("tokenize", "The tokens of texts", _tokenize, TextsBody, TokenizeAnswer, _CATS, _any),
+]  # fmt: skip
 
 ENCAST = Protocol(
     "encast",
     [
-        _operation("embed", "Embeddings of texts", _embed, EmbedBody, EmbedAnswer, _CATS),
-        _operation(
-            "classify", "Labels of texts, or of pairs of texts", _classify, ClassifyBody, ClassifyAnswer,
-            {"texts": ["What a film!", ["a cat sleeps", "an animal rests"]]},
-        ),
-        _operation(
-            "rerank", "Documents in the order of how well they fit a query", _rank, RankBody, RankAnswer,
-            {"query": "Where is the cat?", "documents": _CATS["texts"]},
-        ),
-        _operation(
-            "tag", "Entities in texts", _tag, TextsBody, TagAnswer, {"texts": ["John Smith lives in New York."]}
-        ),
-        _operation(
-            "answer", "Answers to questions, out of contexts of any length", _answer, AnswerBody, AnswerAnswer,
-            {"question": "Where is the cat?", "context": "The cat sat on the mat."},
-        ),
-        _operation(
-            "fill-mask", "Likely tokens for masks", _fill_mask, FillMaskBody, FillMaskAnswer,
-            {"texts": ["The cat sat on the [MASK]."]},
-        ),
-        _operation(
-            "hidden-states", "Last hidden states of every token", _hidden_states, TextsBody, HiddenStatesAnswer, _CATS,
-        ),
-        _operation("tokenize", "The tokens of texts", _tokenize, TextsBody, TokenizeAnswer, _CATS, runs=False),
+        Operation(
+            "POST", f"/encast/v1/{name}", f"encast.{name}", summary, handler, body, answer,
+            examples={"example": example}, serves=serves, runs=name != "tokenize",
+        )
+        for name, summary, handler, body, answer, example, serves in _ROUTES
     ],
     error_body,
     error_type=ErrorBody,

@@ -40,17 +40,20 @@ HEALTH = Protocol(
     "health",
     [
         Operation(
-            "GET", "/health/live", "health.live", "Whether the server answers.", _live, answer=Health, runs=False
+            "GET", "/health/live", "health.live", "Whether the server answers", _live, answer=Health, runs=False,
+            open=True,
         ),
         Operation(
             "GET",
             "/health/ready",
             "health.ready",
-            "Whether every model's canary was answered right and requests are taken; 503 says why not.",
+            "Whether every model's canary was answered right and requests are taken; 503 says why not",
             _ready,
             answer=Health,
             runs=False,
+            open=True,
         ),
     ],
     lambda refusal: msgspec.json.encode(Unwell(refusal.message)),
+    error_type=Unwell,
 )

@@ -45,10 +45,10 @@ class EmbeddingsBody(msgspec.Struct):
     to cut long texts.
     """
 
-    input: Annotated[str | list[str | int | list[int]], msgspec.Meta(extra_json_schema=_INPUT)]
+    input: Annotated[str | list[str | int | list[int]], msgspec.Meta(extra_json_schema={"allOf": [_INPUT]})]
     model: str
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    dimensions: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
     user: str | None = None
     truncate_prompt_tokens: Literal[-1] | None = None
 
@@ -177,12 +177,12 @@ OPENAI = Protocol(
     [
         Operation(
             "POST", "/v1/embeddings", "openai.embeddings", "Embeddings, in the form of the OpenAI API", _embeddings,
-            EmbeddingsBody, Embeddings, examples=_EXAMPLES, tasks=("embed",),
+            EmbeddingsBody, Embeddings, examples=_EXAMPLES, serves=lambda model: model.task == "embed",
         ),
         Operation("GET", "/v1/models", "openai.models", "The models", _models, None, ModelList, runs=False),
         Operation("GET", "/v1/models/{model:path}", "openai.model", "One model", _one_model, None, Model, runs=False),
     ],
     error_body,
-    {"unprocessable": 400},
+    {"unprocessable": 400, "unsupported": 400},
     ErrorBody,
 )  # fmt: skip

@@ -7,7 +7,7 @@ model reads, as these APIs do. ``priority`` and fields that they do not have are
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -21,7 +21,10 @@ from encast.tasks.classify import sigmoid
 from encast.tasks.rerank import rerank
 from encast.tasks.session import need_finite
 
-__all__ = ["RERANK", "find_reranker"]
+__all__ = ["RERANK", "find_reranker", "reranks"]
+
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 
 class Document(msgspec.Struct):
@@ -32,16 +35,16 @@ class Document(msgspec.Struct):
 
 class RerankBody(msgspec.Struct):
     """``model``: by default the first that can rerank. ``top_n``: by default all. ``max_tokens_per_doc``: no less than
-    the model reads, which is where documents are cut.
+    the model reads, which is where documents are cut. ``rank_fields``: documents are ranked by their text alone.
     """
 
     query: str
     documents: Annotated[list[str | Document], msgspec.Meta(min_length=1)]
     model: str | None = None
-    top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    top_n: Count | None = None
     return_documents: bool | None = None
-    max_tokens_per_doc: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    rank_fields: list[str] | None = None
+    max_tokens_per_doc: Count | None = None
+    rank_fields: Annotated[list[Literal["text"]], msgspec.Meta(min_length=1)] | None = None
 
 
 class RerankResult(msgspec.Struct, omit_defaults=True):
@@ -102,6 +105,11 @@ class RerankError(msgspec.Struct):
     detail: str
 
 
+def reranks(model: ServedModel) -> bool:
+    """Whether it is a cross-encoder or a model of embeddings."""
+    return model.reranks or model.task == "embed"
+
+
 def find_reranker(service: Service, name: str | None) -> ServedModel:
     """The model of that name; for None the first cross-encoder, else the first model of embeddings."""
     if name is None:
@@ -121,10 +129,6 @@ async def _rerank(service: Service, call: Call, body: RerankBody, version: str) 
             f"max_tokens_per_doc is {body.max_tokens_per_doc}; {model.name!r} cuts the query with a document at {most} "
             "tokens and nowhere else: leave it out, or shorten the documents",
             field="max_tokens_per_doc",
-        )
-    if body.rank_fields not in (None, ["text"]):
-        raise RefusalError(
-            "unprocessable", "rank_fields: documents are ranked by their text alone", field="rank_fields"
         )
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     service.limits.check_texts([body.query], "query")
@@ -165,11 +169,11 @@ RERANK = Protocol(
     [
         Operation(
             "POST", "/v1/rerank", "rerank.v1", "Reranking, in the form of Jina's API and Cohere's v1", _v1, RerankBody,
-            RerankAnswer, examples=_EXAMPLES,
+            RerankAnswer, examples=_EXAMPLES, serves=reranks,
         ),
         Operation(
             "POST", "/v2/rerank", "rerank.v2", "Reranking, in the form of Cohere's API v2", _v2, RerankBody,
-            RerankAnswer, examples=_EXAMPLES,
+            RerankAnswer, examples=_EXAMPLES, serves=reranks,
         ),
     ],
     _error,
