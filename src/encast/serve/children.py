@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from encast.artifact import Artifact
 from encast.errors import ResourceError
 from encast.launch.process import signal_name
 from encast.serve.control import (
@@ -169,16 +168,13 @@ class Child:
 
 
 class Engine(Child):
-    """Of one artifact under one name: another artifact is another child. ``dtype``, ``task`` and ``labels`` (how many)
-    are the artifact's.
-    """
+    """Of one artifact under one name: another artifact is another child. ``dtype``, ``task`` and number of ``labels``
+    are the artifact's."""
 
     module = "encast.serve.engine"
 
-    def __init__(self, at: ModelAt, opened: Artifact, listener: socket.socket, *args: Any) -> None:
-        self.at, self.listener = at, listener
-        meta = opened.graph.meta
-        self.dtype, self.task, self.labels = str(opened.card["dtype"]), meta.task, len(meta.labels or ())
+    def __init__(self, at: ModelAt, dtype: str, task: str, labels: int, listener: socket.socket, *args: Any) -> None:
+        self.at, self.dtype, self.task, self.labels, self.listener = at, dtype, task, labels, listener
         self.setup, self.instances = "", 0
         self.canary: bytes | None = None
         """The answer of the first one; those that come after it must give the same."""

@@ -14,8 +14,10 @@ import os
 import signal
 import socket
 import sys
+import time
 import weakref
-from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvloop
@@ -48,17 +50,23 @@ from encast.serve.keys import Keys
 from encast.serve.logs import Log, QuietFormatter
 from encast.serve.metrics import Recorder
 from encast.serve.models import Models, ServedModel
-from encast.serve.operations import Protocol
+from encast.serve.options import ServeOptions
 from encast.serve.protocols.encast import ENCAST
 from encast.serve.protocols.health import HEALTH
+from encast.serve.protocols.kserve import KSERVE
 from encast.serve.protocols.openai import OPENAI
+from encast.serve.protocols.page import page
 from encast.serve.protocols.rerank import RERANK
+from encast.serve.protocols.tei import TEI
 from encast.serve.remote import RemoteEngine
 from encast.serve.service import Service
 from encast.serve.shadow import ClosingRunner, ShadowRunner
 from encast.serve.tls import tls_context
 from encast.serve.tracing import Tracing, otlp_exporter
 from encast.tune.configuration import artifact_sha
+
+if TYPE_CHECKING:
+    from encast.serve.protocols.kserve_grpc import GrpcServer
 
 __all__ = ["main"]
 
@@ -78,6 +86,9 @@ class _Front:
         self._numbers = itertools.count()
         self._ended = asyncio.Event()
         self._server: HttpServer | None = None
+        self._certificate: Any = None
+        """Of gRPC."""
+        self._ends_at = 0.0
 
     async def run(self) -> None:
         """Serves until drained, or until the supervisor is gone."""
@@ -97,12 +108,13 @@ class _Front:
             self._keys = None if options.api_keys is None else Keys(options.api_keys, lambda _: None)
             self._log = None if options.log is None else self._open_log(options.log)
             tracing = None if options.otlp is None else Tracing(otlp_exporter(options.otlp), self._name)
+            if self._keys is not None:
+                self._service.authorise = self._keys.authorise
+            grpc = await self._serve_grpc()
         except EncastError as error:
             self._channel.send(Failed(str(error)))
             await self._ended.wait()
             return
-        if self._keys is not None:
-            self._service.authorise = self._keys.authorise
         for listener in (self._log, tracing):
             if listener is not None:
                 self._service.finished.append(listener.finished)
@@ -120,14 +132,34 @@ class _Front:
         counting.cancel()
         if serving.done():
             serving.result()
+            if grpc is not None:
+                await grpc.stop(max(0.0, self._ends_at - time.monotonic()))
             self._channel.send(Counted(msgspec.msgpack.encode(self._recorder.take())))
             if self._log is not None:
                 self._log.close()
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)
 
+    async def _serve_grpc(self) -> GrpcServer | None:
+        settings = self._settings
+        if settings.grpc_port is None:
+            return None
+        import grpc
+
+        from encast.serve.protocols.kserve_grpc import serve_grpc
+
+        credentials = None
+        if settings.options.tls_cert is not None:
+            self._certificate = _grpc_certificate(settings.options)
+            credentials = grpc.dynamic_ssl_server_credentials(self._certificate, lambda: self._certificate, False)
+        host = settings.options.host
+        address = f"{f'[{host}]' if ':' in host else host}:{settings.grpc_port}"
+        return await serve_grpc(self._service, address, credentials=credentials)
+
     def _app(self) -> ASGIApp:
-        app: ASGIApp = create_app(self._service, _protocols())
+        shown = page(lambda: self._ask("live"), html=self._settings.options.page)
+        protocols = [HEALTH, OPENAI, RERANK, TEI, KSERVE, ENCAST, shown]
+        app: ASGIApp = create_app(self._service, protocols)
         origins = self._settings.options.cors
         if origins:
             app = CORSMiddleware(app, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
@@ -178,6 +210,8 @@ class _Front:
                 self._keys.reload()
             if self._tls is not None:
                 tls_context(options.tls_cert or "", options.tls_key, self._tls)
+                if self._settings.grpc_port is not None:
+                    self._certificate = _grpc_certificate(options)
         except EncastError as error:
             self._channel.send(Failed(str(error)))
             return
@@ -201,6 +235,7 @@ class _Front:
             self._ended.set()
         else:
             self._state = State("the server is about to end", admits=True)
+            self._ends_at = time.monotonic() + message.seconds
             self._server.end()
 
     async def _ask(self, what: str) -> bytes:
@@ -222,13 +257,18 @@ class _Front:
                 self._channel.send(Counted(msgspec.msgpack.encode(delta)))
 
 
+def _grpc_certificate(options: ServeOptions) -> Any:
+    import grpc
+
+    assert options.tls_cert is not None
+    chain = Path(options.tls_cert).read_bytes()
+    key = chain if options.tls_key is None else Path(options.tls_key).read_bytes()
+    return grpc.ssl_server_certificate_configuration([(key, chain)])
+
+
 def _close(runner: ClosingRunner) -> None:
     with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the connection
         asyncio.get_running_loop().create_task(runner.close())
-
-
-def _protocols() -> Sequence[Protocol]:
-    return [HEALTH, OPENAI, RERANK, ENCAST]
 
 
 def main() -> None:

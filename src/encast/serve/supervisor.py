@@ -171,7 +171,9 @@ class Supervisor:
         listener.bind("\0" + address)
         listener.listen(_BACKLOG)
         at = ModelAt(source.name, str(path), artifact_sha(opened), address, source.given, source.aliases)
-        engine = Engine(at, opened, listener, options or self._options, self._heard, self._ended)
+        meta = opened.graph.meta
+        args = options or self._options, self._heard, self._ended
+        engine = Engine(at, opened.card["dtype"], meta.task, len(meta.labels or ()), listener, *args)
         self._children.append(engine)
         return engine
 
@@ -259,7 +261,8 @@ class Supervisor:
         state = self._state()
         self._registry.ready = not state.reason
         self._registry.models = tuple(
-            ModelInfo(engine.at.name, engine.task, engine.dtype, engine.at.sha256, engine.labels) for engine in self._engines
+            ModelInfo(engine.at.name, engine.task, engine.dtype, engine.at.sha256, engine.labels)
+            for engine in self._engines
         )
         for front in self._fronts:
             if front.up:

@@ -1,4 +1,4 @@
-"""Whether the server lives, and whether it is ready: for load balancers and orchestrators."""
+"""Whether the server lives, whether it is ready, and its metrics: for load balancers, orchestrators and Prometheus."""
 
 from __future__ import annotations
 
@@ -36,6 +36,10 @@ async def _ready(service: Service, call: Call, body: None) -> Reply:
     return Reply(msgspec.json.encode(Health("ready", list(service.models.by_name))))
 
 
+async def _metrics(service: Service, call: Call, body: None) -> Reply:
+    return Reply(await service.ask("metrics"), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
 HEALTH = Protocol(
     "health",
     [
@@ -44,16 +48,15 @@ HEALTH = Protocol(
             open=True,
         ),
         Operation(
-            "GET",
-            "/health/ready",
-            "health.ready",
-            "Whether every model's canary was answered right and requests are taken; 503 says why not",
-            _ready,
-            answer=Health,
-            runs=False,
-            open=True,
+            "GET", "/health/ready", "health.ready",
+            "Whether every model's canary was answered right and requests are taken; 503 says why not", _ready,
+            answer=Health, runs=False, open=True,
+        ),
+        Operation(
+            "GET", "/metrics", "health.metrics", "What the server counts, for Prometheus", _metrics,
+            media_type="text/plain", runs=False,
         ),
     ],
     lambda refusal: msgspec.json.encode(Unwell(refusal.message)),
     error_type=Unwell,
-)
+)  # fmt: skip
