@@ -169,7 +169,8 @@ class Child:
 
 class Engine(Child):
     """Of one artifact under one name: another artifact is another child. ``dtype``, ``task`` and number of ``labels``
-    are the artifact's."""
+    are the artifact's.
+    """
 
     module = "encast.serve.engine"
 
@@ -187,7 +188,9 @@ class Engine(Child):
 
 
 class Front(Child):
-    """One of the processes that share the TCP socket. ``now()``: the number of the last reload, its models, and whether the server is ready."""
+    """One of the processes that share the TCP socket. ``now()``: the number of the last reload, its
+    models, and whether the server is ready.
+    """
 
     module = "encast.serve.front"
 
