@@ -275,11 +275,9 @@ class Engine:
         front.jobs[message.id] = job
         refused, _ = self._instances.submit(job)
         if refused is not None:
-            late = ", after the request's deadline" if refused.late else ""
-            self._refuse(
-                job, "overloaded", f"a new run would wait {refused.wait_s:.1f} s{late}; try again later",
-                refused.retry_after, refused.wait_s,
-            )  # fmt: skip
+            late = ", longer than the request has" if refused.late else ""
+            words = f"the queue is full: a new run would wait {refused.wait_s:.1f} s{late}; try again later"
+            self._refuse(job, "overloaded", words, refused.retry_after, refused.wait_s)
 
     def _tell(self, job: Job, error: Exception | None, backlog_s: float) -> None:
         """Called by the instances' threads."""
