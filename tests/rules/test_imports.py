@@ -54,6 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "measure.workloads": {"errors", "batch", "tasks", "data"},
     "measure.input_spec": {"errors", "tasks", "importers", "archs"},
     "serve": {"errors", "tasks"},
+    "serve.protocols.open_inference": {"errors", "tasks", "ir.meta"},
     "bench": {"errors", "files", "batch", "launch", "machine", "measure"},
     "bench.models": {"measure", "errors", "data", "importers", "tasks"},
     "bench.agreement": {"errors", "batch", "backends.reference"},
@@ -88,6 +89,8 @@ OUTSIDE: dict[str, set[str] | None] = {
     "msgspec": {"serve"},
     "orjson": {"serve"},
     "starlette": {"serve"},
+    "google": {"serve.protocols.kserve_grpc", "serve.protocols.kserve_pb2"},
+    "grpc": {"serve.protocols.kserve_grpc"},
     # Runtimes that are measured, and what they are converted with.
     "ctranslate2": {"bench.peers"},
     "deepsparse": {"bench.peers"},
