@@ -253,7 +253,10 @@ def test_the_servers_own_limit(base: Path) -> None:
     runner.go.clear()
     with grpc_served(service) as address, grpc.insecure_channel(address) as channel:
         error = refused(channel, "ModelInfer", request_of("embed", ["a"], raw=True), metadata=())
-    assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert (error.code(), error.details()) == (
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        "there is no answer after 0.2 s; try again",
+    )
     assert runner.withdrawn == 1
 
 
