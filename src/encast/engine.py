@@ -247,12 +247,12 @@ def load(
 
     opened = artifacts.open(artifact)
     if config is not None:
-        options["config"] = setup = _setup(opened, config, strict)
+        options["config"] = setup = setup_of(opened, config, strict)
         batch_tokens = setup.batch_tokens if batch_tokens is None else batch_tokens
     return Engine(session_of(opened, batch_tokens), chosen.open(opened, **options))
 
 
-def _setup(opened: Artifact, config: str | os.PathLike[str] | Mapping[str, Any], strict: bool) -> Setup:
+def setup_of(opened: Artifact, config: str | os.PathLike[str] | Mapping[str, Any], strict: bool = False) -> Setup:
     """The set-up of a configuration; warns, or raises ``StrictError``, when it was tuned for something else."""
     from encast.tune.configuration import Configuration
 

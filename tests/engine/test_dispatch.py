@@ -118,7 +118,7 @@ def test_a_run_goes_to_the_first_group_that_covers_its_longest_text(tmp_path_fac
     groups = (InstanceGroup(1, 1, 8), InstanceGroup(1, 1, 16), InstanceGroup(1, 2))
     cpu = open_cpu(CASE, "int8", tmp_path_factory, groups=groups, shared_cores=True)
     calls: list[str] = []
-    cpu._executors = [_Named(name, calls) for name in ("short", "middle", "long")]
+    cpu._executors = [[_Named(name, calls)] for name in ("short", "middle", "long")]
     for lengths in ([1], [8], [8] * 5, [9], [1, 9], [16], [17], [17, 1], [48]):
         cpu.run("last_hidden_state", Batch.of([[1] * length for length in lengths]))
     assert calls == ["short"] * 3 + ["middle"] * 3 + ["long"] * 3
@@ -131,7 +131,7 @@ def test_a_caller_may_name_the_group(tmp_path_factory: pytest.TempPathFactory) -
     groups = (InstanceGroup(1, 1, 8), InstanceGroup(1, 1, 16), InstanceGroup(1, 2))
     cpu = open_cpu(CASE, "int8", tmp_path_factory, groups=groups, shared_cores=True)
     calls: list[str] = []
-    cpu._executors = [_Named(name, calls) for name in ("short", "middle", "long")]
+    cpu._executors = [[_Named(name, calls)] for name in ("short", "middle", "long")]
     for length, group in ((8, 0), (8, 1), (16, 1), (1, 2), (48, 2)):
         cpu.run("last_hidden_state", Batch.of([[1], [1] * length]), group=group)
     assert calls == ["short", "middle", "middle", "long", "long"]
@@ -451,3 +451,21 @@ def test_lengths_of_the_case(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What the tests above take for granted."""
     meta = open_case(CASE, tmp_path_factory).graph.meta
     assert meta.max_len == 48
+
+
+def test_apart_a_caller_names_the_instance(tmp_path_factory: pytest.TempPathFactory) -> None:
+    two_cores()
+    groups = (InstanceGroup(2, 1, 8), InstanceGroup(1, 2))
+    cpu = open_cpu(CASE, "int8", tmp_path_factory, groups=groups, shared_cores=True, apart=True)
+    batch = Batch.of([[1, 2], [3] * 8])
+    places = [(0, 0), (0, 1), (1, 0)]
+    answers = {cpu.run("last_hidden_state", batch, group=at, instance=one).tobytes() for at, one in places}
+    assert len(answers) == 1
+    calls: list[str] = []
+    cpu._executors[0] = [_Named("first", calls), _Named("second", calls)]
+    for instance in (1, 0, 1):
+        cpu.run("last_hidden_state", batch, group=0, instance=instance)
+    assert calls == ["second", "first", "second"]
+    with pytest.raises(InputError, match="instance is 2; a caller may name instances 0 to 1 of this group"):
+        cpu.run("last_hidden_state", batch, group=0, instance=2)
+    cpu.close()

@@ -34,8 +34,9 @@ class CpuRunnable:
     mapping of the weights (with ``ENCAST_COPY_WEIGHTS`` one copy), whose checksums are verified first. ``pin``
     binds every executor's workers to cores of their own (with ``shared_cores``: of their own within the group), as far
     as the affinity mask and the cgroup leave cores; with fewer cores than threads it is off, which ``groups`` do not
-    accept, and where a CPU quota pays for fewer cores than the mask has. ``target``: what the plan is made for, if not
-    this machine as it is. Raises ``ArtifactError``, ``InputError`` and ``ResourceError``.
+    accept, and where a CPU quota pays for fewer cores than the mask has. With ``apart`` the caller, and not the pool,
+    knows which instances are free: a run names its own. ``target``: what the plan is made for, if not this machine as
+    it is. Raises ``ArtifactError``, ``InputError`` and ``ResourceError``.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class CpuRunnable:
         groups: Sequence[InstanceGroup] | None = None,
         shared_cores: bool = False,
         pin: bool = True,
+        apart: bool = False,
         target: Target | None = None,
     ) -> None:
         import encast._core as _core
@@ -78,7 +80,10 @@ class CpuRunnable:
         if not pin:
             self.cpus = tuple(((),) * group.instances for group in groups)
         self._executors = [
-            _core.ExecutorPool(self.plan, weights, group.threads, placed, spin_us, idle_spin_us)
+            [
+                _core.ExecutorPool(self.plan, weights, group.threads, own, spin_us, idle_spin_us)
+                for own in ([[cpus] for cpus in placed] if apart else [placed])
+            ]
             for group, placed in zip(groups, self.cpus, strict=True)
         ]
         self._meta = artifact.graph.meta
@@ -87,8 +92,8 @@ class CpuRunnable:
         self._bounds = [group.longest for group in groups[:-1] if group.longest is not None]
         self._pid = os.getpid()
 
-    def _group(self, batch: Batch, group: int | None = None) -> Any:
-        """The executors for this batch."""
+    def _group(self, batch: Batch, group: int | None = None) -> list[Any]:
+        """The pools of executors for this batch: one, or with ``apart`` one an instance."""
         if group is not None and not 0 <= group < len(self.groups):
             raise InputError(f"group is {group}; there are groups 0 to {len(self.groups) - 1}")
         if not self._bounds or batch.cu_seqlens.ndim != 1:
@@ -103,11 +108,13 @@ class CpuRunnable:
             )
         return self._executors[first if group is None else group]
 
-    def run(self, output: str, batch: Batch, select: Int32 | None = None, *, group: int | None = None) -> Float32:
+    def run(
+        self, output: str, batch: Batch, select: Int32 | None = None, *, group: int | None = None, instance: int = 0
+    ) -> Float32:
         """See ``Runnable.run``. Releases the GIL while the model runs.
 
         ``group`` is the index of the group that runs it (default: the first that covers the batch's longest sequence);
-        raises ``InputError`` for one that does not cover it.
+        raises ``InputError`` for one that does not cover it. ``instance``: of that group, if they are ``apart``.
         """
         self._need_own_process()
         types = batch.token_type_ids
@@ -124,7 +131,10 @@ class CpuRunnable:
         if select is not None and select.size > 1 and not bool(np.all(select[1:] > select[:-1])):
             # The core takes rising rows, each once.
             rising, order = np.unique(select, return_inverse=True)
-        executors = self._group(batch, group)
+        pools = self._group(batch, group)
+        if not 0 <= instance < len(pools):
+            raise InputError(f"instance is {instance}; a caller may name instances 0 to {len(pools) - 1} of this group")
+        executors = pools[instance]
         try:
             rows: Float32 = executors.run(output, batch.token_ids, batch.cu_seqlens, types, rising)
         except (InputError, TypeError):
@@ -141,7 +151,7 @@ class CpuRunnable:
         order of time.
         """
         self._need_own_process()
-        traced: tuple[Float32, int, Int64] = self._group(batch).trace(
+        traced: tuple[Float32, int, Int64] = self._group(batch)[0].trace(
             output, batch.token_ids, batch.cu_seqlens, batch.token_type_ids, select
         )
         return traced
@@ -157,7 +167,7 @@ class CpuRunnable:
         """For every step of the plan its text and the names of the kernels that it runs."""
         self._need_own_process()
         steps = [line for line in self.plan.splitlines() if line.startswith("step ")]
-        return list(zip(steps, self._executors[0].kernels(), strict=True))
+        return list(zip(steps, self._executors[0][0].kernels(), strict=True))
 
     def close(self) -> None:
         """Waits for running calls, then frees arenas, threads and the mapping.
@@ -165,8 +175,9 @@ class CpuRunnable:
         In a forked child it frees nothing: a call that ran in the parent at the fork never ends here.
         """
         if os.getpid() == self._pid:
-            for executors in self._executors:
-                executors.close()
+            for pools in self._executors:
+                for pool in pools:
+                    pool.close()
 
 
 def _need_cores(groups: Sequence[InstanceGroup], cores: int, shared_cores: bool) -> None:

@@ -1,7 +1,8 @@
-"""Messages between a front and an engine: frames on a Unix stream socket.
+"""Messages between a front and an engine, and what an engine counts: frames on a Unix stream socket.
 
 A frame is its length (u32, little-endian) and a MessagePack array. Times are seconds of ``time.monotonic``, one clock
-for all processes of a machine. Arrays are bytes in the machine's order: i32 on the way in, f32 on the way out.
+for all processes of a machine. Arrays are bytes in the machine's order, i32 on the way in and f32 on the way out; they
+are read where they lie in the frame.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import msgspec
 
 from encast.serve.errors import Kind
 
-__all__ = ["Cancel", "Failed", "Frames", "FromEngine", "Rows", "Submit", "ToEngine", "frame"]
+__all__ = [
+    "Cancel", "EngineStats", "Failed", "Frames", "FromEngine", "Rows", "Submit", "ToEngine", "frame",
+]  # fmt: skip
 
 _LENGTH = struct.Struct("<I")
 
 LONGEST_FRAME = 1 << 30
+"""In bytes: a run of 2^20 tokens with 256 numbers each."""
 
 
 class Submit(msgspec.Struct, array_like=True, frozen=True, tag=0):
@@ -31,10 +35,10 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, tag=0):
 
     id: int
     output: str
-    token_ids: bytes
-    cu_seqlens: bytes
-    token_type_ids: bytes | None
-    select: bytes | None
+    token_ids: memoryview
+    cu_seqlens: memoryview
+    token_type_ids: memoryview | None
+    select: memoryview | None
     arrived: float
     deadline: float
     before: int
@@ -53,7 +57,7 @@ class Rows(msgspec.Struct, array_like=True, frozen=True, tag=2):
 
     id: int
     columns: int
-    rows: bytes
+    rows: memoryview
     queued_s: float
     run_s: float
     batch_tokens: int
@@ -70,36 +74,73 @@ class Failed(msgspec.Struct, array_like=True, frozen=True, tag=3):
     backlog_s: float
 
 
+class EngineStats(msgspec.Struct, array_like=True, frozen=True):
+    """To the supervisor, four times a second, as the ``data`` of ``control.Counted``. The first five fields say how it
+    is now, the counts after them are since the start; ``batch_tokens``: of every batch since the message before.
+    ``backlog_s``: how long a run would now wait. ``busy_s``: seconds of all instances of each group; ``instances``: how
+    many each has.
+    """
+
+    queue_rows: int
+    queue_tokens: int
+    backlog_s: float
+    running: int
+    fronts: int
+    runs: int
+    rows: int
+    tokens: int
+    batches: int
+    refused: int
+    expired: int
+    cancelled: int
+    failed: int
+    busy_s: list[float]
+    instances: list[int]
+    batch_tokens: list[int]
+
+
 ToEngine = Submit | Cancel
 FromEngine = Rows | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-def frame(message: ToEngine | FromEngine) -> bytes:
+def frame(message: msgspec.Struct) -> bytearray:
     """The bytes of a message."""
     buffer = bytearray(4)
     _encoder.encode_into(message, buffer, 4)
     _LENGTH.pack_into(buffer, 0, len(buffer) - 4)
-    return bytes(buffer)
+    return buffer
 
 
 class Frames:
     """Puts the frames of a stream together again from whatever pieces it arrives in."""
 
-    def __init__(self) -> None:
-        self._buffer = bytearray()
+    def __init__(self, longest: int = LONGEST_FRAME) -> None:
+        self._longest = longest
+        self._rest = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """The frames that are whole with ``data``; raises ``ValueError`` for one that is longer than any may be."""
-        self._buffer += data
+    def feed(self, data: bytes) -> Iterator[memoryview]:
+        """The frames that are whole with ``data``, which are not copied where they lie in one piece; raises
+        ``ValueError`` for one that is longer than any may be.
+        """
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < 4 or len(self._rest) < 4 + self._length(self._rest, 0):
+                return
+            data, self._rest = bytes(self._rest), bytearray()
+        view = memoryview(data)
         at = 0
-        while len(self._buffer) - at >= 4:
-            (length,) = _LENGTH.unpack_from(self._buffer, at)
-            if length > LONGEST_FRAME:
-                raise ValueError(f"a frame of {length} bytes; at most {LONGEST_FRAME} are sent")
-            if len(self._buffer) - at - 4 < length:
+        while len(data) - at >= 4:
+            end = at + 4 + self._length(data, at)
+            if end > len(data):
                 break
-            yield bytes(self._buffer[at + 4 : at + 4 + length])
-            at += 4 + length
-        del self._buffer[:at]
+            yield view[at + 4 : end]
+            at = end
+        self._rest += view[at:]
+
+    def _length(self, data: bytes | bytearray, at: int) -> int:
+        length: int = _LENGTH.unpack_from(data, at)[0]
+        if length > self._longest:
+            raise ValueError(f"a frame of {length} bytes; at most {self._longest} are sent")
+        return length

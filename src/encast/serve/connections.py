@@ -1,0 +1,119 @@
+"""The engine's side of its sockets: never blocking, and bounded where the other side does not read."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import threading
+from typing import TYPE_CHECKING
+
+from encast.serve.join import Arrays
+from encast.serve.wire import Frames
+
+if TYPE_CHECKING:
+    from encast.serve.queue import Job
+
+__all__ = ["Asked", "Connection", "peer_uid"]
+
+_MOST_UNSENT = 256 << 20
+_READ = 256 << 10
+_LONGEST_SUBMIT = 64 << 20
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """The user of the process at the other end of a Unix socket, as the kernel knows it."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid: int = struct.unpack("3i", credentials)[1]
+    return uid
+
+
+class Asked:
+    """Who asked for a job, by which number, with which arrays."""
+
+    __slots__ = ("arrays", "connection", "id")
+
+    def __init__(self, connection: Connection, id: int, arrays: Arrays) -> None:
+        self.connection, self.id, self.arrays = connection, id, arrays
+
+
+class Connection:
+    """A front's socket, or the supervisor's. Any thread may call ``send``; all else belongs to the one that polls."""
+
+    def __init__(self, sock: socket.socket, poll: select.epoll) -> None:
+        sock.setblocking(False)
+        self.jobs: dict[int, Job] = {}
+        """Without an answer, by their number."""
+        self._sock, self._poll = sock, poll
+        self._frames = Frames(_LONGEST_SUBMIT)
+        self._lock = threading.Lock()
+        self._unsent = bytearray()
+        self._open = True
+        self._events = select.EPOLLIN
+        poll.register(sock, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the other side has not taken yet."""
+        return len(self._unsent)
+
+    def read(self) -> list[memoryview] | None:
+        """The frames that have come; None when the other side is gone. Raises ``ValueError`` for a frame too long."""
+        try:
+            data = self._sock.recv(_READ)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        return list(self._frames.feed(data)) if data else None
+
+    def send(self, data: bytes | bytearray) -> None:
+        """Sends now what the socket takes and the rest as it takes more. A side that lets too much lie is cut off."""
+        with self._lock:
+            if not self._open:
+                return
+            sent = 0
+            if not self._unsent:
+                try:
+                    sent = self._sock.send(data)
+                except BlockingIOError:
+                    pass
+                except OSError:  # gone; the poll says so too
+                    return
+                if sent == len(data):
+                    return
+                self._poll.modify(self._sock, self._events | select.EPOLLOUT)
+            self._unsent += memoryview(data)[sent:]
+            if len(self._unsent) > _MOST_UNSENT:
+                self._sock.shutdown(socket.SHUT_RDWR)
+
+    def flush(self) -> None:
+        """Sends more of what is left; the socket can be written again."""
+        with self._lock:
+            if not self._open or not self._unsent:
+                return
+            try:
+                sent = self._sock.send(self._unsent)
+            except OSError:
+                return
+            del self._unsent[:sent]
+            if not self._unsent:
+                self._poll.modify(self._sock, self._events)
+
+    def stop_reading(self) -> None:
+        """What the other side sends from now on stays in the socket."""
+        with self._lock:
+            if self._open:
+                self._events = 0
+                self._poll.modify(self._sock, select.EPOLLOUT if self._unsent else 0)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._open:
+                self._open = False
+                self._poll.unregister(self._sock)
+                self._sock.close()
+                self._unsent.clear()

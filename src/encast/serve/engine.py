@@ -1,0 +1,347 @@
+"""The engine process: owns one model's queue and instances, and answers the runs of all fronts.
+
+``python -m encast.serve.engine SETTINGS``, where SETTINGS is the JSON of ``control.EngineSettings``. One thread polls
+the sockets; a thread for each instance runs batches and sends what they answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+import encast.artifact as artifacts
+import encast.serve.control as control_messages
+from encast.artifact import Artifact
+from encast.backends.devices import find_device
+from encast.backends.groups import InstanceGroup, Setup
+from encast.batch import Batch, Int32
+from encast.engine import session_of, setup_of
+from encast.errors import EncastError, InputError
+from encast.launch.process import die_with_parent
+from encast.machine import usable_cores
+from encast.serve.canary import canary_run
+from encast.serve.connections import Asked, Connection, peer_uid
+from encast.serve.control import Counted, Drain, EngineSettings, EngineStarted, ToChild
+from encast.serve.errors import Kind
+from encast.serve.instances import Instances
+from encast.serve.join import Arrays
+from encast.serve.options import ServeOptions
+from encast.serve.places import Place, Places
+from encast.serve.queue import Job, Queue, QueueLimits
+from encast.serve.wire import Cancel, EngineStats, Failed, Rows, Submit, frame
+from encast.tasks.session import F32
+
+__all__ = ["Engine", "Model", "default_setup", "open_model"]
+
+_WIDEST = 8
+"""Threads of the instance for a lone text: measured gains end there."""
+
+_WARM_UP_TOKENS = (8, 64, 256)
+_STATS_S = 0.25
+_MOST_RUNS = 1 << 16
+"""Without an answer, of one front."""
+
+
+def default_setup(longest_text: int, cores: int) -> Setup:
+    """One instance a core for all texts, and a wide one on the same cores for a lone text."""
+    groups = [InstanceGroup(1, min(cores, _WIDEST), None)]
+    if cores > 1:
+        groups.insert(0, InstanceGroup(cores, 1, longest_text))
+    return Setup(tuple(groups), QueueLimits.batch_tokens, shared_cores=True)
+
+
+def open_model(artifact: str, options: ServeOptions) -> Model:
+    """The model with its instances warm and its cost model fitted. Raises ``EncastError``."""
+    opened = artifacts.open(artifact)
+    cores, longest = len(usable_cores()), opened.graph.meta.max_len
+    if options.config is not None:
+        setup = setup_of(opened, options.config)
+    elif options.instances is not None or options.threads is not None:
+        instances = options.instances or max(1, cores // (options.threads or 1))
+        threads = options.threads or max(1, cores // instances)
+        setup = Setup((InstanceGroup(instances, threads),), QueueLimits.batch_tokens)
+    else:
+        setup = default_setup(longest, cores)
+    runnable: Any = find_device("cpu", ()).open(opened, config=setup, apart=True)
+    given: dict[str, Any] = {
+        "max_tokens": options.max_queue_tokens, "max_wait_s": options.max_wait_s, "slowdown": options.slowdown,
+        "max_delay_s": options.max_delay_s, "batch_tokens": options.batch_tokens or setup.batch_tokens,
+    }  # fmt: skip
+    limits = QueueLimits(**{name: value for name, value in given.items() if value is not None})
+    queue = Queue(Places(setup.groups, runnable.cpus, cores), limits, longest_text=longest)
+    return Model(opened, setup, runnable, queue, _warm_up(opened, runnable, queue))
+
+
+@dataclass(frozen=True)
+class Model:
+    """An artifact ready to run. ``runnable``: a ``Grouped``; ``canary``: the answer of ``canary_run`` as bytes."""
+
+    opened: Artifact
+    setup: Setup
+    runnable: Any
+    queue: Queue
+    canary: bytes
+
+
+def _warm_up(opened: Artifact, runnable: Any, queue: Queue) -> bytes:
+    """Runs and times every instance. All must give the canary's answer with the same bits, which are returned."""
+    canary = canary_run(session_of(opened))
+    answers = set()
+    for group, places in enumerate(queue.places.by_group):
+        longest = min(queue.places.groups[group].longest or opened.graph.meta.max_len, opened.graph.meta.max_len)
+        for place in places:
+            if int(np.diff(canary.piece.batch.cu_seqlens).max()) <= longest:
+                answers.add(_timed(runnable, queue, place, canary.output, canary.piece.batch, canary.select))
+            for size in _WARM_UP_TOKENS:
+                ids = np.arange(min(size, longest), dtype=np.int32) % opened.graph.meta.vocab
+                batch = Batch(ids, np.array([0, len(ids)], np.int32))
+                select = None if canary.select is None else np.zeros(1, np.int32)
+                _timed(runnable, queue, place, canary.output, batch, select)
+    if len(answers) != 1:
+        raise InputError(
+            f"{opened.path}: the instances give {len(answers)} different answers to the canary; this machine's memory "
+            "or processor is damaged, or the groups take only texts that are shorter"
+        )
+    return answers.pop()
+
+
+def _timed(runnable: Any, queue: Queue, place: Place, output: str, batch: Batch, select: Int32 | None) -> bytes:
+    seconds = math.inf
+    for _ in range(3):  # the first touches memory
+        begin = time.monotonic()
+        rows: F32 = runnable.run(output, batch, select, group=place.group, instance=place.instance)
+        seconds = min(seconds, time.monotonic() - begin)
+    queue.cost.observe(place.group, output, batch.tokens, seconds)
+    return rows.tobytes()
+
+
+class Engine:
+    """Answers fronts that connect to ``listener``.
+
+    It ends by ``drain``, by ``stop``, or when the supervisor at the other end of ``control`` has gone.
+    """
+
+    def __init__(self, model: Model, listener: socket.socket, control: socket.socket | None, *, drain_s: float) -> None:
+        graph = model.opened.graph
+        self._kinds: dict[str, Any] = {name: graph.type_of(value).shape[0] for name, value in graph.outputs.items()}
+        self._drain_s = drain_s
+        self._poll = select.epoll()
+        self._listener: socket.socket | None = listener
+        self._fronts: dict[int, Connection] = {}
+        self._control = None if control is None else Connection(control, self._poll)
+        self._instances = Instances(model.runnable, model.queue, self._tell)
+        self._decoder = msgspec.msgpack.Decoder(Submit | Cancel)
+        self._orders = msgspec.msgpack.Decoder(ToChild)
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._give_up = math.inf
+        self._stopped = False
+        for sock in (self._wake_in, self._wake_out, listener):
+            sock.setblocking(False)
+        self._poll.register(self._wake_in, select.EPOLLIN)
+        self._poll.register(listener, select.EPOLLIN)
+
+    def drain(self, seconds: float) -> None:
+        """Takes no more connections, and returns from ``serve`` once the fronts have closed theirs, at the latest after
+        so many seconds.
+        """
+        self._give_up = min(self._give_up, time.monotonic() + seconds)
+        if self._listener is not None:
+            self._poll.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
+
+    def stop(self) -> None:
+        """For a signal handler: hears no more, answers what it has heard, then returns from ``serve``. What fronts
+        have sent meanwhile they send again to the engine that comes after.
+        """
+        self._stopped = True
+        with contextlib.suppress(BlockingIOError):
+            self._wake_out.send(b"\0")
+
+    def serve(self) -> None:
+        """Polls until stopped and drained, or until the supervisor is gone."""
+        stats_at = 0.0
+        while True:
+            expired, due = self._instances.tick()
+            for job in expired:
+                self._refuse(job, "expired", "the deadline passed while the run waited", None, 0.0)
+            now = time.monotonic()
+            if now >= stats_at:
+                stats_at = now + _STATS_S
+                self._send_stats()
+            if self._stopped and self._give_up == math.inf:
+                self.drain(self._drain_s)
+                for front in self._fronts.values():
+                    front.stop_reading()
+            if self._give_up < math.inf:
+                if now >= self._give_up or not self._fronts or (self._stopped and self._answered()):
+                    break
+                due = min(due, now + 0.01)  # what is left is answered by other threads
+            for fd, event in self._poll.poll(max(0.0, min(due, stats_at) - now)):
+                if not self._attend(fd, event):
+                    return
+        for front in self._fronts.values():
+            front.close()
+
+    def _attend(self, fd: int, event: int) -> bool:
+        """False when the supervisor has gone."""
+        if fd == self._wake_in.fileno():
+            self._wake_in.recv(64)
+        elif self._listener is not None and fd == self._listener.fileno():
+            self._accept()
+        elif self._control is not None and fd == self._control.fileno():
+            if event & select.EPOLLOUT:
+                self._control.flush()
+            orders = self._control.read()
+            for order in map(self._orders.decode, orders or ()):
+                if isinstance(order, Drain):
+                    self.drain(order.seconds)
+            return orders is not None
+        else:
+            front = self._fronts.get(fd)
+            if front is not None and event & select.EPOLLOUT:
+                front.flush()
+            if front is not None and event & ~select.EPOLLOUT:
+                self._hear(fd, front)
+        return True
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:  # it went away again, or there are no descriptors left: others are served on
+            return
+        if peer_uid(sock) != os.geteuid():
+            print(f"encast: a process of user {peer_uid(sock)} was turned away", file=sys.stderr)
+            sock.close()
+            return
+        front = Connection(sock, self._poll)
+        self._fronts[front.fileno()] = front
+
+    def _hear(self, fd: int, front: Connection) -> None:
+        try:
+            frames = front.read()
+            for data in frames or ():
+                self._obey(front, self._decoder.decode(data))
+        except (msgspec.MsgspecError, ValueError) as error:
+            print(f"encast: a front broke the protocol and is cut off: {error}", file=sys.stderr)
+            frames = None
+        if frames is None:
+            del self._fronts[fd]
+            front.close()
+            for job in list(front.jobs.values()):
+                self._instances.cancel(job)
+
+    def _obey(self, front: Connection, message: Submit | Cancel) -> None:
+        if isinstance(message, Cancel):
+            job = front.jobs.pop(message.id, None)
+            if job is not None:
+                self._instances.cancel(job)
+            return
+        if message.id in front.jobs or len(front.jobs) >= _MOST_RUNS:
+            raise ValueError(f"run {message.id} is under way already, or {_MOST_RUNS} are")
+        if not math.isfinite(message.arrived + message.deadline) or message.before < 0:
+            raise ValueError("times must be finite and earlier tokens not negative")
+        ids, cu_seqlens = _vector(message.token_ids), _vector(message.cu_seqlens)
+        types = None if message.token_type_ids is None else _vector(message.token_type_ids)
+        chosen = None if message.select is None else _vector(message.select)
+        try:
+            if message.output not in self._kinds:
+                raise InputError(f"the model has no output {message.output!r}; it has {sorted(self._kinds)}")
+            arrays = Arrays(Batch(ids, cu_seqlens, types), chosen, self._kinds[message.output])
+        except InputError as error:
+            front.send(frame(Failed(message.id, "unprocessable", str(error), None, 0.0)))
+            return
+        asked = Asked(front, message.id, arrays)
+        arrived = min(message.arrived, time.monotonic())
+        job = Job(message.output, arrays.lengths, arrived, message.deadline, message.before, asked)
+        front.jobs[message.id] = job
+        refused, _ = self._instances.submit(job)
+        if refused is not None:
+            late = ", longer than the request has" if refused.late else ""
+            words = f"the queue is full: a new run would wait {refused.wait_s:.1f} s{late}; try again later"
+            self._refuse(job, "overloaded", words, refused.retry_after, refused.wait_s)
+
+    def _tell(self, job: Job, error: Exception | None, backlog_s: float) -> None:
+        """Called by the instances' threads."""
+        if isinstance(error, InputError):
+            self._refuse(job, "unprocessable", str(error), None, backlog_s)
+        elif error is not None:
+            self._refuse(job, "failed", "the engine failed to run the model; its log says why", None, backlog_s)
+        else:
+            asked: Asked = job.owner
+            rows = asked.arrays.result
+            assert rows is not None
+            seconds, tokens = job.longest
+            data = np.ascontiguousarray(rows).data
+            answer = Rows(asked.id, rows.shape[1], data, job.begun - job.came, seconds, tokens, backlog_s)
+            asked.connection.send(frame(answer))
+            asked.connection.jobs.pop(asked.id, None)  # after it is sent: a drained engine ends once there are none
+
+    def _refuse(self, job: Job, kind: Kind, message: str, retry_after: float | None, backlog_s: float) -> None:
+        asked: Asked = job.owner
+        asked.connection.send(frame(Failed(asked.id, kind, message, retry_after, backlog_s)))
+        asked.connection.jobs.pop(asked.id, None)
+
+    def _answered(self) -> bool:
+        idle: bool = self._instances.look(lambda queue: queue.idle)
+        return idle and not any(front.jobs or front.unsent for front in self._fronts.values())
+
+    def _send_stats(self) -> None:
+        stats = self._instances.look(self._stats)
+        if self._control is not None and not self._control.unsent:
+            self._control.send(frame(Counted(msgspec.msgpack.encode(stats))))
+
+    def _stats(self, queue: Queue) -> EngineStats:
+        counters = queue.counters
+        batch_tokens, counters.batch_tokens = counters.batch_tokens, []
+        return EngineStats(
+            queue.rows, queue.tokens, queue.backlog_s(time.monotonic()), len(queue.places.running), len(self._fronts),
+            counters.runs, counters.rows, counters.tokens, counters.batches, counters.refused, counters.expired,
+            counters.cancelled, self._instances.failed, list(counters.busy_s),
+            [group.instances for group in queue.places.groups], batch_tokens,
+        )  # fmt: skip
+
+
+def _vector(data: memoryview) -> Int32:
+    return np.frombuffer(data, np.int32)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the process; returns its exit code."""
+    settings = msgspec.json.decode(arguments[0], type=EngineSettings)
+    die_with_parent(signal.SIGKILL, os.getppid())
+    # A thread that comes back from the core takes the interpreter from the one that polls after this time at most.
+    sys.setswitchinterval(5e-4)
+    listener, control = socket.socket(fileno=settings.listen_fd), socket.socket(fileno=settings.control_fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the supervisor says what to do
+    try:
+        model = open_model(settings.artifact, settings.options)
+    except EncastError as error:
+        control.send(frame(control_messages.Failed(str(error))))
+        return 1
+    engine = Engine(model, listener, control, drain_s=settings.options.drain_s)
+    signal.signal(signal.SIGTERM, lambda *_: engine.stop())
+    instances = sum(group.instances for group in model.setup.groups)
+    control.send(frame(EngineStarted(model.setup.text, instances, model.canary)))
+    engine.serve()
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    # Batches that run for nobody must not hold up the end.
+    os._exit(code)

@@ -1,0 +1,155 @@
+"""The instances at work: a thread for each, which takes its next batch from the queue when one ends."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from encast.batch import Batch as PackedBatch
+from encast.batch import Int32
+from encast.errors import InputError
+from encast.serve.join import Arrays, join, spread
+from encast.serve.places import Place
+from encast.serve.queue import Batch, Job, Part, Queue, Refused
+from encast.tasks.session import F32
+
+__all__ = ["Grouped", "Instances"]
+
+
+class Grouped(Protocol):
+    """A ``Runnable`` whose caller names the instance, as ``CpuRunnable(apart=True)``."""
+
+    def run(
+        self, output: str, batch: PackedBatch, select: Int32 | None = None, *, group: int, instance: int
+    ) -> F32: ...
+
+
+class Instances:
+    """Runs what is submitted. The ``owner`` of a job has its ``arrays``.
+
+    ``tell(job, error, backlog_s)`` is called, from any thread, once for every job that is not cancelled or expired:
+    without an error its answer is in ``job.owner.arrays.result``.
+    """
+
+    def __init__(self, runnable: Grouped, queue: Queue, tell: Callable[[Job, Exception | None, float], None]) -> None:
+        self._runnable, self._queue, self._tell = runnable, queue, tell
+        self._lock = threading.Lock()
+        self._inboxes: dict[Place, SimpleQueue[Batch | None]] = {
+            place: SimpleQueue() for places in queue.places.by_group for place in places
+        }
+        self._threads = [
+            threading.Thread(
+                target=self._serve, args=(place,), name=f"instance-{place.group}-{place.instance}", daemon=True
+            )
+            for place in self._inboxes
+        ]
+        self.failed = 0
+        """Jobs that failed for a reason of ours."""
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Job) -> tuple[Refused | None, float]:
+        """As ``Queue.submit``, and the backlog in seconds. Starts what can start."""
+        with self._lock:
+            now = time.monotonic()
+            refused = self._queue.submit(job, now)
+            if refused is not None:
+                return refused, refused.wait_s
+            self._start(now)
+            return None, 0.0
+
+    def cancel(self, job: Job) -> None:
+        """As ``Queue.cancel``."""
+        with self._lock:
+            self._queue.cancel(job)
+
+    def tick(self) -> tuple[list[Job], float]:
+        """The jobs that have expired, and when to call again at the latest; starts what has waited for companions."""
+        with self._lock:
+            now = time.monotonic()
+            expired = self._queue.expire(now)
+            if now >= self._queue.due:
+                self._start(now)
+            return expired, min(self._queue.due, self._queue.soonest)
+
+    def look(self, at: Callable[[Queue], Any]) -> Any:
+        """What ``at`` says of the queue, which does not change meanwhile."""
+        with self._lock:
+            return at(self._queue)
+
+    def close(self) -> None:
+        """Ends the threads, after the batches that they run."""
+        for inbox in self._inboxes.values():
+            inbox.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _start(self, now: float, own: Place | None = None) -> Batch | None:
+        """Hands out all batches that may start; returns that of ``own``, the caller's place."""
+        mine = None
+        while (batch := self._queue.take(now)) is not None:
+            if batch.place is own:
+                mine = batch
+            else:
+                self._inboxes[batch.place].put(batch)
+        return mine
+
+    def _serve(self, place: Place) -> None:
+        inbox = self._inboxes[place]
+        batch: Batch | None = None
+        while True:
+            if batch is None:
+                batch = inbox.get()
+            if batch is None:
+                return
+            errors = self._compute(batch)
+            with self._lock:
+                now = time.monotonic()
+                refused = [part.job for part in batch.parts if part.job in errors and self._queue.fail(part.job)]
+                whole = self._queue.finish(batch, now, failed=len(errors) == len(batch.parts))
+                backlog = self._queue.backlog_s(now)
+                batch = self._start(now, place)
+            for job in whole:
+                self._tell(job, None, backlog)
+            for job in refused:
+                self._tell(job, errors[job], backlog)
+
+    def _compute(self, batch: Batch) -> dict[Job, Exception]:
+        """Runs the batch; what the model refuses runs once more, each job alone, so that one does not fail another."""
+        wanted = [part for part in batch.parts if not part.job.over]
+        if not wanted:
+            return {}
+        try:
+            self._run(batch, wanted)
+        except InputError as error:
+            if len(wanted) == 1:
+                return {wanted[0].job: error}
+            return {job: error for part in wanted for job, error in self._alone(batch, part)}
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            self.failed += len(wanted)
+            return {part.job: error for part in wanted}
+        return {}
+
+    def _alone(self, batch: Batch, part: Part) -> list[tuple[Job, Exception]]:
+        try:
+            self._run(batch, [part])
+        except InputError as error:
+            return [(part.job, error)]
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            self.failed += 1
+            return [(part.job, error)]
+        return []
+
+    def _run(self, batch: Batch, parts: list[Part]) -> None:
+        arrays: list[tuple[Arrays, list[int]]] = [(part.job.owner.arrays, part.rows) for part in parts]
+        joined, select = join(arrays)
+        place = batch.place
+        rows = self._runnable.run(batch.output, joined, select, group=place.group, instance=place.instance)
+        spread(arrays, rows)

@@ -1,0 +1,44 @@
+"""What ``encast serve`` was asked for: one value that every process of the server has."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["ServeOptions"]
+
+
+class ServeOptions(msgspec.Struct, frozen=True):
+    """The options of the command line, checked. Sizes are bytes, times seconds.
+
+    ``config``: the file that ``encast tune`` wrote. ``max_queue_tokens``, ``max_wait_s`` and ``slowdown``: None for what
+    the engine measures. ``shadow``: (artifact, share of the requests from 0 to 1).
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    grpc_port: int | None = None
+    fronts: int = 1
+    config: str | None = None
+    threads: int | None = None
+    instances: int | None = None
+    batch_tokens: int | None = None
+    max_delay_s: float = 0.0
+    slowdown: float | None = None
+    max_queue_tokens: int | None = None
+    max_wait_s: float | None = None
+    timeout_s: float = 30.0
+    max_body_bytes: int = 16 << 20
+    max_texts: int = 2048
+    max_text_bytes: int = 1 << 20
+    max_concurrent: int = 1024
+    drain_s: float = 30.0
+    api_keys: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    cors: tuple[str, ...] = ()
+    price: str | None = None
+    log: str | None = None
+    log_texts: bool = False
+    otlp: str | None = None
+    shadow: tuple[str, float] | None = None
+    page: bool = True

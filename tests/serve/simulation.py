@@ -1,0 +1,112 @@
+"""The queue under a simulated clock: arrivals in, latencies out, with batches that take what a line says."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from encast.backends.groups import InstanceGroup
+from encast.serve.places import Places
+from encast.serve.queue import Batch, Job, Queue, QueueLimits
+
+__all__ = ["OUTPUT", "Outcome", "first_come", "mixed", "percentile", "queue_on", "simulate"]
+
+OUTPUT = "embedding"
+OVERHEAD_S, TOKEN_S = 120e-6, 25e-6
+"""As measured of MiniLM in int8 on one core of the machine that README.md names."""
+
+
+def queue_on(cores: int, limits: QueueLimits | None = None) -> Queue:
+    """A queue on the default set-up of so many cores, which knows what batches take."""
+    groups = [InstanceGroup(cores, 1, 512), InstanceGroup(1, min(cores, 8), None)]
+    cpus = [[[cpu] for cpu in range(cores)], [list(range(min(cores, 8)))]]
+    queue = Queue(Places(groups, cpus, cores), limits or QueueLimits(), longest_text=512)
+    for group in range(2):
+        for tokens in (8, 64, 256):
+            queue.cost.observe(group, OUTPUT, tokens, _seconds(tokens, groups[group].threads))
+    return queue
+
+
+def _seconds(tokens: int, threads: int = 1) -> float:
+    return OVERHEAD_S + TOKEN_S * tokens / threads**0.9
+
+
+@dataclass
+class Outcome:
+    """``latency``: of every job that was answered, seconds; ``refused`` and ``expired`` ones have none."""
+
+    latency: dict[Job, float] = field(default_factory=dict)
+    refused: list[Job] = field(default_factory=list)
+    expired: list[Job] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def of(self, tokens: int) -> list[float]:
+        """The latencies of jobs of one size."""
+        return [seconds for job, seconds in self.latency.items() if job.tokens == tokens]
+
+
+def simulate(queue: Queue, arrivals: Sequence[tuple[float, Job]]) -> Outcome:
+    """Runs all of it; ties in the order of ``arrivals``."""
+    outcome = Outcome()
+    events: list[tuple[float, int, Any]] = [(at, number, job) for number, (at, job) in enumerate(arrivals)]
+    heapq.heapify(events)
+    number = len(events)
+    while events:
+        now, _, what = heapq.heappop(events)
+        outcome.expired += queue.expire(now)
+        if isinstance(what, Batch):
+            outcome.latency |= {job: now - job.arrived for job in queue.finish(what, now)}
+        elif queue.submit(what, now) is not None:
+            outcome.refused.append(what)
+        while (batch := queue.take(now)) is not None:
+            number += 1
+            outcome.batches.append(batch)
+            heapq.heappush(events, (now + _seconds(batch.tokens, batch.place.threads), number, batch))
+        outcome.seconds = now
+    return outcome
+
+
+def first_come(arrivals: Sequence[tuple[float, Job]], cores: int, most: int = 1024) -> Outcome:
+    """What a server does that fills each batch in the order of arrival."""
+    outcome = Outcome()
+    events: list[tuple[float, int, Any]] = [(at, number, job) for number, (at, job) in enumerate(arrivals)]
+    heapq.heapify(events)
+    number, line, free = len(events), deque[Job](), cores
+    while events:
+        now, _, what = heapq.heappop(events)
+        if isinstance(what, list):
+            free += 1
+            outcome.latency |= {job: now - job.arrived for job in what}
+        else:
+            line.append(what)
+        while free and line:
+            batch = [line.popleft()]
+            while line and sum(job.tokens for job in batch) + line[0].tokens <= most:
+                batch.append(line.popleft())
+            free -= 1
+            number += 1
+            heapq.heappush(events, (now + _seconds(sum(job.tokens for job in batch)), number, batch))
+        outcome.seconds = now
+    return outcome
+
+
+def mixed(load: float, cores: int, count: int, seed: int = 1) -> list[tuple[float, Job]]:
+    """Poisson arrivals, half of 12 tokens and half of 400; ``load``: their work over that of the cores."""
+    source = random.Random(seed)
+    rate = load * cores / ((_seconds(12) + _seconds(400)) / 2)
+    at, arrivals = 0.0, []
+    for _ in range(count):
+        at += source.expovariate(rate)
+        arrivals.append((at, Job(OUTPUT, [12 if source.random() < 0.5 else 400], at, at + 30)))
+    return arrivals
+
+
+def percentile(values: Sequence[float], at: float) -> float:
+    return float(np.percentile(values, at))
