@@ -60,6 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "serve.instances": {"errors", "batch", "tasks"},
     "serve.join": {"errors", "batch", "tasks"},
     "serve.places": {"backends.groups"},
+    "serve.protocols.open_inference": {"errors", "tasks", "ir.meta"},
     "bench": {"errors", "files", "batch", "launch", "machine", "measure"},
     "bench.models": {"measure", "errors", "data", "importers", "tasks"},
     "bench.agreement": {"errors", "batch", "backends.reference"},
@@ -96,6 +97,8 @@ OUTSIDE: dict[str, set[str] | None] = {
     "orjson": {"serve"},
     "prometheus_client": {"serve.metrics"},
     "starlette": {"serve"},
+    "google": {"serve.protocols.kserve_grpc", "serve.protocols.kserve_pb2"},
+    "grpc": {"serve.protocols.kserve_grpc"},
     # Runtimes that are measured, and what they are converted with.
     "ctranslate2": {"bench.peers"},
     "deepsparse": {"bench.peers"},
