@@ -176,6 +176,7 @@ def test_memory_does_not_grow_with_traffic() -> None:
 def test_the_window_is_the_last_whole_second_and_the_last_minute() -> None:
     clock = Clock()
     registry, front = Registry(usd_per_hour=3.6, clock=clock), Recorder()
+    registry.models = (ModelInfo("minilm", "embed", "int8", "0" * 64),)
     for milliseconds in range(1, 101):
         front.finished(finished(milliseconds / 1e3, texts=1))
     front.finished(finished(texts=0, kind="overloaded", status=429))
@@ -183,6 +184,7 @@ def test_the_window_is_the_last_whole_second_and_the_last_minute() -> None:
     front.finished(finished(texts=0, kind="invalid", status=400))
     registry.heard_front(over_the_wire(front))
     registry.heard_engine("minilm", 1, stats())
+    registry.heard_engine("shadow", 2, stats())  # of no served model
     assert registry.live().second.texts_s == 0, "this second is not over"
     clock.now += 1
     live = registry.live()
@@ -204,6 +206,7 @@ def test_the_window_is_the_last_whole_second_and_the_last_minute() -> None:
 def test_the_live_line() -> None:
     clock = Clock()
     registry, front = Registry(usd_per_hour=3.6, clock=clock), Recorder()
+    registry.models = (ModelInfo("minilm", "embed", "int8", "0" * 64),)
     registry.ready = True
     for _ in range(1200):
         front.finished(finished(0.0035, texts=1))

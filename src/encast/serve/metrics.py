@@ -235,7 +235,8 @@ class _Second:
     at: int
     counts: Counter[str] = field(default_factory=Counter)
     latencies: Counter[int] = field(default_factory=Counter)
-    busy_s: float = 0.0
+    busy_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """By model."""
 
 
 class Registry:
@@ -277,7 +278,7 @@ class Registry:
         for group, busy_s in enumerate(stats.busy_s):
             more = busy_s - (0.0 if before is None else before.busy_s[group])
             self.counts.count("instances_busy_seconds_total", model, str(group), by=more)
-            second.busy_s += more
+            second.busy_s[model] += more
         self.counts.count("batches_total", model, by=stats.batches - (0 if before is None else before.batches))
         self.counts.count("rejected_total", model, by=stats.refused - (0 if before is None else before.refused))
         for tokens in stats.batch_tokens:
@@ -301,12 +302,14 @@ class Registry:
         usd = None
         if self._usd_per_hour is not None and over.texts_s > 0:
             usd = usd_per_million(self._usd_per_hour, over.texts_s)
-        engines = [stats for _, stats in self._engines.values()]
+        names = {model.name for model in self.models}  # not the shadow's
+        engines = [stats for name, stats in self._engines.values() if name in names]
+        busy = sum(busy_s for second in last for name, busy_s in second.busy_s.items() if name in names)
         return Live(
             now, self.ready, _span(last, 1.0), over,
             sum(stats.queue_tokens for stats in engines), sum(stats.queue_rows for stats in engines),
             max((stats.backlog_s for stats in engines), default=0.0),
-            sum(sum(stats.instances) for stats in engines), sum(second.busy_s for second in last), usd, self.models,
+            sum(sum(stats.instances) for stats in engines), busy, usd, self.models,
         )  # fmt: skip
 
     def gauges(self) -> Iterator[tuple[str, tuple[str, ...], float]]:

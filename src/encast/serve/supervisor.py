@@ -327,7 +327,10 @@ class Supervisor:
         try:
             for source in self._sources:
                 path = await asyncio.to_thread(source.prepare)
-                if artifact_sha(artifacts.open(path)) == now[source.name].at.sha256:
+                opened = artifacts.open(path)
+                if source.name == self._shadowed and self._options.shadow is not None:
+                    shadowed({source.name: opened}, artifacts.open(self._options.shadow[0]))
+                if artifact_sha(opened) == now[source.name].at.sha256:
                     engines.append(now[source.name])
                 else:
                     fresh.append(self._engine(source, path))

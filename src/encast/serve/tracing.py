@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Tracing", "otlp_exporter"]
 
+_TIMEOUT_S = 2.0
+"""For a batch of spans, all attempts together: the end of a front waits for the last one."""
+
 
 def otlp_exporter(url: str) -> SpanExporter:
     """Sends spans to a collector as OTLP over HTTP. A URL without a path gets ``/v1/traces``.
@@ -32,7 +35,8 @@ def otlp_exporter(url: str) -> SpanExporter:
     need_modules("trace", "opentelemetry.sdk", "opentelemetry.exporter")
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    return OTLPSpanExporter(url if parts.path.strip("/") else parts._replace(path="/v1/traces").geturl())
+    address = url if parts.path.strip("/") else parts._replace(path="/v1/traces").geturl()
+    return OTLPSpanExporter(address, timeout=_TIMEOUT_S)
 
 
 class Tracing:

@@ -33,12 +33,12 @@ def page(live: Callable[[], Awaitable[bytes]], *, html: bool = True) -> Protocol
         return Reply(await live(), {"cache-control": "no-store"})
 
     # The page holds nothing of the server; what it asks for asks for the key.
-    about = "A page that shows how the server does and tries every task."
+    about = "A page that shows how the server does and tries every task"
     shown = Operation(
         "GET", "/", "page.show", about, show, media_type="text/html", runs=False, open=True
     )  # fmt: skip
     numbers = Operation(
-        "GET", "/encast/v1/stats", "page.stats", "How the server does.", stats, answer=Live, runs=False
+        "GET", "/encast/v1/stats", "page.stats", "How the server does", stats, answer=Live, runs=False
     )  # fmt: skip
     return Protocol("page", [shown, numbers] if html else [numbers], error_body, error_type=ErrorBody)
 
