@@ -184,7 +184,7 @@ class Engine(Child):
 
     def settings(self, control_fd: int) -> tuple[msgspec.Struct, int]:
         at, listen_fd = self.at, self.listener.fileno()
-        return EngineSettings(at.name, at.artifact, at.sha256, listen_fd, control_fd, self.options), listen_fd
+        return EngineSettings(at.name, at.artifact, listen_fd, control_fd, self.options, at.sha256), listen_fd
 
 
 class Front(Child):

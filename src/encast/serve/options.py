@@ -17,8 +17,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     ``shadow``: (artifact, share of the requests, from 0 to 1).
     """
 
-    host: str
-    port: int
+    host: str = "127.0.0.1"
+    port: int = 8080
     grpc_port: int | None = None
     fronts: int = 1
     config: str | None = None
