@@ -29,7 +29,6 @@ __all__ = ["create_app"]
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-
 _MILLISECONDS = re.compile(r"[0-9]{1,12}")
 _log = logging.getLogger("encast.serve")
 

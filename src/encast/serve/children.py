@@ -169,7 +169,8 @@ class Child:
 
 class Engine(Child):
     """Of one artifact under one name: another artifact is another child. ``dtype``, ``task`` and number of ``labels``
-    are the artifact's."""
+    are the artifact's.
+    """
 
     module = "encast.serve.engine"
 
@@ -183,11 +184,13 @@ class Engine(Child):
 
     def settings(self, control_fd: int) -> tuple[msgspec.Struct, int]:
         at, listen_fd = self.at, self.listener.fileno()
-        return EngineSettings(at.name, at.artifact, at.sha256, listen_fd, control_fd, self.options), listen_fd
+        return EngineSettings(at.name, at.artifact, listen_fd, control_fd, self.options, at.sha256), listen_fd
 
 
 class Front(Child):
-    """One of the processes that share the TCP socket. ``now()``: the number of the last reload, its models, and whether the server is ready."""
+    """One of the processes that share the TCP socket. ``now()``: the number of the last reload, its
+    models, and whether the server is ready.
+    """
 
     module = "encast.serve.front"
 

@@ -28,7 +28,7 @@ from encast.backends.devices import find_device
 from encast.backends.groups import InstanceGroup, Setup
 from encast.batch import Batch, Int32
 from encast.engine import session_of, setup_of
-from encast.errors import EncastError, InputError
+from encast.errors import ArtifactError, EncastError, InputError
 from encast.launch.process import die_with_parent
 from encast.machine import usable_cores
 from encast.serve.canary import canary_run
@@ -42,6 +42,7 @@ from encast.serve.places import Place, Places
 from encast.serve.queue import Job, Queue, QueueLimits
 from encast.serve.wire import Cancel, EngineStats, Failed, Rows, Submit, frame
 from encast.tasks.session import F32
+from encast.tune.configuration import artifact_sha
 
 __all__ = ["Engine", "Model", "default_setup", "open_model"]
 
@@ -62,9 +63,13 @@ def default_setup(longest_text: int, cores: int) -> Setup:
     return Setup(tuple(groups), QueueLimits.batch_tokens, shared_cores=True)
 
 
-def open_model(artifact: str, options: ServeOptions) -> Model:
-    """The model with its instances warm and its cost model fitted. Raises ``EncastError``."""
+def open_model(artifact: str, options: ServeOptions, *, sha256: str | None = None) -> Model:
+    """The model with its instances warm and its cost model fitted. ``sha256``: what ``artifact_sha`` must say of it.
+    Raises ``EncastError``.
+    """
     opened = artifacts.open(artifact)
+    if sha256 not in (None, artifact_sha(opened)):
+        raise ArtifactError(f"{artifact} was replaced by another artifact; SIGHUP makes the server open that one")
     cores, longest = len(usable_cores()), opened.graph.meta.max_len
     if options.config is not None:
         setup = setup_of(opened, options.config)
@@ -328,7 +333,7 @@ def main(arguments: Sequence[str]) -> int:
     listener, control = socket.socket(fileno=settings.listen_fd), socket.socket(fileno=settings.control_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the supervisor says what to do
     try:
-        model = open_model(settings.artifact, settings.options)
+        model = open_model(settings.artifact, settings.options, sha256=settings.sha256)
     except EncastError as error:
         control.send(frame(control_messages.Failed(str(error))))
         return 1

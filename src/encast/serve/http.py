@@ -53,6 +53,7 @@ class _Protocol(HttpToolsProtocol):
         self._cut_timer: asyncio.TimerHandle | None = None  # ends a client that does not read, or goes on sending
         self._surplus = 0  # bytes of a body that came after its answer
         self._task: asyncio.Task[None] | None = None
+        self._answering: RequestResponseCycle | None = None  # the task's; ``cycle`` is of the last request that came
         self._ending = False
         self._refused = False
 
@@ -71,7 +72,7 @@ class _Protocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._cancel_timers()
         self.pipeline.clear()
-        if self._task is not None and not self.cycle.response_started:
+        if self._task is not None and self._answering is not None and not self._answering.response_started:
             # Nobody reads the answer: withdraws what the request asked the engine for.
             self._task.cancel()
 
@@ -112,10 +113,14 @@ class _Protocol(HttpToolsProtocol):
             elif self._header_bytes and self._header_timer is None:
                 self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self._header_late)
 
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._header_bytes = self._header_bytes or 1  # it came in one piece with the end of the request before
+
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= _PIPELINED:
             raise _RefusedError(400, f"more than {_PIPELINED} requests wait on this connection")
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.limits.max_header_bytes:
             raise _RefusedError(431, f"the header has more than {self.limits.max_header_bytes} bytes")
         self._header, self._header_bytes = False, 0
@@ -127,6 +132,7 @@ class _Protocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
         self._task = self.loop.create_task(cycle.run_asgi(app))
         self._task.add_done_callback(self.tasks.discard)
         self.tasks.add(self._task)
@@ -193,8 +199,8 @@ class _Protocol(HttpToolsProtocol):
         self._refused = True
         self._cancel_timers()
         self.pipeline.clear()
-        if self.cycle is not None and not self.cycle.response_complete and self._task and not self._task.done():
-            self.cycle.keep_alive = False
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.keep_alive = False
             self.flow.pause_reading()
             return
         body = reason.encode()

@@ -150,4 +150,6 @@ def _kinds(operation: Operation, locked: bool) -> Iterator[Kind]:
         yield from ("media_type", "unprocessable", "unsupported")
     if operation.body is not None or _PARAMETER.search(operation.path):
         yield "not_found"
+    if operation.open:
+        yield "unavailable"
     yield from ("overloaded", "unavailable", "expired") if operation.runs else ("expired",)

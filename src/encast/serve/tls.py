@@ -21,8 +21,8 @@ def tls_context(cert: str, key: str | None, context: ssl.SSLContext | None = Non
             context.load_cert_chain(cert, key, _no_passphrase)
     except OSError as error:  # an ssl.SSLError is one
         raise InputError(
-            f"{cert}{f' and {key}' if key else ''} cannot be used for TLS: {error.strerror or error}; give PEM files of "
-            "a certificate and its key, which has no passphrase"
+            f"{cert}{f' and {key}' if key else ''} cannot be used for TLS: {error.strerror or error}; give PEM files "
+            "of a certificate and its key, which has no passphrase"
         ) from None
     return fresh if context is None else context
 
