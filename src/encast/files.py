@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from encast.errors import EncastError
 
-__all__ = ["LineFile", "lock", "write_whole"]
+__all__ = ["LineFile", "lock", "turn", "write_whole"]
 
 
 def lock(fd: int, refusal: EncastError) -> None:
@@ -84,3 +87,15 @@ class LineFile:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+
+@contextmanager
+def turn(path: Path) -> Iterator[None]:
+    """One process at a time is inside, for the same file, which is made and stays; others wait. Raises ``OSError``."""
+    with open(path, "ab") as file:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise  # some network file systems have no locks
+        yield

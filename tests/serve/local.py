@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import uvicorn
 from checkpoints import make_checkpoint
 from starlette.testclient import TestClient
 
 import encast
 from encast.engine import Engine
 from encast.serve.app import create_app
+from encast.serve.http import HttpServer
 from encast.serve.models import Models, ServedModel, Timing
 from encast.serve.operations import Protocol
 from encast.serve.service import Service
@@ -127,14 +127,14 @@ def served(service: Service, protocols: Sequence[Protocol]) -> Iterator[str]:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(128)
-        config = uvicorn.Config(create_app(service, list(protocols)), log_config=None, lifespan="off", loop="uvloop")
-        server = uvicorn.Server(config)
+        app = create_app(service, list(protocols))
+        server = HttpServer(app, service.limits, drain_s=10, started=lambda: None, tls=None)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         try:
             # Connections wait in the backlog until the server takes them: nothing to wait for here.
             yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         finally:
-            server.should_exit = True
+            server.end()
             thread.join(30)
             assert not thread.is_alive(), "the server did not end"

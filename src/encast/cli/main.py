@@ -30,6 +30,7 @@ VERBS = {
     "profile": ("encast.cli.profile:profile_command", "Show where the time of a forward goes, against the limit."),
     "kernels": ("encast.cli.kernels:kernels", "List the kernels and what this machine would choose."),
     "doctor": ("encast.cli.doctor:doctor", "Show this machine, and what is wrong with it."),
+    "serve": ("encast.cli.serve:serve_command", "Serve artifacts over HTTP and gRPC."),
     "bench": ("encast.cli.bench:bench_command", "Measure runtimes side by side."),
     "bench report": ("encast.cli.bench_report:report_command", "Make a page of what was measured, or compare two."),
     "launch": ("encast.cli.launch:launch_command", "Start instances of a command, each on cores of its own."),

@@ -72,11 +72,13 @@ def _endpoint(service: Service, protocol: Protocol, operation: Operation) -> End
             if operation.method != "GET":
                 call.body = await _read(request, service.limits)
             body = None if decoder is None else _decode(decoder, request, call.body)
-            reply = await _answer(service, operation, call, body, request)
+            reply = await _answer(service, operation, call, body)
         except RefusalError as error:
             refusal = error
         except InputError as error:
             refusal = RefusalError("unprocessable", str(error))
+        except asyncio.CancelledError:
+            refusal = RefusalError("cancelled", "the client went away, or the server could wait no longer")
         except Exception:
             # The reason may hold a path or a part of a text: it is for the log, not for the client.
             _log.exception("a defect met %s %s, request %s", request.method, operation.path, call.id)
@@ -188,28 +190,30 @@ def _decode(decoder: msgspec.json.Decoder[Any], request: Request, body: bytes) -
         raise RefusalError("invalid", f"the body is not what this route takes: {error}") from None
 
 
-async def _answer(service: Service, operation: Operation, call: Call, body: Any, request: Request) -> Reply:
-    """The handler's answer. When the deadline passes or the client goes, the handler is cancelled, its runs with it."""
-    work = asyncio.ensure_future(operation.handler(service, call, body))
-    gone = asyncio.ensure_future(_gone(request))
+async def _answer(service: Service, operation: Operation, call: Call, body: Any) -> Reply:
+    """The handler's answer. When the deadline passes the handler is cancelled, and its runs with it.
+
+    All in the one task that the request has anyway; ``http`` cancels that when the client goes.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    late = False
+
+    def expire() -> None:
+        nonlocal late
+        late = True
+        task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(max(0.0, call.deadline - time.monotonic()), expire)
     try:
-        left = max(0.0, call.deadline - time.monotonic())
-        await asyncio.wait((work, gone), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            return work.result()
-        if gone.done():
-            raise RefusalError("cancelled", "the client went away")
-        raise RefusalError("expired", f"there is no answer after {call.deadline - call.arrived:g} s; try again")
+        return await operation.handler(service, call, body)
+    except asyncio.CancelledError:
+        if late:
+            message = f"there is no answer after {call.deadline - call.arrived:g} s; try again"
+            raise RefusalError("expired", message) from None
+        raise
     finally:
-        gone.cancel()
-        if not work.done():
-            work.cancel()
-            await asyncio.wait((work,))
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        timer.cancel()
 
 
 def _refuse(request: Request, limits: RequestLimits, refusal: RefusalError, status: int, body: bytes) -> Response:

@@ -1,13 +1,23 @@
-"""The run whose right answer makes an engine ready: a few short texts, asked of every instance before any request."""
+"""The run whose right answer makes an engine ready: a few short texts, asked of every instance before any request.
+
+``python -m encast.serve.canary ARTIFACT`` writes the float64 reference's answer to standard output, as f32 bytes: a
+process of its own, because the reference takes several times the memory of the model.
+"""
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 
-from encast.serve.errors import RefusalError
-from encast.tasks.session import F32, Run, Session
+import encast.artifact as artifacts
+from encast.engine import session_of
+from encast.tasks.session import Run, Session
 
-__all__ = ["canary_run", "cosine", "need_alike"]
+__all__ = ["LEAST_COSINE", "canary_run", "cosine"]
+
+LEAST_COSINE = {"f32": 0.9999, "bf16": 0.99, "int8": 0.99}
+"""Between an engine's answer and the reference's, by the dtype of the products."""
 
 _TEXTS = (
     "What is the capital of France?",
@@ -15,8 +25,6 @@ _TEXTS = (
     "ok",
     "The kernel schedules threads over the cores of a machine, and a queue holds what waits for them.",
 )
-
-_LEAST_COSINE = {"f32": 0.9999, "bf16": 0.99, "int8": 0.99}
 
 
 def canary_run(session: Session) -> Run:
@@ -29,24 +37,25 @@ def canary_run(session: Session) -> Run:
     return Run(output, piece, select)
 
 
-def cosine(one: F32, other: F32) -> float:
-    """Between all numbers of two answers; 0 where one is not finite or their sizes differ."""
-    a, b = one.astype(np.float64).ravel(), other.astype(np.float64).ravel()
+def cosine(one: bytes, other: bytes) -> float:
+    """Between all numbers of two answers, f32 bytes; 0 where one is not finite or their sizes differ."""
+    a, b = np.frombuffer(one, np.float32).astype(np.float64), np.frombuffer(other, np.float32).astype(np.float64)
     if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
         return 0.0
     lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float(a @ b) / lengths if lengths > 0 else float(np.array_equal(a, b))
 
 
-def need_alike(answer: F32, reference: F32, dtype: str, name: str) -> None:
-    """Raises ``RefusalError`` where the answer of the model ``name`` is not near that of the float64 reference.
+def main() -> None:
+    """Runs the reference."""
+    from encast.backends.reference import Reference
 
-    ``dtype``: of the products. The least cosine is 0.9999 for f32 and 0.99 for bf16 and int8.
-    """
-    least, found = _LEAST_COSINE[dtype], cosine(answer, reference)
-    if not found >= least:
-        raise RefusalError(
-            "unavailable",
-            f"{name}: the canary's answer has cosine {found:.6f} with the float64 reference, at least {least} is needed "
-            "for {dtype}; the artifact or this processor's kernels are wrong, try `encast doctor`",
-        )
+    opened = artifacts.open(sys.argv[1])
+    opened.verify()
+    run = canary_run(session_of(opened))
+    rows = Reference(opened.load_graph()).run(run.output, run.piece.batch, run.select)
+    sys.stdout.buffer.write(np.ascontiguousarray(rows, np.float32).tobytes())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,57 +1,76 @@
 """Messages between the supervisor and its children, and what a child is started with.
 
-A child inherits one end of a Unix stream socketpair. Both sides send frames as in ``wire``: a length (u32,
-little-endian) and a MessagePack array. A child that reads the end of the stream has lost its supervisor and ends.
+Every child inherits one end of a Unix stream socketpair, on which both sides send frames as ``wire.frame`` makes them.
+A child that reads the end of the stream has lost its supervisor and ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-import struct
+import socket
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from encast.serve.options import ServeOptions
-from encast.serve.wire import Frames
+from encast.serve.wire import Frames, frame
 
 __all__ = [
     "Answer", "Ask", "Channel", "Counted", "Drain", "EngineSettings", "EngineStarted", "Failed", "FrontSettings",
-    "FrontStarted", "ModelAt", "Opened", "Reload", "State", "ToChild", "ToSupervisor", "open_channel",
+    "FrontStarted", "ModelAt", "Opened", "Reload", "ShadowAt", "State", "ToChild", "ToSupervisor", "open_channel",
 ]  # fmt: skip
-
-_LENGTH = struct.Struct("<I")
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
     """The argument of ``python -m encast.serve.engine``, as JSON.
 
-    ``artifact``: its folder; ``listen_fd``: the listening Unix socket, ``control_fd``: the supervisor's end of this
-    channel, both inherited. ``options``: what the user asked for.
+    ``artifact``: its folder; ``sha256``: of what is fixed in it, lest another one be in its place by now;
+    ``listen_fd``: the listening Unix socket, ``control_fd``: the end of the channel, both inherited.
     """
 
     name: str
     artifact: str
+    sha256: str
     listen_fd: int
     control_fd: int
     options: ServeOptions
 
 
 class ModelAt(msgspec.Struct, frozen=True):
-    """A model as a front finds it: ``artifact`` is its folder, ``address`` the engine's abstract Unix socket (the
-    bytes after the NUL).
+    """A model as a front finds it. ``artifact``: its folder; ``sha256``: of what is fixed in it, lest tokenizer and
+    weights be of two artifacts when the folder is replaced; ``address``: of its engine, an abstract Unix socket
+    without its leading NUL; ``source``: as the user named it.
     """
 
     name: str
     artifact: str
+    sha256: str
     address: str
-    aliases: tuple[str, ...] = ()
+    source: str
+    aliases: tuple[str, ...]
+
+
+class ShadowAt(msgspec.Struct, frozen=True):
+    """The engine of the reference that a ``share`` of the runs of ``model`` is compared with; see ``shadow``."""
+
+    address: str
+    model: str
+    share: float
+
+
+class State(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """To a front. ``reason``: why the server is not ready, "" when it is. ``admits``: whether requests are taken all
+    the same: they wait while an engine is replaced.
+    """
+
+    reason: str
+    admits: bool
 
 
 class FrontSettings(msgspec.Struct, frozen=True):
-    """The argument of ``python -m encast.serve.front``, as JSON. ``listen_fd``: the listening TCP socket;
-    ``grpc_port``: where gRPC listens, None for nowhere. ``index``: of this front, 0 for the first.
+    """The argument of ``python -m encast.serve.front``, as JSON. ``listen_fd``: the listening TCP socket; ``index``: of
+    this front, from 0; ``grpc_port``: None for no gRPC; ``options``: what the user asked for.
     """
 
     index: int
@@ -59,15 +78,17 @@ class FrontSettings(msgspec.Struct, frozen=True):
     control_fd: int
     grpc_port: int | None
     models: tuple[ModelAt, ...]
+    shadow: ShadowAt | None
+    state: State
     options: ServeOptions
 
 
-# From a child to the supervisor
+# To the supervisor
 
 
 class EngineStarted(msgspec.Struct, array_like=True, frozen=True, tag=0):
-    """The engine takes runs. ``setup``: its groups in a few words; ``instances``: how many; ``canary``: the answer of
-    ``canary.ask`` as little-endian f32 bytes, which every one of its instances gave alike.
+    """The engine takes runs. ``setup``: its groups in a few words; ``instances``: how many; ``canary``: the answer to
+    ``canary_run``, f32, which all of its instances gave alike.
     """
 
     setup: str
@@ -80,49 +101,45 @@ class FrontStarted(msgspec.Struct, array_like=True, frozen=True, tag=1):
 
 
 class Failed(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """The child cannot start or, of a front, cannot open what it was told to; ``message`` says why."""
+    """The child cannot start, or cannot open what a ``Reload`` names. ``message``: the words of an ``EncastError``."""
 
     message: str
 
 
 class Counted(msgspec.Struct, array_like=True, frozen=True, tag=3):
-    """What the child counted since its last message; ``metrics`` says what it is."""
+    """What the child counted since its last message: of an engine ``wire.EngineStats``, of a front what ``metrics``
+    writes.
+    """
 
     data: bytes
 
 
 class Ask(msgspec.Struct, array_like=True, frozen=True, tag=4):
-    """A front wants what the supervisor knows: ``what`` is "metrics" or "live"."""
+    """A front wants what only the supervisor knows: ``what`` is "metrics" or "live"."""
 
     id: int
     what: str
 
 
 class Opened(msgspec.Struct, array_like=True, frozen=True, tag=5):
-    """The front serves the models of the ``Reload`` of that number; requests that came before still use the old."""
+    """In this front new requests use the models of the ``Reload`` of that number; those under way still use the old."""
 
     number: int
 
 
-# From the supervisor to a child
+# To a child
 
 
 class Reload(msgspec.Struct, array_like=True, frozen=True, tag=0):
-    """To a front: serve these models from now on, and read the files of keys and certificates again."""
+    """To a front: serve these models from now on; read the files of keys and certificates again."""
 
     number: int
     models: tuple[ModelAt, ...]
 
 
-class State(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """To a front: why the server is not ready, "" when it is."""
-
-    reason: str
-
-
 class Drain(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """To a front: take no more connections, answer what was accepted, end within ``seconds``. To an engine: take no
-    more connections, and end once every front has closed its own, at the latest after ``seconds``.
+    """Take no more connections, and end within so many seconds: a front when it has answered what it accepted, an
+    engine when all fronts have gone.
     """
 
     seconds: float
@@ -138,8 +155,6 @@ class Answer(msgspec.Struct, array_like=True, frozen=True, tag=3):
 ToSupervisor = EngineStarted | FrontStarted | Failed | Counted | Ask | Opened
 ToChild = Reload | State | Drain | Answer
 
-_encoder = msgspec.msgpack.Encoder()
-
 
 class Channel(asyncio.Protocol):
     """One end of a control socketpair. ``heard`` gets every message, ``lost`` is called when the other end is gone."""
@@ -151,22 +166,20 @@ class Channel(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport  # type: ignore[assignment]  # a stream's
 
     def data_received(self, data: bytes) -> None:
-        for frame in self._frames.feed(data):
-            self._heard(self._decoder.decode(frame))
+        for message in self._frames.feed(data):
+            self._heard(self._decoder.decode(message))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._lost()
 
-    def send(self, message: ToSupervisor | ToChild) -> None:
-        """Sends a message; one to an end that is gone is dropped."""
+    def send(self, message: msgspec.Struct) -> None:
+        """A message to an end that is gone is dropped."""
         if self._transport is not None:
-            data = _encoder.encode(message)
-            self._transport.write(_LENGTH.pack(len(data)) + data)
+            self._transport.write(frame(message))
 
     def close(self) -> None:
         """Closing twice is fine."""
@@ -174,13 +187,10 @@ class Channel(asyncio.Protocol):
             self._transport.close()
 
 
-async def open_channel(fd: int, kinds: Any, heard: Callable[[Any], None], lost: Callable[[], None]) -> Channel:
-    """The channel over an inherited or own end of the socketpair; ``kinds``: the type of messages that it receives,
-    ``ToChild`` in a child.
-    """
-    import socket
-
-    end = socket.socket(fileno=fd)
+async def open_channel(
+    end: socket.socket, kinds: Any, heard: Callable[[Any], None], lost: Callable[[], None]
+) -> Channel:
+    """The channel over this end; ``kinds``: the union of the messages that it receives."""
     end.setblocking(False)
     channel = Channel(kinds, heard, lost)
     await asyncio.get_running_loop().create_connection(lambda: channel, sock=end)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import msgspec
 
+from encast.serve.service import RequestLimits
+
 __all__ = ["ServeOptions"]
 
 
 class ServeOptions(msgspec.Struct, frozen=True):
     """The options of the command line, checked. Sizes are bytes, times seconds.
 
-    ``config``: the file that ``encast tune`` wrote. ``max_queue_tokens``, ``max_wait_s`` and ``slowdown``: None for what
-    the engine measures. ``shadow``: (artifact, share of the requests from 0 to 1).
+    ``config``: the file that ``encast tune`` wrote. ``batch_tokens``, ``slowdown``, ``max_queue_tokens`` and
+    ``max_wait_s``: None for the engine's defaults. ``price``: as ``encast tune`` takes it. ``log``: a file, or "-".
+    ``shadow``: (artifact, share of the requests, from 0 to 1).
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8080
+    host: str
+    port: int
     grpc_port: int | None = None
     fronts: int = 1
     config: str | None = None
@@ -26,11 +29,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     slowdown: float | None = None
     max_queue_tokens: int | None = None
     max_wait_s: float | None = None
-    timeout_s: float = 30.0
-    max_body_bytes: int = 16 << 20
-    max_texts: int = 2048
-    max_text_bytes: int = 1 << 20
-    max_concurrent: int = 1024
+    limits: RequestLimits = RequestLimits()
     drain_s: float = 30.0
     api_keys: str | None = None
     tls_cert: str | None = None

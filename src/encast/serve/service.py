@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from encast.serve.call import Call
@@ -64,18 +64,25 @@ class Finished:
     bytes_out: int
 
 
+async def _nobody_knows(what: str) -> bytes:
+    raise RefusalError("unavailable", f"there is no supervisor here that knows {what}")
+
+
 @dataclass
 class Service:
-    """``models`` are replaced by a reload. ``ready``: whether new requests are taken. ``authorise``: the header
-    ``Authorization`` (or None) to the name of its key, None when it is refused; "" where no keys are asked for.
-    ``finished`` is told of every request.
+    """``models`` are replaced by a reload. ``ready``: whether new requests are taken; ``reason``: why the server as a
+    whole is not ready, "" when it is. ``authorise``: the header ``Authorization`` (or None) to the name of its key,
+    None when it is refused; "" where no keys are asked for. ``finished`` is told of every request. ``ask``: what only
+    the supervisor knows, "metrics" as Prometheus' text or "live" as JSON of ``metrics.Live``.
     """
 
     models: Models
     limits: RequestLimits = field(default_factory=RequestLimits)
     ready: Callable[[], bool] = lambda: True
+    reason: Callable[[], str] = lambda: ""
     authorise: Callable[[str | None], str | None] = lambda _: ""
     finished: list[Callable[[Finished], None]] = field(default_factory=list)
+    ask: Callable[[str], Awaitable[bytes]] = _nobody_knows
     running: int = 0
     """Requests under way in this front."""
 

@@ -1,4 +1,4 @@
-"""Headless Chromium over its debugging pipe: no driver, no port, and a network that is off."""
+"""Headless Chromium over its debugging pipe: no driver, no port, and no network beyond this machine."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 class Chromium:
-    """A browser with one page. ``requests``: what it asked for; ``complaints``: errors, warnings, exceptions."""
+    """A browser with one page. ``requests``: what it asked for; ``complaints``: errors, warnings, exceptions.
 
-    def __init__(self, seconds: float = 60.0) -> None:
+    Unless ``online``, its network is off altogether.
+    """
+
+    def __init__(self, seconds: float = 60.0, *, online: bool = False) -> None:
         assert EXECUTABLE is not None
         self._seconds = seconds
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -44,7 +47,7 @@ class Chromium:
             "--disable-dev-shm-usage",
             "--no-first-run",
             "--disable-background-networking",
-            "--host-resolver-rules=MAP * ~NOTFOUND",
+            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
             f"--user-data-dir={self._profile.name}",
             "--remote-debugging-pipe",
             "about:blank",
@@ -66,11 +69,12 @@ class Chromium:
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
-        offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
-        self.call("Network.emulateNetworkConditions", **offline)
+        if not online:
+            offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+            self.call("Network.emulateNetworkConditions", **offline)
 
-    def open(self, path: Path, *, width: int = 1280, dark: bool = False) -> None:
-        """Loads a file, at a width in CSS pixels, by day or by night."""
+    def open(self, page: Path | str, *, width: int = 1280, dark: bool = False) -> None:
+        """Loads a file or a URL, at a width in CSS pixels, by day or by night."""
         self.requests.clear()
         self.complaints.clear()
         phone = width < 600
@@ -78,7 +82,7 @@ class Chromium:
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", media="", features=scheme)
         self._loaded = False
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         deadline = time.monotonic() + self._seconds
         while not self._loaded:
             self._receive(deadline)
@@ -88,6 +92,30 @@ class Chromium:
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
+
+    def wait(self, expression: str) -> Any:
+        """The value of a JavaScript expression once it is true."""
+        deadline = time.monotonic() + self._seconds
+        while not (value := self.evaluate(expression)):
+            assert time.monotonic() < deadline, f"{expression} is not true after {self._seconds} s"
+            time.sleep(0.02)
+        return value
+
+    def click(self, selector: str) -> None:
+        """Presses the mouse over the middle of an element."""
+        find = f"document.querySelector({json.dumps(selector)})"
+        self.evaluate(f"{find}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+        x, y = self.evaluate(
+            f"(box => [box.x + box.width / 2, box.y + box.height / 2])({find}.getBoundingClientRect())"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def write(self, selector: str, text: str) -> None:
+        """Puts text in the place of what a field holds, as by typing."""
+        self.click(selector)
+        self.evaluate(f"document.querySelector({json.dumps(selector)}).select()")
+        self.call("Input.insertText", text=text)
 
     def screenshot(self, path: Path, *, top: float = 0, height: float = 900, width: float = 1280) -> None:
         clip = {"x": 0, "y": top, "width": width, "height": height, "scale": 1}
