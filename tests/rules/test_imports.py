@@ -53,6 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "measure": {"errors", "batch", "data"},
     "measure.workloads": {"errors", "batch", "tasks", "data"},
     "measure.input_spec": {"errors", "tasks", "importers", "archs"},
+    "measure.texts": {"errors", "tasks", "data"},
     "serve": {"errors", "tasks"},
     "serve.metrics": {"measure.price"},
     "serve.shadow": {"errors", "artifact", "tasks"},
