@@ -451,3 +451,21 @@ def test_lengths_of_the_case(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What the tests above take for granted."""
     meta = open_case(CASE, tmp_path_factory).graph.meta
     assert meta.max_len == 48
+
+
+def test_apart_a_caller_names_the_instance(tmp_path_factory: pytest.TempPathFactory) -> None:
+    two_cores()
+    groups = (InstanceGroup(2, 1, 8), InstanceGroup(1, 2))
+    cpu = open_cpu(CASE, "int8", tmp_path_factory, groups=groups, shared_cores=True, apart=True)
+    batch = Batch.of([[1, 2], [3] * 8])
+    places = [(0, 0), (0, 1), (1, 0)]
+    answers = {cpu.run("last_hidden_state", batch, group=at, instance=one).tobytes() for at, one in places}
+    assert len(answers) == 1
+    calls: list[str] = []
+    cpu._executors[0] = [_Named("first", calls), _Named("second", calls)]
+    for instance in (1, 0, 1):
+        cpu.run("last_hidden_state", batch, group=0, instance=instance)
+    assert calls == ["second", "first", "second"]
+    with pytest.raises(InputError, match="instance is 2; a caller may name instances 0 to 1 of this group"):
+        cpu.run("last_hidden_state", batch, group=0, instance=2)
+    cpu.close()

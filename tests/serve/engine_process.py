@@ -47,7 +47,13 @@ class EngineProcess:
 
     def stats(self) -> EngineStats:
         """What it counts from now on: the second message after now."""
+        self.control.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while self.control.recv(1 << 16):
+                pass
+        self.control.settimeout(60)
         self._messages.clear()
+        self._frames = Frames()
         for _ in range(2):
             counted = self.hear()
             assert isinstance(counted, Counted)

@@ -12,7 +12,7 @@ from fake_engine import VOCAB, fake_engine, tokenizer_json
 
 from encast.errors import ArtifactError, InputError
 from encast.tasks import session
-from encast.tasks.tokenize import Tokenizer
+from encast.tasks.tokenize import Tokenizer, TooLongError
 
 
 def _ids(*tokens: str) -> list[int]:
@@ -71,8 +71,9 @@ def test_models_without_a_second_token_type_get_none(type_vocab: int) -> None:
 def test_long_texts_are_an_error_when_asked() -> None:
     engine = fake_engine("embed", max_length=8)
     assert engine.embed(["cat " * 6], on_long="error").shape[0] == 1
-    with pytest.raises(InputError, match=r"texts\[1\] is longer than 8 tokens"):
+    with pytest.raises(TooLongError, match=r"texts\[1\] is longer than 8 tokens") as long:
         engine.embed(["cat", "cat " * 7], on_long="error")
+    assert (long.value.index, long.value.most) == (1, 8)
     with pytest.raises(InputError, match="truncate"):
         engine.embed(["cat"], on_long="never")  # type: ignore[arg-type]
 

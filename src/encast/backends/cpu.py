@@ -131,7 +131,10 @@ class CpuRunnable:
         if select is not None and select.size > 1 and not bool(np.all(select[1:] > select[:-1])):
             # The core takes rising rows, each once.
             rising, order = np.unique(select, return_inverse=True)
-        executors = self._group(batch, group)[instance]
+        pools = self._group(batch, group)
+        if not 0 <= instance < len(pools):
+            raise InputError(f"instance is {instance}; a caller may name instances 0 to {len(pools) - 1} of this group")
+        executors = pools[instance]
         try:
             rows: Float32 = executors.run(output, batch.token_ids, batch.cu_seqlens, types, rising)
         except (InputError, TypeError):

@@ -182,7 +182,8 @@ def _decode(decoder: msgspec.json.Decoder[Any], request: Request, body: bytes) -
     if kind != "application/json":
         raise RefusalError("media_type", f"the content type is {kind[:100]!r}; send application/json")
     try:
-        # Not in a thread: the decoder holds the interpreter's lock, so the event loop would wait all the same.
+        # Not in a thread: the decoder holds the interpreter's lock, so the event loop would wait all the same. It takes
+        # 5 ms for 16 MiB of texts; 0.2 s where they are millions of single letters.
         return decoder.decode(body)
     except RecursionError:
         raise RefusalError("invalid", "the body is nested too deeply") from None

@@ -28,7 +28,7 @@ from encast.backends.devices import find_device
 from encast.backends.groups import InstanceGroup, Setup
 from encast.batch import Batch, Int32
 from encast.engine import session_of, setup_of
-from encast.errors import ArtifactError, EncastError, InputError
+from encast.errors import EncastError, InputError
 from encast.launch.process import die_with_parent
 from encast.machine import usable_cores
 from encast.serve.canary import canary_run
@@ -42,7 +42,6 @@ from encast.serve.places import Place, Places
 from encast.serve.queue import Job, Queue, QueueLimits
 from encast.serve.wire import Cancel, EngineStats, Failed, Rows, Submit, frame
 from encast.tasks.session import F32
-from encast.tune.configuration import artifact_sha
 
 __all__ = ["Engine", "Model", "default_setup", "open_model"]
 
@@ -63,13 +62,9 @@ def default_setup(longest_text: int, cores: int) -> Setup:
     return Setup(tuple(groups), QueueLimits.batch_tokens, shared_cores=True)
 
 
-def open_model(artifact: str, options: ServeOptions, *, sha256: str | None = None) -> Model:
-    """The model with its instances warm and its cost model fitted. ``sha256``: what ``artifact_sha`` must say of it.
-    Raises ``EncastError``.
-    """
+def open_model(artifact: str, options: ServeOptions) -> Model:
+    """The model with its instances warm and its cost model fitted. Raises ``EncastError``."""
     opened = artifacts.open(artifact)
-    if sha256 not in (None, artifact_sha(opened)):
-        raise ArtifactError(f"{artifact} was replaced by another artifact; SIGHUP makes the server open that one")
     cores, longest = len(usable_cores()), opened.graph.meta.max_len
     if options.config is not None:
         setup = setup_of(opened, options.config)
@@ -275,11 +270,9 @@ class Engine:
         front.jobs[message.id] = job
         refused, _ = self._instances.submit(job)
         if refused is not None:
-            late = ", after the request's deadline" if refused.late else ""
-            self._refuse(
-                job, "overloaded", f"a new run would wait {refused.wait_s:.1f} s{late}; try again later",
-                refused.retry_after, refused.wait_s,
-            )  # fmt: skip
+            late = ", longer than the request has" if refused.late else ""
+            words = f"the queue is full: a new run would wait {refused.wait_s:.1f} s{late}; try again later"
+            self._refuse(job, "overloaded", words, refused.retry_after, refused.wait_s)
 
     def _tell(self, job: Job, error: Exception | None, backlog_s: float) -> None:
         """Called by the instances' threads."""
@@ -335,7 +328,7 @@ def main(arguments: Sequence[str]) -> int:
     listener, control = socket.socket(fileno=settings.listen_fd), socket.socket(fileno=settings.control_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the supervisor says what to do
     try:
-        model = open_model(settings.artifact, settings.options, sha256=settings.sha256)
+        model = open_model(settings.artifact, settings.options)
     except EncastError as error:
         control.send(frame(control_messages.Failed(str(error))))
         return 1

@@ -23,7 +23,8 @@ batch, so that a short text does not wait for a long one beside it."""
 class QueueLimits:
     """``batch_tokens`` bounds a batch; one longer row runs alone. New runs are refused beyond ``max_tokens`` that wait,
     and beyond ``max_wait_s`` of expected wait. ``slowdown``: for how many times its own cost a row lets later, smaller
-    ones pass, though not for more than ``max_wait_s`` and its cost; 0 for first come, first served. ``max_delay_s``: a batch waits so long for companions.
+    ones pass, though not for more than ``max_wait_s`` and its cost; 0 for first come, first served. ``max_delay_s``: a
+    batch waits so long for companions.
     """
 
     batch_tokens: int = 1024

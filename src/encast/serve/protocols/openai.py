@@ -121,17 +121,16 @@ async def _embeddings(service: Service, call: Call, body: EmbeddingsBody) -> Rep
 def _steps(service: Service, model: ServedModel, body: EmbeddingsBody) -> Steps[F32]:
     """The task for whichever of its forms the input has."""
     rows: Sequence[Any] = [body.input] if isinstance(body.input, str) else body.input
-    if rows and all(type(row) is int for row in rows):
-        rows = [rows]
+    if rows and type(rows[0]) is int:
+        return embed_ids(model.session, [rows])  # which refuses what else is among them
+    service.limits.check_count(len(rows), "input")
     kinds = {type(row) for row in rows}
     if kinds == {list}:
-        service.limits.check_count(len(rows), "input")
         return embed_ids(model.session, rows)
     if kinds != {str}:
         found = "an empty list" if not rows else "a mixture"
-        raise RefusalError(
-            "invalid", f"input is {found}; give a text, texts, token ids, or lists of token ids", field="input"
-        )
+        message = f"input is {found}; give a text, texts, token ids, or lists of token ids"
+        raise RefusalError("invalid", message, field="input")
     service.limits.check_texts(rows, "input")
     if "" in rows:
         raise RefusalError("invalid", f"input[{rows.index('')}] is empty; leave it out", field="input")

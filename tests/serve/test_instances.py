@@ -1,0 +1,135 @@
+"""The threads of the instances, over a model that does as it is told, and a front's socket that is not read."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import encast.serve.connections as connections
+from encast.backends.groups import InstanceGroup
+from encast.batch import Batch
+from encast.errors import InputError
+from encast.serve.connections import Connection
+from encast.serve.instances import Instances
+from encast.serve.join import Arrays
+from encast.serve.places import Places
+from encast.serve.queue import Job, Queue, QueueLimits
+
+
+class Model:
+    """Gives each sequence its sum; refuses a batch with a 13, fails on a 99, and waits before its first batch."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.entered = threading.Event()
+
+    def run(self, output: str, batch: Batch, select: Any = None, *, group: int, instance: int) -> Any:
+        self.entered.set()
+        assert self.go.wait(30)
+        if 13 in batch.token_ids:
+            raise InputError("13 is refused")
+        if 99 in batch.token_ids:
+            raise MemoryError("99")
+        return np.add.reduceat(batch.token_ids, batch.cu_seqlens[:-1]).astype(np.float32)[:, None]
+
+
+class Running:
+    """One instance over ``Model``, which is busy with a first job until ``go``."""
+
+    def __init__(self) -> None:
+        self.model = Model()
+        queue = Queue(Places([InstanceGroup(1, 1)], [[[0]]], 1), QueueLimits(), longest_text=512)
+        self.told: SimpleQueue[tuple[Job, Exception | None, float]] = SimpleQueue()
+        self.instances = Instances(self.model, queue, lambda *told: self.told.put(told))
+        self.first = self.submit([1])
+        assert self.model.entered.wait(30)
+
+    def submit(self, *rows: list[int]) -> Job:
+        arrays = Arrays(Batch.of(rows), None, "seqs")
+        now = time.monotonic()
+        job = Job("sums", arrays.lengths, now, now + 60, 1, SimpleNamespace(arrays=arrays))
+        assert self.instances.submit(job)[0] is None
+        return job
+
+    def finish(self, jobs: int) -> dict[Job, Any]:
+        """The answer or error of each."""
+        self.model.go.set()
+        found = {}
+        for _ in range(jobs):
+            job, error, backlog = self.told.get(timeout=30)
+            assert backlog >= 0
+            found[job] = error or job.owner.arrays.result.ravel().tolist()
+        self.instances.close()
+        assert self.told.empty()
+        return found
+
+
+def test_one_that_is_refused_does_not_fail_the_others_of_its_batch() -> None:
+    running = Running()
+    one, bad, other = running.submit([1, 2], [3]), running.submit([4], [13]), running.submit([5, 5])
+    found = running.finish(4)
+    assert (found[running.first], found[one], found[other]) == ([1], [3, 3], [10])
+    assert isinstance(found[bad], InputError)
+    assert running.instances.failed == 0
+
+
+def test_an_unforeseen_error_fails_its_batch_and_nothing_after(capfd: pytest.CaptureFixture[str]) -> None:
+    running = Running()
+    one, bad = running.submit([1, 2]), running.submit([99])
+    after = running.submit([5] * 100)  # of another length class
+    found = running.finish(4)
+    assert isinstance(found[one], MemoryError)
+    assert isinstance(found[bad], MemoryError)
+    assert found[after] == [500]
+    assert running.instances.failed == 2
+    assert "MemoryError: 99" in capfd.readouterr().err
+
+
+def test_what_is_cancelled_while_it_waits_or_runs_is_not_told() -> None:
+    running = Running()
+    waits, stays = running.submit([1]), running.submit([2])
+    running.instances.cancel(waits)
+    running.instances.cancel(running.first)
+    assert running.finish(1) == {stays: [2]}
+
+
+def test_an_expired_job_is_handed_out_once() -> None:
+    running = Running()
+    late = running.submit([1])
+    late.deadline = time.monotonic()
+    running.instances.look(lambda queue: setattr(queue, "soonest", 0.0))
+    assert running.instances.tick()[0] == [late]
+    assert running.instances.tick()[0] == []
+    assert running.finish(1) == {running.first: [1]}
+
+
+def test_a_side_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_MOST_UNSENT", 1 << 20)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, select.epoll() as poll:
+        connection = Connection(ours, poll)
+        for _ in range(3):
+            connection.send(bytes(1 << 18))
+        assert connection.unsent > 0
+        received = 0
+        while connection.unsent:  # it reads after all
+            received += len(theirs.recv(1 << 16))
+            connection.flush()
+        while received < 3 << 18:
+            received += len(theirs.recv(1 << 16))
+        assert poll.poll(0) == []
+        for _ in range(8):
+            connection.send(bytes(1 << 18))
+        ((_, event),) = poll.poll(0)
+        assert event & select.EPOLLHUP
+        assert connection.read() is None
+        connection.close()
+        connection.send(b"nobody")  # and closed connections take no notice
