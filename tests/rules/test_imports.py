@@ -117,7 +117,7 @@ OUTSIDE: dict[str, set[str] | None] = {
     "uvicorn": {"serve.http"},
     "uvloop": {"serve.front"},
     "google": {"serve.protocols.kserve_grpc", "serve.protocols.kserve_pb2"},
-    "grpc": {"serve.protocols.kserve_grpc"},
+    "grpc": {"serve.protocols.kserve_grpc", "serve.tls"},
     # Runtimes that are measured, and what they are converted with.
     "ctranslate2": {"bench.peers"},
     "deepsparse": {"bench.peers"},

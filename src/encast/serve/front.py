@@ -61,7 +61,7 @@ from encast.serve.protocols.tei import TEI
 from encast.serve.remote import RemoteEngine
 from encast.serve.service import Service
 from encast.serve.shadow import ClosingRunner, ShadowRunner
-from encast.serve.tls import tls_context
+from encast.serve.tls import grpc_certificate, grpc_credentials, tls_context
 from encast.serve.tracing import Tracing, otlp_exporter
 from encast.tune.configuration import artifact_sha
 
@@ -144,14 +144,12 @@ class _Front:
         settings = self._settings
         if settings.grpc_port is None:
             return None
-        import grpc
-
         from encast.serve.protocols.kserve_grpc import serve_grpc
 
         credentials = None
         if settings.options.tls_cert is not None:
-            self._certificate = _grpc_certificate(settings.options)
-            credentials = grpc.dynamic_ssl_server_credentials(self._certificate, lambda: self._certificate, False)
+            self._certificate = grpc_certificate(settings.options.tls_cert, settings.options.tls_key)
+            credentials = grpc_credentials(lambda: self._certificate)
         host = settings.options.host
         address = f"{f'[{host}]' if ':' in host else host}:{settings.grpc_port}"
         return await serve_grpc(self._service, address, credentials=credentials)
@@ -211,7 +209,7 @@ class _Front:
             if self._tls is not None:
                 tls_context(options.tls_cert or "", options.tls_key, self._tls)
                 if self._settings.grpc_port is not None:
-                    self._certificate = _grpc_certificate(options)
+                    self._certificate = grpc_certificate(options.tls_cert or "", options.tls_key)
         except EncastError as error:
             self._channel.send(Failed(str(error)))
             return
@@ -255,15 +253,6 @@ class _Front:
             delta = self._recorder.take()
             if delta.counters or delta.histograms:
                 self._channel.send(Counted(msgspec.msgpack.encode(delta)))
-
-
-def _grpc_certificate(options: ServeOptions) -> Any:
-    import grpc
-
-    assert options.tls_cert is not None
-    chain = Path(options.tls_cert).read_bytes()
-    key = chain if options.tls_key is None else Path(options.tls_key).read_bytes()
-    return grpc.ssl_server_certificate_configuration([(key, chain)])
 
 
 def _close(runner: ClosingRunner) -> None:
