@@ -66,7 +66,7 @@ ALLOWED: dict[str, set[str]] = {
         "machine",
         "tasks",
         "tune.configuration",
-    },  # fmt: skip
+    },
     "serve.canary": {"artifact", "backends.reference", "engine", "tasks"},
     "serve.children": {"errors", "launch.process"},
     "serve.front": {"errors", "artifact", "engine", "launch.process", "tune.configuration"},

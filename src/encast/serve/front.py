@@ -16,7 +16,6 @@ import socket
 import sys
 import time
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -50,7 +49,6 @@ from encast.serve.keys import Keys
 from encast.serve.logs import Log, QuietFormatter
 from encast.serve.metrics import Recorder
 from encast.serve.models import Models, ServedModel
-from encast.serve.options import ServeOptions
 from encast.serve.protocols.encast import ENCAST
 from encast.serve.protocols.health import HEALTH
 from encast.serve.protocols.kserve import KSERVE
