@@ -21,6 +21,7 @@ from encast.batch import Batch
 from encast.errors import InputError
 from encast.measure.batches import pick
 from encast.measure.input_spec import InputSpec
+from encast.measure.texts import read_texts
 from encast.measure.workloads import (
     Drawn,
     Several,
@@ -29,7 +30,6 @@ from encast.measure.workloads import (
     make_workload,
     padding,
     random_ids,
-    read_texts,
 )
 from encast.tasks.tokenize import Tokenizer
 

@@ -1,8 +1,8 @@
 """``encast``: finds the verb, and turns errors into messages and exit codes.
 
 Exit codes: 0 done; 1 a defect of encast; 2 the request cannot be served (``EncastError``, wrong options); 3 done,
-but for bad rows (``run``); 130 interrupted; 141 the reader of standard output went away; 143 ended by SIGTERM
-(``bench``, ``launch``, ``tune``).
+but for bad rows (``run``) or failed requests (``loadtest``); 130 interrupted; 141 the reader of standard output went
+away; 143 ended by SIGTERM (``bench``, ``launch``, ``loadtest``, ``tune``).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ VERBS = {
     "bench report": ("encast.cli.bench_report:report_command", "Make a page of what was measured, or compare two."),
     "launch": ("encast.cli.launch:launch_command", "Start instances of a command, each on cores of its own."),
     "tune": ("encast.cli.tune:tune_command", "Find instances, threads and batches for a latency limit."),
+    "loadtest": ("encast.cli.loadtest:loadtest_command", "Ask a running server as many clients would."),
 }
 
 

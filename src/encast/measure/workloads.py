@@ -20,14 +20,13 @@ import numpy as np
 
 from encast.batch import Batch, Int32
 from encast.data.datasets import open_dataset
-from encast.data.readers import open_rows
-from encast.data.rows import BadRow
 from encast.errors import InputError
 from encast.measure.batches import pick
 from encast.measure.fields import positive, seed_number, whole_number, whole_numbers
 from encast.measure.input_spec import InputSpec, read_input_spec
 from encast.measure.lengths import read_histogram
-from encast.tasks.texts import Text, check_text
+from encast.measure.texts import read_texts
+from encast.tasks.texts import Text
 
 __all__ = [
     "KINDS",
@@ -40,7 +39,6 @@ __all__ = [
     "make_workload",
     "padding",
     "random_ids",
-    "read_texts",
     "real_texts",
 ]
 
@@ -310,38 +308,6 @@ KINDS: dict[str, Callable[[Mapping[str, Any], InputSpec, tuple[int, ...], int], 
     "texts": _texts,
     "dataset": _dataset,
 }
-
-
-_NAMED_BROKEN = 3
-"""Of the rows of a file; who has more mends them by one rule."""
-
-
-def read_texts(path: str, columns: Sequence[str], format: str = "auto") -> list[Text]:
-    """The texts (two columns: pairs) of every row.
-
-    A row that cannot be read would change what is measured, so none is passed over: raises ``InputError`` with the
-    number of such rows, and file, line and reason of the first few.
-    """
-    rows: list[Text] = []
-    broken: list[str] = []
-    count = 0
-    with open_rows(path, columns, format) as reader:
-        for row in reader:
-            try:
-                if isinstance(row, BadRow):
-                    raise InputError(f"{path}:{row.number}: {row.reason}")
-                texts = [check_text(row.values[column], f"{path}:{row.number}: {column}") for column in columns]
-            except InputError as error:
-                count += 1
-                if count <= _NAMED_BROKEN:
-                    broken.append(str(error))
-                continue
-            rows.append(texts[0] if len(texts) == 1 else (texts[0], texts[1]))
-    if count:
-        which = "1 row cannot" if count == 1 else f"{count:,} rows cannot"
-        more = f"; and {count - len(broken):,} more" if count > len(broken) else ""
-        raise InputError(f"{path}: {which} be read: {'; '.join(broken)}{more}; mend or remove what is broken")
-    return rows
 
 
 @dataclass(frozen=True)
