@@ -121,7 +121,7 @@ OUTSIDE: dict[str, set[str] | None] = {
     "aiohttp": {"loadtest"},
     "yarl": {"loadtest"},
     "google": {"loadtest.kserve_grpc", "serve.protocols.kserve_grpc", "serve.protocols.kserve_pb2"},
-    "grpc": {"loadtest.kserve_grpc", "serve.protocols.kserve_grpc"},
+    "grpc": {"loadtest.kserve_grpc", "serve.protocols.kserve_grpc", "serve.tls"},
     # Runtimes that are measured, and what they are converted with.
     "ctranslate2": {"bench.peers"},
     "deepsparse": {"bench.peers"},

@@ -25,7 +25,7 @@ def serve_command(
         list[str],
         typer.Argument(
             metavar="[NAME=]ARTIFACT...",
-            help="An artifact; or a checkpoint folder or hub id, compiled first and kept in the cache directory.",
+            help="An artifact; or a checkpoint folder or hub id, which is compiled first, into the cache directory.",
         ),
     ],
     alias: Annotated[
@@ -109,8 +109,8 @@ def serve_command(
     """Serve models over HTTP and gRPC: embeddings, reranking, labels, entities, answers, masks.
 
     It speaks the routes of OpenAI, Cohere, Jina, text-embeddings-inference and KServe v2. SIGTERM and Ctrl-C take no
-    more requests, answer what was accepted and end with exit code 0; a second one ends at once. SIGHUP opens artifacts,
-    keys and certificates again without losing a request.
+    more requests, answer what was accepted and end with exit code 0; a second one ends at once. SIGHUP opens
+    artifacts, keys and certificates again without losing a request.
     """
     need_modules("serve", *_MODULES, *(["grpc"] if grpc_port is not None else []))
     # Here, so that --help needs none of them.

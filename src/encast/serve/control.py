@@ -25,8 +25,8 @@ __all__ = [
 class EngineSettings(msgspec.Struct, frozen=True):
     """The argument of ``python -m encast.serve.engine``, as JSON.
 
-    ``artifact``: its folder; ``sha256``: of what is fixed in it, lest another one be in its place by now
-    (None: whatever is there); ``listen_fd``: the listening Unix socket, ``control_fd``: the end of the channel, both
+    ``artifact``: its folder; ``sha256``: of what is fixed in it, lest another one be in its place by now (None:
+    whatever is there); ``listen_fd``: the listening Unix socket, ``control_fd``: the end of the channel, both
     inherited.
     """
 

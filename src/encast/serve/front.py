@@ -16,7 +16,6 @@ import socket
 import sys
 import time
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -50,7 +49,6 @@ from encast.serve.keys import Keys
 from encast.serve.logs import Log, QuietFormatter
 from encast.serve.metrics import Recorder
 from encast.serve.models import Models, ServedModel
-from encast.serve.options import ServeOptions
 from encast.serve.protocols.encast import ENCAST
 from encast.serve.protocols.health import HEALTH
 from encast.serve.protocols.kserve import KSERVE
@@ -61,7 +59,7 @@ from encast.serve.protocols.tei import TEI
 from encast.serve.remote import RemoteEngine
 from encast.serve.service import Service
 from encast.serve.shadow import ClosingRunner, ShadowRunner
-from encast.serve.tls import tls_context
+from encast.serve.tls import grpc_certificate, grpc_credentials, tls_context
 from encast.serve.tracing import Tracing, otlp_exporter
 from encast.tune.configuration import artifact_sha
 
@@ -144,14 +142,12 @@ class _Front:
         settings = self._settings
         if settings.grpc_port is None:
             return None
-        import grpc
-
         from encast.serve.protocols.kserve_grpc import serve_grpc
 
         credentials = None
         if settings.options.tls_cert is not None:
-            self._certificate = _grpc_certificate(settings.options)
-            credentials = grpc.dynamic_ssl_server_credentials(self._certificate, lambda: self._certificate, False)
+            self._certificate = grpc_certificate(settings.options.tls_cert, settings.options.tls_key)
+            credentials = grpc_credentials(lambda: self._certificate)
         host = settings.options.host
         address = f"{f'[{host}]' if ':' in host else host}:{settings.grpc_port}"
         return await serve_grpc(self._service, address, credentials=credentials)
@@ -211,7 +207,7 @@ class _Front:
             if self._tls is not None:
                 tls_context(options.tls_cert or "", options.tls_key, self._tls)
                 if self._settings.grpc_port is not None:
-                    self._certificate = _grpc_certificate(options)
+                    self._certificate = grpc_certificate(options.tls_cert or "", options.tls_key)
         except EncastError as error:
             self._channel.send(Failed(str(error)))
             return
@@ -255,15 +251,6 @@ class _Front:
             delta = self._recorder.take()
             if delta.counters or delta.histograms:
                 self._channel.send(Counted(msgspec.msgpack.encode(delta)))
-
-
-def _grpc_certificate(options: ServeOptions) -> Any:
-    import grpc
-
-    assert options.tls_cert is not None
-    chain = Path(options.tls_cert).read_bytes()
-    key = chain if options.tls_key is None else Path(options.tls_key).read_bytes()
-    return grpc.ssl_server_certificate_configuration([(key, chain)])
 
 
 def _close(runner: ClosingRunner) -> None:
