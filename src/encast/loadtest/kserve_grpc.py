@@ -36,7 +36,7 @@ _MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
 @functools.cache
 def _messages() -> dict[str, Any]:
     """Classes by name, in a pool of their own: a process may have stubs of the whole protocol as well."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     kind = descriptor_pb2.FieldDescriptorProto
     plain = {"string": kind.TYPE_STRING, "bytes": kind.TYPE_BYTES, "int64s": kind.TYPE_INT64, "floats": kind.TYPE_FLOAT}
@@ -84,7 +84,7 @@ def text_input(body: bytes) -> str | None:
 
 
 def _parsed(name: str, body: bytes) -> Any:
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError
 
     try:
         return _messages()[name].FromString(body)
@@ -104,7 +104,7 @@ class Grpc:
         self._timeout = timeout
 
     async def __aenter__(self) -> Grpc:
-        import grpc.aio  # type: ignore[import-untyped]
+        import grpc.aio
 
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         self._grpc: Any = grpc
