@@ -173,7 +173,8 @@ class Supervisor:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind("\0" + address)
         listener.listen(_BACKLOG)
-        at = ModelAt(source.name, str(path), artifact_sha(opened), address, source.given, source.aliases)
+        hub_id = "" if os.path.exists(source.given) else source.given
+        at = ModelAt(source.name, str(path), artifact_sha(opened), address, hub_id, source.aliases)
         meta = opened.graph.meta
         args = options or self._options, self._heard, self._ended
         engine = Engine(at, opened.card["dtype"], meta.task, len(meta.labels or ()), listener, *args)
