@@ -149,6 +149,7 @@ def vanish(request: bytes, count: int, seconds: float) -> Callable[[Fault], None
             if len(opened) > VANISHING_OPEN:
                 opened.popleft().close()
         else:
+            fault.mark()
             fault.notes.append(f"{count} clients")
         for client in opened:
             client.close()
@@ -269,10 +270,17 @@ def terminate(server: Encast, args: Namespace, texts: Texts, known: tuple[str, .
                 server.process.send_signal(signal.SIGTERM)
                 self.sent = time.perf_counter()
 
-    clock = Ending()
+    clock, gone = Ending(), [0.0]
+
+    def wait_for_end() -> None:
+        server.process.wait()
+        gone[0] = time.perf_counter()
+
+    waiting = threading.Thread(target=wait_for_end, daemon=True)
+    waiting.start()
     result = closed(server.url, args.clients, args.seconds + 2, [texts], batch=args.batch, reference=known, say=clock)
-    code = server.process.wait(40)
-    took = time.perf_counter() - clock.sent
+    waiting.join(40)
+    code, took = server.process.poll(), gone[0] - clock.sent
     columns = result.columns
     early = columns.begun < (clock.sent - clock.begun) * 1e9
     lost = early & (columns.outcome != ANSWERED)
@@ -330,6 +338,8 @@ def judged(args: Namespace, rows: dict[str, dict[str, Any]]) -> list[dict[str, A
             slowest = worst(row["recovery_s"])
             done = row["faults"] == args.kills and None not in row["recovery_s"]
             bars.append(held(f"{name}: {args.kills} times replaced within 2 s", slowest, done and slowest <= 2))
+        if name == "vanish":
+            bars.append(held(f"vanish: {args.vanishing} clients came and went", row["notes"], row["faults"] == 1))
         if name == "reload":
             done = row["faults"] == args.reloads and not row["notes"]
             bars.append(held(f"reload: {args.reloads} times done", row["notes"] or row["faults"], done))

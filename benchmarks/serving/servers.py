@@ -120,8 +120,8 @@ class Encast(Server):
             self.end()
             raise
 
-    @property
-    def port(self) -> int:
+    @functools.cached_property
+    def port(self) -> int:  # type: ignore[override]
         """Of the one TCP socket on which the supervisor listens."""
         found = psutil.Process(self.process.pid).net_connections("tcp")
         return next(one.laddr.port for one in found if one.status == psutil.CONN_LISTEN)
