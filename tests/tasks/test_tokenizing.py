@@ -142,6 +142,31 @@ def test_what_the_library_raises_while_encoding_is_an_input_error(json_text: str
         tokenizer.windows("dog", "dog")
 
 
+@pytest.mark.parametrize("error", [RuntimeError("Already borrowed"), MemoryError(), TypeError("no str")])
+def test_what_is_not_the_fault_of_a_text_is_no_input_error(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        def encode(self, *given: object, **options: object) -> None:
+            raise error
+
+        encode_batch = encode_batch_fast = encode
+
+        def num_special_tokens_to_add(self, is_pair: bool) -> int:
+            return 3
+
+    tokenizer = Tokenizer(tokenizer_json(), max_length=16)
+    monkeypatch.setattr(tokenizer, "_cutting", Failing())
+    monkeypatch.setattr(tokenizer, "_whole", Failing())
+    for call in (
+        lambda: tokenizer.encode(["cat"]),
+        lambda: tokenizer.encode(["cat"], offsets=True),
+        lambda: tokenizer.whole(["cat"]),
+        lambda: tokenizer.windows("cat", "cat"),
+    ):
+        with pytest.raises(type(error)) as raised:
+            call()
+        assert raised.value is error
+
+
 def test_an_empty_text_needs_special_tokens() -> None:
     assert fake_engine("embed").embed([""]).shape[0] == 1
     engine = fake_engine("embed", json_text=tokenizer_json(specials=False))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Literal
 
@@ -183,10 +183,22 @@ class Tokenizer:
         return text[: offsets[keep - 1][1]] if self.truncation_side == "right" else text[offsets[-keep][0] :]
 
 
-def _answering(which: str) -> AbstractContextManager[None]:
-    """Turns what the library raises while it encodes (a vocabulary without an unknown token, a panic) into errors."""
-    return translated(
-        lambda reason: InputError(
-            f"{which} cannot be tokenised: {reason}; leave it out, or mend the checkpoint's tokenizer and compile again"
-        )
-    )
+@contextmanager
+def _answering(which: str) -> Iterator[None]:
+    """Turns what the library says of a text or a vocabulary (one without an unknown token, say) into ``InputError``.
+
+    That is an Exception of no narrower class, or a panic. All else (a borrowed object, no memory) is not the text's
+    fault, and stays what it is.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        with translated(
+            lambda reason: InputError(
+                f"{which} cannot be tokenised: {reason}; leave it out, or mend the checkpoint's tokenizer and compile "
+                "again"
+            )
+        ):
+            raise
