@@ -10,6 +10,7 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_args
 
 import msgspec
@@ -176,6 +177,32 @@ def test_a_body_in_chunks_is_bounded_too(tmp_path_factory: pytest.TempPathFactor
     service = local_service(tmp_path_factory.getbasetemp(), "embed", limits=RequestLimits(max_body_bytes=100))
     found = client(service, [PROTOCOL]).post("/run", content=iter([b"x" * 60, b"x" * 60]))
     assert (found.status_code, found.headers["connection"]) == (413, "close")
+
+
+def test_all_bodies_together_are_bounded(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Beyond the bound 429; what a request held is free when it ends, refused or answered; one is always taken."""
+    service = local_service(tmp_path_factory.getbasetemp(), "embed", limits=RequestLimits(max_inflight_bytes=1000))
+    app, held = client(service, [PROTOCOL]), runner(service)
+    alone = {"texts": ["a " * 1000]}
+    assert app.post("/run", json=alone).status_code == 200
+    held.go.clear()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client(service, [PROTOCOL]).post, "/run", json={"texts": ["a " * 300]})
+        while not held.waiting:
+            time.sleep(0.002)
+        before = service.inflight_bytes
+        assert before > 600
+        found = app.post("/run", json={"texts": ["a " * 300]})
+        chunks = app.post("/look/x", content=iter([b"b" * 300, b"b" * 300]))
+        assert app.post("/look/x", content=b"b" * 300).status_code == 200
+        assert service.inflight_bytes == before
+        held.go.set()
+        assert first.result().status_code == 200
+    for refused in (found, chunks):
+        assert (refused.status_code, refused.json()["why"]) == (429, "overloaded")
+        assert refused.headers["retry-after"] == "1"
+    assert service.inflight_bytes == 0
+    assert app.post("/run", json=alone).status_code == 200
 
 
 def test_admission(app: TestClient, service: Service) -> None:

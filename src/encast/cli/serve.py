@@ -73,10 +73,20 @@ def serve_command(
         float | None, typer.Option(min=1, help="Requests that would wait longer are refused (429).")
     ] = None,
     timeout_s: Annotated[float, typer.Option(min=0.001, max=86_400, help="For a request; then 504.")] = 30.0,
+    header_timeout_s: Annotated[
+        float, typer.Option(min=0.001, max=86_400, help="For a request's header to arrive; then 408.")
+    ] = 10.0,
+    body_timeout_s: Annotated[
+        float, typer.Option(min=0.001, max=86_400, help="For a request's body to arrive; then 408.")
+    ] = 10.0,
     max_body_mb: Annotated[float, typer.Option(min=0.001, max=1024, help="Of a request's body (413).")] = 16.0,
     max_texts: Annotated[int, typer.Option(min=1, help="Of a request (413).")] = 2048,
     max_text_kb: Annotated[float, typer.Option(min=0.001, max=1 << 20, help="Of one text (413).")] = 1024.0,
     max_concurrent: Annotated[int, typer.Option(min=1, help="Requests under way in a front (429).")] = 1024,
+    max_inflight_mb: Annotated[
+        float,
+        typer.Option(min=0.001, max=1 << 20, help="Of the bodies under way in a front (429)."),
+    ] = 256.0,
     drain_s: Annotated[
         float, typer.Option(min=0, max=86_400, help="After SIGTERM, for requests that were accepted.")
     ] = 30.0,
@@ -158,7 +168,10 @@ def serve_command(
             max_texts=max_texts,
             max_text_bytes=int(max_text_kb * 1024),
             max_concurrent=max_concurrent,
+            max_inflight_bytes=int(max_inflight_mb * (1 << 20)),
             timeout_s=timeout_s,
+            header_timeout_s=header_timeout_s,
+            body_timeout_s=body_timeout_s,
         ),
         drain_s=drain_s,
         api_keys=_path(api_keys),

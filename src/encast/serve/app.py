@@ -70,7 +70,7 @@ def _endpoint(service: Service, protocol: Protocol, operation: Operation) -> End
             key = _admit(service, operation, request)
             call.deadline = min(call.deadline, call.arrived + _timeout_s(request))
             if operation.method != "GET":
-                call.body = await _read(request, service.limits)
+                call.body = await _read(request, service, call)
             body = None if decoder is None else _decode(decoder, request, call.body)
             reply = await _answer(service, operation, call, body)
         except RefusalError as error:
@@ -85,6 +85,7 @@ def _endpoint(service: Service, protocol: Protocol, operation: Operation) -> End
             refusal = RefusalError("failed", f"the server failed; its log has the reason for request {call.id}")
         finally:
             service.running -= 1
+            service.release(call)
         if refusal is not None:
             response = _refuse(request, service.limits, refusal, statuses[refusal.kind], protocol.error(refusal))
         else:
@@ -158,13 +159,16 @@ def _too_large(most: int) -> RefusalError:
     return RefusalError("too_large", f"the body has more than {most} bytes; send fewer texts a request")
 
 
-async def _read(request: Request, limits: RequestLimits) -> bytes:
+async def _read(request: Request, service: Service, call: Call) -> bytes:
+    limits = service.limits
+
     async def read() -> bytes:
         parts, size = [], 0
         async for part in request.stream():
             size += len(part)
             if size > limits.max_body_bytes:
                 raise _too_large(limits.max_body_bytes)
+            service.hold(call, len(part))
             parts.append(part)
         return b"".join(parts)
 

@@ -45,6 +45,8 @@ class Call:
     ) -> None:
         self.arrived, self.deadline, self.body, self.headers, self.path = arrived, deadline, body, headers, path
         self.id = id
+        self.held = 0
+        """Bytes of its body that ``Service.hold`` has counted."""
         self.timing = Timing()
         self.model: ServedModel | None = None
         """The model that served it last, for metrics."""

@@ -17,12 +17,14 @@ __all__ = ["Finished", "RequestLimits", "Service"]
 class RequestLimits:
     """What one request may ask for. A text may have ``max_text_bytes`` of UTF-8; ``timeout_s``: until it is answered,
     which a request can shorten by the header ``x-timeout-ms``; ``body_timeout_s``: until its body is there.
+    ``max_inflight_bytes``: of the bodies of all requests under way in a front; one alone is always taken.
     """
 
     max_body_bytes: int = 16 << 20
     max_texts: int = 2048
     max_text_bytes: int = 1 << 20
     max_concurrent: int = 1024
+    max_inflight_bytes: int = 256 << 20
     timeout_s: float = 30.0
     body_timeout_s: float = 10.0
     header_timeout_s: float = 10.0
@@ -85,6 +87,8 @@ class Service:
     ask: Callable[[str], Awaitable[bytes]] = _nobody_knows
     running: int = 0
     """Requests under way in this front."""
+    inflight_bytes: int = 0
+    """Of their bodies: the sum of their calls' ``held``."""
 
     def admit(self, authorization: str | None, *, runs: bool, open: bool) -> str:
         """The name of the key of a request that is counted in ``running``; see ``Operation`` for ``runs`` and ``open``.
@@ -105,3 +109,21 @@ class Service:
                 wait = min(runner.backlog_s for runner in runners)
                 raise RefusalError("overloaded", "the queue is full; try again later", retry_after=wait)
         return key
+
+    def hold(self, call: Call, size: int) -> None:
+        """Counts that many bytes of a request's body, which have come. ``release`` gives them back when it ends.
+
+        Not what a header announces: whoever sends nothing would hold it. Raises ``RefusalError`` "overloaded".
+        """
+        most = self.limits.max_inflight_bytes
+        if self.inflight_bytes > call.held and self.inflight_bytes + size > most:
+            raise RefusalError(
+                "overloaded", f"the bodies of the requests under way have {most} bytes; try again", retry_after=1
+            )
+        call.held += size
+        self.inflight_bytes += size
+
+    def release(self, call: Call) -> None:
+        """The request is over."""
+        self.inflight_bytes -= call.held
+        call.held = 0

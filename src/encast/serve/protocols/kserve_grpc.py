@@ -114,6 +114,7 @@ def _method(
         service.running += 1
         try:
             key = service.admit(metadata.get("authorization"), runs=runs, open=open)
+            service.hold(call, len(body))
             answer = await asyncio.wait_for(_answer(service, call, request_type, handler), call.deadline - now)
         except RefusalError as error:
             refusal = error
@@ -130,6 +131,7 @@ def _method(
             refusal = RefusalError("failed", f"the server failed; its log has the reason for request {call.id}")
         finally:
             service.running -= 1
+            service.release(call)
             _finish(service, call, operation, key, refusal, len(answer))
         facts = call.facts(time.monotonic() - call.arrived)
         if refusal is not None:
