@@ -175,6 +175,46 @@ def test_a_body_that_goes_on_after_its_answer_is_cut(url: str) -> None:
         assert sent < 64 << 20
 
 
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (ASK % (3 << 16), 413),
+        (b"POST /encast/v1/embed HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 60000\r\n\r\n", 503),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 5000, 431),
+        (b"\0\1garbage\r\n\r\n", 400),
+    ],
+)
+def test_a_client_that_still_sends_gets_its_refusal(url: str, service: Service, head: bytes, status: int) -> None:
+    """Clients read once all is sent: none of it may meet a closed connection."""
+    service.ready = lambda: status != 503
+    try:
+        with connection(url) as sock:
+            sock.sendall(head)
+            for _ in range(6):
+                time.sleep(0.03)
+                sock.sendall(b"a" * 9000)
+            assert statuses(everything(sock)) == [status]
+            assert not sock.recv(1)
+    finally:
+        service.ready = lambda: True
+    assert alive(url)
+
+
+def test_who_goes_on_sending_after_a_refusal_is_cut(url: str) -> None:
+    """By time, however little it sends, and by bytes."""
+    for data, pause in ((b"a", 0.02), (b"a" * 0x10000, 0.0)):
+        with connection(url) as sock:
+            begin, sent = time.monotonic(), 0
+            sock.sendall(ASK % (1 << 30))
+            with contextlib.suppress(OSError):
+                while sent < 1 << 30:
+                    sock.sendall(data)
+                    sent += len(data)
+                    time.sleep(pause)
+            assert time.monotonic() - begin < LIMITS.body_timeout_s + 3
+            assert sent < 64 << 20
+
+
 def test_an_answer_that_nobody_reads_is_dropped(url: str, service: Service) -> None:
     with connection(url) as sock:
         sock.sendall(b"GET /big HTTP/1.1\r\nhost: x\r\n\r\n")

@@ -2,8 +2,8 @@
 
 uvicorn closes idle connections after its keep-alive timeout, answers 400 to what does not parse and stops reading a
 body that nobody takes. It bounds neither the bytes nor the time of a request's header, nor the connections, nor
-pipelined requests, nor what a client sends after its answer, nor how long an answer waits to be read; and a request
-goes on when its client has gone.
+pipelined requests, nor what a client sends after its answer, nor how long an answer waits to be read; a request goes
+on when its client has gone; and a refusal's close resets the connection of a client that still sends.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ _PIPELINED = 16
 _UNREAD_S = 20.0
 """An answer that its client does not read is dropped after this time."""
 
+_LINGER_S = 5.0
+_LINGER_BODIES = 4
+"""What a client still sends after a refusal is read and dropped for this time (or that of a body, where it is shorter),
+up to so many times the largest body: closing at once would reset the connection, often before the answer is read."""
+
 _LAST_REQUEST_S = 0.25
 """When the server ends, an idle connection is closed after this time: a request on its way is still answered."""
 
@@ -59,6 +64,7 @@ class _Protocol(HttpToolsProtocol):
         self._answering: RequestResponseCycle | None = None  # the task's; ``cycle`` is of the last request that came
         self._ending = False
         self._refused = False
+        self._lingers = False
 
     # The connection
 
@@ -90,6 +96,22 @@ class _Protocol(HttpToolsProtocol):
         else:
             self.loop.call_later(_LAST_REQUEST_S, self._close_idle)
 
+    def close(self) -> None:
+        """The last answer is written: closes, or waits for the rest of what the client sends; see ``_LINGER_S``."""
+        whole = not self._refused and (self._answering is None or not self._answering.more_body)
+        if whole or self.transport.is_closing():
+            self.transport.close()
+            return
+        self._lingers = True
+        if self.transport.can_write_eof():  # not over TLS, where the answer's length alone says that it is whole
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._set_linger_timer()
+
+    def _set_linger_timer(self) -> None:
+        unread = self.transport.get_write_buffer_size() > 0
+        self._set_cut_timer(_UNREAD_S if unread else min(_LINGER_S, self.limits.body_timeout_s))
+
     def _close_idle(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
             self.transport.close()
@@ -97,7 +119,11 @@ class _Protocol(HttpToolsProtocol):
     # Requests
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        if self._lingers:
+            self._surplus += len(data)
+            if self._surplus > _LINGER_BODIES * self.limits.max_body_bytes:
+                self.transport.abort()
+        if self._lingers or self._refused:
             return
         self._unset_keepalive_if_required()
         if self._header:
@@ -144,6 +170,7 @@ class _Protocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
+        cycle.transport = _Closing(self)  # type: ignore[assignment]  # all of it that a cycle uses
         self._task = self.loop.create_task(cycle.run_asgi(app))
         self._task.add_done_callback(self.tasks.discard)
         self.tasks.add(self._task)
@@ -164,6 +191,8 @@ class _Protocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        if self._lingers:
+            return
         self._surplus = 0
         if self.cycle.response_complete and self.cycle.more_body:
             # Refused before its body was there. Closing now could lose the answer: the client is still sending.
@@ -180,7 +209,10 @@ class _Protocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._set_cut_timer(None)
+        if self._lingers:
+            self._set_linger_timer()
+        else:
+            self._set_cut_timer(None)
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():
@@ -226,8 +258,19 @@ class _Protocol(HttpToolsProtocol):
                 )
             )
         )
-        self.transport.close()
-        self._set_cut_timer(_UNREAD_S)
+        if status in (400, 431):
+            self.close()
+        else:  # it sends too slowly, or is one too many to be held any longer
+            self.transport.close()
+            self._set_cut_timer(_UNREAD_S)
+
+
+class _Closing:
+    """The transport of a connection for its requests, which close it by ``_Protocol.close``."""
+
+    def __init__(self, protocol: _Protocol) -> None:
+        self.write, self.is_closing = protocol.transport.write, protocol.transport.is_closing
+        self.close = protocol.close
 
 
 class _RefusedError(Exception):
