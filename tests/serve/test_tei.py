@@ -11,6 +11,7 @@ from local import LocalRunner, client, engine, local_service
 from starlette.testclient import TestClient
 
 from encast.serve.errors import RefusalError
+from encast.serve.protocols.encast import ENCAST
 from encast.serve.protocols.tei import TEI
 from encast.serve.service import RequestLimits, Service
 
@@ -149,6 +150,23 @@ def test_tokens_have_places_in_bytes(app: TestClient) -> None:
     assert len(second) > 100, "nothing is cut off"
     bare = app.post("/tokenize", json={"inputs": text, "add_special_tokens": False}).json()
     assert bare == [inner]
+
+
+def test_tokens_of_an_answer_are_bounded(app: TestClient, service: Service) -> None:
+    """All texts count; the first that is too much ends it, before a list is made of its tokens."""
+    count = len(app.post("/tokenize", json={"inputs": ["the cat", LONG]}).json()[1])
+    limits, service.limits = service.limits, RequestLimits(max_listed_tokens=count)
+    try:
+        assert app.post("/tokenize", json={"inputs": LONG}).status_code == 200
+        for inputs in (LONG + " the", [LONG, "the"]):
+            found = app.post("/tokenize", json={"inputs": inputs})
+            assert (found.status_code, found.json()["error_type"]) == (413, "Validation")
+            assert f"inputs has more than {count} tokens" in found.json()["error"]
+        found = client(service, [ENCAST]).post("/encast/v1/tokenize", json={"texts": ["the cat"] * count})
+        assert found.status_code == 413
+        assert f"texts has more than {count} tokens" in found.json()["error"]["message"]
+    finally:
+        service.limits = limits
 
 
 def test_decode_is_the_inverse(app: TestClient) -> None:

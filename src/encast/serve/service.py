@@ -18,11 +18,13 @@ class RequestLimits:
     """What one request may ask for. A text may have ``max_text_bytes`` of UTF-8; ``timeout_s``: until it is answered,
     which a request can shorten by the header ``x-timeout-ms``; ``body_timeout_s``: until its body is there.
     ``max_inflight_bytes``: of the bodies of all requests under way in a front; one alone is always taken.
+    ``max_listed_tokens``: of an answer that lists tokens.
     """
 
     max_body_bytes: int = 16 << 20
     max_texts: int = 2048
     max_text_bytes: int = 1 << 20
+    max_listed_tokens: int = 1 << 18
     max_concurrent: int = 1024
     max_inflight_bytes: int = 256 << 20
     timeout_s: float = 30.0
@@ -46,6 +48,12 @@ class RequestLimits:
         """Raises ``RefusalError`` "too_large" for more texts than a request may have."""
         if count > self.max_texts:
             message = f"{field} has {count} texts; a request may have {self.max_texts}: send several requests"
+            raise RefusalError("too_large", message, field=field)
+
+    def check_tokens(self, count: int, field: str) -> None:
+        """Raises ``RefusalError`` "too_large" for more tokens than an answer may list."""
+        if count > self.max_listed_tokens:
+            message = f"{field} has more than {self.max_listed_tokens} tokens, which an answer may list: send less text"
             raise RefusalError("too_large", message, field=field)
 
 

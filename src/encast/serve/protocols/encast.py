@@ -263,8 +263,14 @@ async def _tokenize(service: Service, call: Call, body: TextsBody) -> Reply:
     tokenizer = model.session.tokenizer
 
     def encode() -> bytes:
-        found = tokenizer.encode(check_texts(body.texts), offsets=True, on_long=body.on_long)
-        return msgspec.json.encode(TokenizeAnswer(model.name, tokenizer.max_length, [_tokens(one) for one in found]))
+        # One text at a time: of all at once there could be millions of objects.
+        rows, tokens = [], 0
+        for index, text in enumerate(check_texts(body.texts)):
+            (found,) = tokenizer.encode([text], offsets=True, on_long=body.on_long, first=index)
+            tokens += len(found)
+            service.limits.check_tokens(tokens, "texts")
+            rows.append(msgspec.Raw(msgspec.json.encode(_tokens(found))))
+        return msgspec.json.encode({"model": model.name, "max_length": tokenizer.max_length, "results": rows})
 
     return Reply(await call.offload(len(call.body), encode))
 

@@ -284,9 +284,14 @@ async def _tokenize(service: Service, call: Call, body: TokenizeBody) -> Reply:
     prompt = model.session.prompt(body.prompt_name)
 
     def encode() -> bytes:
-        whole = check_texts([prompt + text for text in texts], "inputs")
-        found = model.session.tokenizer.whole(whole, add_special_tokens=body.add_special_tokens)
-        return msgspec.json.encode([_tokens(*pair) for pair in zip(found, whole, strict=True)])
+        # One text at a time: of all at once there could be millions of objects.
+        rows, tokens = [], 0
+        for text in check_texts([prompt + text for text in texts], "inputs"):
+            (found,) = model.session.tokenizer.whole([text], add_special_tokens=body.add_special_tokens)
+            tokens += len(found)
+            service.limits.check_tokens(tokens, "inputs")
+            rows.append(msgspec.Raw(msgspec.json.encode(_tokens(found, text))))
+        return msgspec.json.encode(rows)
 
     return Reply(await call.offload(len(call.body), encode))
 
