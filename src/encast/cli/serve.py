@@ -129,6 +129,8 @@ def serve_command(
     from encast.serve.shadow import parse_shadow
     from encast.serve.sources import read_sources
     from encast.serve.supervisor import Supervisor
+    from encast.serve.tracing import collector_address
+    from encast.tune.configuration import Configuration
 
     if dtype is not None:
         QuantSpec(dtype)
@@ -142,6 +144,9 @@ def serve_command(
         raise InputError("--config says the instances and their threads; leave --threads and --instances out")
     if config is not None and len(artifact) > 1:
         raise InputError("--config is for one model; serve others by a server of their own")
+    # What is wrong with a file or an address is said once, before anything is compiled or started.
+    if config is not None:
+        Configuration.of(config, batch_tokens=1)
     sources = read_sources(artifact, alias or [], dtype)
     cores = len(usable_cores())
     options = ServeOptions(
@@ -172,7 +177,7 @@ def serve_command(
         price=price,
         log=log if log in (None, "-") else os.path.abspath(log),
         log_texts=log_texts,
-        otlp=otlp,
+        otlp=None if otlp is None else collector_address(otlp),
         shadow=None if shadow is None else parse_shadow(shadow),
         page=page,
     )
