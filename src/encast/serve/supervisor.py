@@ -403,7 +403,8 @@ class Supervisor:
             self._for_programs({"url": url, "grpc_port": grpc_port, "pid": os.getpid(), "models": described})
         models = ", ".join(f"{one.at.name} ({one.task}, {one.dtype}; {one.setup})" for one in self._engines)
         grpc = "" if grpc_port is None else f", gRPC on port {grpc_port}"
-        self._tell_people(f"serving {models} at {url}{grpc}; try: {_curl(url, self._engines[0], options)}")
+        self._tell_people(f"serving {models} at {url}{grpc}")
+        self._say(f"try: {_curl(url, self._engines[0], options)}")
 
 
 def _curl(url: str, engine: Engine, options: ServeOptions) -> str:
