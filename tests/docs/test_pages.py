@@ -76,12 +76,14 @@ class Server:
             merged = subprocess.STDOUT
             command = f"exec {command.strip()} --port {self.port}"
             process = subprocess.Popen(["bash", "-c", command], stdin=subprocess.DEVNULL, stdout=log, stderr=merged)
-        self._process = process
         until = time.monotonic() + 60
         while "encast: serving " not in self._log.read_text():
             if process.poll() is not None or time.monotonic() > until:
+                process.kill()
+                process.wait()
                 return f"{wrong}{command}\ndoes not serve:\n{self._log.read_text()}"
             time.sleep(0.05)
+        self._process = process
         return wrong
 
     def end(self) -> str:
