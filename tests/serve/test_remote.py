@@ -18,9 +18,11 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 import pytest
+from checkpoints import make_checkpoint
 from engine_process import EngineProcess, Listening, listening
 from local import artifact, engine
 
+import encast
 from encast.batch import Batch
 from encast.errors import InputError
 from encast.serve.control import Drain, Failed
@@ -303,6 +305,28 @@ def test_a_run_under_which_two_engines_end_has_failed(embed: Path) -> None:
         with_remote(here, work)
 
 
+def test_a_connection_that_breaks_as_it_is_made_is_made_again() -> None:
+    async def breaking(here: Listening) -> None:
+        """Ends two connections before the client has sent anything."""
+        here.listener.setblocking(False)
+        ended = 0
+        while ended < 2:
+            with contextlib.suppress(BlockingIOError):
+                here.listener.accept()[0].close()
+                ended += 1
+            await asyncio.sleep(0)
+
+    async def work(remote: RemoteEngine) -> None:
+        ends = asyncio.ensure_future(breaking(here))
+        await asyncio.sleep(0)
+        with pytest.raises(RefusalError, match="ended twice"):
+            await asyncio.wait_for(ask(remote, texts(3)), 10)
+        await ends
+
+    with listening() as here:
+        with_remote(here, work)
+
+
 def test_answers_stay_right_while_engines_are_killed_and_replaced(base: Path, embed: Path) -> None:
     runs = [texts(length, length, first=length) for length in range(1, LONGEST)]
     expected = [offline(base, "embed", run).tobytes() for run in runs]
@@ -371,6 +395,14 @@ def test_an_engine_ends_with_its_supervisor(embed: Path) -> None:
         process = here.engine(embed)
         process.control.shutdown(socket.SHUT_RDWR)
         assert process.wait()[0] == 0
+
+
+def test_an_engine_starts_whose_canary_is_larger_than_a_socket_takes(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "m", "bert", "fill_mask", layers=1, hidden=32, heads=2, vocab=60_000)
+    with listening() as here:
+        process = here.engine(encast.compile(folder, tmp_path / "m.encast", dtype="f32", task="fill_mask"))
+        assert len(process.started.canary) == 4 * 60_000 * 4
+        assert process.stats().runs == 0
 
 
 def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:

@@ -175,6 +175,11 @@ class Engine:
         with contextlib.suppress(BlockingIOError):
             self._wake_out.send(b"\0")
 
+    def report(self, message: msgspec.Struct) -> None:
+        """Tells the supervisor, which may read it later: the socket does not block, and takes a large one in parts."""
+        if self._control is not None:
+            self._control.send(frame(message))
+
     def serve(self) -> None:
         """Polls until stopped and drained, or until the supervisor is gone."""
         stats_at = 0.0
@@ -307,7 +312,7 @@ class Engine:
     def _send_stats(self) -> None:
         stats = self._instances.look(self._stats)
         if self._control is not None and not self._control.unsent:
-            self._control.send(frame(Counted(msgspec.msgpack.encode(stats))))
+            self.report(Counted(msgspec.msgpack.encode(stats)))
 
     def _stats(self, queue: Queue) -> EngineStats:
         counters = queue.counters
@@ -340,7 +345,7 @@ def main(arguments: Sequence[str]) -> int:
     engine = Engine(model, listener, control, drain_s=settings.options.drain_s)
     signal.signal(signal.SIGTERM, lambda *_: engine.stop())
     instances = sum(group.instances for group in model.setup.groups)
-    control.send(frame(EngineStarted(model.setup.text, instances, model.canary)))
+    engine.report(EngineStarted(model.setup.text, instances, model.canary))
     engine.serve()
     return 0
 

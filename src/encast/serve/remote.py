@@ -172,6 +172,8 @@ class RemoteEngine:
 
     def _reached(self, task: asyncio.Task[None]) -> None:
         self._connecting = None
+        if self._pending and self._connection is None:  # lost before this was called
+            self._connect()
 
     def _connected(self, connection: _Connection) -> None:
         self._connection = connection
