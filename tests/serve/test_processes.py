@@ -246,6 +246,33 @@ def test_a_reload_under_load_loses_nothing(linked: Path, base: Path) -> None:
         assert {embed(server.url).tobytes() for _ in range(8)} == {other}
 
 
+def test_a_front_that_starts_during_a_reload_has_the_new_model(linked: Path, base: Path) -> None:
+    with start_server(f"m={linked}", "--fronts", "2") as server:
+        relink(linked, artifact(base, "other-embed"))
+        # The second front is starting when the reload comes: it has the new model when it answers.
+        os.kill(server.children("front")[1], signal.SIGKILL)
+        server.signal(signal.SIGHUP)
+        server.signal(signal.SIGHUP)
+        server.wait_for_line("out", "reloaded; new: m")
+        other = bits(base, "other-embed")
+        assert {embed(server.url).tobytes() for _ in range(16)} == {other}
+
+
+def test_the_shadow_has_the_lowest_priority_and_a_model_may_be_called_so(base: Path) -> None:
+    given = artifact(base, "embed")
+    with start_server(f"shadow={given}", "--shadow", f"{given}:100%") as server:
+        assert embed(server.url, model="shadow").tobytes() == bits(base, "embed")
+        nices = {pid: _nices(pid) for pid in server.children("engine")}
+        assert sorted(map(sorted, nices.values())) == [[0], [19]], nices
+
+
+def _nices(pid: int) -> set[int]:
+    """Of all threads of a process."""
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    assert len(stats) > 1
+    return {int(stat.rpartition(")")[2].split()[16]) for stat in stats}
+
+
 def test_a_bad_artifact_is_refused_at_a_reload(linked: Path, base: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.encast"
     shutil.copytree(artifact(base, "other-embed"), bad)

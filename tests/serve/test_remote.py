@@ -358,22 +358,28 @@ def test_answers_stay_right_while_engines_are_killed_and_replaced(base: Path, em
     assert answered > 600
 
 
-def test_sigterm_answers_what_was_heard_and_leaves_the_rest_to_the_next(base: Path, embed: Path) -> None:
-    run = texts(*[20] * 500)
-    expected = offline(base, "embed", run).tobytes()
+def test_an_engine_that_is_drained_as_it_starts_answers_who_waits_for_it(embed: Path) -> None:
+    """A reload takes the place of an engine that is just being replaced: fronts wait for it with what they accepted."""
+    with listening() as here, socket.socket(socket.AF_UNIX) as front:
+        front.connect("\0" + here.address)
+        front.settimeout(30)
+        front.sendall(submit(5, texts(3)))
+        process = EngineProcess(here.listener, embed, ServeOptions(), before=[Drain(30.0)])
+        here.engines.append(process)
+        (answer,) = Frames().feed(front.recv(1 << 16))
+        assert msgspec.msgpack.decode(answer, type=Rows).id == 5
+        front.close()
+        assert process.wait() == (0, "")
 
-    async def work(remote: RemoteEngine) -> None:
-        tasks = [asyncio.ensure_future(ask(remote, run)) for _ in range(100)]
-        await next(iter(asyncio.as_completed(tasks)))
-        first.process.send_signal(signal.SIGTERM)
-        code, written = await asyncio.to_thread(first.wait)
-        assert (code, written) == (0, "")
-        await asyncio.to_thread(here.engine, embed)
-        assert {(await task)[0].tobytes() for task in tasks} == {expected}
 
-    with listening() as here:
-        first = here.engine(embed, max_queue_tokens=1 << 30, max_wait_s=1e6)
-        with_remote(here, work)
+def test_an_engine_ends_when_one_of_its_threads_does() -> None:
+    code = (
+        "import threading; from encast.serve.engine import end_with_any_thread; end_with_any_thread(); "
+        "thread = threading.Thread(target=lambda: 1 / 0); thread.start(); thread.join(); print('goes on')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (70, "")
+    assert "ZeroDivisionError" in ended.stderr
 
 
 def test_a_drained_engine_ends_when_its_fronts_have_gone(embed: Path) -> None:

@@ -52,7 +52,6 @@ from encast.tune.configuration import artifact_sha
 __all__ = ["Supervisor"]
 
 _BACKLOG = 2048
-_SHADOW = "shadow"
 
 
 class Supervisor:
@@ -121,6 +120,8 @@ class Supervisor:
                 self._serving = True
                 self._tell()
                 self._announce()
+                if self._reload_wanted:  # told so while it started
+                    self._told_to_reload()
                 if self._line is not None:
                     self._spawn(self._line.run())
                 await self._until(lambda: bool(self._signals))
@@ -145,7 +146,8 @@ class Supervisor:
             path, share = options.shadow
             # It may take the time that is left over, and no more.
             alone = msgspec.structs.replace(options, config=None, instances=1, threads=1)
-            at = self._engine(Source(_SHADOW, path, False, ""), Path(os.path.realpath(path)), alone).at
+            name = f"shadow:{self._shadowed}"  # no model's: they have no colon
+            at = self._engine(Source(name, path, False, ""), Path(os.path.realpath(path)), alone, nice=19).at
             shadow = ShadowAt(at.address, self._shadowed, share)
         grpc_port = None if self._grpc is None else self._grpc.getsockname()[1]
         self._fronts = [
@@ -163,7 +165,7 @@ class Supervisor:
         ]
         self._children += self._fronts
 
-    def _engine(self, source: Source, path: Path, options: ServeOptions | None = None) -> Engine:
+    def _engine(self, source: Source, path: Path, options: ServeOptions | None = None, *, nice: int = 0) -> Engine:
         """Starts an engine with a socket of its own. Raises ``EncastError``."""
         opened = artifacts.open(path)
         address = f"encast-{secrets.token_hex(16)}"  # abstract: nothing is left in the file system
@@ -173,7 +175,7 @@ class Supervisor:
         at = ModelAt(source.name, str(path), artifact_sha(opened), address, source.given, source.aliases)
         meta = opened.graph.meta
         args = options or self._options, self._heard, self._ended
-        engine = Engine(at, opened.card["dtype"], meta.task, len(meta.labels or ()), listener, *args)
+        engine = Engine(at, opened.card["dtype"], meta.task, len(meta.labels or ()), nice, listener, *args)
         self._children.append(engine)
         return engine
 
@@ -220,8 +222,6 @@ class Supervisor:
             engine.kill(problem)
             return
         engine.canary, engine.setup, engine.instances = started.canary, started.setup, started.instances
-        if engine.at.name == _SHADOW:
-            os.setpriority(os.PRIO_PROCESS, pid, 19)
         self._is_up(engine)
 
     async def _compare(self, engine: Engine, answer: bytes) -> str:
@@ -246,10 +246,10 @@ class Supervisor:
 
     def _ended(self, child: Child, pid: int) -> None:
         self._registry.ended(pid)
-        if child.ending or (child.first.done() and child.keeping.done()):
+        if child.ending:
             if child in self._children:
                 self._children.remove(child)
-        elif child.problem:
+        else:
             self._registry.counts.count("restarts_total", "front" if isinstance(child, Front) else "engine")
             self._warn(f"{child.problem}; it is started again")
         self._tell()
@@ -304,7 +304,7 @@ class Supervisor:
             try:
                 self._check_files()
                 changed = await self._replace_models()
-            except EncastError as error:
+            except (EncastError, OSError) as error:
                 self._warn(f"reload: {error}; what was served is served on")
             else:
                 self._tell_people(f"reloaded; {'new: ' + ', '.join(changed) if changed else 'no model has changed'}")
@@ -347,7 +347,8 @@ class Supervisor:
             if front.up:
                 front.send(Reload(self._number, self._models))
         self._tell()
-        await self._until(lambda: all(front.number == self._number for front in self._fronts if front.up))
+        # Those that start now too: they were told of the old ones.
+        await self._until(lambda: all(front.number == self._number for front in self._fronts))
         for old in now.values():
             if old not in engines:
                 self._spawn(old.dismiss(self._options.limits.timeout_s, self._warn))
