@@ -266,9 +266,23 @@ def test_the_shadow_has_the_lowest_priority_and_a_model_may_be_called_so(base: P
         assert sorted(map(sorted, nices.values())) == [[0], [19]], nices
 
 
+def test_several_models_leave_the_choice_of_cores_to_the_system(base: Path) -> None:
+    one, other = artifact(base, "embed"), artifact(base, "other-embed")
+    with start_server(f"a={one}", f"b={other}") as server:
+        for pid in server.children("engine"):
+            masks = {os.sched_getaffinity(int(entry)) == os.sched_getaffinity(0) for entry in _threads(pid)}
+            assert masks == {True}
+        assert embed(server.url, model="a").tobytes() == bits(base, "embed")
+        assert embed(server.url, model="b").tobytes() == bits(base, "other-embed")
+
+
+def _threads(pid: int) -> list[str]:
+    return os.listdir(f"/proc/{pid}/task")
+
+
 def _nices(pid: int) -> set[int]:
     """Of all threads of a process."""
-    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    stats = [Path(f"/proc/{pid}/task/{thread}/stat").read_text() for thread in _threads(pid)]
     assert len(stats) > 1
     return {int(stat.rpartition(")")[2].split()[16]) for stat in stats}
 

@@ -190,10 +190,10 @@ class Engine(Child):
     module = "encast.serve.engine"
 
     def __init__(
-        self, at: ModelAt, dtype: str, task: str, labels: int, nice: int, listener: socket.socket, *args: Any
+        self, at: ModelAt, dtype: str, task: str, labels: int, nice: int, pin: bool, listener: socket.socket, *args: Any
     ) -> None:
         self.at, self.dtype, self.task, self.labels, self.listener = at, dtype, task, labels, listener
-        self._nice = nice
+        self._nice, self._pin = nice, pin
         self.setup, self.instances = "", 0
         self.canary: bytes | None = None
         """The answer of the first one; those that come after it must give the same."""
@@ -202,7 +202,9 @@ class Engine(Child):
 
     def settings(self, control_fd: int) -> tuple[msgspec.Struct, int]:
         at, listen_fd = self.at, self.listener.fileno()
-        settings = EngineSettings(at.name, at.artifact, listen_fd, control_fd, self.options, at.sha256, self._nice)
+        settings = EngineSettings(
+            at.name, at.artifact, listen_fd, control_fd, self.options, at.sha256, self._nice, self._pin
+        )
         return settings, listen_fd
 
 

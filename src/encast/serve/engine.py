@@ -63,9 +63,9 @@ def default_setup(longest_text: int, cores: int) -> Setup:
     return Setup(tuple(groups), QueueLimits.batch_tokens, shared_cores=True)
 
 
-def open_model(artifact: str, options: ServeOptions, *, sha256: str | None = None) -> Model:
-    """The model with its instances warm and its cost model fitted. ``sha256``: what ``artifact_sha`` must say of it.
-    Raises ``EncastError``.
+def open_model(artifact: str, options: ServeOptions, *, sha256: str | None = None, pin: bool = True) -> Model:
+    """The model with its instances warm and its cost model fitted. ``sha256``: what ``artifact_sha`` must say of it;
+    ``pin``: see ``CpuRunnable``. Raises ``EncastError``.
     """
     opened = artifacts.open(artifact)
     if sha256 not in (None, artifact_sha(opened)):
@@ -79,7 +79,7 @@ def open_model(artifact: str, options: ServeOptions, *, sha256: str | None = Non
         setup = Setup((InstanceGroup(instances, threads),), QueueLimits.batch_tokens)
     else:
         setup = default_setup(longest, cores)
-    runnable: Any = find_device("cpu", ()).open(opened, config=setup, apart=True)
+    runnable: Any = find_device("cpu", ()).open(opened, config=setup, apart=True, pin=pin)
     given: dict[str, Any] = {
         "max_tokens": options.max_queue_tokens, "max_wait_s": options.max_wait_s, "slowdown": options.slowdown,
         "max_delay_s": options.max_delay_s, "batch_tokens": options.batch_tokens or setup.batch_tokens,
@@ -328,7 +328,7 @@ def main(arguments: Sequence[str]) -> int:
     sys.setswitchinterval(5e-4)
     listener, control = socket.socket(fileno=settings.listen_fd), socket.socket(fileno=settings.control_fd)
     try:
-        model = open_model(settings.artifact, settings.options, sha256=settings.sha256)
+        model = open_model(settings.artifact, settings.options, sha256=settings.sha256, pin=settings.pin)
     except EncastError as error:
         control.send(frame(control_messages.Failed(str(error))))
         return 1
