@@ -158,6 +158,15 @@ def test_a_killed_engine_is_replaced_and_no_request_notices(server: Running, bas
     wait_for(lambda: ready(server.url)[0] == 200)
 
 
+def test_an_engine_that_hangs_is_replaced(server: Running, base: Path) -> None:
+    (pid,) = server.children("engine")
+    seen = len(server.err)
+    os.kill(pid, signal.SIGSTOP)
+    assert embed(server.url).tobytes() == bits(base, "embed")
+    server.wait_for_line("err", "the engine of m was not heard for 10 s; it is started again", after=seen)
+    assert server.children("engine") != [pid]
+
+
 def test_a_killed_front_is_replaced(server: Running, base: Path) -> None:
     (pid,) = server.children("front")
     os.kill(pid, signal.SIGKILL)

@@ -195,10 +195,17 @@ class Engine(Child):
         self.at, self.dtype, self.task, self.labels, self.listener = at, dtype, task, labels, listener
         self._nice, self._pin = nice, pin
         self.setup, self.instances = "", 0
+        self.silent_s = 0
+        """Since it was last heard, or came up."""
         self.canary: bytes | None = None
         """The answer of the first one; those that come after it must give the same."""
         super().__init__(f"the engine of {at.name}", *args)
         self.keeping.add_done_callback(lambda _: listener.close())
+
+    def is_up(self) -> None:
+        """See ``Child.is_up``."""
+        self.silent_s = 0
+        super().is_up()
 
     def settings(self, control_fd: int) -> tuple[msgspec.Struct, int]:
         at, listen_fd = self.at, self.listener.fileno()

@@ -53,6 +53,9 @@ __all__ = ["Supervisor"]
 
 _BACKLOG = 2048
 
+_SILENT_S = 10
+"""An engine counts four times a second; one that is not heard for so long hangs, and is replaced."""
+
 
 class Supervisor:
     """Serves the sources until told to end. ``say`` prints a line for people, ``warn`` one on standard error; ``live``:
@@ -123,6 +126,7 @@ class Supervisor:
                 self._serving = True
                 self._tell()
                 self._announce()
+                self._spawn(self._watch())
                 if self._reload_wanted:  # told so while it started
                     self._told_to_reload()
                 if self._line is not None:
@@ -194,6 +198,7 @@ class Supervisor:
     def _heard(self, child: Child, message: Any) -> None:
         if isinstance(message, Counted):
             if isinstance(child, Engine):
+                child.silent_s = 0
                 stats = msgspec.msgpack.decode(message.data, type=EngineStats)
                 self._registry.heard_engine(child.at.name, child.pid, stats)
             else:
@@ -259,6 +264,16 @@ class Supervisor:
             self._registry.counts.count("restarts_total", "front" if isinstance(child, Front) else "engine")
             self._warn(f"{child.problem}; it is started again")
         self._tell()
+
+    async def _watch(self) -> None:
+        while True:
+            # Seconds in which this process ran: when all were stopped, or the machine slept, nobody hangs.
+            await asyncio.sleep(1)
+            for child in self._children:
+                if isinstance(child, Engine) and child.up:
+                    child.silent_s += 1
+                    if child.silent_s > _SILENT_S:
+                        child.kill(f"{child.name} was not heard for {_SILENT_S} s")
 
     # State
 
