@@ -358,6 +358,19 @@ def test_a_replaced_folder_is_never_mixed_with_the_old_one(base: Path, tmp_path:
         assert embed(server.url).tobytes() == bits(base, "other-embed")
 
 
+def test_compiling_holds_up_no_end() -> None:
+    code = (
+        "import asyncio, time; from encast.serve.supervisor import in_daemon\n"
+        "async def main():\n"
+        "    print(await in_daemon(lambda: 'compiled'))\n"
+        "    await asyncio.wait_for(in_daemon(lambda: time.sleep(600)), 0.1)\n"
+        "asyncio.run(main())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "compiled\n")
+    assert "TimeoutError" in ended.stderr
+
+
 def test_a_checkpoint_is_compiled_once(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "tiny", "bert", "embed", layers=1, hidden=32, heads=2, pooling=("mean",))
     env = {"ENCAST_CACHE_DIR": str(tmp_path / "cache")}

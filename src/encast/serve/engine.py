@@ -144,6 +144,7 @@ class Engine:
         self._poll = select.epoll()
         self._listener: socket.socket | None = listener
         self._fronts: dict[int, Connection] = {}
+        self._strangers: set[int] = set()
         self._control = Connection(control, self._poll)
         self._instances = Instances(model.runnable, model.queue, self._tell)
         self._decoder = msgspec.msgpack.Decoder(Submit | Cancel)
@@ -215,7 +216,9 @@ class Engine:
         except OSError:  # it went away again, or there are no descriptors left: others are served on
             return False
         if peer_uid(sock) != os.geteuid():
-            print(f"encast: a process of user {peer_uid(sock)} was turned away", file=sys.stderr)
+            if peer_uid(sock) not in self._strangers:  # one line for each is enough
+                self._strangers.add(peer_uid(sock))
+                print(f"encast: a process of user {peer_uid(sock)} was turned away", file=sys.stderr)
             sock.close()
             return True
         front = Connection(sock, self._poll)

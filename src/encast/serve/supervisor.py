@@ -7,14 +7,16 @@ answer what was accepted and end; SIGHUP opens artifacts, keys and certificates 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import secrets
 import shlex
 import signal
 import socket
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -49,7 +51,9 @@ from encast.serve.tls import tls_context
 from encast.serve.wire import EngineStats
 from encast.tune.configuration import artifact_sha
 
-__all__ = ["Supervisor"]
+__all__ = ["Supervisor", "in_daemon"]
+
+T = TypeVar("T")
 
 _BACKLOG = 2048
 
@@ -347,7 +351,7 @@ class Supervisor:
         fresh: list[Engine] = []
         try:
             for source in self._sources:
-                path = await asyncio.to_thread(source.prepare)
+                path = await in_daemon(source.prepare)
                 opened = artifacts.open(path)
                 if source.name == self._shadowed and self._options.shadow is not None:
                     shadowed({source.name: opened}, artifacts.open(self._options.shadow[0]))
@@ -422,6 +426,21 @@ class Supervisor:
         models = ", ".join(f"{one.at.name} ({one.task}, {one.dtype}; {one.setup})" for one in self._engines)
         grpc = "" if grpc_port is None else f", gRPC on port {grpc_port}"
         self._tell_people(f"serving {models} at {url}{grpc}; try: {_curl(url, self._engines[0], options)}")
+
+
+async def in_daemon(work: Callable[[], T]) -> T:
+    """As ``asyncio.to_thread``, but at their end neither loop nor process waits for it: compiling takes minutes."""
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+    outcome.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except Exception as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await asyncio.wrap_future(outcome)
 
 
 def _curl(url: str, engine: Engine, options: ServeOptions) -> str:
