@@ -22,9 +22,9 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from encast.errors import InputError
+from encast.kserve import messages_pb2 as messages
 from encast.serve.call import REQUEST_ID, Call
 from encast.serve.errors import STATUS, Kind, RefusalError
-from encast.serve.protocols import kserve_pb2 as messages
 from encast.serve.protocols.kserve import EXTENSIONS, PLATFORM
 from encast.serve.protocols.open_inference import VERSION, InferRequest, Tensor, find_model, infer, model_tensors
 from encast.serve.service import Finished, Service
