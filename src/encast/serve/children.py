@@ -113,6 +113,7 @@ class Child:
             await asyncio.wait(running)
 
     async def _keep(self) -> None:
+        pid = 0
         try:
             while not self.ending:
                 began = time.monotonic()
@@ -133,7 +134,7 @@ class Child:
         finally:
             if not self.first.done():
                 self.first.cancel()
-            self._ended(self, self.pid)
+            self._ended(self, self.pid or pid)
 
     async def _live(self) -> int:
         """One process from its start to its end; returns its exit code."""
