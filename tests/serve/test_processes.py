@@ -130,6 +130,19 @@ def test_the_line_shows_a_curl_command_that_works(server: Running) -> None:
     assert len(json.loads(done.stdout)["results"]) == 2
 
 
+def test_json_says_what_is_served(base: Path) -> None:
+    command = [sys.executable, "-m", "encast.cli.main", "serve", "--json", "--port", "0", str(artifact(base, "embed"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        served = json.loads(process.stdout.readline())
+        process.terminate()
+        rest, said = process.communicate(timeout=60)
+    assert (process.returncode, rest) == (0, "")
+    assert [(model["name"], model["task"]) for model in served["models"]] == [("embed", "embed")]
+    assert f"at {served['url']}" in said
+    assert (served["pid"], served["grpc_port"]) == (process.pid, None)
+
+
 def test_a_killed_engine_is_replaced_and_no_request_notices(server: Running, base: Path) -> None:
     expected = bits(base, "embed")
     with Load(server.url) as load:

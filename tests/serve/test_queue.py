@@ -118,6 +118,18 @@ def test_a_batch_has_one_output_and_one_length_class() -> None:
     assert sorted(seen) == [(OUTPUT, [12, 12, 60]), (OUTPUT, [300]), (OUTPUT, [300]), ("last_hidden_state", [12])]
 
 
+def test_first_come_first_served_is_one_line_of_all_lengths() -> None:
+    queue = queue_on(1, QueueLimits(slowdown=0))
+    jobs = [job(length, arrived=number / 10) for number, length in enumerate((100, 12, 300, 12))]
+    for one in jobs:
+        queue.submit(one, 0.3)
+    order = []
+    while batch := queue.take(0.3):
+        order += [part.job for part in batch.parts]
+        queue.finish(batch, 0.3 + batch.expected)
+    assert order == jobs
+
+
 @pytest.mark.parametrize(("lengths", "most"), [([10] * 10, 25), ([512, 10], 100), ([30, 30, 30], 64)])
 def test_a_batch_is_bounded_and_a_longer_row_runs_alone(lengths: list[int], most: int) -> None:
     queue = queue_on(1, QueueLimits(batch_tokens=most))

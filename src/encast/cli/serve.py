@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json as json_module
 import os
 import sys
 from pathlib import Path
@@ -105,6 +106,9 @@ def serve_command(
     live: Annotated[
         bool | None, typer.Option("--live/--no-live", help="A line a second on stderr; default: on a terminal.")
     ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print what is served as a line of JSON, and lines for people on stderr.")
+    ] = False,
 ) -> None:
     """Serve models over HTTP and gRPC: embeddings, reranking, labels, entities, answers, masks.
 
@@ -126,6 +130,8 @@ def serve_command(
         QuantSpec(dtype)
     if tls_key is not None and tls_cert is None:
         raise InputError("--tls-key belongs to a certificate; give --tls-cert too")
+    if json and log == "-":
+        raise InputError("--json and --log - both print to standard output; give --log a file")
     if log_texts and log is None:
         raise InputError("--log-texts is about the log; give --log too")
     if config is not None and (threads is not None or instances is not None):
@@ -173,7 +179,10 @@ def serve_command(
         supervisor = Supervisor(
             sources,
             options,
-            say=lambda line: print(f"encast: {line}", file=sys.stderr if log == "-" else sys.stdout, flush=True),
+            say=lambda line: print(
+                f"encast: {line}", file=sys.stderr if json or log == "-" else sys.stdout, flush=True
+            ),
+            announce=(lambda served: print(json_module.dumps(served), flush=True)) if json else None,
             warn=_warn,
             live=sys.stderr.isatty() if live is None else live,
             progress=lambda stage, done, total: progress.update(done >> 20, done / total),

@@ -41,7 +41,8 @@ class EngineSettings(msgspec.Struct, frozen=True):
 class ModelAt(msgspec.Struct, frozen=True):
     """A model as a front finds it. ``artifact``: its folder; ``sha256``: of what is fixed in it, lest tokenizer and
     weights be of two artifacts when the folder is replaced; ``address``: of its engine, an abstract Unix socket
-    without its leading NUL; ``source``: as the user named it.
+    without its leading NUL; ``source``: the hub id that it was compiled from, or "". Clients are told it, and a path
+    is not for them.
     """
 
     name: str

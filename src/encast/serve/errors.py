@@ -30,13 +30,19 @@ STATUS: dict[Kind, int] = {
     "expired": 504,  # the request's deadline passed
 }
 
+_LONGEST = 1000
+"""Characters of a message."""
+
 
 class RefusalError(EncastError):
     """A request that gets no answer. ``retry_after``: seconds after which it may be served, of "overloaded" and
-    "unavailable". ``field``: the part of the request that is wrong, where one is.
+    "unavailable". ``message`` may quote the request: the middle of a long one is left out. ``field``: the part of the
+    request that is wrong, where one is.
     """
 
     def __init__(self, kind: Kind, message: str, *, retry_after: float | None = None, field: str | None = None) -> None:
+        if len(message) > _LONGEST:
+            message = f"{message[: _LONGEST * 3 // 4]} ... {message[-_LONGEST // 4 :]}"
         super().__init__(message)
         self.kind, self.message, self.retry_after, self.field = kind, message, retry_after, field
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ __all__ = ["KEEP_ALIVE_S", "HttpServer"]
 
 KEEP_ALIVE_S = 75.0
 """A connection may be idle so long: longer than load balancers keep theirs (60 s), so that they close first."""
+
+_UPGRADE = re.compile(rb"\nupgrade:", re.IGNORECASE)
 
 _PIPELINED = 16
 """Requests that may wait on one connection behind the one that is answered; clients of today send none."""
@@ -72,6 +75,10 @@ class _Protocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._cancel_timers()
         self.pipeline.clear()
+        if self._answering is not None:
+            # uvicorn tells the last request that was sent, which waits behind this one.
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         if self._task is not None and self._answering is not None and not self._answering.response_started:
             # Nobody reads the answer: withdraws what the request asked the engine for.
             self._task.cancel()
@@ -95,6 +102,10 @@ class _Protocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if self._header:
             self._header_bytes += len(data)
+            head, end, rest = data.partition(b"\r\n\r\n")
+            if _UPGRADE.search(head):
+                # Java's client offers HTTP/2 with every request. The parser would take the body for another protocol.
+                data = _UPGRADE.sub(b"\nx-upgrade:", head) + end + rest
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:

@@ -180,7 +180,9 @@ class Queue:
         self.due = math.inf
         """When to take again although nothing has come or ended: a batch's wait for companions ends."""
         own = {group.longest for group in places.groups if group.longest is not None}
-        self._bounds = sorted(bound for bound in {*_CLASSES, *own} if bound < longest_text)
+        # First come, first served has no classes but those that the groups need: short texts would pass long ones.
+        classes = {*_CLASSES, *own} if limits.slowdown else own
+        self._bounds = sorted(bound for bound in classes if bound < longest_text)
         self._bounds.append(max(longest_text, *own) if own else longest_text)
         self._lines: dict[tuple[str, int], _Line] = {}
         self._jobs: dict[Job, None] = {}

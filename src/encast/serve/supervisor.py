@@ -57,7 +57,8 @@ _SHADOW = "shadow"
 
 class Supervisor:
     """Serves the sources until told to end. ``say`` prints a line for people, ``warn`` one on standard error; ``live``:
-    whether to show how it does every second. Raises ``EncastError`` for a port, a file or a model that cannot be used.
+    whether to show how it does every second; ``announce`` is told, once it serves, what and where. Raises
+    ``EncastError`` for a port, a file or a model that cannot be used.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class Supervisor:
         warn: Callable[[str], None],
         live: bool = False,
         progress: CompileProgress | None = None,
+        announce: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self._sources, self._options, self._say, self._given_warn = sources, options, say, warn
+        self._for_programs = announce
         self._registry = Registry(
             usd_per_hour=None if options.price is None else parse_price(options.price).usd_per_hour
         )
@@ -170,7 +173,8 @@ class Supervisor:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind("\0" + address)
         listener.listen(_BACKLOG)
-        at = ModelAt(source.name, str(path), artifact_sha(opened), address, source.given, source.aliases)
+        hub_id = "" if os.path.exists(source.given) else source.given
+        at = ModelAt(source.name, str(path), artifact_sha(opened), address, hub_id, source.aliases)
         meta = opened.graph.meta
         args = options or self._options, self._heard, self._ended
         engine = Engine(at, opened.card["dtype"], meta.task, len(meta.labels or ()), listener, *args)
@@ -391,8 +395,14 @@ class Supervisor:
         scheme = "http" if options.tls_cert is None else "https"
         host, port = self._listener.getsockname()[:2]
         url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        grpc_port = None if self._grpc is None else self._grpc.getsockname()[1]
+        if self._for_programs is not None:
+            described = [
+                {"name": one.at.name, "task": one.task, "dtype": one.dtype, "setup": one.setup} for one in self._engines
+            ]
+            self._for_programs({"url": url, "grpc_port": grpc_port, "pid": os.getpid(), "models": described})
         models = ", ".join(f"{one.at.name} ({one.task}, {one.dtype}; {one.setup})" for one in self._engines)
-        grpc = "" if self._grpc is None else f", gRPC on port {self._grpc.getsockname()[1]}"
+        grpc = "" if grpc_port is None else f", gRPC on port {grpc_port}"
         self._tell_people(f"serving {models} at {url}{grpc}; try: {_curl(url, self._engines[0], options)}")
 
 

@@ -205,11 +205,8 @@ def _flat(tensor: InputTensor) -> Sequence[Any]:
     if data is None:
         raise RefusalError("invalid", f"{tensor.name[:100]!r} has neither data nor binary_data_size", field=tensor.name)
     if data and isinstance(data[0], list):
-        sizes = tensor.shape
-        for size, inner in zip(sizes, (*sizes[1:], None), strict=True):
-            if inner is None:
-                break
-            if len(data) % size or any(type(row) is not list or len(row) != inner for row in data):
+        for size, inner in zip(tensor.shape, tensor.shape[1:], strict=False):
+            if size < 1 or len(data) % size or any(type(row) is not list or len(row) != inner for row in data):
                 raise RefusalError(
                     "invalid", f"data of {tensor.name[:100]!r} is not nested as its shape says", field=tensor.name
                 )

@@ -35,7 +35,8 @@ def _list(items: Any) -> dict[str, Any]:
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = _list({"type": "integer", "minimum": 0})
 _INPUT = {
-    "anyOf": [_TEXT, _list(_TEXT), _IDS, _list(_IDS)],
+    # In allOf, because the decoder's own anyOf would take the place of this one.
+    "allOf": [{"anyOf": [_TEXT, _list(_TEXT), _IDS, _list(_IDS)]}],
     "description": "A text, texts, the token ids of a text, or lists of token ids.",
 }
 
@@ -98,7 +99,7 @@ async def _embeddings(service: Service, call: Call, body: EmbeddingsBody) -> Rep
     model = service.models.find(body.model, "embed")
     if body.dimensions is not None and body.dimensions > model.session.dim:
         raise RefusalError(
-            "invalid",
+            "unprocessable",
             f"dimensions is {body.dimensions}, the model {model.name!r} gives {model.session.dim} numbers a text",
             field="dimensions",
         )

@@ -27,23 +27,32 @@ Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Direction = Literal["right", "left", "Right", "Left"]
 Ids = list[Id]
 
+_TEXT = {"type": "string", "minLength": 1}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+# In allOf, because the decoder's own anyOf would take the place of this one.
 _INPUTS = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}},
-        {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
+    "allOf": [
+        {
+            "anyOf": [
+                _TEXT,
+                {"type": "array", "items": _TEXT, "minItems": 1},
+                _IDS,
+                {"type": "array", "items": _IDS, "minItems": 1},
+            ]
+        }
     ],
     "description": "A text, texts, the token ids of a text, or lists of token ids.",
 }
+_ROW = {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": 2}
 _ROWS = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2},
-        {"type": "array", "items": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2}},
-    ],
+    "allOf": [{"anyOf": [_TEXT, _ROW, {"type": "array", "items": _ROW, "minItems": 1}]}],
     "description": 'A text; a pair `["a", "b"]`; or a batch of both: `[["a"], ["a", "b"]]`.',
 }
+
+_TEXT_OR_TEXTS = {"allOf": [{"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}]}]}
+# What is refused in TEI's own words; the decoder would say it in others.
+_SOME = msgspec.Meta(extra_json_schema={"minItems": 1})
+_SOME_TEXTS = msgspec.Meta(extra_json_schema={"allOf": [{"items": _TEXT}], "minItems": 1})
 
 
 class Truncation(msgspec.Struct, kw_only=True):
@@ -78,7 +87,7 @@ class RerankBody(Truncation, kw_only=True):
     """``raw_scores``: logits instead of their sigmoid. ``return_text``: whether the answer repeats the texts."""
 
     query: str
-    texts: list[str]
+    texts: Annotated[list[str], _SOME]
     raw_scores: bool = False
     return_text: bool = False
 
@@ -86,8 +95,8 @@ class RerankBody(Truncation, kw_only=True):
 class SimilarityInput(msgspec.Struct):
     """A sentence, and those that it is compared with."""
 
-    source_sentence: str
-    sentences: list[str]
+    source_sentence: Annotated[str, msgspec.Meta(extra_json_schema=_TEXT)]
+    sentences: Annotated[list[str], _SOME_TEXTS]
 
 
 class SimilarityParameters(Truncation, kw_only=True):
@@ -106,7 +115,7 @@ class SimilarityBody(msgspec.Struct):
 class TokenizeBody(msgspec.Struct):
     """A text or texts; nothing is cut off."""
 
-    inputs: str | list[str]
+    inputs: Annotated[str | list[str], msgspec.Meta(extra_json_schema=_TEXT_OR_TEXTS)]
     add_special_tokens: bool = True
     prompt_name: str | None = None
 
@@ -114,7 +123,7 @@ class TokenizeBody(msgspec.Struct):
 class DecodeBody(msgspec.Struct):
     """The token ids of one text, or of several."""
 
-    ids: list[Id | Ids]
+    ids: Annotated[list[Id | Ids], msgspec.Meta(extra_json_schema={"anyOf": [_IDS, {"items": _IDS}], "minItems": 1})]
     skip_special_tokens: bool = True
 
 
