@@ -8,6 +8,7 @@ import http.client
 import json
 import logging
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, get_args
@@ -18,11 +19,12 @@ from local import LocalRunner, client, local_service, served
 from starlette.testclient import TestClient
 
 from encast.errors import InputError
-from encast.serve.call import Call
+from encast.serve.call import INLINE_BYTES, Call
 from encast.serve.errors import STATUS, Kind, RefusalError
 from encast.serve.operations import Operation, Protocol, Reply
 from encast.serve.service import Finished, RequestLimits, Service
 from encast.tasks.embed import embed
+from encast.tasks.session import Run, Steps
 
 
 class Body(msgspec.Struct):
@@ -355,6 +357,21 @@ def test_a_large_request_does_not_hold_up_the_event_loop(service: Service) -> No
         return count
 
     assert asyncio.run(turns()) > 3
+
+
+def test_a_large_output_does_not_hold_up_the_event_loop(service: Service) -> None:
+    """A short request can ask for much: what is made of its rows happens in a thread as well."""
+    model = service.models.by_name["embed"]
+
+    def steps() -> Steps[tuple[bool, bool]]:
+        inline = threading.current_thread() is threading.main_thread()
+        (piece,) = model.session.stream(["abc def ghi jkl " * 10])
+        rows = yield Run("last_hidden_state", piece)
+        assert rows.nbytes > INLINE_BYTES
+        return inline, threading.current_thread() is threading.main_thread()
+
+    call = Call(arrived=0.0, deadline=1e9, body=b"x")
+    assert asyncio.run(call.run(model, steps())) == (True, False)
 
 
 def test_every_kind_has_a_status() -> None:

@@ -291,7 +291,9 @@ def test_a_crash_loop_makes_it_not_ready_and_says_why(base: Path, tmp_path: Path
     with start_server(f"m={own}") as server:
         (own / "graph.json").rename(own / "away")
         os.kill(server.children("engine")[0], signal.SIGKILL)
-        wait_for(lambda: ready(server.url)[0] == 503 and b"graph.json" in ready(server.url)[1])
+        wait_for(lambda: ready(server.url)[0] == 503 and b"the engine of m ends again" in ready(server.url)[1])
+        assert str(own).encode() not in ready(server.url)[1]
+        server.wait_for_line("err", "graph.json")
         status, answer = call(server.url, "POST", "/encast/v1/embed", {"texts": TEXTS})
         assert status == 503, answer
         assert call(server.url, "GET", "/health/live")[0] == 200
