@@ -41,6 +41,10 @@ async def run(service: Service, call: Call, body: Body) -> Reply:
     return Reply(msgspec.json.encode(rows.tolist()))
 
 
+async def words(service: Service, call: Call, body: Body) -> Reply:
+    return Reply(msgspec.json.encode(len(body.texts)))
+
+
 async def look(service: Service, call: Call, body: None) -> Reply:
     return Reply(msgspec.json.encode({"one": call.path["one"]}))
 
@@ -53,6 +57,7 @@ PROTOCOL = Protocol(
     "test",
     [
         Operation("POST", "/run", "test.run", "Runs", run, Body),
+        Operation("POST", "/words", "test.words", "Counts", words, Body, runs=False),
         Operation("GET", "/look/{one:path}", "test.look", "Looks", look, runs=False),
         Operation("POST", "/look/{one:path}", "test.post", "Looks", look, runs=False),
         Operation("GET", "/open/{one}", "test.open", "Open", look, runs=False, open=True),
@@ -193,7 +198,10 @@ def test_admission(app: TestClient, service: Service) -> None:
     service.ready = lambda: True
     service.running = service.limits.max_concurrent
     assert app.post("/run", json=body).status_code == 429
+    assert app.post("/words", json=body).status_code == 429
+    assert app.get("/look/x").status_code == 200
     service.running = 0
+    assert app.post("/words", json=body).status_code == 200
     assert app.post("/run", json=body).status_code == 200
     assert service.running == 0
 

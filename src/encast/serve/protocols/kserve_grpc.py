@@ -113,7 +113,7 @@ def _method(
         key, refusal, answer = "", None, b""
         service.running += 1
         try:
-            key = service.admit(metadata.get("authorization"), runs=runs, open=open)
+            key = service.admit(metadata.get("authorization"), works=runs, runs=runs, open=open)
             answer = await asyncio.wait_for(_answer(service, call, request_type, handler), call.deadline - now)
         except RefusalError as error:
             refusal = error
