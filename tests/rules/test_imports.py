@@ -93,7 +93,12 @@ ALLOWED: dict[str, set[str]] = {
     "bench.peers.encast": {"batch", "compile", "engine"},
     "bench.report": {"measure", "errors", "pages"},
 }
-NOBODY_IMPORTS = {"cli": "only people call the command line", "bench": "the engine and the compiler need no benchmark"}
+NOBODY_IMPORTS = {
+    "cli": "only people call the command line",
+    "bench": "the engine and the compiler need no benchmark",
+    "serve": "the server uses the rest, and nothing needs the server",
+    "loadtest": "it knows a server by its protocols alone",
+}
 
 # Packages from the index: who may import them, at any time.
 OUTSIDE: dict[str, set[str] | None] = {
