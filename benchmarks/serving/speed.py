@@ -99,8 +99,10 @@ def clients(args: Namespace, folder: Path) -> dict[str, Any]:
         need_right(closed(servers["encast"].url, 64, min(2.0, args.seconds), [texts], reference=known))
         tried: dict[str, Any] = {}
         if args.infinity:
-            chosen, tried = fastest_infinity(args, texts, folder, stack)
-            servers["infinity"] = chosen
+            servers["infinity"], tried = fastest_infinity(args, texts, folder, stack)
+            both = [embeddings(server, texts.rows[:64]) for server in servers.values()]
+            tried["cosine_of_encast"] = float((both[0] * both[1]).sum(1).mean())
+            print(f"encast's answers have a mean cosine of {tried['cosine_of_encast']:.4f} to infinity's", flush=True)
         found: dict[tuple[int, str], list[Result]] = {}
         idle: list[float] = []
         for number in range(args.rounds):
