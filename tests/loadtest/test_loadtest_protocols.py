@@ -135,6 +135,7 @@ def test_rows_that_do_not_suit_the_protocol() -> None:
         ("openai", b'{"data": [{"index": 0, "embedding": [1.0]}]}'),
         ("openai", b'{"data": [{"index": 0, "embedding": [1.0]}, {"index": 0, "embedding": [1.0]}]}'),
         ("openai", b'{"data": [{"index": 0, "embedding": [1.0]}, {"index": 2, "embedding": [1.0]}]}'),
+        ("openai", b'{"data": [{"index": 0, "embedding": [1.0]}, {"index": -1, "embedding": [1.0]}]}'),
         ("tei-embed", b'{"error": "no"}'),
         ("tei-embed", b"[[1.0]]"),
         ("tei-embed", b"[[1.0], []]"),
