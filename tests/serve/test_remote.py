@@ -389,7 +389,7 @@ def submit(id: int, run: Run, **changed: Any) -> bytes:
     batch = run.piece.batch
     message = Submit(
         id, run.output, batch.token_ids.data, batch.cu_seqlens.data, None, None, time.monotonic(),
-        time.monotonic() + 60, 0,
+        time.monotonic() + 86_400, 0,  # some are made when the tests are collected
     )  # fmt: skip
     return bytes(frame(msgspec.structs.replace(message, **changed)))
 
