@@ -249,10 +249,16 @@ def relink(link: Path, target: Path) -> None:
     fresh.rename(link)
 
 
+def instances(url: str) -> list[bytes]:
+    return [line for line in call(url, "GET", "/metrics")[1].splitlines() if line.startswith(b"encast_instances{")]
+
+
 def test_a_reload_under_load_loses_nothing(linked: Path, base: Path) -> None:
     one, other = bits(base, "embed"), bits(base, "other-embed")
     with start_server(f"m={linked}", "--fronts", "2") as server:
         (pid,) = server.children("engine")
+        wait_for(lambda: bool(instances(server.url)))
+        before = instances(server.url)
         with Load(server.url) as load:
             relink(linked, artifact(base, "other-embed"))
             server.signal(signal.SIGHUP)
@@ -263,6 +269,7 @@ def test_a_reload_under_load_loses_nothing(linked: Path, base: Path) -> None:
         assert embed(server.url).tobytes() == other
         wait_for(lambda: pid not in server.children("engine"))
         assert len(server.children("engine")) == 1
+        wait_for(lambda: instances(server.url) == before)  # those of the engine that ended are gone
         # A front that starts later has the new model too.
         os.kill(server.children("front")[0], signal.SIGKILL)
         assert {embed(server.url).tobytes() for _ in range(8)} == {other}
@@ -334,7 +341,9 @@ def test_a_crash_loop_makes_it_not_ready_and_says_why(base: Path, tmp_path: Path
     with start_server(f"m={own}") as server:
         (own / "graph.json").rename(own / "away")
         os.kill(server.children("engine")[0], signal.SIGKILL)
-        wait_for(lambda: ready(server.url)[0] == 503 and b"graph.json" in ready(server.url)[1])
+        wait_for(lambda: ready(server.url)[0] == 503 and b"the engine of m ends again" in ready(server.url)[1])
+        assert str(own).encode() not in ready(server.url)[1]
+        server.wait_for_line("err", "graph.json")
         status, answer = call(server.url, "POST", "/encast/v1/embed", {"texts": TEXTS})
         assert status == 503, answer
         assert call(server.url, "GET", "/health/live")[0] == 200

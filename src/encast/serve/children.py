@@ -118,6 +118,7 @@ class Child:
             await asyncio.wait(running)
 
     async def _keep(self) -> None:
+        pid = 0
         try:
             while not self.ending:
                 began = time.monotonic()

@@ -297,9 +297,10 @@ class Supervisor:
     def _state(self) -> State:
         if not self._serving:
             return State("the server is starting", admits=False)
-        looping = [engine.problem for engine in self._engines if engine.looping]
+        # Why is in the log and on standard error: it may name paths, and anyone may ask.
+        looping = [f"{engine.name} ends again and again" for engine in self._engines if engine.looping]
         if looping:
-            return State("; ".join(looping), admits=False)
+            return State(f"{'; '.join(looping)}; the server's log says why", admits=False)
         down = [f"{engine.name} is being replaced" for engine in self._engines if not engine.up]
         return State("; ".join(down), admits=True)
 
