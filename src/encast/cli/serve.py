@@ -70,7 +70,10 @@ def serve_command(
     ] = None,
     max_queue_tokens: Annotated[int | None, typer.Option(min=1, help="More that would wait are refused (429).")] = None,
     max_wait_ms: Annotated[
-        float | None, typer.Option(min=1, help="Requests that would wait longer are refused (429).")
+        float | None,
+        typer.Option(
+            min=1, help="From arrival to answer; requests that would take longer are refused (429); default: 2000."
+        ),
     ] = None,
     timeout_s: Annotated[float, typer.Option(min=0.001, max=86_400, help="For a request; then 504.")] = 30.0,
     max_body_mb: Annotated[float, typer.Option(min=0.001, max=1024, help="Of a request's body (413).")] = 16.0,
