@@ -370,7 +370,11 @@ class Supervisor:
         if self._reloading is not None:
             self._reloading.cancel()
         self._tell_people("ending: what was accepted is answered first")
-        await asyncio.gather(*(front.dismiss(self._options.drain_s, self._warn) for front in self._fronts))
+        fronts = [asyncio.ensure_future(front.dismiss(self._options.drain_s, self._warn)) for front in self._fronts]
+        # Fronts close their copies when they hear it. With this one open too, the system would take connections on
+        # and reset them at the end.
+        self._listener.close()
+        await asyncio.gather(*fronts)
         await asyncio.gather(*(child.dismiss(0.5, self._warn) for child in list(self._children)))
         return 0 if len(self._signals) == 1 else 128 + self._signals[1]
 
