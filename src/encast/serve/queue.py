@@ -27,7 +27,8 @@ class QueueLimits:
     or would make an accepted one later than 0.8 of it and its own time. So what alone takes up to a fifth of
     ``max_wait_s`` is answered within it. What comes while nothing waits is taken. ``slowdown``: for how many times its
     own cost a row lets later, smaller ones pass, though not for more than half of ``max_wait_s`` and the time in which
-    its run would get to it alone; 0 for first come, first served. ``max_delay_s``: a batch waits so long for companions.
+    its run would get to it alone; 0 for first come, first served. ``max_delay_s``: so long a batch waits for
+    companions.
     """
 
     batch_tokens: int = 1024
