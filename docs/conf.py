@@ -21,9 +21,11 @@ extensions = ["myst_parser", "sphinx.ext.autodoc"]
 include_patterns = [
     "*.md",
     "docs/**.md",
-    "benchmarks/README.md",
+    "benchmarks/**.md",
     "core/**/README.md",
     "src/encast/quant/README.md",
+    "src/encast/serve/README.md",
+    "src/encast/loadtest/README.md",
 ]
 exclude_patterns = [".*", "build", "dist", "shared", "tests"]
 

@@ -3,7 +3,8 @@
 Blocks are found by Sybil. What they mean:
 
 - ``python``: runs in this process; with ``>>>`` its output must be the one shown.
-- ``sh``: a script that must end with 0.
+- ``sh``: a script that must end with 0. One that is a single `encast serve` command runs until the page's next one or
+  its end, and must then end with 0 by SIGTERM. Port 8080 of the pages is another one here, which is free.
 - ``console``: ``$ command`` lines. A command that shows output must print it (``...`` stands for anything); one
   that shows none must end with 0.
 - any other language is not run: the content of a file, or the output of one machine.
@@ -19,12 +20,17 @@ import dataclasses
 import doctest
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 import sysconfig
+import time
 import unittest
+from collections.abc import Iterator
 from pathlib import Path
 
+import huggingface_hub.constants  # noqa: F401  # now: `home` forbids the hub, which clients take for every server
 import pytest
 from profiles import CEILINGS
 from sybil import Example, Sybil
@@ -53,7 +59,49 @@ def shell(command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def run_script(example: Example) -> str:
+class Server:
+    """What a page serves; ``log`` has what it prints."""
+
+    def __init__(self, log: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, command: str) -> str:
+        """Ends what was served before, and waits until this one serves; returns what went wrong."""
+        wrong = self.end()
+        with self._log.open("wb") as log:
+            merged = subprocess.STDOUT
+            command = f"exec {command.strip()} --port {self.port}"
+            process = subprocess.Popen(["bash", "-c", command], stdin=subprocess.DEVNULL, stdout=log, stderr=merged)
+        until = time.monotonic() + 60
+        while "encast: serving " not in self._log.read_text():
+            if process.poll() is not None or time.monotonic() > until:
+                process.kill()
+                process.wait()
+                return f"{wrong}{command}\ndoes not serve:\n{self._log.read_text()}"
+            time.sleep(0.05)
+        self._process = process
+        return wrong
+
+    def end(self) -> str:
+        process, self._process = self._process, None
+        if process is None:
+            return ""
+        process.send_signal(signal.SIGTERM)
+        try:
+            code = process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        return "" if code == 0 else f"the server ended with {code}:\n{self._log.read_text()}"
+
+
+def run_script(example: Example, server: Server) -> str:
+    if re.fullmatch(r"encast serve [^\n]*\n?", example.parsed.replace("\\\n", " ")):
+        return server.start(example.parsed)
     done = shell(f"set -euo pipefail\n{example.parsed}")
     return "" if done.returncode == 0 else f"ended with {done.returncode}:\n{done.stdout}"
 
@@ -77,14 +125,6 @@ def run_session(example: Example) -> str:
     return ""
 
 
-PARSERS = [
-    CodeBlockParser("sh", run_script),
-    CodeBlockParser("console", run_session),
-    PythonCodeBlockParser(doctest_optionflags=FLAGS),
-    SkipParser(),
-]
-
-
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stand-in for the clone with its environment: `.venv`, and the model's package inside of it."""
@@ -104,9 +144,25 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path / "server.log")
+    yield server
+    wrong = server.end()
+    assert not wrong, wrong
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_page_s_blocks_run(page: Path, home: Path) -> None:
-    for example in Sybil(PARSERS).parse(page).examples():
+def test_the_page_s_blocks_run(page: Path, home: Path, server: Server, tmp_path: Path) -> None:
+    parsers = [
+        CodeBlockParser("sh", lambda example: run_script(example, server)),
+        CodeBlockParser("console", run_session),
+        PythonCodeBlockParser(doctest_optionflags=FLAGS),
+        SkipParser(),
+    ]
+    copy = tmp_path / page.name
+    copy.write_text(re.sub(r"\b8080\b", str(server.port), page.read_text(encoding="utf-8")), encoding="utf-8")
+    for example in Sybil(parsers).parse(copy).examples():
         with contextlib.suppress(unittest.SkipTest):
             example.evaluate()
 

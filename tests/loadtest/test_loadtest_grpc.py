@@ -15,9 +15,10 @@ from stub_server import vector
 from encast.errors import InputError, ResourceError
 from encast.loadtest import ClosedLoop, Plan, Result, Source, run
 from encast.loadtest.answers import BadAnswerError, Target
-from encast.loadtest.kserve_grpc import _messages, decode, encode, text_input
+from encast.loadtest.kserve_grpc import decode, encode, text_input
 
 grpc = pytest.importorskip("grpc", reason="pip install 'encast[serve]'")
+messages = pytest.importorskip("encast.kserve.messages_pb2")
 
 TEXTS = Source("texts", ["a", "b", "c"])
 # By hand, after the numbers of the fields in open_inference_grpc.proto.
@@ -57,11 +58,11 @@ class Server:
         self.metadata: dict[str, str] = {}
 
     def infer(self, body: bytes, context: Any) -> bytes:
-        request = _messages()["ModelInferRequest"].FromString(body)
+        request = messages.ModelInferRequest.FromString(body)
         self.asked.append(request)
         self.metadata = dict(context.invocation_metadata())
         self.fail(len(self.asked) - 1, context)
-        response = _messages()["ModelInferResponse"]()
+        response = messages.ModelInferResponse()
         texts = request.inputs[0].contents.bytes_contents
         response.outputs.add(name="ids", datatype="INT64", shape=[1])
         response.outputs.add(name="embedding", datatype="FP32", shape=[len(texts), 8])
@@ -69,9 +70,9 @@ class Server:
         return bytes(response.SerializeToString())
 
     def about(self, body: bytes, context: Any) -> bytes:
-        if _messages()["ModelMetadataRequest"].FromString(body).name != "m":
+        if messages.ModelMetadataRequest.FromString(body).name != "m":
             context.abort(grpc.StatusCode.NOT_FOUND, "no such model")
-        response = _messages()["ModelMetadataResponse"]()
+        response = messages.ModelMetadataResponse()
         response.inputs.add(name="text", datatype="BYTES")
         return bytes(response.SerializeToString())
 

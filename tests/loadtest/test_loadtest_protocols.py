@@ -15,9 +15,11 @@ from stub_server import Stub, score, vector
 
 from encast.errors import InputError
 from encast.loadtest import ClosedLoop, Plan, Result, Source, of_lengths, of_rankings, of_texts, run
-from encast.loadtest.answers import BadAnswerError, Target, vector_of
+from encast.loadtest.answers import Answers, BadAnswerError, Ranking, Target, vector_of
 from encast.loadtest.protocols import PROTOCOLS, Protocol
+from encast.loadtest.reference import read_reference
 from encast.loadtest.requests import prepare
+from encast.tasks.classify import sigmoid
 
 TEXTS = Source("t", ["a", "b", "c"])
 MODEL = Target("m")
@@ -133,6 +135,7 @@ def test_rows_that_do_not_suit_the_protocol() -> None:
         ("openai", b'{"data": [{"index": 0, "embedding": [1.0]}]}'),
         ("openai", b'{"data": [{"index": 0, "embedding": [1.0]}, {"index": 0, "embedding": [1.0]}]}'),
         ("openai", b'{"data": [{"index": 0, "embedding": [1.0]}, {"index": 2, "embedding": [1.0]}]}'),
+        ("openai", b'{"data": [{"index": 0, "embedding": [1.0]}, {"index": -1, "embedding": [1.0]}]}'),
         ("tei-embed", b'{"error": "no"}'),
         ("tei-embed", b"[[1.0]]"),
         ("tei-embed", b"[[1.0], []]"),
@@ -236,3 +239,17 @@ def test_texts_of_given_lengths() -> None:
     assert of_lengths("16:4", seed=1).rows == of_lengths("16:4", seed=1).rows != of_lengths("16:4", seed=2).rows
     assert len(of_lengths("16:100000").rows) == 4096
     assert np.mean([len(str(text).split()) for text in of_lengths("2:5000,18:5000").rows]) == pytest.approx(8.5, abs=1)
+
+
+def test_scores_of_a_cross_encoder_are_the_servers_to_the_bit(tmp_path: Path) -> None:
+    logits = [11.5, 0.25, -9.0, -16.0, -20.5, -30.0, -50.0]
+    ranking = [{"index": index, "score": score} for index, score in enumerate(logits)]
+    (tmp_path / "known.jsonl").write_text(json.dumps({"ranking": ranking}) + "\n")
+    source = Source("s", [Ranking("q", tuple(map(str, logits)))])
+    (request,) = prepare(PROTOCOLS["jina"], MODEL, [source], 1, 1)
+    reference = read_reference([str(tmp_path / "known.jsonl")], PROTOCOLS["jina"], [source])
+    scores = sigmoid(np.array(logits)).tolist()
+    found = [{"index": index, "relevance_score": score} for index, score in enumerate(scores)]
+    assert reference.wrong(request, Answers([found])) == ""
+    found[0]["relevance_score"] += 1e-6
+    assert reference.wrong(request, Answers([found])) != ""

@@ -268,6 +268,8 @@ def test_what_the_server_refuses_is_said_before_the_test(stub: Stub) -> None:
         loaded(stub, ClosedLoop(1, 1))
     with pytest.raises(InputError, match=r"metadata of another: HTTP 404"):
         loaded(stub, ClosedLoop(1, 1), protocol="kserve", model="another")
+    with pytest.raises(InputError, match="names no model; give the address without /v1"):
+        run(Plan(f"{stub.url}/v1", [TEXTS], ClosedLoop(1, 1)))
     assert len(stub.asked) == 2
 
 

@@ -7,7 +7,7 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ __all__ = ["EngineProcess", "Listening", "listening"]
 
 
 class EngineProcess:
-    """An engine that has started. ``started``: what it said; raises ``AssertionError`` if it does not start."""
+    """An engine that has started. ``started``: what it said first; ``before``: what it is told before that."""
 
-    def __init__(self, listener: socket.socket, artifact: Path, options: ServeOptions) -> None:
+    def __init__(
+        self, listener: socket.socket, artifact: Path, options: ServeOptions, before: Sequence[msgspec.Struct] = ()
+    ) -> None:
         self.control, theirs = socket.socketpair()
         with theirs:
             settings = EngineSettings("model", str(artifact), listener.fileno(), theirs.fileno(), options)
@@ -32,6 +34,8 @@ class EngineProcess:
                 pass_fds=[listener.fileno(), theirs.fileno()], stderr=subprocess.PIPE,
             )  # fmt: skip
         self.control.settimeout(60)
+        for message in before:
+            self.tell(message)
         self._frames, self._decoder = Frames(), msgspec.msgpack.Decoder(ToSupervisor)
         self._messages: list[Any] = []
         self.started = self.hear()

@@ -8,6 +8,7 @@ import http.client
 import json
 import logging
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, get_args
@@ -18,11 +19,12 @@ from local import LocalRunner, client, local_service, served
 from starlette.testclient import TestClient
 
 from encast.errors import InputError
-from encast.serve.call import Call
+from encast.serve.call import INLINE_BYTES, Call
 from encast.serve.errors import STATUS, Kind, RefusalError
 from encast.serve.operations import Operation, Protocol, Reply
 from encast.serve.service import Finished, RequestLimits, Service
 from encast.tasks.embed import embed
+from encast.tasks.session import Run, Steps
 
 
 class Body(msgspec.Struct):
@@ -39,6 +41,10 @@ async def run(service: Service, call: Call, body: Body) -> Reply:
     return Reply(msgspec.json.encode(rows.tolist()))
 
 
+async def words(service: Service, call: Call, body: Body) -> Reply:
+    return Reply(msgspec.json.encode(len(body.texts)))
+
+
 async def look(service: Service, call: Call, body: None) -> Reply:
     return Reply(msgspec.json.encode({"one": call.path["one"]}))
 
@@ -51,6 +57,7 @@ PROTOCOL = Protocol(
     "test",
     [
         Operation("POST", "/run", "test.run", "Runs", run, Body),
+        Operation("POST", "/words", "test.words", "Counts", words, Body, runs=False),
         Operation("GET", "/look/{one:path}", "test.look", "Looks", look, runs=False),
         Operation("POST", "/look/{one:path}", "test.post", "Looks", look, runs=False),
         Operation("GET", "/open/{one}", "test.open", "Open", look, runs=False, open=True),
@@ -191,7 +198,10 @@ def test_admission(app: TestClient, service: Service) -> None:
     service.ready = lambda: True
     service.running = service.limits.max_concurrent
     assert app.post("/run", json=body).status_code == 429
+    assert app.post("/words", json=body).status_code == 429
+    assert app.get("/look/x").status_code == 200
     service.running = 0
+    assert app.post("/words", json=body).status_code == 200
     assert app.post("/run", json=body).status_code == 200
     assert service.running == 0
 
@@ -355,6 +365,21 @@ def test_a_large_request_does_not_hold_up_the_event_loop(service: Service) -> No
         return count
 
     assert asyncio.run(turns()) > 3
+
+
+def test_a_large_output_does_not_hold_up_the_event_loop(service: Service) -> None:
+    """A short request can ask for much: what is made of its rows happens in a thread as well."""
+    model = service.models.by_name["embed"]
+
+    def steps() -> Steps[tuple[bool, bool]]:
+        inline = threading.current_thread() is threading.main_thread()
+        (piece,) = model.session.stream(["abc def ghi jkl " * 10])
+        rows = yield Run("last_hidden_state", piece)
+        assert rows.nbytes > INLINE_BYTES
+        return inline, threading.current_thread() is threading.main_thread()
+
+    call = Call(arrived=0.0, deadline=1e9, body=b"x")
+    assert asyncio.run(call.run(model, steps())) == (True, False)
 
 
 def test_every_kind_has_a_status() -> None:

@@ -101,6 +101,22 @@ def test_what_is_cancelled_while_it_waits_or_runs_is_not_told() -> None:
     assert running.finish(1) == {stays: [2]}
 
 
+def test_a_batch_that_nobody_wants_any_more_teaches_the_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = Running()
+    queue = running.instances._queue
+    observed: list[int] = []
+    monkeypatch.setattr(queue.cost, "observe", lambda group, output, tokens, seconds: observed.append(tokens))
+    gone = running.submit([2, 2])
+
+    def tell(*told: Any) -> None:
+        running.instances.cancel(gone)  # its batch is taken already, and begins after this
+        running.told.put(told)
+
+    monkeypatch.setattr(running.instances, "_tell", tell)
+    assert running.finish(1) == {running.first: [1]}
+    assert observed == [1]
+
+
 def test_an_expired_job_is_handed_out_once() -> None:
     running = Running()
     late = running.submit([1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import Any, cast
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import encast.serve.join as module
 from encast.batch import Batch, Int32
 from encast.errors import InputError
 from encast.serve.join import Arrays, RowKind, join, spread
@@ -92,3 +95,25 @@ def vector(*values: int) -> Int32:
 def test_what_cannot_be_cut_into_rows(batch: Batch, select: Int32 | None, kind: RowKind, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Arrays(batch, select, kind)
+
+
+def test_two_instances_at_once_give_one_run_all_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = Arrays(Batch.of([[1], [2]]), None, "seqs")
+    both = threading.Barrier(2)
+
+    def rows(given: Arrays) -> int:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)  # the other thread is here too, if it can be
+        return len(given.lengths)
+
+    monkeypatch.setattr(module, "_rows", rows)
+    threads = [
+        threading.Thread(target=spread, args=([(arrays, [row])], np.full((1, 1), row + 7, np.float32)))
+        for row in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert arrays.result is not None
+    assert arrays.result.ravel().tolist() == [7, 8]

@@ -312,6 +312,11 @@ def test_a_long_text_is_cut_when_asked(app: TestClient, base: Path) -> None:
 def test_limits(app: TestClient) -> None:
     assert ask(app, "embed", texts_of(["a"] * 65)).status_code == 413
     assert ask(app, "embed", tensor("input_ids", [[5]] * 65)).status_code == 413
+    # Counted before they are looked at.
+    content, headers = binary(
+        [({"name": "text", "datatype": "BYTES", "shape": [65]}, (struct.pack("<I", 1) + b"\xff") * 65)]
+    )
+    assert app.post("/v2/models/embed/infer", content=content, headers=headers).status_code == 413
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import pytest
 from grpc_local import grpc_served
 from local import LocalRunner, engine, local_service
 
+from encast.kserve import messages_pb2 as messages
 from encast.serve.errors import RefusalError
-from encast.serve.protocols import kserve_pb2 as messages
 from encast.serve.service import Finished, RequestLimits, Service
 
 TEXTS = ["the cat", "a dog here", "caf\u00e9 x\0y"]

@@ -33,6 +33,8 @@ def embed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--api-keys", "/absent"], "the API keys cannot be read"),
         (["--log-texts"], "give --log too"),
         (["--config", TEXT, "--threads", "2"], "leave --threads and --instances out"),
+        (["--config", TEXT], "encast: error: " + str(TEXT)),
+        (["--otlp", "localhost"], "encast: error: 'localhost' is no address of a collector"),
         (["--dtype", "int8"], "compiled already"),
         (["--dtype", "int4"], "int4"),
         (["--alias", "x"], "NAME=MODEL is needed"),

@@ -125,8 +125,8 @@ def test_answers_have_the_bits_of_the_engine(server: Running, base: Path) -> Non
     assert ready(server.url) == (200, b'{"status":"ready","models":["m"]}')
 
 
-def test_the_line_shows_a_curl_command_that_works(server: Running) -> None:
-    command = server.out[0].split("try: ")[1]
+def test_a_curl_command_is_shown_that_works(server: Running) -> None:
+    command = server.wait_for_line("out", "try: ").split("try: ")[1]
     done = subprocess.run(command.replace("curl ", "curl -sS "), shell=True, capture_output=True, check=True)
     assert len(json.loads(done.stdout)["results"]) == 2
 
@@ -157,6 +157,15 @@ def test_a_killed_engine_is_replaced_and_no_request_notices(server: Running, bas
     assert set(load.answers) == {expected}
     assert load.failures == []
     wait_for(lambda: ready(server.url)[0] == 200)
+
+
+def test_an_engine_that_hangs_is_replaced(server: Running, base: Path) -> None:
+    (pid,) = server.children("engine")
+    seen = len(server.err)
+    os.kill(pid, signal.SIGSTOP)
+    assert embed(server.url).tobytes() == bits(base, "embed")
+    server.wait_for_line("err", "the engine of m was not heard for 10 s; it is started again", after=seen)
+    assert server.children("engine") != [pid]
 
 
 def test_a_killed_front_is_replaced(server: Running, base: Path) -> None:
@@ -252,10 +261,16 @@ def relink(link: Path, target: Path) -> None:
     fresh.rename(link)
 
 
+def instances(url: str) -> list[bytes]:
+    return [line for line in call(url, "GET", "/metrics")[1].splitlines() if line.startswith(b"encast_instances{")]
+
+
 def test_a_reload_under_load_loses_nothing(linked: Path, base: Path) -> None:
     one, other = bits(base, "embed"), bits(base, "other-embed")
     with start_server(f"m={linked}", "--fronts", "2") as server:
         (pid,) = server.children("engine")
+        wait_for(lambda: bool(instances(server.url)))
+        before = instances(server.url)
         with Load(server.url) as load:
             relink(linked, artifact(base, "other-embed"))
             server.signal(signal.SIGHUP)
@@ -266,9 +281,51 @@ def test_a_reload_under_load_loses_nothing(linked: Path, base: Path) -> None:
         assert embed(server.url).tobytes() == other
         wait_for(lambda: pid not in server.children("engine"))
         assert len(server.children("engine")) == 1
+        wait_for(lambda: instances(server.url) == before)  # those of the engine that ended are gone
         # A front that starts later has the new model too.
         os.kill(server.children("front")[0], signal.SIGKILL)
         assert {embed(server.url).tobytes() for _ in range(8)} == {other}
+
+
+def test_a_front_that_starts_during_a_reload_has_the_new_model(linked: Path, base: Path) -> None:
+    with start_server(f"m={linked}", "--fronts", "2") as server:
+        relink(linked, artifact(base, "other-embed"))
+        # The second front is starting when the reload comes: it has the new model when it answers.
+        os.kill(server.children("front")[1], signal.SIGKILL)
+        server.signal(signal.SIGHUP)
+        server.signal(signal.SIGHUP)
+        server.wait_for_line("out", "reloaded; new: m")
+        other = bits(base, "other-embed")
+        assert {embed(server.url).tobytes() for _ in range(16)} == {other}
+
+
+def test_the_shadow_has_the_lowest_priority_and_a_model_may_be_called_so(base: Path) -> None:
+    given = artifact(base, "embed")
+    with start_server(f"shadow={given}", "--shadow", f"{given}:100%") as server:
+        assert embed(server.url, model="shadow").tobytes() == bits(base, "embed")
+        nices = {pid: _nices(pid) for pid in server.children("engine")}
+        assert sorted(map(sorted, nices.values())) == [[0], [19]], nices
+
+
+def test_several_models_leave_the_choice_of_cores_to_the_system(base: Path) -> None:
+    one, other = artifact(base, "embed"), artifact(base, "other-embed")
+    with start_server(f"a={one}", f"b={other}") as server:
+        for pid in server.children("engine"):
+            masks = {os.sched_getaffinity(int(entry)) == os.sched_getaffinity(0) for entry in _threads(pid)}
+            assert masks == {True}
+        assert embed(server.url, model="a").tobytes() == bits(base, "embed")
+        assert embed(server.url, model="b").tobytes() == bits(base, "other-embed")
+
+
+def _threads(pid: int) -> list[str]:
+    return os.listdir(f"/proc/{pid}/task")
+
+
+def _nices(pid: int) -> set[int]:
+    """Of all threads of a process."""
+    stats = [Path(f"/proc/{pid}/task/{thread}/stat").read_text() for thread in _threads(pid)]
+    assert len(stats) > 1
+    return {int(stat.rpartition(")")[2].split()[16]) for stat in stats}
 
 
 def test_a_bad_artifact_is_refused_at_a_reload(linked: Path, base: Path, tmp_path: Path) -> None:
@@ -296,7 +353,9 @@ def test_a_crash_loop_makes_it_not_ready_and_says_why(base: Path, tmp_path: Path
     with start_server(f"m={own}") as server:
         (own / "graph.json").rename(own / "away")
         os.kill(server.children("engine")[0], signal.SIGKILL)
-        wait_for(lambda: ready(server.url)[0] == 503 and b"graph.json" in ready(server.url)[1])
+        wait_for(lambda: ready(server.url)[0] == 503 and b"the engine of m ends again" in ready(server.url)[1])
+        assert str(own).encode() not in ready(server.url)[1]
+        server.wait_for_line("err", "graph.json")
         status, answer = call(server.url, "POST", "/encast/v1/embed", {"texts": TEXTS})
         assert status == 503, answer
         assert call(server.url, "GET", "/health/live")[0] == 200
@@ -318,6 +377,19 @@ def test_a_replaced_folder_is_never_mixed_with_the_old_one(base: Path, tmp_path:
         server.wait_for_line("out", "reloaded; new: m")
         wait_for(lambda: ready(server.url)[0] == 200)
         assert embed(server.url).tobytes() == bits(base, "other-embed")
+
+
+def test_compiling_holds_up_no_end() -> None:
+    code = (
+        "import asyncio, time; from encast.serve.supervisor import in_daemon\n"
+        "async def main():\n"
+        "    print(await in_daemon(lambda: 'compiled'))\n"
+        "    await asyncio.wait_for(in_daemon(lambda: time.sleep(600)), 0.1)\n"
+        "asyncio.run(main())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "compiled\n")
+    assert "TimeoutError" in ended.stderr
 
 
 def test_a_checkpoint_is_compiled_once(tmp_path: Path) -> None:

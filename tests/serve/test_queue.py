@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 
 import pytest
 from hypothesis import given, settings
@@ -340,6 +342,35 @@ def test_cancelled_and_expired_jobs_leave_at_once() -> None:
     for one in jobs:
         queue.cancel(one)
     assert (queue.rows, queue.tokens, queue.idle, queue.take(3.0)) == (0, 0, True, None)
+
+
+def test_an_answered_job_is_freed_at_once() -> None:
+    class Owner:
+        """Holds arrays."""
+
+    queue, owner = queue_on(1), Owner()
+    gone = weakref.ref(owner)
+    one = Job(OUTPUT, [12, 300], 0.0, LATER, owner=owner)
+    gc.disable()
+    try:
+        queue.submit(one, 0.0)
+        while batch := queue.take(0.0):
+            queue.finish(batch, 0.01)
+        assert one.over
+        del one, owner, batch
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_disturbed_batch_teaches_the_cost_nothing() -> None:
+    queue = queue_on(1)
+    before = queue.cost.line(0, OUTPUT)
+    queue.submit(job(12), 0.0)
+    (batch,) = take_all(queue)
+    (one,) = queue.finish(batch, 5.0, disturbed=True)
+    assert one.over
+    assert queue.cost.line(0, OUTPUT) == before
 
 
 def test_memory_does_not_grow_by_what_was_withdrawn() -> None:

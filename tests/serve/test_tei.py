@@ -186,6 +186,7 @@ def test_decode_is_the_inverse(app: TestClient) -> None:
         ("/embed", {"inputs": LONG}, 422, "Validation"),
         ("/embed", {"inputs": "a", "truncate": True, "truncation_direction": "left"}, 422, "Validation"),
         ("/embed", {"inputs": ["a"] * 9}, 413, "Validation"),
+        ("/predict", {"inputs": [["a"]] * 8 + [[]]}, 413, "Validation"),  # counted before they are looked at
         ("/predict", {"inputs": ["a", "b", "c"]}, 400, "Validation"),
         ("/predict", {"inputs": [["a"], "b"]}, 400, "Validation"),
         ("/predict", {"inputs": ["a", ["b"]]}, 400, "Validation"),

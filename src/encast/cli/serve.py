@@ -65,10 +65,14 @@ def serve_command(
     slowdown: Annotated[
         float | None,
         typer.Option(
-            min=0, max=1e6, help="By how many times its own cost a text may be passed by shorter ones; 0: by none."
+            min=0,
+            max=1e6,
+            help="By how many times its own cost a text may be passed by shorter ones; 0: by none; default: 100.",
         ),
     ] = None,
-    max_queue_tokens: Annotated[int | None, typer.Option(min=1, help="More that would wait are refused (429).")] = None,
+    max_queue_tokens: Annotated[
+        int | None, typer.Option(min=1, help="More that would wait are refused (429); default: 262144.")
+    ] = None,
     max_wait_ms: Annotated[
         float | None,
         typer.Option(
@@ -128,6 +132,8 @@ def serve_command(
     from encast.serve.shadow import parse_shadow
     from encast.serve.sources import read_sources
     from encast.serve.supervisor import Supervisor
+    from encast.serve.tracing import collector_address
+    from encast.tune.configuration import Configuration
 
     if dtype is not None:
         QuantSpec(dtype)
@@ -141,6 +147,9 @@ def serve_command(
         raise InputError("--config says the instances and their threads; leave --threads and --instances out")
     if config is not None and len(artifact) > 1:
         raise InputError("--config is for one model; serve others by a server of their own")
+    # What is wrong with a file or an address is said once, before anything is compiled or started.
+    if config is not None:
+        Configuration.of(config, batch_tokens=1)
     sources = read_sources(artifact, alias or [], dtype)
     cores = len(usable_cores())
     options = ServeOptions(
@@ -171,7 +180,7 @@ def serve_command(
         price=price,
         log=log if log in (None, "-") else os.path.abspath(log),
         log_texts=log_texts,
-        otlp=otlp,
+        otlp=None if otlp is None else collector_address(otlp),
         shadow=None if shadow is None else parse_shadow(shadow),
         page=page,
     )

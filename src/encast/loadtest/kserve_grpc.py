@@ -1,11 +1,7 @@
-"""KServe's Open Inference Protocol over gRPC: the few messages of it that a load test needs.
-
-https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/open_inference_grpc.proto
-"""
+"""KServe's Open Inference Protocol over gRPC, as a client."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -21,41 +17,17 @@ __all__ = ["Grpc", "decode", "encode", "text_input"]
 
 _SERVICE = "/inference.GRPCInferenceService"
 _FAULTS = ("INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED")
-_MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
-    "ModelMetadataRequest": {"name": (1, "string")},
-    "TensorMetadata": {"name": (1, "string"), "datatype": (2, "string")},
-    "ModelMetadataResponse": {"inputs": (4, "TensorMetadata")},
-    "Contents": {"fp32_contents": (6, "floats"), "bytes_contents": (8, "bytes")},
-    "Tensor": {"name": (1, "string"), "datatype": (2, "string"), "shape": (3, "int64s"), "contents": (5, "Contents")},
-    "ModelInferRequest": {"model_name": (1, "string"), "inputs": (5, "Tensor")},
-    "ModelInferResponse": {"outputs": (5, "Tensor"), "raw_output_contents": (6, "bytes")},
-}
-"""Fields by name: number and type. What is left out here is passed over when it comes."""
 
 
-@functools.cache
-def _messages() -> dict[str, Any]:
-    """Classes by name, in a pool of their own: a process may have stubs of the whole protocol as well."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+def _messages() -> Any:
+    """The module, imported when it is needed: the other protocols need no protobuf."""
+    from encast.kserve import messages_pb2
 
-    kind = descriptor_pb2.FieldDescriptorProto
-    plain = {"string": kind.TYPE_STRING, "bytes": kind.TYPE_BYTES, "int64s": kind.TYPE_INT64, "floats": kind.TYPE_FLOAT}
-    file = descriptor_pb2.FileDescriptorProto(name="kserve.proto", package="inference", syntax="proto3")
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for field, (number, type_name) in fields.items():
-            single = type_name == "string" or field == "contents"
-            made = message.field.add(name=field, number=number, label=1 if single else 3)
-            if type_name in plain:
-                made.type = plain[type_name]
-            else:
-                made.type, made.type_name = kind.TYPE_MESSAGE, f".inference.{type_name}"
-    found: dict[str, Any] = message_factory.GetMessages([file], descriptor_pool.DescriptorPool())
-    return {name.removeprefix("inference."): one for name, one in found.items()}
+    return messages_pb2
 
 
 def encode(target: Target, rows: Sequence[Any]) -> bytes:
-    request = _messages()["ModelInferRequest"](model_name=target.model)
+    request = _messages().ModelInferRequest(model_name=target.model)
     given = request.inputs.add(name=target.input, datatype="BYTES", shape=[len(rows)])
     given.contents.bytes_contents.extend(text.encode() for text in rows)
     return bytes(request.SerializeToString())
@@ -87,7 +59,7 @@ def _parsed(name: str, body: bytes) -> Any:
     from google.protobuf.message import DecodeError
 
     try:
-        return _messages()[name].FromString(body)
+        return getattr(_messages(), name).FromString(body)
     except DecodeError as error:
         raise BadAnswerError(f"no {name}: {error}") from None
 
@@ -127,7 +99,7 @@ class Grpc:
 
     async def metadata(self, model: str) -> Reply:
         """What the server says of a model. Raises ``FailedError``."""
-        request = _messages()["ModelMetadataRequest"](name=model)
+        request = _messages().ModelMetadataRequest(name=model)
         return await self._ask(self._channel.unary_unary(f"{_SERVICE}/ModelMetadata"), request.SerializeToString())
 
     async def _ask(self, method: Any, body: bytes) -> Reply:

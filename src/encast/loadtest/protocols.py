@@ -73,6 +73,8 @@ def _openai(encoding: str) -> Callable[[Target, Sequence[Any]], bytes]:
 def _openai_answers(document: Any, texts: int) -> Answers:
     found: list[Any] = [None] * texts
     for item in document["data"]:
+        if item["index"] < 0:
+            raise ValueError(f"the index {item['index']}")
         found[item["index"]] = item["embedding"]
     return Answers(_need_all(found, texts), (document.get("usage") or {}).get("total_tokens"))
 

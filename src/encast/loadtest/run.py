@@ -322,7 +322,8 @@ async def _target(plan: Plan, protocol: Protocol) -> Target:
             try:
                 model = str(orjson.loads(reply.body)["data"][0]["id"])
             except (ValueError, KeyError, IndexError, TypeError):
-                raise InputError(f"{url}/v1/models names no model; give --model") from None
+                advice = "the address without /v1" if url.endswith("/v1") else "--model"
+                raise InputError(f"{url}/v1/models names no model; give {advice}") from None
         if not protocol.named_inputs:
             return Target(model, fields=plan.fields)
         where = f"{url}, metadata of {model}"

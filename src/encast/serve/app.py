@@ -129,7 +129,8 @@ def _call(request: Request, limits: RequestLimits) -> Call:
 
 def _admit(service: Service, operation: Operation, request: Request) -> str:
     """The name of the request's key; raises ``RefusalError`` for what needs no look into the body."""
-    key = service.admit(request.headers.get("authorization"), runs=operation.runs, open=operation.open)
+    works = operation.body is not None
+    key = service.admit(request.headers.get("authorization"), works=works, runs=operation.runs, open=operation.open)
     limits = service.limits
     if (size := _announced(request)) is not None and size > limits.max_body_bytes:
         raise _too_large(limits.max_body_bytes)

@@ -61,18 +61,19 @@ class Call:
         return facts
 
     async def run(self, model: ServedModel, steps: Steps[T]) -> T:
-        """The answer of a task. Tokenises and post-processes in a thread when the request is large.
+        """The answer of a task. Tokenises and post-processes in a thread when the request, or what the model gave, is
+        large.
 
         Raises ``RefusalError``; an ``InputError`` becomes the cause of one of kind "unprocessable", in the same words.
         """
         self.model = model
         advance: Callable[[Any], Run] = steps.send
         given: Any = None  # starts a generator
-        before = 0
+        before, size = 0, len(self.body)
         try:
             while True:
                 begin = time.perf_counter()
-                run, answer = await self.offload(len(self.body), _advance, advance, given)
+                run, answer = await self.offload(size, _advance, advance, given)
                 self.timing.tokenize_s += time.perf_counter() - begin
                 if run is None:
                     return answer  # type: ignore[no-any-return]  # T, once there is no further run
@@ -82,7 +83,7 @@ class Call:
                     given = await model.runner.run(
                         run, arrived=self.arrived, deadline=self.deadline, before=before, timing=self.timing
                     )
-                    advance = steps.send
+                    advance, size = steps.send, max(len(self.body), given.nbytes)
                 except InputError as error:
                     given, advance = model.session.explain(run, error), steps.throw
                 before += run.piece.batch.tokens

@@ -47,7 +47,7 @@ _KILL_S = 2.0
 
 class Child:
     """One process after the other, until told to end. ``heard(child, message)`` gets its messages. ``ended(child,
-    pid)`` is called when one ended unasked and will be replaced, and when the last has ended.
+    pid)`` is called when one ended unasked and will be replaced, and when the last has ended, which is then ``ending``.
     """
 
     module: str
@@ -100,11 +100,16 @@ class Child:
     def stop(self) -> None:
         """Ends it now, and for good."""
         self.ending = True
-        self.keeping.cancel() if self._process is None else self.kill()
+        if self._process is None:
+            self.keeping.cancel()
+        else:
+            self.kill()
 
     async def dismiss(self, seconds: float, warn: Callable[[str], None]) -> None:
         """Has it end by itself within so many seconds, and ends it after that."""
         self.ending = True
+        if self._process is None:
+            self.stop()
         self.send(Drain(seconds))
         _, running = await asyncio.wait({self.keeping}, timeout=seconds + _KILL_S)
         if running:
@@ -113,12 +118,16 @@ class Child:
             await asyncio.wait(running)
 
     async def _keep(self) -> None:
+        pid = 0
         try:
             while not self.ending:
                 began = time.monotonic()
                 self.problem = ""
-                code = await self._live()
-                was_up, self.up, pid, self.pid = self.up, False, self.pid, 0
+                try:
+                    code = await self._live()
+                except OSError as error:  # no memory, process number or descriptor is left
+                    code, self.problem = 1, f"{self.name} cannot be started: {error}"
+                was_up, self.up = self.up, False
                 if self.ending:
                     break
                 self.problem = self.problem or f"{self.name} ended with {_how(code)}"
@@ -126,6 +135,7 @@ class Child:
                 if not self.first.done() and (code == 1 or self._quick >= _LOOP):
                     self.first.set_exception(ResourceError(self.problem))
                     break
+                pid, self.pid = self.pid, 0
                 self._ended(self, pid)
                 if self._quick > 1 or not was_up:
                     # The first is replaced at once.
@@ -133,12 +143,15 @@ class Child:
         finally:
             if not self.first.done():
                 self.first.cancel()
-            self._ended(self, self.pid)
+            self.ending = True
+            pid, self.pid = self.pid, 0
+            self._ended(self, pid)
 
     async def _live(self) -> int:
         """One process from its start to its end; returns its exit code."""
         ours, theirs = socket.socketpair()
         settings, inherited = self.settings(theirs.fileno())
+        started = False
         # Signals that are blocked here stay blocked in the child. Terminals and service managers send them to every
         # process; what to do about them the children are told on the channel.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -148,9 +161,12 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL, pass_fds=(inherited, theirs.fileno()),
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
             )  # fmt: skip
+            started = True
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             theirs.close()
+            if not started:
+                ours.close()
         self.pid = self._process.pid
         lost = asyncio.Event()
         self._channel = await open_channel(ours, ToSupervisor, lambda message: self._heard(self, message), lost.set)
@@ -164,7 +180,7 @@ class Child:
             return code
         finally:
             self._channel.close()
-            self._channel = None
+            self._channel = self._process = None
 
 
 class Engine(Child):
@@ -174,17 +190,30 @@ class Engine(Child):
 
     module = "encast.serve.engine"
 
-    def __init__(self, at: ModelAt, dtype: str, task: str, labels: int, listener: socket.socket, *args: Any) -> None:
+    def __init__(
+        self, at: ModelAt, dtype: str, task: str, labels: int, nice: int, pin: bool, listener: socket.socket, *args: Any
+    ) -> None:
         self.at, self.dtype, self.task, self.labels, self.listener = at, dtype, task, labels, listener
+        self._nice, self._pin = nice, pin
         self.setup, self.instances = "", 0
+        self.silent_s = 0
+        """Since it was last heard, or came up."""
         self.canary: bytes | None = None
         """The answer of the first one; those that come after it must give the same."""
         super().__init__(f"the engine of {at.name}", *args)
         self.keeping.add_done_callback(lambda _: listener.close())
 
+    def is_up(self) -> None:
+        """See ``Child.is_up``."""
+        self.silent_s = 0
+        super().is_up()
+
     def settings(self, control_fd: int) -> tuple[msgspec.Struct, int]:
         at, listen_fd = self.at, self.listener.fileno()
-        return EngineSettings(at.name, at.artifact, listen_fd, control_fd, self.options, at.sha256), listen_fd
+        settings = EngineSettings(
+            at.name, at.artifact, listen_fd, control_fd, self.options, at.sha256, self._nice, self._pin
+        )
+        return settings, listen_fd
 
 
 class Front(Child):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import socket
-import struct
 import threading
 from typing import TYPE_CHECKING
 
@@ -14,18 +13,11 @@ from encast.serve.wire import Frames
 if TYPE_CHECKING:
     from encast.serve.queue import Job
 
-__all__ = ["Asked", "Connection", "peer_uid"]
+__all__ = ["Asked", "Connection"]
 
 _MOST_UNSENT = 256 << 20
 _READ = 256 << 10
 _LONGEST_SUBMIT = 64 << 20
-
-
-def peer_uid(sock: socket.socket) -> int:
-    """The user of the process at the other end of a Unix socket, as the kernel knows it."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid: int = struct.unpack("3i", credentials)[1]
-    return uid
 
 
 class Asked:
@@ -49,7 +41,6 @@ class Connection:
         self._lock = threading.Lock()
         self._unsent = bytearray()
         self._open = True
-        self._events = select.EPOLLIN
         poll.register(sock, select.EPOLLIN)
 
     def fileno(self) -> int:
@@ -85,7 +76,7 @@ class Connection:
                     return
                 if sent == len(data):
                     return
-                self._poll.modify(self._sock, self._events | select.EPOLLOUT)
+                self._poll.modify(self._sock, select.EPOLLIN | select.EPOLLOUT)
             self._unsent += memoryview(data)[sent:]
             if len(self._unsent) > _MOST_UNSENT:
                 self._sock.shutdown(socket.SHUT_RDWR)
@@ -101,14 +92,7 @@ class Connection:
                 return
             del self._unsent[:sent]
             if not self._unsent:
-                self._poll.modify(self._sock, self._events)
-
-    def stop_reading(self) -> None:
-        """What the other side sends from now on stays in the socket."""
-        with self._lock:
-            if self._open:
-                self._events = 0
-                self._poll.modify(self._sock, select.EPOLLOUT if self._unsent else 0)
+                self._poll.modify(self._sock, select.EPOLLIN)
 
     def close(self) -> None:
         with self._lock:

@@ -27,7 +27,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
     ``artifact``: its folder; ``sha256``: of what is fixed in it, lest another one be in its place by now (None:
     whatever is there); ``listen_fd``: the listening Unix socket, ``control_fd``: the end of the channel, both
-    inherited.
+    inherited; ``nice``: 0 to 19, of all of its threads; ``pin``: whether these are bound to cores.
     """
 
     name: str
@@ -36,6 +36,8 @@ class EngineSettings(msgspec.Struct, frozen=True):
     control_fd: int
     options: ServeOptions
     sha256: str | None = None
+    nice: int = 0
+    pin: bool = True
 
 
 class ModelAt(msgspec.Struct, frozen=True):

@@ -6,13 +6,13 @@ the sockets; a thread for each instance runs batches and sends what they answer.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from encast.errors import ArtifactError, EncastError, InputError
 from encast.launch.process import die_with_parent
 from encast.machine import usable_cores
 from encast.serve.canary import canary_run
-from encast.serve.connections import Asked, Connection, peer_uid
+from encast.serve.connections import Asked, Connection
 from encast.serve.control import Counted, Drain, EngineSettings, EngineStarted, ToChild
 from encast.serve.errors import Kind
 from encast.serve.instances import Instances
@@ -40,11 +40,11 @@ from encast.serve.join import Arrays
 from encast.serve.options import ServeOptions
 from encast.serve.places import Place, Places
 from encast.serve.queue import Job, Queue, QueueLimits
-from encast.serve.wire import Cancel, EngineStats, Failed, Rows, Submit, frame
+from encast.serve.wire import Cancel, EngineStats, Failed, Rows, Submit, frame, peer_uid
 from encast.tasks.session import F32
 from encast.tune.configuration import artifact_sha
 
-__all__ = ["Engine", "Model", "default_setup", "open_model"]
+__all__ = ["Engine", "Model", "default_setup", "end_with_any_thread", "open_model"]
 
 _WIDEST = 8
 """Threads of the instance for a lone text: measured gains end there."""
@@ -63,9 +63,9 @@ def default_setup(longest_text: int, cores: int) -> Setup:
     return Setup(tuple(groups), QueueLimits.batch_tokens, shared_cores=True)
 
 
-def open_model(artifact: str, options: ServeOptions, *, sha256: str | None = None) -> Model:
-    """The model with its instances warm and its cost model fitted. ``sha256``: what ``artifact_sha`` must say of it.
-    Raises ``EncastError``.
+def open_model(artifact: str, options: ServeOptions, *, sha256: str | None = None, pin: bool = True) -> Model:
+    """The model with its instances warm and its cost model fitted. ``sha256``: what ``artifact_sha`` must say of it;
+    ``pin``: see ``CpuRunnable``. Raises ``EncastError``.
     """
     opened = artifacts.open(artifact)
     if sha256 not in (None, artifact_sha(opened)):
@@ -79,7 +79,7 @@ def open_model(artifact: str, options: ServeOptions, *, sha256: str | None = Non
         setup = Setup((InstanceGroup(instances, threads),), QueueLimits.batch_tokens)
     else:
         setup = default_setup(longest, cores)
-    runnable: Any = find_device("cpu", ()).open(opened, config=setup, apart=True)
+    runnable: Any = find_device("cpu", ()).open(opened, config=setup, apart=True, pin=pin)
     given: dict[str, Any] = {
         "max_tokens": options.max_queue_tokens, "max_wait_s": options.max_wait_s, "slowdown": options.slowdown,
         "max_delay_s": options.max_delay_s, "batch_tokens": options.batch_tokens or setup.batch_tokens,
@@ -135,26 +135,22 @@ def _timed(runnable: Any, queue: Queue, place: Place, output: str, batch: Batch,
 class Engine:
     """Answers fronts that connect to ``listener``.
 
-    It ends by ``drain``, by ``stop``, or when the supervisor at the other end of ``control`` has gone.
+    It ends by ``Drain``, or when the supervisor at the other end of ``control`` has gone.
     """
 
-    def __init__(self, model: Model, listener: socket.socket, control: socket.socket | None, *, drain_s: float) -> None:
+    def __init__(self, model: Model, listener: socket.socket, control: socket.socket) -> None:
         graph = model.opened.graph
         self._kinds: dict[str, Any] = {name: graph.type_of(value).shape[0] for name, value in graph.outputs.items()}
-        self._drain_s = drain_s
         self._poll = select.epoll()
         self._listener: socket.socket | None = listener
         self._fronts: dict[int, Connection] = {}
-        self._control = None if control is None else Connection(control, self._poll)
+        self._strangers: set[int] = set()
+        self._control = Connection(control, self._poll)
         self._instances = Instances(model.runnable, model.queue, self._tell)
         self._decoder = msgspec.msgpack.Decoder(Submit | Cancel)
         self._orders = msgspec.msgpack.Decoder(ToChild)
-        self._wake_in, self._wake_out = socket.socketpair()
         self._give_up = math.inf
-        self._stopped = False
-        for sock in (self._wake_in, self._wake_out, listener):
-            sock.setblocking(False)
-        self._poll.register(self._wake_in, select.EPOLLIN)
+        listener.setblocking(False)
         self._poll.register(listener, select.EPOLLIN)
 
     def drain(self, seconds: float) -> None:
@@ -163,20 +159,18 @@ class Engine:
         """
         self._give_up = min(self._give_up, time.monotonic() + seconds)
         if self._listener is not None:
+            while self._accept():  # fronts that wait since the engine before this one ended
+                pass
             self._poll.unregister(self._listener)
             self._listener.close()
             self._listener = None
 
-    def stop(self) -> None:
-        """For a signal handler: hears no more, answers what it has heard, then returns from ``serve``. What fronts
-        have sent meanwhile they send again to the engine that comes after.
-        """
-        self._stopped = True
-        with contextlib.suppress(BlockingIOError):
-            self._wake_out.send(b"\0")
+    def report(self, message: msgspec.Struct) -> None:
+        """Tells the supervisor, which may read it later: the socket does not block, and takes a large one in parts."""
+        self._control.send(frame(message))
 
     def serve(self) -> None:
-        """Polls until stopped and drained, or until the supervisor is gone."""
+        """Polls until drained, or until the supervisor is gone."""
         stats_at = 0.0
         while True:
             expired, due = self._instances.tick()
@@ -186,15 +180,9 @@ class Engine:
             if now >= stats_at:
                 stats_at = now + _STATS_S
                 self._send_stats()
-            if self._stopped and self._give_up == math.inf:
-                self.drain(self._drain_s)
-                for front in self._fronts.values():
-                    front.stop_reading()
-            if self._give_up < math.inf:
-                if now >= self._give_up or not self._fronts or (self._stopped and self._answered()):
-                    break
-                due = min(due, now + 0.01)  # what is left is answered by other threads
-            for fd, event in self._poll.poll(max(0.0, min(due, stats_at) - now)):
+            if now >= self._give_up or (self._listener is None and not self._fronts):
+                break
+            for fd, event in self._poll.poll(max(0.0, min(due, stats_at, self._give_up) - now)):
                 if not self._attend(fd, event):
                     return
         for front in self._fronts.values():
@@ -202,11 +190,9 @@ class Engine:
 
     def _attend(self, fd: int, event: int) -> bool:
         """False when the supervisor has gone."""
-        if fd == self._wake_in.fileno():
-            self._wake_in.recv(64)
-        elif self._listener is not None and fd == self._listener.fileno():
+        if self._listener is not None and fd == self._listener.fileno():
             self._accept()
-        elif self._control is not None and fd == self._control.fileno():
+        elif fd == self._control.fileno():
             if event & select.EPOLLOUT:
                 self._control.flush()
             orders = self._control.read()
@@ -222,18 +208,22 @@ class Engine:
                 self._hear(fd, front)
         return True
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Whether one was there."""
         assert self._listener is not None
         try:
             sock, _ = self._listener.accept()
         except OSError:  # it went away again, or there are no descriptors left: others are served on
-            return
+            return False
         if peer_uid(sock) != os.geteuid():
-            print(f"encast: a process of user {peer_uid(sock)} was turned away", file=sys.stderr)
+            if peer_uid(sock) not in self._strangers:  # one line for each is enough
+                self._strangers.add(peer_uid(sock))
+                print(f"encast: a process of user {peer_uid(sock)} was turned away", file=sys.stderr)
             sock.close()
-            return
+            return True
         front = Connection(sock, self._poll)
         self._fronts[front.fileno()] = front
+        return True
 
     def _hear(self, fd: int, front: Connection) -> None:
         try:
@@ -293,21 +283,17 @@ class Engine:
             data = np.ascontiguousarray(rows).data
             answer = Rows(asked.id, rows.shape[1], data, job.begun - job.came, seconds, tokens, backlog_s)
             asked.connection.send(frame(answer))
-            asked.connection.jobs.pop(asked.id, None)  # after it is sent: a drained engine ends once there are none
+            asked.connection.jobs.pop(asked.id, None)
 
     def _refuse(self, job: Job, kind: Kind, message: str, retry_after: float | None, backlog_s: float) -> None:
         asked: Asked = job.owner
         asked.connection.send(frame(Failed(asked.id, kind, message, retry_after, backlog_s)))
         asked.connection.jobs.pop(asked.id, None)
 
-    def _answered(self) -> bool:
-        idle: bool = self._instances.look(lambda queue: queue.idle)
-        return idle and not any(front.jobs or front.unsent for front in self._fronts.values())
-
     def _send_stats(self) -> None:
         stats = self._instances.look(self._stats)
-        if self._control is not None and not self._control.unsent:
-            self._control.send(frame(Counted(msgspec.msgpack.encode(stats))))
+        if not self._control.unsent:
+            self.report(Counted(msgspec.msgpack.encode(stats)))
 
     def _stats(self, queue: Queue) -> EngineStats:
         counters = queue.counters
@@ -324,23 +310,34 @@ def _vector(data: memoryview) -> Int32:
     return np.frombuffer(data, np.int32)
 
 
+def end_with_any_thread() -> None:
+    """Ends the process when a thread ends by an exception: the supervisor starts another, but sees no lost instance."""
+
+    def end(failed: threading.ExceptHookArgs) -> None:
+        sys.__excepthook__(failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
+        sys.stderr.flush()
+        os._exit(70)
+
+    threading.excepthook = end
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the process; returns its exit code."""
     settings = msgspec.json.decode(arguments[0], type=EngineSettings)
     die_with_parent(signal.SIGKILL, os.getppid())
+    end_with_any_thread()
+    os.nice(settings.nice)  # before there are other threads, which inherit it
     # A thread that comes back from the core takes the interpreter from the one that polls after this time at most.
     sys.setswitchinterval(5e-4)
     listener, control = socket.socket(fileno=settings.listen_fd), socket.socket(fileno=settings.control_fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the supervisor says what to do
     try:
-        model = open_model(settings.artifact, settings.options, sha256=settings.sha256)
+        model = open_model(settings.artifact, settings.options, sha256=settings.sha256, pin=settings.pin)
     except EncastError as error:
         control.send(frame(control_messages.Failed(str(error))))
         return 1
-    engine = Engine(model, listener, control, drain_s=settings.options.drain_s)
-    signal.signal(signal.SIGTERM, lambda *_: engine.stop())
+    engine = Engine(model, listener, control)
     instances = sum(group.instances for group in model.setup.groups)
-    control.send(frame(EngineStarted(model.setup.text, instances, model.canary)))
+    engine.report(EngineStarted(model.setup.text, instances, model.canary))
     engine.serve()
     return 0
 

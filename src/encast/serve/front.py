@@ -191,7 +191,7 @@ class _Front:
             aliases=at.aliases,
         )
         # The last request that uses a model which a reload has replaced lets go of it, and its engine can end.
-        weakref.finalize(model, _close, runner)
+        weakref.finalize(model, _close, asyncio.get_running_loop(), runner)
         return model
 
     def _reload(self, message: Reload) -> None:
@@ -253,9 +253,10 @@ class _Front:
                 self._channel.send(Counted(msgspec.msgpack.encode(delta)))
 
 
-def _close(runner: ClosingRunner) -> None:
+def _close(loop: asyncio.AbstractEventLoop, runner: ClosingRunner) -> None:
+    """From any thread: a request that was given up may still be tokenised in one."""
     with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the connection
-        asyncio.get_running_loop().create_task(runner.close())
+        loop.call_soon_threadsafe(lambda: loop.create_task(runner.close()))
 
 
 def main() -> None:

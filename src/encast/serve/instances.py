@@ -107,11 +107,14 @@ class Instances:
                 batch = inbox.get()
             if batch is None:
                 return
-            errors = self._compute(batch)
+            wanted = [part for part in batch.parts if not part.job.over]
+            errors = self._compute(batch, wanted)
             with self._lock:
                 now = time.monotonic()
                 refused = [part.job for part in batch.parts if part.job in errors and self._queue.fail(part.job)]
-                whole = self._queue.finish(batch, now, failed=len(errors) == len(batch.parts))
+                disturbed = bool(errors) or len(wanted) < len(batch.parts)
+                failed = len(errors) == len(wanted)
+                whole = self._queue.finish(batch, now, failed=failed, disturbed=disturbed)
                 backlog = self._queue.backlog_s(now)
                 batch = self._start(now, place)
             for job in whole:
@@ -119,9 +122,8 @@ class Instances:
             for job in refused:
                 self._tell(job, errors[job], backlog)
 
-    def _compute(self, batch: Batch) -> dict[Job, Exception]:
-        """Runs the batch; what the model refuses runs once more, each job alone, so that one does not fail another."""
-        wanted = [part for part in batch.parts if not part.job.over]
+    def _compute(self, batch: Batch, wanted: list[Part]) -> dict[Job, Exception]:
+        """Runs these parts; those the model refuses run again, each job alone, so that one does not fail another."""
         if not wanted:
             return {}
         try:

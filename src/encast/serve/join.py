@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -17,6 +18,9 @@ RowKind = Literal["seqs", "tokens", "selected"]
 """What an output has rows of."""
 
 _Index = np.ndarray[Any, np.dtype[np.intp]]
+
+_allocating = threading.Lock()
+"""Two instances that run parts of one run at once must not each allocate its answer: the rows of one would be lost."""
 
 
 class Arrays:
@@ -107,8 +111,9 @@ def spread(parts: Sequence[tuple[Arrays, Sequence[int]]], answer: F32) -> None:
         else:
             index = arrays.target(rows)[1]
             count = len(index)
-            if arrays.result is None:
-                arrays.result = np.empty((_rows(arrays), answer.shape[1]), np.float32)
+            with _allocating:
+                if arrays.result is None:
+                    arrays.result = np.empty((_rows(arrays), answer.shape[1]), np.float32)
             arrays.result[index] = answer[at : at + count]
         at += count
 

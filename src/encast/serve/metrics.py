@@ -286,8 +286,9 @@ class Registry:
             self.counts.observe("batch_tokens", tokens, model)
 
     def ended(self, pid: int) -> None:
-        """Forgets how an engine was doing whose process has ended; what it counted stays."""
+        """Forgets how a process was doing that has ended; what it counted stays."""
         self._engines.pop(pid, None)
+        self.processes = {name: other for name, other in self.processes.items() if other != pid}
 
     def text(self) -> bytes:
         """All metrics in the text format of Prometheus, version 0.0.4."""

@@ -31,7 +31,7 @@ _MEANING: dict[Kind, str] = {
     "too_large": "The body, the number of texts or a text is beyond a limit",
     "unprocessable": "Well-formed, but the model cannot serve it",
     "unsupported": "No model here was compiled for it, or the one that was named was not",
-    "overloaded": "The queue is full",
+    "overloaded": "The queue is full, or too many requests are under way",
     "failed": "The server failed",
     "unavailable": "The server is starting or about to end",
     "expired": "The deadline passed",
@@ -147,9 +147,9 @@ def _kinds(operation: Operation, locked: bool) -> Iterator[Kind]:
     if operation.method != "GET":
         yield from ("stalled", "too_large")
     if operation.body is not None:
-        yield from ("media_type", "unprocessable", "unsupported")
+        yield from ("media_type", "unprocessable", "unsupported", "overloaded")
     if operation.body is not None or _PARAMETER.search(operation.path):
         yield "not_found"
     if operation.open:
         yield "unavailable"
-    yield from ("overloaded", "unavailable", "expired") if operation.runs else ("expired",)
+    yield from ("unavailable", "expired") if operation.runs else ("expired",)

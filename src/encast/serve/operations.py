@@ -36,7 +36,8 @@ class Operation:
     only for the document. ``answer``: the type of the answer, and ``media_type`` what it comes as, for the document.
     ``serves``: which models it can ask; where none is served, the document leaves it out. ``examples``: bodies by
     name, in which "MODEL" stands for the first such model. ``runs``: whether it asks for the model, so that it is
-    subject to admission. ``open``: whether it is answered without a key, as a probe of the server's health is.
+    refused while the queue is full. ``open``: whether it is answered without a key, as a probe of the server's health
+    is.
     """
 
     method: str

@@ -435,8 +435,10 @@ class Queue:
         enough = max(overhead, _OWN_S) / token * (1 / _OVERHEAD - 1)
         return max(1, int(min(self.limits.batch_tokens, enough)))
 
-    def finish(self, batch: Batch, now: float, *, failed: bool = False) -> list[Job]:
-        """The batch has ended; returns the jobs that are whole with it. ``failed``: it gave no rows."""
+    def finish(self, batch: Batch, now: float, *, failed: bool = False, disturbed: bool = False) -> list[Job]:
+        """The batch has ended; returns the jobs that are whole with it. ``failed``: it gave no rows. ``disturbed``: its
+        time is not that of one run of all its rows.
+        """
         self._batches.remove(batch)
         self.places.end(batch.place)
         seconds = now - batch.begun
@@ -446,7 +448,8 @@ class Queue:
         counters.busy_s[batch.place.group] += seconds
         if failed:
             return []
-        self.cost.observe(batch.place.group, batch.output, batch.tokens, seconds)
+        if not disturbed:
+            self.cost.observe(batch.place.group, batch.output, batch.tokens, seconds)
         whole = []
         for part in batch.parts:
             job = part.job
@@ -456,5 +459,6 @@ class Queue:
                 job.over = True
                 job.strands = []  # which know the job: it goes at once, and not with the next collection of cycles
                 self._jobs.pop(job)
+                job.strands = []  # they hold the job, and so its arrays
                 whole.append(job)
         return whole

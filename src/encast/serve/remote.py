@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import time
 from typing import cast
@@ -14,7 +15,7 @@ import numpy as np
 from encast.errors import InputError
 from encast.serve.errors import RefusalError
 from encast.serve.models import Timing
-from encast.serve.wire import Cancel, Failed, Frames, FromEngine, Rows, Submit, frame
+from encast.serve.wire import Cancel, Failed, Frames, FromEngine, Rows, Submit, frame, peer_uid
 from encast.tasks.session import F32, Run
 
 __all__ = ["RemoteEngine"]
@@ -163,6 +164,8 @@ class RemoteEngine:
             try:
                 # A Unix socket connects at once or not at all.
                 sock.connect(self._address)
+                if peer_uid(sock) != os.geteuid():
+                    raise PermissionError("another user has taken the address of an engine that ended")
                 await asyncio.get_running_loop().create_unix_connection(lambda: _Connection(self), sock=sock)
                 return
             except OSError:
@@ -172,6 +175,8 @@ class RemoteEngine:
 
     def _reached(self, task: asyncio.Task[None]) -> None:
         self._connecting = None
+        if self._pending and self._connection is None:  # lost before this was called
+            self._connect()
 
     def _connected(self, connection: _Connection) -> None:
         self._connection = connection

@@ -86,19 +86,20 @@ class Service:
     running: int = 0
     """Requests under way in this front."""
 
-    def admit(self, authorization: str | None, *, runs: bool, open: bool) -> str:
+    def admit(self, authorization: str | None, *, works: bool, runs: bool, open: bool) -> str:
         """The name of the key of a request that is counted in ``running``; see ``Operation`` for ``runs`` and ``open``.
+        ``works``: whether it is one of those that ``max_concurrent`` bounds.
 
         Raises ``RefusalError`` for what needs no look into the request's body.
         """
         key = "" if open else self.authorise(authorization)
         if key is None:
             raise RefusalError("unauthorized", "the API key is missing or wrong; send Authorization: Bearer KEY")
+        if runs and not self.ready():
+            raise RefusalError("unavailable", "the server is starting, or about to end; try again", retry_after=1)
+        if works and self.running > self.limits.max_concurrent:
+            raise RefusalError("overloaded", f"{self.running - 1} requests are under way; try again", retry_after=1)
         if runs:
-            if not self.ready():
-                raise RefusalError("unavailable", "the server is starting, or about to end; try again", retry_after=1)
-            if self.running > self.limits.max_concurrent:
-                raise RefusalError("overloaded", f"{self.running - 1} requests are under way; try again", retry_after=1)
             # Which model it wants is in the body: it is refused here when none of them has room.
             runners = [model.runner for model in self.models.by_name.values()]
             if runners and time.monotonic() < min(runner.gate for runner in runners):

@@ -7,14 +7,16 @@ answer what was accepted and end; SIGHUP opens artifacts, keys and certificates 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import secrets
 import shlex
 import signal
 import socket
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -49,10 +51,14 @@ from encast.serve.tls import tls_context
 from encast.serve.wire import EngineStats
 from encast.tune.configuration import artifact_sha
 
-__all__ = ["Supervisor"]
+__all__ = ["Supervisor", "in_daemon"]
+
+T = TypeVar("T")
 
 _BACKLOG = 2048
-_SHADOW = "shadow"
+
+_SILENT_S = 10
+"""An engine counts four times a second; one that is not heard for so long hangs, and is replaced."""
 
 
 class Supervisor:
@@ -124,6 +130,9 @@ class Supervisor:
                 self._serving = True
                 self._tell()
                 self._announce()
+                self._spawn(self._watch())
+                if self._reload_wanted:  # told so while it started
+                    self._told_to_reload()
                 if self._line is not None:
                     self._spawn(self._line.run())
                 await self._until(lambda: bool(self._signals))
@@ -148,7 +157,8 @@ class Supervisor:
             path, share = options.shadow
             # It may take the time that is left over, and no more.
             alone = msgspec.structs.replace(options, config=None, instances=1, threads=1)
-            at = self._engine(Source(_SHADOW, path, False, ""), Path(os.path.realpath(path)), alone).at
+            name = f"shadow:{self._shadowed}"  # no model's: they have no colon
+            at = self._engine(Source(name, path, False, ""), Path(os.path.realpath(path)), alone, nice=19).at
             shadow = ShadowAt(at.address, self._shadowed, share)
         grpc_port = None if self._grpc is None else self._grpc.getsockname()[1]
         self._fronts = [
@@ -166,7 +176,7 @@ class Supervisor:
         ]
         self._children += self._fronts
 
-    def _engine(self, source: Source, path: Path, options: ServeOptions | None = None) -> Engine:
+    def _engine(self, source: Source, path: Path, options: ServeOptions | None = None, *, nice: int = 0) -> Engine:
         """Starts an engine with a socket of its own. Raises ``EncastError``."""
         opened = artifacts.open(path)
         address = f"encast-{secrets.token_hex(16)}"  # abstract: nothing is left in the file system
@@ -176,8 +186,10 @@ class Supervisor:
         hub_id = "" if os.path.exists(source.given) else source.given
         at = ModelAt(source.name, str(path), artifact_sha(opened), address, hub_id, source.aliases)
         meta = opened.graph.meta
+        # Each of several engines would bind its busy instances to the same cores, and leave others idle.
+        pin = len(self._sources) == 1 and not nice
         args = options or self._options, self._heard, self._ended
-        engine = Engine(at, opened.card["dtype"], meta.task, len(meta.labels or ()), listener, *args)
+        engine = Engine(at, opened.card["dtype"], meta.task, len(meta.labels or ()), nice, pin, listener, *args)
         self._children.append(engine)
         return engine
 
@@ -190,6 +202,7 @@ class Supervisor:
     def _heard(self, child: Child, message: Any) -> None:
         if isinstance(message, Counted):
             if isinstance(child, Engine):
+                child.silent_s = 0
                 stats = msgspec.msgpack.decode(message.data, type=EngineStats)
                 self._registry.heard_engine(child.at.name, child.pid, stats)
             else:
@@ -224,8 +237,6 @@ class Supervisor:
             engine.kill(problem)
             return
         engine.canary, engine.setup, engine.instances = started.canary, started.setup, started.instances
-        if engine.at.name == _SHADOW:
-            os.setpriority(os.PRIO_PROCESS, pid, 19)
         self._is_up(engine)
 
     async def _compare(self, engine: Engine, answer: bytes) -> str:
@@ -250,13 +261,23 @@ class Supervisor:
 
     def _ended(self, child: Child, pid: int) -> None:
         self._registry.ended(pid)
-        if child.ending or (child.first.done() and child.keeping.done()):
+        if child.ending:
             if child in self._children:
                 self._children.remove(child)
-        elif child.problem:
+        else:
             self._registry.counts.count("restarts_total", "front" if isinstance(child, Front) else "engine")
             self._warn(f"{child.problem}; it is started again")
         self._tell()
+
+    async def _watch(self) -> None:
+        while True:
+            # Seconds in which this process ran: when all were stopped, or the machine slept, nobody hangs.
+            await asyncio.sleep(1)
+            for child in self._children:
+                if isinstance(child, Engine) and child.up:
+                    child.silent_s += 1
+                    if child.silent_s > _SILENT_S:
+                        child.kill(f"{child.name} was not heard for {_SILENT_S} s")
 
     # State
 
@@ -276,9 +297,10 @@ class Supervisor:
     def _state(self) -> State:
         if not self._serving:
             return State("the server is starting", admits=False)
-        looping = [engine.problem for engine in self._engines if engine.looping]
+        # Why is in the log and on standard error: it may name paths, and anyone may ask.
+        looping = [f"{engine.name} ends again and again" for engine in self._engines if engine.looping]
         if looping:
-            return State("; ".join(looping), admits=False)
+            return State(f"{'; '.join(looping)}; the server's log says why", admits=False)
         down = [f"{engine.name} is being replaced" for engine in self._engines if not engine.up]
         return State("; ".join(down), admits=True)
 
@@ -308,7 +330,7 @@ class Supervisor:
             try:
                 self._check_files()
                 changed = await self._replace_models()
-            except EncastError as error:
+            except (EncastError, OSError) as error:
                 self._warn(f"reload: {error}; what was served is served on")
             else:
                 self._tell_people(f"reloaded; {'new: ' + ', '.join(changed) if changed else 'no model has changed'}")
@@ -330,7 +352,7 @@ class Supervisor:
         fresh: list[Engine] = []
         try:
             for source in self._sources:
-                path = await asyncio.to_thread(source.prepare)
+                path = await in_daemon(source.prepare)
                 opened = artifacts.open(path)
                 if source.name == self._shadowed and self._options.shadow is not None:
                     shadowed({source.name: opened}, artifacts.open(self._options.shadow[0]))
@@ -351,7 +373,8 @@ class Supervisor:
             if front.up:
                 front.send(Reload(self._number, self._models))
         self._tell()
-        await self._until(lambda: all(front.number == self._number for front in self._fronts if front.up))
+        # Those that start now too: they were told of the old ones.
+        await self._until(lambda: all(front.number == self._number for front in self._fronts))
         for old in now.values():
             if old not in engines:
                 self._spawn(old.dismiss(self._options.limits.timeout_s, self._warn))
@@ -407,7 +430,23 @@ class Supervisor:
             self._for_programs({"url": url, "grpc_port": grpc_port, "pid": os.getpid(), "models": described})
         models = ", ".join(f"{one.at.name} ({one.task}, {one.dtype}; {one.setup})" for one in self._engines)
         grpc = "" if grpc_port is None else f", gRPC on port {grpc_port}"
-        self._tell_people(f"serving {models} at {url}{grpc}; try: {_curl(url, self._engines[0], options)}")
+        self._tell_people(f"serving {models} at {url}{grpc}")
+        self._say(f"try: {_curl(url, self._engines[0], options)}")
+
+
+async def in_daemon(work: Callable[[], T]) -> T:
+    """As ``asyncio.to_thread``, but at their end neither loop nor process waits for it: compiling takes minutes."""
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+    outcome.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except Exception as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await asyncio.wrap_future(outcome)
 
 
 def _curl(url: str, engine: Engine, options: ServeOptions) -> str:

@@ -17,14 +17,14 @@ from encast.serve.service import Finished
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-__all__ = ["Tracing", "otlp_exporter"]
+__all__ = ["Tracing", "collector_address", "otlp_exporter"]
 
 _TIMEOUT_S = 2.0
 """For a batch of spans, all attempts together: the end of a front waits for the last one."""
 
 
-def otlp_exporter(url: str) -> SpanExporter:
-    """Sends spans to a collector as OTLP over HTTP. A URL without a path gets ``/v1/traces``.
+def collector_address(url: str) -> str:
+    """Where a collector takes traces: a URL without a path gets ``/v1/traces``.
 
     Raises ``InputError`` for what is no URL, and without the extra ``trace``.
     """
@@ -33,9 +33,14 @@ def otlp_exporter(url: str) -> SpanExporter:
         raise InputError(f"{url!r} is no address of a collector; give one such as http://localhost:4318")
     need_modules("trace", "opentelemetry")
     need_modules("trace", "opentelemetry.sdk", "opentelemetry.exporter")
+    return url if parts.path.strip("/") else parts._replace(path="/v1/traces").geturl()
+
+
+def otlp_exporter(url: str) -> SpanExporter:
+    """Sends spans to a collector as OTLP over HTTP. Raises as ``collector_address``."""
+    address = collector_address(url)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    address = url if parts.path.strip("/") else parts._replace(path="/v1/traces").geturl()
     return OTLPSpanExporter(address, timeout=_TIMEOUT_S)
 
 

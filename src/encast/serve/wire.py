@@ -7,6 +7,7 @@ are read where they lie in the frame.
 
 from __future__ import annotations
 
+import socket
 import struct
 from collections.abc import Iterator
 
@@ -15,7 +16,7 @@ import msgspec
 from encast.serve.errors import Kind
 
 __all__ = [
-    "Cancel", "EngineStats", "Failed", "Frames", "FromEngine", "Rows", "Submit", "ToEngine", "frame",
+    "Cancel", "EngineStats", "Failed", "Frames", "FromEngine", "Rows", "Submit", "ToEngine", "frame", "peer_uid",
 ]  # fmt: skip
 
 _LENGTH = struct.Struct("<I")
@@ -111,6 +112,15 @@ def frame(message: msgspec.Struct) -> bytearray:
     _encoder.encode_into(message, buffer, 4)
     _LENGTH.pack_into(buffer, 0, len(buffer) - 4)
     return buffer
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """The user of the process at the other end of a Unix socket (of a listening one: who made it listen), as the kernel
+    knows it.
+    """
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid: int = struct.unpack("3i", credentials)[1]
+    return uid
 
 
 class Frames:

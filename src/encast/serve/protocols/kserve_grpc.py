@@ -22,9 +22,9 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from encast.errors import InputError
+from encast.kserve import messages_pb2 as messages
 from encast.serve.call import REQUEST_ID, Call
 from encast.serve.errors import STATUS, Kind, RefusalError
-from encast.serve.protocols import kserve_pb2 as messages
 from encast.serve.protocols.kserve import EXTENSIONS, PLATFORM
 from encast.serve.protocols.open_inference import VERSION, InferRequest, Tensor, find_model, infer, model_tensors
 from encast.serve.service import Finished, Service
@@ -113,7 +113,7 @@ def _method(
         key, refusal, answer = "", None, b""
         service.running += 1
         try:
-            key = service.admit(metadata.get("authorization"), runs=runs, open=open)
+            key = service.admit(metadata.get("authorization"), works=runs, runs=runs, open=open)
             answer = await asyncio.wait_for(_answer(service, call, request_type, handler), call.deadline - now)
         except RefusalError as error:
             refusal = error

@@ -254,11 +254,10 @@ async def infer(service: Service, call: Call, request: InferRequest) -> tuple[Se
                 f"{model.name!r} has no output {name[:100]!r} for these inputs; it has {list(known)}", "outputs"
             )
     for tensor in request.inputs:
+        # A pair counts as two texts.
+        service.limits.check_count(len(tensor.values) if tensor.datatype == "BYTES" else tensor.shape[0], tensor.name)
         if tensor.datatype == "BYTES":
-            # A pair counts as two texts.
             service.limits.check_texts(tensor.texts(), tensor.name)
-        else:
-            service.limits.check_count(tensor.shape[0], tensor.name)
     steps = form.steps(model.session, given, frozenset(wanted), _options(request.parameters))
     try:
         return model, await call.run(model, _tensors(steps, [known[name] for name in wanted]))

@@ -130,6 +130,7 @@ async def _rerank(service: Service, call: Call, body: RerankBody, version: str) 
             "tokens and nowhere else: leave it out, or shorten the documents",
             field="max_tokens_per_doc",
         )
+    service.limits.check_count(len(body.documents), "documents")
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     service.limits.check_texts([body.query], "query")
     service.limits.check_texts(texts, "documents")

@@ -119,6 +119,7 @@ def _rows(service: Service, body: EmbedAllBody) -> list[Any]:
     rows: list[Any] = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     if rows and all(type(row) is int for row in rows):
         rows = [rows]
+    service.limits.check_count(len(rows), "inputs")
     if not rows or "" in rows or [] in rows:
         raise _EmptyError("inputs")
     kinds = {type(row) for row in rows}
@@ -126,12 +127,8 @@ def _rows(service: Service, body: EmbedAllBody) -> list[Any]:
         raise RefusalError("invalid", "inputs mix texts and token ids; send several requests", field="inputs")
     if str in kinds:
         service.limits.check_texts(rows, "inputs")
-    else:
-        service.limits.check_count(len(rows), "inputs")
-        if body.prompt_name:
-            raise RefusalError(
-                "unprocessable", "prompt_name: token ids get no prompt; leave it out", field="prompt_name"
-            )
+    elif body.prompt_name:
+        raise RefusalError("unprocessable", "prompt_name: token ids get no prompt; leave it out", field="prompt_name")
     return rows
 
 
@@ -188,9 +185,10 @@ async def _embed_sparse(service: Service, call: Call, body: EmbedAllBody) -> Rep
 
 async def _predict(service: Service, call: Call, body: PredictBody) -> Reply:
     model = service.models.find(None, "classify")
+    if not isinstance(body.inputs, str):
+        service.limits.check_count(len(body.inputs), "inputs")
     single, rows = _sequences(body.inputs)
     texts = [text for row in rows for text in ((row,) if isinstance(row, str) else row)]
-    service.limits.check_count(len(rows), "inputs")
     service.limits.check_texts(texts, "inputs")
     if any(not (row if isinstance(row, str) else row[0] + row[1]) for row in rows):
         raise _EmptyError("inputs")
