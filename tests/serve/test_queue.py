@@ -317,7 +317,7 @@ def test_what_could_not_be_in_time_is_refused_at_once() -> None:
     queue.submit(job(*[400] * 20), 0.0)
     assert queue.submit(job(12, deadline=0.5), 0.0) is None
     assert queue.submit(job(12, deadline=0.1), 0.0) is None  # it passes
-    refused = queue.submit(job(*[400] * 20, deadline=0.3), 0.0)
+    refused = queue.submit(job(*[400] * 20, deadline=0.15), 0.0)
     assert refused is not None
     assert refused.late
 

@@ -326,7 +326,9 @@ class Queue:
             if step >= first:
                 excess = max(excess, done - latest.get(step, math.inf))
         excess = max(excess, answered - (job.latest - _RESERVE * self.limits.max_wait_s))
-        late = answered > job.deadline
+        # By others alone: what takes too long by itself is tried, since no later try would fare better.
+        alone = job.latest - job.arrived - _WAIT * self.limits.max_wait_s
+        late = answered - alone > job.deadline
         full = waiting and self.tokens + job.tokens > self.limits.max_tokens
         if late or full or (waiting and excess > 0):
             return Refused(answered - now, max(0.05, excess), late)
