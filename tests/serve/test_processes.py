@@ -223,6 +223,12 @@ def _under_way(server: Running) -> int:
     return sum(line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "01" for line in lines)
 
 
+def test_processes_have_one_heap_each(server: Running) -> None:
+    for module in ("front", "engine"):
+        (pid,) = server.children(module)
+        assert b"MALLOC_ARENA_MAX=1" in Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
+
+
 def _refuses(server: Running) -> bool:
     url = urlsplit(server.url)
     try:
