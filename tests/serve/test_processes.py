@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -222,7 +223,22 @@ def _under_way(server: Running) -> int:
     return sum(line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "01" for line in lines)
 
 
-def test_a_second_signal_ends_at_once(base: Path) -> None:
+def test_processes_have_one_heap_each(server: Running) -> None:
+    for module in ("front", "engine"):
+        (pid,) = server.children(module)
+        assert b"MALLOC_ARENA_MAX=1" in Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
+
+
+def _refuses(server: Running) -> bool:
+    url = urlsplit(server.url)
+    try:
+        socket.create_connection((url.hostname, url.port)).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_a_second_signal_ends_at_once_and_new_connections_are_refused_before(base: Path) -> None:
     with start_server(f"m={artifact(base, 'embed')}") as server:
         connection = http.client.HTTPConnection(urlsplit(server.url).netloc)
         connection.putrequest("POST", "/encast/v1/embed")
@@ -231,6 +247,8 @@ def test_a_second_signal_ends_at_once(base: Path) -> None:
         call(server.url, "GET", "/health/live")
         server.signal(signal.SIGTERM)
         server.wait_for_line("out", "ending")
+        wait_for(lambda: _refuses(server))  # not taken on and reset at the end
+        assert server.process.poll() is None
         server.signal(signal.SIGTERM)
         assert server.process.wait(5) == 128 + signal.SIGTERM
         connection.close()

@@ -102,7 +102,8 @@ def test_counts_survive_killed_fronts_and_engines(server: Running) -> None:
     assert metric(server, "batches_total", model="minilm") >= 25
     assert metric(server, "model_info", model="minilm", task="embed") == 1
     for process in ("supervisor", "front-0", "front-1", "engine-minilm"):
-        assert metric(server, "process_resident_memory_bytes", process=process) > 1e6, process
+        memory = lambda p=process: metric(server, "process_resident_memory_bytes", process=p)  # noqa: E731
+        until(lambda m=memory: m() > 1e6, f"no memory of {process}")  # type: ignore[misc]
 
 
 def test_the_live_line_and_the_page(server: Running) -> None:

@@ -74,7 +74,10 @@ def serve_command(
         int | None, typer.Option(min=1, help="More that would wait are refused (429); default: 262144.")
     ] = None,
     max_wait_ms: Annotated[
-        float | None, typer.Option(min=1, help="Requests that would wait longer are refused (429); default: 2000.")
+        float | None,
+        typer.Option(
+            min=1, help="From arrival to answer; requests that would take longer are refused (429); default: 2000."
+        ),
     ] = None,
     timeout_s: Annotated[float, typer.Option(min=0.001, max=86_400, help="For a request; then 504.")] = 30.0,
     header_timeout_s: Annotated[

@@ -159,7 +159,8 @@ class Child:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", self.module, msgspec.json.encode(settings).decode(),
                 stdin=asyncio.subprocess.DEVNULL, pass_fds=(inherited, theirs.fileno()),
-                env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+                # One heap for all threads. With one a thread, what one allocates and another frees fills each of them.
+                env={"MALLOC_ARENA_MAX": "1", **os.environ, "TOKENIZERS_PARALLELISM": "false"},
             )  # fmt: skip
             started = True
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -22,9 +23,12 @@ batch, so that a short text does not wait for a long one beside it."""
 @dataclass(frozen=True)
 class QueueLimits:
     """``batch_tokens`` bounds a batch; one longer row runs alone. New runs are refused beyond ``max_tokens`` that wait,
-    and beyond ``max_wait_s`` of expected wait. ``slowdown``: for how many times its own cost a row lets later, smaller
-    ones pass, though not for more than ``max_wait_s`` and its cost; 0 for first come, first served. ``max_delay_s``: a
-    batch waits so long for companions.
+    and when they would be answered later after their arrival than 0.7 ``max_wait_s`` and the time that they take alone,
+    or would make an accepted one later than 0.8 of it and its own time. So what alone takes up to a fifth of
+    ``max_wait_s`` is answered within it. What comes while nothing waits is taken. ``slowdown``: for how many times its
+    own cost a row lets later, smaller ones pass, though not for more than half of ``max_wait_s`` and the time in which
+    its run would get to it alone; 0 for first come, first served. ``max_delay_s``: so long a batch waits for
+    companions.
     """
 
     batch_tokens: int = 1024
@@ -37,6 +41,15 @@ class QueueLimits:
 _OVERHEAD = 0.02
 """Of a batch's time at most, for which batches need no more tokens."""
 
+_WAIT, _RESERVE, _PASSED = 0.8, 0.1, 0.5
+"""Of ``max_wait_s``: how long an accepted run may wait, its own time apart; what of that is kept for smaller runs that
+come later; and for how long they may pass."""
+
+_STEPS = 20
+"""Of ``max_wait_s``: how finely the work that waits is known by its keys."""
+
+_LEAST_STEP_S = 1e-3
+
 _OWN_S = 1e-4
 """What a batch costs besides its run: to be taken, joined and answered."""
 
@@ -44,13 +57,13 @@ _OWN_S = 1e-4
 class Job:
     """A run that waits: ``lengths`` of its rows in tokens; the rest as in ``wire.Submit``. ``owner`` is the caller's.
 
-    ``came``, ``begun``: when it was submitted and when the last of its rows so far was begun; ``longest``: of its
-    batches so far that which took longest, as (seconds, tokens).
+    ``came``, ``begun``: when it was submitted and when the last of its rows so far was begun; ``latest``: when it must
+    be answered; ``longest``: of its batches so far that which took longest, as (seconds, tokens).
     """
 
     __slots__ = (
-        "arrived", "before", "begun", "came", "deadline", "lengths", "longest", "output", "over", "owner", "strands",
-        "tokens", "unfinished",
+        "arrived", "before", "begun", "came", "deadline", "latest", "lengths", "longest", "output", "over", "owner",
+        "strands", "tokens", "unfinished",
     )  # fmt: skip
 
     def __init__(
@@ -60,7 +73,7 @@ class Job:
         self.before, self.owner = before, owner
         self.tokens = sum(lengths)
         self.unfinished = len(lengths)
-        self.came = self.begun = 0.0
+        self.came = self.begun = self.latest = 0.0
         self.longest = (0.0, 0)
         self.over = False
         self.strands: list[_Strand] = []
@@ -68,8 +81,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Refused:
-    """``wait_s``: the expected wait; ``retry_after``: seconds after which there may be room. ``late``: the answer would
-    come after the run's own deadline.
+    """``wait_s``: the expected time to the answer; ``retry_after``: seconds after which there may be room; ``late``:
+    the answer would come after the run's own deadline.
     """
 
     wait_s: float
@@ -117,23 +130,36 @@ class Counters:
 class _Strand:
     """The rows of one job that belong to one class: their keys rise, so that only the next one stands in the heap."""
 
-    __slots__ = ("at", "job", "keys", "rows", "tokens")
+    __slots__ = ("at", "job", "keys", "rows")
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.rows: list[int] = []
         self.keys: list[float] = []
         self.at = 0
-        self.tokens = 0
 
 
 class _Line:
-    """What waits for one output and length class: a heap of strands by their next row's key."""
+    """What waits for one output and length class: a heap of strands by their next row's key. ``by_step``: its tokens by
+    the step of ``step_s`` seconds in which their key lies; ``latest``: when strands must be done whose last key does.
+    """
 
-    def __init__(self, output: str, longest: int, covering: list[int]) -> None:
-        self.output, self.longest, self.covering = output, longest, covering
+    def __init__(self, output: str, longest: int, covering: list[int], step_s: float) -> None:
+        self.output, self.longest, self.covering, self._step_s = output, longest, covering, step_s
         self.heap: list[tuple[float, int, _Strand]] = []
+        self.by_step: dict[int, int] = {}
+        self.latest: dict[int, float] = {}
         self.tokens = self.rows = self.dead = 0
+
+    def push(self, strand: _Strand, number: int) -> None:
+        """The strand, of which nothing has run, waits."""
+        for row, key in zip(strand.rows, strand.keys, strict=True):
+            step = int(key // self._step_s)
+            self.by_step[step] = self.by_step.get(step, 0) + strand.job.lengths[row]
+            self.tokens += strand.job.lengths[row]
+        self.latest[step] = min(self.latest.get(step, math.inf), strand.job.latest)
+        self.rows += len(strand.rows)
+        heapq.heappush(self.heap, (strand.keys[0], number, strand))
 
     def head(self) -> tuple[float, int, _Strand] | None:
         heap = self.heap
@@ -146,7 +172,8 @@ class _Line:
         """The strand's job is over; its rows leave now, its place in the heap with the next clearing."""
         if strand.at == len(strand.rows):
             return
-        self.tokens -= strand.tokens
+        for at in range(strand.at, len(strand.rows)):
+            self._forget(strand.keys[at], strand.job.lengths[strand.rows[at]])
         self.rows -= len(strand.rows) - strand.at
         self.dead += 1
         if self.dead > 16 and 2 * self.dead > len(self.heap):
@@ -159,15 +186,24 @@ class _Line:
         _, number, strand = self.heap[0]
         row = strand.rows[strand.at]
         length = strand.job.lengths[row]
+        self._forget(strand.keys[strand.at], length)
         strand.at += 1
-        strand.tokens -= length
-        self.tokens -= length
         self.rows -= 1
         if strand.at < len(strand.rows):
             heapq.heapreplace(self.heap, (strand.keys[strand.at], number, strand))
         else:
             heapq.heappop(self.heap)
         return strand.job, row
+
+    def _forget(self, key: float, length: int) -> None:
+        self.tokens -= length
+        step = int(key // self._step_s)
+        left = self.by_step[step] - length
+        if left:
+            self.by_step[step] = left
+        else:
+            del self.by_step[step]
+            self.latest.pop(step, None)
 
 
 class Queue:
@@ -190,6 +226,7 @@ class Queue:
         self.soonest = math.inf
         """No deadline of a job is before it."""
         self._numbers = count()
+        self._step_s = max(limits.max_wait_s / _STEPS, _LEAST_STEP_S)
 
     # What comes and goes
 
@@ -209,54 +246,92 @@ class Queue:
         return not self._jobs and not self._batches
 
     def backlog_s(self, now: float) -> float:
-        """The expected wait: the work that waits and that is under way, over the cores."""
-        work = 0.0
-        for line in self._lines.values():
-            if line.tokens:
-                group = line.covering[0]
-                overhead, token = self.cost.line(group, line.output)
-                batches = math.ceil(line.tokens / self.limits.batch_tokens)
-                work += (token * line.tokens + overhead * batches) * self.places.groups[group].threads
-        for batch in self._batches:
-            work += max(0.0, batch.begun + batch.expected - now) * batch.place.threads
+        """The expected time until all is done that waits and that is under way."""
+        waiting = sum(line.tokens * self._token_s(line) for line in self._lines.values() if line.tokens)
+        return self._running_s(now) + waiting
+
+    def _running_s(self, now: float) -> float:
+        work = sum(max(0.0, batch.begun + batch.expected - now) * batch.place.threads for batch in self._batches)
         return work / self.places.cores
+
+    def _token_s(self, line: _Line) -> float:
+        """Of a token in a batch that is full, on all cores."""
+        group = line.covering[0]
+        full = self._enough(group, line.output)
+        alone = self.places.groups[group].threads / self.places.cores
+        return alone * self.cost.seconds(group, line.output, full) / full
 
     def submit(self, job: Job, now: float) -> Refused | None:
         """Takes the job in, or says why not. A job with ``before`` > 0 belongs to an accepted request and is taken."""
-        limits = self.limits
+        strands = self._strands(job)
         if not job.before:
-            wait = self.backlog_s(now)
-            late = now + wait > job.deadline
-            waiting = self.tokens
-            full = waiting > 0 and waiting + job.tokens > limits.max_tokens
-            if late or full or wait > limits.max_wait_s:
+            refused = self._refused(job, strands, now)
+            if refused is not None:
                 self.counters.refused += 1
-                return Refused(wait, max(0.05, wait - 0.9 * limits.max_wait_s), late)
+                return refused
         job.came = now
-        overhead, token = self.cost.line(0, job.output)
-        tokens = job.before
-        strands: dict[int, _Strand] = {}
-        for row, length in enumerate(job.lengths):
-            tokens += length
-            bound = next((bound for bound in self._bounds if length <= bound), self._bounds[-1])
-            strand = strands.get(bound)
-            if strand is None:
-                strand = strands[bound] = _Strand(job)
-            strand.rows.append(row)
-            cost = overhead + token * tokens
-            strand.keys.append(job.arrived + min(limits.slowdown * cost, limits.max_wait_s + cost))
-            strand.tokens += length
-        for bound, strand in strands.items():
-            line = self._line(job.output, bound)
-            line.tokens += strand.tokens
-            line.rows += len(strand.rows)
-            heapq.heappush(line.heap, (strand.keys[0], next(self._numbers), strand))
-            job.strands.append(strand)
+        for line, strand in strands.items():
+            line.push(strand, next(self._numbers))
+        job.strands = list(strands.values())
         self._jobs[job] = None
         self.soonest = min(self.soonest, job.deadline)
         self.counters.runs += 1
         self.counters.rows += len(job.lengths)
         self.counters.tokens += job.tokens
+        return None
+
+    def _strands(self, job: Job) -> dict[_Line, _Strand]:
+        limits = self.limits
+        overhead, token = self.cost.line(0, job.output)
+        alone = self.places.groups[0].threads / self.places.cores
+        passed = _PASSED * limits.max_wait_s
+        tokens = job.before
+        strands: dict[_Line, _Strand] = {}
+        for row, length in enumerate(job.lengths):
+            tokens += length
+            line = self._line(job.output, self._bound(length))
+            strand = strands.get(line)
+            if strand is None:
+                strand = strands[line] = _Strand(job)
+            strand.rows.append(row)
+            cost = overhead + token * tokens
+            strand.keys.append(job.arrived + min(limits.slowdown * cost, passed + alone * cost))
+        job.latest = job.arrived + alone * (overhead + token * tokens) + _WAIT * limits.max_wait_s
+        return strands
+
+    def _refused(self, job: Job, strands: dict[_Line, _Strand], now: float) -> Refused | None:
+        step_s = self._step_s
+        work: dict[int, float] = defaultdict(float)
+        latest: dict[int, float] = {}
+        for line in self._lines.values():
+            if line.tokens:
+                token_s = self._token_s(line)
+                for step, tokens in line.by_step.items():
+                    work[step] += token_s * tokens
+                for step, at in line.latest.items():
+                    latest[step] = min(latest.get(step, math.inf), at)
+        waiting = bool(work)
+        for line, strand in strands.items():
+            token_s = self._token_s(line)
+            for row, key in zip(strand.rows, strand.keys, strict=True):
+                work[int(key // step_s)] += token_s * job.lengths[row]
+        first = int(min(strand.keys[0] for strand in strands.values()) // step_s)
+        last = int(max(strand.keys[-1] for strand in strands.values()) // step_s)
+        answered = done = now + self._running_s(now)
+        excess = 0.0
+        for step in sorted(work):
+            done += work[step]
+            if step <= last:
+                answered = done
+            if step >= first:
+                excess = max(excess, done - latest.get(step, math.inf))
+        excess = max(excess, answered - (job.latest - _RESERVE * self.limits.max_wait_s))
+        # By others alone: what takes too long by itself is tried, since no later try would fare better.
+        alone = job.latest - job.arrived - _WAIT * self.limits.max_wait_s
+        late = answered - alone > job.deadline
+        full = waiting and self.tokens + job.tokens > self.limits.max_tokens
+        if late or full or (waiting and excess > 0):
+            return Refused(answered - now, max(0.05, excess), late)
         return None
 
     def cancel(self, job: Job) -> None:
@@ -287,8 +362,7 @@ class Queue:
         job.over = True
         self._jobs.pop(job, None)
         for strand in job.strands:
-            bound = self._bound(job.lengths[strand.rows[0]])
-            self._line(job.output, bound).drop(strand)
+            self._line(job.output, self._bound(job.lengths[strand.rows[0]])).drop(strand)
         job.strands = []
 
     def _bound(self, length: int) -> int:
@@ -297,7 +371,7 @@ class Queue:
     def _line(self, output: str, bound: int) -> _Line:
         line = self._lines.get((output, bound))
         if line is None:
-            line = self._lines[output, bound] = _Line(output, bound, self.places.covering(bound))
+            line = self._lines[output, bound] = _Line(output, bound, self.places.covering(bound), self._step_s)
         return line
 
     # Batches
@@ -336,7 +410,7 @@ class Queue:
 
     def _fill(self, line: _Line, place: Place, abreast: int, now: float) -> Batch:
         # While several instances are free, they share what waits.
-        most = min(self._enough(place, line.output), math.ceil(line.tokens / abreast))
+        most = min(self._enough(place.group, line.output), math.ceil(line.tokens / abreast))
         parts: dict[Job, Part] = {}
         tokens = 0
         while (head := line.head()) is not None:
@@ -357,9 +431,9 @@ class Queue:
         self._batches.append(batch)
         return batch
 
-    def _enough(self, place: Place, output: str) -> int:
+    def _enough(self, group: int, output: str) -> int:
         """Tokens from which on a batch is no quicker by the token, so that a longer one only makes others wait."""
-        overhead, token = self.cost.line(place.group, output)
+        overhead, token = self.cost.line(group, output)
         enough = max(overhead, _OWN_S) / token * (1 / _OVERHEAD - 1)
         return max(1, int(min(self.limits.batch_tokens, enough)))
 
@@ -385,6 +459,7 @@ class Queue:
             job.longest = max(job.longest, (seconds, batch.tokens))
             if not job.over and not job.unfinished:
                 job.over = True
+                job.strands = []  # which know the job: it goes at once, and not with the next collection of cycles
                 self._jobs.pop(job)
                 job.strands = []  # they hold the job, and so its arrays
                 whole.append(job)

@@ -123,10 +123,12 @@ class Supervisor:
         self._listener.listen(_BACKLOG)
         try:
             self._start()
-            await self._until(lambda: bool(self._signals) or all(child.first.done() for child in self._children))
+            # One that cannot be started leaves ``_children`` meanwhile.
+            first = [child.first for child in self._children]
+            await self._until(lambda: bool(self._signals) or all(one.done() for one in first))
             if not self._signals:
-                for child in self._children:
-                    child.first.result()
+                for one in first:
+                    one.result()
                 self._serving = True
                 self._tell()
                 self._announce()
@@ -393,7 +395,11 @@ class Supervisor:
         if self._reloading is not None:
             self._reloading.cancel()
         self._tell_people("ending: what was accepted is answered first")
-        await asyncio.gather(*(front.dismiss(self._options.drain_s, self._warn) for front in self._fronts))
+        fronts = [asyncio.ensure_future(front.dismiss(self._options.drain_s, self._warn)) for front in self._fronts]
+        # Fronts close their copies when they hear it. With this one open too, the system would take connections on
+        # and reset them at the end.
+        self._listener.close()
+        await asyncio.gather(*fronts)
         await asyncio.gather(*(child.dismiss(0.5, self._warn) for child in list(self._children)))
         return 0 if len(self._signals) == 1 else 128 + self._signals[1]
 
