@@ -163,22 +163,20 @@ def _too_large(most: int) -> RefusalError:
 async def _read(request: Request, service: Service, call: Call) -> bytes:
     limits = service.limits
 
-    async def read() -> bytes:
-        parts, size = [], 0
-        async for part in request.stream():
-            size += len(part)
-            if size > limits.max_body_bytes:
-                raise _too_large(limits.max_body_bytes)
-            service.hold(call, len(part))
-            parts.append(part)
-        return b"".join(parts)
-
+    parts, size = [], 0
     try:
-        return await asyncio.wait_for(read(), limits.body_timeout_s)
+        with _Within(limits.body_timeout_s):
+            async for part in request.stream():
+                size += len(part)
+                if size > limits.max_body_bytes:
+                    raise _too_large(limits.max_body_bytes)
+                service.hold(call, len(part))
+                parts.append(part)
     except asyncio.TimeoutError:
         raise RefusalError("stalled", f"the body did not arrive within {limits.body_timeout_s:g} s") from None
     except ClientDisconnect:
         raise RefusalError("cancelled", "the client went away") from None
+    return b"".join(parts)
 
 
 def _decode(decoder: msgspec.json.Decoder[Any], request: Request, body: bytes) -> Any:
@@ -196,29 +194,39 @@ def _decode(decoder: msgspec.json.Decoder[Any], request: Request, body: bytes) -
 
 
 async def _answer(service: Service, operation: Operation, call: Call, body: Any) -> Reply:
-    """The handler's answer. When the deadline passes the handler is cancelled, and its runs with it.
-
-    All in the one task that the request has anyway; ``http`` cancels that when the client goes.
-    """
-    task = asyncio.current_task()
-    assert task is not None
-    late = False
-
-    def expire() -> None:
-        nonlocal late
-        late = True
-        task.cancel()
-
-    timer = asyncio.get_running_loop().call_later(max(0.0, call.deadline - time.monotonic()), expire)
+    """The handler's answer. When the deadline passes the handler is cancelled, and its runs with it."""
     try:
-        return await operation.handler(service, call, body)
-    except asyncio.CancelledError:
-        if late:
-            message = f"there is no answer after {call.deadline - call.arrived:g} s; try again"
-            raise RefusalError("expired", message) from None
-        raise
-    finally:
-        timer.cancel()
+        with _Within(call.deadline - time.monotonic()):
+            return await operation.handler(service, call, body)
+    except asyncio.TimeoutError:
+        message = f"there is no answer after {call.deadline - call.arrived:g} s; try again"
+        raise RefusalError("expired", message) from None
+
+
+class _Within:
+    """Cancels what is inside after so many seconds, which leaves as ``asyncio.TimeoutError``.
+
+    In the one task that the request has anyway: ``asyncio.wait_for`` makes another, until Python 3.12.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._late = False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def expire() -> None:
+            self._late = True
+            task.cancel()
+
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, self._seconds), expire)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._timer.cancel()
+        if self._late and kind is asyncio.CancelledError:
+            raise asyncio.TimeoutError from None
 
 
 def _refuse(request: Request, limits: RequestLimits, refusal: RefusalError, status: int, body: bytes) -> Response:
