@@ -133,16 +133,20 @@ def test_traces_reach_the_collector(server: Running) -> None:
 
 def test_the_log_is_opened_anew_after_sighup(server: Running, folder: Path) -> None:
     embed(server, 1)
-    (folder / "log").rename(folder / "log.1")
-    lines = len(server.out)
-    server.signal(signal.SIGHUP)
-    server.wait_for_line("out", "reloaded", after=lines)
-    embed(server, 1)
 
     def lines_of(name: str) -> list[Any]:
         with contextlib.suppress(FileNotFoundError):
             return [json.loads(line) for line in (folder / name).read_text().splitlines()]
         return []
+
+    os.kill(server.children("front")[0], signal.SIGKILL)
+    until(lambda: any(line["event"] == "warning" for line in lines_of("log")), "no end of a front was logged")
+    until(lambda: metric(server, "ready") == 1, "not ready")
+    (folder / "log").rename(folder / "log.1")
+    lines = len(server.out)
+    server.signal(signal.SIGHUP)
+    server.wait_for_line("out", "reloaded", after=lines)
+    embed(server, 1)
 
     until(lambda: any(line["event"] == "request" for line in lines_of("log")), "nothing was logged")
     requests = [
