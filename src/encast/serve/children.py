@@ -36,6 +36,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _QUICK_S = 10.0
 """A child that ends sooner after its start has a reason that may still be there."""
 
+_SERVED_S = 1.0
+"""One that has served for so long is replaced at once."""
+
 _LOOP = 3
 """So many quick ends one after the other are a crash loop."""
 
@@ -77,6 +80,7 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
         self._channel: Channel | None = None
         self._quick = 0
+        self._up_at = 0.0
         self.keeping = asyncio.ensure_future(self._keep())
 
     @property
@@ -91,6 +95,7 @@ class Child:
     def is_up(self) -> None:
         """It serves from now on."""
         self.up = True
+        self._up_at = time.monotonic()
         if not self.first.done():
             self.first.set_result(None)
 
@@ -140,7 +145,9 @@ class Child:
                 if self.ending:
                     break
                 self.problem = self.problem or f"{self.name} ended with {_how(code)}"
-                self._quick = self._quick + 1 if time.monotonic() - began < _QUICK_S else 0
+                # One that has served is not to blame for its end, unless that came at once.
+                quick = time.monotonic() - self._up_at < _SERVED_S if was_up else time.monotonic() - began < _QUICK_S
+                self._quick = self._quick + 1 if quick else 0
                 if not self.first.done() and (code == 1 or self._quick >= _LOOP):
                     self.first.set_exception(ResourceError(self.problem))
                     break
