@@ -132,7 +132,6 @@ class Child:
             await asyncio.wait(running)
 
     async def _keep(self) -> None:
-        pid = 0
         try:
             while not self.ending:
                 began = time.monotonic()
@@ -146,8 +145,8 @@ class Child:
                     break
                 self.problem = self.problem or f"{self.name} ended with {_how(code)}"
                 # One that has served is not to blame for its end, unless that came at once.
-                quick = time.monotonic() - self._up_at < _SERVED_S if was_up else time.monotonic() - began < _QUICK_S
-                self._quick = self._quick + 1 if quick else 0
+                since, enough = (self._up_at, _SERVED_S) if was_up else (began, _QUICK_S)
+                self._quick = self._quick + 1 if time.monotonic() - since < enough else 0
                 if not self.first.done() and (code == 1 or self._quick >= _LOOP):
                     self.first.set_exception(ResourceError(self.problem))
                     break
