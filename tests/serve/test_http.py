@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -239,6 +240,33 @@ def test_a_client_that_goes_withdraws_its_run(url: str, service: Service) -> Non
     finally:
         runner.go.set()
     assert alive(url)
+
+
+@pytest.mark.parametrize(("size", "writes"), [(0, 1), (1000, 1), (1 << 20, 2)])
+def test_an_answer_leaves_in_one_write(size: int, writes: int) -> None:
+    """A large one does not: its body is not copied."""
+    written: list[bytes] = []
+    protocol: Any = SimpleNamespace(
+        transport=SimpleNamespace(write=written.append, is_closing=lambda: False), close=lambda: None
+    )
+    output = serve_http._Output(protocol, has_body=True)
+    output.write(b"header")
+    output.write(b"x" * size)
+    assert b"".join(written) == b"header" + b"x" * size
+    assert len(written) == writes
+    output.write(b"more")  # of a body in parts
+    assert written[writes:] == [b"more"]
+
+
+def test_answers_without_a_body_and_before_one(url: str) -> None:
+    """HEAD's, which ends with its header, and 100 Continue, which must not wait for anything."""
+    with connection(url) as sock:
+        sock.sendall(b"HEAD /nothing HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert sock.recv(1 << 16).startswith(b"HTTP/1.1 404")
+        sock.sendall((ASK % len(BODY)).replace(b"host: x", b"host: x\r\nexpect: 100-continue"))
+        assert sock.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        sock.sendall(BODY)
+        assert sock.recv(1 << 16).startswith(b"HTTP/1.1 200")
 
 
 def test_an_upgrade_is_ignored(url: str) -> None:

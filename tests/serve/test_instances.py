@@ -18,7 +18,7 @@ from encast.backends.groups import InstanceGroup
 from encast.batch import Batch
 from encast.errors import InputError
 from encast.serve.connections import Connection
-from encast.serve.instances import Instances
+from encast.serve.instances import Instances, Outcome
 from encast.serve.join import Arrays
 from encast.serve.places import Places
 from encast.serve.queue import Job, Queue, QueueLimits
@@ -48,15 +48,19 @@ class Running:
         self.model = Model()
         queue = Queue(Places([InstanceGroup(1, 1)], [[[0]]], 1), QueueLimits(), longest_text=512)
         self.told: SimpleQueue[tuple[Job, Exception | None, float]] = SimpleQueue()
-        self.instances = Instances(self.model, queue, lambda *told: self.told.put(told))
+        self.instances = Instances(self.model, queue, self._tell)
         self.first = self.submit([1])
         assert self.model.entered.wait(30)
+
+    def _tell(self, outcomes: list[Outcome], backlog_s: float) -> None:
+        for job, error in outcomes:
+            self.told.put((job, error, backlog_s))
 
     def submit(self, *rows: list[int]) -> Job:
         arrays = Arrays(Batch.of(rows), None, "seqs")
         now = time.monotonic()
         job = Job("sums", arrays.lengths, now, now + 60, 1, SimpleNamespace(arrays=arrays))
-        assert self.instances.submit(job)[0] is None
+        assert self.instances.submit([job]) == []
         return job
 
     def finish(self, jobs: int) -> dict[Job, Any]:
@@ -70,6 +74,23 @@ class Running:
         self.instances.close()
         assert self.told.empty()
         return found
+
+
+def test_jobs_that_come_together_share_a_batch_and_are_told_together() -> None:
+    model = Model()
+    model.go.set()
+    told: SimpleQueue[list[Outcome]] = SimpleQueue()
+    queue = Queue(Places([InstanceGroup(1, 1)], [[[0]]], 1), QueueLimits(), longest_text=512)
+    instances = Instances(model, queue, lambda outcomes, _: told.put(outcomes))
+    jobs, now = [], time.monotonic()
+    for first in (1, 2, 3):
+        arrays = Arrays(Batch.of([[first, first]]), None, "seqs")
+        jobs.append(Job("sums", arrays.lengths, now, now + 60, 0, SimpleNamespace(arrays=arrays)))
+    assert instances.submit(jobs) == []
+    assert told.get(timeout=30) == [(job, None) for job in jobs]
+    assert [job.owner.arrays.result.tolist() for job in jobs] == [[[2]], [[4]], [[6]]]
+    instances.close()
+    assert queue.counters.batches == 1
 
 
 def test_one_that_is_refused_does_not_fail_the_others_of_its_batch() -> None:
@@ -108,9 +129,9 @@ def test_a_batch_that_nobody_wants_any_more_teaches_the_cost_nothing(monkeypatch
     monkeypatch.setattr(queue.cost, "observe", lambda group, output, tokens, seconds: observed.append(tokens))
     gone = running.submit([2, 2])
 
-    def tell(*told: Any) -> None:
+    def tell(outcomes: list[Outcome], backlog_s: float) -> None:
         running.instances.cancel(gone)  # its batch is taken already, and begins after this
-        running.told.put(told)
+        running._tell(outcomes, backlog_s)
 
     monkeypatch.setattr(running.instances, "_tell", tell)
     assert running.finish(1) == {running.first: [1]}

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import msgspec
@@ -84,6 +85,39 @@ def with_remote(here: Listening, work: Callable[[RemoteEngine], Awaitable[T]]) -
 async def until(true: Callable[[], bool]) -> None:
     while not true():
         await asyncio.sleep(0.001)
+
+
+# Sending
+
+
+def test_small_runs_of_one_turn_leave_in_one_write() -> None:
+    writes: list[list[int]] = []
+
+    class Transport:
+        def write(self, data: bytes) -> None:
+            decode = msgspec.msgpack.Decoder(Submit | Cancel).decode
+            writes.append([decode(one).id for one in Frames().feed(data)])
+
+    async def main() -> None:
+        remote = RemoteEngine("nowhere")
+        remote._connected(SimpleNamespace(transport=Transport()))  # type: ignore[arg-type]
+        runs = [texts(3), texts(4), texts(5)]
+        first, second, third = tasks = [asyncio.ensure_future(ask(remote, run)) for run in runs]
+        await asyncio.sleep(0)
+        second.cancel()  # before it has left: the engine never hears of it
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        large = asyncio.ensure_future(ask(remote, texts(*[LONGEST] * 100)))
+        await asyncio.sleep(0)
+        assert writes == [[1, 3], [4]]
+        first.cancel()
+        await asyncio.sleep(0)
+        assert writes[2:] == [[1]]
+        third.cancel()
+        large.cancel()
+        await asyncio.gather(*tasks, large, return_exceptions=True)
+
+    asyncio.run(main())
 
 
 # Answers

@@ -67,11 +67,11 @@ def _endpoint(service: Service, protocol: Protocol, operation: Operation) -> End
         key, refusal, reply = "", None, None
         service.running += 1
         try:
-            key = _admit(service, operation, request)
-            call.deadline = min(call.deadline, call.arrived + _timeout_s(request))
+            key = _admit(service, operation, call)
+            call.deadline = min(call.deadline, call.arrived + _timeout_s(call))
             if operation.method != "GET":
                 call.body = await _read(request, service, call)
-            body = None if decoder is None else _decode(decoder, request, call.body)
+            body = None if decoder is None else _decode(decoder, call)
             reply = await _answer(service, operation, call, body)
         except RefusalError as error:
             refusal = error
@@ -87,7 +87,7 @@ def _endpoint(service: Service, protocol: Protocol, operation: Operation) -> End
             service.running -= 1
             service.release(call)
         if refusal is not None:
-            response = _refuse(request, service.limits, refusal, statuses[refusal.kind], protocol.error(refusal))
+            response = _refuse(call, service.limits, refusal, statuses[refusal.kind], protocol.error(refusal))
         else:
             assert isinstance(reply, Reply)
             response = Response(reply.body, media_type=reply.media_type, headers=dict(reply.headers))
@@ -108,7 +108,7 @@ def _no_route(service: Service) -> Callable[[Request, Exception], Awaitable[Resp
             refusal = RefusalError("method", f"{request.method[:20]} is not for this path; it takes {allowed}")
         else:
             refusal = RefusalError("not_found", "there is no such path; /openapi.json lists those there are")
-        response = _refuse(request, service.limits, refusal, error.status_code, error_body(refusal))
+        response = _refuse(call, service.limits, refusal, error.status_code, error_body(refusal))
         response.headers.update(error.headers or {})
         _finish(service, response, call, "unknown", "", "", refusal)
         return response
@@ -118,29 +118,32 @@ def _no_route(service: Service) -> Callable[[Request, Exception], Awaitable[Resp
 
 def _call(request: Request, limits: RequestLimits) -> Call:
     now = time.monotonic()
-    name = request.headers.get("x-request-id", "")
+    # Of a header that came twice the first one counts. Starlette's Headers look through all of them for each name.
+    given = reversed(request.scope["headers"])
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in given}
+    name = headers.get("x-request-id", "")
     return Call(
         arrived=now,
         deadline=now + limits.timeout_s,
-        headers=request.headers,
+        headers=headers,
         path=request.path_params,
         id=name if REQUEST_ID.fullmatch(name) else uuid.uuid4().hex,
     )
 
 
-def _admit(service: Service, operation: Operation, request: Request) -> str:
+def _admit(service: Service, operation: Operation, call: Call) -> str:
     """The name of the request's key; raises ``RefusalError`` for what needs no look into the body."""
     works = operation.body is not None
-    key = service.admit(request.headers.get("authorization"), works=works, runs=operation.runs, open=operation.open)
+    key = service.admit(call.headers.get("authorization"), works=works, runs=operation.runs, open=operation.open)
     limits = service.limits
-    if (size := _announced(request)) is not None and size > limits.max_body_bytes:
+    if (size := _announced(call)) is not None and size > limits.max_body_bytes:
         raise _too_large(limits.max_body_bytes)
     return key
 
 
-def _timeout_s(request: Request) -> float:
+def _timeout_s(call: Call) -> float:
     """What the client allows for its answer."""
-    text = request.headers.get("x-timeout-ms")
+    text = call.headers.get("x-timeout-ms")
     if text is None:
         return math.inf
     if not _MILLISECONDS.fullmatch(text) or int(text) == 0:
@@ -148,11 +151,11 @@ def _timeout_s(request: Request) -> float:
     return int(text) / 1e3
 
 
-def _announced(request: Request) -> int | None:
+def _announced(call: Call) -> int | None:
     """The size of the body by its header; None when it comes in chunks."""
-    if "transfer-encoding" in request.headers:
+    if "transfer-encoding" in call.headers:
         return None
-    size = request.headers.get("content-length", "0")
+    size = call.headers.get("content-length", "0")
     return int(size) if _MILLISECONDS.fullmatch(size) else None
 
 
@@ -179,14 +182,14 @@ async def _read(request: Request, service: Service, call: Call) -> bytes:
     return b"".join(parts)
 
 
-def _decode(decoder: msgspec.json.Decoder[Any], request: Request, body: bytes) -> Any:
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+def _decode(decoder: msgspec.json.Decoder[Any], call: Call) -> Any:
+    kind = call.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RefusalError("media_type", f"the content type is {kind[:100]!r}; send application/json")
     try:
         # Not in a thread: the decoder holds the interpreter's lock, so the event loop would wait all the same. It takes
         # 5 ms for 16 MiB of texts; 0.2 s where they are millions of single letters.
-        return decoder.decode(body)
+        return decoder.decode(call.body)
     except RecursionError:
         raise RefusalError("invalid", "the body is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -229,14 +232,14 @@ class _Within:
             raise asyncio.TimeoutError from None
 
 
-def _refuse(request: Request, limits: RequestLimits, refusal: RefusalError, status: int, body: bytes) -> Response:
+def _refuse(call: Call, limits: RequestLimits, refusal: RefusalError, status: int, body: bytes) -> Response:
     response = Response(body, status, media_type="application/json")
     if refusal.retry_after is not None:
         response.headers["retry-after"] = str(max(1, math.ceil(refusal.retry_after)))
     if refusal.kind == "unauthorized":
         response.headers["www-authenticate"] = "Bearer"
     # What of the body was not read yet would be read and dropped for the next request's sake, if it may be.
-    size = _announced(request)
+    size = _announced(call)
     if size is None or size > limits.max_body_bytes or refusal.kind == "stalled":
         response.headers["connection"] = "close"
     return response
@@ -248,7 +251,7 @@ def _finish(
 ) -> None:  # fmt: skip
     """Adds the headers that every answer has, and tells those who count."""
     total_s = time.monotonic() - call.arrived
-    response.headers.update(call.facts(total_s))
+    response.raw_headers += [(name.encode(), value.encode()) for name, value in call.facts(total_s).items()]
     finished = Finished(
         operation, protocol, response.status_code, refusal.kind if refusal else "", refusal.message if refusal else "",
         call, total_s, key, call.id, len(response.body),

@@ -38,6 +38,9 @@ class Connection:
         """Without an answer, by their number."""
         self._sock, self._poll = sock, poll
         self._frames = Frames(_LONGEST_SUBMIT)
+        # Reading into one buffer, since recv(_READ) takes that much from the heap for each read and gives most of it
+        # back: what lies between grew by 1.3 MB in 9,000 queries.
+        self._received = memoryview(bytearray(_READ))
         self._lock = threading.Lock()
         self._unsent = bytearray()
         self._open = True
@@ -54,12 +57,12 @@ class Connection:
     def read(self) -> list[memoryview] | None:
         """The frames that have come; None when the other side is gone. Raises ``ValueError`` for a frame too long."""
         try:
-            data = self._sock.recv(_READ)
+            count = self._sock.recv_into(self._received)
         except BlockingIOError:
             return []
         except OSError:
             return None
-        return list(self._frames.feed(data)) if data else None
+        return list(self._frames.feed(bytes(self._received[:count]))) if count else None
 
     def send(self, data: bytes | bytearray) -> None:
         """Sends now what the socket takes and the rest as it takes more. A side that lets too much lie is cut off."""

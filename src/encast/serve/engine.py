@@ -35,7 +35,7 @@ from encast.serve.canary import canary_run
 from encast.serve.connections import Asked, Connection
 from encast.serve.control import Counted, Drain, EngineSettings, EngineStarted, ToChild
 from encast.serve.errors import Kind
-from encast.serve.instances import Instances
+from encast.serve.instances import Instances, Outcome
 from encast.serve.join import Arrays
 from encast.serve.options import ServeOptions
 from encast.serve.places import Place, Places
@@ -228,8 +228,8 @@ class Engine:
     def _hear(self, fd: int, front: Connection) -> None:
         try:
             frames = front.read()
-            for data in frames or ():
-                self._obey(front, self._decoder.decode(data))
+            if frames:
+                self._obey(front, [self._decoder.decode(data) for data in frames])
         except (msgspec.MsgspecError, ValueError) as error:
             print(f"encast: a front broke the protocol and is cut off: {error}", file=sys.stderr)
             frames = None
@@ -239,12 +239,19 @@ class Engine:
             for job in list(front.jobs.values()):
                 self._instances.cancel(job)
 
-    def _obey(self, front: Connection, message: Submit | Cancel) -> None:
-        if isinstance(message, Cancel):
-            job = front.jobs.pop(message.id, None)
-            if job is not None:
-                self._instances.cancel(job)
-            return
+    def _obey(self, front: Connection, messages: list[Submit | Cancel]) -> None:
+        """All of them at once: what came together may run together."""
+        jobs = [self._job(front, message) for message in messages if isinstance(message, Submit)]
+        for job, refused in self._instances.submit(job for job in jobs if job is not None):
+            late = ", longer than the request has" if refused.late else ""
+            words = f"the queue is full: a new run would wait {refused.wait_s:.1f} s{late}; try again later"
+            self._refuse(job, "overloaded", words, refused.retry_after, refused.wait_s)
+        for message in messages:
+            if isinstance(message, Cancel) and (gone := front.jobs.pop(message.id, None)) is not None:
+                self._instances.cancel(gone)
+
+    def _job(self, front: Connection, message: Submit) -> Job | None:
+        """None for one that the model cannot run, which is answered."""
         if message.id in front.jobs or len(front.jobs) >= _MOST_RUNS:
             raise ValueError(f"run {message.id} is under way already, or {_MOST_RUNS} are")
         if not math.isfinite(message.arrived + message.deadline) or message.before < 0:
@@ -258,32 +265,25 @@ class Engine:
             arrays = Arrays(Batch(ids, cu_seqlens, types), chosen, self._kinds[message.output])
         except InputError as error:
             front.send(frame(Failed(message.id, "unprocessable", str(error), None, 0.0)))
-            return
+            return None
         asked = Asked(front, message.id, arrays)
         arrived = min(message.arrived, time.monotonic())
         job = Job(message.output, arrays.lengths, arrived, message.deadline, message.before, asked)
         front.jobs[message.id] = job
-        refused, _ = self._instances.submit(job)
-        if refused is not None:
-            late = ", longer than the request has" if refused.late else ""
-            words = f"the queue is full: a new run would wait {refused.wait_s:.1f} s{late}; try again later"
-            self._refuse(job, "overloaded", words, refused.retry_after, refused.wait_s)
+        return job
 
-    def _tell(self, job: Job, error: Exception | None, backlog_s: float) -> None:
-        """Called by the instances' threads."""
-        if isinstance(error, InputError):
-            self._refuse(job, "unprocessable", str(error), None, backlog_s)
-        elif error is not None:
-            self._refuse(job, "failed", "the engine failed to run the model; its log says why", None, backlog_s)
-        else:
+    def _tell(self, outcomes: list[Outcome], backlog_s: float) -> None:
+        """Called by the instances' threads. One message for each front: it is woken once."""
+        answers: dict[Connection, bytearray] = {}
+        for job, error in outcomes:
             asked: Asked = job.owner
-            rows = asked.arrays.result
-            assert rows is not None
-            seconds, tokens = job.longest
-            data = np.ascontiguousarray(rows).data
-            answer = Rows(asked.id, rows.shape[1], data, job.begun - job.came, seconds, tokens, backlog_s)
-            asked.connection.send(frame(answer))
-            asked.connection.jobs.pop(asked.id, None)
+            answer = _rows(job, asked, backlog_s) if error is None else _failed(asked, error, backlog_s)
+            if (earlier := answers.setdefault(asked.connection, answer)) is not answer:
+                earlier += answer
+        for connection, data in answers.items():
+            connection.send(data)
+        for job, _ in outcomes:
+            job.owner.connection.jobs.pop(job.owner.id, None)
 
     def _refuse(self, job: Job, kind: Kind, message: str, retry_after: float | None, backlog_s: float) -> None:
         asked: Asked = job.owner
@@ -304,6 +304,21 @@ class Engine:
             counters.cancelled, self._instances.failed, list(counters.busy_s),
             [group.instances for group in queue.places.groups], batch_tokens,
         )  # fmt: skip
+
+
+def _rows(job: Job, asked: Asked, backlog_s: float) -> bytearray:
+    rows = asked.arrays.result
+    assert rows is not None
+    seconds, tokens = job.longest
+    data = np.ascontiguousarray(rows).data
+    return frame(Rows(asked.id, rows.shape[1], data, job.begun - job.came, seconds, tokens, backlog_s))
+
+
+def _failed(asked: Asked, error: Exception, backlog_s: float) -> bytearray:
+    if isinstance(error, InputError):
+        return frame(Failed(asked.id, "unprocessable", str(error), None, backlog_s))
+    words = "the engine failed to run the model; its log says why"
+    return frame(Failed(asked.id, "failed", words, None, backlog_s))
 
 
 def _vector(data: memoryview) -> Int32:

@@ -43,6 +43,11 @@ _LINGER_BODIES = 4
 """What a client still sends after a refusal is read and dropped for this time (or that of a body, where it is shorter),
 up to so many times the largest body: closing at once would reset the connection, often before the answer is read."""
 
+_CONTINUE = b"HTTP/1.1 100 "
+
+_COPIED = 64 << 10
+"""Bytes of a body at most that are joined to their header: to copy more costs as much as a second write."""
+
 _LAST_REQUEST_S = 0.25
 """When the server ends, an idle connection is closed after this time: a request on its way is still answered."""
 
@@ -170,7 +175,8 @@ class _Protocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        cycle.transport = _Closing(self)  # type: ignore[assignment]  # all of it that a cycle uses
+        # All of it that a cycle uses. It does not know the cycle, which would then live until a collection.
+        cycle.transport = _Output(self, has_body=cycle.scope["method"] != "HEAD")  # type: ignore[assignment]
         self._task = self.loop.create_task(cycle.run_asgi(app))
         self._task.add_done_callback(self.tasks.discard)
         self.tasks.add(self._task)
@@ -265,12 +271,27 @@ class _Protocol(HttpToolsProtocol):
             self._set_cut_timer(_UNREAD_S)
 
 
-class _Closing:
-    """The transport of a connection for its requests, which close it by ``_Protocol.close``."""
+class _Output:
+    """The transport of a connection for a request, which closes it by ``_Protocol.close``. The header of its answer
+    leaves with the body: uvicorn's second write would cost as much as all of the parsing.
+    """
 
-    def __init__(self, protocol: _Protocol) -> None:
-        self.write, self.is_closing = protocol.transport.write, protocol.transport.is_closing
+    def __init__(self, protocol: _Protocol, *, has_body: bool) -> None:
+        self._write, self.is_closing = protocol.transport.write, protocol.transport.is_closing
         self.close = protocol.close
+        self._header: bytes | None = None if has_body else b""
+
+    def write(self, data: bytes) -> None:
+        if self._header is None and not data.startswith(_CONTINUE):
+            self._header = data
+            return
+        if self._header:
+            if len(data) <= _COPIED:
+                data = self._header + data
+            else:
+                self._write(self._header)
+            self._header = b""
+        self._write(data)
 
 
 class _RefusedError(Exception):

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -18,7 +18,10 @@ from encast.serve.places import Place
 from encast.serve.queue import Batch, Job, Part, Queue, Refused
 from encast.tasks.session import F32
 
-__all__ = ["Grouped", "Instances"]
+__all__ = ["Grouped", "Instances", "Outcome"]
+
+Outcome = tuple[Job, Exception | None]
+"""A job that has ended, and why it has no answer."""
 
 
 class Grouped(Protocol):
@@ -32,11 +35,11 @@ class Grouped(Protocol):
 class Instances:
     """Runs what is submitted. The ``owner`` of a job has its ``arrays``.
 
-    ``tell(job, error, backlog_s)`` is called, from any thread, once for every job that is not cancelled or expired:
-    without an error its answer is in ``job.owner.arrays.result``.
+    ``tell(outcomes, backlog_s)`` is called, from any thread, with the jobs that ended with one batch. Each job that is
+    not cancelled or expired is among them once: without an error its answer is in ``job.owner.arrays.result``.
     """
 
-    def __init__(self, runnable: Grouped, queue: Queue, tell: Callable[[Job, Exception | None, float], None]) -> None:
+    def __init__(self, runnable: Grouped, queue: Queue, tell: Callable[[list[Outcome], float], None]) -> None:
         self._runnable, self._queue, self._tell = runnable, queue, tell
         self._lock = threading.Lock()
         self._inboxes: dict[Place, SimpleQueue[Batch | None]] = {
@@ -53,15 +56,15 @@ class Instances:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, job: Job) -> tuple[Refused | None, float]:
-        """As ``Queue.submit``, and the backlog in seconds. Starts what can start."""
+    def submit(self, jobs: Iterable[Job]) -> list[tuple[Job, Refused]]:
+        """As ``Queue.submit``, one after the other, and then starts what can start: jobs that come together share
+        batches. Returns the refused ones.
+        """
         with self._lock:
             now = time.monotonic()
-            refused = self._queue.submit(job, now)
-            if refused is not None:
-                return refused, refused.wait_s
+            answers = [(job, self._queue.submit(job, now)) for job in jobs]
             self._start(now)
-            return None, 0.0
+        return [(job, refused) for job, refused in answers if refused is not None]
 
     def cancel(self, job: Job) -> None:
         """As ``Queue.cancel``."""
@@ -117,10 +120,10 @@ class Instances:
                 whole = self._queue.finish(batch, now, failed=failed, disturbed=disturbed)
                 backlog = self._queue.backlog_s(now)
                 batch = self._start(now, place)
-            for job in whole:
-                self._tell(job, None, backlog)
-            for job in refused:
-                self._tell(job, errors[job], backlog)
+            outcomes: list[Outcome] = [(job, None) for job in whole]
+            outcomes += [(job, errors[job]) for job in refused]
+            if outcomes:
+                self._tell(outcomes, backlog)
 
     def _compute(self, batch: Batch, wanted: list[Part]) -> dict[Job, Exception]:
         """Runs these parts; those the model refuses run again, each job alone, so that one does not fail another."""

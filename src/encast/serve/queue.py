@@ -38,7 +38,7 @@ class QueueLimits:
     max_delay_s: float = 0.0
 
 
-_OVERHEAD = 0.02
+_OVERHEAD = 0.05
 """Of a batch's time at most, for which batches need no more tokens."""
 
 _WAIT, _RESERVE, _PASSED = 0.8, 0.1, 0.5
@@ -140,12 +140,13 @@ class _Strand:
 
 
 class _Line:
-    """What waits for one output and length class: a heap of strands by their next row's key. ``by_step``: its tokens by
-    the step of ``step_s`` seconds in which their key lies; ``latest``: when strands must be done whose last key does.
+    """What waits for one output and length class: a heap of strands by their next row's key. ``shortest``: of the rows
+    of its class; ``by_step``: its tokens by the step of ``step_s`` seconds in which their key lies; ``latest``: when
+    strands must be done whose last key does.
     """
 
-    def __init__(self, output: str, longest: int, covering: list[int], step_s: float) -> None:
-        self.output, self.longest, self.covering, self._step_s = output, longest, covering, step_s
+    def __init__(self, output: str, shortest: int, covering: list[int], step_s: float) -> None:
+        self.output, self.shortest, self.covering, self._step_s = output, shortest, covering, step_s
         self.heap: list[tuple[float, int, _Strand]] = []
         self.by_step: dict[int, int] = {}
         self.latest: dict[int, float] = {}
@@ -257,7 +258,7 @@ class Queue:
     def _token_s(self, line: _Line) -> float:
         """Of a token in a batch that is full, on all cores."""
         group = line.covering[0]
-        full = self._enough(group, line.output)
+        full = max(self._enough(group, line.output), line.shortest)
         alone = self.places.groups[group].threads / self.places.cores
         return alone * self.cost.seconds(group, line.output, full) / full
 
@@ -371,7 +372,8 @@ class Queue:
     def _line(self, output: str, bound: int) -> _Line:
         line = self._lines.get((output, bound))
         if line is None:
-            line = self._lines[output, bound] = _Line(output, bound, self.places.covering(bound), self._step_s)
+            shortest = 1 + max((other for other in self._bounds if other < bound), default=0)
+            line = self._lines[output, bound] = _Line(output, shortest, self.places.covering(bound), self._step_s)
         return line
 
     # Batches
@@ -461,6 +463,5 @@ class Queue:
                 job.over = True
                 job.strands = []  # which know the job: it goes at once, and not with the next collection of cycles
                 self._jobs.pop(job)
-                job.strands = []  # they hold the job, and so its arrays
                 whole.append(job)
         return whole

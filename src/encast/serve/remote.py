@@ -32,6 +32,9 @@ _GATE_S = 0.05
 _MOST_UNSENT = 16 << 20
 """Bytes that the engine has not read, beyond which new requests are refused: more than a burst of requests makes."""
 
+_TOGETHER_BYTES = 4096
+"""Of a run; a larger one leaves at once, so that the next one knows of ``_MOST_UNSENT``."""
+
 
 class _Pending:
     """A run without an answer, and how many engines it was sent to."""
@@ -54,6 +57,8 @@ class RemoteEngine:
         self.gate = 0.0
         self._address = "\0" + address
         self._pending: dict[int, _Pending] = {}
+        self._unsent: list[_Pending] = []
+        """Runs that leave together, at the end of the event loop's turn: a write costs 10 us and wakes the engine."""
         self._number = 0
         self._connection: _Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -134,9 +139,20 @@ class RemoteEngine:
     def _send(self, pending: _Pending) -> None:
         if self._connection is None:
             self._connect()
-        else:
-            pending.sent += 1
-            self._connection.transport.write(pending.data)
+            return
+        self._unsent.append(pending)
+        if len(pending.data) > _TOGETHER_BYTES:
+            self._flush()
+        elif len(self._unsent) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        wanted = [pending for pending in self._unsent if not pending.future.done()]
+        self._unsent.clear()
+        if self._connection is not None and wanted:
+            for pending in wanted:
+                pending.sent += 1
+            self._connection.transport.write(b"".join(pending.data for pending in wanted))
 
     def _withdraw(self, number: int) -> None:
         pending = self._pending.get(number)
@@ -181,13 +197,14 @@ class RemoteEngine:
     def _connected(self, connection: _Connection) -> None:
         self._connection = connection
         self._paused = False
-        for pending in list(self._pending.values()):
-            self._send(pending)
+        self._unsent = list(self._pending.values())
+        self._flush()
 
     def _lost(self, connection: _Connection) -> None:
         if self._connection is not connection:
             return
         self._connection = None
+        self._unsent.clear()
         for number, pending in list(self._pending.items()):
             if pending.sent >= 2:
                 self._answer(Failed(number, "failed", "the engine ended twice while it ran this", None, 0.0))
