@@ -240,15 +240,19 @@ class Engine:
                 self._instances.cancel(job)
 
     def _obey(self, front: Connection, messages: list[Submit | Cancel]) -> None:
-        """All of them at once: what came together may run together."""
-        jobs = [self._job(front, message) for message in messages if isinstance(message, Submit)]
-        for job, refused in self._instances.submit(job for job in jobs if job is not None):
+        """In their order; then the runs that are still wanted, together: they may share batches."""
+        jobs = []
+        for message in messages:
+            if isinstance(message, Cancel):
+                gone = front.jobs.pop(message.id, None)
+                if gone is not None:
+                    self._instances.cancel(gone)
+            elif (job := self._job(front, message)) is not None:
+                jobs.append(job)
+        for job, refused in self._instances.submit(job for job in jobs if not job.over):
             late = ", longer than the request has" if refused.late else ""
             words = f"the queue is full: a new run would wait {refused.wait_s:.1f} s{late}; try again later"
             self._refuse(job, "overloaded", words, refused.retry_after, refused.wait_s)
-        for message in messages:
-            if isinstance(message, Cancel) and (gone := front.jobs.pop(message.id, None)) is not None:
-                self._instances.cancel(gone)
 
     def _job(self, front: Connection, message: Submit) -> Job | None:
         """None for one that the model cannot run, which is answered."""
