@@ -242,20 +242,24 @@ def test_a_client_that_goes_withdraws_its_run(url: str, service: Service) -> Non
     assert alive(url)
 
 
-@pytest.mark.parametrize(("size", "writes"), [(0, 1), (1000, 1), (1 << 20, 2)])
-def test_an_answer_leaves_in_one_write(size: int, writes: int) -> None:
-    """A large one does not: its body is not copied."""
-    written: list[bytes] = []
-    protocol: Any = SimpleNamespace(
-        transport=SimpleNamespace(write=written.append, is_closing=lambda: False), close=lambda: None
+def test_an_answer_leaves_in_one_write() -> None:
+    written: list[tuple[bytes, ...]] = []
+    transport = SimpleNamespace(
+        write=lambda data: written.append((data,)), writelines=written.append, is_closing=lambda: False
     )
+    protocol: Any = SimpleNamespace(transport=transport, close=lambda: None)
     output = serve_http._Output(protocol, has_body=True)
-    output.write(b"header")
-    output.write(b"x" * size)
-    assert b"".join(written) == b"header" + b"x" * size
-    assert len(written) == writes
-    output.write(b"more")  # of a body in parts
-    assert written[writes:] == [b"more"]
+    for data in (b"HTTP/1.1 100 Continue\r\n\r\n", b"header", b"", b"more"):
+        output.write(data)
+    assert written == [(b"HTTP/1.1 100 Continue\r\n\r\n",), (b"header", b""), (b"more",)]
+
+
+@pytest.mark.parametrize(("given", "status"), [((b"60000", b"soon"), 200), ((b"soon", b"60000"), 400)])
+def test_of_a_header_that_comes_twice_the_first_one_counts(url: str, given: tuple[bytes, bytes], status: int) -> None:
+    headers = b"host: x\r\nx-timeout-ms: %s\r\nx-timeout-ms: %s" % given
+    with connection(url) as sock:
+        sock.sendall((ASK % len(BODY)).replace(b"host: x", headers) + BODY)
+        assert statuses(sock.recv(1 << 16)) == [status]
 
 
 def test_answers_without_a_body_and_before_one(url: str) -> None:

@@ -98,6 +98,9 @@ def test_small_runs_of_one_turn_leave_in_one_write() -> None:
             decode = msgspec.msgpack.Decoder(Submit | Cancel).decode
             writes.append([decode(one).id for one in Frames().feed(data)])
 
+        def writelines(self, parts: list[bytes]) -> None:
+            self.write(b"".join(parts))
+
     async def main() -> None:
         remote = RemoteEngine("nowhere")
         remote._connected(SimpleNamespace(transport=Transport()))  # type: ignore[arg-type]
@@ -511,6 +514,18 @@ def test_pieces_of_frames_are_put_together(shared: tuple[Listening, EngineProces
         while not answers:
             answers += frames.feed(front.recv(10))
         assert msgspec.msgpack.decode(answers[0], type=Rows).id == 5
+
+
+def test_a_run_that_is_withdrawn_in_the_same_read_never_starts(shared: tuple[Listening, EngineProcess]) -> None:
+    here, process = shared
+    before = process.stats()
+    with socket.socket(socket.AF_UNIX) as front:
+        front.connect("\0" + here.address)
+        front.sendall(submit(1, texts(3)) + bytes(frame(Cancel(1))) + submit(1, texts(4)))  # the number is free again
+        answer = next(Frames().feed(front.recv(1 << 16)))
+        assert msgspec.msgpack.decode(answer, type=Rows).id == 1
+    after = process.stats()
+    assert (after.runs, after.tokens, after.cancelled) == (before.runs + 1, before.tokens + 4, before.cancelled)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

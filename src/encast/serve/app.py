@@ -118,7 +118,7 @@ def _no_route(service: Service) -> Callable[[Request, Exception], Awaitable[Resp
 
 def _call(request: Request, limits: RequestLimits) -> Call:
     now = time.monotonic()
-    # Of a header that came twice the first one counts. Starlette's Headers look through all of them for each name.
+    # Of a header that came twice the first one counts. Starlette's Headers are searched for each name.
     given = reversed(request.scope["headers"])
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in given}
     name = headers.get("x-request-id", "")

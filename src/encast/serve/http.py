@@ -45,9 +45,6 @@ up to so many times the largest body: closing at once would reset the connection
 
 _CONTINUE = b"HTTP/1.1 100 "
 
-_COPIED = 64 << 10
-"""Bytes of a body at most that are joined to their header: to copy more costs as much as a second write."""
-
 _LAST_REQUEST_S = 0.25
 """When the server ends, an idle connection is closed after this time: a request on its way is still answered."""
 
@@ -277,21 +274,18 @@ class _Output:
     """
 
     def __init__(self, protocol: _Protocol, *, has_body: bool) -> None:
-        self._write, self.is_closing = protocol.transport.write, protocol.transport.is_closing
+        self._transport, self.is_closing = protocol.transport, protocol.transport.is_closing
         self.close = protocol.close
         self._header: bytes | None = None if has_body else b""
 
     def write(self, data: bytes) -> None:
         if self._header is None and not data.startswith(_CONTINUE):
             self._header = data
-            return
-        if self._header:
-            if len(data) <= _COPIED:
-                data = self._header + data
-            else:
-                self._write(self._header)
+        elif self._header:
+            self._transport.writelines((self._header, data))
             self._header = b""
-        self._write(data)
+        else:
+            self._transport.write(data)
 
 
 class _RefusedError(Exception):

@@ -256,7 +256,7 @@ class Queue:
         return work / self.places.cores
 
     def _token_s(self, line: _Line) -> float:
-        """Of a token in a batch that is full, on all cores."""
+        """Of a token in a batch that is full, or of one row where that is longer, on all cores."""
         group = line.covering[0]
         full = max(self._enough(group, line.output), line.shortest)
         alone = self.places.groups[group].threads / self.places.cores
@@ -338,7 +338,7 @@ class Queue:
     def cancel(self, job: Job) -> None:
         """Nobody wants the job any more. Its rows that run already are computed for nobody."""
         if not job.over:
-            self.counters.cancelled += 1
+            self.counters.cancelled += job in self._jobs  # or it was never submitted
             self._leave(job)
 
     def fail(self, job: Job) -> bool:

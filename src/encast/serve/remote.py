@@ -33,7 +33,7 @@ _MOST_UNSENT = 16 << 20
 """Bytes that the engine has not read, beyond which new requests are refused: more than a burst of requests makes."""
 
 _TOGETHER_BYTES = 4096
-"""Of a run; a larger one leaves at once, so that the next one knows of ``_MOST_UNSENT``."""
+"""Of a run; a larger one leaves at once, so that ``_paused`` is right when the next one asks."""
 
 
 class _Pending:
@@ -58,7 +58,7 @@ class RemoteEngine:
         self._address = "\0" + address
         self._pending: dict[int, _Pending] = {}
         self._unsent: list[_Pending] = []
-        """Runs that leave together, at the end of the event loop's turn: a write costs 10 us and wakes the engine."""
+        """Runs that leave together, in the event loop's next turn: a write costs 10 us and wakes the engine."""
         self._number = 0
         self._connection: _Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -152,7 +152,7 @@ class RemoteEngine:
         if self._connection is not None and wanted:
             for pending in wanted:
                 pending.sent += 1
-            self._connection.transport.write(b"".join(pending.data for pending in wanted))
+            self._connection.transport.writelines([pending.data for pending in wanted])
 
     def _withdraw(self, number: int) -> None:
         pending = self._pending.get(number)
@@ -204,7 +204,6 @@ class RemoteEngine:
         if self._connection is not connection:
             return
         self._connection = None
-        self._unsent.clear()
         for number, pending in list(self._pending.items()):
             if pending.sent >= 2:
                 self._answer(Failed(number, "failed", "the engine ended twice while it ran this", None, 0.0))
