@@ -76,7 +76,7 @@ def arguments() -> argparse.Namespace:
     made["mixed"].add_argument("--short", type=int, default=12, help="tokens (default: %(default)s)")
     made["mixed"].add_argument("--length", type=int, default=400, help="tokens of long texts (default: %(default)s)")
     made["mixed"].add_argument("--clients", type=int, default=32, help="that find the capacity")
-    load("overload", "paragraphs", 4, 64)
+    load("overload", "paragraphs", 4, 16)
     made["overload"].add_argument("--seconds", type=float, default=60)
     made["overload"].add_argument("--times", type=float, default=3, help="the capacity (default: %(default)s)")
     made["overload"].add_argument(
