@@ -61,7 +61,7 @@ def arguments() -> argparse.Namespace:
         made[name].add_argument("--clients", type=int, default=clients, help="(default: %(default)s)")
 
     rounds("offline", 8)
-    made["offline"].add_argument("--clients", type=int, default=8)
+    made["offline"].add_argument("--clients", type=int, default=3)
     made["offline"].add_argument("--batch", type=int, default=32)
     rounds("clients", 5)
     made["clients"].add_argument("--clients", type=int, nargs="+", default=[1, 8, 64, 512])
@@ -77,7 +77,7 @@ def arguments() -> argparse.Namespace:
     made["mixed"].add_argument("--length", type=int, default=400, help="tokens of long texts (default: %(default)s)")
     made["mixed"].add_argument("--clients", type=int, default=32, help="that find the capacity")
     load("overload", "paragraphs", 4, 16)
-    made["overload"].add_argument("--seconds", type=float, default=60)
+    rounds("overload", 15, 4)
     made["overload"].add_argument("--times", type=float, default=3, help="the capacity (default: %(default)s)")
     made["overload"].add_argument(
         "--max-wait-ms", type=float, default=2000, help="of the server (default: %(default)s)"

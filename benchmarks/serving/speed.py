@@ -17,6 +17,7 @@ from report import held, middle, ratio_text, table
 from servers import Encast, Infinity, Offline, Server, engines_of_infinity
 
 from encast.loadtest import Result
+from encast.loadtest.records import REJECTED
 from encast.measure.processes import cpu_time
 from encast.measure.statistics import latency_metrics, ratio_interval
 
@@ -113,7 +114,7 @@ def clients(args: Namespace, folder: Path) -> dict[str, Any]:
                     result = closed(servers[who].url, count, args.seconds, [texts])
                     after = cpu_time(others)
                     idle.append((after.cpu - before.cpu) / (after.at - before.at))
-                    need_answers(result)
+                    need_all(result)
                     found.setdefault((count, who), []).append(result)
                     time.sleep(PAUSE_S)
     rows = {f"{count} {who}": row_of(results) for (count, who), results in found.items()}
@@ -216,7 +217,7 @@ def mixed(args: Namespace, folder: Path) -> dict[str, Any]:
         for number in range(3):
             for who in turns(number, list(servers)):
                 result = closed(servers[who].url, args.clients, args.seconds, both)
-                need_answers(result)
+                need_all(result)
                 capacity[who].append(float(result.rates()["requests_per_s"] or 0))
         # The smaller of the two: neither is beyond its own.
         most = min(float(np.median(rates)) for rates in capacity.values())
@@ -272,8 +273,15 @@ def need_answers(result: Result) -> None:
         raise SystemExit(f"requests failed: {result.errors or 'none was answered'} {dict(result.examples)}")
 
 
-def need_right(result: Result) -> None:
+def need_all(result: Result) -> None:
+    """Of a closed loop: a client that is refused waits, so the rate would not be the server's."""
     need_answers(result)
+    if refused := len(result.columns.of(REJECTED)):
+        raise SystemExit(f"{refused} requests of a closed loop were refused; give fewer --clients")
+
+
+def need_right(result: Result) -> None:
+    need_all(result)
     if result.first_wrong:
         raise SystemExit(f"a wrong answer: {result.first_wrong}")
 

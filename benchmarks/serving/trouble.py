@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 import time
 from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from loads import Probe, Texts, closed, poisson, reference
-from report import held, table
+from report import held, ratio_text, table
 from servers import Encast, Offline, Sample, Watch
 from speed import need_right
 
 from encast.loadtest import Result
 from encast.loadtest.records import REJECTED
+from encast.measure.statistics import ratio_interval
 
 __all__ = ["Clock", "known_texts", "overload", "soak"]
 
@@ -52,81 +56,114 @@ def capacity(server: Encast, args: Namespace, seconds: float, texts: Texts, know
     for _ in range(3):
         found = closed(server.url, args.clients, seconds, [texts], batch=args.batch, reference=known)
         need_right(found)
-        if len(found.columns.of(REJECTED)):
-            raise SystemExit("the closed loop that finds the capacity was refused: give fewer --clients")
         rates.append(float(found.rates()["requests_per_s"] or 0))
     return rates
 
 
+@dataclass(frozen=True)
+class Burst:
+    """An open loop beyond the capacity: what became of it, when it began and when its last request was due
+    (``perf_counter``), and the requests a second of the closed loop before it."""
+
+    result: Result
+    begun: float
+    last: float
+    capacity: float
+
+    @property
+    def goodput(self) -> float:
+        """Requests a second that were answered while more came."""
+        span = self.last - self.begun
+        return float((self.result.answered.ended <= span * 1e9).sum()) / span
+
+
 def overload(args: Namespace, folder: Path) -> dict[str, Any]:
-    """Several times the capacity, open loop, and what comes after."""
+    """By turns a closed loop, which finds the capacity, and several times that much in an open loop."""
     texts, known = known_texts(args, folder)
     short = min(texts.rows, key=len)
-    clock = Clock()
-    with Encast(args.artifact, folder, [*args.serve, "--max-wait-ms", f"{args.max_wait_ms:g}"]) as server:
-        turn_s = max(2.0, args.seconds / 6)
-        before = capacity(server, args, turn_s, texts, known)
-        rate = args.times * float(np.median(before))
-        with Watch(server, 0.5) as watch, Probe(server.url, short, 0.1) as probe:
-            calm = time.perf_counter()
-            time.sleep(CALM_S)
+    bursts: list[Burst] = []
+    serve = [*args.serve, "--max-wait-ms", f"{args.max_wait_ms:g}"]
+    with (
+        Encast(args.artifact, folder, serve) as server,
+        Watch(server, 0.5) as watch,
+        Probe(server.url, short, 0.1) as probe,
+    ):
+        calm = time.perf_counter()
+        time.sleep(CALM_S)
+        for number in range(args.rounds):
+            found = closed(server.url, args.clients, args.seconds, [texts], batch=args.batch, reference=known)
+            need_right(found)
+            rates = [*(burst.capacity for burst in bursts), float(found.rates()["requests_per_s"] or 0)]
+            clock = Clock()
             result = poisson(
-                server.url, rate, args.seconds, [texts], seed=0, batch=args.batch, reference=known,
-                say=clock, connections=args.connections,
+                server.url, args.times * float(np.median(rates)), args.seconds, [texts], seed=number, batch=args.batch,
+                reference=known, say=clock, connections=args.connections,
             )  # fmt: skip
             last = clock.begun + float(result.columns.due.max()) / 1e9
+            bursts.append(Burst(result, clock.begun, last, rates[-1]))
             time.sleep(max(0.0, last + 2 + CALM_S - time.perf_counter()))
         left = Sample.of(server)
-        # Once more: what else the machine did meanwhile then counts on both sides.
-        rates = [*before, *capacity(server, args, turn_s, texts, known)]
-    most = float(np.median(rates))
-    answered, rejected = result.answered, result.columns.of(REJECTED)
-    span = last - clock.begun
-    goodput = float((answered.ended <= span * 1e9).sum()) / span
-    calm_ms, loaded_ms, after_ms = (
-        probe.median_ms(calm, calm + CALM_S),
-        probe.median_ms(clock.begun + 1, last),
-        probe.median_ms(last + 2, last + 2 + CALM_S),
+    results = [burst.result for burst in bursts]
+    ratio = ratio_interval([burst.goodput for burst in bursts], [burst.capacity for burst in bursts])
+    rejected = [result.columns.of(REJECTED) for result in results]
+    calm_ms = probe.median_ms(calm, calm + CALM_S)
+    loaded_ms = probe.median_ms(bursts[-1].begun + 1, bursts[-1].last)
+    after_ms = probe.median_ms(bursts[-1].last + 2, bursts[-1].last + 2 + CALM_S)
+    refused = sum(
+        status != 200 and any(burst.last + 2 <= at <= burst.last + 2 + CALM_S for burst in bursts)
+        for at, status, _ in probe.seen
     )
-    refused = sum(status != 200 for at, status, _ in probe.seen if at >= last + 2)
-    inside = [sample.total_mb for sample in watch.samples if clock.begun <= sample.at <= last]
-    halves = max(inside[: len(inside) // 2], default=0.0), max(inside[len(inside) // 2 :], default=0.0)
-    ms = {"answered": sent_ms(answered), "answered, since due": due_ms(answered), "429": sent_ms(rejected)}
+    resident = [
+        max((sample.total_mb for sample in watch.samples if burst.begun <= sample.at <= burst.last), default=0.0)
+        for burst in bursts
+    ]
+    halves = max(resident[: -(-len(resident) // 2)]), max(resident[len(resident) // 2 :])
+    ms = {
+        "answered": joined(sent_ms(result.answered) for result in results),
+        "answered, since due": joined(due_ms(result.answered) for result in results),
+        "429": joined(map(sent_ms, rejected)),
+    }
+    errors = dict(sum((Counter(result.errors or {}) for result in results), Counter()))
+    count, wanted_retries = sum(map(len, rejected)), sum(len(result.retry_after) for result in results)
     print(
-        f"requests of {args.batch} {args.texts}; capacity {most:.1f} a second, {min(rates):.1f} to {max(rates):.1f} "
-        f"({args.clients} closed-loop clients, before and after); {rate:.1f} a second for {args.seconds:g} s, "
+        f"requests of {args.batch} {args.texts}; {args.rounds} rounds of {args.seconds:g} s of {args.clients} "
+        f"closed-loop clients and {args.seconds:g} s of {args.times:g} times their rate, "
         f"--max-wait-ms {args.max_wait_ms:g}"
     )
+    table(
+        ["round", "closed loop, requests a second", "answered beyond the capacity", "resident, MB"],
+        [(number + 1, burst.capacity, burst.goodput, mb)
+         for number, (burst, mb) in enumerate(zip(bursts, resident, strict=True))],
+    )  # fmt: skip
     table(
         ["", "requests", "p50, ms", "p99, ms", "most, ms"],
         [(kind, len(own), *(own and np.percentile(own, (50, 99, 100)).tolist())) for kind, own in ms.items()],
     )
     print(f"one text, median: {shown(calm_ms)} before, {shown(loaded_ms)} meanwhile, {shown(after_ms)} from 2 s after")
-    print(f"resident: {rows_of_memory(watch.samples)}; errors: {result.errors or 'none'}")
-    lateness = result.unsent_ms["p50"]
-    print(f"client: {result.core_share:.0%} of a core, requests left {shown(lateness)} late at the median")
+    print(f"client: {max(result.core_share for result in results):.0%} of a core; errors: {errors or 'none'}")
     rejection, p99 = percentile(ms["429"], 50), percentile(ms["answered, since due"], 99)
     bars = [
-        held("goodput at least 0.9 of the maximum", f"{goodput / most:.3f}", goodput >= 0.9 * most),
+        held("goodput at least 0.9 of the maximum", ratio_text(ratio), ratio.ratio >= 0.9),
         held("rejections in under 20 ms at the median", shown(rejection),
              None if rejection is None else rejection < 20),
         held(
             f"p99 of accepted requests within {args.max_wait_ms:g} ms", shown(p99),
             None if p99 is None else p99 <= args.max_wait_ms,
         ),
-        held("every rejection has Retry-After", len(rejected) - len(result.retry_after),
-             len(rejected) == len(result.retry_after)),
-        held("nothing else than 200 and 429, no wrong answer", result.errors or "none", not result.errors),
+        held("every rejection has Retry-After", count - wanted_retries, count == wanted_retries),
+        held("nothing else than 200 and 429, no wrong answer", errors or "none", not errors),
         held(f"resident memory of the second half at most {FLAT} of the first", f"{halves[1]:.0f}, {halves[0]:.0f} MB",
              halves[1] <= FLAT * halves[0]),
-        held("2 s after, a single text takes at most 1.5 times its time before", f"{shown(after_ms)}, {refused} refused",
+        held("2 s after, a single text takes at most 1.5 times its time before",
+             f"{shown(after_ms)}, {refused} refused",
              None if after_ms is None or calm_ms is None else after_ms <= 1.5 * calm_ms and not refused),
     ]  # fmt: skip
     return {
-        "capacity": rates, "rate": rate, "goodput": goodput, "ms": {kind: quantiles(own) for kind, own in ms.items()},
+        "capacity": [burst.capacity for burst in bursts], "goodput": [burst.goodput for burst in bursts],
+        "ratio": ratio.record(), "ms": {kind: quantiles(own) for kind, own in ms.items()},
         "probe_ms": {"before": calm_ms, "during": loaded_ms, "after": after_ms, "refused_after": refused},
-        "memory": [vars(sample) for sample in watch.samples], "left": vars(left), "load": result.to_json(),
-        "bars": bars,
+        "memory": [vars(sample) for sample in watch.samples], "left": vars(left),
+        "loads": [result.to_json() for result in results], "bars": bars,
     }  # fmt: skip
 
 
@@ -190,6 +227,10 @@ def by_minute(result: Result, samples: list[Sample], begun: float) -> list[dict[
     return found
 
 
+def joined(lists: Iterable[list[float]]) -> list[float]:
+    return [one for values in lists for one in values]
+
+
 def sent_ms(columns: Any) -> list[float]:
     return [float(one) for one in (columns.ended - columns.begun) / 1e6]
 
@@ -208,10 +249,3 @@ def quantiles(values: list[float]) -> dict[str, float | None]:
 
 def shown(ms: float | None) -> str:
     return "-" if ms is None else f"{ms:.3g} ms"
-
-
-def rows_of_memory(samples: list[Sample]) -> str:
-    """Resident megabytes at up to six moments."""
-    chosen = samples[:: max(1, len(samples) // 6)]
-    begin = samples[0].at if samples else 0.0
-    return ", ".join(f"{one.total_mb:.0f} MB at {one.at - begin:.0f} s" for one in chosen)
