@@ -77,7 +77,7 @@ def arguments() -> argparse.Namespace:
     made["mixed"].add_argument("--length", type=int, default=400, help="tokens of long texts (default: %(default)s)")
     made["mixed"].add_argument("--clients", type=int, default=32, help="that find the capacity")
     load("overload", "paragraphs", 4, 16)
-    rounds("overload", 15, 4)
+    rounds("overload", 12, 5)
     made["overload"].add_argument("--times", type=float, default=3, help="the capacity (default: %(default)s)")
     made["overload"].add_argument(
         "--max-wait-ms", type=float, default=2000, help="of the server (default: %(default)s)"

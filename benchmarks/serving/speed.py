@@ -114,17 +114,18 @@ def clients(args: Namespace, folder: Path) -> dict[str, Any]:
                     result = closed(servers[who].url, count, args.seconds, [texts])
                     after = cpu_time(others)
                     idle.append((after.cpu - before.cpu) / (after.at - before.at))
-                    need_all(result)
+                    need_answers(result)
                     found.setdefault((count, who), []).append(result)
                     time.sleep(PAUSE_S)
     rows = {f"{count} {who}": row_of(results) for (count, who), results in found.items()}
     print(f"single queries, closed loop; {args.rounds} rounds of {args.seconds:g} s a turn")
     table(
-        ["clients", "server", "queries a second", "interval", "p50, ms", "p99, ms", "client's core"],
+        ["clients", "server", "queries a second", "interval", "p50, ms", "p99, ms", "refused", "client's core"],
         [
             (
                 count, who, (row := rows[f"{count} {who}"])["rate"]["median"], span(row["rate"]),
-                row["latency_ms"]["p50"], row["latency_ms"]["p99"], f"{row['client_core_share']:.0%}",
+                row["latency_ms"]["p50"], row["latency_ms"]["p99"], row["refused"],
+                f"{row['client_core_share']:.0%}",
             )
             for count, who in found
         ],
@@ -265,6 +266,7 @@ def row_of(results: list[Result]) -> dict[str, Any]:
         "rate": middle([float(one.rates()["requests_per_s"] or 0) for one in results]),
         **latency_metrics(nanoseconds(results)),
         "client_core_share": float(np.median([one.core_share for one in results])),
+        "refused": sum(len(one.columns.of(REJECTED)) for one in results),
     }
 
 
