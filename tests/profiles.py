@@ -60,6 +60,9 @@ weight w5 f32 padded 1 72 @0
 weight w6 i32 padded 1 72 @0
 weight w7 f32 padded 1 72 @0
 weight w8 bf16 panels 100 25 @0
+weight w9 s8 dense 10 16 @0
+weight w10 u16 dense 10 4 @0
+weight w11 i32 dense 1 33 @0
 value v0 f32 tokens 24 @0
 value v1 q8 tokens 24 @+0
 value v2 f32 tokens 72 @8192
@@ -71,6 +74,8 @@ value v7 f32 seqs 48 @-
 value v8 f32 selected 24 @65536
 value v9 f32 seqs 24 @-
 value v10 f32 tokens 24 @73728
+value v11 f32 tokens 72 @81920
+value v12 q8 tokens 24 @+0
 stage rows
 step embed name=embeddings word=w0 position=w1 gamma=w2 beta=w3 eps=1e-12 offset=0 skip=-1 zero_point=1 out=v0 also=v1
 step linear name=layer.0.qkv x=v1 w=w4 scale=w5 colsum=w6 bias=w7 act=gelu arithmetic=s8 out=v2
@@ -87,6 +92,9 @@ step normalize name=normalize x=v6 out=v7
 step first name=first x=v5 out=v9
 stage rows
 step select name=select x=v5 out=v8
+stage rows
+step narrow name=last.narrow x=v5 zero_point=1 out=v12
+step sparse name=last x=v12 w=w9 columns=w10 starts=w11 scale=w5 colsum=w6 bias=w7 act=gelu arithmetic=s8 out=v11
 output last_hidden_state v5
 output embedding v7
 """

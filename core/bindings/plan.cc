@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "bindings/bindings.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/sparse/sparse.h"
 #include "runtime/head_tasks.h"
 #include "runtime/plan.h"
 #include "runtime/step_keys.h"
@@ -123,6 +124,9 @@ std::vector<PlanStep> needed_of(const Plan& plan, const std::string& output) {
 void bind_plan(nb::module_& m) {
   m.attr("PANEL") = kPanel;
   m.attr("BLOCK_UNIT") = ValueDecl::kBlockUnit;
+  m.attr("BLOCK_OUTPUTS") = kBlockOutputs;
+  m.attr("GROUP_INPUTS") = kGroupInputs;
+  m.attr("MOST_SPARSE_INPUTS") = kMostSparseInputs;
   m.def(
       "element_bytes", [](std::string_view dtype) { return element_bytes(dtype_of(dtype)); }, "dtype"_a);
   m.def(

@@ -10,6 +10,7 @@
 #include "kernels/norm/norm.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/reduce/reduce.h"
+#include "kernels/sparse/sparse.h"
 
 namespace encast {
 

@@ -14,7 +14,7 @@ namespace encast {
 using AnyKernel = void (*)();
 
 struct KernelInfo {
-  const char* family;      // gemm, attention, norm, elementwise, quantize, embed, reduce
+  const char* family;      // gemm, sparse, attention, norm, elementwise, quantize, embed, reduce
   const char* op;          // what it computes, e.g. gemm_f32, gemm_q8s8, norm_rows
   const char* name;        // family_operands_tile_isa, e.g. gemm_q8_s8_s32_6x64_avx512vnni
   const char* arithmetic;  // class, e.g. f32, s8, bf16_fma, bf16_dp, bf16_tile

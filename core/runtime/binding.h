@@ -73,10 +73,11 @@ class Binder {
   int64_t panels(int id) const { return round_up(weight(id).rows, kPanel) / kPanel; }
   int64_t panel_bytes(int id) const { return static_cast<int64_t>(weight(id).bytes()) / panels(id); }
 
-  // The weights of the product after step `index`; after the last one its own.
+  // The weights of the product after step `index`; its own where there is none, or one that is sparse.
   int next_weight(size_t index) const {
     for (size_t next = index + 1; next < plan_.steps.size(); ++next) {
       if (plan_.steps[next].kind == StepKind::linear) return plan_.steps[next].w;
+      if (plan_.steps[next].kind == StepKind::sparse) break;  // reads nothing in the order of panels
     }
     return plan_.steps[index].w;
   }

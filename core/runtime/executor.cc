@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "kernels/sparse/sparse.h"
 
 namespace encast {
 namespace {
@@ -56,6 +57,17 @@ Place place_in_block(const ValueDecl& value, std::byte* memory, int64_t capacity
   return place_of(value, memory + value.offset * (capacity / ValueDecl::kBlockUnit), capacity, first_row);
 }
 
+// Bytes that a thread needs beside values while it runs a stage.
+int64_t scratch_bytes(const Plan& plan, const StageDecl& stage) {
+  int64_t bytes = stage_scratch_bytes(plan, stage);
+  for (size_t index = stage.begin; index < stage.end; ++index) {
+    const StepDecl& step = plan.steps[index];
+    if (step.kind != StepKind::sparse) continue;
+    bytes = std::max(bytes, sparse_scratch_bytes(plan.values[static_cast<size_t>(step.x)].cols));
+  }
+  return bytes;
+}
+
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
@@ -77,7 +89,7 @@ Executor::Executor(Plan plan, std::shared_ptr<const Weights> weights, TeamOption
   for (const StageDecl& stage : plan_.stages) {
     const bool heads = stage.kind == StageKind::heads;
     heads_.push_back(heads ? std::make_unique<HeadStage>(plan_, stage, weights_->data()) : nullptr);
-    scratch = std::max(scratch, round_up(stage_scratch_bytes(plan_, stage), 64));
+    scratch = std::max(scratch, round_up(scratch_bytes(plan_, stage), 64));
   }
   chunk_.next_task = std::make_unique<std::atomic<int64_t>[]>(steps_.size());
   for (const OutputDecl& output : plan_.outputs) stages_.push_back(needed_stages(output.value));
@@ -122,7 +134,7 @@ std::vector<Executor::Stage> Executor::needed_stages(int value) const {
       const StepDecl& step = plan_.steps[index];
       stage.rows = plan_.values[static_cast<size_t>(step.out)].rows;
       stage.steps.push_back(static_cast<uint32_t>(index));
-      stage.has_product = stage.has_product || step.kind == StepKind::linear;
+      stage.has_product = stage.has_product || step.kind == StepKind::linear || step.kind == StepKind::sparse;
       stage.tiles = stage.tiles || steps_[index]->tiles();
       for (int id : {step.out, step.also}) {
         if (id >= 0 && plan_.values[static_cast<size_t>(id)].in_block) {

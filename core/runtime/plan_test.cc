@@ -54,6 +54,38 @@ ENCAST_TEST(the_good_plan_is_read_whole) {
   CHECK_THROWS(plan.check_weights(testing::kTestWeightBytes - 1), PlanError, "inside of the weights file");
 }
 
+// The good plan with a sparse product of 48 outputs and five groups.
+std::string sparse_plan() {
+  std::string text = with("w5 s8 panels 48 16", "w5 s8 dense 5 16");
+  text = with("value v0", "weight w11 u16 dense 5 4 @6400\nweight w12 i32 dense 1 17 @6464\nvalue v0", text);
+  return with("step linear name=qkv x=v1 w=w5", "step sparse name=qkv x=v1 w=w5 columns=w11 starts=w12",
+              text);
+}
+
+ENCAST_TEST(sparse_products) {
+  const std::string good = sparse_plan();
+  CHECK_EQ(Plan::parse(good).steps.size(), size_t{10});
+  refused("columns=w11 ", "", "lacks columns=", good);
+  refused("s8 dense 5 16", "s8 dense 5 15", "do not fit each other", good);
+  refused("s8 dense 5 16", "s8 dense 6 16", "do not fit each other", good);
+  refused("u16 dense 5 4", "u16 dense 5 3", "do not fit each other", good);
+  refused("w11 u16", "w11 i32", "wrong dtype or layout", good);
+  refused("w5 s8", "w5 u16", "wrong dtype or layout", good);
+  refused("i32 dense 1 17", "i32 dense 1 16", "wrong size", good);
+  refused("i32 dense 1 17", "i32 dense 1 18", "wrong size", good);
+  refused("i32 dense 1 17", "i32 dense 17 1", "wrong size", good);
+  refused("starts=w12", "starts=w7", "wrong dtype or layout", good);
+  refused("colsum=w7", "colsum=w6", "wrong dtype or layout", good);
+  refused("bias=w8 act=none arithmetic=s8", "bias=w10 act=none arithmetic=s8", "wrong size", good);
+  refused("i32 padded 1 48", "i32 padded 1 47", "wrong size", good);
+  refused("x=v1 w=w5", "x=v0 w=w5", "wrong dtype", good);
+  refused("arithmetic=s8 out=v2", "arithmetic=s8 out=v3", "wrong shape", good);
+  refused("stage sequences", "stage rows", "attention mixes rows", good);
+  const std::string apart =
+      with("step sparse", "stage heads\nstep sparse", with("head_tokens=0", "head_tokens=48", good));
+  refused("stage sequences\n", "", "holds other steps than a product", apart);
+}
+
 ENCAST_TEST(grammar) {
   refused("encast-plan 1", "encast-plan 2", "no plan of version 1");
   refused("limits", "limit", "begins with");

@@ -53,6 +53,8 @@ inline constexpr StepKey kStepKeys[] = {
     {"gamma", WeightKey{&StepDecl::gamma}},
     {"beta", WeightKey{&StepDecl::beta}},
     {"w", WeightKey{&StepDecl::w}},
+    {"columns", WeightKey{&StepDecl::columns}},
+    {"starts", WeightKey{&StepDecl::starts}},
     {"scale", WeightKey{&StepDecl::scale}},
     {"colsum", WeightKey{&StepDecl::colsum}},
     {"bias", WeightKey{&StepDecl::bias}},

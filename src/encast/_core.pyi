@@ -29,6 +29,9 @@ def peak_ops_per_second(dtype: str, threads: int, seconds: float) -> float: ...
 
 PANEL: int
 BLOCK_UNIT: int
+BLOCK_OUTPUTS: int
+GROUP_INPUTS: int
+MOST_SPARSE_INPUTS: int
 
 def element_bytes(dtype: str) -> int: ...
 def panel_group(dtype: str) -> int: ...

@@ -9,9 +9,9 @@ from pathlib import Path
 import encast.artifact as artifact
 from encast.archs import TASKS, build_graph
 from encast.errors import CheckpointError, InputError
-from encast.importers import Checkpoint, open_checkpoint
+from encast.importers import Checkpoint, checkpoint_name, open_checkpoint
 from encast.ir import Graph
-from encast.passes import FusionReport, optimise
+from encast.passes import SPARSE, FusionReport, optimise
 from encast.quant import QuantSpec
 
 __all__ = ["compile"]
@@ -29,6 +29,7 @@ def compile(
     calibration: object = None,
     strict: bool = False,
     exact: bool = False,
+    sparse: str = "never",
     progress: Progress | None = None,
 ) -> Path:
     """Compiles the checkpoint ``source`` (a folder or a hub id) and returns the path of the artifact.
@@ -37,7 +38,9 @@ def compile(
     ``dtype``: of weights and activations in products: ``int8``, ``bf16`` or ``f32``. ``quant``: which products
     keep a wider one; its dtype must be ``dtype``. ``task``: what the model is for (``archs.TASKS``); by default
     what the checkpoint says. ``strict``: a fusion that the config promises and that was not made is a
-    ``StrictError``. ``exact``: exp, erf and tanh by libm instead of polynomials. ``calibration`` must be None: the
+    ``StrictError``. ``sparse``: whether int8 products leave out blocks of zeros (four outputs that share an input),
+    with the same answers: ``never`` or ``always``; it pays where most blocks are zero. ``exact``: exp, erf and tanh by
+    libm instead of polynomials. ``calibration`` must be None: the
     scales of activations are found at run time, a row at a time. ``progress(stage, done, total)`` is called as
     the work goes on.
 
@@ -47,16 +50,17 @@ def compile(
     if task is not None and task not in TASKS:
         raise InputError(f"task is {task!r}; one of {', '.join(TASKS)} is needed")
     spec = _spec(dtype, quant, calibration)
+    _check_sparse(sparse, spec)
     report_progress = progress or (lambda stage, done, total: None)
-    target = artifact.check_target(out if out is not None else f"{_name_of(source)}.encast")
+    target = artifact.check_target(out if out is not None else f"{checkpoint_name(source)}.encast")
     report_progress("import", 0, 1)
     checkpoint = open_checkpoint(source)
     report_progress("build", 0, 1)
     graph = build_graph(checkpoint, task)
     _check_tokenizer(checkpoint, graph)
     report_progress("optimise", 0, 1)
-    graph, fusions = optimise(graph, spec, strict=strict, exact=exact)
-    card = _card(checkpoint, graph, spec, fusions)
+    graph, fusions = optimise(graph, spec, strict=strict, exact=exact, sparse=sparse)
+    card = _card(checkpoint, graph, spec, fusions, sparse)
     return artifact.write(
         target,
         graph,
@@ -77,12 +81,13 @@ def _spec(dtype: str, quant: QuantSpec | None, calibration: object) -> QuantSpec
     return quant if quant is not None else QuantSpec(dtype)
 
 
-def _name_of(source: str | os.PathLike[str]) -> str:
-    text = os.fspath(source)
-    name = Path(os.path.abspath(text)).name if os.path.lexists(text) else text.rstrip("/").rsplit("/", 1)[-1]
-    if not name or "\0" in name:
-        raise InputError(f"{text!r} gives the artifact no name; say where it should go with out")
-    return name
+def _check_sparse(sparse: str, spec: QuantSpec) -> None:
+    if sparse not in SPARSE:
+        raise InputError(f"sparse is {sparse!r}; one of {', '.join(SPARSE)} is needed")
+    if sparse != "never" and spec.dtype != "int8":
+        raise InputError(
+            f"sparse is {sparse!r} and dtype {spec.dtype!r}; sparse products are int8: leave one of them out"
+        )
 
 
 def _check_tokenizer(checkpoint: Checkpoint, graph: Graph) -> None:
@@ -102,7 +107,9 @@ def _check_tokenizer(checkpoint: Checkpoint, graph: Graph) -> None:
         )
 
 
-def _card(checkpoint: Checkpoint, graph: Graph, spec: QuantSpec, fusions: FusionReport) -> dict[str, object]:
+def _card(
+    checkpoint: Checkpoint, graph: Graph, spec: QuantSpec, fusions: FusionReport, sparse: str
+) -> dict[str, object]:
     tokenizer, modules = checkpoint.tokenizer, checkpoint.modules
     return {
         "source": checkpoint.provenance,
@@ -111,6 +118,7 @@ def _card(checkpoint: Checkpoint, graph: Graph, spec: QuantSpec, fusions: Fusion
         "dtype": spec.dtype,
         "quant": spec.to_json(),
         "math": graph.meta.math,
+        "sparse": sparse,
         "fusions": fusions.to_json(),
         "tokenizer": {
             "max_length": tokenizer.max_length,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from encast.errors import EncastError
 
-__all__ = ["LineFile", "lock", "turn", "write_whole"]
+__all__ = ["LineFile", "lock", "sync_folder", "turn", "write_whole"]
 
 
 def lock(fd: int, refusal: EncastError) -> None:
@@ -41,6 +41,15 @@ def write_whole(path: Path, text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def sync_folder(path: Path) -> None:
+    """Makes what was made and renamed inside of a folder last; raises ``OSError``."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class LineFile:

@@ -20,11 +20,11 @@ from safetensors import safe_open
 
 from encast import artifact
 from encast.artifact import card as cards
-from encast.artifact.card import sync_folder
 from encast.artifact.pack import StoredSpec
 from encast.artifact.safetensors import layout
 from encast.backends.reference import Reference
 from encast.errors import ArtifactError, GraphError, InputError, ResourceError
+from encast.files import sync_folder
 
 
 def everything(folder: Path) -> dict[str, bytes]:

@@ -45,10 +45,11 @@ print(json.dumps(answer))
 @pytest.fixture(scope="module")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("minilm")
-    return {
+    paths = {
         dtype: encast.compile(minilm_folder(), folder / f"{dtype}.encast", dtype=dtype)
         for dtype in ("f32", "bf16", "int8")
     }
+    return {**paths, "sparse": encast.compile(minilm_folder(), folder / "sparse.encast", sparse="always")}
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +84,12 @@ def test_forced_level(level: str, artifacts: dict[str, Path], best: dict[str, di
         products = {kernel.rsplit("_", 1)[1] for kernel in answer["kernels"] if kernel.startswith("gemm")}
         if dtype == "int8" and level in ("avx2", "avxvnni", "avx512", "avx512vnni"):
             assert level in products
+        if dtype == "sparse" and level in ("avx2", "avx512vnni"):
+            assert f"sparse_q8_s8_s32_4x{16 if level == 'avx2' else 64}_{level}" in answer["kernels"]
         if dtype == "bf16" and level in ("avx2", "avx512", "avx512bf16", "amx"):
             assert level in products
     assert answers["f32"]["bits"] == best["f32"]["bits"]
-    assert answers["int8"]["bits"] == best["int8"]["bits"]
+    assert answers["int8"]["bits"] == answers["sparse"]["bits"] == best["int8"]["bits"]
     a, b = np.array(answers["bf16"]["rows"]), np.array(best["bf16"]["rows"])
     assert (a * b).sum(1).min() > 0.9999
 

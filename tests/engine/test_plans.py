@@ -35,6 +35,7 @@ TARGETS = {
 CASES = [
     ("bert-embed", "int8", "avx512bf16"),
     ("bert-embed", "f32", "scalar"),
+    ("bert-embed", "int8_sparse", "scalar"),
     ("bert-classify", "bf16", "avx512bf16"),
     ("distilbert-classify", "int8", "avx512bf16"),
     ("roberta-tag", "int8", "avx512bf16"),
@@ -50,7 +51,8 @@ class _Offset:
 
 
 def _plan(graph: Graph, dtype: str, target: Target) -> str:
-    graph, _ = optimise(graph, QuantSpec(dtype), strict=True)
+    dtype, _, sparse = dtype.partition("_")
+    graph, _ = optimise(graph, QuantSpec(dtype), strict=True, sparse="always" if sparse else "never")
     offset, tensors = 0, {}
     for spec in stored_specs(graph):
         tensors[spec.name] = _Offset(offset)

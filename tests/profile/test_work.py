@@ -81,6 +81,14 @@ def test_sequences() -> None:
     assert select.value_bytes == {"arena": 2 * 3 * 24 * 4}
 
 
+def test_a_sparse_product_counts_what_is_left() -> None:
+    sparse = next(work_of(step, CHUNK) for step in STEPS if step.kind == "sparse")
+    assert sparse.products == 2 * CHUNK.tokens * 10 * 16
+    assert sparse.elements == CHUNK.tokens * 72 * ELEMENT_OPERATIONS["gelu"]
+    assert sparse.weight_bytes == 10 * 16 + 10 * 4 * 2 + 33 * 4 + 3 * 128 * 4
+    assert sparse.value_bytes == {"block": CHUNK.tokens * (24 + 8), "arena": CHUNK.tokens * 72 * 4}
+
+
 def test_every_kind_of_step_has_a_cost() -> None:
     assert {step.kind for step in STEPS} == set(WORK_OF_KIND) == set(_core.step_kinds())
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from encast.artifact.strict_json import parse_json
 from encast.errors import ArtifactError, InputError, ResourceError
+from encast.files import sync_folder
 
 __all__ = [
     "CARD",
@@ -29,7 +30,6 @@ __all__ = [
     "read_card",
     "read_small",
     "seal",
-    "sync_folder",
     "update_card",
     "write_file",
 ]
@@ -129,12 +129,3 @@ def write_file(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def sync_folder(path: Path) -> None:
-    """Makes renames inside a folder last."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -4,6 +4,7 @@
     panels_bf16   bf16[n, k] → bf16 [n/64][k/2][64][2]
     panels_int8   s8[n, k]   → s8 [n/64][k/4][64][4], and NAME.colsum: i32[n rounded up to 64], the sum over k
     vector        f32[n]     → f32[n rounded up to 64]
+    sums          i32[n]     → i32[n rounded up to 64]
     dense         as it is
 
 A panel holds 64 outputs. Inside it, k runs outermost, so that a kernel streams it once from front to back; the
@@ -29,7 +30,9 @@ __all__ = ["NUMPY_DTYPES", "StoredSpec", "pack", "stored_specs", "unpack"]
 
 Array = np.ndarray[Any, Any]
 
-NUMPY_DTYPES = {"f32": np.float32, "bf16": np.uint16, "s8": np.int8, "i32": np.int32}
+_PADDED = ("vector", "sums")
+
+NUMPY_DTYPES = {"f32": np.float32, "bf16": np.uint16, "s8": np.int8, "i32": np.int32, "u16": np.uint16}
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def packed_shape(type: ValueType, form: str) -> tuple[int, ...]:
     sizes = _sizes(type)
     if form == "dense":
         return sizes
-    if form == "vector":
+    if form in _PADDED:
         return (_up(sizes[0], PANEL),)
     n, k = sizes
     group = panel_group(type.dtype)
@@ -81,7 +84,7 @@ def pack(spec: StoredSpec, array: Array) -> Array:
         raise GraphError(f"the array of {spec.constant!r} is {array.dtype}, it is to be stored as {spec.dtype}")
     if spec.form == "dense":
         return np.ascontiguousarray(array)
-    if spec.form == "vector":
+    if spec.form in _PADDED:
         return np.pad(array, (0, spec.shape[0] - array.shape[0]))
     if spec.form == "colsum":
         return np.pad(array.sum(axis=1, dtype=np.int32), (0, spec.shape[0] - array.shape[0]))
@@ -104,7 +107,7 @@ def unpack(spec: StoredSpec, packed: Array, type: ValueType) -> Array:
     sizes = _sizes(type)
     if spec.form == "dense":
         return packed
-    if spec.form == "vector":
+    if spec.form in _PADDED:
         return packed[: sizes[0]]
     n, k = sizes
     panels = packed.reshape(*packed.shape[:3], panel_group(spec.dtype))

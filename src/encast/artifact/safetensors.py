@@ -26,9 +26,9 @@ PAD = "__pad."
 MAX_HEADER = 100_000_000
 """The largest header that safetensors libraries accept."""
 
-_TO_FILE = {"f32": "F32", "bf16": "BF16", "s8": "I8", "i32": "I32", "u8": "U8"}
+_TO_FILE = {"f32": "F32", "bf16": "BF16", "s8": "I8", "i32": "I32", "u16": "U16", "u8": "U8"}
 _FROM_FILE = {value: key for key, value in _TO_FILE.items()}
-_ITEM_BYTES = {"f32": 4, "bf16": 2, "s8": 1, "i32": 4, "u8": 1}
+_ITEM_BYTES = {"f32": 4, "bf16": 2, "s8": 1, "i32": 4, "u16": 2, "u8": 1}
 
 
 @dataclass(frozen=True)

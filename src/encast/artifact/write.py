@@ -25,12 +25,12 @@ from encast.artifact.card import (
     checksum,
     hexadecimal,
     seal,
-    sync_folder,
     write_file,
 )
 from encast.artifact.pack import pack, stored_specs
 from encast.artifact.safetensors import Layout, layout
 from encast.errors import InputError, ResourceError
+from encast.files import sync_folder
 from encast.ir import Graph, verify
 
 __all__ = ["check_target", "write"]

@@ -39,6 +39,9 @@ def compile_command(
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail if a fusion that the config promises is missed.")
     ] = False,
+    sparse: Annotated[
+        str, typer.Option(help="never or always: int8 products leave out blocks of zeros (4 outputs x 1 input).")
+    ] = "never",
     exact: Annotated[bool, typer.Option("--exact", help="exp, erf and tanh by libm, not polynomials.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -57,6 +60,7 @@ def compile_command(
             quant=spec,
             strict=strict,
             exact=exact,
+            sparse=sparse,
             progress=lambda stage, done, total: progress.update(done >> 20, done / total),
         )
     seconds = time.perf_counter() - begin

@@ -24,6 +24,10 @@ __all__ = ["VERBS", "main"]
 
 VERBS = {
     "compile": ("encast.cli.compile:compile_command", "Turn a checkpoint into an artifact."),
+    "prune": (
+        "encast.cli.prune:prune_command",
+        "Put zeros into a checkpoint's weights, for trials.",
+    ),
     "run": ("encast.cli.run:run_command", "Answer the rows of a file."),
     "eval": ("encast.cli.eval:eval_command", "Measure an artifact's accuracy on a labelled data set."),
     "inspect": ("encast.cli.inspect:inspect_command", "Show what an artifact holds and what was fused."),

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from encast.errors import CheckpointError
+from encast.errors import CheckpointError, InputError
 from encast.importers.files import Folder, quote
 from encast.importers.hub import looks_like_hub_id, resolve_hub
 from encast.importers.model_files import read_tensors
@@ -22,17 +22,19 @@ from encast.importers.sentence_modules import (
 from encast.importers.tokenizer import TokenizerFiles, read_tokenizer
 from encast.importers.weights import TensorSource
 
-__all__ = ["Checkpoint", "open_checkpoint"]
+__all__ = ["Checkpoint", "checkpoint_name", "open_checkpoint"]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """What a checkpoint says, validated, with its tensors still in the files.
 
-    ``path``: the folder with config.json; ``config``: its content; ``modules``: sentence-transformers'
-    modules, None when there are none. ``tokenizer`` is made when first asked for.
+    ``root``: the folder that was opened; ``path``: that with config.json, the same one or inside of it; ``config``: its
+    content; ``modules``: sentence-transformers' modules, None when there are none. ``tokenizer`` is made when first
+    asked for.
     """
 
+    root: Path
     path: Path
     config: dict[str, Any]
     tensors: TensorSource
@@ -88,8 +90,20 @@ def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = No
     settings = read_transformer_settings(folder)
     modules = read_modules(root, settings)
     return Checkpoint(
-        folder.root, config, read_tensors(folder), modules, given, commit, _folder=folder, _settings=settings
+        root.root, folder.root, config, read_tensors(folder), modules, given, commit, _folder=folder, _settings=settings
     )
+
+
+def checkpoint_name(source: str | os.PathLike[str]) -> str:
+    """What a file made of the checkpoint is called: the name of its folder, or of the hub's model without its owner.
+
+    Raises ``InputError`` where there is none.
+    """
+    text = os.fspath(source)
+    name = Path(os.path.abspath(text)).name if os.path.lexists(text) else text.rstrip("/").rsplit("/", 1)[-1]
+    if not name or "\0" in name:
+        raise InputError(f"{text!r} gives the result no name; say where it should go with out")
+    return name
 
 
 def _locate(source: str, revision: str | None) -> tuple[Path, str | None]:

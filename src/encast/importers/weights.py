@@ -94,6 +94,10 @@ class TensorSource:
         """The stored dtype, by its safetensors name (``F32``, ``BF16``, ...)."""
         return self._get(name).dtype
 
+    def stored(self, name: str) -> StoredTensor:
+        """The tensor as it lies in its file; raises ``CheckpointError`` when the name is absent."""
+        return self._get(name)
+
     def f32(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         """The tensor as a C-contiguous ``f32[shape]`` that must not be written to.
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from encast.errors import GraphError
+from encast.ir.blocks import BLOCK_OUTPUTS, GROUP_INPUTS, MOST_INPUTS, block_count
 from encast.ir.types import ValueType
 
 __all__ = [
@@ -385,6 +386,33 @@ def _linear_int8(types: Any, attrs: Any) -> list[ValueType]:
     if types[3] is not None:
         _vector(types[3], "bias", weight.shape[0])
     return [ValueType("f32", (x.shape[0], weight.shape[0]))]
+
+
+@_op(
+    "linear_sparse_int8", "x values columns starts sums weight_scale bias?", {"activation": _is_linear_activation},
+    plain=False,
+)  # fmt: skip
+def _linear_sparse_int8(types: Any, attrs: Any) -> list[ValueType]:
+    """``linear_int8`` with a weight s8[n, k] whose zeros are left out (``ir/blocks.py``); ``sums``: its rows' sums."""
+    x, values, columns = (
+        _matrix(types[0], "x", "q8"),
+        _matrix(types[1], "values", "s8"),
+        _matrix(types[2], "columns", "u16"),
+    )
+    _need(_columns(x, "x") <= MOST_INPUTS, f"x is {x}; a sparse weight has at most {MOST_INPUTS} inputs")
+    scale = types[5]
+    _need(scale is not None and len(scale.shape) == 1, f"weight_scale is {scale}; a vector is needed")
+    groups, outputs = values.shape[0], scale.shape[0]
+    _vector(scale, "weight_scale", outputs)
+    _need(
+        values.shape[1] == BLOCK_OUTPUTS * GROUP_INPUTS and columns.shape == (groups, GROUP_INPUTS),
+        f"values is {values}, columns is {columns}; groups of {BLOCK_OUTPUTS} x {GROUP_INPUTS} are needed",
+    )
+    _vector(types[3], "starts", block_count(int(outputs)) + 1, "i32")
+    _vector(types[4], "sums", outputs, "i32")
+    if types[6] is not None:
+        _vector(types[6], "bias", outputs)
+    return [ValueType("f32", (x.shape[0], outputs))]
 
 
 @_op("linear_bf16", "x weight bias?", {"activation": _is_linear_activation}, plain=False)

@@ -10,13 +10,14 @@ __all__ = ["STORED_FORMS", "stored_form", "stored_forms"]
 STORED_FORMS: dict[str, str | None] = {
     "dense": None,
     "vector": "f32",
+    "sums": "i32",
     "panels_f32": "f32",
     "panels_bf16": "bf16",
     "panels_int8": "s8",
 }
 """Form → the dtype that it is for, None: any.
 
-``panels_*``: the weight of a product; ``vector``: padded to whole panels; ``dense``: row by row, unpadded.
+``panels_*``: the weight of a product; ``vector`` and ``sums``: padded to whole panels; ``dense``: row by row, unpadded.
 """
 
 _LINEARS = {"linear": "panels_f32", "linear_bf16": "panels_bf16", "linear_int8": "panels_int8"}
@@ -24,6 +25,8 @@ _LINEARS = {"linear": "panels_f32", "linear_bf16": "panels_bf16", "linear_int8":
 
 def stored_form(op: str, place: int) -> str:
     """The form of the constant that is operand number ``place`` of an op."""
+    if op == "linear_sparse_int8":
+        return ("dense", "dense", "dense", "dense", "sums", "vector", "vector")[place]
     if op not in _LINEARS:
         return "dense"
     return _LINEARS[op] if place == 1 else "vector"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 __all__ = ["DTYPES", "ROW_SYMBOLS", "ValueType"]
 
-DTYPES = ("f32", "bf16", "s8", "q8", "i32")
+DTYPES = ("f32", "bf16", "s8", "q8", "i32", "u16")
 ROW_SYMBOLS = ("tokens", "seqs", "selected", "pairs")
 
 

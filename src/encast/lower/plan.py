@@ -56,10 +56,13 @@ class _Lowering:
 
     # Operands
 
-    def weight(self, name: str, layout: str, *, stored: str | None = None, part: int = 0, parts: int = 1) -> str:
+    def weight(
+        self, name: str, layout: str, *, stored: str | None = None, part: int = 0, parts: int = 1, product: bool = False
+    ) -> str:
         """The id of a constant in one of the layouts; ``stored`` names the tensor when it is derived.
 
-        ``part`` of ``parts`` equal ones, each of whole panels, of what belongs to a product's outputs.
+        ``part`` of ``parts`` equal ones, each of whole panels, of what belongs to a product's outputs. ``product``: it
+        is multiplied by, as all panels are.
         """
         stored = stored or name
         key = (stored, layout, part, parts)
@@ -75,7 +78,7 @@ class _Lowering:
                 dtype, rows, cols = type.dtype, int(type.shape[0]) // parts, int(type.shape[1])
             self.weights[key] = f"w{len(self.weights)}"
             offset = self.tensors[stored].offset + part * _core.weight_bytes(dtype, layout, rows, cols)
-            if layout == "panels":
+            if layout == "panels" or product:
                 self.product_bytes += rows * cols * _core.element_bytes(dtype)
             self.weight_lines.append(f"weight {self.weights[key]} {dtype} {layout} {rows} {cols} @{offset}")
         return self.weights[key]
@@ -161,6 +164,26 @@ class _Lowering:
                 arithmetic=self.target.gemm[dtype],
                 **vectors,
             )
+
+    def linear_sparse_int8(self, node: Node) -> None:
+        x, values, columns, starts, sums, scale = node.inputs[:6]
+        bias, activation = _operand(node, 6), node.attrs["activation"]
+        operands = {
+            "w": self.weight(values, "dense", product=True), "columns": self.weight(columns, "dense", product=True),
+            "starts": self.weight(starts, "dense"), "scale": self.weight(scale, "padded"),
+            "colsum": self.weight(sums, "padded"),
+        }  # fmt: skip
+        self.step(
+            "sparse",
+            node,
+            {"x": x},
+            _outputs(node),
+            **operands,
+            **({"bias": self.weight(bias, "padded")} if bias else {}),
+            **({"coarse": "1"} if activation in COARSE_ACTIVATIONS.values() else {}),
+            act=activation.removesuffix("_coarse"),
+            arithmetic="s8",
+        )
 
     def _parts(self, node: Node) -> int:
         """Three for the projection of queries, keys and values when they are to be products of their own."""

@@ -1,6 +1,7 @@
 """Rewrites of the graph, one a file, and the pipeline that runs them in order."""
 
+from encast.passes.choose_sparse import SPARSE
 from encast.passes.pipeline import optimise
 from encast.passes.report import FusionReport, Miss
 
-__all__ = ["FusionReport", "Miss", "optimise"]
+__all__ = ["SPARSE", "FusionReport", "Miss", "optimise"]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from encast.errors import StrictError
 from encast.ir import Graph, verify
 from encast.passes.choose_math import choose_math
+from encast.passes.choose_sparse import choose_sparse
 from encast.passes.drop_unused import drop_unused
 from encast.passes.fold_constants import fold_constants
 from encast.passes.fuse_add_layer_norm import fuse_add_layer_norm
@@ -22,7 +23,9 @@ from encast.quant.spec import QuantSpec
 __all__ = ["optimise"]
 
 
-def optimise(graph: Graph, spec: QuantSpec, *, strict: bool = False, exact: bool = False) -> tuple[Graph, FusionReport]:
+def optimise(
+    graph: Graph, spec: QuantSpec, *, strict: bool = False, exact: bool = False, sparse: str = "never"
+) -> tuple[Graph, FusionReport]:
     """A plain graph in, a fused one with the wanted precision out; the given graph stays as it is.
 
     Raises ``StrictError`` when ``strict`` and a fusion that the config promises was not made, ``InputError``
@@ -40,6 +43,7 @@ def optimise(graph: Graph, spec: QuantSpec, *, strict: bool = False, exact: bool
         ("fuse_add_layer_norm", fuse_add_layer_norm),
         ("drop_unused", drop_unused),
         ("set_precision", lambda graph: set_precision(graph, spec)),
+        ("choose_sparse", lambda graph: choose_sparse(graph, sparse)),
         ("fuse_narrow", fuse_narrow),
         ("choose_math", lambda graph: choose_math(graph, exact)),
         ("drop_unused", drop_unused),
@@ -56,7 +60,7 @@ def optimise(graph: Graph, spec: QuantSpec, *, strict: bool = False, exact: bool
     linears = {
         node.name: {"linear": "f32"}.get(node.op, node.op.removeprefix("linear_"))
         for node in graph.nodes
-        if node.op in ("linear", "linear_bf16", "linear_int8")
+        if node.op in ("linear", "linear_bf16", "linear_int8", "linear_sparse_int8")
     }
     report = FusionReport(counts, misses, tuple(records), linears)
     if strict and misses:

@@ -12,7 +12,7 @@ from encast.profile.table import time_unit
 
 __all__ = ["to_page"]
 
-_KINDS = ("linear", "attention", "norm", "narrow", "elementwise", "embed", "other")
+_KINDS = ("linear", "sparse", "attention", "norm", "narrow", "elementwise", "embed", "other")
 """Each has its own colour."""
 
 

@@ -14,7 +14,7 @@ from encast.ceilings import Ceilings
 from encast.profile.account import CHUNK, HEADS, ROWS, STEP
 from encast.profile.bounds import Bound, Homes, bound_of, peak_of, product_dtype
 from encast.profile.measure import Measured, Traced
-from encast.profile.work import Chunk, Work, chunks_of, work_of
+from encast.profile.work import Chunk, Work, chunks_of, product_weights, work_of
 from encast.profile.workload import Workload
 
 __all__ = ["HAND_OFF", "NOISY", "Kernel", "Limit", "Profile", "Row", "build_profile", "step_kernels"]
@@ -249,9 +249,8 @@ def _homes(plan: Plan, needed: Sequence[PlanStep], chunks: Sequence[Chunk], thre
     # A weight of several layers is one place in the file.
     weights: dict[int, int] = {}
     for step in needed:
-        if step.kind == "linear":
-            stored = (step.keys[key] for key in ("w", "scale", "colsum", "bias") if key in step.keys)
-            weights |= {weight.offset: weight.nbytes for weight in stored}
+        if step.kind in ("linear", "sparse"):
+            weights |= {weight.offset: weight.nbytes for weight in product_weights(step)}
     tokens = max(chunk.tokens for chunk in chunks)
     rows = min(plan.block_rows, -(-tokens // threads))
     word: PlanWeight | None = next((step.keys["word"] for step in needed if "word" in step.keys), None)
@@ -295,6 +294,8 @@ def _dtype(step: PlanStep) -> str:
 def _shape(step: PlanStep, chunks: Sequence[Chunk]) -> tuple[int, ...]:
     out: PlanValue = step.keys["out"]
     rows = sum(chunk.rows(out.rows) for chunk in chunks)
+    if step.kind == "sparse":
+        return rows, out.cols, step.keys["x"].cols
     if "w" in step.keys:
         return rows, step.keys["w"].rows, step.keys["w"].cols
     if step.kind == "attention":

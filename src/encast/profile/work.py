@@ -121,13 +121,31 @@ def _embed(step: PlanStep, chunk: Chunk, _: str) -> Work:
 def _linear(step: PlanStep, chunk: Chunk, own: str) -> Work:
     weight: PlanWeight = step.keys["w"]
     rows = chunk.rows(step.keys["out"].rows)
-    stored = (step.keys[key] for key in ("w", "scale", "colsum", "bias") if key in step.keys)
     return Work(
         products=2 * rows * weight.rows * weight.cols,
         elements=rows * weight.rows * ELEMENT_OPERATIONS[step.keys["act"]],
-        weight_bytes=sum(one.nbytes for one in stored),
+        weight_bytes=sum(one.nbytes for one in product_weights(step)),
         value_bytes=_moved(chunk, step, columns=weight.rows, out=own),
     )
+
+
+def _sparse(step: PlanStep, chunk: Chunk, _: str) -> Work:
+    # Of the products only those that are left; groups that are not full count whole, as they are computed.
+    out = step.keys["out"]
+    groups: PlanWeight = step.keys["w"]
+    rows = chunk.rows(out.rows)
+    return Work(
+        products=2 * rows * groups.rows * groups.cols,
+        elements=rows * out.cols * ELEMENT_OPERATIONS[step.keys["act"]],
+        weight_bytes=sum(weight.nbytes for weight in product_weights(step)),
+        value_bytes=_moved(chunk, step),
+    )
+
+
+def product_weights(step: PlanStep) -> list[PlanWeight]:
+    """What a product reads of the weights file."""
+    names = ("w", "columns", "starts", "scale", "colsum", "bias")
+    return [step.keys[name] for name in names if name in step.keys]
 
 
 def _attention(step: PlanStep, chunk: Chunk, own: str) -> Work:
@@ -168,6 +186,7 @@ WORK_OF_KIND: dict[str, Callable[[PlanStep, Chunk, str], Work]] = {
     "embed": _embed,
     "norm": _rows,
     "linear": _linear,
+    "sparse": _sparse,
     "attention": _attention,
     "narrow": _rows,
     "elementwise": _rows,

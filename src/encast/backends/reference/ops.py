@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from encast.backends.reference.coarse import BUMPS, coarse
+from encast.ir.blocks import unpack_blocks
 from encast.ir.ops import ATTENTION_KEY_BLOCK
 from encast.ir.relative import relative_buckets
 
@@ -367,6 +368,15 @@ def _linear_int8(
     sums = x.centred() @ weight.astype(np.float64).T
     result = sums * (x.scale.astype(np.float64)[:, None] * weight_scale)
     return _activated(result if bias is None else result + bias, activation)
+
+
+@_evaluates("linear_sparse_int8")
+def _linear_sparse_int8(
+    context: Context, x: Quantized, values: Any, columns: Any, starts: Any, sums: Any, weight_scale: Float64,
+    *rest: Any, activation: str,
+) -> Float64:  # fmt: skip
+    weight = unpack_blocks(values, columns, starts, (len(weight_scale), x.centred().shape[1]))
+    return _linear_int8(context, x, weight, weight_scale, *rest, activation=activation)
 
 
 EVALUATORS["linear_bf16"] = _linear

@@ -1,0 +1,50 @@
+#pragma once
+#include <cstddef>
+
+#include "kernels/gemm/gemm.h"
+
+// Contract of the family: the product of gemm_q8s8 whose weight has blocks of four outputs x one input that
+// are zero as a whole, and are left out. The sums are the same exact integers and go through the same
+// epilogue, so the bits are those of gemm_q8s8 on the same weight.
+//
+// op sparse_q8s8: a q8[m, k], w SparseWeight, arithmetic s8
+namespace encast {
+
+constexpr int64_t kBlockOutputs = 4;                        // of a block
+constexpr int64_t kGroupInputs = 4;                         // of a block that stand together
+constexpr int64_t kBlocksOfPanel = kPanel / kBlockOutputs;  // a panel is 64 outputs, as in gemm
+constexpr int64_t kMostSparseInputs = int64_t{1} << 16;     // columns are 16 bits
+
+// Where it comes from a file, check.h says whether it is one.
+//
+// Block b has outputs 4b to 4b + 3, and groups [starts[b], starts[b + 1]). The columns of a block are its
+// inputs with a weight that is not zero for one of the outputs, rising, four a group; where the last group
+// has fewer, the last column is repeated with weights of zero. There are blocks for whole panels: those of
+// outputs that do not exist have no groups.
+struct SparseWeight {
+  const int8_t* values = nullptr;     // [groups][4 outputs][4 inputs]
+  const uint16_t* columns = nullptr;  // [groups][4]
+  const int32_t* starts = nullptr;    // [blocks + 1]
+};
+
+constexpr int64_t sparse_blocks(int64_t n) { return round_up(n, kPanel) / kBlockOutputs; }
+
+struct SparseArgs {
+  GemmArgs product;  // of gemm_q8s8, without w and next_w
+  SparseWeight w;
+  std::byte* scratch = nullptr;  // of the calling thread: sparse_scratch_bytes(k), 64-byte aligned
+};
+
+// Most rows that a kernel takes at a time. It turns them to columns: column c lies at c * width, for a width
+// that is the number of rows rounded up to a multiple of 16 that the kernel has a form for.
+constexpr int64_t kTileRows = 64;
+
+constexpr int64_t sparse_scratch_bytes(int64_t k) {
+  return kTileRows * (k + 2 * kPanel * static_cast<int64_t>(sizeof(int32_t)));
+}
+
+// As GemmFn.
+using SparseFn = void (*)(const SparseArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
+                          int64_t panel_end);
+
+}  // namespace encast

@@ -1,0 +1,71 @@
+#include "kernels/sparse/sparse.h"
+
+#include "base/error.h"
+#include "kernels/sparse/check.h"
+#include "parallel/partition.h"
+#include "runtime/steps/step_type.h"
+
+namespace encast {
+namespace {
+
+void check_sparse(StepCheck& check, const StepDecl& step) {
+  const ValueDecl& x = check.read(step.x, DType::q8);
+  // 255 * 128 * k must fit an int32 sum, and columns have 16 bits.
+  check.need(x.cols <= kMostSparseInputs, "has an inner size whose integer sums may overflow");
+  const int64_t outputs = check.weight(step.scale, DType::f32, WeightLayout::padded).cols;
+  check.vector(step.scale, DType::f32, WeightLayout::padded, outputs);
+  check.vector(step.colsum, DType::i32, WeightLayout::padded, outputs);
+  if (step.bias >= 0) check.vector(step.bias, DType::f32, WeightLayout::padded, outputs);
+  const WeightDecl& w = check.weight(step.w, DType::s8, WeightLayout::dense);
+  const WeightDecl& columns = check.weight(step.columns, DType::u16, WeightLayout::dense);
+  check.need(w.cols == kBlockOutputs * kGroupInputs && columns.cols == kGroupInputs && columns.rows == w.rows,
+             "has groups and columns that do not fit each other");
+  check.vector(step.starts, DType::i32, WeightLayout::dense, sparse_blocks(outputs) + 1);
+  check.write_f32(step.out, x.rows, outputs);
+}
+
+class SparseStep final : public Step {
+ public:
+  // What the weights file holds is checked here: kernels follow its numbers without looking.
+  SparseStep(const Binder& binder, const StepDecl& decl)
+      : decl_(decl),
+        binder_(binder),
+        outputs_(binder.weight(decl.scale).cols),
+        w_{binder.data<int8_t>(decl.w), binder.data<uint16_t>(decl.columns),
+           binder.data<int32_t>(decl.starts)},
+        select_("sparse_q8s8", decl.arithmetic, &kernels_) {
+    const std::string problem =
+        sparse_problem(w_, binder.weight(decl.w).rows, outputs_, binder.value(decl.x).cols);
+    if (!problem.empty()) {
+      throw ArtifactError("the sparse weight of " + decl.name.substr(0, 80) + ": " + problem +
+                          "; the file is damaged: compile the artifact again");
+    }
+  }
+
+  void run(const Share& share) const override {
+    SparseArgs args{product_args(binder_, decl_, share), w_, share.scratch};
+    args.product.n = outputs_;
+    args.product.c = f32_out(share, decl_.out);
+    args.product.c_stride = stride(share, decl_.out);
+    const int64_t panels = round_up(outputs_, kPanel) / kPanel;
+    const Tile tile = split_product(share.rows, panels, share.part, share.parts, false);
+    if (tile.rows.begin < tile.rows.end && tile.panels.begin < tile.panels.end) {
+      select_(share.rows.end - share.rows.begin)(args, tile.rows.begin, tile.rows.end, tile.panels.begin,
+                                                 tile.panels.end);
+    }
+  }
+
+ private:
+  const StepDecl decl_;
+  const Binder binder_;
+  const int64_t outputs_;
+  const SparseWeight w_;
+  Selection<SparseFn> select_;
+};
+
+}  // namespace
+
+const StepType step_types::sparse = {"x w columns starts scale colsum bias? act coarse? arithmetic out",
+                                     &check_sparse, &bind_as<SparseStep>};
+
+}  // namespace encast

@@ -1,0 +1,168 @@
+"""Sparse products: the bits of the dense ones, whatever the batch and the threads (test_isa.py: the level)."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import open_case, task_of
+from checkpoints import CASES, make_checkpoint
+from compiled import same_bits
+
+import encast
+from encast import _core, artifact
+from encast.artifact.card import CARD, seal
+from encast.backends.cpu import CpuRunnable
+from encast.batch import Batch
+from encast.errors import ArtifactError, InputError
+from encast.ir.blocks import BLOCK_OUTPUTS, GROUP_INPUTS
+from encast.lower import Target, lower
+from encast.sparsity import Pattern, prune_checkpoint
+
+NAMES = ("bert-embed", "distilbert-classify", "albert-odd", "roberta-tag", "mpnet-fill_mask")
+LENGTHS = (1, 2, 31, 40, 7, 16, 17, 40, 33, 1, 40, 25, 12)
+
+
+def compiled(name: str, sparsity: float, folder: Path, factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The case with zeros, compiled dense and sparse."""
+    task = task_of(CASES[name])
+    prune_checkpoint(open_case(name, factory).folder, folder / "pruned", pattern=Pattern(4, 1), sparsity=sparsity)
+    dense, sparse = (
+        encast.compile(folder / "pruned", folder / f"{choice}.encast", task=task, sparse=choice, strict=True)
+        for choice in ("never", "always")
+    )
+    return dense, sparse
+
+
+def batch_of(path: Path, lengths: tuple[int, ...], seed: int = 0) -> tuple[str, Batch, Any]:
+    meta = artifact.open(path).graph.meta
+    rng = np.random.default_rng(seed)
+    lengths = tuple(min(length, meta.max_len) for length in lengths)
+    ids = rng.integers(0, meta.vocab, sum(lengths)).astype(np.int32)
+    batch = Batch(ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    output = {"embed": "embedding", "features": "last_hidden_state"}.get(meta.task, "logits")
+    return output, batch, np.arange(len(ids), dtype=np.int32) if meta.task == "fill_mask" else None
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.8, 1.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_bits_are_those_of_dense_products(
+    name: str,
+    sparsity: float,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dense, sparse = compiled(name, sparsity, tmp_path, tmp_path_factory)
+    output, batch, select = batch_of(dense, LENGTHS)
+    wanted = CpuRunnable(artifact.open(dense), threads=1).run(output, batch, select)
+    assert np.isfinite(wanted).all()
+    opened = artifact.open(sparse)
+    knobs: list[dict[str, str]] = [
+        {},
+        {"ENCAST_CHUNK_TOKENS": "1"},
+        {"ENCAST_BLOCK_ROWS": "32", "ENCAST_STREAM_ROWS": "1"},
+        {"ENCAST_BLOCK_ROWS": "1024", "ENCAST_STREAM_ROWS": "1024"},
+    ]
+    for threads in (1, 2):
+        for values in knobs:
+            for knob, value in values.items():
+                monkeypatch.setenv(knob, value)
+            cpu = CpuRunnable(opened, threads=threads)
+            for knob in values:
+                monkeypatch.delenv(knob)
+            assert same_bits(cpu.run(output, batch, select), wanted), (threads, values)
+
+
+def test_the_text_alone_decides(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    _, sparse = compiled("bert-embed", 0.8, tmp_path, tmp_path_factory)
+    output, batch, _ = batch_of(sparse, LENGTHS)
+    cpu = CpuRunnable(artifact.open(sparse), threads=2)
+    together = cpu.run(output, batch)
+    for row, (begin, end) in enumerate(zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)):
+        alone = Batch(batch.token_ids[begin:end], np.array([0, end - begin], np.int32))
+        assert same_bits(cpu.run(output, alone)[0], together[row])
+
+
+def test_the_reference_agrees(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    dense, sparse = compiled("bert-embed", 0.8, tmp_path, tmp_path_factory)
+    texts = ["a text", "another one"]
+    rows = [encast.load(path, device="reference").embed(texts) for path in (dense, sparse)]
+    np.testing.assert_array_equal(*rows)
+
+
+def test_the_file_shrinks_as_the_density_says(tmp_path: Path) -> None:
+    def product_bytes(path: Path) -> int:
+        opened = artifact.open(path)
+        return sum(
+            tensor.nbytes for name, tensor in opened.tensors.items()
+            if tensor.dtype in ("s8", "u16") or name.endswith(".starts")
+        )  # fmt: skip
+
+    source = make_checkpoint(tmp_path / "dense", "bert", "features", layers=1, hidden=256, heads=4, inner=1024)
+    prune_checkpoint(source, tmp_path / "pruned", pattern=Pattern(4, 1), sparsity=0.8)
+    dense, sparse = (
+        encast.compile(tmp_path / "pruned", tmp_path / f"{choice}.encast", sparse=choice)
+        for choice in ("never", "always")
+    )
+    assert product_bytes(sparse) <= 0.35 * product_bytes(dense)
+
+
+def test_the_plan_says_which_products_are_sparse(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    _, sparse = compiled("bert-embed", 0.8, tmp_path, tmp_path_factory)
+    opened = artifact.open(sparse)
+    text = lower(opened.graph, opened.tensors, Target.here())
+    plan = _core.Plan(text)
+    kinds = [step.kind for step in plan.steps]
+    assert kinds.count("sparse") == 4 * opened.graph.meta.layers
+    assert "linear" not in kinds
+    products = [step for step in plan.steps if step.kind == "sparse"]
+    assert all(step.keys["w"].cols == BLOCK_OUTPUTS * GROUP_INPUTS for step in products)
+
+
+def _rewritten(path: Path, tensor: str, change: Callable[[np.ndarray[Any, Any]], None]) -> None:
+    """Changes a tensor's numbers in place, and all checksums with them: a file that was made to mislead."""
+    opened = artifact.open(path)
+    stored = opened.tensors[tensor]
+    dtype = {"u16": np.uint16, "i32": np.int32, "s8": np.int8}[stored.dtype]
+    raw = bytearray(opened.weights_path.read_bytes())
+    view = np.frombuffer(raw, dtype, int(np.prod(stored.shape)), stored.offset).reshape(stored.shape)
+    change(view)
+    opened.weights_path.write_bytes(raw)
+    card = json.loads((path / CARD).read_text())
+    data = bytes(raw[stored.offset : stored.offset + stored.nbytes])
+    card["tensors"][tensor] = struct.pack(">Q", _core.xxh64(data)).hex()
+    (path / CARD).write_bytes(seal(card))
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "words"),
+    [
+        ("columns", lambda a: a.__setitem__((0, 0), 65535), "is 65535, there are 64 inputs"),
+        ("columns", lambda a: a.__setitem__((0, slice(None)), a[0, ::-1].copy()), "do not rise"),
+        ("starts", lambda a: a.__setitem__(0, 7), "begin at 0"),
+        ("starts", lambda a: a.__setitem__(-1, 2**31 - 1), "end with the groups"),
+        ("starts", lambda a: a.__setitem__(1, -(2**31)), "ends before it begins"),
+        ("starts", lambda a: a.__setitem__(1, 2**31 - 1), "ends before it begins"),
+    ],
+)
+def test_files_made_to_mislead_are_refused(
+    part: str, change: Any, words: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    _, sparse = compiled("bert-embed", 0.5, tmp_path, tmp_path_factory)
+    name = next(name for name in artifact.open(sparse).tensors if name.endswith(f".{part}"))
+    _rewritten(sparse, name, change)
+    with pytest.raises(ArtifactError, match=rf"sparse weight of .*{words}.*compile the artifact again"):
+        CpuRunnable(artifact.open(sparse))
+
+
+def test_options(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="one of never, always"):
+        encast.compile(tmp_path, sparse="sometimes")
+    with pytest.raises(InputError, match="sparse products are int8"):
+        encast.compile(tmp_path, dtype="f32", sparse="always")

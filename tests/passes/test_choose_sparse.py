@@ -1,0 +1,132 @@
+"""Weights as blocks without their zeros, and the pass that puts them in."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import open_case
+
+from encast import _core
+from encast.errors import GraphError
+from encast.ir import Graph
+from encast.ir.blocks import BLOCK_OUTPUTS, GROUP_INPUTS, MOST_INPUTS, block_count, pack_blocks, unpack_blocks
+from encast.passes import optimise
+from encast.quant import QuantSpec
+
+Array = np.ndarray[Any, Any]
+
+
+def test_the_core_has_the_same_sizes() -> None:
+    assert (_core.BLOCK_OUTPUTS, _core.GROUP_INPUTS) == (BLOCK_OUTPUTS, GROUP_INPUTS)
+    assert _core.MOST_SPARSE_INPUTS == MOST_INPUTS
+    assert block_count(1) == _core.PANEL // BLOCK_OUTPUTS
+    assert block_count(_core.PANEL + 1) == 2 * block_count(1)
+
+
+def weight_of(n: int, k: int, density: float, seed: int = 0) -> Array:
+    """s8 with that share of blocks, each with some zeros in it."""
+    rng = np.random.default_rng(seed)
+    left = (rng.random((-(-n // 4), k)) < density).repeat(4, axis=0)[:n]
+    return (rng.integers(-127, 128, (n, k)) * left).astype(np.int8)
+
+
+@pytest.mark.parametrize("density", [0.0, 0.05, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (3, 5), (4, 4), (64, 16), (65, 33), (130, 70)])
+class TestBlocks:
+    def test_packing_and_back(self, n: int, k: int, density: float) -> None:
+        weight = weight_of(n, k, density)
+        values, columns, starts = pack_blocks(weight)
+        assert (values.dtype, columns.dtype, starts.dtype) == (np.int8, np.uint16, np.int32)
+        np.testing.assert_array_equal(unpack_blocks(values, columns, starts, (n, k)), weight)
+
+    def test_the_form_is_that_of_the_contract(self, n: int, k: int, density: float) -> None:
+        weight = weight_of(n, k, density, seed=1)
+        values, columns, starts = pack_blocks(weight)
+        assert len(starts) == block_count(n) + 1
+        assert starts[0] == 0
+        assert len(values) == len(columns) == max(1, starts[-1])
+        padded = np.zeros((block_count(n) * BLOCK_OUTPUTS, k), np.int8)
+        padded[:n] = weight
+        for block, (begin, end) in enumerate(itertools.pairwise(starts)):
+            rows = padded[block * BLOCK_OUTPUTS : (block + 1) * BLOCK_OUTPUTS]
+            used = np.flatnonzero(rows.any(axis=0)).tolist()
+            assert end - begin == -(-len(used) // GROUP_INPUTS)
+            fill = (end - begin) * GROUP_INPUTS - len(used)
+            assert columns[begin:end].ravel().tolist() == used + used[-1:] * fill
+            stored = (
+                values[begin:end].reshape(-1, BLOCK_OUTPUTS, GROUP_INPUTS).swapaxes(0, 1).reshape(BLOCK_OUTPUTS, -1)
+            )
+            np.testing.assert_array_equal(stored[:, : len(used)], rows[:, used])
+            assert not stored[:, len(used) :].any()
+
+
+def test_more_inputs_than_columns_can_name_are_refused() -> None:
+    weight = np.zeros((1, MOST_INPUTS), np.int8)
+    weight[0, -1] = 3
+    np.testing.assert_array_equal(unpack_blocks(*pack_blocks(weight), weight.shape), weight)
+    with pytest.raises(GraphError, match="65536 are the most"):
+        pack_blocks(np.zeros((1, MOST_INPUTS + 1), np.int8))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda v, c, s: s.__setitem__(0, 1), "do not rise"),
+        (lambda v, c, s: s.__setitem__(1, 99), "do not rise"),
+        (lambda v, c, s: s.__setitem__(-1, len(v) + 1), "do not rise"),
+        (lambda v, c, s: c.__setitem__((0, 0), 33), "column 33"),
+        (lambda v, c, s: c.__setitem__(0, c[0, ::-1].copy()), "columns do not rise"),
+        (lambda v, c, s: c.__setitem__((0, 1), c[0, 0]), "columns do not rise"),
+    ],
+)
+def test_damaged_blocks_are_refused(damage: Any, words: str) -> None:
+    values, columns, starts = pack_blocks(weight_of(65, 33, 0.5))
+    damage(values, columns, starts)
+    with pytest.raises(GraphError, match=words):
+        unpack_blocks(values, columns, starts, (65, 33))
+
+
+def pruned(graph: Graph) -> Graph:
+    """Most blocks of every weight of a product are zero."""
+    graph = graph.copy()
+    rng = np.random.default_rng(3)
+    for name in {node.inputs[1] for node in graph.nodes if node.op == "linear" and node.layer >= 0}:
+        constant = graph.constants[name]
+        n, k = constant.array.shape
+        stays = (rng.random((-(-n // 4), k)) < 0.25).repeat(4, axis=0)[:n]
+        graph.constants[name] = dataclasses.replace(constant, array=constant.array * stays)
+    return graph
+
+
+NAMES = ["bert-embed", "distilbert-classify", "albert-odd", "roberta-tag", "electra-answer", "mpnet-fill_mask"]
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_int8_products_become_sparse_and_the_answers_stay(case: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    opened = open_case(case, tmp_path_factory)
+    plain = pruned(opened.graph)
+    dense, _ = optimise(plain, QuantSpec("int8"), strict=True)
+    sparse, report = optimise(plain, QuantSpec("int8"), strict=True, sparse="always")
+    ops = [node.op for node in dense.nodes]
+    assert [node.op.replace("sparse_", "") for node in sparse.nodes] == ops
+    assert "linear_int8" not in {node.op for node in sparse.nodes}
+    assert "linear_int8" in ops
+    assert {dtype for dtype in report.linears.values() if dtype != "f32"} == {"sparse_int8"}
+    read = {value for node in sparse.nodes for value in node.inputs}
+    assert set(sparse.constants) <= read  # nothing is stored that nobody reads
+    np.testing.assert_array_equal(opened.evaluate(dense), opened.evaluate(sparse))
+
+
+def test_never_is_the_graph_as_it_was(tmp_path_factory: pytest.TempPathFactory) -> None:
+    graph = open_case("bert-embed", tmp_path_factory).graph
+    assert str(optimise(graph, QuantSpec("int8"))[0]) == str(optimise(graph, QuantSpec("int8"), sparse="never")[0])
+
+
+def test_shared_weights_are_stored_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    graph, _ = optimise(open_case("albert-odd", tmp_path_factory).graph, QuantSpec("int8"), sparse="always")
+    products = [node for node in graph.nodes if node.op == "linear_sparse_int8"]
+    assert len({node.inputs[1] for node in products}) < len(products)
