@@ -1,6 +1,6 @@
 # What a newcomer needs: `make demo` and `make test`, with Python 3.10 or newer and a package index.
 # Everything is installed into .venv/ and built below build/; nothing outside of the clone is touched but
-# pip's cache. PYTHON, CXX, JOBS and PORT may be set; without CXX the build finds clang or brings its own (see
+# pip's cache, and encast's for a checkpoint that is served. PYTHON, CXX, JOBS and PORT may be set; without CXX the build finds clang or brings its own (see
 # cmake/compiler.cmake).
 
 PYTHON ?= python3

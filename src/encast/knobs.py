@@ -153,7 +153,8 @@ _CACHE_DIR: Knob[Path | None] = Knob(
     "ENCAST_CACHE_DIR",
     None,
     "the absolute path of a folder",
-    "Where measurements of this machine are kept. Without it: encast/ below XDG_CACHE_HOME, or ~/.cache/encast.",
+    "Where measurements of this machine, and what `encast serve` compiles, are kept. Without it: encast/ below "
+    "XDG_CACHE_HOME, or ~/.cache/encast.",
     _folder,
 )
 

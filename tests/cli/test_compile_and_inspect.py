@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -229,3 +230,13 @@ class TestVerbs:
             code, _, err = run("inspect", path)
             assert code == 2, fact
             assert "card" in err
+
+    def test_inspect_says_what_is_left_of_sparse_products(self, checkpoint: Path, run: Run, tmp_path: Path) -> None:
+        assert run("prune", checkpoint, "--sparsity", "0.75", "-o", tmp_path / "pruned")[0] == 0
+        code, said, _ = run("compile", tmp_path / "pruned", "--sparse", "always", "-o", tmp_path / "a.encast")
+        assert code == 0
+        # A quarter, and what rounding to groups of four inputs adds.
+        shares = [int(share) for share in re.findall(r"4 sparse_int8 \((\d+)% left\)", said)]
+        assert len(shares) == artifact.open(tmp_path / "a.encast").graph.meta.layers
+        assert all(25 <= share <= 40 for share in shares)
+        assert run("inspect", tmp_path / "a.encast")[1].count("sparse_int8") == len(shares)

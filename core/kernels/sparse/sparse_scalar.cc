@@ -16,8 +16,8 @@ struct BlocksScalar {
       for (int64_t input = 0; input < kGroupInputs; ++input) {
         const uint8_t* const x = features + w.columns[group * kGroupInputs + input] * width;
         for (int64_t output = 0; output < kBlockOutputs; ++output) {
-          const int32_t weight = w.values[(group * kBlockOutputs + output) * kGroupInputs + input];
-          for (int64_t i = 0; i < width; ++i) to[output * width + i] += int32_t{x[i]} * weight;
+          const int8_t weight = w.values[(group * kBlockOutputs + output) * kGroupInputs + input];
+          for (int64_t i = 0; i < width; ++i) to[output * width + i] += int32_t{x[i]} * int32_t{weight};
         }
       }
     }

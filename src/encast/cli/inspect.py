@@ -13,7 +13,6 @@ import typer
 from encast import artifact as artifacts
 from encast.artifact import Artifact
 from encast.errors import ArtifactError, StrictError
-from encast.ir import Node
 from encast.ir.blocks import BLOCK_OUTPUTS, GROUP_INPUTS
 from encast.passes.report import OUTSIDE, FusionReport
 from encast.quant import QuantSpec
@@ -133,9 +132,7 @@ def _fusion_table(opened: Artifact, report: FusionReport) -> Iterator[str]:
     for node in opened.graph.nodes:
         if node.op == "attention":
             products.setdefault(node.layer, Counter())[f"{node.attrs['products']} attention"] += 1
-        if node.op == "linear_sparse_int8":
-            products.setdefault(node.layer, Counter())[f"sparse int8 ({_left(opened, node):.0%} left)"] += 1
-        elif node.op.startswith("linear"):
+        if node.op.startswith("linear"):
             products.setdefault(node.layer, Counter())[node.op.removeprefix("linear").removeprefix("_") or "f32"] += 1
     layers = sorted({layer for rows in report.counts.values() for layer in rows} | set(products), key=_outside_last)
     rows = [["layer", *report.counts, "products"]]
@@ -144,17 +141,23 @@ def _fusion_table(opened: Artifact, report: FusionReport) -> Iterator[str]:
         for fusion in report.counts:
             expected, actual = report.counts[fusion].get(layer, (0, 0))
             cells.append(f"{actual}/{expected}{' MISSED' if actual < expected else ''}" if expected or actual else "-")
-        cells.append(", ".join(f"{count} {dtype}" for dtype, count in products.get(layer, {}).items()) or "-")
+        shown = [
+            f"{count} {dtype}{_left(opened, layer) if dtype == 'sparse_int8' else ''}"
+            for dtype, count in products.get(layer, {}).items()
+        ]
+        cells.append(", ".join(shown) or "-")
         rows.append(cells)
     yield "fusions made / expected, and the dtypes of products"
     yield from _aligned(rows)
 
 
-def _left(opened: Artifact, node: Node) -> float:
-    """The share of its products that a sparse linear computes."""
-    groups = opened.graph.type_of(node.inputs[1]).shape[0]
-    inputs, outputs = opened.graph.type_of(node.inputs[0]).shape[1], opened.graph.type_of(node.outputs[0]).shape[1]
-    return int(groups) * BLOCK_OUTPUTS * GROUP_INPUTS / (int(inputs) * int(outputs))
+def _left(opened: Artifact, layer: int) -> str:
+    """The share of their products that a layer's sparse linears compute."""
+    type_of = opened.graph.type_of
+    sparse = [node for node in opened.graph.nodes if node.op == "linear_sparse_int8" and node.layer == layer]
+    left = sum(int(type_of(node.inputs[1]).shape[0]) * BLOCK_OUTPUTS * GROUP_INPUTS for node in sparse)
+    whole = sum(int(type_of(node.inputs[0]).shape[1]) * int(type_of(node.outputs[0]).shape[1]) for node in sparse)
+    return f" ({left / whole:.0%} left)"
 
 
 def _outside_last(layer: int) -> tuple[bool, int]:

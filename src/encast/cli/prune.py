@@ -16,9 +16,7 @@ from encast.sparsity import Pattern, PrunedWeight, prune_checkpoint
 
 __all__ = ["prune_command"]
 
-_ACCURACY = (
-    "Nothing was trained: such a checkpoint is for trials of speed, and its answers are worth little until it is."
-)
+_ACCURACY = "Nothing was trained: this is for trials of speed, and its answers are worth little until it is."
 
 
 def prune_command(
@@ -55,7 +53,7 @@ def prune_command(
     for line in _table(pruned):
         typer.echo(line)
     typer.echo("")
-    typer.echo(f"{target}: {len(pruned)} weights, zeros in blocks of {pattern}. {_ACCURACY}")
+    typer.echo(f"{target}: {len(pruned)} weights, zeros in blocks of {blocks}. {_ACCURACY}")
 
 
 def _table(pruned: Sequence[PrunedWeight]) -> Iterator[str]:
