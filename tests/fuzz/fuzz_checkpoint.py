@@ -69,7 +69,7 @@ READERS: tuple[Reader, ...] = (
 
 def corpus() -> dict[str, bytes]:
     """One good input for every reader."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "importers"))
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     import checkpoint_files as files
     import numpy as np
 

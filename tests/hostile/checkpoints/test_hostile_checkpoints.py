@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import os
 import pickle
 import struct
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import checkpoint_files as files
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,22 +24,6 @@ from encast.importers.files import Folder
 from encast.importers.model_files import read_tensors
 from encast.importers.safetensors_file import parse_header
 from encast.importers.state_pickle import TensorRef, read_state_pickle
-
-
-def _load(name: str) -> Any:
-    """The writers of checkpoint files live beside the importers' own tests."""
-    if name not in sys.modules:
-        path = Path(__file__).parents[2] / "importers" / f"{name}.py"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-files = _load("checkpoint_files")
 
 
 def write(folder: Path, data: bytes, name: str = "model.safetensors") -> Folder:
