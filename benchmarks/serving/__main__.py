@@ -75,7 +75,7 @@ def arguments() -> argparse.Namespace:
     made["mixed"].add_argument("--shares", type=float, nargs="+", default=[0.6, 0.8], help="of capacity")
     made["mixed"].add_argument("--short", type=int, default=12, help="tokens (default: %(default)s)")
     made["mixed"].add_argument("--length", type=int, default=400, help="tokens of long texts (default: %(default)s)")
-    made["mixed"].add_argument("--clients", type=int, default=32, help="that find the capacity")
+    made["mixed"].add_argument("--clients", type=int, default=8, help="that find the capacity")
     load("overload", "paragraphs", 4, 16)
     rounds("overload", 12, 5)
     made["overload"].add_argument("--times", type=float, default=3, help="the capacity (default: %(default)s)")
