@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from encast.ir import Graph, Node
-from encast.ir.blocks import MOST_INPUTS, pack_blocks
+from encast.ir.blocks import pack_blocks
 from encast.passes.patch import Patch, apply, fresh_name
 from encast.passes.report import Outcome
 
@@ -27,7 +27,7 @@ def choose_sparse(graph: Graph, sparse: str) -> Outcome:
     blocks: dict[str, list[str]] = {}
     patches = []
     for node in graph.nodes:
-        if node.op != "linear_int8" or int(graph.type_of(node.inputs[1]).shape[1]) > MOST_INPUTS:
+        if node.op != "linear_int8":
             continue
         x, weight, scale, bias = (*node.inputs, "")[:4]
         if weight not in blocks:

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -144,11 +145,16 @@ class _Copy:
     checkpoint: Checkpoint
     target: Path
 
+    @cached_property
+    def read(self) -> frozenset[str]:
+        """The names of the files that hold the tensors."""
+        tensors = self.checkpoint.tensors
+        return frozenset(Path(tensors.stored(name).where).name for name in tensors)
+
     def copy(self, folder: Path, out: Path, above: tuple[str, ...]) -> None:
         """What is in ``folder`` to ``out``, which exists. ``above``: the folders that lead here, links resolved."""
         here = os.path.realpath(folder)
         beside = here in (os.path.realpath(self.checkpoint.root), os.path.realpath(self.checkpoint.path))
-        read = {Path(self.checkpoint.tensors.stored(name).where).name for name in self.checkpoint.tensors}
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError as error:
@@ -161,7 +167,7 @@ class _Copy:
                 self._check_link(path, (*above, here))
                 (out / entry.name).mkdir()
                 self.copy(path, out / entry.name, (*above, here))
-            elif not (beside and (entry.name.endswith(_OTHER_WEIGHTS) or entry.name in read)):
+            elif not (beside and (entry.name.endswith(_OTHER_WEIGHTS) or entry.name in self.read)):
                 _copy_file(path, out / entry.name)
 
     def _check_link(self, path: Path, above: tuple[str, ...]) -> None:
