@@ -49,6 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "profile.ablate": {"errors", "artifact", "backends", "compile", "lower"},
     "data": {"errors"},
     "metrics": {"errors"},
+    "scoring": {"errors", "data", "engine", "metrics", "tasks"},
     "launch": {"errors", "machine"},
     # What measures and what makes traffic: below bench, tune and whatever sends requests.
     "measure": {"errors", "batch", "data"},

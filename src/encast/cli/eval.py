@@ -17,9 +17,9 @@ import typer
 from encast import engine as engines
 from encast.cli.inspect import metric_lines
 from encast.cli.progress import Progress
-from encast.cli.scoring import Scored, compare, score
 from encast.data.datasets import DATASETS, Dataset, open_dataset
 from encast.errors import InputError
+from encast.scoring import Scored, compare, score
 
 __all__ = ["eval_command"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from encast import metrics
+import encast.metrics as metrics
 from encast.data.datasets import Dataset
 from encast.engine import Engine
 from encast.errors import InputError
