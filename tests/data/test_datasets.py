@@ -1,4 +1,4 @@
-"""Evaluation sets: their forms, their errors, and the real ones where they are there."""
+"""Labelled data sets: their forms, their errors, and the real ones where they are there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from encast.data.datasets import Labelled, Question, Sentence, open_dataset
+from encast.data.datasets import Labelled, Question, Sentence, file_of, open_dataset
 from encast.errors import InputError
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -32,11 +32,51 @@ def test_glue_tables(tmp_path: Path, suffix: str) -> None:
     assert (stsb.kind, stsb.rows) == ("scores", [Labelled(("a", "b"), 2.5)])
 
 
-def test_a_folder_stands_for_its_dev_set(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"without dev\.tsv"):
+@pytest.mark.parametrize(
+    ("files", "train", "dev"),
+    [
+        ("train.tsv.gz dev.tsv test.tsv dev_ids.tsv msr_train.txt", "train.tsv.gz", "dev.tsv"),
+        ("train-v1.1.json dev-v1.1.json.gz dev-predictions.bert.json.gz", "train-v1.1.json", "dev-v1.1.json.gz"),
+        ("train.tsv dev_matched.tsv dev_mismatched.tsv", "train.tsv", "dev_matched.tsv"),
+        ("wnut17train.conll.gz emerging.dev.conll", "wnut17train.conll.gz", "emerging.dev.conll"),
+        (
+            "train-00000-of-00001.parquet validation-00000-of-00001.parquet trainer_state.json devices.csv",
+            "train-00000-of-00001.parquet",
+            "validation-00000-of-00001.parquet",
+        ),
+        ("Train.jsonl validation.csv development.csv", "Train.jsonl", "validation.csv"),
+    ],
+)
+def test_the_file_of_a_split(tmp_path: Path, files: str, train: str, dev: str) -> None:
+    for name in files.split():
+        (tmp_path / name).touch()
+    assert file_of(tmp_path, "train") == tmp_path / train
+    assert file_of(tmp_path, "dev") == tmp_path / dev
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ("", r"no file of the split 'dev', .* dev or validation .* in this folder: none; name the file: .*SQuAD"),
+        ("train.tsv notes.txt test.jsonl", r"in this folder: test\.jsonl, train\.tsv; name the file"),
+        ("dev.tsv dev.jsonl", r"'dev' may be dev\.jsonl or dev\.tsv; name the file"),
+        ("dev-v1.1.json dev-v2.0.json", r"may be dev-v1\.1\.json or dev-v2\.0\.json"),
+    ],
+)
+def test_a_folder_whose_split_no_single_file_has(tmp_path: Path, files: str, message: str) -> None:
+    for name in files.split():
+        (tmp_path / name).touch()
+    with pytest.raises(InputError, match=message):
         open_dataset(tmp_path)
+
+
+def test_a_folder_stands_for_its_split(tmp_path: Path) -> None:
     _file(tmp_path, "dev.tsv.gz", "sentence\tlabel\na\t1\n")
+    _file(tmp_path, "train.tsv", "sentence\tlabel\na\t1\nb\t0\n")
     assert len(open_dataset(tmp_path).rows) == 1
+    assert len(open_dataset(tmp_path, split="train").rows) == 2
+    with pytest.raises(InputError, match="split is 'test'; 'train' and 'dev' are known"):
+        open_dataset(tmp_path, split="test")
 
 
 @pytest.mark.parametrize("name", ["STS-B", "dev.tsv", "dev.jsonl", "dev.parquet", "dev.conll"])
@@ -45,11 +85,20 @@ def test_a_file_that_is_not_there(tmp_path: Path, name: str) -> None:
         open_dataset(tmp_path / name)
 
 
+def _squad(context: str, *answers: dict[str, object]) -> str:
+    asked = {"id": 1, "question": "q", "answers": answers}
+    return json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [asked]}]}]})
+
+
 def test_squad(tmp_path: Path) -> None:
-    data = {
-        "data": [{"paragraphs": [{"context": "c", "qas": [{"id": 1, "question": "q", "answers": [{"text": "c"}]}]}]}]
-    }
-    assert open_dataset(_file(tmp_path, "s.json", json.dumps(data))).rows == [Question("1", "q", "c", ("c",))]
+    path = _file(tmp_path, "s.json", _squad("c", {"text": "c"}))
+    assert open_dataset(path).rows == [Question("1", "q", "c", ("c",))]
+    path = _file(
+        tmp_path,
+        "s.json.gz",
+        _squad("\U0001f431 é Paris, Paris", {"text": "Paris", "answer_start": 11}, {"text": "é", "answer_start": 2}),
+    )
+    assert open_dataset(path).rows == [Question("1", "q", "\U0001f431 é Paris, Paris", ("Paris", "é"), (11, 2))]
 
 
 def test_conll(tmp_path: Path) -> None:
@@ -75,9 +124,19 @@ def test_conll(tmp_path: Path) -> None:
         ),
         ({"id": "x", "question": "q", "context": "c", "answers": "c"}, "answers", Question("x", "q", "c", ("c",))),
         (
-            {"id": "x", "question": "q", "context": "c", "answers": {"text": ["c", "d"], "answer_start": [0, 1]}},
+            {"id": "x", "question": "q", "context": "cd", "answers": {"text": ["c", "d"], "answer_start": [0, 1]}},
             "answers",
-            Question("x", "q", "c", ("c", "d")),
+            Question("x", "q", "cd", ("c", "d"), (0, 1)),
+        ),
+        (
+            {"id": "x", "question": "q", "context": "dc", "answers": {"text": ["c", "d"], "answer_start": None}},
+            "answers",
+            Question("x", "q", "dc", ("c", "d")),
+        ),
+        (
+            {"id": "x", "question": "q", "context": "dc", "answers": [{"text": "c", "answer_start": 1}]},
+            "answers",
+            Question("x", "q", "dc", ("c",), (1,)),
         ),
         ({"words": ["a"], "labels": ["O"]}, "entities", Sentence(("a",), ("O",))),
         ({"premise": "a", "hypothesis": "b", "label": 2}, "classes", Labelled(("a", "b"), "2")),
@@ -151,6 +210,19 @@ def test_only_the_named_columns_count(tmp_path: Path) -> None:
             "5 is no text",
         ),
         ("s.jsonl", '{"question": "q", "context": "c", "answers": [{"text": 5}]}\n', "5 is no text"),
+        (
+            "s.json",
+            _squad("in Paris", {"text": "Paris", "answer_start": 2}),
+            "question '1' has the answer 'Paris' at answer_start 2, where its context has ' Pari'",
+        ),
+        ("s.json", _squad("in Paris", {"text": "s", "answer_start": -1}), "answer_start -1, .* has ''"),
+        ("s.json", _squad("c", {"text": "c", "answer_start": 0}, {"text": "c"}), "2 answers and 1 answer_start"),
+        ("s.json", _squad("c", {"text": "c", "answer_start": "0"}), "answer_start is '0'; a whole number"),
+        (
+            "s.jsonl",
+            '{"question": "q", "context": "cd", "answers": {"text": ["d"], "answer_start": [0]}}\n',
+            "line 1: question '0' has the answer 'd' at answer_start 0, where its context has 'c'",
+        ),
         ("s.conll", "word\n", "line 1"),
         ("s.conll", "a\tO\nb\t\n", "line 2"),
         ("s.jsonl", '{"text": "a", "label": 1}\n{"text": 2, "label": 1}\n', "line 2"),
@@ -178,17 +250,33 @@ def test_bytes_that_are_not_utf8(tmp_path: Path) -> None:
     [
         ("glue/SST-2", "classes", 872),
         ("glue/MRPC", "classes", 408),
-        ("glue/MRPC/train.tsv.gz", "classes", 3668),
         ("glue/STS-B", "scores", 1500),
-        ("glue/STS-B/train.tsv.gz", "scores", 5749),
         ("squad-v1.1/dev-v1.1.rebuilt.json.gz", "answers", 10570),
         ("wnut17/emerging.dev.conll", "entities", 1009),
-        ("wnut17/wnut17train.conll.gz", "entities", 3394),
     ],
 )
 def test_real_sets_have_the_rows_that_they_should(name: str, kind: str, rows: int) -> None:
     data = open_dataset(DATA / name)
     assert (data.kind, len(data.rows)) == (kind, rows)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is not there")
+@pytest.mark.parametrize(
+    ("name", "train", "dev"),
+    [
+        ("glue/SST-2", 67_349, 872),
+        ("glue/MRPC", 3_668, 408),
+        ("glue/STS-B", 5_749, 1_500),
+        ("squad-v1.1", 87_599, 10_570),
+        ("wnut17", 3_394, 1_009),
+    ],
+)
+def test_the_splits_of_real_sets(name: str, train: int, dev: int) -> None:
+    assert len(open_dataset(DATA / name, split="dev").rows) == dev
+    data = open_dataset(DATA / name, split="train")
+    assert len(data.rows) == train
+    if data.kind == "answers":
+        assert all(len(row.starts) == len(row.answers) == 1 for row in data.rows)
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is not there")

@@ -1,4 +1,4 @@
-"""Evaluation sets as tables with named columns: JSONL, CSV, Parquet, and GLUE's tab-separated files."""
+"""Data sets as tables with named columns: JSONL, CSV, Parquet, and GLUE's tab-separated files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from encast.data.datasets.base import Dataset, Labelled, Question, Sentence, text_of
+from encast.data.datasets.questions import check_starts, question_of
 from encast.data.readers import need_columns, open_rows
 from encast.data.rows import BadRow, Row
 from encast.data.source import open_text
@@ -66,6 +67,7 @@ def read_table(path: Path, format: str, columns: Mapping[str, str]) -> Dataset:
             if made.id in ids:
                 raise InputError(f"{where} has the id {made.id!r} of a row before; give every question its own")
             ids.add(made.id)
+            check_starts(where, made)
         rows.append(made)
     if kind == "labels":
         kind, rows = _labelled(str(path), rows)
@@ -101,11 +103,10 @@ def _row(item: Mapping[str, Any], columns: Mapping[str, str], index: int) -> tup
             raise ValueError(f"{len(words)} words and {len(labels)} labels")
         return "entities", Sentence(words, labels)
     if form == "answers":
-        question, context = text_of(item[own["question"]]), text_of(item[own["context"]])
-        answers = _answers(item[own["answers"]])
-        if not answers:
+        made = question_of(item.get("id", index), item[own["question"]], item[own["context"]], item[own["answers"]])
+        if not made.answers:
             raise ValueError("no answers")
-        return "answers", Question(str(item.get("id", index)), question, context, answers)
+        return "answers", made
     if "text" in columns or "pair" in columns:
         second = [columns["pair"]] if "pair" in columns else ["pair"] if "pair" in item else []
         names: tuple[str, ...] = (columns.get("text", "text"), *second)
@@ -134,17 +135,6 @@ def _texts(value: Any) -> tuple[str, ...]:
             "give .conll, JSONL or Parquet"
         )
     return tuple(map(text_of, value))
-
-
-def _answers(value: Any) -> tuple[str, ...]:
-    """One text, a list of texts or of ``{"text": ...}``, or ``{"text": [...]}`` as the hub's SQuAD has it."""
-    if isinstance(value, str):
-        return (value,)
-    if isinstance(value, dict):
-        value = value["text"]
-    if not isinstance(value, list):
-        raise TypeError(f"{value!r} is no list of answers")
-    return tuple(text_of(answer["text"] if isinstance(answer, dict) else answer) for answer in value)
 
 
 def _labelled(name: str, rows: list[Labelled]) -> tuple[str, list[Labelled]]:
