@@ -85,8 +85,8 @@ def test_a_file_that_is_not_there(tmp_path: Path, name: str) -> None:
         open_dataset(tmp_path / name)
 
 
-def _squad(context: str, *answers: dict[str, object]) -> str:
-    asked = {"id": 1, "question": "q", "answers": answers}
+def _squad(context: str, *answers: dict[str, object], **more: object) -> str:
+    asked = {"id": 1, "question": "q", "answers": answers, **more}
     return json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [asked]}]}]})
 
 
@@ -99,6 +99,14 @@ def test_squad(tmp_path: Path) -> None:
         _squad("\U0001f431 é Paris, Paris", {"text": "Paris", "answer_start": 11}, {"text": "é", "answer_start": 2}),
     )
     assert open_dataset(path).rows == [Question("1", "q", "\U0001f431 é Paris, Paris", ("Paris", "é"), (11, 2))]
+
+
+def test_squad_2_has_questions_without_answers(tmp_path: Path) -> None:
+    plausible = [{"text": "c", "answer_start": 0}]
+    path = _file(tmp_path, "s.json", _squad("c", is_impossible=True, plausible_answers=plausible))
+    assert open_dataset(path).rows == [Question("1", "q", "c", ())]
+    path = _file(tmp_path, "t.json", _squad("c", {"text": "c", "answer_start": 0}, is_impossible=False))
+    assert open_dataset(path).rows == [Question("1", "q", "c", ("c",), (0,))]
 
 
 def test_conll(tmp_path: Path) -> None:
@@ -138,6 +146,17 @@ def test_conll(tmp_path: Path) -> None:
             "answers",
             Question("x", "q", "dc", ("c",), (1,)),
         ),
+        (
+            {"id": "x", "question": "q", "context": "c", "answers": {"text": [], "answer_start": []}},
+            "answers",
+            Question("x", "q", "c", ()),
+        ),
+        (
+            {"question": "q", "context": "c", "answers": [], "is_impossible": True},
+            "answers",
+            Question("0", "q", "c", ()),
+        ),
+        ({"question": "q", "context": "c", "answers": ""}, "answers", Question("0", "q", "c", ())),
         ({"words": ["a"], "labels": ["O"]}, "entities", Sentence(("a",), ("O",))),
         ({"premise": "a", "hypothesis": "b", "label": 2}, "classes", Labelled(("a", "b"), "2")),
     ],
@@ -198,11 +217,7 @@ def test_only_the_named_columns_count(tmp_path: Path) -> None:
         ("s.tsv", "sentence\tscore\na\tx\n", "line 2 .*the score is 'x'; a number"),
         ("s.json", "{", "SQuAD"),
         ("s.json", "[]", "SQuAD"),
-        (
-            "s.json",
-            '{"data": [{"paragraphs": [{"context": "c", "qas": [{"id": 1, "question": "q", "answers": []}]}]}]}',
-            "no answer",
-        ),
+        ("s.json", _squad("c", {"text": "c"}, is_impossible=True), "question '1' has is_impossible and the answers"),
         (
             "s.json",
             '{"data": [{"paragraphs": [{"context": "c", "qas": '

@@ -18,7 +18,7 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Question:
-    """A question on a context, with every annotator's answer.
+    """A question on a context, with every annotator's answer; none where the context has no answer (SQuAD 2.0).
 
     ``starts``: the character of ``context`` at which each answer begins, from 0; empty where the file does not say.
     """

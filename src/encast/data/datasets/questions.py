@@ -10,16 +10,17 @@ from encast.errors import InputError
 __all__ = ["check_starts", "question_of"]
 
 
-def question_of(id: object, question: object, context: object, answers: Any) -> Question:
+def question_of(id: object, question: object, context: object, answers: Any, impossible: object = False) -> Question:
     """A question from a file's values.
 
-    ``answers``: one text, a list of texts or of ``{"text": ..., "answer_start": ...}`` as SQuAD has it, or
-    ``{"text": [...], "answer_start": [...]}`` as the hub has it; ``answer_start`` may be absent or null. Raises
-    ``TypeError`` and ``KeyError`` for other forms.
+    ``answers``: one text ("" for no answer), a list of texts or of ``{"text": ..., "answer_start": ...}`` as SQuAD has
+    it, or ``{"text": [...], "answer_start": [...]}`` as the hub has it; ``answer_start`` may be absent or null.
+    ``impossible``: SQuAD 2.0's ``is_impossible``. Raises ``TypeError`` and ``KeyError`` for other forms, and
+    ``ValueError`` for answers of an impossible question.
     """
     starts: list[Any] = []
     if isinstance(answers, str):
-        answers = [answers]
+        answers = [answers] if answers else []
     elif isinstance(answers, dict):
         answers, starts = answers["text"], answers.get("answer_start") or []
     elif isinstance(answers, list):
@@ -27,6 +28,8 @@ def question_of(id: object, question: object, context: object, answers: Any) -> 
         answers = [one["text"] if isinstance(one, dict) else one for one in answers]
     if not isinstance(answers, list) or not isinstance(starts, list):
         raise TypeError(f"{answers!r} is no list of answers")
+    if answers and impossible is True:
+        raise ValueError(f"question {str(id)!r} has is_impossible and the answers {answers!r}; it is one or the other")
     return Question(
         str(id),
         text_of(question),

@@ -1,4 +1,4 @@
-"""SQuAD 1.1's JSON."""
+"""SQuAD's JSON, 1.1 and 2.0."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ __all__ = ["read_squad"]
 def read_squad(name: str, text: str) -> Dataset:
     """Every question of ``data > paragraphs > qas``, in order.
 
-    Raises ``InputError`` when that is not the form, or an answer does not stand at its ``answer_start``.
-
-    Questions without an answer (SQuAD 2.0) are refused: a span model for 1.1 has no way to decline.
+    Questions that have no answer (SQuAD 2.0) have none here; ``plausible_answers`` are not read. Raises ``InputError``
+    when that is not the form, or an answer does not stand at its ``answer_start``.
     """
     try:
         data = json.loads(text)
         rows = [
-            question_of(asked["id"], asked["question"], paragraph["context"], asked["answers"])
+            question_of(
+                asked["id"],
+                asked["question"],
+                paragraph["context"],
+                asked["answers"],
+                asked.get("is_impossible"),
+            )
             for article in data["data"]
             for paragraph in article["paragraphs"]
             for asked in paragraph["qas"]
@@ -33,6 +38,4 @@ def read_squad(name: str, text: str) -> Dataset:
         ) from None
     for row in rows:
         check_starts(name, row)
-        if not row.answers:
-            raise InputError(f"{name}: question {row.id!r} has no answer; SQuAD 1.1 is supported, where all have one")
     return Dataset(name, "answers", rows)

@@ -103,10 +103,13 @@ def _row(item: Mapping[str, Any], columns: Mapping[str, str], index: int) -> tup
             raise ValueError(f"{len(words)} words and {len(labels)} labels")
         return "entities", Sentence(words, labels)
     if form == "answers":
-        made = question_of(item.get("id", index), item[own["question"]], item[own["context"]], item[own["answers"]])
-        if not made.answers:
-            raise ValueError("no answers")
-        return "answers", made
+        return "answers", question_of(
+            item.get("id", index),
+            item[own["question"]],
+            item[own["context"]],
+            item[own["answers"]],
+            item.get("is_impossible"),
+        )
     if "text" in columns or "pair" in columns:
         second = [columns["pair"]] if "pair" in columns else ["pair"] if "pair" in item else []
         names: tuple[str, ...] = (columns.get("text", "text"), *second)
