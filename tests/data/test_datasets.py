@@ -32,6 +32,70 @@ def test_glue_tables(tmp_path: Path, suffix: str) -> None:
     assert (stsb.kind, stsb.rows) == ("scores", [Labelled(("a", "b"), 2.5)])
 
 
+_PARSE = "( ( The cat ) sat )\t( It sat )\t(ROOT (S (NP (DT The))))\t(ROOT (S (NP (PRP It))))"
+
+
+@pytest.mark.parametrize(
+    ("header", "lines", "rows"),
+    [
+        (  # CoLA; its test set has a header, and no labels
+            "",
+            ['gj04\t1\t\tThe "cat sat.', "gj04\t0\t*\tThe sat cat."],
+            [Labelled('The "cat sat.', "1"), Labelled("The sat cat.", "0")],
+        ),
+        (
+            "index\tquestion\tsentence\tlabel",
+            ["0\tWho sat?\tThe cat.\tentailment", '1\tWho "ran?\tThe cat.\tnot_entailment'],
+            [Labelled(("Who sat?", "The cat."), "entailment"), Labelled(('Who "ran?', "The cat."), "not_entailment")],
+        ),
+        (  # RTE; WNLI's labels are numbers
+            "index\tsentence1\tsentence2\tlabel",
+            ["0\tA cat sat.\tIt sat.\tnot_entailment", "1\ta\tb\tentailment"],
+            [Labelled(("A cat sat.", "It sat."), "not_entailment"), Labelled(("a", "b"), "entailment")],
+        ),
+        ("index\tsentence1\tsentence2\tlabel", ["0\ta\tb\t1"], [Labelled(("a", "b"), "1")]),
+        (
+            "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
+            ['133273\t213221\t213222\tHow "is a?\tWhat is b?\t1'],
+            [Labelled(('How "is a?', "What is b?"), "1")],
+        ),
+        (  # MNLI's train set
+            "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\t"
+            "sentence2_parse\tsentence1\tsentence2\tlabel1\tgold_label",
+            [f"0\t31193\t31193n\tgovernment\t{_PARSE}\tThe cat sat\tIt sat\tentailment\tneutral"],
+            [Labelled(("The cat sat", "It sat"), "neutral")],
+        ),
+        (  # and its dev sets
+            "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\t"
+            "sentence2_parse\tsentence1\tsentence2\tlabel1\tlabel2\tlabel3\tlabel4\tlabel5\tgold_label",
+            [f"0\t1\t1c\tslate\t{_PARSE}\tThe cat sat\tIt sat" + "\tneutral" * 5 + "\tcontradiction"],
+            [Labelled(("The cat sat", "It sat"), "contradiction")],
+        ),
+    ],
+)
+def test_the_layouts_of_glue(tmp_path: Path, header: str, lines: list[str], rows: list[Labelled]) -> None:
+    _file(tmp_path, "dev.tsv", "\n".join([*([header] if header else []), *lines, ""]))
+    data = open_dataset(tmp_path)
+    assert (data.kind, data.rows) == ("classes", rows)
+
+
+def test_broken_lines_of_qqp_are_passed_over_and_told(tmp_path: Path) -> None:
+    header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
+    path = _file(tmp_path, "train.tsv", f"{header}\n1\t2\t3\ta\tb\t0\n4\t5\t6\tc\nd\te\t1\n7\t8\t9\tf\tg\t1\n")
+    with pytest.warns(UserWarning, match=r"train\.tsv: passed over 2 lines with fewer fields than the header: 3, 4"):
+        data = open_dataset(path)
+    assert data.rows == [Labelled(("a", "b"), "0"), Labelled(("f", "g"), "1")]
+    with pytest.raises(InputError, match="line 2 has 7 fields, the first line has 6"):
+        open_dataset(_file(tmp_path, "more.tsv", f"{header}\n1\t2\t3\ta\tb\t0\tx\n"))
+
+
+def test_a_table_of_four_columns_keeps_its_header(tmp_path: Path) -> None:
+    path = _file(tmp_path, "s.tsv", "id\tlabel\tx\ttext\n1\t0\t\ta\n")
+    assert open_dataset(path).rows == [Labelled("a", "0")]
+    with pytest.raises(InputError, match="line 2 has 3 fields"):
+        open_dataset(_file(tmp_path, "cola.tsv", "gj04\t1\t\ta\ngj04\t1\tb\n"))
+
+
 @pytest.mark.parametrize(
     ("files", "train", "dev"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ _TEXTS = (
     ("sentence",),
     ("text",),
 )
+_COLA = ["source", "label", "mark", "sentence"]
+_QQP = ["id", "qid1", "qid2", "question1", "question2", "is_duplicate"]
 _LABELS = ("label", "Quality", "gold_label", "is_duplicate")
 _FORMS = {
     "entities": ("words", "labels"),
@@ -75,19 +78,35 @@ def read_table(path: Path, format: str, columns: Mapping[str, str]) -> Dataset:
 
 
 def _tsv_rows(path: Path) -> Iterable[Row]:
-    """A header line, then a row a line; a double quote is an ordinary character."""
+    """A header line, then a row a line; a double quote is an ordinary character.
+
+    CoLA has no header. Of QQP, whose published train set has questions with line ends in them, lines with too few
+    fields are passed over with a ``UserWarning`` that numbers them.
+    """
     lines = open_text(path).split("\n")
-    header = lines[0].rstrip("\r").split("\t")
+    header, first = lines[0].rstrip("\r").split("\t"), 1
+    if len(header) == len(_COLA) and header[1] in ("0", "1") and header[2] in ("", "*"):
+        header, first = _COLA, 0
     need_columns(str(path), [], header)
-    for number, line in enumerate(lines[1:], 2):
+    broken: list[str] = []
+    for number, line in enumerate(lines[first:], first + 1):
         fields = line.rstrip("\r").split("\t")
         if not line.strip():
             continue
+        if header == _QQP and len(fields) < len(header):
+            broken.append(str(number))
+            continue
         if len(fields) != len(header):
             raise InputError(
-                f"{path}: line {number} has {len(fields)} fields, the header has {len(header)}; mend the line"
+                f"{path}: line {number} has {len(fields)} fields, the first line has {len(header)}; mend the line"
             )
         yield Row(number, dict(zip(header, fields, strict=True)), line)
+    if broken:
+        warnings.warn(
+            f"{path}: passed over {len(broken)} lines with fewer fields than the header: {', '.join(broken)}",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def _row(item: Mapping[str, Any], columns: Mapping[str, str], index: int) -> tuple[str, Labelled | Question | Sentence]:
