@@ -137,7 +137,14 @@ class Engine:
 
     @overload
     def answer(
-        self, question: str, context: str, *, stride: int | None = ..., max_answer_len: int = ..., n_best: int = ...
+        self,
+        question: str,
+        context: str,
+        *,
+        stride: int | None = ...,
+        max_answer_len: int = ...,
+        n_best: int = ...,
+        null_threshold: float | None = ...,
     ) -> Answer: ...
 
     @overload
@@ -149,6 +156,7 @@ class Engine:
         stride: int | None = ...,
         max_answer_len: int = ...,
         n_best: int = ...,
+        null_threshold: float | None = ...,
     ) -> list[Answer]: ...
 
     def answer(
@@ -159,6 +167,7 @@ class Engine:
         stride: int | None = None,
         max_answer_len: int = 30,
         n_best: int = 20,
+        null_threshold: float | None = None,
     ) -> Answer | list[Answer]:
         """The best span of the context: one ``Answer`` for two texts, a list for two lists of equal length.
 
@@ -166,9 +175,22 @@ class Engine:
         with the largest sum of start and end logit wins, over all windows, among spans inside of the context
         of at most ``max_answer_len`` tokens; of equals, the first. Its score is a softmax over the
         ``n_best`` spans. An empty context gives an empty answer with score 0.
+
+        With a ``null_threshold`` (0 is the usual one) the answer is "" when there being none scores higher than the
+        best span by more than that: the sum of start and end logit at the first token, [CLS], the least over all
+        windows, as BERT's ``run_squad.py`` has it for SQuAD 2.0. It then counts as one more span in the softmax.
         """
-        steps = answer(self.session, question, context, stride=stride, max_answer_len=max_answer_len, n_best=n_best)
-        return self.drive(steps)
+        return self.drive(
+            answer(
+                self.session,
+                question,
+                context,
+                stride=stride,
+                max_answer_len=max_answer_len,
+                n_best=n_best,
+                null_threshold=null_threshold,
+            )
+        )
 
     def tag(self, texts: Sequence[str], *, on_long: OnLong = "truncate") -> list[Tagging]:
         """Entities with character offsets, as transformers' pipeline finds them; see ``encast.tasks.tag.tag``."""

@@ -33,11 +33,18 @@ class Scored:
     seconds: float = 0.0
 
 
-def score(engine: Engine, data: Dataset, progress: Callable[[int], None] = lambda done: None) -> Scored:
+def score(
+    engine: Engine,
+    data: Dataset,
+    progress: Callable[[int], None] = lambda done: None,
+    *,
+    null_threshold: float | None = None,
+) -> Scored:
     """Answers every row and computes all metrics of the task; ``progress`` gets the number of rows done.
 
-    Raises ``InputError`` when the artifact's task and the data set do not go together, or a row cannot be
-    answered.
+    ``null_threshold``: of ``Engine.answer``, for questions; None takes 0 when some of them have no answer (SQuAD 2.0),
+    and else answers all. Raises ``InputError`` when the artifact's task and the data set do not go together, or a row
+    cannot be answered.
     """
     scorer = _SCORERS.get((data.kind, engine.task))
     if scorer is None:
@@ -46,7 +53,12 @@ def score(engine: Engine, data: Dataset, progress: Callable[[int], None] = lambd
             f"{data.name} holds {data.kind}, which an artifact for {engine.task!r} cannot be measured on; it takes one "
             f"for {fitting}{_SCORE_COLUMN if (data.kind, engine.task) == ('classes', 'embed') else ''}"
         )
-    found, outputs = scorer(engine, data, progress)
+    if null_threshold is not None and data.kind != "answers":
+        raise InputError(
+            f"null_threshold is {null_threshold}, {data.name} holds {data.kind}; it is for questions alone"
+        )
+    options = {} if null_threshold is None else {"null_threshold": null_threshold}
+    found, outputs = scorer(engine, data, progress, **options)
     undefined = [name for name, value in found.items() if not np.isfinite(value)]
     if undefined:
         raise InputError(
@@ -142,13 +154,16 @@ def _class_of(gold: str | float, labels: list[str], name: str) -> int:
     )
 
 
-def _answer_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
+def _answer_scores(engine: Engine, data: Dataset, progress: Progress, null_threshold: float | None = None) -> Found:
+    if null_threshold is None and not all(row.answers for row in data.rows):
+        null_threshold = 0.0
     predicted: dict[str, str] = {}
     for block in _blocks(data.rows, progress):
-        answers = engine.answer([row.question for row in block], [row.context for row in block])
+        answers = engine.answer(
+            [row.question for row in block], [row.context for row in block], null_threshold=null_threshold
+        )
         predicted.update((row.id, answer.text) for row, answer in zip(block, answers, strict=True))
-    exact, f1 = metrics.squad_scores(predicted, {row.id: row.answers for row in data.rows})
-    return {"exact_match": exact, "f1": f1}, list(predicted.values())
+    return metrics.squad_scores(predicted, {row.id: row.answers for row in data.rows}), list(predicted.values())
 
 
 def _tag_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
@@ -159,7 +174,7 @@ def _tag_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
     return {"entity_f1": found.f1, "entity_precision": found.precision, "entity_recall": found.recall}, predicted
 
 
-_SCORERS: dict[tuple[str, str], Callable[[Engine, Dataset, Progress], Found]] = {
+_SCORERS: dict[tuple[str, str], Callable[..., Found]] = {
     ("scores", "embed"): _embed_scores,
     ("scores", "classify"): _regression_scores,
     ("classes", "classify"): _class_scores,

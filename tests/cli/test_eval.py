@@ -26,7 +26,9 @@ def _load(artifact: Any, **options: Any) -> Any:
         "classify": lambda ids: [1.0, 2.0 * float(ids[1] == VOCAB["cat"])],
         "value": lambda ids: [float(ids[1])],
         "constant": lambda ids: [0.0],
-        "answer": lambda ids: np.repeat((ids == VOCAB["paris"])[:, None] * 9.0, 2, axis=1),
+        "answer": lambda ids: np.repeat(
+            (ids == VOCAB["paris"])[:, None] * 9.0 + (ids == VOCAB["[CLS]"])[:, None], 2, axis=1
+        ),
         "tag": lambda ids: np.eye(3)[(ids == VOCAB["john"]) + 2 * (ids == VOCAB["smith"])],
     }
     task = {"embed2": "embed", "value": "classify", "constant": "classify"}.get(name, name)
@@ -185,6 +187,49 @@ def sys_modules() -> dict[str, Any]:
     return dict(sys.modules)
 
 
+def _questions(folder: Path, *answers: list[str]) -> str:
+    """Where somebody is, of contexts of which the first alone names Paris."""
+    rows = [
+        {"question": "where", "context": "the cat sat" if at else "cat in Paris", "answers": one}
+        for at, one in enumerate(answers)
+    ]
+    return _data(folder, "q.jsonl", "\n".join(map(json.dumps, rows)))
+
+
+def test_questions_without_answers_may_be_declined(
+    tmp_path: Path, cards: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def metrics(data: str, *options: str) -> Any:
+        assert main(["eval", "answer", data, *options, "--json"]) == 0, capsys.readouterr().err
+        return json.loads(capsys.readouterr().out)["metrics"]
+
+    answered = _questions(tmp_path, ["Paris"], ["the cat"], ["sat"])
+    assert metrics(answered) == {
+        "exact_match": pytest.approx(100 / 3, abs=1e-4),
+        "f1": pytest.approx(100 / 3, abs=1e-4),
+    }
+    assert metrics(answered, "--null-threshold", "100") == metrics(answered)
+    some = _questions(tmp_path, ["Paris"], [], ["sat"], [])
+    assert metrics(some) == {
+        "exact_match": 75.0,
+        "f1": 75.0,
+        "no_ans_exact_match": 100.0,
+        "no_ans_f1": 100.0,
+        "has_ans_exact_match": 50.0,
+        "has_ans_f1": 50.0,
+    }
+    # The first token of two contexts, "the", is normalised away; "sat" is not answered either way.
+    assert metrics(some, "--null-threshold", "100")["has_ans_f1"] == 50.0
+    assert metrics(some, "--null-threshold", "-100") == {
+        **metrics(some),
+        "exact_match": 50.0,
+        "f1": 50.0,
+        "has_ans_exact_match": 0.0,
+        "has_ans_f1": 0.0,
+    }
+    assert set(metrics(_questions(tmp_path, []))) == {"exact_match", "f1", "no_ans_exact_match", "no_ans_f1"}
+
+
 def test_limit_and_metric(tmp_path: Path, cards: Any, capsys: pytest.CaptureFixture[str]) -> None:
     data = _data(tmp_path, "c.tsv", CLASSES)
     assert main(["eval", "classify", data, "--limit", "2", "--metric", "accuracy", "--json"]) == 0
@@ -196,6 +241,7 @@ def test_limit_and_metric(tmp_path: Path, cards: Any, capsys: pytest.CaptureFixt
     ("artifact", "name", "text", "options", "message"),
     [
         ("embed", "c.tsv", CLASSES, [], "it takes one for 'classify'"),
+        ("classify", "c.tsv", CLASSES, ["--null-threshold", "0"], "holds classes; it is for questions alone"),
         ("tag", "a.json", SQUAD, [], "it takes one for 'answer'"),
         ("value", "c.tsv", CLASSES, [], "regression"),
         ("classify", "s.tsv", SCORES, [], "regression"),

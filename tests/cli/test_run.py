@@ -34,7 +34,9 @@ def _fake_load(monkeypatch: pytest.MonkeyPatch) -> None:
             "overflow": lambda ids: [np.inf if len(ids) > 4 else 1.0, 0, 0, 0],
             "classify": lambda ids: [len(ids), 0.0],
             "value": lambda ids: [float(len(ids))],
-            "answer": lambda ids: np.repeat((ids == VOCAB["paris"])[:, None] * 3.0, 2, axis=1),
+            "answer": lambda ids: np.repeat(
+                (ids == VOCAB["paris"])[:, None] * 3.0 + (ids == VOCAB["[CLS]"])[:, None], 2, axis=1
+            ),
             "tag": lambda ids: np.eye(2)[(ids == VOCAB["john"]).astype(int)],
             "fill_mask": lambda ids: np.eye(width)[np.full(len(ids), VOCAB["cat"])],
         }
@@ -83,6 +85,15 @@ def test_every_head_writes_records(tmp_path: Path, task: str, row: dict[str, str
     assert main(["run", task, _file(tmp_path, "a.jsonl", json.dumps(row)), "-o", str(out)]) == 0
     (found,) = _lines(out)
     assert {name: found[name] for name in expected} == expected
+
+
+def test_questions_may_have_no_answer(tmp_path: Path) -> None:
+    rows = [{"question": "where", "context": context} for context in ("cat in Paris", "the cat sat")]
+    data = _file(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)))
+    out = tmp_path / "out.jsonl"
+    for options, expected in ([], ["Paris", "the"]), (["--null-threshold", "0"], ["Paris", ""]):
+        assert main(["run", "answer", data, "-o", str(out), *options]) == 0
+        assert [row["answer"] for row in _lines(out)] == expected
 
 
 def test_entities_masks_and_rankings(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Evaluation sets: their forms, their errors, and the real ones where they are there."""
+"""Labelled data sets: their forms, their errors, and the real ones where they are there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from encast.data.datasets import Labelled, Question, Sentence, open_dataset
+from encast.data.datasets import Labelled, Question, Sentence, file_of, open_dataset
 from encast.errors import InputError
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -32,11 +32,115 @@ def test_glue_tables(tmp_path: Path, suffix: str) -> None:
     assert (stsb.kind, stsb.rows) == ("scores", [Labelled(("a", "b"), 2.5)])
 
 
-def test_a_folder_stands_for_its_dev_set(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"without dev\.tsv"):
+_PARSE = "( ( The cat ) sat )\t( It sat )\t(ROOT (S (NP (DT The))))\t(ROOT (S (NP (PRP It))))"
+
+
+@pytest.mark.parametrize(
+    ("header", "lines", "rows"),
+    [
+        (  # CoLA; its test set has a header, and no labels
+            "",
+            ['gj04\t1\t\tThe "cat sat.', "gj04\t0\t*\tThe sat cat."],
+            [Labelled('The "cat sat.', "1"), Labelled("The sat cat.", "0")],
+        ),
+        (
+            "index\tquestion\tsentence\tlabel",
+            ["0\tWho sat?\tThe cat.\tentailment", '1\tWho "ran?\tThe cat.\tnot_entailment'],
+            [Labelled(("Who sat?", "The cat."), "entailment"), Labelled(('Who "ran?', "The cat."), "not_entailment")],
+        ),
+        (  # RTE; WNLI's labels are numbers
+            "index\tsentence1\tsentence2\tlabel",
+            ["0\tA cat sat.\tIt sat.\tnot_entailment", "1\ta\tb\tentailment"],
+            [Labelled(("A cat sat.", "It sat."), "not_entailment"), Labelled(("a", "b"), "entailment")],
+        ),
+        ("index\tsentence1\tsentence2\tlabel", ["0\ta\tb\t1"], [Labelled(("a", "b"), "1")]),
+        (
+            "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
+            ['133273\t213221\t213222\tHow "is a?\tWhat is b?\t1'],
+            [Labelled(('How "is a?', "What is b?"), "1")],
+        ),
+        (  # MNLI's train set
+            "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\t"
+            "sentence2_parse\tsentence1\tsentence2\tlabel1\tgold_label",
+            [f"0\t31193\t31193n\tgovernment\t{_PARSE}\tThe cat sat\tIt sat\tentailment\tneutral"],
+            [Labelled(("The cat sat", "It sat"), "neutral")],
+        ),
+        (  # and its dev sets
+            "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\t"
+            "sentence2_parse\tsentence1\tsentence2\tlabel1\tlabel2\tlabel3\tlabel4\tlabel5\tgold_label",
+            [f"0\t1\t1c\tslate\t{_PARSE}\tThe cat sat\tIt sat" + "\tneutral" * 5 + "\tcontradiction"],
+            [Labelled(("The cat sat", "It sat"), "contradiction")],
+        ),
+    ],
+)
+def test_the_layouts_of_glue(tmp_path: Path, header: str, lines: list[str], rows: list[Labelled]) -> None:
+    _file(tmp_path, "dev.tsv", "\n".join([*([header] if header else []), *lines, ""]))
+    data = open_dataset(tmp_path)
+    assert (data.kind, data.rows) == ("classes", rows)
+
+
+def test_broken_lines_of_qqp_are_passed_over_and_told(tmp_path: Path) -> None:
+    header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
+    path = _file(tmp_path, "train.tsv", f"{header}\n1\t2\t3\ta\tb\t0\n4\t5\t6\tc\nd\te\t1\n7\t8\t9\tf\tg\t1\n")
+    with pytest.warns(UserWarning, match=r"train\.tsv: passed over 2 lines with fewer fields than the header: 3, 4"):
+        data = open_dataset(path)
+    assert data.rows == [Labelled(("a", "b"), "0"), Labelled(("f", "g"), "1")]
+    with pytest.raises(InputError, match="line 2 has 7 fields, the first line has 6"):
+        open_dataset(_file(tmp_path, "more.tsv", f"{header}\n1\t2\t3\ta\tb\t0\tx\n"))
+
+
+def test_a_table_of_four_columns_keeps_its_header(tmp_path: Path) -> None:
+    path = _file(tmp_path, "s.tsv", "id\tlabel\tx\ttext\n1\t0\t\ta\n")
+    assert open_dataset(path).rows == [Labelled("a", "0")]
+    with pytest.raises(InputError, match="line 2 has 3 fields"):
+        open_dataset(_file(tmp_path, "cola.tsv", "gj04\t1\t\ta\ngj04\t1\tb\n"))
+
+
+@pytest.mark.parametrize(
+    ("files", "train", "dev"),
+    [
+        ("train.tsv.gz dev.tsv test.tsv dev_ids.tsv msr_train.txt", "train.tsv.gz", "dev.tsv"),
+        ("train-v1.1.json dev-v1.1.json.gz dev-predictions.bert.json.gz", "train-v1.1.json", "dev-v1.1.json.gz"),
+        ("train.tsv dev_matched.tsv dev_mismatched.tsv", "train.tsv", "dev_matched.tsv"),
+        ("wnut17train.conll.gz emerging.dev.conll", "wnut17train.conll.gz", "emerging.dev.conll"),
+        (
+            "train-00000-of-00001.parquet validation-00000-of-00001.parquet trainer_state.json devices.csv",
+            "train-00000-of-00001.parquet",
+            "validation-00000-of-00001.parquet",
+        ),
+        ("Train.jsonl validation.csv development.csv", "Train.jsonl", "validation.csv"),
+    ],
+)
+def test_the_file_of_a_split(tmp_path: Path, files: str, train: str, dev: str) -> None:
+    for name in files.split():
+        (tmp_path / name).touch()
+    assert file_of(tmp_path, "train") == tmp_path / train
+    assert file_of(tmp_path, "dev") == tmp_path / dev
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ("", r"no file of the split 'dev', .* dev or validation .* in this folder: none; name the file: .*SQuAD"),
+        ("train.tsv notes.txt test.jsonl", r"in this folder: test\.jsonl, train\.tsv; name the file"),
+        ("dev.tsv dev.jsonl", r"'dev' may be dev\.jsonl or dev\.tsv; name the file"),
+        ("dev-v1.1.json dev-v2.0.json", r"may be dev-v1\.1\.json or dev-v2\.0\.json"),
+    ],
+)
+def test_a_folder_whose_split_no_single_file_has(tmp_path: Path, files: str, message: str) -> None:
+    for name in files.split():
+        (tmp_path / name).touch()
+    with pytest.raises(InputError, match=message):
         open_dataset(tmp_path)
+
+
+def test_a_folder_stands_for_its_split(tmp_path: Path) -> None:
     _file(tmp_path, "dev.tsv.gz", "sentence\tlabel\na\t1\n")
+    _file(tmp_path, "train.tsv", "sentence\tlabel\na\t1\nb\t0\n")
     assert len(open_dataset(tmp_path).rows) == 1
+    assert len(open_dataset(tmp_path, split="train").rows) == 2
+    with pytest.raises(InputError, match="split is 'test'; 'train' and 'dev' are known"):
+        open_dataset(tmp_path, split="test")
 
 
 @pytest.mark.parametrize("name", ["STS-B", "dev.tsv", "dev.jsonl", "dev.parquet", "dev.conll"])
@@ -45,11 +149,28 @@ def test_a_file_that_is_not_there(tmp_path: Path, name: str) -> None:
         open_dataset(tmp_path / name)
 
 
+def _squad(context: str, *answers: dict[str, object], **more: object) -> str:
+    asked = {"id": 1, "question": "q", "answers": answers, **more}
+    return json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [asked]}]}]})
+
+
 def test_squad(tmp_path: Path) -> None:
-    data = {
-        "data": [{"paragraphs": [{"context": "c", "qas": [{"id": 1, "question": "q", "answers": [{"text": "c"}]}]}]}]
-    }
-    assert open_dataset(_file(tmp_path, "s.json", json.dumps(data))).rows == [Question("1", "q", "c", ("c",))]
+    path = _file(tmp_path, "s.json", _squad("c", {"text": "c"}))
+    assert open_dataset(path).rows == [Question("1", "q", "c", ("c",))]
+    path = _file(
+        tmp_path,
+        "s.json.gz",
+        _squad("\U0001f431 é Paris, Paris", {"text": "Paris", "answer_start": 11}, {"text": "é", "answer_start": 2}),
+    )
+    assert open_dataset(path).rows == [Question("1", "q", "\U0001f431 é Paris, Paris", ("Paris", "é"), (11, 2))]
+
+
+def test_squad_2_has_questions_without_answers(tmp_path: Path) -> None:
+    plausible = [{"text": "c", "answer_start": 0}]
+    path = _file(tmp_path, "s.json", _squad("c", is_impossible=True, plausible_answers=plausible))
+    assert open_dataset(path).rows == [Question("1", "q", "c", ())]
+    path = _file(tmp_path, "t.json", _squad("c", {"text": "c", "answer_start": 0}, is_impossible=False))
+    assert open_dataset(path).rows == [Question("1", "q", "c", ("c",), (0,))]
 
 
 def test_conll(tmp_path: Path) -> None:
@@ -75,10 +196,31 @@ def test_conll(tmp_path: Path) -> None:
         ),
         ({"id": "x", "question": "q", "context": "c", "answers": "c"}, "answers", Question("x", "q", "c", ("c",))),
         (
-            {"id": "x", "question": "q", "context": "c", "answers": {"text": ["c", "d"], "answer_start": [0, 1]}},
+            {"id": "x", "question": "q", "context": "cd", "answers": {"text": ["c", "d"], "answer_start": [0, 1]}},
             "answers",
-            Question("x", "q", "c", ("c", "d")),
+            Question("x", "q", "cd", ("c", "d"), (0, 1)),
         ),
+        (
+            {"id": "x", "question": "q", "context": "dc", "answers": {"text": ["c", "d"], "answer_start": None}},
+            "answers",
+            Question("x", "q", "dc", ("c", "d")),
+        ),
+        (
+            {"id": "x", "question": "q", "context": "dc", "answers": [{"text": "c", "answer_start": 1}]},
+            "answers",
+            Question("x", "q", "dc", ("c",), (1,)),
+        ),
+        (
+            {"id": "x", "question": "q", "context": "c", "answers": {"text": [], "answer_start": []}},
+            "answers",
+            Question("x", "q", "c", ()),
+        ),
+        (
+            {"question": "q", "context": "c", "answers": [], "is_impossible": True},
+            "answers",
+            Question("0", "q", "c", ()),
+        ),
+        ({"question": "q", "context": "c", "answers": ""}, "answers", Question("0", "q", "c", ())),
         ({"words": ["a"], "labels": ["O"]}, "entities", Sentence(("a",), ("O",))),
         ({"premise": "a", "hypothesis": "b", "label": 2}, "classes", Labelled(("a", "b"), "2")),
     ],
@@ -139,11 +281,7 @@ def test_only_the_named_columns_count(tmp_path: Path) -> None:
         ("s.tsv", "sentence\tscore\na\tx\n", "line 2 .*the score is 'x'; a number"),
         ("s.json", "{", "SQuAD"),
         ("s.json", "[]", "SQuAD"),
-        (
-            "s.json",
-            '{"data": [{"paragraphs": [{"context": "c", "qas": [{"id": 1, "question": "q", "answers": []}]}]}]}',
-            "no answer",
-        ),
+        ("s.json", _squad("c", {"text": "c"}, is_impossible=True), "question '1' has is_impossible and the answers"),
         (
             "s.json",
             '{"data": [{"paragraphs": [{"context": "c", "qas": '
@@ -151,6 +289,19 @@ def test_only_the_named_columns_count(tmp_path: Path) -> None:
             "5 is no text",
         ),
         ("s.jsonl", '{"question": "q", "context": "c", "answers": [{"text": 5}]}\n', "5 is no text"),
+        (
+            "s.json",
+            _squad("in Paris", {"text": "Paris", "answer_start": 2}),
+            "question '1' has the answer 'Paris' at answer_start 2, where its context has ' Pari'",
+        ),
+        ("s.json", _squad("in Paris", {"text": "s", "answer_start": -1}), "answer_start -1, .* has ''"),
+        ("s.json", _squad("c", {"text": "c", "answer_start": 0}, {"text": "c"}), "2 answers and 1 answer_start"),
+        ("s.json", _squad("c", {"text": "c", "answer_start": "0"}), "answer_start is '0'; a whole number"),
+        (
+            "s.jsonl",
+            '{"question": "q", "context": "cd", "answers": {"text": ["d"], "answer_start": [0]}}\n',
+            "line 1: question '0' has the answer 'd' at answer_start 0, where its context has 'c'",
+        ),
         ("s.conll", "word\n", "line 1"),
         ("s.conll", "a\tO\nb\t\n", "line 2"),
         ("s.jsonl", '{"text": "a", "label": 1}\n{"text": 2, "label": 1}\n', "line 2"),
@@ -178,17 +329,33 @@ def test_bytes_that_are_not_utf8(tmp_path: Path) -> None:
     [
         ("glue/SST-2", "classes", 872),
         ("glue/MRPC", "classes", 408),
-        ("glue/MRPC/train.tsv.gz", "classes", 3668),
         ("glue/STS-B", "scores", 1500),
-        ("glue/STS-B/train.tsv.gz", "scores", 5749),
         ("squad-v1.1/dev-v1.1.rebuilt.json.gz", "answers", 10570),
         ("wnut17/emerging.dev.conll", "entities", 1009),
-        ("wnut17/wnut17train.conll.gz", "entities", 3394),
     ],
 )
 def test_real_sets_have_the_rows_that_they_should(name: str, kind: str, rows: int) -> None:
     data = open_dataset(DATA / name)
     assert (data.kind, len(data.rows)) == (kind, rows)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is not there")
+@pytest.mark.parametrize(
+    ("name", "train", "dev"),
+    [
+        ("glue/SST-2", 67_349, 872),
+        ("glue/MRPC", 3_668, 408),
+        ("glue/STS-B", 5_749, 1_500),
+        ("squad-v1.1", 87_599, 10_570),
+        ("wnut17", 3_394, 1_009),
+    ],
+)
+def test_the_splits_of_real_sets(name: str, train: int, dev: int) -> None:
+    assert len(open_dataset(DATA / name, split="dev").rows) == dev
+    data = open_dataset(DATA / name, split="train")
+    assert len(data.rows) == train
+    if data.kind == "answers":
+        assert all(len(row.starts) == len(row.answers) == 1 for row in data.rows)
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is not there")

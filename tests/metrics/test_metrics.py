@@ -120,9 +120,8 @@ def test_squad_normalisation() -> None:
 
 def test_squad_scores_take_the_best_answer_and_miss_what_is_missing() -> None:
     answers = {"a": ["the cat sat", "dog"], "b": ["x y"], "c": ["z"]}
-    exact, f1 = metrics.squad_scores({"a": "Cat!", "b": "x y.", "d": "?"}, answers)
-    assert exact == pytest.approx(1 / 3)
-    assert f1 == pytest.approx((2 / 3 + 1 + 0) / 3)
+    found = metrics.squad_scores({"a": "Cat!", "b": "x y.", "d": "?"}, answers)
+    assert found == {"exact_match": pytest.approx(1 / 3), "f1": pytest.approx((2 / 3 + 1 + 0) / 3)}
     with pytest.raises(InputError):
         metrics.squad_scores({}, {})
 
@@ -139,7 +138,69 @@ def test_squad_scores_equal_the_published_ones(name: str, exact: float, f1: floa
     data = open_dataset(SQUAD / "dev-v1.1.rebuilt.json.gz")
     assert len(data.rows) == 10_570
     found = metrics.squad_scores(predicted, {row.id: row.answers for row in data.rows})
-    assert [round(100 * value, 3) for value in found] == [exact, f1]
+    assert {key: round(100 * value, 3) for key, value in found.items()} == {"exact_match": exact, "f1": f1}
+
+
+def test_squad_scores_of_questions_without_answers() -> None:
+    answers: dict[str, list[str]] = {"a": [], "b": [], "c": [], "d": ["the cat"], "e": ["the dog"], "f": ["x y"]}
+    predicted = {"a": "", "b": "The!", "c": "cat", "d": "cat", "e": "", "f": "x"}
+    assert metrics.squad_scores(predicted, answers) == {
+        "exact_match": pytest.approx(3 / 6),
+        "f1": pytest.approx((3 + 2 / 3) / 6),
+        "has_ans_exact_match": pytest.approx(1 / 3),
+        "has_ans_f1": pytest.approx((1 + 2 / 3) / 3),
+        "no_ans_exact_match": pytest.approx(2 / 3),
+        "no_ans_f1": pytest.approx(2 / 3),
+    }
+    assert metrics.squad_scores({"a": ""}, {"a": [], "b": []}) == {
+        "exact_match": 0.5, "f1": 0.5, "no_ans_exact_match": 0.5, "no_ans_f1": 0.5
+    }  # fmt: skip
+
+
+def test_texts_of_which_normalising_leaves_nothing() -> None:
+    # 1.1 takes them as they are: the same text is an exact match without words in common.
+    assert metrics.squad_scores({"a": "."}, {"a": ["the", "x"]}) == {"exact_match": 1.0, "f1": 0.0}
+    # 2.0 has them as no answers.
+    found = metrics.squad_scores({"a": ".", "b": ".", "c": ""}, {"a": ["the", "x"], "b": ["the"], "c": []})
+    assert (found["has_ans_exact_match"], found["has_ans_f1"]) == (0.5, 0.5)
+
+
+_WORDS = st.sampled_from(["cat", "dog", "the", ".", "x"])
+_TEXTS = st.lists(_WORDS, max_size=3).map(" ".join)
+
+
+@given(st.lists(st.tuples(_TEXTS, st.lists(_TEXTS, max_size=3)), min_size=1, max_size=8))
+def test_squad_scores_are_those_of_the_rules_of_2_0(rows: list[tuple[str, list[str]]]) -> None:
+    """The rules as ``evaluate-v2.0.py`` states them: an empty side of F1 agrees with an empty side alone."""
+    rows = [*rows, ("cat", [])]
+
+    def words(text: str) -> list[str]:
+        return [word for word in text.replace(".", "").split() if word != "the"]
+
+    def score(text: str, answers: list[str]) -> tuple[float, float]:
+        exact = f1 = 0.0
+        for gold in [words(answer) for answer in answers if words(answer)] or [[]]:
+            exact = max(exact, float(words(text) == gold))
+            rest = list(gold)
+            for word in words(text):
+                if word in rest:
+                    rest.remove(word)
+            shared = len(gold) - len(rest)
+            if not gold or not words(text):
+                f1 = max(f1, float(gold == words(text)))
+            elif shared:
+                precision, recall = shared / len(words(text)), shared / len(gold)
+                f1 = max(f1, 2 * precision * recall / (precision + recall))
+        return exact, f1
+
+    scores = {bool(kind): [score(*row) for row in rows if bool(row[1]) == kind] for kind in (True, False)}
+    expected = {}
+    for prefix, part in ("", scores[True] + scores[False]), ("has_ans_", scores[True]), ("no_ans_", scores[False]):
+        if part:
+            exact, f1 = np.mean(part, axis=0)
+            expected |= {prefix + "exact_match": pytest.approx(exact), prefix + "f1": pytest.approx(f1)}
+    predicted, answers = zip(*rows, strict=True)
+    assert metrics.squad_scores(dict(enumerate(predicted)), dict(enumerate(answers))) == expected  # type: ignore[arg-type]
 
 
 def test_cosines() -> None:

@@ -16,6 +16,7 @@ from encast.engine import Engine
 from encast.errors import InputError
 from encast.serve.protocols.encast import ENCAST
 from encast.serve.service import RequestLimits
+from encast.tasks.answer import Answer
 from encast.tasks.features import hidden_states
 
 TEXTS = ["the cat", "", "caf\u00e9 \u4e2d\u6587 x\0y", "a b c d e f g"]
@@ -57,6 +58,10 @@ def ask(app: TestClient, name: str, **body: Any) -> Any:
         (
             "answer", "answer", {"question": ["a", "b"], "context": ["cat", "the dog"], "max_answer_len": 2},
             lambda engine: engine.answer(["a", "b"], ["cat", "the dog"], max_answer_len=2),
+        ),
+        (
+            "answer", "answer", {"question": "a", "context": "the cat", "null_threshold": -1e6},
+            lambda engine: [Answer("", 0, 0, engine.answer("a", "the cat", null_threshold=-1e6).score)],
         ),
         ("answer", "answer", {"question": [], "context": []}, lambda engine: []),
         ("tag", "tag", {"texts": []}, lambda engine: []),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_engine import VOCAB, fake_engine
+from fake_engine import VOCAB, fake_engine, tokenizer_json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,6 +75,45 @@ def test_lists_are_answered_one_by_one_and_in_order() -> None:
     assert answers[7] == engine.answer("who", contexts[7])
 
 
+def _doubtful(ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """John with 2 and 2, and [CLS] with 3 and 2, but 1 and 0.5 in a window that has Paris."""
+    logits = np.zeros((len(ids), 2))
+    logits[ids == VOCAB["john"]] = 2.0
+    logits[0] = (1.0, 0.5) if VOCAB["paris"] in ids else (3.0, 2.0)
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("threshold", "text"), [(None, "john"), (1.0, "john"), (0.99, ""), (0.0, ""), (-100, ""), (100, "john")]
+)
+def test_no_answer_wins_by_more_than_the_threshold(threshold: float | None, text: str) -> None:
+    found = fake_engine("answer", _doubtful).answer("who", "cat john", null_threshold=threshold)
+    assert found.text == text
+    spans = np.exp([0.0, 2.0, 4.0])  # cat, cat john, john
+    none = 0.0 if threshold is None else np.exp(5.0)
+    assert found.score == pytest.approx((spans[2] if text else none) / (spans.sum() + none))
+    if not text:
+        assert (found.start, found.end) == (0, 0)
+
+
+def test_the_score_of_no_answer_is_the_least_of_all_windows() -> None:
+    engine = fake_engine("answer", _doubtful, max_length=12)
+    context = "john " + "cat " * 30
+    assert engine.answer("who", context, stride=2, null_threshold=0.0).text == ""
+    assert engine.answer("who", context + "paris", stride=2, null_threshold=0.0).text == "john"
+    assert engine.answer("who", "paris " + context, stride=2, null_threshold=0.0).text == "john"
+    # Of several questions each has its own.
+    both = engine.answer(["who", "who"], [context + "paris", context], stride=2, null_threshold=0.0)
+    assert [one.text for one in both] == ["john", ""]
+
+
+def test_a_tokenizer_without_a_first_special_token_cannot_decline() -> None:
+    engine = fake_engine("answer", _doubtful, json_text=tokenizer_json(specials=False))
+    assert engine.answer("who", "john").text == "john"
+    with pytest.raises(InputError, match=r"first special token \(\[CLS\]\), and this tokenizer adds none"):
+        engine.answer("who", "john", null_threshold=0.0)
+
+
 def test_an_empty_context_has_an_empty_answer() -> None:
     answer = fake_engine("answer", _point_at("john", "john")).answer("who", "")
     assert (answer.text, answer.start, answer.end, answer.score) == ("", 0, 0, 0.0)
@@ -88,6 +127,8 @@ def test_an_empty_context_has_an_empty_answer() -> None:
         (["who"], ["cat", "mat"], {}, "1 questions and 2 contexts"),
         ("who", "cat", {"max_answer_len": 0}, "max_answer_len"),
         ("who", "cat", {"n_best": 0}, "n_best"),
+        ("who", "cat", {"null_threshold": float("nan")}, "null_threshold is nan; a finite number"),
+        ("who", "cat", {"null_threshold": True}, "null_threshold is True"),
         ("who", None, {}, "two texts"),
         (["who"], [None], {}, r"context\[0\]"),
     ],

@@ -42,6 +42,13 @@ def eval_command(
     score_column: Annotated[
         str | None, typer.Option(help="The column of the score, a number (embed, regression), instead of a class.")
     ] = None,
+    null_threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="Answer '' where no answer scores higher than the best by more than this; default: 0 for questions "
+            "of which some have no answer, else all are answered."
+        ),
+    ] = None,
     against: Annotated[
         str | None, typer.Option(help="Another artifact, or a checkpoint (measured in exact f32), to compare with.")
     ] = None,
@@ -57,11 +64,11 @@ def eval_command(
     data = open_dataset(dataset, _columns(open_artifact(artifact).graph.meta.task, named))
     if limit is not None:
         data = replace(data, rows=data.rows[:limit])
-    own = _measure(artifact, data, task, metric, threads, quiet=json)
+    own = _measure(artifact, data, task, metric, threads, null_threshold, quiet=json)
     result: dict[str, Any] = _entry(own)
     if against is not None:
         with _artifact_of(against, own.task) as other_path:
-            other = _measure(other_path, data, own.task, metric, threads, quiet=json)
+            other = _measure(other_path, data, own.task, metric, threads, null_threshold, quiet=json)
         result["against"] = {"source": against, **_entry(other), **compare(own, other)}
     # Shown before it is written: the card may lie in a folder that is read only.
     if json:
@@ -89,12 +96,23 @@ def _columns(task: str, named: Mapping[str, str | None]) -> dict[str, str]:
     return columns
 
 
-def _measure(path: Path, data: Dataset, task: str, metric: str, threads: int | None, *, quiet: bool) -> Scored:
+def _measure(
+    path: Path,
+    data: Dataset,
+    task: str,
+    metric: str,
+    threads: int | None,
+    null_threshold: float | None,
+    *,
+    quiet: bool,
+) -> Scored:
     began = time.monotonic()
     with engines.load(path, threads=threads) as engine, Progress("rows", quiet=quiet) as progress:
         if task not in ("auto", engine.task):
             raise InputError(f"--task is {task!r}, {path} was compiled for {engine.task!r}")
-        found = score(engine, data, lambda done: progress.update(done, done / len(data.rows)))
+        found = score(
+            engine, data, lambda done: progress.update(done, done / len(data.rows)), null_threshold=null_threshold
+        )
     if metric != "auto":
         if metric not in found.metrics:
             raise InputError(f"--metric is {metric!r}; {found.task} on this data set has {', '.join(found.metrics)}")

@@ -54,6 +54,10 @@ def run_command(
     stride: Annotated[
         int | None, typer.Option(help="Tokens that neighbouring windows of a long context share (answer).")
     ] = None,
+    null_threshold: Annotated[
+        float | None,
+        typer.Option(help="Answer '' where no answer scores higher than the best by more than this (answer)."),
+    ] = None,
     prompt_name: Annotated[
         str | None, typer.Option(help="The checkpoint's prompt before every text (embed); default: as it says.")
     ] = None,
@@ -70,7 +74,7 @@ def run_command(
     """
     if on_long not in ("truncate", "error"):
         raise InputError(f"--on-long is {on_long!r}; truncate and error are known")
-    options = RunOptions("error" if on_long == "error" else "truncate", stride, prompt_name)
+    options = RunOptions("error" if on_long == "error" else "truncate", stride, prompt_name, null_threshold)
     began = time.monotonic()
     with engines.load(artifact, threads=threads, instances=instances, batch_tokens=batch_tokens) as engine:
         name = _task_name(engine, task)

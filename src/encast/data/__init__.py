@@ -1,4 +1,4 @@
-"""Rows in and out: text, JSONL, CSV, Parquet, npy; bad rows set aside; evaluation sets."""
+"""Rows in and out: text, JSONL, CSV, Parquet, npy; bad rows set aside; labelled data sets."""
 
 from encast.data.readers import FORMATS, RowReader, open_rows
 from encast.data.rows import BadRow, BadRows, Row

@@ -27,11 +27,14 @@ Records = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run over a file may change: what long texts do, ``stride`` of answering, the prompt of embedding."""
+    """What a run over a file may change: what long texts do, the prompt of embedding, and of answering the ``stride``
+    and the ``null_threshold``.
+    """
 
     on_long: OnLong = "truncate"
     stride: int | None = None
     prompt_name: str | None = None
+    null_threshold: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,13 @@ def _classify(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOpt
 
 
 def _answer(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
-    found = yield from answer(session, [row[0] for row in rows], [row[1] for row in rows], stride=options.stride)
+    found = yield from answer(
+        session,
+        [row[0] for row in rows],
+        [row[1] for row in rows],
+        stride=options.stride,
+        null_threshold=options.null_threshold,
+    )
     assert isinstance(found, list)  # lists in, a list out
     return [{"answer": one.text, "start": one.start, "end": one.end, "score": one.score} for one in found]
 

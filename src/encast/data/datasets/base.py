@@ -1,4 +1,4 @@
-"""What an evaluation set holds."""
+"""What a data set holds."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Question:
-    """A question on a context, with every annotator's answer."""
+    """A question on a context, with every annotator's answer; none where the context has no answer (SQuAD 2.0).
+
+    ``starts``: the character of ``context`` at which each answer begins, from 0; empty where the file does not say.
+    """
 
     id: str
     question: str
     context: str
     answers: tuple[str, ...]
+    starts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

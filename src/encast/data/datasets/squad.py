@@ -1,28 +1,31 @@
-"""SQuAD 1.1's JSON."""
+"""SQuAD's JSON, 1.1 and 2.0."""
 
 from __future__ import annotations
 
 import json
 
-from encast.data.datasets.base import Dataset, Question, text_of
+from encast.data.datasets.base import Dataset
+from encast.data.datasets.questions import check_starts, question_of
 from encast.errors import InputError
 
 __all__ = ["read_squad"]
 
 
 def read_squad(name: str, text: str) -> Dataset:
-    """Every question of ``data > paragraphs > qas``, in order; raises ``InputError`` when that is not its form.
+    """Every question of ``data > paragraphs > qas``, in order.
 
-    Questions without an answer (SQuAD 2.0) are refused: a span model for 1.1 has no way to decline.
+    Questions that have no answer (SQuAD 2.0) have none here; ``plausible_answers`` are not read. Raises ``InputError``
+    when that is not the form, or an answer does not stand at its ``answer_start``.
     """
     try:
         data = json.loads(text)
         rows = [
-            Question(
-                str(asked["id"]),
-                text_of(asked["question"]),
-                text_of(paragraph["context"]),
-                tuple(text_of(answer["text"]) for answer in asked["answers"]),
+            question_of(
+                asked["id"],
+                asked["question"],
+                paragraph["context"],
+                asked["answers"],
+                asked.get("is_impossible"),
             )
             for article in data["data"]
             for paragraph in article["paragraphs"]
@@ -34,6 +37,5 @@ def read_squad(name: str, text: str) -> Dataset:
             "context, qas > id, question, answers > text"
         ) from None
     for row in rows:
-        if not row.answers:
-            raise InputError(f"{name}: question {row.id!r} has no answer; SQuAD 1.1 is supported, where all have one")
+        check_starts(name, row)
     return Dataset(name, "answers", rows)

@@ -77,6 +77,7 @@ class AnswerBody(msgspec.Struct, kw_only=True):
     stride: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     max_answer_len: Count = 30
     n_best: Count = 20
+    null_threshold: float | None = None
 
 
 class FillMaskBody(TextsBody, kw_only=True):
@@ -234,7 +235,7 @@ async def _answer(service: Service, call: Call, body: AnswerBody) -> Reply:
     service.limits.check_texts(contexts, "context")
     steps = answer(
         model.session, body.question, body.context, stride=body.stride, max_answer_len=body.max_answer_len,
-        n_best=body.n_best,
+        n_best=body.n_best, null_threshold=body.null_threshold,
     )  # fmt: skip
     found = await call.run(model, steps)
     results = found if isinstance(found, list) else [found]
