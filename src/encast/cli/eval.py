@@ -6,7 +6,7 @@ import json as json_module
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from encast import engine as engines
+from encast.cli.columns import columns_of
 from encast.cli.inspect import metric_lines
 from encast.cli.progress import Progress
 from encast.data.datasets import DATASETS, Dataset, open_dataset
@@ -22,11 +23,6 @@ from encast.errors import InputError
 from encast.scoring import Scored, compare, score
 
 __all__ = ["eval_command"]
-
-_NAMES = {
-    "answer": {"text": "question", "pair": "context", "label": "answers"},
-    "tag": {"text": "words", "label": "labels"},
-}
 
 
 def eval_command(
@@ -61,7 +57,7 @@ def eval_command(
     from encast.artifact import update_card
 
     named = {"text": text_column, "pair": pair_column, "label": label_column, "score": score_column}
-    data = open_dataset(dataset, _columns(open_artifact(artifact).graph.meta.task, named))
+    data = open_dataset(dataset, columns_of(open_artifact(artifact).graph.meta.task, named))
     if limit is not None:
         data = replace(data, rows=data.rows[:limit])
     own = _measure(artifact, data, task, metric, threads, null_threshold, quiet=json)
@@ -77,23 +73,6 @@ def eval_command(
         _show(artifact, data, own, result)
     measured = dict(open_artifact(artifact).card.get("accuracy") or {})
     update_card(artifact, accuracy={**measured, _name(data): result})
-
-
-def _columns(task: str, named: Mapping[str, str | None]) -> dict[str, str]:
-    """The given columns by the names that rows of the task's form have."""
-    form = _NAMES.get(task, {name: name for name in named})
-    columns: dict[str, str] = {}
-    for name, column in named.items():
-        if column is None:
-            continue
-        if name not in form:
-            raise InputError(f"--{name}-column is {column!r}; rows for {task!r} have {', '.join(form.values())}")
-        if column in columns.values():
-            raise InputError(f"two of the columns are {column!r}; name different ones")
-        columns[form[name]] = column
-    if {"label", "score"} <= columns.keys():
-        raise InputError("--label-column and --score-column are both given; a row has a class or a score, name one")
-    return columns
 
 
 def _measure(

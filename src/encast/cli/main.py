@@ -28,6 +28,7 @@ VERBS = {
         "encast.cli.prune:prune_command",
         "Put zeros into a checkpoint's weights, for trials.",
     ),
+    "compress": ("encast.cli.compress:compress_command", "Fine-tune, prune, distil and quantise, by a recipe."),
     "run": ("encast.cli.run:run_command", "Answer the rows of a file."),
     "eval": ("encast.cli.eval:eval_command", "Measure an artifact's accuracy on a labelled data set."),
     "inspect": ("encast.cli.inspect:inspect_command", "Show what an artifact holds and what was fused."),

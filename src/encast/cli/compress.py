@@ -1,0 +1,107 @@
+"""``encast compress``: a checkpoint and labelled rows in, a smaller and faster model out, by a recipe."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from encast.cli.columns import columns_of
+from encast.cli.interrupts import sigterm_interrupts
+from encast.cli.progress import Progress
+from encast.data.datasets import DATASETS, Dataset, open_dataset
+from encast.errors import need_modules
+
+if TYPE_CHECKING:
+    from encast.compress.pipeline import Result
+
+__all__ = ["compress_command"]
+
+
+@sigterm_interrupts()
+def compress_command(
+    source: Annotated[str, typer.Argument(help="A checkpoint folder in the Hugging Face layout, or a hub id.")],
+    task: Annotated[str, typer.Option(help="classify (classes or a number), tag, answer or embed.")],
+    data: Annotated[
+        Path, typer.Option(help=f"A folder with a train and a dev file, or the file of the training rows: {DATASETS}.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The new folder: checkpoints, artifact, result.json.")],
+    recipe: Annotated[str, typer.Option(help="fine-tune, sparse70, sparse80, sparse90, or a YAML file.")] = "fine-tune",
+    dev: Annotated[
+        Path | None, typer.Option(help="The file of the rows that decide; default: the folder's dev file.")
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="What decides, as `encast eval` names it.")] = None,
+    text_column: Annotated[str | None, typer.Option(help="The column of the text (question, words).")] = None,
+    pair_column: Annotated[str | None, typer.Option(help="The column of the second text (context).")] = None,
+    label_column: Annotated[str | None, typer.Option(help="The column of the class (answers, labels).")] = None,
+    score_column: Annotated[str | None, typer.Option(help="The column of the score, a number.")] = None,
+    train_rows: Annotated[
+        int | None, typer.Option(min=1, help="Only so many training rows, chosen at random by --seed.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of new heads, the order of rows, dropout.")] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: the usable cores.")] = None,
+    device: Annotated[str | None, typer.Option(help="Of torch: cpu, cuda, cuda:1; default: cuda if there.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was ended: the same bits.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print result.json.")] = False,
+) -> None:
+    """Fine-tune, prune, distil and quantise a model, by a recipe of stages.
+
+    Each stage that trains ends in an ordinary checkpoint with a record of what was done. States are saved every two
+    minutes; --resume goes on from the last one. docs/compression.md has the form of a recipe.
+    """
+    need_modules("train", "torch", "transformers", "msgspec", "yaml")
+    from encast.compress.pipeline import compress
+    from encast.compress.recipe import load_recipe
+
+    stages = load_recipe(recipe)
+    named = {"text": text_column, "pair": pair_column, "label": label_column, "score": score_column}
+    columns = columns_of(task, named)
+    train = _sample(open_dataset(data, columns, "train"), train_rows, seed)
+    judged = open_dataset(dev or data, columns, "dev") if dev is not None or data.is_dir() else None
+    with ExitStack() as stack:
+        shown = _Shown(stack, quiet=json)
+        result = compress(
+            source, out, task=task, recipe=stages, train=train, dev=judged, metric=metric, seed=seed,
+            threads=threads, device=device, resume=resume, progress=shown,
+        )  # fmt: skip
+    if json:
+        typer.echo((result.out / "result.json").read_text(encoding="utf-8"), nl=False)
+        return
+    for line in _lines(result):
+        typer.echo(line)
+
+
+class _Shown:
+    """A progress bar for whatever the run is at."""
+
+    def __init__(self, stack: ExitStack, *, quiet: bool) -> None:
+        self._stack, self._quiet = stack, quiet
+        self._at: tuple[str, str] | None = None
+        self._bar: Progress | None = None
+
+    def __call__(self, stage: str, what: str, done: int, total: int) -> None:
+        if self._at != (stage, what) or self._bar is None:
+            self._stack.close()
+            self._at = stage, what
+            self._bar = self._stack.enter_context(Progress(f"{what} of {stage}", quiet=self._quiet))
+        self._bar.update(done, done / total)
+
+
+def _sample(data: Dataset, rows: int | None, seed: int) -> Dataset:
+    """So many of the rows, in their order, chosen by the seed."""
+    if rows is None or rows >= len(data.rows):
+        return data
+    import numpy as np
+
+    chosen = np.sort(np.random.default_rng(seed).choice(len(data.rows), rows, replace=False))
+    return replace(data, rows=[data.rows[index] for index in chosen])
+
+
+def _lines(result: Result) -> Iterator[str]:
+    for name, record in result.stages.items():
+        yield f"{name}: {json_module.dumps(record)}"

@@ -1,0 +1,240 @@
+"""A checkpoint as a module of torch with the head of a task, and back to an ordinary checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812, its usual name
+import transformers
+
+from encast.archs import build_graph
+from encast.compress.tasks import TrainTask
+from encast.errors import CheckpointError, InputError, UnsupportedModelError
+from encast.files import sync_folder
+from encast.importers import Checkpoint
+from encast.sparsity.files import copy_files
+from encast.tasks.tokenize import Tokenizer
+
+__all__ = ["Answers", "Model", "load_model", "longest_text", "open_tokenizer", "save_checkpoint"]
+
+Tensor = Any
+
+_ACTIVATIONS = {"tanh": torch.tanh, "gelu": F.gelu, "relu": torch.relu, "silu": F.silu, "none": lambda x: x}
+_TOKENIZER_FILES = (
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
+    "sentencepiece.bpe.model", "spiece.model",
+)  # fmt: skip
+_LAYER = re.compile(r"(?<=\blayer\.)([0-9]+)(?=\.)")
+_LAYER_COUNTS = ("num_hidden_layers", "n_layers")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model says of a batch: its task's answers; of all layers the hidden states, and attention's weights."""
+
+    answers: Tensor
+    hidden: Sequence[Tensor] = ()
+    attention: Sequence[Tensor] = ()
+
+
+class Model:
+    """A module of transformers on its device; ``checkpoint`` is what it was made from."""
+
+    def __init__(self, module: Any, checkpoint: Checkpoint, task: TrainTask) -> None:
+        self.module, self.checkpoint, self.task = module, checkpoint, task
+        self.pad = int(module.config.pad_token_id or 0)
+        self.typed = int(getattr(module.config, "type_vocab_size", 0) or 0) > 1
+        self._dense = [] if checkpoint.modules is None else [_dense(one) for one in checkpoint.modules.dense]
+
+    def parameters(self) -> dict[str, Tensor]:
+        return dict(self.module.named_parameters())
+
+    def __call__(self, ids: Tensor, types: Tensor, mask: Tensor, *, inside: bool = False) -> Answers:
+        """``ids, types: i64[rows, length]``, ``mask: bool[rows, length]``. ``inside``: hidden states, attention too."""
+        given = {"input_ids": ids, "attention_mask": mask.long()}
+        if self.typed:
+            given["token_type_ids"] = types
+        if inside:
+            given |= {"output_hidden_states": True, "output_attentions": True}
+        out = self.module(**given)
+        return Answers(self._answers(out, mask), out.hidden_states or () if inside else (), _attention(out, inside))
+
+    def _answers(self, out: Any, mask: Tensor) -> Tensor:
+        if self.task.task == "answer":
+            return torch.stack([out.start_logits, out.end_logits], -1)
+        if self.task.task == "embed":
+            return self._embedding(out.last_hidden_state, mask)
+        return out.logits
+
+    def _embedding(self, states: Tensor, mask: Tensor) -> Tensor:
+        """Pooled as the checkpoint's modules say, by the mean where it has none."""
+        modules = self.checkpoint.modules
+        modes = ("mean",) if modules is None else modules.pooling_modes
+        x = torch.cat([_POOLING[mode](states, mask.unsqueeze(-1).to(states.dtype)) for mode in modes], -1)
+        for weight, bias, activation in self._dense:
+            x = activation(F.linear(x, weight.to(x), None if bias is None else bias.to(x)))
+        return F.normalize(x, dim=-1) if modules is not None and modules.normalize else x
+
+
+def _attention(out: Any, inside: bool) -> Sequence[Tensor]:
+    found = (getattr(out, "attentions", None) or ()) if inside else ()
+    return tuple(one for one in found if one is not None)
+
+
+def _dense(module: Any) -> tuple[Tensor, Tensor | None, Any]:
+    bias = None if module.bias is None else torch.from_numpy(module.bias.copy())
+    return torch.from_numpy(module.weight.copy()), bias, _ACTIVATIONS[module.activation]
+
+
+def _weighted(states: Tensor, mask: Tensor) -> Tensor:
+    weights = mask * torch.arange(1, states.shape[1] + 1, device=states.device, dtype=states.dtype)[None, :, None]
+    return (states * weights).sum(1) / weights.sum(1)
+
+
+def _last(states: Tensor, mask: Tensor) -> Tensor:
+    last = mask[..., 0].sum(1).long() - 1
+    return states[torch.arange(len(states), device=states.device), last]
+
+
+_POOLING = {
+    "cls": lambda states, mask: states[:, 0],
+    "mean": lambda states, mask: (states * mask).sum(1) / mask.sum(1),
+    "max": lambda states, mask: states.masked_fill(mask == 0, -torch.inf).amax(1),
+    "mean_sqrt_len_tokens": lambda states, mask: (states * mask).sum(1) / mask.sum(1).sqrt(),
+    "weightedmean": _weighted,
+    "lasttoken": _last,
+}
+
+
+def longest_text(checkpoint: Checkpoint, limit: int | None = None) -> int:
+    """Tokens of the longest row, special ones included, that the checkpoint takes; ``limit``: and at most so many."""
+    longest = build_graph(checkpoint, "features").meta.longest_text(checkpoint.tokenizer.max_length)
+    return longest if limit is None else min(limit, longest)
+
+
+def open_tokenizer(checkpoint: Checkpoint, max_length: int) -> Tokenizer:
+    """The checkpoint's tokenizer, cutting rows at ``max_length`` tokens."""
+    side = checkpoint.tokenizer.truncation_side
+    return Tokenizer(checkpoint.tokenizer.json, max_length=max_length, truncation_side=side)
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    task: TrainTask,
+    *,
+    seed: int,
+    layers: Sequence[int] | int | None = None,
+    dropout: float | None = None,
+    inside: bool = False,
+    device: str = "cpu",
+) -> Model:
+    """The checkpoint with the head of the task: its own, or a new one with random weights by ``seed``.
+
+    ``layers``: which of its layers stay, or how many. ``dropout``: instead of what the config says. ``inside``:
+    attention weights will be asked for. Raises ``InputError`` and ``CheckpointError``.
+    """
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(seed)
+    path = str(checkpoint.path)
+    try:
+        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+        _check_head(checkpoint, config, task)
+        for name, value in task.head().items():
+            setattr(config, name, value)
+        if dropout is not None:
+            for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"):
+                if hasattr(config, name):
+                    setattr(config, name, dropout)
+        options: dict[str, Any] = {"config": config, "local_files_only": True, "dtype": torch.float32}
+        if inside:
+            options["attn_implementation"] = "eager"
+        module = getattr(transformers, task.model).from_pretrained(path, **options)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise CheckpointError(f"{path}: transformers cannot open it for {task.task!r}: {reason}") from None
+    if layers is not None:
+        module = _with_layers(module, layers, path)
+    return Model(module.to(device), checkpoint, task)
+
+
+def _check_head(checkpoint: Checkpoint, config: Any, task: TrainTask) -> None:
+    """A head that was trained for other labels is not taken for one of this data set's."""
+    labels = task.head().get("id2label")
+    suffix = task.model.removeprefix("AutoModel")
+    if labels and suffix and checkpoint.architecture.endswith(suffix) and len(config.id2label) == len(labels):
+        own = [str(config.id2label[index]) for index in range(len(labels))]
+        wanted = list(labels.values())
+        if own != wanted and own != [f"LABEL_{index}" for index in range(len(labels))]:
+            raise InputError(
+                f"{checkpoint.path} classifies into {own}, the data set has {wanted}; give the classes the same names, "
+                "or begin with a checkpoint without this head"
+            )
+
+
+def _with_layers(module: Any, layers: Sequence[int] | int, path: str) -> Any:
+    """A module of the same kind with only these layers."""
+    config = module.config
+    name = next((one for one in _LAYER_COUNTS if hasattr(config, one)), _LAYER_COUNTS[0])
+    state = module.state_dict()
+    found = {int(match[1]) for key in state if (match := _LAYER.search(key))}
+    count = max(found, default=-1) + 1
+    if count < 2 or found != set(range(getattr(config, name))):
+        raise UnsupportedModelError(f"{path}: its {getattr(config, name)} layers share weights; leave `layers` out")
+    kept = evenly(count, layers) if isinstance(layers, int) else list(layers)
+    if not kept or kept[-1] >= count or len(kept) > count:
+        raise InputError(f"layers is {layers}; {path} has {count}, numbered from 0")
+    place = {old: new for new, old in enumerate(kept)}
+    fewer = type(config).from_dict({**config.to_dict(), name: len(kept)})
+    small = type(module)._from_config(fewer, attn_implementation=config._attn_implementation)
+    chosen = {}
+    for key, value in state.items():
+        match = _LAYER.search(key)
+        if match is None or int(match[1]) in place:
+            chosen[key if match is None else _LAYER.sub(str(place[int(match[1])]), key, count=1)] = value
+    small.load_state_dict(chosen)
+    return small
+
+
+def evenly(count: int, wanted: int) -> list[int]:
+    """``wanted`` of ``count`` places from the first to the last, as evenly spaced as whole numbers allow."""
+    if wanted == 1:
+        return [0]
+    return [round(index * (count - 1) / (wanted - 1)) for index in range(wanted)] if wanted <= count else []
+
+
+def save_checkpoint(model: Model, weights: Mapping[str, Tensor] | None, out: Path, record: Mapping[str, Any]) -> None:
+    """Writes a checkpoint in the Hugging Face layout into the new folder ``out``, whole on the disk when this returns.
+
+    ``weights``: instead of the module's. ``record`` becomes ``compress.json``. A model that embeds keeps the files of
+    its source (sentence-transformers' modules); others get the tokenizer's. Raises ``OSError``.
+    """
+    checkpoint, module = model.checkpoint, model.module
+    out.mkdir()
+    place = out
+    if model.task.task == "embed":
+        copy_files(checkpoint, out, out)
+        place = out / checkpoint.path.relative_to(checkpoint.root)
+    else:
+        for name in _TOKENIZER_FILES:
+            if (checkpoint.path / name).is_file():
+                shutil.copyfile(checkpoint.path / name, out / name)
+        (out / "tokenizer.json").write_text(checkpoint.tokenizer.json, encoding="utf-8")
+    state = module.state_dict() if weights is None else weights
+    module.save_pretrained(place, state_dict={name: value.contiguous() for name, value in state.items()})
+    (out / "compress.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    for folder, _, files in os.walk(out):
+        for name in files:
+            with open(Path(folder) / name, "rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(Path(folder))

@@ -1,0 +1,222 @@
+"""A recipe from its first stage to the last, in a folder that it can go on in after a kill."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import transformers
+
+from encast.compress.quantise import quantise_stage
+from encast.compress.recipe import Quantise, Recipe, Training
+from encast.compress.stages import Context, train_stage
+from encast.data.datasets import Dataset
+from encast.errors import InputError, ResourceError
+from encast.files import lock, sync_folder, write_whole
+from encast.importers import checkpoint_name, open_checkpoint
+from encast.machine import usable_cores
+
+__all__ = ["METRICS", "Result", "compress"]
+
+Progress = Callable[[str, str, int, int], None]
+
+METRICS: Mapping[str, str] = {"classes": "accuracy", "scores": "spearman", "answers": "f1", "entities": "entity_f1"}
+"""What decides on a kind of data unless another metric is named."""
+
+_RUN, _RESULT, _WORK = "run.json", "result.json", ".work"
+
+
+@dataclass(frozen=True)
+class Result:
+    """``stages``: name to its record, in order; ``checkpoint``: the last one; ``artifact``: None without a stage that
+    compiles."""
+
+    out: Path
+    stages: dict[str, dict[str, Any]]
+    checkpoint: Path
+    artifact: Path | None
+
+
+def compress(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    task: str,
+    recipe: Recipe,
+    train: Dataset,
+    dev: Dataset | None = None,
+    metric: str | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    device: str | None = None,
+    resume: bool = False,
+    progress: Progress = lambda stage, what, done, total: None,
+) -> Result:
+    """Runs the stages of ``recipe`` on the checkpoint ``source`` (a folder or a hub id) and writes the folder ``out``.
+
+    ``out`` gets a folder ``N-NAME`` for every stage that trains, an ordinary checkpoint with ``compress.json``, which
+    says what was done; the artifact of a stage that compiles; and ``result.json``, written last. ``task`` is one of
+    ``archs.TASKS``. ``dev``: the rows that decide which weights are kept, by ``metric`` (a name that
+    ``scoring.score`` gives; default: that of the kind of data); without, the last weights are kept.
+    ``threads``: default: the usable cores. ``device``: of torch; default: CUDA where it is there, else the CPU. With
+    ``resume`` a run that was ended goes on, to the same bits. ``progress(stage, what, done, total)``.
+
+    Raises ``InputError`` for what cannot be done as asked, before anything runs where that can be seen;
+    ``CheckpointError`` and ``UnsupportedModelError`` for a checkpoint that cannot be used; ``ResourceError`` when the
+    disk is full: what was done stays, and ``resume`` goes on from there.
+    """
+    folder = Path(os.path.abspath(out))
+    name = metric or METRICS.get(train.kind, "")
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    count = threads or len(usable_cores())
+    _check(recipe, train, dev)
+    key = _key(source, task, recipe, train, dev, name, seed, count, chosen)
+    descriptor = _open(folder, key, resume)
+    try:
+        torch.set_num_threads(count)
+        # The same bits each time; what has no such kernel on a GPU says so and runs.
+        torch.use_deterministic_algorithms(True, warn_only=chosen != "cpu")
+        if (folder / _RESULT).is_file():
+            return _read(folder)
+        return _run(Path(source) if os.path.lexists(source) else open_checkpoint(source).root, folder, recipe,
+            Context(task, train, dev, name, seed, count, chosen, lambda *_: None), progress)  # fmt: skip
+    finally:
+        os.close(descriptor)
+
+
+def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress: Progress) -> Result:
+    work = folder / _WORK
+    current, artifact = source, None
+    records: dict[str, dict[str, Any]] = {}
+    made: dict[str, Path] = {}
+    for number, (stage, name) in enumerate(zip(recipe.stages, recipe.names(), strict=True), 1):
+        own = Context(**{**vars(context), "progress": _named(progress, name)})
+        if isinstance(stage, Quantise):
+            artifact = folder / f"{checkpoint_name(folder)}.encast"
+            records[name] = quantise_stage(stage, current, artifact, work / name, own)
+            continue
+        assert isinstance(stage, Training)
+        target = folder / f"{number}-{name}"
+        if target.is_dir():
+            records[name] = json.loads((target / "compress.json").read_text(encoding="utf-8"))
+        else:
+            records[name] = train_stage(stage, current, target, work / name, made, own)
+        made[name] = current = target
+    document = {"checkpoint": str(current), "artifact": artifact and artifact.name, "stages": records}
+    shutil.rmtree(work, ignore_errors=True)
+    write_whole(folder / _RESULT, json.dumps(document, indent=2) + "\n")
+    sync_folder(folder)
+    return _read(folder)
+
+
+def _read(folder: Path) -> Result:
+    """What a run that is done has left."""
+    try:
+        document = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
+        artifact = document["artifact"]
+        return Result(
+            folder, document["stages"], Path(document["checkpoint"]), None if artifact is None else folder / artifact
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{folder / _RESULT} is damaged ({error}); remove it and go on with --resume") from None
+
+
+def _named(progress: Progress, stage: str) -> Callable[[str, int, int], None]:
+    return lambda what, done, total: progress(stage, what, done, total)
+
+
+def _check(recipe: Recipe, train: Dataset, dev: Dataset | None) -> None:
+    """What a look at the data shows, before hours of training."""
+    if dev is not None and dev.kind != train.kind:
+        raise InputError(f"{train.name} holds {train.kind}, {dev.name} {dev.kind}; give two sets of one kind")
+    if dev is not None and train.kind == "classes":
+        known = {str(row.gold) for row in train.rows}
+        strange = next((row.gold for row in dev.rows if str(row.gold) not in known), None)
+        if strange is not None:
+            raise InputError(
+                f"{dev.name} has the class {strange!r}, of which {train.name} has no row; its classes are "
+                f"{', '.join(sorted(known)[:20])}"
+            )
+    for stage, name in zip(recipe.stages, recipe.names(), strict=True):
+        if isinstance(stage, Quantise) and stage.max_drop is not None and dev is None:
+            raise InputError(f"the stage {name} keeps an accuracy budget, which needs a dev set; give one")
+
+
+def _key(
+    source: str | os.PathLike[str], task: str, recipe: Recipe, train: Dataset, dev: Dataset | None,
+    metric: str, seed: int, threads: int, device: str,
+) -> dict[str, Any]:  # fmt: skip
+    """What the result depends on."""
+    checkpoint = open_checkpoint(source)
+    _ = checkpoint.tokenizer
+    return {
+        "source": checkpoint.provenance["files"],
+        "task": task,
+        "recipe": msgspec.to_builtins(recipe),
+        "train": _digest(train),
+        "dev": None if dev is None else _digest(dev),
+        "metric": metric,
+        "seed": seed,
+        "threads": threads,
+        "device": device,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _digest(data: Dataset) -> str:
+    digest = hashlib.sha256(data.kind.encode())
+    for row in data.rows:
+        digest.update(repr(row).encode("utf-8", "surrogatepass") + b"\n")
+    return digest.hexdigest()
+
+
+def _open(folder: Path, key: Mapping[str, Any], resume: bool) -> int:
+    """Makes the folder, or finds it as a run with the same key has left it; returns its lock, an open file."""
+    file = folder / _RUN
+    try:
+        if resume and file.is_file():
+            _compare(file, key)
+        elif os.path.lexists(folder) and not (resume and _is_bare(folder)):
+            hint = "add --resume to go on with it, or " if file.is_file() else ""
+            raise InputError(f"{folder} exists already; {hint}choose another place, or remove it")
+        else:
+            if not folder.parent.is_dir():
+                raise InputError(f"the folder {folder.parent} does not exist; make it, or choose another place")
+            folder.mkdir(exist_ok=True)
+            write_whole(file, json.dumps(key, indent=2) + "\n")
+        descriptor = os.open(file, os.O_RDONLY)
+    except OSError as error:
+        raise ResourceError(f"{folder} cannot be written: {error.strerror}; choose another place") from None
+    try:
+        lock(descriptor, InputError(f"another process is at work in {folder}; wait for it, or choose another place"))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _is_bare(folder: Path) -> bool:
+    """Whether it is as a run leaves it that was killed before its first file was whole."""
+    return folder.is_dir() and all(name.startswith(".encast-") for name in os.listdir(folder))
+
+
+def _compare(file: Path, key: Mapping[str, Any]) -> None:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} is damaged ({error}); remove {file.parent} and begin anew") from None
+    asked = json.loads(json.dumps(key))
+    other = [name for name in asked if not isinstance(found, dict) or found.get(name) != asked[name]]
+    if other:
+        raise InputError(
+            f"{file.parent} is of a run that differs in {', '.join(other)}; give the same, or choose another place"
+        )

@@ -1,0 +1,163 @@
+"""Keeps the zeros of a model while it trains: makes them by a schedule, and holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from encast.compress.recipe import Prune
+from encast.compress.schedules import sparsity
+from encast.compress.scores import SCORES
+from encast.sparsity import Pattern
+
+__all__ = ["Lock", "Pruner"]
+
+Tensor = Any
+
+
+class Lock:
+    """Elements that are zero stay zero: they are set to zero anew after every step of the optimiser.
+
+    ``weights``: tensors ``[outputs, inputs]`` by name. Only weights with zeros are held.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        self.masks: dict[str, Tensor] = {}
+        self._weights = dict(weights)
+        for name, weight in weights.items():
+            stays = weight.detach() != 0
+            if not bool(stays.all()):
+                self.masks[name] = stays
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def before_step(self) -> None:
+        """To be called with this step's gradients, before the optimiser uses them."""
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def after_step(self, step: int, steps: int) -> None:
+        """To be called when the optimiser has changed the weights in step ``step`` of ``steps``, counted from 0."""
+        self._apply()
+
+    def _apply(self) -> None:
+        for name, stays in self.masks.items():
+            self._weights[name].mul_(stays)
+
+    def finish(self) -> None:
+        """To be called after the last step."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What ``restore`` needs to go on as if nothing had happened."""
+        return {f"mask.{name}": stays.to(torch.uint8) for name, stays in self.masks.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self.masks = {
+            name.removeprefix("mask."): stays.bool() for name, stays in state.items() if name.startswith("mask.")
+        }
+
+    def done(self, step: int, steps: int) -> bool:
+        """Whether the pattern after step ``step`` is the final one, so that an evaluation counts."""
+        return True
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Sums over the blocks of one weight; those at the edges may be smaller."""
+
+    pattern: Pattern
+    shape: tuple[int, int]
+
+    def means(self, values: Tensor) -> Tensor:
+        """``f32[block rows, block columns]``: the mean of every block."""
+        high, wide = self.pattern.outputs, self.pattern.inputs
+        rows, columns = self.shape
+        padded = torch.nn.functional.pad(values, (0, -columns % wide, 0, -rows % high))
+        sums = padded.reshape(padded.shape[0] // high, high, padded.shape[1] // wide, wide).sum((1, 3))
+        heights = torch.full((sums.shape[0], 1), float(high))
+        heights[-1] = rows - (sums.shape[0] - 1) * high
+        widths = torch.full((1, sums.shape[1]), float(wide))
+        widths[0, -1] = columns - (sums.shape[1] - 1) * wide
+        return sums / (heights * widths).to(sums.device)
+
+    def spread(self, blocks: Tensor) -> Tensor:
+        """A value of every block to that of each of its elements."""
+        rows, columns = self.shape
+        spread = blocks.repeat_interleave(self.pattern.outputs, 0)[:rows]
+        return spread.repeat_interleave(self.pattern.inputs, 1)[:, :columns]
+
+
+class Pruner(Lock):
+    """A ``Lock`` whose zeros grow. A block that is zero stays so; of equal scores the first block goes first."""
+
+    def __init__(self, weights: Mapping[str, Tensor], stage: Prune) -> None:
+        super().__init__(weights)
+        self._stage = stage
+        self._score = SCORES[stage.score]
+        pattern = Pattern.parse(stage.pattern)
+        self._blocks = {name: _Blocks(pattern, tuple(weight.shape)) for name, weight in weights.items()}
+        self._scores = {name: torch.zeros_like(weight) for name, weight in weights.items() if self._score.update}
+        self._reached = 0.0
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def before_step(self) -> None:
+        if self._score.update is not None:
+            for name, score in self._scores.items():
+                self._score.update(score, self._weights[name], self._weights[name].grad)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def after_step(self, step: int, steps: int) -> None:
+        self._apply()
+        wanted = self._wanted(step, steps)
+        if wanted > self._reached and ((step + 1) % self._stage.every == 0 or wanted >= self._stage.sparsity):
+            self._choose(wanted)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def finish(self) -> None:
+        """Makes the zeros that no step has made: a stage may have none."""
+        if self._reached < self._stage.sparsity:
+            self._choose(self._stage.sparsity)
+
+    def done(self, step: int, steps: int) -> bool:
+        return self._wanted(step, steps) >= self._stage.sparsity
+
+    def _wanted(self, step: int, steps: int) -> float:
+        stage = self._stage
+        return sparsity(
+            stage.schedule, (step + 1) / steps,
+            initial=stage.initial, final=stage.sparsity, begin=stage.begin, end=stage.end,
+        )  # fmt: skip
+
+    def _choose(self, wanted: float) -> None:
+        """Sets the masks so that the share ``wanted`` of the blocks is zero, those that are zero already among them."""
+        scores = {}
+        for name, blocks in self._blocks.items():
+            weight = self._weights[name]
+            means = blocks.means(self._score.read(self._scores.get(name), weight))
+            if name in self.masks:
+                alive = blocks.means(self.masks[name].float()) > 0
+                means = means.masked_fill(~alive, -torch.inf)
+            scores[name] = means
+        groups = [list(scores)] if self._stage.scope == "global" else [[name] for name in scores]
+        for names in groups:
+            flat = torch.cat([scores[name].flatten() for name in names])
+            gone = int(wanted * flat.numel() + 0.5)
+            stays = torch.ones_like(flat, dtype=torch.bool)
+            stays[torch.argsort(flat, stable=True)[:gone]] = False
+            for name, part in zip(names, stays.split([scores[name].numel() for name in names]), strict=True):
+                self.masks[name] = self._blocks[name].spread(part.reshape(scores[name].shape)) & (
+                    self.masks.get(name, torch.ones((), dtype=torch.bool))
+                )
+        self._reached = wanted
+        self._apply()
+
+    def state(self) -> dict[str, Tensor]:
+        scores = {f"score.{name}": score for name, score in self._scores.items()}
+        return {**super().state(), **scores, "reached": torch.tensor(self._reached, dtype=torch.float64)}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        super().restore(state)
+        self._reached = float(state["reached"])
+        for name, score in self._scores.items():
+            score.copy_(state[f"score.{name}"])

@@ -1,0 +1,165 @@
+"""One stage that trains: from a checkpoint and rows to the next checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import encast.engine as engines
+from encast.compile import compile
+from encast.compress.batches import Example
+from encast.compress.model import Model, load_model, longest_text, open_tokenizer, save_checkpoint
+from encast.compress.recipe import Distil, Prune, Teacher, Training
+from encast.compress.state import StateFolder
+from encast.compress.tasks import TrainTask, find_task
+from encast.compress.teacher import CachedTeacher, OnlineTeacher, Source, cache_answers
+from encast.compress.train import Trainer
+from encast.data.datasets import Dataset
+from encast.errors import InputError
+from encast.importers import Checkpoint, open_checkpoint
+from encast.scoring import score
+from encast.sparsity import product_weights
+
+__all__ = ["Context", "measure", "train_stage"]
+
+Tensor = Any
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all stages of a run share. ``dev`` is None where nothing is evaluated; ``progress(what, done, total)``."""
+
+    task: str
+    train: Dataset
+    dev: Dataset | None
+    metric: str
+    seed: int
+    threads: int
+    device: str
+    progress: Progress
+
+
+def measure(checkpoint: Path, context: Context, work: Path, **options: Any) -> dict[str, float]:
+    """All metrics of a checkpoint on the dev set, in points of 100, as encast answers; f32 unless ``options`` of
+    ``compile`` say otherwise."""
+    assert context.dev is not None
+    artifact = work / "measured.encast"
+    compile(checkpoint, artifact, task=context.task, **{"dtype": "f32", **options})
+    try:
+        with engines.load(artifact, threads=context.threads) as engine:
+            return score(engine, context.dev).metrics
+    finally:
+        shutil.rmtree(artifact, ignore_errors=True)
+
+
+def train_stage(
+    stage: Training, source: Path, out: Path, work: Path, teachers: Mapping[str, Path], context: Context
+) -> dict[str, Any]:
+    """Trains what lies in ``source`` and writes the new folder ``out``; returns its record, ``compress.json``.
+
+    ``work`` holds what a later call goes on from. ``teachers``: the folders of stages before, by name.
+    """
+    checkpoint = open_checkpoint(source)
+    limit = longest_text(checkpoint, stage.max_length)
+    task = find_task(context.task, context.train)(context.train, limit, stage.stride)
+    examples = list(task.examples(context.train.rows, open_tokenizer(checkpoint, limit)))
+    distil = stage.distil if isinstance(stage, (Distil, Prune)) else None
+    inside = distil is not None and distil.hidden + distil.attention > 0
+    model = load_model(
+        checkpoint, task, seed=context.seed, dropout=stage.dropout, inside=inside, device=context.device,
+        layers=stage.layers if isinstance(stage, Distil) else None,
+    )  # fmt: skip
+    work.mkdir(parents=True, exist_ok=True)
+    teacher = None if distil is None else _teacher(distil, teachers, examples, task, work, context)
+    keep = stage.keep if isinstance(stage, Prune) else ()
+    dropped = isinstance(stage, Distil) and stage.layers is not None
+    names = _products(checkpoint, model, keep) if not dropped else _products(_saved(model, work), model, keep)
+    trainer = Trainer(
+        model,
+        stage,
+        examples,
+        products=names,
+        state=StateFolder(work / "state"),
+        seed=context.seed,
+        evaluate=None if context.dev is None else lambda weights: _evaluate(model, weights, work, context),
+        metric=context.metric,
+        teacher=teacher,
+        progress=lambda done, total: context.progress("steps", done, total),
+    )
+    trained = trainer.run()
+    record = {
+        "stage": msgspec.to_builtins(stage),
+        "source": str(source),
+        "task": context.task,
+        "train": {"name": context.train.name, "rows": len(context.train.rows)},
+        "dev": None if context.dev is None else {"name": context.dev.name, "rows": len(context.dev.rows)},
+        "seed": context.seed,
+        "max_length": limit,
+        **trained.record,
+        "zeros": {name: round(float((trained.weights[name] == 0).float().mean()), 4) for name in names},
+    }
+    written = work / "checkpoint"
+    shutil.rmtree(written, ignore_errors=True)
+    save_checkpoint(model, trained.weights, written, record)
+    written.rename(out)
+    return record
+
+
+def _products(checkpoint: Checkpoint, model: Model, keep: Sequence[str]) -> list[str]:
+    return product_weights(checkpoint, keep, model.parameters())
+
+
+def _saved(model: Model, work: Path) -> Checkpoint:
+    """The model as a checkpoint of its own: one without some layers has other products than its source."""
+    folder = work / "smaller"
+    shutil.rmtree(folder, ignore_errors=True)
+    save_checkpoint(model, None, folder, {})
+    return open_checkpoint(folder)
+
+
+def _evaluate(model: Model, weights: Mapping[str, Tensor], work: Path, context: Context) -> dict[str, float]:
+    folder = work / "evaluated"
+    shutil.rmtree(folder, ignore_errors=True)
+    save_checkpoint(model, weights, folder, {})
+    try:
+        return measure(folder, context, work)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _teacher(
+    distil: Teacher,
+    stages: Mapping[str, Path],
+    examples: Sequence[Example],
+    task: TrainTask,
+    work: Path,
+    context: Context,
+) -> Source:
+    folder = stages.get(distil.teacher) or Path(distil.teacher)
+    if distil.teacher not in stages and not folder.exists():
+        known = f"a stage before ({', '.join(stages)}), or " if stages else ""
+        raise InputError(f"teacher is {distil.teacher!r}; {known}the folder of a checkpoint is needed")
+    inside = distil.hidden + distil.attention > 0
+    if inside or not distil.cache or context.device != "cpu":
+        model = load_model(open_checkpoint(folder), task, seed=context.seed, inside=inside, device=context.device)
+        return OnlineTeacher(model, inside=inside)
+    answers = work / "teacher"
+    artifact = work / "teacher.encast"
+    compile(folder, artifact, dtype="f32", task=task.task)
+    with engines.load(artifact, threads=context.threads) as engine:
+        labels = list(task.head().get("id2label", {}).values())
+        if labels and engine.meta.labels and list(engine.meta.labels) != labels:
+            raise InputError(
+                f"the teacher {folder} knows the classes {list(engine.meta.labels)}, the data has {labels}"
+            )
+        cache_answers(
+            answers, engine, examples, task, lambda done, total: context.progress("answers of the teacher", done, total)
+        )
+    shutil.rmtree(artifact, ignore_errors=True)
+    return CachedTeacher(answers, examples, task)

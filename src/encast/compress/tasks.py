@@ -1,0 +1,317 @@
+"""What is trained for: how rows of a data set become examples, which head a model gets, and the losses.
+
+A task is a class in the table ``_TASKS``, found by the kind of data that it learns from and the task of its artifact.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812, its usual name
+
+from encast.compress.batches import Example
+from encast.data.datasets import Dataset
+from encast.errors import InputError
+from encast.tasks.tokenize import Encoding, Tokenizer
+
+__all__ = ["TrainTask", "find_task"]
+
+Tensor = Any
+IGNORED = -100
+"""The label of tokens that have none, which cross entropy leaves out."""
+
+
+class TrainTask(ABC):
+    """One task on one training set."""
+
+    task: ClassVar[str]
+    """Of the artifact: one of ``archs.TASKS``."""
+    model: ClassVar[str]
+    """The class of transformers that has the head."""
+    output: ClassVar[str] = "logits"
+    """The output of a graph that a teacher's answer is."""
+
+    def __init__(self, data: Dataset, max_length: int, stride: int) -> None:
+        """Reads of ``data``, the training set, what the head must know. Raises ``InputError``."""
+        self.name, self.max_length, self.stride = data.name, max_length, stride
+
+    def head(self) -> dict[str, Any]:
+        """Fields of the config that the head needs."""
+        return {}
+
+    @abstractmethod
+    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[Example]: ...
+
+    @abstractmethod
+    def loss(self, answers: Tensor, targets: Tensor) -> Tensor:
+        """Of the model's ``answers`` for a batch against its labels, as ``collate`` gives them: a scalar."""
+
+    @abstractmethod
+    def soft_loss(self, answers: Tensor, teacher: Tensor, mask: Tensor, temperature: float) -> Tensor:
+        """Of answers against the teacher's. ``mask: bool[rows, length]``: the tokens that are no padding."""
+
+    def targets(self, targets: Sequence[Any], length: int) -> Tensor:
+        """The labels of a batch whose rows are padded to ``length`` tokens."""
+        return torch.tensor(targets)
+
+    def answers(self, answers: Sequence[np.ndarray[Any, Any]], length: int) -> Tensor:
+        """A teacher's answers for the rows of a batch, as the model would give them."""
+        return torch.from_numpy(np.stack(answers))
+
+
+def _encode(texts: Sequence[Any], tokenizer: Tokenizer, offsets: bool = False) -> Iterable[Encoding]:
+    for begin in range(0, len(texts), 4096):
+        yield from tokenizer.encode(texts[begin : begin + 4096], offsets=offsets, first=begin)
+
+
+def _example(encodings: Sequence[Encoding], target: Any) -> Example:
+    ids = tuple(np.array(encoding.ids, np.int32) for encoding in encodings)
+    types = tuple(np.array(encoding.type_ids, np.int32) for encoding in encodings)
+    return Example(ids, types, target)
+
+
+def _divergence(answers: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """KL of the teacher's softmax from the student's, both at a temperature, times its square: a value a row."""
+    own = F.log_softmax(answers / temperature, -1)
+    other = F.log_softmax(teacher / temperature, -1)
+    return F.kl_div(own, other, reduction="none", log_target=True).nan_to_num(0.0).sum(-1) * temperature**2
+
+
+class Classify(TrainTask):
+    """Texts or pairs of texts into classes."""
+
+    task = "classify"
+    model = "AutoModelForSequenceClassification"
+
+    def __init__(self, data: Dataset, max_length: int, stride: int) -> None:
+        super().__init__(data, max_length, stride)
+        found = sorted({str(row.gold) for row in data.rows}, key=_natural)
+        if len(found) < 2:
+            raise InputError(f"{data.name}: all {len(data.rows)} rows are of the class {found[0]!r}; give at least two")
+        self.labels = found
+
+    def head(self) -> dict[str, Any]:
+        return {
+            "id2label": dict(enumerate(self.labels)),
+            "label2id": {label: index for index, label in enumerate(self.labels)},
+            "problem_type": "single_label_classification",
+        }
+
+    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[Example]:
+        index = {label: number for number, label in enumerate(self.labels)}
+        for row, encoding in zip(rows, _encode([row.text for row in rows], tokenizer), strict=True):
+            yield _example([encoding], index[str(row.gold)])
+
+    def loss(self, answers: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(answers, targets)
+
+    def soft_loss(self, answers: Tensor, teacher: Tensor, mask: Tensor, temperature: float) -> Tensor:
+        return _divergence(answers, teacher, temperature).mean()
+
+
+class Regress(TrainTask):
+    """Texts or pairs of texts to a number."""
+
+    task = "classify"
+    model = "AutoModelForSequenceClassification"
+
+    def head(self) -> dict[str, Any]:
+        return {"num_labels": 1, "problem_type": "regression"}
+
+    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[Example]:
+        for row, encoding in zip(rows, _encode([row.text for row in rows], tokenizer), strict=True):
+            yield _example([encoding], float(row.gold))
+
+    def loss(self, answers: Tensor, targets: Tensor) -> Tensor:
+        return F.mse_loss(answers[:, 0], targets)
+
+    def soft_loss(self, answers: Tensor, teacher: Tensor, mask: Tensor, temperature: float) -> Tensor:
+        return F.mse_loss(answers, teacher)
+
+
+class Tag(TrainTask):
+    """Words into BIO labels; the first token of a word learns its label."""
+
+    task = "tag"
+    model = "AutoModelForTokenClassification"
+
+    def __init__(self, data: Dataset, max_length: int, stride: int) -> None:
+        super().__init__(data, max_length, stride)
+        found = set(chain.from_iterable(row.labels for row in data.rows))
+        # An entity that the training set only begins may go on elsewhere.
+        found |= {f"I-{label[2:]}" for label in found if label.startswith("B-")}
+        self.labels = sorted(found, key=lambda label: (label != "O", label[2:], label))
+        if len(self.labels) < 2:
+            raise InputError(f"{data.name}: all words have the label {self.labels[0]!r}; give at least two labels")
+
+    head = Classify.head
+
+    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[Example]:
+        index = {label: number for number, label in enumerate(self.labels)}
+        for row, encoding in zip(rows, _encode([" ".join(row.words) for row in rows], tokenizer, True), strict=True):
+            begins, at = {}, 0
+            for word, label in zip(row.words, row.labels, strict=True):
+                begins[at] = index[label]
+                at += len(word) + 1
+            target = np.full(len(encoding.ids), IGNORED, np.int64)
+            for token, (word_id, (start, end)) in enumerate(zip(encoding.word_ids, encoding.offsets, strict=True)):
+                if word_id is not None and end > start:
+                    text_start = start + (start not in begins and start + 1 in begins and end > start + 1)
+                    target[token] = begins.get(text_start, IGNORED)
+            yield _example([encoding], target)
+
+    def targets(self, targets: Sequence[Any], length: int) -> Tensor:
+        return torch.from_numpy(_padded(targets, length, IGNORED))
+
+    def answers(self, answers: Sequence[np.ndarray[Any, Any]], length: int) -> Tensor:
+        return torch.from_numpy(_padded(answers, length, 0.0))
+
+    def loss(self, answers: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(answers.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+    def soft_loss(self, answers: Tensor, teacher: Tensor, mask: Tensor, temperature: float) -> Tensor:
+        return _divergence(answers[mask], teacher[mask], temperature).mean()
+
+
+class AnswerSpans(TrainTask):
+    """Questions to the span of a context: start and end tokens, the first token where a window has no answer."""
+
+    task = "answer"
+    model = "AutoModelForQuestionAnswering"
+
+    def __init__(self, data: Dataset, max_length: int, stride: int) -> None:
+        super().__init__(data, max_length, stride)
+        for row in data.rows:
+            if len(row.starts) != len(row.answers):
+                raise InputError(
+                    f"{data.name}: question {row.id!r} says not where its answers start (answer_start), which training "
+                    "needs"
+                )
+
+    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[Example]:
+        for row in rows:
+            for window in tokenizer.windows(row.question, row.context, self._stride(tokenizer, row.question)):
+                yield _example([window], self._span(window, row))
+
+    def _stride(self, tokenizer: Tokenizer, question: str) -> int | None:
+        """The stage's, where windows of this size have room for it; else what fits."""
+        return self.stride if self.stride < tokenizer.max_length // 2 - 4 else None
+
+    @staticmethod
+    def _span(window: Encoding, row: Any) -> tuple[int, int]:
+        if not row.answers:
+            return 0, 0
+        begin, end = row.starts[0], row.starts[0] + len(row.answers[0])
+        inside = [token for token, part in enumerate(window.sequence_ids) if part == 1]
+        if not inside or window.offsets[inside[0]][0] > begin or window.offsets[inside[-1]][1] < end:
+            return 0, 0
+        first = max((token for token in inside if window.offsets[token][0] <= begin), default=0)
+        last = min((token for token in inside if window.offsets[token][1] >= end), default=0)
+        return (first, last) if first <= last else (0, 0)
+
+    answers = Tag.answers
+
+    def loss(self, answers: Tensor, targets: Tensor) -> Tensor:
+        return (F.cross_entropy(answers[..., 0], targets[:, 0]) + F.cross_entropy(answers[..., 1], targets[:, 1])) / 2
+
+    def soft_loss(self, answers: Tensor, teacher: Tensor, mask: Tensor, temperature: float) -> Tensor:
+        own, other = (one.masked_fill(~mask.unsqueeze(-1), -1e4).transpose(1, 2) for one in (answers, teacher))
+        return _divergence(own, other, temperature).mean()
+
+
+class EmbedScores(TrainTask):
+    """Pairs of texts whose embeddings' cosine is to follow a score."""
+
+    task = "embed"
+    model = "AutoModel"
+    output = "embedding"
+
+    def __init__(self, data: Dataset, max_length: int, stride: int) -> None:
+        super().__init__(data, max_length, stride)
+        scores = [row.gold for row in data.rows]
+        self._least, self._range = min(scores), max(scores) - min(scores)
+        if not self._range:
+            raise InputError(f"{data.name}: all {len(scores)} scores are {self._least:g}; give at least two")
+        _need_pairs(data)
+
+    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[Example]:
+        for row, pair in zip(rows, _encoded_pairs(rows, tokenizer), strict=True):
+            yield _example(pair, (row.gold - self._least) / self._range)
+
+    def loss(self, answers: Tensor, targets: Tensor) -> Tensor:
+        """Mean square difference of cosine and score, the scores scaled to 0 to 1 (Reimers and Gurevych, 2019,
+        arXiv:1908.10084)."""
+        return F.mse_loss(F.cosine_similarity(answers[0::2], answers[1::2]), targets)
+
+    def soft_loss(self, answers: Tensor, teacher: Tensor, mask: Tensor, temperature: float) -> Tensor:
+        return (1 - F.cosine_similarity(answers, teacher)).mean()
+
+    def answers(self, answers: Sequence[np.ndarray[Any, Any]], length: int) -> Tensor:
+        return torch.from_numpy(np.concatenate(answers))
+
+
+class EmbedPairs(EmbedScores):
+    """Pairs of texts that belong together, against all other second texts of their batch."""
+
+    _SCALE = 20.0
+
+    def __init__(self, data: Dataset, max_length: int, stride: int) -> None:
+        TrainTask.__init__(self, data, max_length, stride)
+        _need_pairs(data)
+
+    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[Example]:
+        for pair in _encoded_pairs(rows, tokenizer):
+            yield _example(pair, 0)
+
+    def loss(self, answers: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropy of 20 times the cosines (Henderson et al., 2017, arXiv:1705.00652)."""
+        a, b = (F.normalize(answers[part::2], dim=-1) for part in (0, 1))
+        return F.cross_entropy(self._SCALE * a @ b.T, torch.arange(len(a), device=a.device))
+
+
+def _need_pairs(data: Dataset) -> None:
+    if any(isinstance(row.text, str) for row in data.rows):
+        raise InputError(f"{data.name} has single texts; embeddings are trained on pairs of texts")
+
+
+def _encoded_pairs(rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[tuple[Encoding, Encoding]]:
+    first, second = (_encode([row.text[side] for row in rows], tokenizer) for side in (0, 1))
+    return zip(first, second, strict=True)
+
+
+def _natural(label: str) -> tuple[int, str]:
+    return (int(label), "") if label.isascii() and label.isdigit() else (0, label)
+
+
+def _padded(rows: Sequence[np.ndarray[Any, Any]], length: int, filler: float) -> np.ndarray[Any, Any]:
+    """Rows of different lengths side by side."""
+    out = np.full((len(rows), length, *rows[0].shape[1:]), filler, rows[0].dtype)
+    for index, row in enumerate(rows):
+        out[index, : len(row)] = row
+    return out
+
+
+_TASKS: dict[tuple[str, str], Callable[[Dataset, int, int], TrainTask]] = {
+    ("classes", "classify"): Classify,
+    ("scores", "classify"): Regress,
+    ("entities", "tag"): Tag,
+    ("answers", "answer"): AnswerSpans,
+    ("scores", "embed"): EmbedScores,
+    ("pairs", "embed"): EmbedPairs,
+}
+
+
+def find_task(task: str, data: Dataset) -> Callable[[Dataset, int, int], TrainTask]:
+    """The class that learns ``task`` from such data; raises ``InputError`` that lists what goes together."""
+    found = _TASKS.get((data.kind, task))
+    if found is None:
+        known = ", ".join(f"{kind} for {task}" for kind, task in _TASKS)
+        raise InputError(
+            f"{data.name} holds {data.kind}, from which nothing is trained for {task!r}; known are {known}"
+        )
+    return found

@@ -1,0 +1,322 @@
+"""The loop: batches, losses, zeros, evaluations, and states from which it goes on to the same bits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812, its usual name
+
+from encast.compress.batches import Example, epoch_batches, steps_of
+from encast.compress.model import Answers, Model, evenly
+from encast.compress.precision import choose_precision
+from encast.compress.pruner import Lock, Pruner
+from encast.compress.recipe import Distil, Prune, Teacher, Training
+from encast.compress.schedules import learning_rate
+from encast.compress.state import StateFolder
+from encast.compress.teacher import Source
+from encast.errors import InputError
+
+__all__ = ["Trained", "Trainer"]
+
+Tensor = Any
+Evaluate = Callable[[Mapping[str, Tensor]], Mapping[str, float]]
+Progress = Callable[[int, int], None]
+
+SAVE_SECONDS = 120.0
+"""Between two states: what a kill costs at most."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """``weights``: of the best evaluation, or the last ones. ``record``: what was done, for ``compress.json``."""
+
+    weights: dict[str, Tensor]
+    record: dict[str, Any]
+
+
+@dataclass
+class _Facts:
+    """Where the loop stands, as plain data."""
+
+    step: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    precision: str = ""
+    best: float | None = None
+    best_step: int = 0
+    stale: int = 0
+    loss: float = 0.0
+    losses: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Trainer:
+    """Trains one stage.
+
+    ``products``: names of the parameters whose zeros the stage makes or keeps. ``evaluate(weights)`` gives the dev
+    set's metrics, of which ``metric`` decides; None evaluates nothing. ``teacher`` is needed where the stage distils.
+    The same seed, machine and threads give the same bits, whether or not a run was killed and goes on from ``state``.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        stage: Training,
+        examples: Sequence[Example],
+        *,
+        products: Sequence[str],
+        state: StateFolder,
+        seed: int,
+        evaluate: Evaluate | None = None,
+        metric: str = "",
+        teacher: Source | None = None,
+        progress: Progress = lambda done, total: None,
+    ) -> None:
+        self._model, self._stage, self._examples = model, stage, examples
+        self._state, self._seed = state, seed
+        self._evaluate, self._metric, self._progress = evaluate, metric, progress
+        self._teacher = teacher
+        self._distil = stage.distil if isinstance(stage, (Distil, Prune)) else None
+        self._device = next(model.module.parameters()).device
+        self._lengths = np.array([max(map(len, row.ids)) for row in examples], np.int32)
+        self._steps_per_epoch = steps_of(len(examples), stage.batch_size, 1)
+        self.steps = steps_of(len(examples), stage.batch_size, stage.epochs)
+        weights = {name: model.parameters()[name] for name in products}
+        self._zeros = Pruner(weights, stage) if isinstance(stage, Prune) else Lock(weights if stage.lock else {})
+        if stage.freeze_embeddings:
+            for name, parameter in model.parameters().items():
+                parameter.requires_grad_("embeddings." not in name or parameter.ndim < 2)
+        self._optimizer = torch.optim.AdamW(_groups(model, stage.weight_decay), lr=stage.learning_rate, fused=True)
+        self._best: dict[str, Tensor] = {}
+        self._facts = _Facts()
+
+    def run(self) -> Trained:
+        """Trains to the end. Raises ``InputError`` where it diverges, ``ResourceError`` for a full disk."""
+        facts = self._facts
+        if (saved := self._state.load()) is not None:
+            self._restore(saved.tensors, saved.facts)
+            facts = self._facts
+        else:
+            torch.manual_seed(self._seed)
+        if not facts.precision:
+            facts.precision = choose_precision(self._stage.precision, self._step_of_trial, self._device)
+        began = saved_at = time.monotonic()
+        before = facts.seconds
+        epoch, batches = -1, []
+        while facts.step < self.steps and not self._stopped():
+            if facts.step // self._steps_per_epoch != epoch:
+                epoch = facts.step // self._steps_per_epoch
+                batches = epoch_batches(self._lengths, self._stage.batch_size, [self._seed, epoch])
+            self._step(batches[facts.step % self._steps_per_epoch])
+            facts.step += 1
+            if self._due():
+                self._judge()
+            now = time.monotonic()
+            facts.seconds = before + now - began
+            self._progress(facts.step, self.steps)
+            if now - saved_at >= SAVE_SECONDS:
+                self._save()
+                saved_at = time.monotonic()
+        self._zeros.finish()
+        return Trained(self._best or _copy(self._model), self._record())
+
+    # One step
+
+    def _step(self, rows: np.ndarray[Any, Any]) -> None:
+        facts, stage = self._facts, self._stage
+        rate = stage.learning_rate * learning_rate(stage.decay, facts.step, self.steps, stage.warmup)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._model.module.train()
+        total = self._backward(rows)
+        self._zeros.before_step()
+        if stage.clip:
+            torch.nn.utils.clip_grad_norm_(self._model.module.parameters(), stage.clip)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._zeros.after_step(facts.step, self.steps)
+        if not np.isfinite(total):
+            raise InputError(
+                f"the loss of step {facts.step + 1} is {total}: training diverged; lower learning-rate "
+                f"({stage.learning_rate:g}), or take precision f32"
+            )
+        facts.loss += total
+        facts.losses += 1
+        facts.tokens += int(sum(self._examples[row].tokens for row in rows))
+
+    def _backward(self, rows: np.ndarray[Any, Any]) -> float:
+        """Adds the gradient of the batch's mean loss, which is returned."""
+        total = 0.0
+        for part in np.array_split(rows, min(self._stage.accumulate, len(rows))):
+            loss = self._loss(part.tolist()) * (len(part) / len(rows))
+            loss.backward()
+            total += loss.item()
+        return total
+
+    def _loss(self, rows: Sequence[int]) -> Tensor:
+        ids, types, mask = self._collate(rows)
+        distil = self._distil
+        inside = distil is not None and distil.hidden + distil.attention > 0
+        with self._autocast():
+            own = self._model(ids, types, mask, inside=inside)
+        answers, task = own.answers.float(), self._model.task
+        targets = task.targets([self._examples[row].target for row in rows], ids.shape[1]).to(self._device)
+        if distil is None:
+            return task.loss(answers, targets)
+        assert self._teacher is not None
+        other = self._teacher(rows, ids, types, mask)
+        loss = torch.zeros((), device=self._device)
+        if distil.hard:
+            loss = loss + distil.hard * task.loss(answers, targets)
+        if distil.soft:
+            loss = loss + distil.soft * task.soft_loss(answers, other.answers.float(), mask, distil.temperature)
+        return loss + _inner_loss(distil, own, other, mask) if inside else loss
+
+    def _autocast(self) -> Any:
+        if self._facts.precision != "bf16":
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=torch.bfloat16)
+
+    def _collate(self, rows: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """``i64[n, length]`` ids and types, ``bool[n, length]``: all sequences of the rows, padded to the longest."""
+        sequences = [
+            pair for row in rows for pair in zip(self._examples[row].ids, self._examples[row].types, strict=True)
+        ]
+        length = max(len(ids) for ids, _ in sequences)
+        out = np.full((2, len(sequences), length), self._model.pad, np.int64)
+        out[1] = 0
+        mask = np.zeros((len(sequences), length), bool)
+        for index, (ids, types) in enumerate(sequences):
+            out[0, index, : len(ids)], out[1, index, : len(ids)], mask[index, : len(ids)] = ids, types, True
+        ids, types = torch.from_numpy(out).to(self._device)
+        return ids, types, torch.from_numpy(mask).to(self._device)
+
+    def _step_of_trial(self, precision: str) -> None:
+        """Work of a step without its consequences, to see how long it takes."""
+        self._facts.precision = precision
+        rows = epoch_batches(self._lengths, self._stage.batch_size, [self._seed, 0])[0]
+        state = torch.get_rng_state()
+        self._backward(rows)
+        self._optimizer.zero_grad(set_to_none=True)
+        torch.set_rng_state(state)
+        self._facts.precision = ""
+
+    # Judging
+
+    def _due(self) -> bool:
+        if self._evaluate is None or not self._stage.evaluations:
+            return False
+        interval = max(1, self._steps_per_epoch // self._stage.evaluations)
+        step = self._facts.step
+        return (step % interval == 0 or step == self.steps) and self._zeros.done(step - 1, self.steps)
+
+    def _judge(self) -> None:
+        facts = self._facts
+        assert self._evaluate is not None
+        metrics = {name: float(value) for name, value in self._evaluate(self._model.module.state_dict()).items()}
+        value = metrics[self._metric]
+        mean = facts.loss / facts.losses if facts.losses else None
+        facts.history.append({"step": facts.step, "loss": mean, **metrics})
+        facts.loss, facts.losses = 0.0, 0
+        if facts.best is None or value > facts.best:
+            facts.best, facts.best_step, facts.stale = value, facts.step, 0
+            self._best = _copy(self._model)
+        else:
+            facts.stale += 1
+
+    def _stopped(self) -> bool:
+        return bool(self._stage.patience) and self._facts.stale >= self._stage.patience
+
+    def _record(self) -> dict[str, Any]:
+        facts = self._facts
+        return {
+            "steps": facts.step,
+            "rows": len(self._examples),
+            "tokens": facts.tokens,
+            "seconds": round(facts.seconds, 1),
+            "precision": facts.precision,
+            "metric": self._metric or None,
+            "best": facts.best,
+            "best_step": facts.best_step or None,
+            "history": facts.history,
+        }
+
+    # States
+
+    def _save(self) -> None:
+        tensors = {f"model.{name}": value for name, value in self._model.module.state_dict().items()}
+        tensors |= {f"best.{name}": value for name, value in self._best.items()}
+        tensors |= {f"zeros.{name}": value for name, value in self._zeros.state().items()}
+        for index, values in self._optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
+        tensors["random"] = torch.get_rng_state()
+        if self._device.type == "cuda":
+            tensors["random_cuda"] = torch.cuda.get_rng_state(self._device)
+        self._state.save(self._facts.step, tensors, vars(self._facts))
+
+    def _restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        self._facts = _Facts(**facts)
+        groups: dict[str, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            group, _, rest = name.partition(".")
+            groups.setdefault(group, {})[rest] = value
+        self._model.module.load_state_dict(groups["model"])
+        self._best = groups.get("best", {})
+        self._zeros.restore(groups.get("zeros", {}))
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in groups.get("optimizer", {}).items():
+            index, _, rest = name.partition(".")
+            state.setdefault(int(index), {})[rest] = value
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
+        torch.set_rng_state(tensors["random"])
+        if "random_cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["random_cuda"], self._device)
+
+
+def _copy(model: Model) -> dict[str, Tensor]:
+    return {name: value.detach().to("cpu", copy=True) for name, value in model.module.state_dict().items()}
+
+
+def _groups(model: Model, decay: float) -> list[dict[str, Any]]:
+    """Matrices decay; biases, norms and what else is a vector does not."""
+    trained = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
+    return [
+        {"params": [one for one in trained if one.ndim >= 2], "weight_decay": decay},
+        {"params": [one for one in trained if one.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+def _inner_loss(distil: Teacher, own: Answers, other: Answers, mask: Tensor) -> Tensor:
+    """Of hidden states, the embeddings' among them, and of attention, over tokens that are no padding."""
+    loss = torch.zeros((), device=mask.device)
+    if distil.hidden:
+        if own.hidden[0].shape[-1] != other.hidden[0].shape[-1]:
+            raise InputError(
+                f"hidden: the model's states are {own.hidden[0].shape[-1]} wide, the teacher's "
+                f"{other.hidden[0].shape[-1]}; they must be equal, or hidden 0"
+            )
+        pairs = zip(own.hidden, _matching(other.hidden, len(own.hidden)), strict=True)
+        parts = [F.mse_loss(a.float()[mask], b.float()[mask]) for a, b in pairs]
+        loss = loss + distil.hidden * torch.stack(parts).mean()
+    if distil.attention:
+        if not own.attention or own.attention[0].shape[1] != other.attention[0].shape[1]:
+            raise InputError("attention: the model and its teacher need the same number of heads; or give it weight 0")
+        # The last layer of each group of the teacher's is the one that the student's stands for.
+        last = _matching((other.attention[0], *other.attention), len(own.attention) + 1)[1:]
+        rows = mask[:, None, :].expand(-1, own.attention[0].shape[1], -1)
+        parts = [
+            (b[rows] * (b[rows].clamp_min(1e-9).log() - a.float()[rows].clamp_min(1e-9).log())).sum(-1).mean()
+            for a, b in zip(own.attention, last, strict=True)
+        ]
+        loss = loss + distil.attention * torch.stack(parts).mean()
+    return loss
+
+
+def _matching(values: Sequence[Tensor], count: int) -> list[Tensor]:
+    return [values[place] for place in evenly(len(values), count)]
