@@ -1,0 +1,230 @@
+"""Every task learns what can be learned, and its checkpoint answers alike in encast and in transformers."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import make_checkpoint
+from conftest import WORDS, classes, sentences
+
+import encast
+from encast.compress.pipeline import Result, compress
+from encast.compress.recipe import parse_recipe
+from encast.data.datasets import open_dataset
+from encast.errors import InputError
+
+torch = pytest.importorskip("torch", reason="make test-train installs torch and transformers")
+transformers = pytest.importorskip("transformers", reason="make test-train installs torch and transformers")
+
+Rows = list[dict[str, Any]]
+RECIPE = "stages: [{fine-tune: {epochs: 12, learning-rate: 4.0e-3, batch-size: 16}}]"
+
+
+def train(source: Path, data: Path, out: Path, task: str, recipe: str = RECIPE, **options: Any) -> Result:
+    suffix = next(data.glob("train.*")).suffix
+    return compress(
+        source, out, task=task, recipe=parse_recipe(recipe, "recipe"), device="cpu", threads=1,
+        train=open_dataset(data / f"train{suffix}"), dev=open_dataset(data / f"dev{suffix}"), **options,
+    )  # fmt: skip
+
+
+def best(result: Result) -> float:
+    (record,) = result.stages.values()
+    return float(record["best"])
+
+
+def logits(result: Result, texts: list[Any], kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """encast's in exact f32, and those of transformers with the checkpoint's own tokenizer."""
+    artifact = encast.compile(result.checkpoint, result.out / "exact.encast", dtype="f32", exact=True)
+    module = getattr(transformers, kind).from_pretrained(result.checkpoint).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(result.checkpoint)
+    ours, theirs = [], []
+    with encast.load(artifact, threads=1) as engine:
+        for text in texts:
+            one = tokenizer(*text) if isinstance(text, tuple) else tokenizer(text)
+            types = one.get("token_type_ids")
+            batch = encast.Batch.of([one["input_ids"]], types and [types])
+            ours.append(engine.runnable.run("logits", batch).reshape(-1))
+            with torch.no_grad():
+                out = module(**{name: torch.tensor([value]) for name, value in one.items()})
+            parts = [out.start_logits, out.end_logits] if "start_logits" in out else [out.logits]
+            theirs.append((torch.stack(parts, -1) if len(parts) == 2 else parts[0]).flatten().numpy())
+    return np.concatenate(ours), np.concatenate(theirs)
+
+
+def test_classes(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]) -> None:
+    result = train(encoder, write_rows("data", classes(400, 1), classes(100, 2)), tmp_path / "out", "classify")
+    assert best(result) > 90
+    config = json.loads((result.checkpoint / "config.json").read_text())
+    assert config["id2label"] == {"0": "early", "1": "late"}
+    ours, theirs = logits(result, sentences(20, 5), "AutoModelForSequenceClassification")
+    np.testing.assert_allclose(ours, theirs, atol=2e-5)
+    record = json.loads((result.checkpoint / "compress.json").read_text())
+    assert record["history"][-1]["step"] == record["steps"] == 12 * 25
+    assert record["best"] == max(entry["accuracy"] for entry in record["history"])
+
+
+def test_classes_of_pairs_by_number(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]) -> None:
+    def pairs(count: int, seed: int) -> Rows:
+        """The second text decides, and shares no word with the first."""
+        a, b = sentences(count, seed, 1, 3), random.Random(seed)
+        second = [b.choice(["1", "2"]) for _ in a]
+        return [{"sentence1": x, "sentence2": y, "label": int(y == "2")} for x, y in zip(a, second, strict=True)]
+
+    data = write_rows("data", pairs(400, 1), pairs(100, 2))
+    result = train(encoder, data, tmp_path / "out", "classify", metric="f1")
+    assert best(result) > 90
+    ours, theirs = logits(result, [("the of", "and to"), ("in", "is was")], "AutoModelForSequenceClassification")
+    np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+def test_a_number(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]) -> None:
+    def scored(count: int, seed: int) -> Rows:
+        return [{"text": text, "score": WORDS.index(text.split()[0]) / 4} for text in sentences(count, seed)]
+
+    data = write_rows("data", scored(400, 1), scored(100, 2))
+    assert best(train(encoder, data, tmp_path / "out", "classify")) > 90
+
+
+def test_words(tmp_path: Path, encoder: Path) -> None:
+    """A word of two tokens is a place; a label that only begins gets its I- too."""
+
+    def written(count: int, seed: int) -> str:
+        lines = []
+        for text in sentences(count, seed):
+            lines += [f"{word}\t{'B-place' if word == 'that' else 'O'}" for word in text.split()]
+            lines += ["47\tB-place", ""]
+        return "\n".join(lines) + "\n"
+
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "train.conll").write_text(written(400, 1))
+    (data / "dev.conll").write_text(written(100, 2))
+    result = train(encoder, data, tmp_path / "out", "tag")
+    assert best(result) > 80
+    config = json.loads((result.checkpoint / "config.json").read_text())
+    assert list(config["id2label"].values()) == ["O", "B-place", "I-place"]
+    ours, theirs = logits(result, sentences(10, 5), "AutoModelForTokenClassification")
+    np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+def spans(count: int, seed: int, words: int, unanswered: float = 0.0) -> Rows:
+    """Where is the word of two tokens? In contexts of more than one window."""
+    generator = random.Random(seed)
+    rows = []
+    for number in range(count):
+        context = generator.choices(WORDS, k=generator.randint(words // 2, words))
+        at = generator.randrange(len(context))
+        context[at] = "47"
+        answers = [{"text": "47", "answer_start": " ".join(context).index("47")}]
+        if generator.random() < unanswered:
+            context[at], answers = "by", []
+        rows.append({"id": str(number), "question": "what", "context": " ".join(context), "answers": answers})
+    return rows
+
+
+def squad(rows: Rows) -> str:
+    paragraphs = [
+        {"context": row["context"], "qas": [{k: row[k] for k in ("id", "question", "answers")}]} for row in rows
+    ]
+    return json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]})
+
+
+@pytest.mark.parametrize("unanswered", [0.0, 0.4], ids=["squad-1.1", "squad-2.0"])
+def test_spans_over_windows(tmp_path: Path, encoder: Path, unanswered: float) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "train.json").write_text(squad(spans(300, 1, 30, unanswered)))
+    (data / "dev.json").write_text(squad(spans(80, 2, 60, unanswered)))
+    recipe = (
+        "stages: [{fine-tune: {epochs: 14, learning-rate: 5.0e-3, batch-size: 16, max-length: 40, stride: 8, "
+        "evaluations: 1}}]"
+    )
+    result = train(encoder, data, tmp_path / "out", "answer", recipe)
+    assert best(result) > 85
+    ours, theirs = logits(result, [("what", "the of 47 and to")], "AutoModelForQuestionAnswering")
+    np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+def test_spans_need_their_beginnings(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]) -> None:
+    rows = [{**row, "answers": [row["answers"][0]["text"]]} for row in spans(4, 1, 10)]
+    with pytest.raises(InputError, match="answer_start"):
+        train(encoder, write_rows("data", rows, rows), tmp_path / "out", "answer")
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("embedder") / "bert"
+    return make_checkpoint(
+        folder, "bert", "embed", layers=2, hidden=32, heads=2, pooling=("mean",), normalize=True,
+        dense=((24, "Tanh"),),
+    )  # fmt: skip
+
+
+def likeness(count: int, seed: int) -> Rows:
+    """Alike are texts whose first words are."""
+    generator = random.Random(seed)
+    rows = []
+    for text in sentences(count, seed, 2, 5):
+        words = text.split()
+        other = [words[0] if generator.random() < 0.5 else generator.choice(WORDS), *generator.choices(WORDS, k=3)]
+        rows.append({"sentence1": text, "sentence2": " ".join(other), "score": 5.0 * (other[0] == words[0])})
+    return rows
+
+
+def test_embeddings_by_scores(tmp_path: Path, embedder: Path, write_rows: Callable[..., Path]) -> None:
+    data = write_rows("data", likeness(500, 1), likeness(150, 2))
+    before = encast.compile(embedder, tmp_path / "before.encast", dtype="f32")
+    from encast.scoring import score
+
+    with encast.load(before, threads=1) as engine:
+        found = score(engine, open_dataset(data / "dev.jsonl")).metrics["spearman"]
+    result = train(embedder, data, tmp_path / "out", "embed")
+    assert best(result) > max(70.0, found + 20)
+    # Still a folder of sentence-transformers, its other modules as they were.
+    assert (result.checkpoint / "modules.json").read_bytes() == (embedder / "modules.json").read_bytes()
+    assert best(result) == pytest.approx(_spearman(result, data), abs=1e-6)
+
+
+def _spearman(result: Result, data: Path) -> float:
+    from encast.scoring import score
+
+    artifact = encast.compile(result.checkpoint, result.out / "again.encast", dtype="f32")
+    with encast.load(artifact, threads=1) as engine:
+        return score(engine, open_dataset(data / "dev.jsonl")).metrics["spearman"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "task", "said"),
+    [
+        ([{"text": "the", "label": "a"}] * 3, "classify", "at least two"),
+        ([{"text": "the", "score": 1.0}] * 3, "embed", "single texts|all 3 scores"),
+        ([{"text": "the", "label": "a"}, {"text": "of", "label": "b"}], "tag", "nothing is trained for 'tag'"),
+        ([{"text": "the", "label": "a"}, {"text": "of", "label": "b"}], "fill_mask", "known are"),
+    ],
+)
+def test_data_that_teach_nothing(
+    tmp_path: Path, encoder: Path, write_rows: Callable[..., Path], rows: Rows, task: str, said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        train(encoder, write_rows("data", rows, rows), tmp_path / "out", task)
+
+
+def test_a_class_that_no_training_row_has(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]) -> None:
+    data = write_rows("data", classes(20, 1), [*classes(5, 2), {"text": "the", "label": "never"}])
+    with pytest.raises(InputError, match=r"class 'never'.*early, late"):
+        train(encoder, data, tmp_path / "out", "classify")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_loss_that_is_not_finite(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]) -> None:
+    data = write_rows("data", classes(64, 1), classes(20, 2))
+    recipe = "stages: [{fine-tune: {epochs: 20, learning-rate: 1.0e+30, warmup: 0, clip: 0, evaluations: 0}}]"
+    with pytest.raises(InputError, match="diverged; lower learning-rate"):
+        train(encoder, data, tmp_path / "out", "classify", recipe)
