@@ -187,6 +187,22 @@ def sys_modules() -> dict[str, Any]:
     return dict(sys.modules)
 
 
+def test_pairs_are_measured_by_what_the_anchors_find(
+    tmp_path: Path, cards: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A text's vector is (1, id of its first word), ids being the 5, cat 6, sat 7, on 8, mat 9; the nearest come first.
+    pairs = [("the", "the cat"), ("cat", "mat"), ("cat", "sat on"), ("on", "cat mat"), ("the", "the cat")]
+    data = _data(tmp_path, "p.csv", "anchor,positive\n" + "\n".join(map(",".join, pairs)) + "\n")
+    # The cat's second positive comes after "cat mat" alone; before that of "on" come "mat" and "sat on".
+    expected = {"accuracy_at_1": 100 / 3, "mrr_at_10": 100 * (1 + 1 / 2 + 1 / 3) / 3}
+    for at_once, block in (1 << 24, 256), (1, 256), (11, 2):  # the blocks of scores make no difference
+        monkeypatch.setattr("encast.scoring._SCORES_AT_ONCE", at_once)
+        monkeypatch.setattr("encast.scoring._BLOCK", block)
+        assert main(["eval", "embed", data, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["rows"], found["metrics"]) == (5, pytest.approx(expected, abs=1e-4))
+
+
 def _questions(folder: Path, *answers: list[str]) -> str:
     """Where somebody is, of contexts of which the first alone names Paris."""
     rows = [
@@ -241,6 +257,8 @@ def test_limit_and_metric(tmp_path: Path, cards: Any, capsys: pytest.CaptureFixt
     ("artifact", "name", "text", "options", "message"),
     [
         ("embed", "c.tsv", CLASSES, [], "it takes one for 'classify'"),
+        ("classify", "p.csv", "query,positive\na,b\n", [], "it takes one for 'embed'"),
+        ("embed", "p.csv", "query,positive\na,b\nc,b\n", [], "a single positive"),
         ("classify", "c.tsv", CLASSES, ["--null-threshold", "0"], "holds classes; it is for questions alone"),
         ("tag", "a.json", SQUAD, [], "it takes one for 'answer'"),
         ("value", "c.tsv", CLASSES, [], "regression"),
