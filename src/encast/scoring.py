@@ -14,11 +14,14 @@ from encast.engine import Engine
 from encast.errors import InputError
 from encast.tasks.classify import Classification
 from encast.tasks.embed import similarity_of
+from encast.tasks.session import need_finite
 from encast.tasks.tag import label_words
 
 __all__ = ["Scored", "compare", "score"]
 
 _BLOCK = 256
+_SCORES_AT_ONCE = 1 << 24
+"""Of retrieval: 64 MiB, however many documents there are."""
 _SCORE_COLUMN = "; if they are numbers, name their column with --score-column"
 
 
@@ -111,6 +114,28 @@ def _embed_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
     return _correlations(np.array(likeness), [row.gold for row in data.rows]), np.concatenate(vectors)
 
 
+def _retrieval_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
+    """Every distinct anchor is a query, every distinct positive a document that it may find."""
+    documents = {text: index for index, text in enumerate(dict.fromkeys(row.positive for row in data.rows))}
+    relevant: dict[str, list[int]] = {}
+    for row in data.rows:
+        relevant.setdefault(row.anchor, []).append(documents[row.positive])
+    if len(documents) < 2:
+        raise InputError(f"{data.name} has a single positive, which every anchor finds; take more rows")
+    texts = [*relevant, *documents]
+    blocks = _blocks(texts, lambda done: progress(done * len(data.rows) // len(texts)))
+    vectors = need_finite(np.concatenate([engine.embed(list(block)) for block in blocks]))
+    queries, found = vectors[: len(relevant)], vectors[len(relevant) :]
+    similarity, wanted = similarity_of(engine.meta), list(relevant.values())
+    ranks = []
+    step = min(_BLOCK, max(1, _SCORES_AT_ONCE // len(found)))
+    for begin in range(0, len(queries), step):
+        part = queries[begin : begin + step]
+        columns = [similarity(part, found[at : at + _BLOCK]) for at in range(0, len(found), _BLOCK)]
+        ranks.append(metrics.first_ranks(np.concatenate(columns, axis=1), wanted[begin : begin + step]))
+    return metrics.retrieval_scores(np.concatenate(ranks)), vectors
+
+
 def _classified(engine: Engine, data: Dataset, progress: Progress) -> list[Classification]:
     return [one for block in _blocks(data.rows, progress) for one in engine.classify([row.text for row in block])]
 
@@ -176,6 +201,7 @@ def _tag_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
 
 _SCORERS: dict[tuple[str, str], Callable[..., Found]] = {
     ("scores", "embed"): _embed_scores,
+    ("pairs", "embed"): _retrieval_scores,
     ("scores", "classify"): _regression_scores,
     ("classes", "classify"): _class_scores,
     ("answers", "answer"): _answer_scores,

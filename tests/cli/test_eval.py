@@ -187,10 +187,26 @@ def sys_modules() -> dict[str, Any]:
     return dict(sys.modules)
 
 
+def test_pairs_are_measured_by_what_the_anchors_find(
+    tmp_path: Path, cards: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A text's vector is (1, id of its first word), ids being the 5, cat 6, sat 7, on 8, mat 9; the nearest come first.
+    pairs = [("the", "the cat"), ("cat", "mat"), ("cat", "sat on"), ("on", "cat mat"), ("the", "the cat")]
+    data = _data(tmp_path, "p.csv", "anchor,positive\n" + "\n".join(map(",".join, pairs)) + "\n")
+    # The cat's second positive comes after "cat mat" alone; before that of "on" come "mat" and "sat on".
+    expected = {"accuracy_at_1": 100 / 3, "mrr_at_10": 100 * (1 + 1 / 2 + 1 / 3) / 3}
+    for at_once, block in (1 << 24, 256), (1, 256), (11, 2):  # the blocks of scores make no difference
+        monkeypatch.setattr("encast.scoring._SCORES_AT_ONCE", at_once)
+        monkeypatch.setattr("encast.scoring._BLOCK", block)
+        assert main(["eval", "embed", data, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["rows"], found["metrics"]) == (5, pytest.approx(expected, abs=1e-4))
+
+
 def _questions(folder: Path, *answers: list[str]) -> str:
     """Where somebody is, of contexts of which the first alone names Paris."""
     rows = [
-        {"question": "where", "context": "the cat sat" if at else "cat in Paris", "answers": one}
+        {"question": "where", "context": "cat sat" if at else "cat in Paris", "answers": one}
         for at, one in enumerate(answers)
     ]
     return _data(folder, "q.jsonl", "\n".join(map(json.dumps, rows)))
@@ -205,8 +221,8 @@ def test_questions_without_answers_may_be_declined(
 
     answered = _questions(tmp_path, ["Paris"], ["the cat"], ["sat"])
     assert metrics(answered) == {
-        "exact_match": pytest.approx(100 / 3, abs=1e-4),
-        "f1": pytest.approx(100 / 3, abs=1e-4),
+        "exact_match": pytest.approx(200 / 3, abs=1e-4),
+        "f1": pytest.approx(200 / 3, abs=1e-4),
     }
     assert metrics(answered, "--null-threshold", "100") == metrics(answered)
     some = _questions(tmp_path, ["Paris"], [], ["sat"], [])
@@ -218,8 +234,8 @@ def test_questions_without_answers_may_be_declined(
         "has_ans_exact_match": 50.0,
         "has_ans_f1": 50.0,
     }
-    # The first token of two contexts, "the", is normalised away; "sat" is not answered either way.
-    assert metrics(some, "--null-threshold", "100")["has_ans_f1"] == 50.0
+    always = metrics(some, "--null-threshold", "100")
+    assert (always["has_ans_f1"], always["no_ans_f1"]) == (50.0, 0.0)
     assert metrics(some, "--null-threshold", "-100") == {
         **metrics(some),
         "exact_match": 50.0,
@@ -241,6 +257,8 @@ def test_limit_and_metric(tmp_path: Path, cards: Any, capsys: pytest.CaptureFixt
     ("artifact", "name", "text", "options", "message"),
     [
         ("embed", "c.tsv", CLASSES, [], "it takes one for 'classify'"),
+        ("classify", "p.csv", "query,positive\na,b\n", [], "it takes one for 'embed'"),
+        ("embed", "p.csv", "query,positive\na,b\nc,b\n", [], "a single positive"),
         ("classify", "c.tsv", CLASSES, ["--null-threshold", "0"], "holds classes; it is for questions alone"),
         ("tag", "a.json", SQUAD, [], "it takes one for 'answer'"),
         ("value", "c.tsv", CLASSES, [], "regression"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from encast.data.datasets import Labelled, Question, Sentence, file_of, open_dataset
+from encast.data.datasets import Labelled, Pair, Question, Sentence, file_of, open_dataset
 from encast.errors import InputError
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -104,7 +104,7 @@ def test_a_table_of_four_columns_keeps_its_header(tmp_path: Path) -> None:
         ("train.tsv dev_matched.tsv dev_mismatched.tsv", "train.tsv", "dev_matched.tsv"),
         ("wnut17train.conll.gz emerging.dev.conll", "wnut17train.conll.gz", "emerging.dev.conll"),
         (
-            "train-00000-of-00001.parquet validation-00000-of-00001.parquet trainer_state.json devices.csv",
+            "train-00000-of-00001.parquet validation-00000-of-00001.parquet trainer.json constrain.csv devices.csv",
             "train-00000-of-00001.parquet",
             "validation-00000-of-00001.parquet",
         ),
@@ -222,6 +222,9 @@ def test_conll(tmp_path: Path) -> None:
         ),
         ({"question": "q", "context": "c", "answers": ""}, "answers", Question("0", "q", "c", ())),
         ({"words": ["a"], "labels": ["O"]}, "entities", Sentence(("a",), ("O",))),
+        ({"anchor": "a", "positive": "b", "negative": "c"}, "pairs", Pair("a", "b")),
+        ({"query": "a", "positive": "b"}, "pairs", Pair("a", "b")),
+        ({"text": "a", "positive": True, "label": 1}, "classes", Labelled("a", "1")),
         ({"premise": "a", "hypothesis": "b", "label": 2}, "classes", Labelled(("a", "b"), "2")),
     ],
 )
@@ -260,6 +263,7 @@ def test_only_the_named_columns_count(tmp_path: Path) -> None:
     path = _file(tmp_path, "s.csv", "sentence1,sentence2,context,label,gold,body\nx,y,z,0,1,b\n")
     assert open_dataset(path, {"text": "body", "label": "gold"}).rows == [Labelled("b", "1")]
     assert open_dataset(path, {"score": "gold"}).rows == [Labelled(("x", "y"), 1.0)]
+    assert open_dataset(path, {"anchor": "body", "positive": "sentence1"}).rows == [Pair("b", "x")]
 
 
 @pytest.mark.parametrize(
@@ -294,7 +298,7 @@ def test_only_the_named_columns_count(tmp_path: Path) -> None:
             _squad("in Paris", {"text": "Paris", "answer_start": 2}),
             "question '1' has the answer 'Paris' at answer_start 2, where its context has ' Pari'",
         ),
-        ("s.json", _squad("in Paris", {"text": "s", "answer_start": -1}), "answer_start -1, .* has ''"),
+        ("s.json", _squad("in Paris", {"text": "Pa", "answer_start": -5}), "answer_start -5, .* has ''"),
         ("s.json", _squad("c", {"text": "c", "answer_start": 0}, {"text": "c"}), "2 answers and 1 answer_start"),
         ("s.json", _squad("c", {"text": "c", "answer_start": "0"}), "answer_start is '0'; a whole number"),
         (
@@ -308,6 +312,8 @@ def test_only_the_named_columns_count(tmp_path: Path) -> None:
         ("s.jsonl", '{"text": "a"}\n', "line 1"),
         ("s.jsonl", "[]\n", "line 1"),
         ("s.jsonl", '{"words": ["a"], "labels": []}\n', "line 1"),
+        ("s.jsonl", '{"anchor": "a", "positive": ["b"]}\n', r"line 1 does not fit \(\['b'\] is no text"),
+        ("s.jsonl", '{"anchor": "a", "positive": "b"}\n{"text": "a", "label": 1}\n', "holds labels, the .* pairs"),
         ("s.jsonl", '{"text": "a", "label": 1}\n{"words": ["a"], "labels": ["O"]}\n', "one kind"),
     ],
 )

@@ -203,6 +203,22 @@ def test_squad_scores_are_those_of_the_rules_of_2_0(rows: list[tuple[str, list[s
     assert metrics.squad_scores(dict(enumerate(predicted)), dict(enumerate(answers))) == expected  # type: ignore[arg-type]
 
 
+def test_ranks_and_scores_of_a_retrieval() -> None:
+    scores = [[3, 2, 1], [3, 2, 1], [1, 2, 3], [5, 5, 5], [1, 1, 0]]
+    ranks = metrics.first_ranks(scores, [[0], [2], [0, 1], [1], [0, 1, 1]])
+    assert ranks.tolist() == [1, 3, 2, 3, 1]  # of equal ones the wrong documents first
+    assert metrics.retrieval_scores(ranks) == {
+        "accuracy_at_1": pytest.approx(2 / 5),
+        "mrr_at_10": pytest.approx((1 + 1 / 3 + 1 / 2 + 1 / 3 + 1) / 5),
+    }
+    assert metrics.retrieval_scores([10, 11]) == {"accuracy_at_1": 0.0, "mrr_at_10": pytest.approx(0.05)}
+    for wrong in ([], [[1]]):
+        with pytest.raises(InputError):
+            metrics.retrieval_scores(wrong)
+    with pytest.raises(InputError, match="for 2 queries"):
+        metrics.first_ranks(scores, [[0], [1]])
+
+
 def test_cosines() -> None:
     found = metrics.cosines([[1, 0], [1, 1], [0, 0], [2, 0]], [[2, 0], [1, 0], [1, 1], [-1, 0]])
     np.testing.assert_allclose(found, [1, math.sqrt(0.5), 0, -1], atol=1e-15)

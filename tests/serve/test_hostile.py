@@ -235,6 +235,7 @@ def test_hostile_numbers(server: Running) -> None:
             ("/encast/v1/answer", {"question": "a", "context": "b", "n_best": number}),
             ("/encast/v1/answer", {"question": "a", "context": "b", "max_answer_len": number}),
             ("/encast/v1/answer", {"question": "a", "context": "b", "stride": number}),
+            ("/encast/v1/answer", {"question": "a", "context": "b", "null_threshold": number}),
         ]
         bodies += [
             ("/v2/models/embed/infer", {"inputs": [{"name": "text", "datatype": kind, "shape": shape, "data": data}]})

@@ -41,8 +41,8 @@ def eval_command(
     null_threshold: Annotated[
         float | None,
         typer.Option(
-            help="Answer '' where no answer scores higher than the best by more than this; default: 0 for questions "
-            "of which some have no answer, else all are answered."
+            help="Answer '' where having none scores higher than the best one by more than this; default: 0 for "
+            "questions of which some have no answer, else all are answered."
         ),
     ] = None,
     against: Annotated[

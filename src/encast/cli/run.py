@@ -56,7 +56,7 @@ def run_command(
     ] = None,
     null_threshold: Annotated[
         float | None,
-        typer.Option(help="Answer '' where no answer scores higher than the best by more than this (answer)."),
+        typer.Option(help="Answer '' where having none scores higher than the best one by more than this (answer)."),
     ] = None,
     prompt_name: Annotated[
         str | None, typer.Option(help="The checkpoint's prompt before every text (embed); default: as it says.")

@@ -3,6 +3,7 @@
 from encast.metrics.classification import accuracy, f1_binary, f1_macro, matthews
 from encast.metrics.correlation import pearson, spearman
 from encast.metrics.entities import EntityScore, entity_f1, entity_spans
+from encast.metrics.retrieval import first_ranks, retrieval_scores
 from encast.metrics.squad import squad_scores
 from encast.metrics.vectors import cosines
 
@@ -14,8 +15,10 @@ __all__ = [
     "entity_spans",
     "f1_binary",
     "f1_macro",
+    "first_ranks",
     "matthews",
     "pearson",
+    "retrieval_scores",
     "spearman",
     "squad_scores",
 ]

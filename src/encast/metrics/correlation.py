@@ -22,9 +22,17 @@ def pearson(predicted: ArrayLike, gold: ArrayLike) -> float:
         raise InputError(
             f"correlation needs two vectors of equal length, at least 2; their shapes are {x.shape}, {y.shape}"
         )
-    x, y = x - x.mean(), y - y.mean()
-    norms = np.linalg.norm(x) * np.linalg.norm(y)
-    return float(x @ y / norms) if norms > 0 else float("nan")
+    if (x == x[0]).all() or (y == y[0]).all():  # their mean may differ from them by a rounding
+        return float("nan")
+    return float(np.clip(_direction(x) @ _direction(y), -1.0, 1.0))
+
+
+def _direction(x: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The centred vector at length 1; scaled first, since squares of very large or small numbers are none."""
+    x = x - x.mean()
+    x = x / np.max(np.abs(x))
+    unit: np.ndarray[Any, np.dtype[np.float64]] = x / np.linalg.norm(x)
+    return unit
 
 
 def spearman(predicted: ArrayLike, gold: ArrayLike) -> float:

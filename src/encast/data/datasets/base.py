@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Dataset", "Labelled", "Question", "Sentence", "text_of"]
+__all__ = ["Dataset", "Labelled", "Pair", "Question", "Sentence", "text_of"]
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,14 @@ class Labelled:
 
     text: str | tuple[str, str]
     gold: str | float
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two texts that belong together: a query and what answers it, say. Those of other pairs are its negatives."""
+
+    anchor: str
+    positive: str
 
 
 @dataclass(frozen=True)
@@ -42,8 +50,8 @@ class Sentence:
 class Dataset:
     """Rows of one kind.
 
-    ``kind``: "classes" (``Labelled`` by class), "scores" (``Labelled`` by score), "answers" (``Question``)
-    or "entities" (``Sentence``).
+    ``kind``: "classes" (``Labelled`` by class), "scores" (``Labelled`` by score), "pairs" (``Pair``), "answers"
+    (``Question``) or "entities" (``Sentence``).
     """
 
     name: str

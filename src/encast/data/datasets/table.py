@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from encast.data.datasets.base import Dataset, Labelled, Question, Sentence, text_of
+from encast.data.datasets.base import Dataset, Labelled, Pair, Question, Sentence, text_of
 from encast.data.datasets.questions import check_starts, question_of
 from encast.data.readers import need_columns, open_rows
 from encast.data.rows import BadRow, Row
@@ -32,11 +32,19 @@ _LABELS = ("label", "Quality", "gold_label", "is_duplicate")
 _FORMS = {
     "entities": ("words", "labels"),
     "answers": ("question", "context", "answers"),
+    "pairs": ("anchor", "positive"),
     "labelled": ("text", "pair", "label", "score"),
 }
+_MARKS = (
+    ("entities", ("words",)),
+    ("answers", ("context",)),
+    ("pairs", ("anchor", "positive")),
+    ("pairs", ("query", "positive")),
+)
+"""The columns that tell the form of a row."""
 _NEEDED = (
-    "a row has text (and pair, or sentence1 and sentence2) with label or score; question, context and answers; or "
-    "words and labels"
+    "a row has text (and pair, or sentence1 and sentence2) with label or score; anchor (or query) and positive; "
+    "question, context and answers; or words and labels"
 )
 _OPTIONS = "name columns that are called otherwise with --text-column, --pair-column, --label-column or --score-column"
 
@@ -109,18 +117,23 @@ def _tsv_rows(path: Path) -> Iterable[Row]:
         )
 
 
-def _row(item: Mapping[str, Any], columns: Mapping[str, str], index: int) -> tuple[str, Labelled | Question | Sentence]:
+def _row(
+    item: Mapping[str, Any], columns: Mapping[str, str], index: int
+) -> tuple[str, Labelled | Pair | Question | Sentence]:
     """The row's kind, before labels are told from scores, and the row; raises ``KeyError`` for what is missing."""
-    own = {name: columns.get(name, name) for name in ("words", "labels", "question", "context", "answers")}
+    own = {name: columns.get(name, name) for names in _FORMS.values() for name in names}
     if columns:
         form = next(form for form, names in _FORMS.items() if columns.keys() <= set(names))
     else:
-        form = "entities" if "words" in item else "answers" if "context" in item else "labelled"
+        form = next((form for form, names in _MARKS if all(name in item for name in names)), "labelled")
     if form == "entities":
         words, labels = _texts(item[own["words"]]), _texts(item[own["labels"]])
         if len(words) != len(labels):
             raise ValueError(f"{len(words)} words and {len(labels)} labels")
         return "entities", Sentence(words, labels)
+    if form == "pairs":
+        anchor = "query" if own["anchor"] not in item and "query" in item else own["anchor"]
+        return "pairs", Pair(text_of(item[anchor]), text_of(item[own["positive"]]))
     if form == "answers":
         return "answers", question_of(
             item.get("id", index),
