@@ -28,7 +28,13 @@ __all__ = ["METRICS", "Result", "compress"]
 
 Progress = Callable[[str, str, int, int], None]
 
-METRICS: Mapping[str, str] = {"classes": "accuracy", "scores": "spearman", "answers": "f1", "entities": "entity_f1"}
+METRICS: Mapping[str, str] = {
+    "classes": "accuracy",
+    "scores": "spearman",
+    "answers": "f1",
+    "entities": "entity_f1",
+    "pairs": "mrr_at_10",
+}
 """What decides on a kind of data unless another metric is named."""
 
 _RUN, _RESULT, _WORK = "run.json", "result.json", ".work"

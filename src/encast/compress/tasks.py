@@ -237,10 +237,11 @@ class EmbedScores(TrainTask):
         self._least, self._range = min(scores), max(scores) - min(scores)
         if not self._range:
             raise InputError(f"{data.name}: all {len(scores)} scores are {self._least:g}; give at least two")
-        _need_pairs(data)
+        if any(isinstance(row.text, str) for row in data.rows):
+            raise InputError(f"{data.name} has single texts; embeddings are trained on pairs of texts")
 
     def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[Example]:
-        for row, pair in zip(rows, _encoded_pairs(rows, tokenizer), strict=True):
+        for row, pair in zip(rows, _encoded_pairs([row.text for row in rows], tokenizer), strict=True):
             yield _example(pair, (row.gold - self._least) / self._range)
 
     def loss(self, answers: Tensor, targets: Tensor) -> Tensor:
@@ -262,10 +263,9 @@ class EmbedPairs(EmbedScores):
 
     def __init__(self, data: Dataset, max_length: int, stride: int) -> None:
         TrainTask.__init__(self, data, max_length, stride)
-        _need_pairs(data)
 
     def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[Example]:
-        for pair in _encoded_pairs(rows, tokenizer):
+        for pair in _encoded_pairs([(row.anchor, row.positive) for row in rows], tokenizer):
             yield _example(pair, 0)
 
     def loss(self, answers: Tensor, targets: Tensor) -> Tensor:
@@ -274,13 +274,8 @@ class EmbedPairs(EmbedScores):
         return F.cross_entropy(self._SCALE * a @ b.T, torch.arange(len(a), device=a.device))
 
 
-def _need_pairs(data: Dataset) -> None:
-    if any(isinstance(row.text, str) for row in data.rows):
-        raise InputError(f"{data.name} has single texts; embeddings are trained on pairs of texts")
-
-
-def _encoded_pairs(rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[tuple[Encoding, Encoding]]:
-    first, second = (_encode([row.text[side] for row in rows], tokenizer) for side in (0, 1))
+def _encoded_pairs(pairs: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> Iterable[tuple[Encoding, Encoding]]:
+    first, second = (_encode([pair[side] for pair in pairs], tokenizer) for side in (0, 1))
     return zip(first, second, strict=True)
 
 
