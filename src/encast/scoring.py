@@ -16,7 +16,10 @@ from encast.tasks.classify import Classification
 from encast.tasks.embed import similarity_of
 from encast.tasks.tag import label_words
 
-__all__ = ["Scored", "compare", "score"]
+__all__ = ["PRIMARY", "Scored", "compare", "score"]
+
+PRIMARY = {"classes": "accuracy", "scores": "spearman", "answers": "f1", "entities": "entity_f1"}
+"""The metric that a kind of data set is judged by, unless another one is asked for."""
 
 _BLOCK = 256
 _SCORE_COLUMN = "; if they are numbers, name their column with --score-column"
