@@ -15,7 +15,7 @@ from encast.data.datasets import Dataset, Labelled
 
 __all__ = ["checkpoint", "inject", "own_answers", "texts"]
 
-WORDS = "the cat sat on a mat and some of hello world un known able play ing".split()
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "Bob", "from", "Paris", "unbelievable", "things"]
 
 
 def checkpoint(folder: Path, head: str = "classify", guilty: Sequence[int] = (), **options: Any) -> Path:
@@ -54,4 +54,6 @@ def own_answers(folder: Path, made: Path, count: int = 200) -> Dataset:
     rows = texts(count)
     with encast.load(encast.compile(made, folder / "gold.encast", dtype="f32")) as engine:
         answers = engine.classify(rows)
-    return Dataset("own/answers.tsv", "classes", [Labelled(text, str(one.label)) for text, one in zip(rows, answers)])
+    return Dataset(
+        "own/answers.tsv", "classes", [Labelled(text, str(one.label)) for text, one in zip(rows, answers, strict=True)]
+    )

@@ -30,7 +30,7 @@ from encast.artifact.card import (
 from encast.artifact.pack import pack, stored_specs
 from encast.artifact.safetensors import Layout, layout
 from encast.errors import InputError, ResourceError
-from encast.files import sync_folder
+from encast.files import exchange, sync_folder
 from encast.ir import Graph, verify
 
 __all__ = ["check_target", "replace", "version", "write"]
@@ -74,7 +74,7 @@ def write(
 def replace(made: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
     """Moves the artifact ``made`` to ``out``, on the same file system, in place of the artifact that may stand there.
 
-    Raises as ``write``; both are then as they were.
+    Raises as ``write``; ``out`` then is as it was.
     """
     target = check_target(out)
     try:
@@ -205,6 +205,10 @@ def _swap_in(temporary: Path, target: Path) -> None:
     if not target.exists():
         os.rename(temporary, target)
         sync_folder(target.parent)
+        return
+    if exchange(temporary, target):
+        sync_folder(target.parent)
+        shutil.rmtree(temporary, ignore_errors=True)
         return
     old = target.parent / f".{target.name}.old-{secrets.token_hex(4)}"
     try:

@@ -18,7 +18,7 @@ from encast.budget.search import Say, Search
 from encast.budget.workshop import Workshop
 from encast.ceilings import Fingerprint
 from encast.data.datasets import Dataset
-from encast.errors import InputError, ResourceError
+from encast.errors import EncastError, InputError, ResourceError
 from encast.importers import open_checkpoint
 from encast.scoring import PRIMARY
 
@@ -115,6 +115,11 @@ def find(
         except KeyboardInterrupt:
             if kept:
                 raise KeyboardInterrupt(f"{journal} has what was measured; --resume goes on") from None
+            raise
+        except ResourceError:
+            raise
+        except EncastError:
+            kept.remove()  # to go on from it would be to fail at once
             raise
         finally:
             if not kept:

@@ -145,7 +145,7 @@ class Search:
         found: list[tuple[str, str, Distance]] = []
         layers = self._journal.layers or []
         for number, (name, kind) in enumerate(layers):
-            self._say(f"layer {name}", number, len(layers))
+            self._say(f"layer {name}", number + 1, len(layers))
             distance = self._journal.distance(name)
             if distance is None:
                 value, failed = _attempt(lambda name=name: self._shop.distance(name))  # type: ignore[misc]

@@ -21,7 +21,7 @@ from encast.data.datasets import DATASETS, Dataset, open_dataset
 from encast.errors import InputError
 from encast.scoring import Scored, compare, score
 
-__all__ = ["eval_command"]
+__all__ = ["columns_of", "eval_command"]
 
 _NAMES = {
     "answer": {"text": "question", "pair": "context", "label": "answers"},
@@ -54,7 +54,7 @@ def eval_command(
     from encast.artifact import update_card
 
     named = {"text": text_column, "pair": pair_column, "label": label_column, "score": score_column}
-    data = open_dataset(dataset, _columns(open_artifact(artifact).graph.meta.task, named))
+    data = open_dataset(dataset, columns_of(open_artifact(artifact).graph.meta.task, named))
     if limit is not None:
         data = replace(data, rows=data.rows[:limit])
     own = _measure(artifact, data, task, metric, threads, quiet=json)
@@ -72,7 +72,7 @@ def eval_command(
     update_card(artifact, accuracy={**measured, data.short_name: result})
 
 
-def _columns(task: str, named: Mapping[str, str | None]) -> dict[str, str]:
+def columns_of(task: str, named: Mapping[str, str | None]) -> dict[str, str]:
     """The given columns by the names that rows of the task's form have."""
     form = _NAMES.get(task, {name: name for name in named})
     columns: dict[str, str] = {}
