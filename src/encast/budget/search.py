@@ -9,7 +9,7 @@ halving. Of these, those that turn out to be unneeded become int8 again. Where b
 the layers that are left are bf16 instead, but for the worst of them, if there must be.
 
 The metric on all rows says what is within. Each candidate that is within runs against the best so far, and takes its
-place if it is faster. What was measured is in the journal before anything is decided by it.
+place if it is faster. All that was measured is in the journal before the next step.
 """
 
 from __future__ import annotations
@@ -172,17 +172,13 @@ class Search:
             return self._tried[plan]
         drop = (self.reference - scores.metrics[self._metric]) / self.reference
         within = drop <= self._max_drop + _ROUNDING
-        replayed = self._journal.race(plan) is not None
-        race = self._race(plan, variants) if within or timed else Race({}, {})
+        race = self._race(plan, variants, within) if within or timed else Race({}, {})
         self._tried[plan] = made = [
             Candidate(plan, sparse, scores.metrics, drop, within, race.to_f32.get(sparse), race.failed)
             for sparse in variants
         ]
-        quickest = max(made, key=lambda candidate: race.to_best.get(candidate.sparse, 0.0))
-        if within and race.to_best.get(quickest.sparse, 0.0) > 1:
-            self.chosen = quickest
-            if not replayed:
-                self._keep(plan, quickest.sparse)
+        if within and (sparse := _faster(race)) is not None:
+            self.chosen = next(candidate for candidate in made if candidate.sparse == sparse)
         return made
 
     def _scores(self, plan: Plan) -> Scores:
@@ -197,15 +193,24 @@ class Search:
             self._journal.add_scores(plan, known)
         return known
 
-    def _race(self, plan: Plan, variants: Sequence[str]) -> Race:
+    def _race(self, plan: Plan, variants: Sequence[str], within: bool) -> Race:
         known = self._journal.race(plan)
         if known is None:
             best = (self.chosen.plan, self.chosen.sparse)
             self._say(f"time {plan.text}", 0, None)
             speeds, failed = _attempt(lambda: self._shop.race(plan, best, variants))
             known = Race({}, {}, failed) if speeds is None else Race(*speeds)
+            if within and (sparse := _faster(known)) is not None:
+                # Before the journal says so: whoever resumes finds the best in its place.
+                self._keep(plan, sparse)
             self._journal.add_race(plan, known)
         return known
+
+
+def _faster(race: Race) -> str | None:
+    """The fastest variant (by ``sparse``), if it is faster than the best before."""
+    sparse = max(race.to_best, key=lambda name: race.to_best[name], default=None)
+    return sparse if sparse is not None and race.to_best[sparse] > 1 else None
 
 
 def _attempt(make: Callable[[], T]) -> tuple[T | None, str | None]:
