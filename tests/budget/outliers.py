@@ -54,7 +54,7 @@ def texts(count: int) -> list[str]:
     return [" ".join(source.choices(WORDS, k=source.randint(3, 16))) for _ in range(count)]
 
 
-def own_scores(folder: Path, made: Path, count: int = 150) -> Dataset:
+def own_scores(folder: Path, made: Path, count: int = 80) -> Dataset:
     """The f32 model's own cosines of ``count`` pairs of texts: a metric that hardly any error leaves alone."""
     rows = texts(2 * count)
     with encast.load(encast.compile(made, folder / "gold.encast", dtype="f32")) as engine:
