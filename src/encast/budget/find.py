@@ -13,10 +13,12 @@ from typing import Any
 import encast.artifact as artifacts
 from encast.artifact.write import version
 from encast.budget.journal import Journal
+from encast.budget.plans import INT8
 from encast.budget.result import Found
 from encast.budget.search import Say, Search
 from encast.budget.workshop import Workshop
 from encast.ceilings import Fingerprint
+from encast.compile import check_sparse
 from encast.data.datasets import Dataset
 from encast.errors import EncastError, InputError, ResourceError
 from encast.importers import open_checkpoint
@@ -64,6 +66,7 @@ def find(
         raise InputError(
             f"max_drop is {max_drop!r}; the share of the metric that may be lost is needed, as 0.01 for 1 %"
         )
+    check_sparse(sparse, INT8.spec)
     metric = PRIMARY[data.kind] if metric is None else metric
     target = artifacts.check_target(out)
     files = _files(source)
