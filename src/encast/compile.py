@@ -14,7 +14,7 @@ from encast.ir import Graph
 from encast.passes import SPARSE, FusionReport, optimise
 from encast.quant import QuantSpec
 
-__all__ = ["compile"]
+__all__ = ["check_sparse", "compile"]
 
 Progress = Callable[[str, int, int], None]
 
@@ -50,7 +50,7 @@ def compile(
     if task is not None and task not in TASKS:
         raise InputError(f"task is {task!r}; one of {', '.join(TASKS)} is needed")
     spec = _spec(dtype, quant, calibration)
-    _check_sparse(sparse, spec)
+    check_sparse(sparse, spec)
     report_progress = progress or (lambda stage, done, total: None)
     target = artifact.check_target(out if out is not None else f"{checkpoint_name(source)}.encast")
     report_progress("import", 0, 1)
@@ -81,7 +81,8 @@ def _spec(dtype: str, quant: QuantSpec | None, calibration: object) -> QuantSpec
     return quant if quant is not None else QuantSpec(dtype)
 
 
-def _check_sparse(sparse: str, spec: QuantSpec) -> None:
+def check_sparse(sparse: str, spec: QuantSpec) -> None:
+    """Raises ``InputError`` unless products of ``spec`` can be ``sparse``."""
     if sparse not in SPARSE:
         raise InputError(f"sparse is {sparse!r}; one of {', '.join(SPARSE)} is needed")
     if sparse != "never" and spec.dtype != "int8":

@@ -17,7 +17,16 @@ from encast.tasks.embed import similarity_of
 from encast.tasks.session import need_finite
 from encast.tasks.tag import label_words
 
-__all__ = ["Scored", "compare", "score"]
+__all__ = ["PRIMARY", "Scored", "compare", "score"]
+
+PRIMARY = {
+    "classes": "accuracy",
+    "scores": "spearman",
+    "answers": "f1",
+    "entities": "entity_f1",
+    "pairs": "mrr_at_10",
+}
+"""The metric that a kind of data set is judged by, unless another one is asked for."""
 
 _BLOCK = 256
 _SCORES_AT_ONCE = 1 << 24

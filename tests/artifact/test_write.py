@@ -24,7 +24,7 @@ from encast.artifact.pack import StoredSpec
 from encast.artifact.safetensors import layout
 from encast.backends.reference import Reference
 from encast.errors import ArtifactError, GraphError, InputError, ResourceError
-from encast.files import sync_folder
+from encast.files import exchange, sync_folder
 
 
 def everything(folder: Path) -> dict[str, bytes]:
@@ -158,11 +158,11 @@ def test_an_interrupt_leaves_what_was_there(tmp_path: Path, fraction: float, rep
     assert os.listdir(tmp_path) == (["m.encast"] if replacing else [])
 
 
-@pytest.mark.parametrize("call", range(4))
+@pytest.mark.parametrize(("atomic", "call"), [(True, 0), (True, 1), (True, 2), *((False, call) for call in range(4))])
 def test_a_failure_at_any_rename_or_sync_leaves_one_whole_artifact(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atomic: bool, call: int
 ) -> None:
-    """Old or new, never neither: the calls are two renames and two syncs of folders."""
+    """Old or new, never neither: the calls are two syncs of folders, and between them one exchange or two renames."""
     write_artifact(tmp_path / "m.encast", "f32")
     calls = iter(range(100))
 
@@ -177,6 +177,7 @@ def test_a_failure_at_any_rename_or_sync_leaves_one_whole_artifact(
     monkeypatch.setattr(os, "rename", failing(os.rename))
     # The package's attribute of that name is the function.
     writing = sys.modules["encast.artifact.write"]
+    monkeypatch.setattr(writing, "exchange", failing(exchange) if atomic else lambda a, b: False)
     monkeypatch.setattr(writing, "sync_folder", failing(sync_folder))
     with pytest.raises(KeyboardInterrupt):
         write_artifact(tmp_path / "m.encast", "int8")
@@ -184,7 +185,31 @@ def test_a_failure_at_any_rename_or_sync_leaves_one_whole_artifact(
     assert os.listdir(tmp_path) == ["m.encast"]
     opened = artifact.open(tmp_path / "m.encast")
     opened.verify()
-    assert opened.graph.meta.dtype == ("int8" if call == 3 else "f32")
+    assert opened.graph.meta.dtype == ("int8" if call == (2 if atomic else 3) else "f32")
+
+
+def test_an_artifact_is_moved_in_the_place_of_another(tmp_path: Path) -> None:
+    write_artifact(tmp_path / "m.encast", "f32")
+    write_artifact(tmp_path / "n.encast", "int8")
+    assert artifact.replace(tmp_path / "n.encast", tmp_path / "m.encast") == tmp_path / "m.encast"
+    assert os.listdir(tmp_path) == ["m.encast"]
+    artifact.open(tmp_path / "m.encast").verify()
+    assert artifact.open(tmp_path / "m.encast").graph.meta.dtype == "int8"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("")
+    with pytest.raises(InputError, match=r"other holds 'thesis\.txt', so it is no encast artifact and is not replaced"):
+        artifact.replace(tmp_path / "m.encast", tmp_path / "other")
+
+
+def test_the_exchange_of_two_folders_leaves_no_moment_without(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "content").write_text(name)
+    if not exchange(tmp_path / "a", tmp_path / "b"):
+        pytest.skip("this file system cannot exchange names")
+    assert [(tmp_path / name / "content").read_text() for name in ("a", "b")] == ["b", "a"]
+    with pytest.raises(FileNotFoundError):
+        exchange(tmp_path / "a", tmp_path / "absent")
 
 
 class FullDisk:

@@ -3,6 +3,6 @@
 from encast.artifact.card import update_card
 from encast.artifact.open import Artifact, open
 from encast.artifact.safetensors import StoredTensor
-from encast.artifact.write import check_target, write
+from encast.artifact.write import check_target, replace, write
 
-__all__ = ["Artifact", "StoredTensor", "check_target", "open", "update_card", "write"]
+__all__ = ["Artifact", "StoredTensor", "check_target", "open", "replace", "update_card", "write"]

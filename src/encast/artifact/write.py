@@ -30,10 +30,10 @@ from encast.artifact.card import (
 from encast.artifact.pack import pack, stored_specs
 from encast.artifact.safetensors import Layout, layout
 from encast.errors import InputError, ResourceError
-from encast.files import sync_folder
+from encast.files import exchange, sync_folder
 from encast.ir import Graph, verify
 
-__all__ = ["check_target", "write"]
+__all__ = ["check_target", "replace", "version", "write"]
 
 FILES = (GRAPH, WEIGHTS, TOKENIZER, CARD)
 
@@ -65,13 +65,30 @@ def write(
         _fill(temporary, graph, tokenizer_json, card, progress)
         _swap_in(temporary, target)
     except OSError as error:
-        raise ResourceError(
-            f"the artifact {target} cannot be written: {error.strerror or error} "
-            f"({shutil.disk_usage(target.parent).free >> 20} MiB are free there); free space or choose another folder"
-        ) from None
+        raise _unwritable(target, error) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target
+
+
+def replace(made: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
+    """Moves the artifact ``made`` to ``out``, on the same file system, in place of the artifact that may stand there.
+
+    Raises as ``write``; ``out`` then is as it was.
+    """
+    target = check_target(out)
+    try:
+        _swap_in(Path(made), target)
+    except OSError as error:
+        raise _unwritable(target, error) from None
+    return target
+
+
+def _unwritable(target: Path, error: OSError) -> ResourceError:
+    return ResourceError(
+        f"the artifact {target} cannot be written: {error.strerror or error} "
+        f"({shutil.disk_usage(target.parent).free >> 20} MiB are free there); free space or choose another folder"
+    )
 
 
 def check_target(out: str | os.PathLike[str]) -> Path:
@@ -109,7 +126,7 @@ def _fill(folder: Path, graph: Graph, tokenizer_json: str, card: Mapping[str, An
     head = {
         "format": "encast",
         "format_version": FORMAT_VERSION,
-        "encast_version": _version(),
+        "encast_version": version(),
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
     tail = {
@@ -125,7 +142,8 @@ def _fill(folder: Path, graph: Graph, tokenizer_json: str, card: Mapping[str, An
     sync_folder(folder)
 
 
-def _version() -> str:
+def version() -> str:
+    """Of this encast, as cards say it."""
     try:
         return importlib.metadata.version("encast")
     except importlib.metadata.PackageNotFoundError:
@@ -187,6 +205,10 @@ def _swap_in(temporary: Path, target: Path) -> None:
     if not target.exists():
         os.rename(temporary, target)
         sync_folder(target.parent)
+        return
+    if exchange(temporary, target):
+        sync_folder(target.parent)
+        shutil.rmtree(temporary, ignore_errors=True)
         return
     old = target.parent / f".{target.name}.old-{secrets.token_hex(4)}"
     try:

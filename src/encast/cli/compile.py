@@ -1,4 +1,4 @@
-"""``encast compile``: a checkpoint in, an artifact out, and what was fused."""
+"""``encast compile``: a checkpoint in, an artifact out, and what was fused, or what a budget allows (``budget``)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import typer
 
 from encast import artifact as artifacts
 from encast.artifact.strict_json import parse_json
+from encast.cli.budget import compile_within
 from encast.cli.inspect import size, summary
 from encast.cli.progress import Progress
 from encast.compile import compile
+from encast.data.datasets import DATASETS
 from encast.errors import ArtifactError, InputError
 from encast.quant import QuantSpec
 
@@ -43,12 +45,51 @@ def compile_command(
         str, typer.Option(help="never or always: int8 products leave out blocks of zeros (4 outputs x 1 input).")
     ] = "never",
     exact: Annotated[bool, typer.Option("--exact", help="exp, erf and tanh by libm, not polynomials.")] = False,
+    max_drop: Annotated[
+        float | None,
+        typer.Option(help="Find the fastest artifact that loses at most this share of f32's metric: 0.01 for 1 %."),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help=f"For --max-drop, labelled rows: {DATASETS}.")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="For --max-drop; default: accuracy, spearman, f1 or entity_f1, by the rows.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a search of --max-drop that was interrupted.")
+    ] = False,
+    text_column: Annotated[
+        str | None, typer.Option(help="Of --data, if it is not called text (question, words); for tables.")
+    ] = None,
+    pair_column: Annotated[str | None, typer.Option(help="The column of the second text (context).")] = None,
+    label_column: Annotated[str | None, typer.Option(help="The column of the class (answers, labels).")] = None,
+    score_column: Annotated[str | None, typer.Option(help="The column of the score, instead of a class.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Turn a checkpoint into an artifact that runs anywhere, and say what was fused.
 
-    An artifact of the same name is replaced once the new one is complete.
+    An artifact of the same name is replaced once the new one is complete. With --max-drop several are compiled and
+    measured on --data, and the fastest within the budget is kept.
     """
+    columns = {"text": text_column, "pair": pair_column, "label": label_column, "score": score_column}
+    if max_drop is not None:
+        _refuse("the search of --max-drop decides that", dtype=dtype != "int8", quant=quant, keep=keep, strict=strict)
+        if data is None:
+            raise InputError("--max-drop needs --data, a data set to measure the drop on; see `encast eval`")
+        compile_within(
+            source,
+            out,
+            max_drop=max_drop,
+            data=data,
+            metric=metric,
+            resume=resume,
+            task=task,
+            columns=columns,
+            sparse=sparse,
+            exact=exact,
+            json=json,
+        )
+        return
+    named = {f"{name}-column": column for name, column in columns.items()}
+    _refuse("it is for a search with --max-drop", data=data, metric=metric, resume=resume, **named)
     spec = _spec(dtype, quant, keep or [])
     begin = time.perf_counter()
     with Progress("MiB written", quiet=json) as progress:
@@ -73,6 +114,12 @@ def compile_command(
         typer.echo(line)
     typer.echo("")
     typer.echo(f"{path}: {size(sum(opened.card['sizes'].values()))}, compiled in {seconds:.1f} s")
+
+
+def _refuse(why: str, **options: object) -> None:
+    for name, given in options.items():
+        if given:
+            raise InputError(f"--{name} was given: {why}; leave one of them out")
 
 
 def _spec(dtype: str, quant: Path | None, keep: list[str]) -> QuantSpec:

@@ -72,7 +72,7 @@ def eval_command(
     else:
         _show(artifact, data, own, result)
     measured = dict(open_artifact(artifact).card.get("accuracy") or {})
-    update_card(artifact, accuracy={**measured, _name(data): result})
+    update_card(artifact, accuracy={**measured, data.short_name: result})
 
 
 def _measure(
@@ -122,12 +122,7 @@ def _entry(scored: Scored) -> dict[str, Any]:
     }
 
 
-def _name(data: Dataset) -> str:
-    """The data set's folder and file, without what differs between machines."""
-    return "/".join(Path(data.name).resolve().parts[-2:])
-
-
 def _show(artifact: Path, data: Dataset, own: Scored, result: dict[str, Any]) -> None:
-    print(f"{artifact} on {_name(data)}: {own.task}, {own.rows:,} rows, {own.seconds:.1f} s")
+    print(f"{artifact} on {data.short_name}: {own.task}, {own.rows:,} rows, {own.seconds:.1f} s")
     for line in metric_lines(result):
         print(line)

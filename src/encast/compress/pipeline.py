@@ -23,19 +23,11 @@ from encast.errors import InputError, ResourceError
 from encast.files import lock, sync_folder, write_whole
 from encast.importers import checkpoint_name, open_checkpoint
 from encast.machine import usable_cores
+from encast.scoring import PRIMARY
 
-__all__ = ["METRICS", "Result", "compress"]
+__all__ = ["Result", "compress"]
 
 Progress = Callable[[str, str, int, int], None]
-
-METRICS: Mapping[str, str] = {
-    "classes": "accuracy",
-    "scores": "spearman",
-    "answers": "f1",
-    "entities": "entity_f1",
-    "pairs": "mrr_at_10",
-}
-"""What decides on a kind of data unless another metric is named."""
 
 _RUN, _RESULT, _WORK = "run.json", "result.json", ".work"
 
@@ -80,7 +72,7 @@ def compress(
     disk is full: what was done stays, and ``resume`` goes on from there.
     """
     folder = Path(os.path.abspath(out))
-    name = metric or METRICS.get(train.kind, "")
+    name = metric or PRIMARY[train.kind]
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     count = threads or len(usable_cores())
     _check(recipe, train, dev)

@@ -1,17 +1,14 @@
-"""The journal of a search: JSON lines with every probe and trial, from which a search that was ended goes on."""
+"""The journal of a tuning: every probe and trial."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from encast.artifact.strict_json import parse_json
+import encast.journal as journals
 from encast.backends.groups import Setup
-from encast.errors import EncastError, InputError, ResourceError
-from encast.files import LineFile
 from encast.tune.measurement import Trial
 
 __all__ = ["Journal"]
@@ -21,65 +18,22 @@ _PROBE_SECONDS = 1e-9, 1e6
 """What a probe may take: the clock tells no less apart, and a worker is given up before the most."""
 
 
-class Journal:
+class Journal(journals.Journal):
     """``probes``: seconds of the cost model's points. ``trials``: in their order. Both are on the disk."""
+
+    _OWNER = "encast tune"
 
     def __init__(
         self, path: Path | None, setups: Container[Setup], *, key: Mapping[str, Any], resume: bool, held: ExitStack
     ) -> None:
-        """Begins the file, or goes on with it; ``path`` None keeps it in memory.
-
-        ``key``: what a search must share with the one that it resumes. No other search writes to the file until
-        ``held`` is closed. Raises ``InputError`` for a journal that belongs to something else, is there without
-        ``resume`` or is being written, ``ResourceError`` for one that cannot be read or written.
-        """
-        self.path = path
+        """As ``encast.journal.Journal``; ``path`` None keeps it in memory, trials of other ``setups`` are left out."""
         self.probes: dict[str, float] = {}
         self.trials: list[Trial] = []
-        self._file: LineFile | None = None
-        if path is None:
-            return
-        if resume and not path.exists():
-            raise InputError(f"{path} does not exist, so there is nothing to resume; leave --resume out")
-        busy = f"another `encast tune` writes to {path}; wait for its end or name another --out"
-        try:
-            self._file = LineFile(path, InputError(busy), create=not resume)
-        except OSError as error:
-            raise self._unusable(error) from None
-        held.callback(self._file.close)
-        head = _line({"key": dict(key)})
-        if not self._file.whole and head.startswith(self._file.found):
-            # New, or of a search that was killed before its first line was out.
-            try:
-                self._file.cut()
-                self._file.append(head)
-            except OSError as error:
-                self.remove()
-                raise self._unusable(error) from None
-            return
-        if not resume:
-            raise InputError(
-                f"{path} holds what an earlier search measured; go on with it by --resume, or remove it to begin anew"
-            )
-        stored = self._read(self._file.whole, setups)
-        for name, value in key.items():
-            if stored.get(name) != value:
-                raise InputError(
-                    f"{path} is of another search: its {name} is {stored.get(name)!r}, now it is {value!r}; resume "
-                    "with the same arguments, machine and version of encast, or remove the file"
-                )
-        try:
-            self._file.cut()
-        except OSError as error:
-            raise self._unusable(error) from None
+        self._setups = setups
+        super().__init__(path, key=key, resume=resume, held=held)
 
     def __bool__(self) -> bool:
-        """Whether there is anything to go on from."""
         return bool(self.probes or self.trials)
-
-    def remove(self) -> None:
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
 
     def add_probe(self, name: str, seconds: float) -> None:
         self._write({"probe": name, "seconds": seconds})
@@ -89,45 +43,11 @@ class Journal:
         self._write({"trial": trial.to_json()})
         self.trials.append(trial)
 
-    def _read(self, lines: bytes, setups: Container[Setup]) -> Mapping[str, Any]:
-        """Fills probes and trials, and returns the key."""
-        stored: Mapping[str, Any] = {}
-        for number, line in enumerate(lines.splitlines() or [b""], 1):
-            try:
-                entry = parse_json(line, "it")
-                if number == 1:
-                    stored = {**entry["key"]}
-                elif "probe" in entry:
-                    name, seconds = str(entry["probe"]), entry["seconds"]
-                    if not _PROBE_SECONDS[0] <= seconds <= _PROBE_SECONDS[1]:
-                        raise ValueError(f"the probe {name} took {seconds} s")
-                    self.probes[name] = float(seconds)
-                elif (trial := Trial.from_json(entry["trial"])).setup in setups:
-                    self.trials.append(trial)
-            except (ValueError, LookupError, TypeError, AttributeError, RecursionError, EncastError) as error:
-                raise InputError(
-                    f"{self.path} is no journal of `encast tune` (line {number}, {type(error).__name__}: "
-                    f"{str(error)[:200]}); remove it, or name another --out"
-                ) from None
-        return stored
-
-    def _write(self, entry: Mapping[str, Any]) -> None:
-        if self._file is not None:
-            try:
-                self._file.append(_line(entry))
-            except OSError as error:
-                go_on = ", then --resume goes on with what was measured" if self else ""
-                raise ResourceError(
-                    f"{self.path}: the journal of the search cannot be written ({error.strerror or error}); make "
-                    f"room{go_on}"
-                ) from None
-
-    def _unusable(self, error: OSError) -> ResourceError:
-        return ResourceError(
-            f"{self.path}: the journal of the search cannot be used ({error.strerror or error}); make room, or name "
-            "another --out"
-        )
-
-
-def _line(entry: Mapping[str, Any]) -> bytes:
-    return json.dumps(entry, allow_nan=False).encode() + b"\n"
+    def _take(self, entry: Mapping[str, Any]) -> None:
+        if "probe" in entry:
+            name, seconds = str(entry["probe"]), entry["seconds"]
+            if not _PROBE_SECONDS[0] <= seconds <= _PROBE_SECONDS[1]:
+                raise ValueError(f"the probe {name} took {seconds} s")
+            self.probes[name] = float(seconds)
+        elif (trial := Trial.from_json(entry["trial"])).setup in self._setups:
+            self.trials.append(trial)

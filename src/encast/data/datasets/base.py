@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 __all__ = ["Dataset", "Labelled", "Pair", "Question", "Sentence", "text_of"]
@@ -57,6 +58,11 @@ class Dataset:
     name: str
     kind: str
     rows: list[Any]
+
+    @property
+    def short_name(self) -> str:
+        """Its folder and file, without what differs between machines."""
+        return "/".join(Path(self.name).resolve().parts[-2:])
 
 
 def text_of(value: object) -> str:

@@ -1,0 +1,161 @@
+"""From a checkpoint, a data set and a budget to an artifact."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import encast.artifact as artifacts
+from encast.artifact.write import version
+from encast.budget.journal import Journal
+from encast.budget.plans import INT8
+from encast.budget.result import Found
+from encast.budget.search import Say, Search
+from encast.budget.workshop import Workshop
+from encast.ceilings import Fingerprint
+from encast.compile import check_sparse
+from encast.data.datasets import Dataset
+from encast.errors import EncastError, InputError, ResourceError
+from encast.importers import open_checkpoint
+from encast.scoring import PRIMARY
+
+__all__ = ["find"]
+
+_METHOD = 1
+"""Of searching and measuring: a journal of another one is of no use."""
+
+
+def find(
+    source: str | os.PathLike[str],
+    data: Dataset,
+    *,
+    out: Path,
+    task: str | None = None,
+    metric: str | None = None,
+    max_drop: float,
+    journal: Path,
+    resume: bool = False,
+    sparse: str = "never",
+    exact: bool = False,
+    calibration: object = None,
+    progress: Say = lambda step, done, total: None,
+    rows: Callable[[int], None] = lambda done: None,
+) -> Found:
+    """Compiles ``source`` to ``out`` with the fastest precision whose ``metric`` on ``data`` is within the budget.
+
+    ``max_drop``: the share of the f32 metric that may be lost, 0.01 for 1 %. ``metric``: as ``scoring.score`` names it;
+    by default the first one of the kind of data. ``sparse`` "always": candidates also leave out blocks of zeros.
+    ``task``, ``exact`` and ``calibration`` are those of ``compile``. ``progress(step, done, total)`` hears what is done
+    next, ``rows(done)`` of rows scored.
+
+    ``out`` holds the best artifact so far from the first one that keeps the budget and is faster than f32. ``journal``
+    has what was measured; after an interrupt or a crash ``resume`` goes on with it. It is removed at the end. The
+    artifact's card says the metrics on ``data`` and the budget. f32 keeps every budget, so there is always a result;
+    ``Found.missed`` says where nothing else does.
+
+    Raises ``InputError`` for bad options, for data that the model cannot be measured on and for a journal of another
+    search; ``CheckpointError`` and ``UnsupportedModelError`` for the checkpoint; ``ResourceError`` when the machine
+    cannot go on, after which ``resume`` can.
+    """
+    if isinstance(max_drop, bool) or not isinstance(max_drop, (int, float)) or not 0 <= max_drop < 1:
+        raise InputError(
+            f"max_drop is {max_drop!r}; the share of the metric that may be lost is needed, as 0.01 for 1 %"
+        )
+    check_sparse(sparse, INT8.spec)
+    metric = PRIMARY[data.kind] if metric is None else metric
+    target = artifacts.check_target(out)
+    files = _files(source)
+    key = {
+        "method of measuring": _METHOD,
+        "encast": version(),
+        "checkpoint": files,
+        "data": _digest(data),
+        "task": task,
+        "metric": metric,
+        "max_drop": max_drop,
+        "sparse": sparse,
+        "exact": exact,
+        "machine": Fingerprint.here().digest,
+    }
+    with ExitStack() as held:
+        kept = Journal(journal, key=key, resume=resume, held=held)
+        scratch = target.with_name(f".{target.name}.search")
+        # Of a search that was killed: the journal's lock says that none is running.
+        shutil.rmtree(scratch, ignore_errors=True)
+        try:
+            scratch.mkdir()
+        except OSError as error:
+            raise ResourceError(
+                f"{scratch} cannot be made ({error.strerror or error}); candidates are compiled there: choose another "
+                "place for the artifact"
+            ) from None
+        held.callback(shutil.rmtree, scratch, ignore_errors=True)
+        options: dict[str, Any] = {"task": task, "exact": exact, "calibration": calibration}
+        shop = Workshop(source, data, target, scratch, files=files, progress=rows, **options)
+        search = Search(shop, kept, metric=metric, max_drop=max_drop, sparse=sparse, keep=shop.keep, say=progress)
+        try:
+            search.run()
+            chosen = search.chosen
+            found = Found(
+                artifact=shop.keep(chosen.plan, chosen.sparse),
+                data=data.short_name,
+                rows=len(data.rows),
+                task=str(artifacts.open(target).card["task"]),
+                metric=metric,
+                max_drop=max_drop,
+                reference=search.reference,
+                chosen=chosen,
+                candidates=tuple(search.candidates),
+                layers=tuple(search.layers),
+                missed=search.missed,
+            )
+            _note(found)
+        except KeyboardInterrupt:
+            if kept:
+                raise KeyboardInterrupt(f"{journal} has what was measured; --resume goes on") from None
+            raise
+        except ResourceError:
+            raise
+        except EncastError:
+            kept.remove()  # to go on from it would be to fail at once
+            raise
+        finally:
+            if not kept:
+                kept.remove()
+        kept.remove()
+        return found
+
+
+def _note(found: Found) -> None:
+    """The card's ``accuracy``, as ``encast eval`` writes it, with the budget beside it."""
+    assert found.chosen.metrics is not None
+    entry = {
+        "task": found.task,
+        "rows": found.rows,
+        "metrics": {name: round(value, 4) for name, value in found.chosen.metrics.items()},
+        "budget": {
+            "metric": found.metric,
+            "max_drop": found.max_drop,
+            "f32": round(found.reference, 4),
+            "drop": found.chosen.drop,
+        },
+    }
+    measured = dict(artifacts.open(found.artifact).card.get("accuracy") or {})
+    artifacts.update_card(found.artifact, accuracy={**measured, found.data: entry})
+
+
+def _files(source: str | os.PathLike[str]) -> dict[str, str]:
+    """SHA-256 of what a compile reads."""
+    checkpoint = open_checkpoint(source)
+    _ = checkpoint.tokenizer
+    files: dict[str, str] = checkpoint.provenance["files"]
+    return files
+
+
+def _digest(data: Dataset) -> str:
+    return hashlib.sha256(repr((data.kind, data.rows)).encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,152 @@
+"""A search that is killed goes on from its journal, and an artifact that was there stays there."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import outliers
+import pytest
+
+from encast import artifact
+from encast.budget import Found, find, workshop
+from encast.data.datasets import Dataset
+from encast.errors import InputError
+
+KILLS = 20
+
+
+def search(made: Path, data: Dataset, out: Path, **options: Any) -> Found:
+    """On a machine whose speeds are always the same."""
+    workshop.race = outliers.times_by_size
+    journal = out.with_name(out.name + ".journal")
+    return find(made, data, out=out, journal=journal, max_drop=0.03, resume=journal.exists(), **options)
+
+
+def search_in_child(made: Path, data: Dataset, out: Path, result: Path, cores: set[int]) -> None:
+    os.sched_setaffinity(0, cores)
+    result.write_text(json.dumps(search(made, data, out).to_json()))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Dataset]:
+    folder = tmp_path_factory.mktemp("killed")
+    made = outliers.checkpoint(folder / "model", "embed", guilty=(0,), layers=1, pooling=("mean",), normalize=True)
+    return made, outliers.own_scores(folder, made, 60)
+
+
+@pytest.fixture(autouse=True)
+def real_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workshop, "race", workshop.race)
+
+
+def test_killed_at_random_moments_it_comes_to_the_same_answer(model: tuple[Path, Dataset], tmp_path: Path) -> None:
+    made, data = model
+    out, result = tmp_path / "m.encast", tmp_path / "result.json"
+    wanted = search(made, data, out).to_json()
+    assert wanted["chosen"]["wide"] == [["encoder.layer.0.output.dense", "bf16"]]
+    assert len(wanted["layers"]) == 5
+    journal = tmp_path / "m.encast.journal"
+    source = random.Random(11)
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["encast.budget", "encast.artifact.open", "outliers"])
+    kills = finished = 0
+    artifact.replace(out, tmp_path / "first.encast")
+    while kills < KILLS or not finished:
+        before = _lines(journal)
+        child = context.Process(target=search_in_child, args=(made, data, out, result, os.sched_getaffinity(0)))
+        child.start()
+        lines = before + source.randint(1, 4)
+        while child.is_alive() and (kills == KILLS or _lines(journal) < lines):
+            time.sleep(0.002)
+        if kills < KILLS:
+            time.sleep(source.random() * 0.1)
+            child.kill()
+        child.join(60)
+        if child.exitcode != 0:
+            assert child.exitcode == -9
+            kills += 1
+            if out.exists():
+                artifact.open(out).verify()
+            else:
+                assert not any('"raced"' in line for line in _whole(journal)), "a candidate was in, and is gone"
+            continue
+        finished += 1
+        assert json.loads(result.read_text()) == wanted
+        artifact.open(out).verify()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["first.encast", "m.encast", "result.json"]
+        artifact.replace(out, tmp_path / "first.encast")
+    assert kills == KILLS
+
+
+def _whole(journal: Path) -> list[str]:
+    text = journal.read_text() if journal.exists() else ""
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def _lines(journal: Path) -> int:
+    return len(_whole(journal))
+
+
+class TestInterrupted:
+    @pytest.fixture
+    def out(self, model: tuple[Path, Dataset], tmp_path: Path) -> Path:
+        """Where a search was interrupted at its third layer."""
+
+        def interrupt(step: str, done: int, total: int | None) -> None:
+            if step.startswith("layer") and done == 3:
+                raise KeyboardInterrupt
+
+        out = tmp_path / "m.encast"
+        with pytest.raises(KeyboardInterrupt, match=r"m\.encast\.journal has what was measured; --resume goes on"):
+            search(*model, out, progress=interrupt)
+        return out
+
+    def test_the_best_so_far_is_there_and_nothing_else(self, out: Path) -> None:
+        assert sorted(path.name for path in out.parent.iterdir()) == ["m.encast", "m.encast.journal"]
+        assert artifact.open(out).graph.meta.dtype == "bf16"
+
+    def test_it_needs_resume(self, model: tuple[Path, Dataset], out: Path) -> None:
+        journal = out.with_name("m.encast.journal")
+        with pytest.raises(InputError, match=r"holds what an earlier search measured; go on with it by --resume"):
+            find(*model, out=out, journal=journal, max_drop=0.03)
+        with pytest.raises(InputError, match=r"absent does not exist, so there is nothing to resume"):
+            find(*model, out=out, journal=out.with_name("absent"), max_drop=0.03, resume=True)
+
+    def test_a_journal_of_another_search_is_refused(self, model: tuple[Path, Dataset], out: Path) -> None:
+        made, data = model
+        journal = out.with_name("m.encast.journal")
+        before = journal.read_bytes()
+        fewer = replace(data, rows=data.rows[:-1])
+        others: list[tuple[str, Dataset, dict[str, Any]]] = [
+            ("data", fewer, {}),
+            ("metric", data, {"metric": "pearson"}),
+            ("max_drop", data, {"max_drop": 0.02}),
+            ("sparse", data, {"sparse": "always"}),
+            ("exact", data, {"exact": True}),
+            ("task", data, {"task": "embed"}),
+        ]
+        for name, rows, options in others:
+            with pytest.raises(InputError, match=rf"journal is of another search: its {name} is"):
+                find(made, rows, out=out, journal=journal, resume=True, **{"max_drop": 0.03, **options})
+        assert journal.read_bytes() == before
+
+    @pytest.mark.parametrize("damage", ["gone", "damaged", "another"])
+    def test_what_became_of_the_artifact_meanwhile_does_not_matter(
+        self, model: tuple[Path, Dataset], out: Path, damage: str
+    ) -> None:
+        if damage == "gone":
+            out.rename(out.with_name("moved.encast"))
+        elif damage == "damaged":
+            (out / "card.json").write_bytes(b"{}")
+        else:
+            workshop.compile(model[0], out, dtype="f32", exact=True)
+        found = search(*model, out)
+        assert found.chosen.plan.wide == (("encoder.layer.0.output.dense", "bf16"),)
+        artifact.open(out).verify()
