@@ -17,15 +17,18 @@ from encast.tasks.embed import similarity_of
 from encast.tasks.session import need_finite
 from encast.tasks.tag import label_words
 
-__all__ = ["PRIMARY", "Scored", "compare", "score"]
+__all__ = ["METRICS", "PRIMARY", "Scored", "compare", "score"]
 
-PRIMARY = {
-    "classes": "accuracy",
-    "scores": "spearman",
-    "answers": "f1",
-    "entities": "entity_f1",
-    "pairs": "mrr_at_10",
+METRICS = {
+    "classes": ("accuracy", "f1", "f1_macro", "mcc"),
+    "scores": ("spearman", "pearson"),
+    "answers": ("f1", "exact_match"),
+    "entities": ("entity_f1", "entity_precision", "entity_recall"),
+    "pairs": ("mrr_at_10", "accuracy_at_1"),
 }
+"""What a kind of data set is judged by, the usual one first; "f1" of classes where there are two."""
+
+PRIMARY = {kind: names[0] for kind, names in METRICS.items()}
 """The metric that a kind of data set is judged by, unless another one is asked for."""
 
 _BLOCK = 256

@@ -49,6 +49,8 @@ ALLOWED: dict[str, set[str]] = {
     "compress": {
         "archs",
         "artifact",
+        "batch",
+        "budget",
         "compile",
         "data",
         "engine",
@@ -56,6 +58,8 @@ ALLOWED: dict[str, set[str]] = {
         "files",
         "importers",
         "machine",
+        "measure",
+        "pages",
         "scoring",
         "sparsity",
         "tasks",

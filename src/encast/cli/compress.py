@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +16,10 @@ from encast.cli.interrupts import sigterm_interrupts
 from encast.cli.progress import Progress
 from encast.data.datasets import DATASETS, Dataset, open_dataset
 from encast.errors import need_modules
+from encast.files import write_whole
 
 if TYPE_CHECKING:
-    from encast.compress.pipeline import Result
+    from encast.compress.forecast import Forecast
 
 __all__ = ["compress_command"]
 
@@ -31,7 +32,9 @@ def compress_command(
         Path, typer.Option(help=f"A folder with a train and a dev file, or the file of the training rows: {DATASETS}.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The new folder: checkpoints, artifact, result.json.")],
-    recipe: Annotated[str, typer.Option(help="fine-tune, sparse70, sparse80, sparse90, or a YAML file.")] = "fine-tune",
+    recipe: Annotated[
+        str, typer.Option(help="fine-tune, sparse70, sparse80, sparse90, auto, or a YAML file.")
+    ] = "fine-tune",
     dev: Annotated[
         Path | None, typer.Option(help="The file of the rows that decide; default: the folder's dev file.")
     ] = None,
@@ -43,11 +46,20 @@ def compress_command(
     train_rows: Annotated[
         int | None, typer.Option(min=1, help="Only so many training rows, chosen at random by --seed.")
     ] = None,
+    max_drop: Annotated[
+        float | None, typer.Option(help="The share of the metric that may be lost, 0.01 for 1 %, over all stages.")
+    ] = None,
+    price: Annotated[
+        str | None, typer.Option(help="Of this machine: dollars an hour (0.17/h), or a name of the table of prices.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of new heads, the order of rows, dropout.")] = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: the usable cores.")] = None,
     device: Annotated[str | None, typer.Option(help="Of torch: cpu, cuda, cuda:1; default: cuda if there.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was ended: the same bits.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print result.json.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what will be done, how long it takes here, and the disk it needs.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print result.json (with --dry-run: the stages).")] = False,
 ) -> None:
     """Fine-tune, prune, distil and quantise a model, by a recipe of stages.
 
@@ -55,25 +67,57 @@ def compress_command(
     minutes; --resume goes on from the last one. docs/compression.md has the form of a recipe.
     """
     need_modules("train", "torch", "transformers", "msgspec", "yaml")
-    from encast.compress.pipeline import compress
+    from encast.compress.forecast import forecast
+    from encast.compress.pipeline import compress, prepare
     from encast.compress.recipe import load_recipe
+    from encast.compress.report import lines, to_page
+    from encast.measure.price import parse_price
 
-    stages = load_recipe(recipe)
+    stages = load_recipe(recipe) if max_drop is None else load_recipe(recipe).within(max_drop)
+    paid = None if price is None else parse_price(price).usd_per_hour
     named = {"text": text_column, "pair": pair_column, "label": label_column, "score": score_column}
     columns = columns_of(task, named)
     train = _sample(open_dataset(data, columns, "train"), train_rows, seed)
     judged = open_dataset(dev or data, columns, "dev") if dev is not None or data.is_dir() else None
+    if dry_run:
+        context = prepare(stages, task, train, judged, metric, seed, threads, device, paid)
+        _show_forecast(list(forecast(source, stages, context)), json)
+        return
     with ExitStack() as stack:
         shown = _Shown(stack, quiet=json)
         result = compress(
             source, out, task=task, recipe=stages, train=train, dev=judged, metric=metric, seed=seed,
-            threads=threads, device=device, resume=resume, progress=shown,
+            threads=threads, device=device, usd_per_hour=paid, resume=resume, progress=shown,
         )  # fmt: skip
+    write_whole(result.out / "report.html", to_page(result))
     if json:
         typer.echo((result.out / "result.json").read_text(encoding="utf-8"), nl=False)
         return
-    for line in _lines(result):
+    for line in lines(result):
         typer.echo(line)
+
+
+def _show_forecast(stages: Sequence[Forecast], json: bool) -> None:
+    if json:
+        typer.echo(json_module.dumps([vars(stage) for stage in stages], indent=2))
+        return
+    from encast.pages.numbers import size
+
+    for stage in stages:
+        time = "depends on what it finds" if stage.seconds is None else f"about {_duration(stage.seconds)}"
+        steps = f", {stage.steps:,} steps, {stage.tokens:,} tokens" if stage.steps else ""
+        typer.echo(f"{stage.name}: {stage.what}{steps}; {time}; {size(stage.disk)} stay")
+    total = sum(stage.seconds or 0.0 for stage in stages)
+    most = sum(stage.disk for stage in stages) + max(stage.scratch for stage in stages)
+    typer.echo(f"training takes about {_duration(total)} on this machine; {size(most)} of disk are needed at most")
+
+
+def _duration(seconds: float) -> str:
+    """``40 s``, ``12 min``, ``3 h 20 min``."""
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 class _Shown:
@@ -84,12 +128,12 @@ class _Shown:
         self._at: tuple[str, str] | None = None
         self._bar: Progress | None = None
 
-    def __call__(self, stage: str, what: str, done: int, total: int) -> None:
+    def __call__(self, stage: str, what: str, done: int, total: int | None) -> None:
         if self._at != (stage, what) or self._bar is None:
             self._stack.close()
             self._at = stage, what
             self._bar = self._stack.enter_context(Progress(f"{what} of {stage}", quiet=self._quiet))
-        self._bar.update(done, done / total)
+        self._bar.update(done, None if total is None else done / total)
 
 
 def _sample(data: Dataset, rows: int | None, seed: int) -> Dataset:
@@ -100,8 +144,3 @@ def _sample(data: Dataset, rows: int | None, seed: int) -> Dataset:
 
     chosen = np.sort(np.random.default_rng(seed).choice(len(data.rows), rows, replace=False))
     return replace(data, rows=[data.rows[index] for index in chosen])
-
-
-def _lines(result: Result) -> Iterator[str]:
-    for name, record in result.stages.items():
-        yield f"{name}: {json_module.dumps(record)}"

@@ -23,11 +23,11 @@ from encast.errors import InputError, ResourceError
 from encast.files import lock, sync_folder, write_whole
 from encast.importers import checkpoint_name, open_checkpoint
 from encast.machine import usable_cores
-from encast.scoring import PRIMARY
+from encast.scoring import METRICS, PRIMARY
 
-__all__ = ["Result", "compress"]
+__all__ = ["Result", "compress", "prepare"]
 
-Progress = Callable[[str, str, int, int], None]
+Progress = Callable[[str, str, int, int | None], None]
 
 _RUN, _RESULT, _WORK = "run.json", "result.json", ".work"
 
@@ -55,6 +55,7 @@ def compress(
     seed: int = 0,
     threads: int | None = None,
     device: str | None = None,
+    usd_per_hour: float | None = None,
     resume: bool = False,
     progress: Progress = lambda stage, what, done, total: None,
 ) -> Result:
@@ -72,22 +73,39 @@ def compress(
     disk is full: what was done stays, and ``resume`` goes on from there.
     """
     folder = Path(os.path.abspath(out))
-    name = metric or PRIMARY[train.kind]
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    count = threads or len(usable_cores())
-    _check(recipe, train, dev)
-    key = _key(source, task, recipe, train, dev, name, seed, count, chosen)
-    descriptor = _open(folder, key, resume)
+    context = prepare(recipe, task, train, dev, metric, seed, threads, device, usd_per_hour)
+    descriptor = _open(folder, _key(source, recipe, context), resume)
     try:
-        torch.set_num_threads(count)
-        # The same bits each time; what has no such kernel on a GPU says so and runs.
-        torch.use_deterministic_algorithms(True, warn_only=chosen != "cpu")
         if (folder / _RESULT).is_file():
             return _read(folder)
-        return _run(Path(source) if os.path.lexists(source) else open_checkpoint(source).root, folder, recipe,
-            Context(task, train, dev, name, seed, count, chosen, lambda *_: None), progress)  # fmt: skip
+        path = Path(source) if os.path.lexists(source) else open_checkpoint(source).root
+        return _run(path, folder, recipe, context, progress)
     finally:
         os.close(descriptor)
+
+
+def prepare(
+    recipe: Recipe,
+    task: str,
+    train: Dataset,
+    dev: Dataset | None,
+    metric: str | None,
+    seed: int,
+    threads: int | None,
+    device: str | None,
+    usd_per_hour: float | None,
+) -> Context:
+    """The arguments of ``compress``, checked, with what their defaults stand for; readies torch."""
+    _check(recipe, train, dev)
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    count = threads or len(usable_cores())
+    torch.set_num_threads(count)
+    # The same bits each time; what has no such kernel on a GPU says so and runs.
+    torch.use_deterministic_algorithms(True, warn_only=chosen != "cpu")
+    name = metric or PRIMARY[train.kind]
+    if name not in METRICS[train.kind]:
+        raise InputError(f"metric is {name!r}; for {train.kind} it is one of {', '.join(METRICS[train.kind])}")
+    return Context(task, train, dev, name, seed, count, chosen, usd_per_hour, lambda *_: None)
 
 
 def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress: Progress) -> Result:
@@ -99,7 +117,7 @@ def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress:
         own = Context(**{**vars(context), "progress": _named(progress, name)})
         if isinstance(stage, Quantise):
             artifact = folder / f"{checkpoint_name(folder)}.encast"
-            records[name] = quantise_stage(stage, current, artifact, work / name, own)
+            records[name] = quantise_stage(stage, made or {"source": source}, artifact, work / name, own)
             continue
         assert isinstance(stage, Training)
         target = folder / f"{number}-{name}"
@@ -127,7 +145,7 @@ def _read(folder: Path) -> Result:
         raise InputError(f"{folder / _RESULT} is damaged ({error}); remove it and go on with --resume") from None
 
 
-def _named(progress: Progress, stage: str) -> Callable[[str, int, int], None]:
+def _named(progress: Progress, stage: str) -> Callable[[str, int, int | None], None]:
     return lambda what, done, total: progress(stage, what, done, total)
 
 
@@ -148,23 +166,20 @@ def _check(recipe: Recipe, train: Dataset, dev: Dataset | None) -> None:
             raise InputError(f"the stage {name} keeps an accuracy budget, which needs a dev set; give one")
 
 
-def _key(
-    source: str | os.PathLike[str], task: str, recipe: Recipe, train: Dataset, dev: Dataset | None,
-    metric: str, seed: int, threads: int, device: str,
-) -> dict[str, Any]:  # fmt: skip
+def _key(source: str | os.PathLike[str], recipe: Recipe, context: Context) -> dict[str, Any]:
     """What the result depends on."""
     checkpoint = open_checkpoint(source)
     _ = checkpoint.tokenizer
     return {
         "source": checkpoint.provenance["files"],
-        "task": task,
+        "task": context.task,
         "recipe": msgspec.to_builtins(recipe),
-        "train": _digest(train),
-        "dev": None if dev is None else _digest(dev),
-        "metric": metric,
-        "seed": seed,
-        "threads": threads,
-        "device": device,
+        "train": _digest(context.train),
+        "dev": None if context.dev is None else _digest(context.dev),
+        "metric": context.metric,
+        "seed": context.seed,
+        "threads": context.threads,
+        "device": context.device,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +14,8 @@ _ROUNDS = 3
 _GAIN = 1.1
 
 
-def choose_precision(wanted: str, step: Callable[[str], None], device: Any) -> str:
-    """ "f32" or "bf16"; for "auto" bf16 where ``step(precision)`` takes at most 1/1.1 of its time in f32.
+def choose_precision(wanted: str, step: Callable[[str], float], device: Any) -> str:
+    """ "f32" or "bf16"; for "auto" bf16 where the seconds of ``step(precision)`` are at most 1/1.1 of those in f32.
 
     Processors without bf16 products are not tried: there torch emulates them.
     """
@@ -27,11 +26,8 @@ def choose_precision(wanted: str, step: Callable[[str], None], device: Any) -> s
     seconds: dict[str, list[float]] = {"f32": [], "bf16": []}
     for round_ in range(_ROUNDS + 1):
         for precision, times in seconds.items():
-            began = time.perf_counter()
-            step(precision)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            taken = step(precision)
             if round_:
-                times.append(time.perf_counter() - began)
+                times.append(taken)
     f32, bf16 = (statistics.median(times) for times in seconds.values())
     return "bf16" if f32 >= _GAIN * bf16 else "f32"

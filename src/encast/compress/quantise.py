@@ -1,27 +1,166 @@
-"""The stage that compiles a checkpoint to the artifact that is asked for."""
+"""The stage that compiles: the artifact that is asked for, and how it compares with the others of the run."""
 
 from __future__ import annotations
 
+import json
 import shutil
+import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 import encast.artifact as artifacts
+import encast.budget as budget
+from encast.budget.race import race, ratio
 from encast.compile import compile
+from encast.compress.front import Entry, Judged, judge, measure_front
 from encast.compress.recipe import Quantise
 from encast.compress.stages import Context
+from encast.errors import InputError
+from encast.files import write_whole
 
 __all__ = ["quantise_stage"]
 
 
-def quantise_stage(stage: Quantise, source: Path, out: Path, work: Path, context: Context) -> dict[str, Any]:
-    """Compiles the checkpoint ``source`` to the artifact ``out``; returns what was done, with the dev set's metrics."""
-    sparse = "never"
+def quantise_stage(
+    stage: Quantise, made: Mapping[str, Path], out: Path, work: Path, context: Context
+) -> dict[str, Any]:
+    """Writes the artifact ``out``, of one of the checkpoints ``made`` (name to folder); returns its record.
+
+    Without a budget it is the last checkpoint's. With one it is the fastest of all whose metric is within the budget of
+    the first checkpoint in f32; where none is, the one that misses by the least, and the record says so. ``work`` holds
+    what a later call goes on from.
+    """
     work.mkdir(parents=True, exist_ok=True)
-    made = compile(source, work / out.name, dtype=stage.dtype, task=context.task, sparse=sparse)
-    opened = artifacts.open(made)
-    shutil.rmtree(out, ignore_errors=True)
-    made.rename(out)
-    return {"stage": msgspec.to_builtins(stage), "sparse": sparse, "sizes": opened.card["sizes"]}
+    record: dict[str, Any] = {"stage": msgspec.to_builtins(stage)}
+    names = list(made)
+    if context.dev is None:
+        path, sparse = _compiled(stage, made[names[-1]], work / "artifact", context)
+        _place(path, out)
+        return {**record, "checkpoint": names[-1], "sparse": sparse}
+    metric = stage.metric or context.metric
+    reference = _judged(f"{names[0]} f32", _plain(made[names[0]], work / "f32", context), context)
+    if metric not in reference.metrics:
+        raise InputError(f"metric is {metric!r}; this data set has {', '.join(reference.metrics)}")
+    judged = [reference]
+    owners, notes = {}, {}
+    for number, name in enumerate(names, 1):
+        context.progress("checkpoints compiled", number, len(names))
+        folder = work / name
+        if stage.max_drop is None:
+            path, sparse = _compiled(stage, made[name], folder, context)
+            what = f"{name} {stage.dtype}{', sparse' if sparse == 'always' else ''}"
+        else:
+            path, what, notes[name] = _within(
+                stage, name, made[name], folder, reference.metrics[metric], metric, context
+            )
+        owners[what] = name
+        judged.append(_judged(what, path, context))
+    entries = measure_front(judged, metric, context.threads, context.usd_per_hour, work)
+    chosen = _choose(stage, entries)
+    _place(next(one.artifact for one in judged if one.name == chosen.name), out)
+    over = None if stage.max_drop is None else max(0.0, chosen.drop - stage.max_drop)
+    return {
+        **record,
+        "checkpoint": owners.get(chosen.name, names[0]),
+        "chosen": chosen.name,
+        "metric": metric,
+        "over_budget": over,
+        "front": [entry.to_json() for entry in entries],
+        "searches": notes,
+    }
+
+
+def _choose(stage: Quantise, entries: list[Entry]) -> Entry:
+    if stage.max_drop is None:
+        return entries[-1]
+    within = [entry for entry in entries if entry.drop <= stage.max_drop]
+    return max(within, key=lambda entry: entry.speed) if within else min(entries, key=lambda entry: entry.drop)
+
+
+def _within(
+    stage: Quantise, name: str, checkpoint: Path, folder: Path, reference: float, metric: str, context: Context
+) -> tuple[Path, str, dict[str, Any]]:
+    """The fastest artifact of one checkpoint that keeps the budget of the reference, if its own f32 leaves any."""
+    assert context.dev is not None
+    assert stage.max_drop is not None
+    folder.mkdir(exist_ok=True)
+    target, done = folder / "model.encast", folder / "found.json"
+    if not done.is_file():
+        own = _judged(name, _plain(checkpoint, folder / "f32", context), context).metrics[metric]
+        left = 1.0 - (1.0 - stage.max_drop) * reference / own if own > 0 else -1.0
+        if not 0 <= left < 1:
+            compile(checkpoint, target, dtype="int8", task=context.task, sparse=_known(stage))
+            note = {"f32": own, "reason": "f32 is over the budget itself", "what": "int8"}
+        else:
+            found = budget.find(
+                checkpoint,
+                context.dev,
+                out=target,
+                task=context.task,
+                metric=metric,
+                max_drop=left,
+                journal=folder / "journal",
+                resume=(folder / "journal").exists(),
+                sparse="never" if stage.sparse == "never" else "always",
+                progress=lambda step, done, total: context.progress(f"{step} ({name})", done, total),
+            )
+            note = {"f32": own, "what": found.chosen.text, "found": found.to_json()}
+        write_whole(done, json.dumps(note))
+    note = json.loads(done.read_text(encoding="utf-8"))
+    return target, f"{name} {note['what']}", note
+
+
+def _known(stage: Quantise) -> str:
+    return "never" if stage.sparse == "auto" else stage.sparse
+
+
+def _compiled(stage: Quantise, checkpoint: Path, folder: Path, context: Context) -> tuple[Path, str]:
+    """Of ``stage.dtype``, with or without the zeros; "auto" takes the faster where there are zeros to leave out."""
+    folder.mkdir(exist_ok=True)
+    variants = [_known(stage)]
+    if stage.sparse == "auto" and stage.dtype == "int8" and _zeros(checkpoint) >= _LEAST_ZEROS:
+        variants = ["never", "always"]
+    paths = [
+        compile(checkpoint, folder / f"{one}.encast", dtype=stage.dtype, task=context.task, sparse=one)
+        for one in variants
+    ]
+    if len(paths) == 1:
+        return paths[0], variants[0]
+    sample = judge("", paths[0], context.dev or context.train, context.threads).sample
+    dense, sparse = race(paths, sample)
+    faster = int(ratio(dense, sparse) > 1.0)
+    return paths[faster], variants[faster]
+
+
+_LEAST_ZEROS = 0.3
+"""Below this share of zeros no sparse kernel has ever been faster than the dense one."""
+
+
+def _zeros(checkpoint: Path) -> float:
+    """The mean share of zeros in the products' weights, as their record says; 1 where there is none."""
+    try:
+        zeros = json.loads((checkpoint / "compress.json").read_text(encoding="utf-8"))["zeros"]
+        return statistics.fmean(zeros.values())
+    except (OSError, ValueError, KeyError, TypeError, statistics.StatisticsError):
+        return 1.0
+
+
+def _plain(checkpoint: Path, folder: Path, context: Context) -> Path:
+    folder.mkdir(exist_ok=True)
+    return compile(checkpoint, folder / "f32.encast", dtype="f32", task=context.task)
+
+
+def _judged(name: str, artifact: Path, context: Context) -> Judged:
+    assert context.dev is not None
+    return judge(name, artifact, context.dev, context.threads)
+
+
+def _place(artifact: Path, out: Path) -> None:
+    """Puts a copy where the artifact was asked for, in place of what a killed run may have left, in one step."""
+    copy = artifact.with_name(f"{artifact.name}.copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(artifact, copy)
+    artifacts.replace(copy, out)

@@ -171,14 +171,17 @@ class Distil(Training, tag_field="kind", tag="distil", frozen=True, kw_only=True
 
 
 class Quantise(_Checked, tag_field="kind", tag="quantise", frozen=True, kw_only=True):
-    """Compiles the checkpoint. ``sparse``: whether products leave out zeros; "auto" measures both. ``max_drop``: the
-    accuracy budget, relative to this checkpoint in f32; None: none is kept.
+    """Compiles. ``sparse``: whether products leave out zeros; "auto" measures both.
+
+    ``max_drop``: the accuracy budget, the share of ``metric`` (default: the run's) that may be lost of what the first
+    stage's checkpoint has in f32. It is spent on sparsity and on narrow layers together: the fastest artifact of all
+    checkpoints within it is taken. None: the last checkpoint's, in ``dtype``.
     """
 
     name: str | None = None
     dtype: Literal["int8", "bf16", "f32"] = "int8"
     sparse: Literal["auto", "never", "always"] = "auto"
-    max_drop: Share | None = None
+    max_drop: Annotated[float, Meta(ge=0.0, lt=1.0)] | None = None
     metric: str | None = None
 
     def check(self) -> None:
@@ -201,6 +204,17 @@ class Recipe(_Checked, frozen=True, kw_only=True):
     def names(self) -> list[str]:
         """What each stage is called: its name, or its kind."""
         return [stage.name or stage.__struct_config__.tag for stage in self.stages]  # type: ignore[misc]
+
+    def within(self, max_drop: float) -> Recipe:
+        """The same with an accuracy budget; raises ``InputError`` where it cannot have one."""
+        if not 0 <= max_drop < 1:
+            raise InputError(f"max-drop is {max_drop:g}; a share from 0 to below 1 is needed: 0.01 is 1 %")
+        *stages, last = self.stages
+        if not isinstance(last, Quantise):
+            stages, last = self.stages, Quantise()
+        made = Recipe(stages=[*stages, msgspec.structs.replace(last, max_drop=max_drop)], description=self.description)
+        _check(made, "--max-drop")
+        return made
 
 
 def load_recipe(source: str | os.PathLike[str]) -> Recipe:

@@ -25,15 +25,19 @@ from encast.importers import Checkpoint, open_checkpoint
 from encast.scoring import score
 from encast.sparsity import product_weights
 
-__all__ = ["Context", "measure", "train_stage"]
+__all__ = ["Context", "examples_of", "measure", "train_stage"]
 
 Tensor = Any
-Progress = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True)
 class Context:
-    """What all stages of a run share. ``dev`` is None where nothing is evaluated; ``progress(what, done, total)``."""
+    """What all stages of a run share.
+
+    ``dev`` is None where nothing is evaluated. ``usd_per_hour``: of this machine, for dollars a million rows.
+    ``progress(what, done, total)``; ``total`` is None where nobody knows.
+    """
 
     task: str
     train: Dataset
@@ -42,6 +46,7 @@ class Context:
     seed: int
     threads: int
     device: str
+    usd_per_hour: float | None
     progress: Progress
 
 
@@ -66,9 +71,7 @@ def train_stage(
     ``work`` holds what a later call goes on from. ``teachers``: the folders of stages before, by name.
     """
     checkpoint = open_checkpoint(source)
-    limit = longest_text(checkpoint, stage.max_length)
-    task = find_task(context.task, context.train)(context.train, limit, stage.stride)
-    examples = list(task.examples(context.train.rows, open_tokenizer(checkpoint, limit)))
+    task, examples = examples_of(stage, checkpoint, context)
     distil = stage.distil if isinstance(stage, (Distil, Prune)) else None
     inside = distil is not None and distil.hidden + distil.attention > 0
     model = load_model(
@@ -100,7 +103,7 @@ def train_stage(
         "train": {"name": context.train.name, "rows": len(context.train.rows)},
         "dev": None if context.dev is None else {"name": context.dev.name, "rows": len(context.dev.rows)},
         "seed": context.seed,
-        "max_length": limit,
+        "max_length": task.max_length,
         **trained.record,
         "zeros": {name: round(float((trained.weights[name] == 0).float().mean()), 4) for name in names},
     }
@@ -109,6 +112,13 @@ def train_stage(
     save_checkpoint(model, trained.weights, written, record)
     written.rename(out)
     return record
+
+
+def examples_of(stage: Training, checkpoint: Checkpoint, context: Context) -> tuple[TrainTask, list[Example]]:
+    """The task of a stage, and its training rows as token ids."""
+    limit = longest_text(checkpoint, stage.max_length)
+    task = find_task(context.task, context.train)(context.train, limit, stage.stride)
+    return task, list(task.examples(context.train.rows, open_tokenizer(checkpoint, limit)))
 
 
 def _products(checkpoint: Checkpoint, model: Model, keep: Sequence[str]) -> list[str]:

@@ -105,7 +105,7 @@ class Trainer:
         else:
             torch.manual_seed(self._seed)
         if not facts.precision:
-            facts.precision = choose_precision(self._stage.precision, self._step_of_trial, self._device)
+            facts.precision = choose_precision(self._stage.precision, self._step_in, self._device)
         began = saved_at = time.monotonic()
         before = facts.seconds
         epoch, batches = -1, []
@@ -197,15 +197,21 @@ class Trainer:
         ids, types = torch.from_numpy(out).to(self._device)
         return ids, types, torch.from_numpy(mask).to(self._device)
 
-    def _step_of_trial(self, precision: str) -> None:
-        """Work of a step without its consequences, to see how long it takes."""
-        self._facts.precision = precision
-        rows = epoch_batches(self._lengths, self._stage.batch_size, [self._seed, 0])[0]
+    def trial(self, rows: Sequence[int]) -> float:
+        """Seconds of a step on these rows; the model, its zeros and all random numbers are then as before."""
         state = torch.get_rng_state()
-        self._backward(rows)
+        began = time.perf_counter()
+        self._backward(np.asarray(rows))
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        seconds = time.perf_counter() - began
         self._optimizer.zero_grad(set_to_none=True)
         torch.set_rng_state(state)
-        self._facts.precision = ""
+        return seconds
+
+    def _step_in(self, precision: str) -> float:
+        self._facts.precision = precision
+        return self.trial(epoch_batches(self._lengths, self._stage.batch_size, [self._seed, 0])[0].tolist())
 
     # Judging
 
@@ -220,6 +226,8 @@ class Trainer:
         facts = self._facts
         assert self._evaluate is not None
         metrics = {name: float(value) for name, value in self._evaluate(self._model.module.state_dict()).items()}
+        if self._metric not in metrics:
+            raise InputError(f"metric is {self._metric!r}; this data set has {', '.join(metrics)}")
         value = metrics[self._metric]
         mean = facts.loss / facts.losses if facts.losses else None
         facts.history.append({"step": facts.step, "loss": mean, **metrics})

@@ -1,0 +1,113 @@
+"""What a run will do, how long it will take on this machine, and the disk that it needs: ``--dry-run``."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import encast.engine as engines
+from encast.compile import compile
+from encast.compress.batches import Example, epoch_batches, steps_of
+from encast.compress.model import load_model
+from encast.compress.recipe import Distil, Prune, Quantise, Recipe, Training
+from encast.compress.stages import Context, examples_of
+from encast.compress.state import StateFolder
+from encast.compress.train import Trainer
+from encast.importers import open_checkpoint
+from encast.tasks.session import pack
+
+__all__ = ["Forecast", "forecast"]
+
+_TRIALS = 5
+_ENGINE_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Of one stage. ``seconds``: None for a stage that compiles, whose time depends on what it finds. ``disk``: bytes
+    that stay; ``scratch``: bytes that it needs besides while it runs.
+    """
+
+    name: str
+    what: str
+    steps: int
+    tokens: int
+    seconds: float | None
+    disk: int
+    scratch: int
+
+
+def forecast(source: str, recipe: Recipe, context: Context) -> Iterator[Forecast]:
+    """One stage after the other, from some trial steps of each on rows of middling lengths; nothing is written."""
+    checkpoint = open_checkpoint(source)
+    rate = _engine_rate(source, context)
+    weights = sum(int(np.prod(checkpoint.tensors.shape(name))) for name in checkpoint.tensors) * 4
+    dev_tokens = 0
+    for stage, name in zip(recipe.stages, recipe.names(), strict=True):
+        if isinstance(stage, Quantise):
+            what = f"compile to {stage.dtype}"
+            if stage.max_drop is not None:
+                what += f" within {stage.max_drop:.2%} of the metric"
+            yield Forecast(name, what, 0, 0, None, weights // 3, 3 * weights)
+            continue
+        assert isinstance(stage, Training)
+        task, examples = examples_of(stage, checkpoint, context)
+        if context.dev is not None and not dev_tokens:
+            # The dev set's rows are about as long as those of the training set.
+            dev_tokens = sum(one.tokens for one in examples) * len(context.dev.rows) // len(context.train.rows)
+        plain = load_model(checkpoint, task, seed=0, device=context.device)
+        with tempfile.TemporaryDirectory(prefix="encast-") as folder:
+            bare = _without_teacher(stage)
+            trainer = Trainer(plain, bare, examples, products=[], state=StateFolder(Path(folder)), seed=0)
+            step = _step_seconds(trainer, examples, stage.batch_size)
+        steps = steps_of(len(examples), stage.batch_size, stage.epochs)
+        tokens = round(sum(one.tokens for one in examples) * stage.epochs)
+        seconds = steps * step
+        distil = stage.distil if isinstance(stage, (Prune, Distil)) else None
+        teacher = 0
+        if distil is not None:
+            seconds += tokens / max(stage.epochs, 1) / rate
+            width = 8 if task.task in ("tag", "answer") else 0
+            teacher = width * sum(one.tokens for one in examples)
+        if context.dev is not None:
+            seconds += stage.evaluations * stage.epochs * dev_tokens / rate
+        yield Forecast(name, _what(stage), steps, tokens, seconds, weights, 10 * weights + teacher)
+
+
+def _what(stage: Training) -> str:
+    what = f"{stage.epochs:g} epochs of {stage.batch_size} rows a step"
+    if isinstance(stage, Prune):
+        what += f", to {stage.sparsity:.0%} zeros in blocks of {stage.pattern}"
+    distil = stage.distil if isinstance(stage, (Prune, Distil)) else None
+    return what if distil is None else f"{what}, learning from {distil.teacher}"
+
+
+def _without_teacher(stage: Training) -> Training:
+    """The fields that a step's time depends on."""
+    return Training(**{name: getattr(stage, name) for name in Training.__struct_fields__})
+
+
+def _step_seconds(trainer: Trainer, examples: Sequence[Example], batch_size: int) -> float:
+    lengths = np.array([max(map(len, one.ids)) for one in examples], np.int32)
+    batches = sorted(epoch_batches(lengths, batch_size, [0, 0]), key=lambda rows: int(lengths[rows].max()))
+    chosen = [batches[round(part * (len(batches) - 1))] for part in np.linspace(0.1, 0.9, _TRIALS)]
+    trainer.trial(chosen[0].tolist())
+    return statistics.fmean(trainer.trial(rows.tolist()) for rows in chosen)
+
+
+def _engine_rate(source: str, context: Context) -> float:
+    """Tokens a second of encast's engine in f32."""
+    with tempfile.TemporaryDirectory(prefix="encast-") as folder:
+        artifact = compile(source, Path(folder) / "model.encast", dtype="f32", task="features")
+        with engines.load(artifact, threads=context.threads) as engine:
+            batch = pack([[1] * 32] * (_ENGINE_TOKENS // 32), None)
+            engine.runnable.run("last_hidden_state", batch)
+            began = time.perf_counter()
+            engine.runnable.run("last_hidden_state", batch)
+            return _ENGINE_TOKENS / (time.perf_counter() - began)

@@ -1,0 +1,132 @@
+"""``encast compress`` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import classes
+from full_disk import files_of_at_most
+
+import encast
+from encast.cli.main import main
+
+RECIPE = """
+stages:
+  - fine-tune: {epochs: 10, learning-rate: 4.0e-3, batch-size: 16}
+  - prune: {sparsity: 0.6, epochs: 4, learning-rate: 4.0e-3, batch-size: 16, distil: {teacher: fine-tune}}
+  - quantise
+"""
+
+
+@pytest.fixture
+def data(write_rows: Callable[..., Path]) -> Path:
+    return write_rows("data", classes(300, 1), classes(80, 2))
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    return tmp_path / "recipe.yaml"
+
+
+def run(encoder: Path, data: Path, recipe: Path | str, out: Path, *more: str) -> int:
+    options = ["--task", "classify", "--data", str(data), "--recipe", str(recipe), "-o", str(out), "--threads", "1"]
+    return main(["compress", str(encoder), *options, "--device", "cpu", *more])
+
+
+def test_from_a_checkpoint_to_an_artifact(
+    tmp_path: Path, encoder: Path, data: Path, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "small"
+    assert run(encoder, data, recipe, out, "--price", "0.17/h") == 0
+    said = capsys.readouterr().out
+    assert sorted(path.name for path in out.iterdir()) == [
+        "1-fine-tune", "2-prune", "report.html", "result.json", "run.json", "small.encast",
+    ]  # fmt: skip
+    document = json.loads((out / "result.json").read_text())
+    front = document["stages"]["quantise"]["front"]
+    assert [entry["name"].split(",")[0] for entry in front] == ["fine-tune f32", "fine-tune int8", "prune int8"]
+    assert front[0]["drop"] == 0
+    assert all(entry["usd_per_million"] > 0 and entry["peak_bytes"] > 1 << 20 for entry in front)
+    assert any(entry["best"] for entry in front)
+    for name in ("fine-tune", "prune", "fine-tune int8", "prune int8", "$/M rows", str(out / "small.encast")):
+        assert name in said
+    assert re.search(r"prune: .* 60\.\d% zeros", said)
+    with encast.load(out / "small.encast", threads=1) as engine:
+        assert {one.label for one in engine.classify(["the of", "with that"])} <= {"early", "late"}
+    page = (out / "report.html").read_text()
+    assert "prune int8" in page
+    assert "<svg" in page
+
+    # A second time it is done, and without --resume it is refused.
+    assert run(encoder, data, recipe, out, "--price", "0.17/h", "--resume") == 0
+    assert capsys.readouterr().out == said
+    assert run(encoder, data, recipe, out) == 2
+    assert "add --resume" in capsys.readouterr().err
+
+
+def test_a_budget_over_all_takes_the_fastest_within(
+    tmp_path: Path, encoder: Path, data: Path, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "small"
+    assert run(encoder, data, recipe, out, "--max-drop", "0.05") == 0
+    record = json.loads((out / "result.json").read_text())["stages"]["quantise"]
+    within = [entry for entry in record["front"] if entry["drop"] <= 0.05]
+    assert record["chosen"] == max(within, key=lambda entry: entry["speed"])["name"]
+    assert record["over_budget"] == 0
+    assert record["chosen"] in capsys.readouterr().out
+
+
+def test_dry_run_writes_nothing(tmp_path: Path, encoder: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(encoder, data, "auto", tmp_path / "small", "--dry-run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = ["fine-tune", "sparse50", "sparse70", "sparse80", "sparse90", "quantise"]
+    assert [line.split(":")[0] for line in lines[:-1]] == names
+    assert "30 steps" in lines[0]  # three epochs of 300 rows, 32 a step
+    assert "of disk" in lines[-1]
+    assert not (tmp_path / "small").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--metric", "bleu"], "bleu"),
+        (["--max-drop", "1.5"], "0.01 is 1 %"),
+        (["--label-column", "nothing"], "nothing"),
+        (["--recipe", "sparse81"], "fine-tune, sparse70"),
+        (["--data", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_what_is_refused(
+    tmp_path: Path, encoder: Path, data: Path, recipe: Path, more: list[str], said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert run(encoder, data, recipe, tmp_path / "small", *more) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "small").exists()
+
+
+def test_another_run_is_not_gone_on_with(
+    tmp_path: Path, encoder: Path, data: Path, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe.write_text("stages: [{fine-tune: {epochs: 0}}]")
+    assert run(encoder, data, recipe, tmp_path / "small") == 0
+    assert run(encoder, data, recipe, tmp_path / "small", "--resume", "--seed", "3") == 2
+    assert "differs in seed" in capsys.readouterr().err
+
+
+def test_a_full_disk_loses_nothing(
+    tmp_path: Path, encoder: Path, data: Path, recipe: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("encast.compress.train.SAVE_SECONDS", 0.0)
+    out = tmp_path / "small"
+    with files_of_at_most(150_000):  # a checkpoint fits, a state does not
+        assert run(encoder, data, recipe, out) == 2
+    assert "make room and go on with --resume" in capsys.readouterr().err
+    assert run(encoder, data, recipe, out, "--resume") == 0
+    assert (out / "small.encast").is_dir()

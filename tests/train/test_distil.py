@@ -1,0 +1,161 @@
+"""Distillation: the losses by their formulas, the teacher's answers, and students with fewer layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import make_checkpoint
+from conftest import classes
+
+import encast
+from encast.compress.batches import Example
+from encast.compress.model import evenly, load_model
+from encast.compress.pipeline import compress
+from encast.compress.recipe import parse_recipe
+from encast.compress.tasks import TrainTask, find_task
+from encast.compress.teacher import CachedTeacher, OnlineTeacher, cache_answers
+from encast.data.datasets import Dataset, Labelled, Question, Sentence, open_dataset
+from encast.errors import InputError
+from encast.importers import open_checkpoint
+
+torch = pytest.importorskip("torch", reason="make test-train installs torch and transformers")
+
+ROWS: dict[str, tuple[str, list[Any]]] = {
+    "classify": ("classes", [Labelled("the", "a"), Labelled("of", "b"), Labelled("in", "c")]),
+    "tag": ("entities", [Sentence(("the", "of"), ("O", "B-x"))]),
+    "answer": ("answers", [Question("1", "the", "of and", ("and",), (3,))]),
+}
+
+
+def task_of(name: str) -> TrainTask:
+    kind, rows = ROWS[name]
+    data = Dataset("here", kind, rows)
+    return find_task(name, data)(data, 48, 8)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def divergence(student: np.ndarray, teacher: np.ndarray, temperature: float) -> np.ndarray:
+    """T^2 KL(teacher || student), float64, as Hinton et al. have it."""
+    p, q = softmax(teacher / temperature), softmax(student / temperature)
+    return temperature**2 * (p * (np.log(p) - np.log(q))).sum(-1)
+
+
+def test_classes_soft_loss() -> None:
+    generator = np.random.default_rng(0)
+    student, teacher = generator.normal(size=(2, 5, 3)) * 3
+    found = task_of("classify").soft_loss(*map(torch.tensor, (student, teacher)), torch.ones(5, 4).bool(), 2.0)
+    assert float(found) == pytest.approx(divergence(student, teacher, 2.0).mean())
+
+
+def test_tags_soft_loss_leaves_padding_out() -> None:
+    generator = np.random.default_rng(0)
+    student, teacher = generator.normal(size=(2, 2, 4, 3))
+    mask = np.array([[1, 1, 1, 1], [1, 1, 0, 0]], bool)
+    found = task_of("tag").soft_loss(*map(torch.tensor, (student, teacher, mask)), 3.0)
+    assert float(found) == pytest.approx(divergence(student, teacher, 3.0)[mask].mean())
+
+
+def test_spans_soft_loss_is_over_the_tokens_of_a_row() -> None:
+    generator = np.random.default_rng(0)
+    student, teacher = generator.normal(size=(2, 2, 4, 2))
+    mask = np.array([[1, 1, 1, 1], [1, 1, 1, 0]], bool)
+    found = task_of("answer").soft_loss(*map(torch.tensor, (student, teacher, mask)), 2.0)
+    expected = np.mean(
+        [
+            divergence(student[row, : mask[row].sum(), part], teacher[row, : mask[row].sum(), part], 2.0)
+            for row in (0, 1)
+            for part in (0, 1)
+        ]
+    )
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("count", "wanted", "places"), [(6, 3, [0, 2, 5]), (12, 6, [0, 2, 4, 7, 9, 11]), (4, 1, [0])])
+def test_layers_are_evenly_spaced(count: int, wanted: int, places: list[int]) -> None:
+    assert evenly(count, wanted) == places
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_cached_answers_are_those_of_the_model(tmp_path: Path, name: str) -> None:
+    """Of encast's engine, in parts, against torch's own for a padded batch."""
+    task = task_of(name)
+    labels = {str(index): label for index, label in task.head().get("id2label", {}).items()}
+    config = {"id2label": labels} if labels else {}
+    source = make_checkpoint(tmp_path / "bert", "bert", name, layers=2, hidden=32, heads=2, config=config)
+    generator = np.random.default_rng(0)
+    examples = [
+        Example((generator.integers(5, 200, n).astype(np.int32),), (np.zeros(n, np.int32),), None)
+        for n in generator.integers(3, 40, 1100)
+    ]
+    artifact = encast.compile(source, tmp_path / "t.encast", dtype="f32")
+    with encast.load(artifact, threads=1) as engine:
+        seen: list[int] = []
+        cache_answers(tmp_path / "cache", engine, examples, task, lambda done, total: seen.append(done))
+        assert seen == [1024, 1100]
+        written = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()}
+        # What is there is not computed again.
+        cache_answers(tmp_path / "cache", engine, examples, task, lambda done, total: None)
+        assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()}
+    rows = [3, 1050, 7]
+    length = max(examples[row].tokens for row in rows)
+    ids, mask = torch.zeros(3, length, dtype=torch.long), torch.zeros(3, length, dtype=torch.bool)
+    for index, row in enumerate(rows):
+        own = examples[row].ids[0]
+        ids[index, : len(own)], mask[index, : len(own)] = torch.from_numpy(own.astype(np.int64)), True
+    cached = CachedTeacher(tmp_path / "cache", examples, task)(rows, ids, torch.zeros_like(ids), mask)
+    model = load_model(open_checkpoint(source), task, seed=0)
+    online = OnlineTeacher(model, inside=False)(rows, ids, torch.zeros_like(ids), mask)
+    valid = mask if name != "classify" else torch.ones(3, dtype=torch.bool)
+    torch.testing.assert_close(cached.answers[valid], online.answers[valid], atol=2e-5, rtol=1e-4)
+
+
+def test_dropped_layers_keep_the_others_bits(tmp_path: Path, write_rows: Callable[..., Path]) -> None:
+    source = make_checkpoint(tmp_path / "bert", "bert", "features", layers=4, hidden=32, heads=2)
+    data = write_rows("data", classes(40, 1), classes(20, 2))
+    recipe = parse_recipe(
+        "stages: [{fine-tune: {epochs: 0}}, {distil: {teacher: fine-tune, layers: [0, 3], epochs: 0}}]", "here"
+    )
+    train, dev = open_dataset(data, split="train"), open_dataset(data)
+    result = compress(source, tmp_path / "out", task="classify", recipe=recipe, train=train, dev=dev, device="cpu")
+    before, after = open_checkpoint(source).tensors, open_checkpoint(result.checkpoint).tensors
+    for new, old in ((0, 0), (1, 3)):
+        name = "encoder.layer.{}.output.dense.weight"
+        np.testing.assert_array_equal(after.f32("bert." + name.format(new)), before.f32(name.format(old)))
+    assert "bert.encoder.layer.2.output.dense.weight" not in after
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        ("distil: {teacher: nowhere}", "the folder of a checkpoint is needed"),
+        ("distil: {teacher: fine-tune, layers: [1, 9]}", "has 2, numbered from 0"),
+        ("prune: {sparsity: 0.5, keep: ['*.nothing']}", "matches none"),
+    ],
+)
+def test_what_a_stage_refuses(
+    tmp_path: Path, encoder: Path, write_rows: Callable[..., Path], stage: str, said: str
+) -> None:
+    data = write_rows("data", classes(40, 1), classes(20, 2))
+    recipe = parse_recipe(f"stages: [{{fine-tune: {{epochs: 0}}}}, {{{stage}}}]", "here")
+    train = open_dataset(data, split="train")
+    with pytest.raises(InputError, match=said):
+        compress(encoder, tmp_path / "out", task="classify", recipe=recipe, train=train, device="cpu")
+    # The stage before is done, and stays.
+    assert (tmp_path / "out" / "1-fine-tune" / "model.safetensors").is_file()
+
+
+def test_a_teacher_of_other_classes(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]) -> None:
+    other = make_checkpoint(tmp_path / "teacher", "bert", "classify", layers=1, hidden=32, heads=2, labels=2)
+    data = write_rows("data", classes(40, 1), classes(20, 2))
+    recipe = parse_recipe(f"stages: [{{distil: {{teacher: {other}, epochs: 1}}}}]", "here")
+    train = open_dataset(data, split="train")
+    with pytest.raises(InputError, match=r"knows the classes .* the data has \['early', 'late'\]"):
+        compress(encoder, tmp_path / "out", task="classify", recipe=recipe, train=train, device="cpu")
