@@ -42,11 +42,13 @@ def run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     return call
 
 
-def test_it_prints_layers_candidates_and_the_decision(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_it_prints_layers_candidates_and_the_decision(
+    run: Run, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = run("--max-drop", "0.03", "--data", str(folder / "pairs.jsonl"))
     assert code == 0, err
     head, layers, candidates, decision = out.split("\n\n")
-    assert head.startswith(f"spearman of f32 on {folder.name}/pairs.jsonl: 100.000 (60 rows); with a drop of 3.00% at")
+    assert head.startswith(f"spearman of f32 on {folder.name}/pairs.jsonl: 100.000 (60 rows); with a drop of 3 % at")
     assert "97.000 at least" in head
     assert layers.splitlines()[1].split()[0] == "encoder.layer.0.output.dense"
     assert layers.splitlines()[1].split()[-1] == "bf16"
@@ -59,6 +61,10 @@ def test_it_prints_layers_candidates_and_the_decision(run: Run, folder: Path, tm
     assert "measure the artifact on others with `encast eval`" in decision
     assert "encast: score int8 but 1 f32" in err.splitlines()
     assert [path.name for path in tmp_path.iterdir()] == ["model.encast"]
+    assert main(["inspect", "model.encast"]) == 0
+    shown = capsys.readouterr().out
+    assert f"{folder.name}/pairs.jsonl: embed, 60 rows" in shown
+    assert "  chosen on these rows: spearman at most 3 % below the 100.000 of f32\n" in shown
 
 
 def test_json_is_one_document(run: Run, folder: Path) -> None:

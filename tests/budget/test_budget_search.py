@@ -13,7 +13,7 @@ import pytest
 
 from encast.budget.journal import Journal
 from encast.budget.plans import BF16, F32, INT8, Plan
-from encast.budget.search import Search
+from encast.budget.search import Search, fewest
 from encast.errors import ArtifactError, EncastError, InputError, ResourceError
 from encast.scoring import Scored
 
@@ -131,17 +131,16 @@ def test_the_guilty_layers_and_no_others_stay_wide(guilty: tuple[int, ...], tmp_
     assert [layer.dtype for layer in search.layers if layer.name in wide] == ["f32"] * len(wide)
 
 
-def test_a_layer_that_moves_the_outputs_and_costs_nothing_becomes_int8_again(tmp_path: Path) -> None:
+def test_layers_that_move_the_outputs_and_cost_nothing_become_int8_again(tmp_path: Path) -> None:
     class Loud(Model):
         def distance(self, layer: str) -> float:
-            return 50.0 if layer == "layer.4" else super().distance(layer)
+            return 50.0 if layer in ("layer.4", "layer.8") else super().distance(layer)
 
     search, _ = run(Loud(costly(_2=3.0, _6=4.0)), tmp_path / "j")
-    assert search.layers[0].name == "layer.4"
+    assert [layer.name for layer in search.layers[:2]] == ["layer.4", "layer.8"]
     assert dict(search.chosen.plan.wide) == {"layer.2": "f32", "layer.6": "f32"}
-    assert Plan("int8", (("layer.2", "f32"), ("layer.4", "f32"), ("layer.6", "f32"))) in [
-        candidate.plan for candidate in search.candidates
-    ]
+    wider = Plan("int8", tuple((f"layer.{number}", "f32") for number in (2, 4, 6, 8)))
+    assert wider in [candidate.plan for candidate in search.candidates]
 
 
 def test_bf16_takes_the_place_of_f32_where_it_is_faster_and_enough(tmp_path: Path) -> None:
@@ -318,3 +317,17 @@ def test_the_fewest_of_the_ranking_are_found_whatever_their_number(count: int, t
     tried = [candidate.plan for candidate in search.candidates]
     assert len(tried) == len(set(tried))
     assert all(a.plan != b.plan for a, b in itertools.pairwise(search.candidates))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 2), (-1, 0), (-1, 7), (0, 1000)])
+def test_fewest_is_the_least_and_asks_little(low: int, high: int) -> None:
+    for least in range(low + 1, high + 1):
+        asked: list[int] = []
+
+        def holds(count: int, least: int = least, asked: list[int] = asked) -> bool:
+            asked.append(count)
+            return count >= least
+
+        assert fewest(low, high, holds) == least
+        assert len(asked) <= 2 * (high - low).bit_length()
+        assert all(low < count < high for count in asked), "what is known is not asked"

@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 import outliers
 import pytest
-from checkpoints import make_checkpoint
+from checkpoints import ENTITY_CASES, make_checkpoint
 
 import encast
 from encast import artifact
 from encast.budget import Found, find, race, workshop
-from encast.budget.plans import F32, INT8, Plan
+from encast.budget.plans import BF16, F32, INT8, Plan
 from encast.budget.sample import Recorder, distance
-from encast.data.datasets import Dataset, Labelled
+from encast.data.datasets import Dataset, Labelled, Question, Sentence
 from encast.errors import ArtifactError, InputError
 from encast.quant import QuantSpec
 from encast.scoring import score
+from encast.tasks.tag import label_words
 
 EMBED = {"head": "embed", "pooling": ("mean",), "normalize": True}
 GUILTY = ["encoder.layer.0.output.dense", "encoder.layer.1.output.dense"]
@@ -162,6 +163,52 @@ def test_a_candidate_that_cannot_be_compiled_is_passed_over(
     assert {name for name, _ in found.chosen.plan.wide} > set(GUILTY)
     assert found.chosen.within
     assert os.listdir(tmp_path) == ["m.encast"]
+
+
+class TestKindsOfData:
+    """The texts of every kind reach the layers' distances and the races as their task runs them."""
+
+    def found(self, made: Path, data: Dataset) -> Found:
+        # No int8 is good enough, so layers are measured.
+        return search(made, data, made.with_name("m.encast"), max_drop=1e-9)
+
+    @pytest.fixture(autouse=True)
+    def never_int8(self, monkeypatch: pytest.MonkeyPatch, by_size: None) -> None:
+        def spoilt(engine: Any, data: Dataset, progress: Any) -> Any:
+            scored = score(engine, data, progress)
+            lost = 10.0 if engine.meta.dtype == "int8" else 0.0
+            return replace(scored, metrics={name: value - lost for name, value in scored.metrics.items()})
+
+        monkeypatch.setattr(workshop, "score", spoilt)
+
+    def test_answers(self, tmp_path: Path) -> None:
+        made = make_checkpoint(tmp_path / "model", "distilbert", "answer", layers=1)
+        context = "the cat and Bob from Paris " * 12  # of two windows
+        with encast.load(encast.compile(made, tmp_path / "gold.encast", dtype="f32")) as engine:
+            answers = [engine.answer(text, context).text for text in outliers.texts(6)]
+        rows = [Question(str(n), text, context, (answers[n],)) for n, text in enumerate(outliers.texts(6))]
+        found = self.found(made, Dataset("own/answers.json", "answers", rows))
+        assert (found.metric, found.reference) == ("f1", 100.0)
+        assert len(found.layers) == 5
+        assert all((layer.distance or 0.0) > 0 for layer in found.layers)
+
+    def test_entities(self, tmp_path: Path) -> None:
+        case = ENTITY_CASES[0]
+        made = make_checkpoint(tmp_path / "model", case.arch, "tag", **case.options)
+        rows = [Sentence(tuple(text.split()), tuple("B-PER" for _ in text.split())) for text in outliers.texts(40)]
+        with encast.load(encast.compile(made, tmp_path / "gold.encast", dtype="f32")) as engine:
+            own = engine.drive(label_words(engine.session, [row.words for row in rows]))
+        rows = [replace(row, labels=tuple(labels)) for row, labels in zip(rows, own, strict=True)]
+        found = self.found(made, Dataset("own/words.conll", "entities", rows))
+        assert found.metric == "entity_f1"
+        assert found.layers[0].share is not None
+
+    def test_layers_that_share_their_weights_are_told_apart(self, tmp_path: Path) -> None:
+        made = make_checkpoint(tmp_path / "model", "albert", "classify", layers=3)
+        found = self.found(made, outliers.own_answers(tmp_path, made, 40))
+        names = [layer.name for layer in found.layers]
+        assert len(set(names)) == len(names) == 3 * 5 + 1, "and the product behind the embeddings"
+        assert found.chosen.plan in (F32, BF16)
 
 
 @pytest.mark.parametrize("max_drop", [-0.01, 1.0, float("nan"), True, "1 %"])

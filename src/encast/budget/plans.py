@@ -20,7 +20,7 @@ class Plan:
     """``wide``: names of layers with their dtype, in the order of the model; the others have ``dtype``.
 
     A layer is a product, or an attention (its products of queries by keys and of powers by values), by its module name.
-    Layers of a model that shares its weights share a name, and so a dtype.
+    Those that share their weights (ALBERT) have names of their own: a weight is then stored once a dtype.
     """
 
     dtype: str

@@ -24,7 +24,7 @@ from encast.budget.result import Candidate, Layer, Missed
 from encast.errors import EncastError, InputError, ResourceError
 from encast.scoring import Scored
 
-__all__ = ["Say", "Search", "Shop"]
+__all__ = ["Say", "Search", "Shop", "fewest"]
 
 _ROUNDING = 1e-9
 """Metrics are shares of rows times 100: a drop of 1 % in binary may be a bit more."""
@@ -123,7 +123,7 @@ class Search:
     def _mix(self, bf16_pays: bool) -> None:
         self._layers = self._ranked()
         names = [layer.name for layer in self._layers]
-        count = _fewest(0, len(names), lambda count: self._within(dict.fromkeys(names[:count], "f32")))
+        count = fewest(0, len(names), lambda count: self._within(dict.fromkeys(names[:count], "f32")))
         kept = names[:count]
         if count < len(names):
             for name in reversed(kept[:-1][-_MOST_DROPS:]):  # without the last one it was too few
@@ -131,7 +131,7 @@ class Search:
                 if self._within(dict.fromkeys(fewer, "f32")):
                     kept = fewer
         if bf16_pays:
-            _fewest(-1, len(kept), lambda count: self._within(_bf16(kept, count)))
+            fewest(-1, len(kept), lambda count: self._within(_bf16(kept, count)))
 
     def _within(self, wide: dict[str, str]) -> bool:
         pairs = [(name, wide[name]) for name, _ in self._journal.layers or () if name in wide]
@@ -223,7 +223,7 @@ def _attempt(make: Callable[[], T]) -> tuple[T | None, str | None]:
         return None, str(error)
 
 
-def _fewest(low: int, high: int, holds: Callable[[int], bool]) -> int:
+def fewest(low: int, high: int, holds: Callable[[int], bool]) -> int:
     """The least count above ``low`` for which it holds; it does not for ``low``, and does for ``high``.
 
     Few are likelier than many: first 1, 2, 4, ... more than ``low``, then by halving.

@@ -88,7 +88,7 @@ def _lines(found: Found, seconds: float) -> Iterator[str]:
     least = found.reference * (1 - found.max_drop)
     yield (
         f"{found.metric} of f32 on {found.data}: {found.reference:.3f} ({found.rows:,} rows); with a drop of "
-        f"{found.max_drop:.2%} at most it is {least:.3f} at least"
+        f"{100 * found.max_drop:g} % at most it is {least:.3f} at least"
     )
     if found.layers:
         yield from ("", *_layers(found))
@@ -139,8 +139,8 @@ def _missed(found: Found) -> Iterator[str]:
     yield "nothing narrower than f32 keeps the budget"
     if missed.nearest is not None and missed.nearest.drop is not None and missed.over is not None:
         yield (
-            f"the nearest, {missed.nearest.text}, drops {missed.nearest.drop:.2%}, which is {missed.over:.2%} over: "
-            f"--max-drop {missed.nearest.drop:.4f} would take it, or give more rows"
+            f"the nearest, {missed.nearest.text}, drops {missed.nearest.drop:.2%}, which is {missed.over:.2%} over; "
+            "give a wider budget, or more rows"
         )
     if missed.layers:
         yield f"the most is lost in {', '.join(missed.layers)}"

@@ -12,7 +12,6 @@ import typer
 
 from encast import artifact as artifacts
 from encast.artifact.strict_json import parse_json
-from encast.cli.budget import compile_within
 from encast.cli.inspect import size, summary
 from encast.cli.progress import Progress
 from encast.compile import compile
@@ -71,6 +70,8 @@ def compile_command(
     """
     columns = {"text": text_column, "pair": pair_column, "label": label_column, "score": score_column}
     if max_drop is not None:
+        from encast.cli.budget import compile_within  # here: a plain compile needs no engine
+
         _refuse("the search of --max-drop decides that", dtype=dtype != "int8", quant=quant, keep=keep, strict=strict)
         if data is None:
             raise InputError("--max-drop needs --data, a data set to measure the drop on; see `encast eval`")

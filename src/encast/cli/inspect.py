@@ -96,7 +96,10 @@ def summary(opened: Artifact) -> Iterator[str]:
 
 
 def metric_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """What ``encast eval`` found, a line a metric: points of 100, the other model's and the difference; agreement."""
+    """What ``encast eval`` found, a line a metric: points of 100, the other model's and the difference; agreement.
+
+    And the budget that ``encast compile --max-drop`` kept to.
+    """
     other: Mapping[str, Any] = result.get("against") or {"metrics": {}}
     for name, value in result["metrics"].items():
         line = f"  {name:<20} {value:8.3f}"
@@ -105,6 +108,11 @@ def metric_lines(result: Mapping[str, Any]) -> Iterator[str]:
         yield line
     for name, value in other.get("agreement", {}).items():
         yield f"  {name:<20} {value:8.6f}"
+    if budget := result.get("budget"):
+        yield (
+            f"  chosen on these rows: {budget['metric']} at most {100 * budget['max_drop']:g} % below the "
+            f"{budget['f32']:.3f} of f32"
+        )
 
 
 def size(count: int) -> str:
