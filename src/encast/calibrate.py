@@ -36,8 +36,8 @@ def calibrate(
 ) -> Calibration:
     """Runs the checkpoint ``source`` (a folder or a hub id) over ``texts`` and notes what its products read.
 
-    ``texts``: some hundred of the kind that the model will read; pairs (two texts) where it reads pairs. The default
-    prompt of a sentence-embedding checkpoint goes before each. ``task`` and ``quant`` are those of the compilation that
+    ``texts``: some hundred of the kind that the model will read; pairs (two texts) where it reads pairs. A pair for a
+    sentence-embedding checkpoint counts as two texts, and its default prompt goes before each. ``task`` and ``quant`` are those of the compilation that
     the calibration is for; ``quant`` says whether outliers are moved first, which takes a second run. The NumPy
     reference computes: 256 texts of 64 tokens through MiniLM take about a minute on two cores. ``progress(done,
     total)`` is called with tokens.
@@ -72,6 +72,8 @@ def _batches(checkpoint: Checkpoint, graph: Graph, rows: Iterable[Text]) -> Iter
         mask_token=files.special_tokens.get("mask"),
     )
     prompt = "" if modules is None else (modules.prompts or {}).get(modules.default_prompt_name or "", "")
+    if graph.meta.task == "embed":
+        rows = [text for row in rows for text in ([row] if isinstance(row, str) else row)]
     prompted = [prompt + row if isinstance(row, str) else row for row in rows]
     ids: list[list[int]] = []
     types: list[list[int]] = []

@@ -40,9 +40,9 @@ def compile(
     what the checkpoint says. ``strict``: a fusion that the config promises and that was not made is a
     ``StrictError``. ``sparse``: whether int8 products leave out blocks of zeros (four outputs that share an input),
     with the same answers: ``never`` or ``always``; it pays where most blocks are zero. ``exact``: exp, erf and tanh by
-    libm instead of polynomials. ``calibration``: what ``encast.calibrate`` returned for this checkpoint and ``quant``, if
-    that asks for static activations or moved outliers; else None, since scales of activations are found at run time, a
-    row at a time. ``progress(stage, done, total)`` is called as the work goes on.
+    libm instead of polynomials. ``calibration``: what ``encast.calibrate`` returned for this checkpoint and ``quant``,
+    if that asks for static activations or moved outliers; else None, since scales of activations are found at run time,
+    a row at a time. ``progress(stage, done, total)`` is called as the work goes on.
 
     Raises ``InputError`` for bad options, ``CheckpointError`` or ``UnsupportedModelError`` for a checkpoint that
     cannot be used, and ``ResourceError`` when the artifact cannot be written. ``out`` then stays as it was.

@@ -87,6 +87,11 @@ def _check_calibration(spec: QuantSpec, calibration: Calibration | None) -> None
                 f"{what} need a calibration: give what encast.calibrate(checkpoint, texts, quant=...) returns"
             )
         return
+    if not isinstance(calibration, Calibration):
+        raise InputError(
+            f"calibration is of type {type(calibration).__name__}; what encast.calibrate(checkpoint, texts, quant=...) "
+            "returns is needed, or None"
+        )
     if not spec.needs_calibration:
         raise InputError(
             f"a calibration was given, and {spec.dtype} with {spec.activations} activations needs none; ask for "
