@@ -10,12 +10,14 @@ it down, which changes no f32 answer. Columns are those of quant_schemes.py.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -23,6 +25,7 @@ from safetensors.numpy import load_file, save_file
 import encast
 from encast.data.datasets import open_dataset
 from encast.metrics.correlation import spearman
+from encast.passes import move_outliers
 from encast.quant import QuantSpec
 
 Array = np.ndarray[Any, Any]
@@ -47,14 +50,25 @@ def with_outliers(source: Path, factor: float, folder: Path) -> Path:
     return folder
 
 
-def schemes() -> Iterator[tuple[str, QuantSpec]]:
+def schemes() -> Iterator[tuple[str, QuantSpec, bool]]:
+    """Name, spec, and whether norms take part in moving outliers."""
     for exponent in (None, 0.5):
         moved = "" if exponent is None else f", outliers moved ({exponent:g})"
-        yield f"dynamic{moved}", QuantSpec(move_outliers=exponent)
+        yield f"dynamic{moved}", QuantSpec(move_outliers=exponent), True
         for ranges in ("minmax", "percentile", "entropy"):
-            yield f"static {ranges}{moved}", QuantSpec(activations="static", ranges=ranges, move_outliers=exponent)
-    yield "dynamic, symmetric", QuantSpec(zero_point="never")
-    yield "dynamic, symmetric, outliers moved (0.5)", QuantSpec(zero_point="never", move_outliers=0.5)
+            yield (
+                f"static {ranges}{moved}",
+                QuantSpec(activations="static", ranges=ranges, move_outliers=exponent),
+                True,
+            )
+    yield "dynamic, symmetric", QuantSpec(zero_point="never"), True
+    yield "dynamic, symmetric, outliers moved (0.5)", QuantSpec(zero_point="never", move_outliers=0.5), True
+    yield "dynamic, outliers of contexts alone moved (0.5)", QuantSpec(move_outliers=0.5), False
+    for exponent in (0.25, 0.4, 0.6, 0.75):
+        yield f"dynamic, outliers moved ({exponent:g})", QuantSpec(move_outliers=exponent), True
+    for percentile in (99.9, 99.999):
+        spec = QuantSpec(activations="static", percentile=percentile, move_outliers=0.5)
+        yield f"static percentile {percentile:g}, outliers moved (0.5)", spec, True
 
 
 def main() -> None:
@@ -80,8 +94,9 @@ def measure(source: Path, pairs_file: str, texts_file: str) -> None:
     others = sorted({text for row in open_dataset(texts_file).rows for text in row.text} - set(texts))
     shown = others[:: max(1, len(others) // 256)][:256]
 
-    def embed(spec: QuantSpec) -> Array:
-        with tempfile.TemporaryDirectory() as folder:
+    def embed(spec: QuantSpec, norms: bool = True) -> Array:
+        without = contextlib.nullcontext() if norms else mock.patch.object(move_outliers, "NORMS", ())
+        with tempfile.TemporaryDirectory() as folder, without:
             seen = encast.calibrate(source, shown, quant=spec) if spec.needs_calibration else None
             path = encast.compile(source, Path(folder) / "m.encast", dtype=spec.dtype, quant=spec, calibration=seen)
             with encast.load(path) as engine:
@@ -94,8 +109,8 @@ def measure(source: Path, pairs_file: str, texts_file: str) -> None:
     wide = embed(QuantSpec("f32"))
     print(f"{len(texts)} sentences, {len(rows)} pairs; f32: Spearman {correlation(wide):.2f}\n")
     print("| scheme | mean cosine | worst | Spearman |\n| --- | --- | --- | --- |")
-    for name, spec in schemes():
-        narrow = embed(spec)
+    for name, spec, norms in schemes():
+        narrow = embed(spec, norms)
         cosine = (narrow * wide).sum(1) / np.linalg.norm(narrow, axis=1) / np.linalg.norm(wide, axis=1)
         change = correlation(narrow) - correlation(wide)
         print(f"| {name} | {cosine.mean():.5f} | {cosine.min():.5f} | {change:+.3f} |", flush=True)

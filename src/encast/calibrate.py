@@ -37,10 +37,9 @@ def calibrate(
     """Runs the checkpoint ``source`` (a folder or a hub id) over ``texts`` and notes what its products read.
 
     ``texts``: some hundred of the kind that the model will read; pairs (two texts) where it reads pairs. A pair for a
-    sentence-embedding checkpoint counts as two texts, and its default prompt goes before each. ``task`` and ``quant`` are those of the compilation that
-    the calibration is for; ``quant`` says whether outliers are moved first, which takes a second run. The NumPy
-    reference computes: 256 texts of 64 tokens through MiniLM take about a minute on two cores. ``progress(done,
-    total)`` is called with tokens.
+    sentence-embedding checkpoint counts as two texts, and its default prompt goes before each. ``task`` and ``quant``
+    are those of the compilation that the calibration is for; ``quant`` says whether outliers are moved first, which
+    takes a second run. The NumPy reference computes. ``progress(done, total)`` is called with tokens.
 
     Raises ``InputError`` for texts or a ``task`` that cannot be used, ``CheckpointError`` and ``UnsupportedModelError``
     as ``compile`` does.
