@@ -144,6 +144,18 @@ def optimise_again(graph: Any) -> Any:
     return graph
 
 
+@pytest.mark.parametrize("scheme", SPECS)
+def test_sparse_products_have_the_same_bits(scheme: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    opened, path = opened_and_compiled("bert-embed", scheme, tmp_path_factory)
+    seen = calibrated(opened.folder, "bert-embed", scheme)
+    out = tmp_path_factory.mktemp("sparse") / "m.encast"
+    sparse = encast.compile(
+        opened.folder, out, task="embed", quant=SPECS[scheme], calibration=seen, sparse="always", strict=True
+    )
+    answers = [CpuRunnable(artifact.open(one), threads=2).run("embedding", opened.batch) for one in (path, sparse)]
+    assert same_bits(*answers)
+
+
 def test_outside_of_the_range_bytes_saturate(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A calibration of a hundredth of the range: wrong answers, but finite ones, and the reference's."""
     opened = open_case("bert-embed", tmp_path_factory)
