@@ -82,10 +82,20 @@ class Binder {
     return plan_.steps[index].w;
   }
 
-  NarrowOut::Kind narrow_kind(int id, bool zero_point) const {
-    if (id < 0) return NarrowOut::Kind::none;
-    if (value(id).dtype == DType::bf16) return NarrowOut::Kind::bf16;
-    return zero_point ? NarrowOut::Kind::q8_zero_point : NarrowOut::Kind::q8_symmetric;
+  // How a step makes value `id`, without the memory that it goes to.
+  NarrowOut narrow_form(int id, const StepDecl& step) const {
+    NarrowOut form;
+    if (id < 0) return form;
+    if (value(id).dtype == DType::bf16) {
+      form.kind = NarrowOut::Kind::bf16;
+    } else if (step.q8_scale > 0) {
+      form.kind = NarrowOut::Kind::q8_fixed;
+      form.fixed_scale = step.q8_scale;
+      form.fixed_zero = step.q8_zero;
+    } else {
+      form.kind = step.zero_point ? NarrowOut::Kind::q8_zero_point : NarrowOut::Kind::q8_symmetric;
+    }
+    return form;
   }
 
  private:

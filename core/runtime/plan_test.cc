@@ -54,6 +54,22 @@ ENCAST_TEST(the_good_plan_is_read_whole) {
   CHECK_THROWS(plan.check_weights(testing::kTestWeightBytes - 1), PlanError, "inside of the weights file");
 }
 
+// The good plan whose narrow copy has one scale and one zero point.
+ENCAST_TEST(fixed_ranges) {
+  const std::string good = with("out=v0 also=v1", "q8_scale=0.0078125 q8_zero=97 out=v0 also=v1");
+  const Plan plan = Plan::parse(good);
+  CHECK_EQ(plan.steps[0].q8_scale, 0.0078125f);
+  CHECK_EQ(plan.steps[0].q8_zero, 97);
+  refused("q8_scale=0.0078125", "q8_scale=-1", "no normal number above 0", good);
+  refused("q8_scale=0.0078125", "q8_scale=1e-40", "no normal number above 0", good);
+  refused("q8_scale=0.0078125", "q8_scale=inf", "no finite number", good);
+  refused("q8_zero=97", "q8_zero=256", "q8_zero", good);
+  refused("q8_zero=97", "q8_zero=-1", "q8_zero", good);
+  refused("q8_scale=0.0078125 ", "", "q8_zero without a q8_scale", good);
+  refused("q8_scale", "zero_point=1 q8_scale", "zero points of its rows and a q8_scale", good);
+  refused("value v1 q8", "value v1 bf16", "that is not q8", with("block=1152", "block=2048", good));
+}
+
 // The good plan with a sparse product of 48 outputs and five groups.
 std::string sparse_plan() {
   std::string text = with("w5 s8 panels 48 16", "w5 s8 dense 5 16");

@@ -65,6 +65,8 @@ inline constexpr StepKey kStepKeys[] = {
     {"eps", &StepDecl::eps},
     {"factor", &StepDecl::factor},
     {"zero_point", &StepDecl::zero_point},
+    {"q8_scale", &StepDecl::q8_scale},
+    {"q8_zero", IntegerKey{&StepDecl::q8_zero, 0, 255}},
     {"coarse", &StepDecl::coarse},
     {"act", &StepDecl::act},
     {"mode", &StepDecl::mode},

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from encast.batch import Batch as Batch
+    from encast.calibrate import calibrate as calibrate
     from encast.compile import compile as compile
     from encast.engine import Engine as Engine
     from encast.engine import load as load
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from encast.errors import ResourceError as ResourceError
     from encast.errors import StrictError as StrictError
     from encast.errors import UnsupportedModelError as UnsupportedModelError
+    from encast.quant import Calibration as Calibration
     from encast.quant import QuantSpec as QuantSpec
 
     __version__: str
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ArtifactError": "encast.errors",
     "Batch": "encast.batch",
+    "Calibration": "encast.quant",
     "CheckpointError": "encast.errors",
     "EncastError": "encast.errors",
     "Engine": "encast.engine",
@@ -41,6 +44,7 @@ _HOMES = {
     "ResourceError": "encast.errors",
     "StrictError": "encast.errors",
     "UnsupportedModelError": "encast.errors",
+    "calibrate": "encast.calibrate",
     "compile": "encast.compile",
     "load": "encast.engine",
 }
@@ -52,11 +56,11 @@ __all__ = [
 
 
 class _Package(types.ModuleType):
-    """The package, in which ``compile`` stays the function once the module of that name is imported."""
+    """The package, in which ``compile`` and ``calibrate`` stay functions once modules of those names are imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "compile" and isinstance(value, types.ModuleType):
-            value = value.compile
+        if name in ("calibrate", "compile") and isinstance(value, types.ModuleType):
+            value = getattr(value, name)
         super().__setattr__(name, value)
 
 

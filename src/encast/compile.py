@@ -12,7 +12,7 @@ from encast.errors import CheckpointError, InputError
 from encast.importers import Checkpoint, checkpoint_name, open_checkpoint
 from encast.ir import Graph
 from encast.passes import SPARSE, FusionReport, optimise
-from encast.quant import QuantSpec
+from encast.quant import Calibration, QuantSpec
 
 __all__ = ["check_sparse", "compile"]
 
@@ -26,7 +26,7 @@ def compile(
     dtype: str = "int8",
     task: str | None = None,
     quant: QuantSpec | None = None,
-    calibration: object = None,
+    calibration: Calibration | None = None,
     strict: bool = False,
     exact: bool = False,
     sparse: str = "never",
@@ -40,16 +40,16 @@ def compile(
     what the checkpoint says. ``strict``: a fusion that the config promises and that was not made is a
     ``StrictError``. ``sparse``: whether int8 products leave out blocks of zeros (four outputs that share an input),
     with the same answers: ``never`` or ``always``; it pays where most blocks are zero. ``exact``: exp, erf and tanh by
-    libm instead of polynomials. ``calibration`` must be None: the
-    scales of activations are found at run time, a row at a time. ``progress(stage, done, total)`` is called as
-    the work goes on.
+    libm instead of polynomials. ``calibration``: what ``encast.calibrate`` returned for this checkpoint and ``quant``,
+    if that asks for static activations or moved outliers; else None, since scales of activations are found at run time,
+    a row at a time. ``progress(stage, done, total)`` is called as the work goes on.
 
     Raises ``InputError`` for bad options, ``CheckpointError`` or ``UnsupportedModelError`` for a checkpoint that
     cannot be used, and ``ResourceError`` when the artifact cannot be written. ``out`` then stays as it was.
     """
     if task is not None and task not in TASKS:
         raise InputError(f"task is {task!r}; one of {', '.join(TASKS)} is needed")
-    spec = _spec(dtype, quant, calibration)
+    spec = _spec(dtype, quant)
     check_sparse(sparse, spec)
     report_progress = progress or (lambda stage, done, total: None)
     target = artifact.check_target(out if out is not None else f"{checkpoint_name(source)}.encast")
@@ -59,7 +59,7 @@ def compile(
     graph = build_graph(checkpoint, task)
     _check_tokenizer(checkpoint, graph)
     report_progress("optimise", 0, 1)
-    graph, fusions = optimise(graph, spec, strict=strict, exact=exact, sparse=sparse)
+    graph, fusions = optimise(graph, spec, calibration=calibration, strict=strict, exact=exact, sparse=sparse)
     card = _card(checkpoint, graph, spec, fusions, sparse)
     return artifact.write(
         target,
@@ -70,12 +70,7 @@ def compile(
     )
 
 
-def _spec(dtype: str, quant: QuantSpec | None, calibration: object) -> QuantSpec:
-    if calibration is not None:
-        raise InputError(
-            "calibration was given, but none is needed: int8 activations get their scales at run time, a row at a "
-            "time; leave it out"
-        )
+def _spec(dtype: str, quant: QuantSpec | None) -> QuantSpec:
     if quant is not None and quant.dtype != dtype:
         raise InputError(f"dtype is {dtype!r} and quant.dtype is {quant.dtype!r}; give both alike")
     return quant if quant is not None else QuantSpec(dtype)

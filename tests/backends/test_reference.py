@@ -209,6 +209,7 @@ def test_add_layer_norm_and_its_narrow_forms() -> None:
         ("bf16", evaluate("cast_bf16", wanted)),
         ("q8", evaluate("quantize", wanted, zero_point=False)),
         ("q8_zero_point", evaluate("quantize", wanted, zero_point=True)),
+        ({"scale": 0.5, "zero_point": 3}, evaluate("quantize_static", wanted, scale=0.5, zero_point=3)),
     ):
         wide, second = evaluate("add_layer_norm_narrow", x, residual, gamma, beta, eps=1e-12, also=also)
         np.testing.assert_array_equal(wide, wanted)
@@ -274,6 +275,51 @@ def test_quantize_error_is_half_a_step(zero_point: bool) -> None:
     # With a zero point, that point's own rounding can push an extreme out of the 256 steps by half a step more.
     assert (error <= (1.0 if zero_point else 0.5) * got.scale[:, None] * (1 + 1e-4)).all()
     assert got.bytes.min() >= (0 if zero_point else 1)
+
+
+@pytest.mark.parametrize("zero", [0, 97, 128, 255])
+def test_quantize_static_follows_the_formula_bit_for_bit(zero: int) -> None:
+    scale = f32(0.0137)
+    x = values(50, 17) * np.exp(values(50, 1, seed=1) * 3)
+    x[0] = (np.arange(17) - 8.5) * 1.0  # far outside
+    x[1, :4] = [1e30, -1e30, np.inf, -np.inf]
+    got = evaluate("quantize_static", x, scale=scale, zero_point=zero)
+    reciprocal = f32(1.0 / scale)
+    for row, found in zip(x.astype(np.float32).tolist(), got.bytes.tolist(), strict=True):
+        levels = [min(max(f32(value) * reciprocal, -1e9), 1e9) for value in row]
+        assert found == [min(max(round(f32(level)) + zero, 0), 255) for level in levels]
+    assert set(got.scale.tolist()) == {scale}
+    assert set(got.zero.tolist()) == {zero}
+
+
+def test_quantize_static_keeps_a_nan_in_the_scale_of_its_row() -> None:
+    got = evaluate("quantize_static", np.array([[1.0, np.nan], [1.0, 2.0]]), scale=0.5, zero_point=3)
+    assert np.isnan(got.scale[0])
+    assert got.scale[1] == 0.5
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"scale": 0.0, "zero_point": 0},
+        {"scale": -1.0, "zero_point": 0},
+        {"scale": 1e-40, "zero_point": 0},
+        {"scale": float("inf"), "zero_point": 0},
+        {"scale": float("nan"), "zero_point": 0},
+        {"scale": 0.1, "zero_point": 0},  # no f32
+        {"scale": 1, "zero_point": 0},
+        {"scale": 0.5, "zero_point": 256},
+        {"scale": 0.5, "zero_point": -1},
+        {"scale": 0.5, "zero_point": True},
+    ],
+)
+def test_ranges_that_no_kernel_takes_are_no_attributes(attrs: dict[str, Any]) -> None:
+    accepted = OPS["quantize_static"].attrs
+    assert not all(accepts(attrs[name]) for name, accepts in accepted.items())
+    assert not OPS["layer_norm_narrow"].attrs["also"](attrs)
+    assert all(accepts({"scale": 0.5, "zero_point": 255}[name]) for name, accepts in accepted.items())
+    assert OPS["layer_norm_narrow"].attrs["also"]({"scale": 0.5, "zero_point": 255})
+    assert not OPS["layer_norm_narrow"].attrs["also"]({"scale": 0.5})
 
 
 def test_cast_bf16_rounds_to_nearest_ties_to_even() -> None:

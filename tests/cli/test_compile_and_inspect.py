@@ -19,7 +19,7 @@ from encast.cli.main import main
 from encast.errors import CheckpointError, InputError, StrictError
 from encast.passes import pipeline
 from encast.passes.report import Miss, Outcome
-from encast.quant import QuantSpec
+from encast.quant import Calibration, QuantSpec
 
 Run = Any
 
@@ -76,7 +76,9 @@ class TestCompile:
         ("options", "message"),
         [
             ({"dtype": "int4"}, "one of f32, bf16, int8"),
-            ({"calibration": ["a text"]}, "none is needed"),
+            ({"calibration": ["a text"]}, "calibration is of type list"),
+            ({"calibration": Calibration({}, 1)}, "needs none"),
+            ({"calibration": Calibration({}, 1), "quant": QuantSpec(activations="static")}, "has not seen"),
             ({"quant": QuantSpec("bf16")}, "dtype is 'int8' and quant.dtype is 'bf16'"),
             ({"task": "translate"}, "one of features, embed"),
             ({"quant": QuantSpec(keep=(("nothing", "f32"),))}, "'nothing'"),
@@ -156,6 +158,59 @@ class TestVerbs:
         code, out, _ = run("compile", checkpoint, "-o", tmp_path / "m.encast", "--quant", tmp_path / "q.json")
         assert code == 0
         assert "symmetric" in out
+
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("texts.txt", "the cat\na dog runs\n"),
+            ("texts.jsonl", '{"text": "the cat"}\n{"text": "a dog", "pair": "runs over"}\n'),
+            ("dev.tsv", "sentence1\tsentence2\tlabel\nthe cat\ta dog\t1\n"),
+            ("words.conll", "the O\ncat O\n\na O\ndog O\n"),
+        ],
+    )
+    def test_calibration(self, run: Run, checkpoint: Path, tmp_path: Path, name: str, content: str) -> None:
+        (tmp_path / name).write_text(content)
+        code, out, _ = run("compile", checkpoint, "-o", tmp_path / "m.encast", "--calibrate", tmp_path / name)
+        assert code == 0
+        assert "activations fixed scales (percentile), with zero points" in out
+        assert "quantize(" not in str(artifact.open(tmp_path / "m.encast").graph)
+
+    def test_calibration_for_moved_outliers_alone(self, run: Run, checkpoint: Path, tmp_path: Path) -> None:
+        (tmp_path / "q.json").write_text('{"move_outliers": 0.5}')
+        (tmp_path / "texts.txt").write_text("the cat\na dog runs\n")
+        options = ["-o", tmp_path / "m.encast", "--quant", tmp_path / "q.json"]
+        code, out, _ = run("compile", checkpoint, *options, "--calibrate", tmp_path / "texts.txt")
+        assert code == 0
+        assert "activations a scale a row, with zero points, outliers moved to weights (0.5)" in out
+        code, _, err = run("compile", checkpoint, *options)
+        assert code == 2
+        assert "add --calibrate FILE" in err
+
+    @pytest.mark.parametrize(
+        ("name", "content", "options", "message"),
+        [
+            ("texts.txt", "", [], "holds no texts"),
+            ("texts.txt", None, [], "texts.txt"),
+            ("texts.csv", "word\ncat\n", [], "no column 'text'"),
+            ("texts.txt", "the cat\n", ["--dtype", "bf16"], "static activations are for int8"),
+        ],
+    )
+    def test_bad_calibration(
+        self,
+        run: Run,
+        checkpoint: Path,
+        tmp_path: Path,
+        name: str,
+        content: str | None,
+        options: list[str],
+        message: str,
+    ) -> None:
+        if content is not None:
+            (tmp_path / name).write_text(content)
+        calibrate = ["--calibrate", tmp_path / name]
+        code, _, err = run("compile", checkpoint, "-o", tmp_path / "m.encast", *calibrate, *options)
+        assert code == 2
+        assert message in err
 
     @pytest.mark.parametrize("text", ["{", "[]", '{"zero": 1}', '{"dtype": "int3"}', None])
     def test_a_bad_quant_file(self, run: Run, checkpoint: Path, tmp_path: Path, text: str | None) -> None:

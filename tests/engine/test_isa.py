@@ -49,7 +49,11 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         dtype: encast.compile(minilm_folder(), folder / f"{dtype}.encast", dtype=dtype)
         for dtype in ("f32", "bf16", "int8")
     }
-    return {**paths, "sparse": encast.compile(minilm_folder(), folder / "sparse.encast", sparse="always")}
+    paths["sparse"] = encast.compile(minilm_folder(), folder / "sparse.encast", sparse="always")
+    static = encast.QuantSpec(activations="static", ranges="minmax", move_outliers=0.5)
+    seen = encast.calibrate(minilm_folder(), ["A man is playing a guitar.", "Some words of no sense"], quant=static)
+    paths["static"] = encast.compile(minilm_folder(), folder / "static.encast", quant=static, calibration=seen)
+    return paths
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +94,7 @@ def test_forced_level(level: str, artifacts: dict[str, Path], best: dict[str, di
             assert level in products
     assert answers["f32"]["bits"] == best["f32"]["bits"]
     assert answers["int8"]["bits"] == answers["sparse"]["bits"] == best["int8"]["bits"]
+    assert answers["static"]["bits"] == best["static"]["bits"] != best["int8"]["bits"]
     a, b = np.array(answers["bf16"]["rows"]), np.array(best["bf16"]["rows"])
     assert (a * b).sum(1).min() > 0.9999
 

@@ -28,6 +28,15 @@ from encast.quant import QuantSpec
         ({"min_outputs": -1}, "count"),
         ({"min_outputs": True}, "count"),
         ({"min_outputs": 1.5}, "count"),
+        ({"activations": "fixed"}, "one of dynamic, static"),
+        ({"ranges": "max"}, "one of minmax, percentile, entropy"),
+        ({"percentile": 50}, "over 50 and up to 100"),
+        ({"percentile": float("nan")}, "over 50 and up to 100"),
+        ({"percentile": True}, "over 50 and up to 100"),
+        ({"move_outliers": 1.1}, "from 0 to 1"),
+        ({"move_outliers": "half"}, "from 0 to 1"),
+        ({"dtype": "bf16", "activations": "static"}, "static activations are for int8"),
+        ({"dtype": "f32", "move_outliers": 0.5}, "move_outliers are for int8"),
     ],
 )
 def test_nonsense_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -55,6 +64,7 @@ def test_a_pattern_beats_rows_and_outputs() -> None:
         QuantSpec(),
         QuantSpec("bf16", keep=(("*.0.*", "f32"),)),
         QuantSpec(zero_point="never", rows=("tokens",), min_outputs=0),
+        QuantSpec(activations="static", ranges="entropy", percentile=99.5, move_outliers=0.25),
     ],
 )
 def test_json_round_trip(spec: QuantSpec) -> None:

@@ -47,15 +47,12 @@ ENCAST_SIMD RowScale row_scale(NarrowOut::Kind kind, const Extremes& extremes) {
   return row;
 }
 
-ENCAST_SIMD void quantize_row(const NarrowOut& out, int64_t row, const float* x, int64_t cols,
-                              const Extremes& extremes) {
-  const RowScale scale = row_scale(out.kind, extremes);
-  out.scale[row] = scale.scale;
-  out.zero[row] = scale.zero;
-  const F32x16 reciprocal = set1(scale.reciprocal);
-  const I32x16 zero = set1(scale.zero);
+// The codes of a row, and its padding. code(x) may exceed a byte by what fits 32 bits.
+template <class Code>
+ENCAST_SIMD void store_codes(const NarrowOut& out, int64_t row, const float* x, int64_t cols, I32x16 zero,
+                             Code code_of) {
   uint8_t* bytes = static_cast<uint8_t*>(out.data) + row * out.stride;
-  const auto code = [&](int64_t col) ENCAST_SIMD_BODY { return to_i32(load(x + col) * reciprocal) + zero; };
+  const auto code = [&](int64_t col) ENCAST_SIMD_BODY { return code_of(load(x + col)); };
   int64_t col = 0;
   for (; col + 64 <= cols; col += 64) {
     const I32x16 codes[4] = {code(col), code(col + 16), code(col + 32), code(col + 48)};
@@ -63,10 +60,39 @@ ENCAST_SIMD void quantize_row(const NarrowOut& out, int64_t row, const float* x,
   }
   for (; col + 16 <= cols; col += 16) store_u8(bytes + col, code(col));
   if (col < cols) {
-    store_u8(bytes + col, to_i32(load_partial(x + col, cols - col) * reciprocal) + zero);
+    store_u8(bytes + col, code_of(load_partial(x + col, cols - col)));
     col += 16;
   }
   for (; col % 64 != 0; col += 16) store_u8(bytes + col, zero);
+}
+
+ENCAST_SIMD void quantize_row(const NarrowOut& out, int64_t row, const float* x, int64_t cols,
+                              const Extremes& extremes) {
+  const RowScale scale = row_scale(out.kind, extremes);
+  out.scale[row] = scale.scale;
+  out.zero[row] = scale.zero;
+  const F32x16 reciprocal = set1(scale.reciprocal);
+  const I32x16 zero = set1(scale.zero);
+  store_codes(out, row, x, cols, zero,
+              [&](F32x16 some) ENCAST_SIMD_BODY { return to_i32(some * reciprocal) + zero; });
+}
+
+// A scale that was known before: one pass over the row, and what lies outside saturates. Clamped before they
+// are rounded, because integers have no room for what may come. A NaN gives the row a NaN scale, as it does
+// above.
+ENCAST_SIMD void quantize_row_fixed(const NarrowOut& out, int64_t row, const float* x, int64_t cols) {
+  const F32x16 reciprocal = set1(1.0f / out.fixed_scale);
+  const F32x16 low = set1(static_cast<float>(-out.fixed_zero));
+  const F32x16 high = set1(static_cast<float>(255 - out.fixed_zero));
+  const I32x16 zero = set1(out.fixed_zero), magnitude_bits = set1(INT32_MAX);
+  I32x16 largest = set1(0);
+  store_codes(out, row, x, cols, zero, [&](F32x16 some) ENCAST_SIMD_BODY {
+    largest = max(largest, bits(some) & magnitude_bits);
+    return to_i32(min(max(some * reciprocal, low), high)) + zero;
+  });
+  const float found = magnitude(largest);
+  out.scale[row] = found == found ? out.fixed_scale : found;
+  out.zero[row] = out.fixed_zero;
 }
 
 ENCAST_SIMD void round_row(const NarrowOut& out, int64_t row, const float* x, int64_t cols) {
@@ -80,7 +106,7 @@ ENCAST_SIMD void round_row(const NarrowOut& out, int64_t row, const float* x, in
   for (; col % 64 != 0; col += 16) store_bf16(halves + col, set1(0.0f));
 }
 
-// `extremes` are those of the row; they matter to q8 only.
+// `extremes` are those of the row; they matter to q8 that is not fixed only.
 ENCAST_SIMD void narrow_row(const NarrowOut& out, int64_t row, const float* x, int64_t cols,
                             const Extremes& extremes) {
   switch (out.kind) {
@@ -89,6 +115,8 @@ ENCAST_SIMD void narrow_row(const NarrowOut& out, int64_t row, const float* x, i
     case NarrowOut::Kind::q8_symmetric:
     case NarrowOut::Kind::q8_zero_point:
       return quantize_row(out, row, x, cols, extremes);
+    case NarrowOut::Kind::q8_fixed:
+      return quantize_row_fixed(out, row, x, cols);
     case NarrowOut::Kind::bf16:
       return round_row(out, row, x, cols);
   }

@@ -6,7 +6,8 @@ namespace encast {
 inline namespace ENCAST_SIMD_LEVEL {
 
 static inline void narrow_rows(const NarrowArgs& args, int64_t row_begin, int64_t row_end) {
-  const bool needs_extremes = args.out.kind != NarrowOut::Kind::bf16;
+  const bool needs_extremes =
+      args.out.kind == NarrowOut::Kind::q8_symmetric || args.out.kind == NarrowOut::Kind::q8_zero_point;
   for (int64_t row = row_begin; row < row_end; ++row) {
     const float* x = args.x + row * args.x_stride;
     Extremes extremes = no_extremes();

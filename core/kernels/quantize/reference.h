@@ -19,6 +19,10 @@ struct ReferenceRow {
   int32_t zero = 0;
 };
 
+// What rows of kind q8_fixed have in tests: some of their elements lie outside of it.
+constexpr float kFixedScale = 0.0137f;
+constexpr int32_t kFixedZero = 97;
+
 inline ReferenceRow reference_narrow(NarrowOut::Kind kind, const float* x, int64_t cols) {
   ReferenceRow row;
   const size_t padded = static_cast<size_t>((cols + 63) / 64 * 64);
@@ -27,6 +31,17 @@ inline ReferenceRow reference_narrow(NarrowOut::Kind kind, const float* x, int64
     for (int64_t j = 0; j < cols; ++j) {
       const uint32_t bits = std::bit_cast<uint32_t>(x[j]);
       row.codes[static_cast<size_t>(j)] = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+    return row;
+  }
+  if (kind == NarrowOut::Kind::q8_fixed) {
+    row.scale = kFixedScale;
+    row.zero = kFixedZero;
+    row.codes.assign(padded, static_cast<uint16_t>(row.zero));
+    for (int64_t j = 0; j < cols; ++j) {
+      const float steps = std::nearbyint(x[j] * (1.0f / kFixedScale));
+      row.codes[static_cast<size_t>(j)] =
+          static_cast<uint16_t>(std::clamp(steps, -97.0f, 158.0f) + static_cast<float>(row.zero));
     }
     return row;
   }
@@ -51,7 +66,8 @@ inline ReferenceRow reference_narrow(NarrowOut::Kind kind, const float* x, int64
 }
 
 constexpr NarrowOut::Kind kNarrowKinds[] = {NarrowOut::Kind::none, NarrowOut::Kind::q8_symmetric,
-                                            NarrowOut::Kind::q8_zero_point, NarrowOut::Kind::bf16};
+                                            NarrowOut::Kind::q8_zero_point, NarrowOut::Kind::q8_fixed,
+                                            NarrowOut::Kind::bf16};
 
 // Memory for a narrow output of `rows` rows that ends at a guard page.
 struct NarrowBuffers {
@@ -69,6 +85,8 @@ struct NarrowBuffers {
     narrow.stride = bytes.stride;
     narrow.scale = scale.data();
     narrow.zero = zero.data();
+    narrow.fixed_scale = kFixedScale;
+    narrow.fixed_zero = kFixedZero;
     return narrow;
   }
 

@@ -101,7 +101,8 @@ ENCAST_TEST(rows_of_zeros_and_of_almost_zeros) {
 
 ENCAST_TEST(a_nan_anywhere_poisons_the_scale) {
   constexpr int64_t kCols = 70;
-  for (const NarrowOut::Kind kind : {NarrowOut::Kind::q8_symmetric, NarrowOut::Kind::q8_zero_point}) {
+  for (const NarrowOut::Kind kind :
+       {NarrowOut::Kind::q8_symmetric, NarrowOut::Kind::q8_zero_point, NarrowOut::Kind::q8_fixed}) {
     for (const auto& kernel : runnable<NarrowFn>(kManifest, "narrow_rows")) {
       for (int64_t at = 0; at < kCols; ++at) {
         for (const float sign : {1.0f, -1.0f}) {
@@ -114,6 +115,26 @@ ENCAST_TEST(a_nan_anywhere_poisons_the_scale) {
           CHECK(buffers.zero[0] >= 0 && buffers.zero[0] <= 255, kernel.name, " zero ", buffers.zero[0]);
         }
       }
+    }
+  }
+}
+
+// Beyond 2^31 steps no integer holds an element; infinities are none that a byte could stand for either.
+ENCAST_TEST(a_fixed_range_saturates) {
+  constexpr int64_t kCols = 64 + 16 + 3;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float size : {200 * kFixedScale, 1e6f, 1e12f, std::numeric_limits<float>::max(), kInfinity}) {
+    GuardedMatrix<float> x(1, kCols, kCols);
+    for (int64_t j = 0; j < kCols; ++j) x.at(0, j) = j % 3 == 0 ? size : j % 3 == 1 ? -size : kFixedScale;
+    for (const auto& kernel : runnable<NarrowFn>(kManifest, "narrow_rows")) {
+      NarrowBuffers buffers(NarrowOut::Kind::q8_fixed, 1, kCols, 128);
+      kernel.fn(args_for(x, buffers), 0, 1);
+      for (int64_t j = 0; j < kCols; ++j) {
+        const int want = j % 3 == 0 ? 255 : j % 3 == 1 ? 0 : kFixedZero + 1;
+        CHECK_EQ(int{buffers.bytes.at(0, j)}, want, kernel.name, " ", size, " column ", j);
+      }
+      CHECK_EQ(buffers.scale[0], kFixedScale, kernel.name);
+      CHECK_EQ(buffers.zero[0], kFixedZero, kernel.name);
     }
   }
 }

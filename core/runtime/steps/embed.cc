@@ -32,7 +32,7 @@ void check_embed(StepCheck& check, const StepDecl& step) {
 class EmbedStep final : public RowStep<EmbedFn> {
  public:
   EmbedStep(const Binder& binder, const StepDecl& decl)
-      : RowStep(binder, decl, "embed_rows"), kind_(binder.narrow_kind(decl.also, decl.zero_point)) {}
+      : RowStep(binder, decl, "embed_rows"), form_(binder.narrow_form(decl.also, decl)) {}
 
   void run(const Share& share) const override {
     EmbedArgs args;
@@ -48,18 +48,18 @@ class EmbedStep final : public RowStep<EmbedFn> {
     args.eps = decl_.eps;
     args.out = f32_out(share, decl_.out);
     args.out_stride = stride(share, decl_.out);
-    args.narrow = narrow_out(share, decl_.also, kind_);
+    args.narrow = narrow_out(share, decl_.also, form_);
     run_rows(args, share);
   }
 
  private:
-  const NarrowOut::Kind kind_;
+  const NarrowOut form_;
 };
 
 }  // namespace
 
 const StepType step_types::embed = {
-    "word gamma? beta? position? token_type? eps offset skip out also? zero_point?", &check_embed,
-    &bind_as<EmbedStep>};
+    "word gamma? beta? position? token_type? eps offset skip out also? zero_point? q8_scale? q8_zero?",
+    &check_embed, &bind_as<EmbedStep>};
 
 }  // namespace encast

@@ -12,20 +12,21 @@ void check_narrow(StepCheck& check, const StepDecl& step) {
 class NarrowStep final : public RowStep<NarrowFn> {
  public:
   NarrowStep(const Binder& binder, const StepDecl& decl)
-      : RowStep(binder, decl, "narrow_rows"), kind_(binder.narrow_kind(decl.out, decl.zero_point)) {}
+      : RowStep(binder, decl, "narrow_rows"), form_(binder.narrow_form(decl.out, decl)) {}
 
   void run(const Share& share) const override {
     auto args = operands<NarrowArgs>(share);
-    args.out = narrow_out(share, decl_.out, kind_);
+    args.out = narrow_out(share, decl_.out, form_);
     run_rows(args, share);
   }
 
  private:
-  const NarrowOut::Kind kind_;
+  const NarrowOut form_;
 };
 
 }  // namespace
 
-const StepType step_types::narrow = {"x zero_point out", &check_narrow, &bind_as<NarrowStep>};
+const StepType step_types::narrow = {"x zero_point q8_scale? q8_zero? out", &check_narrow,
+                                     &bind_as<NarrowStep>};
 
 }  // namespace encast

@@ -16,7 +16,7 @@ void check_norm(StepCheck& check, const StepDecl& step) {
 class NormStep final : public RowStep<NormFn> {
  public:
   NormStep(const Binder& binder, const StepDecl& decl)
-      : RowStep(binder, decl, "norm_rows"), kind_(binder.narrow_kind(decl.also, decl.zero_point)) {}
+      : RowStep(binder, decl, "norm_rows"), form_(binder.narrow_form(decl.also, decl)) {}
 
   void run(const Share& share) const override {
     auto args = operands<NormArgs>(share);
@@ -25,17 +25,17 @@ class NormStep final : public RowStep<NormFn> {
     args.gamma = binder_.data<float>(decl_.gamma);
     args.beta = binder_.data<float>(decl_.beta);
     args.eps = decl_.eps;
-    args.narrow = narrow_out(share, decl_.also, kind_);
+    args.narrow = narrow_out(share, decl_.also, form_);
     run_rows(args, share);
   }
 
  private:
-  const NarrowOut::Kind kind_;
+  const NarrowOut form_;
 };
 
 }  // namespace
 
-const StepType step_types::norm = {"x other? gamma beta eps out also? zero_point?", &check_norm,
-                                   &bind_as<NormStep>};
+const StepType step_types::norm = {"x other? gamma beta eps out also? zero_point? q8_scale? q8_zero?",
+                                   &check_norm, &bind_as<NormStep>};
 
 }  // namespace encast

@@ -3,10 +3,15 @@
 
 namespace encast {
 
-inline NarrowOut narrow_out(const Share& share, int id, NarrowOut::Kind kind) {
-  if (kind == NarrowOut::Kind::none) return {};
+// The form of Binder::narrow_form with the memory that it goes to.
+inline NarrowOut narrow_out(const Share& share, int id, NarrowOut form) {
+  if (form.kind == NarrowOut::Kind::none) return form;
   const Place& to = place(share, id);
-  return {kind, to.data, to.stride, to.scale, to.zero};
+  form.data = to.data;
+  form.stride = to.stride;
+  form.scale = to.scale;
+  form.zero = to.zero;
+  return form;
 }
 
 // Steps whose kernels take [begin, end) of rows of one kind.

@@ -1,4 +1,5 @@
 #pragma once
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,13 @@ class StepCheck {
          "makes a narrow copy of a value in the caller's memory");
     const ValueDecl& value = write(id, rows, cols);
     need(value.dtype != DType::f32, "makes a narrow copy that is f32");
+    const StepDecl& step = plan_.steps[index_];
+    need(step.q8_scale == 0 || value.dtype == DType::q8,
+         "has a q8_scale and makes a narrow copy that is not q8");
+    need(step.q8_scale == 0 || (std::isnormal(step.q8_scale) && step.q8_scale > 0),
+         "has a q8_scale that is no normal number above 0");
+    need(step.q8_scale != 0 || step.q8_zero == 0, "has a q8_zero without a q8_scale");
+    need(step.q8_scale == 0 || !step.zero_point, "has both zero points of its rows and a q8_scale");
     need(value.offset != ValueDecl::kCallerMemory, "makes a narrow copy in the caller's memory");
   }
   const WeightDecl& weight(int id, DType dtype, WeightLayout layout) const {

@@ -12,6 +12,7 @@ import typer
 
 from encast import artifact as artifacts
 from encast.artifact.strict_json import parse_json
+from encast.cli.calibration import calibrated
 from encast.cli.inspect import size, summary
 from encast.cli.progress import Progress
 from encast.compile import compile
@@ -43,6 +44,10 @@ def compile_command(
     sparse: Annotated[
         str, typer.Option(help="never or always: int8 products leave out blocks of zeros (4 outputs x 1 input).")
     ] = "never",
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="Texts (lines, rows, a data set) that fix the ranges of int8: static, not a scale a row."),
+    ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="exp, erf and tanh by libm, not polynomials.")] = False,
     max_drop: Annotated[
         float | None,
@@ -93,6 +98,7 @@ def compile_command(
     _refuse("it is for a search with --max-drop", data=data, metric=metric, resume=resume, **named)
     spec = _spec(dtype, quant, keep or [])
     begin = time.perf_counter()
+    spec, calibration = calibrated(source, calibrate, task, spec, quiet=json)
     with Progress("MiB written", quiet=json) as progress:
         path = compile(
             source,
@@ -100,6 +106,7 @@ def compile_command(
             dtype=spec.dtype,
             task=task,
             quant=spec,
+            calibration=calibration,
             strict=strict,
             exact=exact,
             sparse=sparse,

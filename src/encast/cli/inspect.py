@@ -124,7 +124,9 @@ def _numbers(spec: QuantSpec) -> str:
     if spec.dtype != "int8":
         return spec.dtype + kept
     zero = {"always": "with zero points", "never": "symmetric", "after_activation": "zero points after activations"}
-    return f"int8, weights a scale an output, activations a scale a row, {zero[spec.zero_point]}{kept}"
+    scales = "a scale a row" if spec.activations == "dynamic" else f"fixed scales ({spec.ranges})"
+    moved = "" if spec.move_outliers is None else f", outliers moved to weights ({spec.move_outliers:g})"
+    return f"int8, weights a scale an output, activations {scales}, {zero[spec.zero_point]}{moved}{kept}"
 
 
 def _weight_bytes(opened: Artifact) -> Counter[str]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from struct import pack, unpack
 from typing import Any
 
 from encast.errors import GraphError
@@ -47,6 +48,9 @@ ATTENTION_PRODUCTS = ("f32", "bf16", "int8")
 
 ATTENTION_KEY_BLOCK = 1024
 """Keys whose powers are int8 codes of one maximum."""
+
+_LEAST_SCALE, _MOST_SCALE = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
+"""The smallest normal f32 and the largest."""
 
 Types = Sequence[ValueType]
 Attrs = Mapping[str, Any]
@@ -86,6 +90,17 @@ def _is_float(value: Any) -> bool:
 
 def _is_bool(value: Any) -> bool:
     return isinstance(value, bool)
+
+
+def _is_scale(value: Any) -> bool:
+    """A number that is a normal f32 above 0, exactly."""
+    return (
+        isinstance(value, float) and _LEAST_SCALE <= value <= _MOST_SCALE and unpack("f", pack("f", value))[0] == value
+    )
+
+
+def _is_byte(value: Any) -> bool:
+    return _is_int(value) and 0 <= value <= 255
 
 
 def _is_activation(value: Any) -> bool:
@@ -371,6 +386,17 @@ def _quantize(types: Any, attrs: Any) -> list[ValueType]:
     return [ValueType("q8", x.shape)]
 
 
+@_op("quantize_static", "x", {"scale": _is_scale, "zero_point": _is_byte}, plain=False)
+def _quantize_static(types: Any, attrs: Any) -> list[ValueType]:
+    """f32 to q8 with one scale, a normal f32 above 0, and one zero point for all rows.
+
+    ``byte = round(clamp(x * (1 / scale), -zero, 255 - zero)) + zero``, the reciprocal and the product in f32, rounding
+    to nearest, ties to even: what lies outside of the range saturates.
+    """
+    x = _matrix(types[0], "x")
+    return [ValueType("q8", x.shape)]
+
+
 @_op("cast_bf16", "x", plain=False)
 def _cast_bf16(types: Any, attrs: Any) -> list[ValueType]:
     """f32 to bf16, to nearest, ties to even."""
@@ -432,12 +458,16 @@ def _with_quantized(infer: Callable[[Any, Any], list[ValueType]]) -> Callable[[A
 
     inferred.__doc__ = (
         "As the op it is named after, with a second output of the same rows, see ``also``: q8 (symmetric), "
-        "q8_zero_point (q8 with a zero point) or bf16, each as ``quantize`` and ``cast_bf16`` make it."
+        "q8_zero_point (q8 with a zero point) or bf16, each as ``quantize`` and ``cast_bf16`` make it, or the "
+        "attributes of ``quantize_static``."
     )
     return inferred
 
 
 def _is_also(value: Any) -> bool:
+    if isinstance(value, dict):
+        checks = OPS["quantize_static"].attrs
+        return set(value) == set(checks) and all(check(value[name]) for name, check in checks.items())
     return value in ("q8", "q8_zero_point", "bf16")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import encast._core as _core
 from encast.errors import UnsupportedModelError
@@ -210,6 +210,10 @@ class _Lowering:
         zero_point = str(int(node.attrs["zero_point"]))
         self.step("narrow", node, {"x": node.inputs[0]}, _outputs(node), zero_point=zero_point)
 
+    def quantize_static(self, node: Node) -> None:
+        keys = _fixed_keys(node.attrs)
+        self.step("narrow", node, {"x": node.inputs[0]}, _outputs(node), zero_point="0", **keys)
+
     def cast_bf16(self, node: Node) -> None:
         x = node.inputs[0]
         makers = [i for i, step in enumerate(self.steps) if x in step.writes.values()]
@@ -387,7 +391,15 @@ def _outputs(node: Node) -> dict[str, str]:
 
 
 def _narrow_keys(node: Node) -> dict[str, str]:
-    return {"zero_point": "1"} if node.attrs.get("also") == "q8_zero_point" else {}
+    also = node.attrs.get("also")
+    if isinstance(also, dict):
+        return _fixed_keys(also)
+    return {"zero_point": "1"} if also == "q8_zero_point" else {}
+
+
+def _fixed_keys(attrs: Mapping[str, Any]) -> dict[str, str]:
+    """The keys of ``quantize_static``."""
+    return {"q8_scale": _real(attrs["scale"]), "q8_zero": str(attrs["zero_point"])}
 
 
 def _real(value: float) -> str:

@@ -65,5 +65,9 @@ def _norm_parts(node: Node) -> Iterator[Node]:
     yield Node(op, inputs, [out], attrs, node.name, node.layer)
     if len(node.outputs) == 2:
         also = node.attrs["also"]
-        narrow = ("cast_bf16", {}) if also == "bf16" else ("quantize", {"zero_point": also == "q8_zero_point"})
-        yield Node(narrow[0], [out], [node.outputs[1]], narrow[1], f"{node.name}.narrow", node.layer)
+        op, attrs = ("quantize", {"zero_point": also == "q8_zero_point"})
+        if also == "bf16":
+            op, attrs = "cast_bf16", {}
+        elif isinstance(also, dict):
+            op, attrs = "quantize_static", also
+        yield Node(op, [out], [node.outputs[1]], attrs, f"{node.name}.narrow", node.layer)

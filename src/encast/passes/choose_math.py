@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from encast.ir import Graph
 from encast.ir.ops import COARSE_ACTIVATIONS
+from encast.passes.fuse_narrow import NARROWING
 from encast.passes.patch import Index
 from encast.passes.report import Outcome
 
@@ -28,7 +29,7 @@ def choose_math(graph: Graph, exact: bool) -> Outcome:
         if exact or coarse is None or index.is_output(node.outputs[0]):
             continue
         users = index.users(node.outputs[0])
-        if users and all(user.op in ("quantize", "cast_bf16") for user in users):
+        if users and all(user.op in NARROWING for user in users):
             node.attrs["activation"] = coarse
             changes += 1
     return Outcome(changes=changes)

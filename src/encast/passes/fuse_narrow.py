@@ -7,12 +7,15 @@ and the same for ``add_layer_norm`` and ``embed_layer_norm``, and for bf16. The 
 
 from __future__ import annotations
 
+from typing import Any
+
 from encast.ir import Graph, Node
 from encast.passes.patch import Index, Patch, apply
 from encast.passes.report import Outcome
 
 __all__ = ["fuse_narrow"]
 
+NARROWING = ("quantize", "quantize_static", "cast_bf16")
 NORMS = ("layer_norm", "add_layer_norm", "embed_layer_norm")
 
 
@@ -22,7 +25,7 @@ def fuse_narrow(graph: Graph) -> Outcome:
     for node in graph.nodes:
         if node.op not in NORMS:
             continue
-        users = [user for user in index.users(node.outputs[0]) if user.op in ("quantize", "cast_bf16")]
+        users = [user for user in index.users(node.outputs[0]) if user.op in NARROWING]
         if not users:
             continue
         # A norm has one narrow output: of two (linears kept in different dtypes), the first is fused.
@@ -35,7 +38,9 @@ def fuse_narrow(graph: Graph) -> Outcome:
     return Outcome(changes=apply(graph, patches))
 
 
-def _also(narrow: Node) -> str:
+def _also(narrow: Node) -> str | dict[str, Any]:
     if narrow.op == "cast_bf16":
         return "bf16"
+    if narrow.op == "quantize_static":
+        return dict(narrow.attrs)
     return "q8_zero_point" if narrow.attrs["zero_point"] else "q8"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from encast.errors import StrictError
+from encast.errors import InputError, StrictError
 from encast.ir import Graph, verify
 from encast.passes.choose_math import choose_math
 from encast.passes.choose_sparse import choose_sparse
@@ -15,22 +15,32 @@ from encast.passes.fuse_attention import fuse_attention
 from encast.passes.fuse_embed_layer_norm import fuse_embed_layer_norm
 from encast.passes.fuse_linear_activation import fuse_linear_activation
 from encast.passes.fuse_narrow import fuse_narrow
+from encast.passes.move_outliers import move_outliers
 from encast.passes.report import FusionReport, Outcome, PassRecord, count_fusions
 from encast.passes.separate_weights import separate_weights
 from encast.passes.set_precision import set_precision
+from encast.quant.calibration import Calibration
 from encast.quant.spec import QuantSpec
 
 __all__ = ["optimise"]
 
 
 def optimise(
-    graph: Graph, spec: QuantSpec, *, strict: bool = False, exact: bool = False, sparse: str = "never"
+    graph: Graph,
+    spec: QuantSpec,
+    *,
+    calibration: Calibration | None = None,
+    strict: bool = False,
+    exact: bool = False,
+    sparse: str = "never",
 ) -> tuple[Graph, FusionReport]:
     """A plain graph in, a fused one with the wanted precision out; the given graph stays as it is.
 
-    Raises ``StrictError`` when ``strict`` and a fusion that the config promises was not made, ``InputError``
-    when ``spec`` names what the graph lacks, ``GraphError`` when a pass broke the graph (a defect).
+    ``calibration``: of this graph, with what ``spec`` needs of one. Raises ``StrictError`` when ``strict`` and a fusion
+    that the config promises was not made, ``InputError`` when ``spec`` names what the graph lacks or ``calibration`` is
+    not what it needs, ``GraphError`` when a pass broke the graph (a defect).
     """
+    _check_calibration(spec, calibration)
     graph = graph.copy()
     verify(graph)
     passes: tuple[tuple[str, Callable[[Graph], Outcome]], ...] = (
@@ -42,7 +52,8 @@ def optimise(
         ("fuse_embed_layer_norm", fuse_embed_layer_norm),
         ("fuse_add_layer_norm", fuse_add_layer_norm),
         ("drop_unused", drop_unused),
-        ("set_precision", lambda graph: set_precision(graph, spec)),
+        ("move_outliers", lambda graph: move_outliers(graph, spec, calibration.largest if calibration else {})),
+        ("set_precision", lambda graph: set_precision(graph, spec, calibration)),
         ("choose_sparse", lambda graph: choose_sparse(graph, sparse)),
         ("fuse_narrow", fuse_narrow),
         ("choose_math", lambda graph: choose_math(graph, exact)),
@@ -66,3 +77,28 @@ def optimise(
     if strict and misses:
         raise StrictError(f"{report.describe_misses()}\ncompile without strict to accept the slower graph")
     return graph, report
+
+
+def _check_calibration(spec: QuantSpec, calibration: Calibration | None) -> None:
+    if calibration is None:
+        if spec.needs_calibration:
+            what = "static activations" if spec.activations == "static" else "move_outliers"
+            raise InputError(
+                f"{what} need a calibration: give what encast.calibrate(checkpoint, texts, quant=...) returns"
+            )
+        return
+    if not isinstance(calibration, Calibration):
+        raise InputError(
+            f"calibration is of type {type(calibration).__name__}; what encast.calibrate(checkpoint, texts, quant=...) "
+            "returns is needed, or None"
+        )
+    if not spec.needs_calibration:
+        raise InputError(
+            f"a calibration was given, and {spec.dtype} with {spec.activations} activations needs none; ask for "
+            "QuantSpec(activations='static') or move_outliers, or leave it out"
+        )
+    if calibration.move_outliers != spec.move_outliers:
+        raise InputError(
+            f"the calibration was made with move_outliers {calibration.move_outliers}, {spec.move_outliers} is asked "
+            "for; give both alike"
+        )

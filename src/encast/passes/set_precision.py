@@ -4,6 +4,8 @@ A linear gets narrow weights, and a narrow copy of what it reads:
 
     linear(x)  →  linear_int8(quantize(x))   or   linear_bf16(cast_bf16(x))
 
+(``quantize_static`` where a calibration fixes the range)
+
     attention(qkv)  →  the same with products "bf16" or "int8"
 
 Linears that read one value share its narrow copy; layers that share their weights share the narrow ones. An f32
@@ -22,14 +24,19 @@ from encast.errors import InputError
 from encast.ir import Graph, Node
 from encast.passes.patch import Index, Patch, apply, fresh_name
 from encast.passes.report import Outcome
+from encast.quant.calibration import Calibration
 from encast.quant.rounding import bf16_bits, quantize_rows
 from encast.quant.spec import QuantSpec
 
 __all__ = ["set_precision"]
 
 
-def set_precision(graph: Graph, spec: QuantSpec) -> Outcome:
-    """Raises ``InputError`` for a pattern of ``spec.keep`` that matches the name of no linear and no attention."""
+def set_precision(graph: Graph, spec: QuantSpec, calibration: Calibration | None = None) -> Outcome:
+    """``calibration`` has the ranges of static activations.
+
+    Raises ``InputError`` for a pattern of ``spec.keep`` that matches the name of no linear and no attention, and for a
+    value without a range.
+    """
     linears = [node for node in graph.nodes if node.op == "linear"]
     attentions = [node for node in graph.nodes if node.op == "attention"]
     products = linears + attentions
@@ -41,7 +48,7 @@ def set_precision(graph: Graph, spec: QuantSpec) -> Outcome:
     for node in attentions:
         node.attrs["products"] = spec.dtype_of_attention(node.name)
     graph.meta = replace(graph.meta, dtype=spec.dtype)
-    narrowing = _Narrowing(graph, spec)
+    narrowing = _Narrowing(graph, spec, calibration)
     patches = [
         Patch((node,), narrowing.narrowed(node, dtype))
         for node in linears
@@ -61,9 +68,10 @@ def dtype_of(graph: Graph, node: Node, spec: QuantSpec) -> str:
 class _Narrowing:
     """Makes narrow operands, each once."""
 
-    def __init__(self, graph: Graph, spec: QuantSpec) -> None:
+    def __init__(self, graph: Graph, spec: QuantSpec, calibration: Calibration | None) -> None:
         self._graph = graph
         self._spec = spec
+        self._calibration = calibration if spec.activations == "static" else None
         self._index = Index(graph)
         self._values: dict[tuple[str, str], str] = {}
         self._weights: dict[tuple[str, str], list[str]] = {}
@@ -95,6 +103,9 @@ class _Narrowing:
             zero_point = maker is not None and (
                 maker.op == "activation" or maker.attrs.get("activation", "none") != "none"
             )
+        if self._calibration is not None:
+            scale, zero = self._calibration.fixed(x, self._spec, zero_point)
+            return Node("quantize_static", [x], [name], {"scale": scale, "zero_point": zero}, name, layer)
         return Node("quantize", [x], [name], {"zero_point": zero_point}, name, layer)
 
     def _narrow_weight(self, weight: str, dtype: str) -> list[str]:

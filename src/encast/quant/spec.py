@@ -8,13 +8,16 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from encast.errors import InputError
+from encast.quant.ranges import RANGES
 
-__all__ = ["DTYPES", "ZERO_POINTS", "QuantSpec"]
+__all__ = ["ACTIVATIONS", "DTYPES", "ZERO_POINTS", "QuantSpec"]
 
 DTYPES = ("f32", "bf16", "int8")
 """From wide to narrow."""
 
 ZERO_POINTS = ("never", "after_activation", "always")
+
+ACTIVATIONS = ("dynamic", "static")
 
 ROWS = ("tokens", "selected", "seqs")
 
@@ -33,6 +36,12 @@ class QuantSpec:
     classifiers) cost next to nothing and decide the answer, so they stay f32.
     ``min_outputs``: products with fewer outputs stay f32: label and span heads, which would use a fraction
     of a 64-column panel.
+    ``activations`` of int8: ``dynamic``: a scale a row, found at run time; ``static``: one scale for all rows, found
+    by calibration, outside of whose range bytes saturate.
+    ``ranges``: how static ones are chosen, ``minmax``, ``percentile`` (``percentile`` per cent of all elements lie
+    inside) or ``entropy``: see ``quant/ranges.py``.
+    ``move_outliers``: None, or the exponent from 0 to 1 with which channels that are far out in what products read are
+    scaled down there and up in the weights (``passes/move_outliers.py``; 0.5 shares the burden). Needs a calibration.
     """
 
     dtype: str = "int8"
@@ -40,10 +49,25 @@ class QuantSpec:
     zero_point: str = "always"
     rows: tuple[str, ...] = ("tokens", "selected")
     min_outputs: int = 32
+    activations: str = "dynamic"
+    ranges: str = "percentile"
+    percentile: float = 99.99
+    move_outliers: float | None = None
 
     def __post_init__(self) -> None:
         _need_one_of("dtype", self.dtype, DTYPES)
         _need_one_of("zero_point", self.zero_point, ZERO_POINTS)
+        _need_one_of("activations", self.activations, ACTIVATIONS)
+        _need_one_of("ranges", self.ranges, RANGES)
+        if not _is_number(self.percentile) or not 50.0 < self.percentile <= 100.0:
+            raise InputError(f"percentile is {self.percentile!r}; a number over 50 and up to 100 is needed")
+        if self.move_outliers is not None and (
+            not _is_number(self.move_outliers) or not 0.0 <= self.move_outliers <= 1.0
+        ):
+            raise InputError(f"move_outliers is {self.move_outliers!r}; None or an exponent from 0 to 1 is needed")
+        if self.dtype != "int8" and self.needs_calibration:
+            what = "static activations" if self.activations == "static" else "move_outliers"
+            raise InputError(f"dtype is {self.dtype!r}, and {what} are for int8; leave one of them out")
         if isinstance(self.keep, str) or isinstance(self.rows, str):
             raise InputError("keep and rows of a QuantSpec are sequences, not strings")
         try:
@@ -62,6 +86,10 @@ class QuantSpec:
             _need_one_of("a name in rows", rows, ROWS)
         if not isinstance(self.min_outputs, int) or isinstance(self.min_outputs, bool) or self.min_outputs < 0:
             raise InputError(f"min_outputs is {self.min_outputs!r}; a count is needed")
+
+    @property
+    def needs_calibration(self) -> bool:
+        return self.activations == "static" or self.move_outliers is not None
 
     def dtype_of(self, name: str, rows: str, outputs: int) -> str:
         """The dtype of the product called ``name`` with ``outputs`` columns and such rows."""
@@ -84,6 +112,10 @@ class QuantSpec:
             "zero_point": self.zero_point,
             "rows": list(self.rows),
             "min_outputs": self.min_outputs,
+            "activations": self.activations,
+            "ranges": self.ranges,
+            "percentile": self.percentile,
+            "move_outliers": self.move_outliers,
         }
 
     @staticmethod
@@ -97,6 +129,10 @@ class QuantSpec:
             if name in data and not isinstance(data[name], (list, tuple)):
                 raise InputError(f"{name} is {data[name]!r}; a list is needed")
         return QuantSpec(**data)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _need_one_of(what: str, value: Any, accepted: tuple[str, ...]) -> None:

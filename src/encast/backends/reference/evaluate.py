@@ -78,6 +78,34 @@ class Reference:
             made.update(zip(node.outputs, results if isinstance(results, tuple) else (results,), strict=True))
         return made
 
+    def watch(
+        self, names: Iterable[str], batch: Batch, select: Int32 | None, see: Callable[[str, Float64], None]
+    ) -> None:
+        """Calls ``see(name, value)`` for each of ``names`` once it is computed; no value is kept after its last reader.
+
+        ``names`` are made by nodes. Nothing of the request is checked.
+        """
+        names = frozenset(names)
+        nodes = needed_nodes(self.graph, names)
+        last = {name: index for index, node in enumerate(nodes) for name in node.inputs}
+        context = Context(batch.cu_seqlens)
+        types = np.zeros_like(batch.token_ids) if batch.token_type_ids is None else batch.token_type_ids
+        made: dict[str, Any] = {"token_ids": batch.token_ids, "token_type_ids": types, "select": select, "": None}
+        for index, node in enumerate(nodes):
+            inputs = node.inputs + [""] * (len(OPS[node.op].inputs) - len(node.inputs))
+            constants = {
+                name: constant_value(constant.type, constant.array)
+                for name in inputs
+                if (constant := self.graph.constants.get(name)) is not None
+            }
+            results = EVALUATORS[node.op](context, *({**made, **constants}[name] for name in inputs), **node.attrs)
+            made.update(zip(node.outputs, results if isinstance(results, tuple) else (results,), strict=True))
+            for name in names.intersection(node.outputs):
+                see(name, made[name])
+            for name in node.inputs:
+                if last[name] == index and name:
+                    made.pop(name, None)
+
 
 def needed_nodes(graph: Graph, names: Iterable[str]) -> list[Node]:
     """The nodes that ``names`` depend on, in order; so ``last_hidden_state`` never asks for ``select``."""

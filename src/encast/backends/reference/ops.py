@@ -343,6 +343,19 @@ def _quantize(context: Context, x: Float64, *, zero_point: bool) -> Quantized:
     return Quantized(np.clip(levels, 0, 255).astype(np.uint8), scale, zero)
 
 
+@_evaluates("quantize_static")
+def _quantize_static(context: Context, x: Float64, *, scale: float, zero_point: int) -> Quantized:
+    rows = x.astype(np.float32)
+    levels = rows * (np.float32(1) / np.float32(scale))
+    # A NaN has no byte; its row has no scale either.
+    lost = np.isnan(rows).any(axis=1)
+    codes = (
+        np.rint(np.clip(np.nan_to_num(levels, nan=0.0), -zero_point, 255 - zero_point)).astype(np.int32) + zero_point
+    )
+    scales = np.where(lost, np.float32(np.nan), np.float32(scale)).astype(np.float32)
+    return Quantized(codes.astype(np.uint8), scales, np.full(len(rows), zero_point, np.int32))
+
+
 @_evaluates("cast_bf16")
 def _cast_bf16(context: Context, x: Float64) -> Float64:
     return _bf16(x)
@@ -387,6 +400,8 @@ def _with_narrow(name: str) -> Callable[..., Any]:
         wide = EVALUATORS[name](context, *operands, **attrs)
         if also == "bf16":
             return wide, _cast_bf16(context, wide)
+        if isinstance(also, dict):
+            return wide, _quantize_static(context, wide, **also)
         return wide, _quantize(context, wide, zero_point=also == "q8_zero_point")
 
     return evaluate
