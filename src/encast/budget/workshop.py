@@ -106,9 +106,9 @@ class Workshop:
     def race(self, plan: Plan, best: tuple[Plan, str], variants: Sequence[str]) -> Speeds:
         """How many times as fast as f32, and as the best, each variant (by ``sparse``) of the candidate is.
 
-        Raises ``EncastError``.
+        The best is at ``out`` (``keep``), unless it is f32. Raises ``EncastError``.
         """
-        paths = [self._f32] if best[0] == F32 else [self._f32, self.keep(*best)]
+        paths = [self._f32] if best[0] == F32 else [self._f32, self._out]
         before = len(paths)
         times = race([*paths, *(self._candidate(plan, sparse) for sparse in variants)], self._race_sample)
         own = dict(zip(variants, times[before:], strict=True))
