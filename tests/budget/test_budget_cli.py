@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,16 +94,28 @@ def test_an_impossible_budget_is_said_and_ends_well(run: Run, folder: Path, tmp_
     assert artifact.open(tmp_path / "model.encast").graph.meta.dtype == "f32"
 
 
-def test_an_interrupted_search_goes_on(run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "exit_code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_an_interrupted_search_goes_on(
+    run: Run,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    exit_code: int,
+    word: str,
+) -> None:
     def interrupted(*_: object) -> float:
-        raise KeyboardInterrupt
+        signal.raise_signal(number)
+        raise AssertionError("the signal was ignored")
 
     options = ("--max-drop", "0.03", "--data", str(folder / "pairs.jsonl"))
     with monkeypatch.context() as patch:
         patch.setattr(workshop.Workshop, "distance", interrupted)
         code, _, err = run(*options)
-    assert code == 130
-    assert "encast: interrupted; model.encast.journal has what was measured; --resume goes on" in err
+    assert code == exit_code
+    assert f"encast: {word}; model.encast.journal has what was measured; --resume goes on" in err
     code, _, err = run(*options)
     assert code == 2
     assert "go on with it by --resume" in err

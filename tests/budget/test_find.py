@@ -174,8 +174,8 @@ class TestKindsOfData:
 
     @pytest.fixture(autouse=True)
     def never_int8(self, monkeypatch: pytest.MonkeyPatch, by_size: None) -> None:
-        def spoilt(engine: Any, data: Dataset, progress: Any) -> Any:
-            scored = score(engine, data, progress)
+        def spoilt(engine: Any, data: Dataset) -> Any:
+            scored = score(engine, data)
             lost = 10.0 if engine.meta.dtype == "int8" else 0.0
             return replace(scored, metrics={name: value - lost for name, value in scored.metrics.items()})
 

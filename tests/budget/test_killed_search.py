@@ -130,19 +130,21 @@ class TestInterrupted:
             ("max_drop", data, {"max_drop": 0.02}),
             ("sparse", data, {"sparse": "always"}),
             ("exact", data, {"exact": True}),
-            ("task", data, {"task": "embed"}),
+            ("task", data, {"task": "features"}),
         ]
         for name, rows, options in others:
             with pytest.raises(InputError, match=rf"journal is of another search: its {name} is"):
                 find(made, rows, out=out, journal=journal, resume=True, **{"max_drop": 0.03, **options})
         assert journal.read_bytes() == before
 
-    @pytest.mark.parametrize("damage", ["gone", "damaged", "another"])
+    @pytest.mark.parametrize("damage", ["gone", "damaged", "another", "another task"])
     def test_what_became_of_the_artifact_meanwhile_does_not_matter(
         self, model: tuple[Path, Dataset], out: Path, damage: str
     ) -> None:
         if damage == "gone":
             out.rename(out.with_name("moved.encast"))
+        elif damage == "another task":
+            workshop.compile(model[0], out, task="features", dtype="bf16")
         elif damage == "damaged":
             (out / "card.json").write_bytes(b"{}")
         else:
@@ -150,3 +152,18 @@ class TestInterrupted:
         found = search(*model, out)
         assert found.chosen.plan.wide == (("encoder.layer.0.output.dense", "bf16"),)
         artifact.open(out).verify()
+
+
+def test_a_target_that_became_something_else_loses_no_measurement(model: tuple[Path, Dataset], tmp_path: Path) -> None:
+    out = tmp_path / "m.encast"
+
+    def spoil(step: str, done: int, total: int | None) -> None:
+        if step.startswith("time int8 but"):
+            (out / "thesis.txt").write_text("")
+
+    with pytest.raises(InputError, match=r"holds 'thesis\.txt', so it is no encast artifact and is not replaced"):
+        search(*model, out, progress=spoil)
+    lines = _lines(tmp_path / "m.encast.journal")
+    assert lines > 10
+    (out / "thesis.txt").unlink()
+    assert search(*model, out).chosen.plan.wide == (("encoder.layer.0.output.dense", "bf16"),)

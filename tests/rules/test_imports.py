@@ -72,6 +72,7 @@ ALLOWED: dict[str, set[str]] = {
     "scoring": {"errors", "data", "engine", "metrics", "tasks"},
     "budget": {
         "errors",
+        "archs",
         "artifact",
         "backends.base",
         "batch",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import encast.artifact as artifacts
+from encast.archs import build_graph
 from encast.artifact.write import version
 from encast.budget.journal import Journal
 from encast.budget.plans import INT8
@@ -20,7 +20,7 @@ from encast.budget.workshop import Workshop
 from encast.ceilings import Fingerprint
 from encast.compile import check_sparse
 from encast.data.datasets import Dataset
-from encast.errors import EncastError, InputError, ResourceError
+from encast.errors import InputError, ResourceError
 from encast.importers import open_checkpoint
 from encast.scoring import PRIMARY
 
@@ -44,14 +44,13 @@ def find(
     exact: bool = False,
     calibration: object = None,
     progress: Say = lambda step, done, total: None,
-    rows: Callable[[int], None] = lambda done: None,
 ) -> Found:
     """Compiles ``source`` to ``out`` with the fastest precision whose ``metric`` on ``data`` is within the budget.
 
     ``max_drop``: the share of the f32 metric that may be lost, 0.01 for 1 %. ``metric``: as ``scoring.score`` names it;
     by default the first one of the kind of data. ``sparse`` "always": candidates also leave out blocks of zeros.
     ``task``, ``exact`` and ``calibration`` are those of ``compile``. ``progress(step, done, total)`` hears what is done
-    next, ``rows(done)`` of rows scored.
+    next.
 
     ``out`` holds the best artifact so far from the first one that keeps the budget and is faster than f32. ``journal``
     has what was measured; after an interrupt or a crash ``resume`` goes on with it. It is removed at the end. The
@@ -69,7 +68,10 @@ def find(
     check_sparse(sparse, INT8.spec)
     metric = PRIMARY[data.kind] if metric is None else metric
     target = artifacts.check_target(out)
-    files = _files(source)
+    checkpoint = open_checkpoint(source)
+    _ = checkpoint.tokenizer  # its files count once it was asked for
+    task = build_graph(checkpoint, task).meta.task
+    files: dict[str, str] = checkpoint.provenance["files"]
     key = {
         "method of measuring": _METHOD,
         "encast": version(),
@@ -84,28 +86,18 @@ def find(
     }
     with ExitStack() as held:
         kept = Journal(journal, key=key, resume=resume, held=held)
-        scratch = target.with_name(f".{target.name}.search")
-        # Of a search that was killed: the journal's lock says that none is running.
-        shutil.rmtree(scratch, ignore_errors=True)
         try:
-            scratch.mkdir()
-        except OSError as error:
-            raise ResourceError(
-                f"{scratch} cannot be made ({error.strerror or error}); candidates are compiled there: choose another "
-                "place for the artifact"
-            ) from None
-        held.callback(shutil.rmtree, scratch, ignore_errors=True)
-        options: dict[str, Any] = {"task": task, "exact": exact, "calibration": calibration}
-        shop = Workshop(source, data, target, scratch, files=files, progress=rows, **options)
-        search = Search(shop, kept, metric=metric, max_drop=max_drop, sparse=sparse, keep=shop.keep, say=progress)
-        try:
+            scratch = _scratch(target, held)
+            options: dict[str, Any] = {"task": task, "exact": exact, "calibration": calibration}
+            shop = Workshop(source, data, target, scratch, files=files, **options)
+            search = Search(shop, kept, metric=metric, max_drop=max_drop, sparse=sparse, keep=shop.keep, say=progress)
             search.run()
             chosen = search.chosen
             found = Found(
                 artifact=shop.keep(chosen.plan, chosen.sparse),
                 data=data.short_name,
                 rows=len(data.rows),
-                task=str(artifacts.open(target).card["task"]),
+                task=task,
                 metric=metric,
                 max_drop=max_drop,
                 reference=search.reference,
@@ -119,16 +111,27 @@ def find(
             if kept:
                 raise KeyboardInterrupt(f"{journal} has what was measured; --resume goes on") from None
             raise
-        except ResourceError:
-            raise
-        except EncastError:
-            kept.remove()  # to go on from it would be to fail at once
-            raise
         finally:
             if not kept:
-                kept.remove()
+                kept.remove()  # to go on from it would be to begin anew, or to fail at once
         kept.remove()
         return found
+
+
+def _scratch(target: Path, held: ExitStack) -> Path:
+    """An empty folder beside ``target`` until ``held`` is closed."""
+    folder = target.with_name(f".{target.name}.search")
+    # Of a search that was killed: the journal's lock says that none is running.
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise ResourceError(
+            f"{folder} cannot be made ({error.strerror or error}); candidates are compiled there: choose another "
+            "place for the artifact"
+        ) from None
+    held.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _note(found: Found) -> None:
@@ -147,14 +150,6 @@ def _note(found: Found) -> None:
     }
     measured = dict(artifacts.open(found.artifact).card.get("accuracy") or {})
     artifacts.update_card(found.artifact, accuracy={**measured, found.data: entry})
-
-
-def _files(source: str | os.PathLike[str]) -> dict[str, str]:
-    """SHA-256 of what a compile reads."""
-    checkpoint = open_checkpoint(source)
-    _ = checkpoint.tokenizer
-    files: dict[str, str] = checkpoint.provenance["files"]
-    return files
 
 
 def _digest(data: Dataset) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import encast.journal as journals
-from encast.budget.plans import Plan
+from encast.budget.plans import F32, Plan
 from encast.errors import InputError
 
 __all__ = ["Distance", "Journal", "Race", "Scores"]
@@ -55,7 +55,8 @@ class Journal(journals.Journal):
         super().__init__(path, key=key, resume=resume, held=held)
 
     def __bool__(self) -> bool:
-        return bool(self._scores)
+        # f32 is scored again anyway, for its outputs.
+        return any(plan != F32 for plan in self._scores)
 
     def scores(self, plan: Plan) -> Scores | None:
         return self._scores.get(plan)

@@ -56,7 +56,7 @@ class Shop(Protocol):
 
 
 class Search:
-    """One search. ``keep`` is called with the best so far when another candidate takes its place.
+    """One search. ``keep`` sees to it that the best so far is in its place.
 
     ``run`` raises ``EncastError`` where f32 cannot be measured, and ``ResourceError`` where the machine cannot go on.
     Any other error of a candidate is noted in it.
@@ -198,6 +198,8 @@ class Search:
         if known is None:
             best = (self.chosen.plan, self.chosen.sparse)
             self._say(f"time {plan.text}", 0, None)
+            if best[0] != F32:
+                self._keep(*best)  # not there any more, perhaps; what fails of that is no fault of this candidate
             speeds, failed = _attempt(lambda: self._shop.race(plan, best, variants))
             known = Race({}, {}, failed) if speeds is None else Race(*speeds)
             if within and (sparse := _faster(known)) is not None:

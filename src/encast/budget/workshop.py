@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ _RACE_TOKENS = 2048
 
 
 class Workshop:
-    """``scratch`` is a folder beside ``out``, in which at most f32 and one candidate lie at a time."""
+    """``scratch`` is a folder beside ``out``, in which f32, one candidate and one measured layer lie at a time."""
 
     def __init__(
         self,
@@ -44,12 +44,11 @@ class Workshop:
         scratch: Path,
         *,
         files: dict[str, str],
-        progress: Callable[[int], None],
         **options: Any,
     ) -> None:
-        """``files``: the checkpoint's, with their SHA-256; ``progress`` gets rows scored; ``options`` of a compile."""
+        """``files``: the checkpoint's, with their SHA-256; ``options``: ``task``, ``exact``, ``calibration``."""
         self._source, self._data, self._out, self._scratch = source, data, out, scratch
-        self._files, self._progress, self._options = files, progress, options
+        self._files, self._options = files, options
         self._made: Plan | None = None
 
     # Accuracy
@@ -59,7 +58,7 @@ class Workshop:
         if plan == F32:
             return self._reference[0]
         with engines.load(self._candidate(plan, "never")) as engine:
-            return score(engine, self._data, self._progress)
+            return score(engine, self._data)
 
     def layers(self) -> list[tuple[str, str]]:
         """What int8 makes narrow: see ``narrow_layers``."""
@@ -87,7 +86,7 @@ class Workshop:
     def _reference(self) -> tuple[Scored, Recorder]:
         with engines.load(self._f32) as engine:
             recorder = Recorder(engine.runnable)
-            return score(Engine(engine.session, recorder), self._data, self._progress), recorder
+            return score(Engine(engine.session, recorder), self._data), recorder
 
     @cached_property
     def _sample(self) -> Sample:
@@ -107,9 +106,9 @@ class Workshop:
     def race(self, plan: Plan, best: tuple[Plan, str], variants: Sequence[str]) -> Speeds:
         """How many times as fast as f32, and as the best, each variant (by ``sparse``) of the candidate is.
 
-        Raises ``EncastError``.
+        The best is at ``out`` (``keep``), unless it is f32. Raises ``EncastError``.
         """
-        paths = [self._f32] if best[0] == F32 else [self._f32, self.keep(*best)]
+        paths = [self._f32] if best[0] == F32 else [self._f32, self._out]
         before = len(paths)
         times = race([*paths, *(self._candidate(plan, sparse) for sparse in variants)], self._race_sample)
         own = dict(zip(variants, times[before:], strict=True))
@@ -137,7 +136,7 @@ class Workshop:
             and card.get("sparse") == sparse
             and card.get("math") == ("exact" if options["exact"] else "fast")
             and (card.get("source") or {}).get("files") == self._files
-            and options["task"] in (None, card.get("task"))
+            and card.get("task") == options["task"]
         )
 
     def _candidate(self, plan: Plan, sparse: str) -> Path:
