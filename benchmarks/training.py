@@ -2,9 +2,9 @@
 
     python benchmarks/training.py CHECKPOINT ../shared/data/glue/SST-2 [--rows 2048] [--rounds 5]
 
-Both train all weights in f32 on the same rows, 32 a step, with the same optimiser (fused AdamW), learning rate, warm-up
-, decay and clipping. The Trainer has its default settings and pads each batch to its longest row
-(``DataCollatorWithPadding``); rows are tokenised before the clock starts. A round is one epoch of each on the same
+Both train all weights in f32 on the same rows, 32 a step, with the same optimiser (fused AdamW), learning rate, decay
+and clipping. The Trainer has its default settings and pads each batch to its longest row (``DataCollatorWithPadding``);
+rows are tokenised before the clock starts. A round is one epoch of each on the same
 random part of the rows; tokens are those of the rows, without padding. Needs the extra ``train`` and ``accelerate``.
 """
 

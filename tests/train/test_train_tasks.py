@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import make_checkpoint
+from checkpoints import ARCHS, make_checkpoint
 from conftest import WORDS, classes, sentences
 
 import encast
@@ -18,6 +18,7 @@ from encast.compress.pipeline import Result, compress
 from encast.compress.recipe import parse_recipe
 from encast.data.datasets import open_dataset
 from encast.errors import InputError
+from encast.importers import open_checkpoint
 
 torch = pytest.importorskip("torch", reason="make test-train installs torch and transformers")
 transformers = pytest.importorskip("transformers", reason="make test-train installs torch and transformers")
@@ -68,6 +69,25 @@ def test_classes(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path])
     record = json.loads((result.checkpoint / "compress.json").read_text())
     assert record["history"][-1]["step"] == record["steps"] == 12 * 25
     assert record["best"] == max(entry["accuracy"] for entry in record["history"])
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_architecture_is_pruned_and_answers_alike(
+    tmp_path: Path, write_rows: Callable[..., Path], arch: str
+) -> None:
+    source = make_checkpoint(tmp_path / arch, arch, "features", layers=2, hidden=32, heads=2)
+    data = write_rows("data", classes(40, 1), classes(10, 2))
+    recipe = "stages: [{prune: {sparsity: 0.5, epochs: 1, end: 0, schedule: one-shot, learning-rate: 1.0e-3}}]"
+    result = train(source, data, tmp_path / "out", "classify", recipe)
+    (record,) = result.stages.values()
+    assert len(record["zeros"]) == 6 * (1 if arch == "albert" else 2)
+    tensors = open_checkpoint(result.checkpoint).tensors
+    for name, share in record["zeros"].items():
+        # A made weight may hold a zero besides, which stays.
+        assert 0.5 <= share < 0.505
+        assert np.mean(tensors.f32(name) == 0) == pytest.approx(share, abs=1e-4)
+    ours, theirs = logits(result, sentences(6, 5), "AutoModelForSequenceClassification")
+    np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 
 def test_classes_of_pairs_by_number(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]) -> None:
