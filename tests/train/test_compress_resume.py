@@ -16,7 +16,7 @@ stages:
   - prune: {sparsity: 0.7, epochs: 3, learning-rate: 3.0e-3, batch-size: 16, score: snip-momentum, every: 2,
             distil: {teacher: fine-tune, hard: 0.5}}
   - distil: {teacher: fine-tune, epochs: 1, hidden: 0.5, batch-size: 16, layers: 1}
-  - quantise
+  - quantise: {sparse: always}
 """
 KILLS = 20
 

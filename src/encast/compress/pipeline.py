@@ -125,16 +125,17 @@ def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress:
             records[name] = json.loads((target / "compress.json").read_text(encoding="utf-8"))
         else:
             records[name] = train_stage(stage, current, target, work / name, made, own)
+        shutil.rmtree(work / name, ignore_errors=True)
         made[name] = current = target
     document = {"checkpoint": str(current), "artifact": artifact and artifact.name, "stages": records}
-    shutil.rmtree(work, ignore_errors=True)
     write_whole(folder / _RESULT, json.dumps(document, indent=2) + "\n")
     sync_folder(folder)
     return _read(folder)
 
 
 def _read(folder: Path) -> Result:
-    """What a run that is done has left."""
+    """What a run that is done has left; removes what a kill at its very end left besides."""
+    shutil.rmtree(folder / _WORK, ignore_errors=True)
     try:
         document = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
         artifact = document["artifact"]

@@ -118,7 +118,9 @@ def examples_of(stage: Training, checkpoint: Checkpoint, context: Context) -> tu
     """The task of a stage, and its training rows as token ids."""
     limit = longest_text(checkpoint, stage.max_length)
     task = find_task(context.task, context.train)(context.train, limit, stage.stride)
-    return task, list(task.examples(context.train.rows, open_tokenizer(checkpoint, limit)))
+    modules = checkpoint.modules
+    prompt = "" if modules is None else modules.prompts.get(modules.default_prompt_name or "", "")
+    return task, list(task.examples(context.train.rows, open_tokenizer(checkpoint, limit), prompt))
 
 
 def _products(checkpoint: Checkpoint, model: Model, keep: Sequence[str]) -> list[str]:

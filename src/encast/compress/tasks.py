@@ -38,14 +38,15 @@ class TrainTask(ABC):
 
     def __init__(self, data: Dataset, max_length: int, stride: int) -> None:
         """Reads of ``data``, the training set, what the head must know. Raises ``InputError``."""
-        self.name, self.max_length, self.stride = data.name, max_length, stride
+        self.max_length, self.stride = max_length, stride
 
     def head(self) -> dict[str, Any]:
         """Fields of the config that the head needs."""
         return {}
 
     @abstractmethod
-    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[Example]: ...
+    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer, prompt: str = "") -> Iterable[Example]:
+        """``prompt`` goes before every text that is embedded."""
 
     @abstractmethod
     def loss(self, answers: Tensor, targets: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ class Classify(TrainTask):
             "problem_type": "single_label_classification",
         }
 
-    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[Example]:
+    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer, prompt: str = "") -> Iterable[Example]:
         index = {label: number for number, label in enumerate(self.labels)}
         for row, encoding in zip(rows, _encode([row.text for row in rows], tokenizer), strict=True):
             yield _example([encoding], index[str(row.gold)])
@@ -123,7 +124,7 @@ class Regress(TrainTask):
     def head(self) -> dict[str, Any]:
         return {"num_labels": 1, "problem_type": "regression"}
 
-    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[Example]:
+    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer, prompt: str = "") -> Iterable[Example]:
         for row, encoding in zip(rows, _encode([row.text for row in rows], tokenizer), strict=True):
             yield _example([encoding], float(row.gold))
 
@@ -151,7 +152,7 @@ class Tag(TrainTask):
 
     head = Classify.head
 
-    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[Example]:
+    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer, prompt: str = "") -> Iterable[Example]:
         index = {label: number for number, label in enumerate(self.labels)}
         for row, encoding in zip(rows, _encode([" ".join(row.words) for row in rows], tokenizer, True), strict=True):
             begins, at = {}, 0
@@ -193,7 +194,7 @@ class AnswerSpans(TrainTask):
                     "needs"
                 )
 
-    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[Example]:
+    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer, prompt: str = "") -> Iterable[Example]:
         for row in rows:
             for window in tokenizer.windows(row.question, row.context, self._stride(tokenizer, row.question)):
                 yield _example([window], self._span(window, row))
@@ -240,8 +241,8 @@ class EmbedScores(TrainTask):
         if any(isinstance(row.text, str) for row in data.rows):
             raise InputError(f"{data.name} has single texts; embeddings are trained on pairs of texts")
 
-    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[Example]:
-        for row, pair in zip(rows, _encoded_pairs([row.text for row in rows], tokenizer), strict=True):
+    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer, prompt: str = "") -> Iterable[Example]:
+        for row, pair in zip(rows, _encoded_pairs([row.text for row in rows], tokenizer, prompt), strict=True):
             yield _example(pair, (row.gold - self._least) / self._range)
 
     def loss(self, answers: Tensor, targets: Tensor) -> Tensor:
@@ -264,8 +265,8 @@ class EmbedPairs(EmbedScores):
     def __init__(self, data: Dataset, max_length: int, stride: int) -> None:
         TrainTask.__init__(self, data, max_length, stride)
 
-    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[Example]:
-        for pair in _encoded_pairs([(row.anchor, row.positive) for row in rows], tokenizer):
+    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer, prompt: str = "") -> Iterable[Example]:
+        for pair in _encoded_pairs([(row.anchor, row.positive) for row in rows], tokenizer, prompt):
             yield _example(pair, 0)
 
     def loss(self, answers: Tensor, targets: Tensor) -> Tensor:
@@ -274,8 +275,10 @@ class EmbedPairs(EmbedScores):
         return F.cross_entropy(self._SCALE * a @ b.T, torch.arange(len(a), device=a.device))
 
 
-def _encoded_pairs(pairs: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> Iterable[tuple[Encoding, Encoding]]:
-    first, second = (_encode([pair[side] for pair in pairs], tokenizer) for side in (0, 1))
+def _encoded_pairs(
+    pairs: Sequence[tuple[str, str]], tokenizer: Tokenizer, prompt: str
+) -> Iterable[tuple[Encoding, Encoding]]:
+    first, second = (_encode([prompt + pair[side] for pair in pairs], tokenizer) for side in (0, 1))
     return zip(first, second, strict=True)
 
 

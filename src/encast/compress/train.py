@@ -106,6 +106,8 @@ class Trainer:
             torch.manual_seed(self._seed)
         if not facts.precision:
             facts.precision = choose_precision(self._stage.precision, self._step_in, self._device)
+            if self._stage.precision == "auto":
+                self._save()  # another trial might choose otherwise
         began = saved_at = time.monotonic()
         before = facts.seconds
         epoch, batches = -1, []
