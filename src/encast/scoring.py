@@ -181,9 +181,9 @@ def _class_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
 def _class_of(gold: str | float, labels: list[str], name: str) -> int:
     """The index of a gold label: by the name of the model's label, else as a number."""
     text = str(gold)
-    for index, label in enumerate(labels):
-        if label.casefold() == text.casefold():
-            return index
+    alike = [label for label in labels if label.casefold() == text.casefold()]
+    if text in labels or len(alike) == 1:
+        return labels.index(text if text in labels else alike[0])
     if text.isascii() and text.isdigit() and int(text) < len(labels):
         return int(text)
     raise InputError(

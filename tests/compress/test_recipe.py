@@ -74,6 +74,7 @@ def test_recipes_that_come_with_encast(path: Path) -> None:
         ("stages: [{distil: {teacher: x, layers: []}}]", "layers"),
         ("stages: [{fine-tune: {epochs: many}}]", "epochs"),
         ("stages: [{fine-tune: {epochs: .nan}}]", "epochs"),
+        ("stages: [{fine-tune: {learning-rate: .inf}}]", "learning-rate"),
         ("stages: [{fine-tune: {learning-rate: 0}}]", "learning-rate"),
         ("stages: [{fine-tune: {batch-size: 10, accumulate: 4}}]", "multiple"),
         ("stages: [{fine-tune: {decay: steep}}]", "linear, cosine, constant"),
@@ -94,6 +95,12 @@ def test_what_is_refused(text: str, said: str) -> None:
     with pytest.raises(InputError, match=r"^here: ") as caught:
         parse_recipe(text, "here")
     assert said in str(caught.value)
+
+
+def test_a_number_as_people_write_it() -> None:
+    (stage,) = parse_recipe("stages: [{fine-tune: {learning-rate: 5e-5}}]", "here").stages
+    assert isinstance(stage, FineTune)
+    assert stage.learning_rate == 5e-5
 
 
 def test_a_file_that_is_not_there_lists_the_recipes() -> None:

@@ -52,7 +52,9 @@ def main() -> None:
     began = time.monotonic()
     assert os.waitpid(start(source, data, recipe, folder / "whole"), 0)[1] == 0
     seconds = time.monotonic() - began
-    generator = random.Random(time.time_ns())
+    seed = time.time_ns()
+    print("kills by the seed", seed, flush=True)
+    generator = random.Random(seed)
     out, killed = folder / "killed", 0
     while killed < int(sys.argv[5]):
         if ended(start(source, data, recipe, out), generator.uniform(0.02, 0.6) * seconds):

@@ -91,6 +91,18 @@ def test_dry_run_writes_nothing(tmp_path: Path, encoder: Path, data: Path, capsy
     assert not (tmp_path / "small").exists()
 
 
+@pytest.mark.parametrize("size", [60_000, 120_000])
+def test_a_disk_too_small_for_a_checkpoint(
+    tmp_path: Path, encoder: Path, data: Path, recipe: Path, capsys: pytest.CaptureFixture[str], size: int
+) -> None:
+    recipe.write_text("stages: [{fine-tune: {epochs: 1}}]")
+    with files_of_at_most(size):
+        assert run(encoder, data, recipe, tmp_path / "small") == 2
+    assert "free space" in (said := capsys.readouterr().err) or "make room" in said
+    assert not (tmp_path / "small" / "1-fine-tune").exists()
+    assert run(encoder, data, recipe, tmp_path / "small", "--resume") == 0
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -117,6 +129,34 @@ def test_another_run_is_not_gone_on_with(
     assert run(encoder, data, recipe, tmp_path / "small") == 0
     assert run(encoder, data, recipe, tmp_path / "small", "--resume", "--seed", "3") == 2
     assert "differs in seed" in capsys.readouterr().err
+
+
+def test_later_stages_may_change_on_resume(
+    tmp_path: Path, encoder: Path, data: Path, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A slip in a late stage does not cost the stages that are done."""
+    out = tmp_path / "small"
+    recipe.write_text("stages: [{fine-tune: {epochs: 0}}, {prune: {sparsity: 0.5, learning-rate: 1.0e+30, clip: 0}}]")
+    assert run(encoder, data, recipe, out) == 2
+    assert "diverged" in capsys.readouterr().err
+    before = (out / "1-fine-tune" / "model.safetensors").stat().st_mtime_ns
+    recipe.write_text("stages: [{fine-tune: {epochs: 0}}, {prune: {sparsity: 0.5, epochs: 0}}]")
+    assert run(encoder, data, recipe, out, "--resume") == 0
+    assert (out / "1-fine-tune" / "model.safetensors").stat().st_mtime_ns == before
+    assert (out / "2-prune").is_dir()
+
+
+def test_a_metric_of_zero_has_no_drop(
+    tmp_path: Path, encoder: Path, write_rows: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"words": ["the", "of"], "labels": ["O", "B-x"]}, {"words": ["in", "is"], "labels": ["O", "B-x"]}]
+    data = write_rows("tags", rows, rows)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("stages: [{fine-tune: {epochs: 0}}, quantise]")
+    options = ["--data", str(data), "--recipe", str(recipe), "-o", str(tmp_path / "small"), "--threads", "1"]
+    assert main(["compress", str(encoder), "--task", "tag", *options]) == 0
+    front = json.loads((tmp_path / "small" / "result.json").read_text())["stages"]["quantise"]["front"]
+    assert [entry["drop"] for entry in front] == ([None] * 2 if front[0]["metric"] <= 0 else [0.0, front[1]["drop"]])
 
 
 def test_a_full_disk_loses_nothing(

@@ -19,7 +19,7 @@ from encast.compress.recipe import parse_recipe
 from encast.compress.tasks import TrainTask, find_task
 from encast.compress.teacher import CachedTeacher, OnlineTeacher, cache_answers
 from encast.data.datasets import Dataset, Labelled, Question, Sentence, open_dataset
-from encast.errors import InputError
+from encast.errors import EncastError, InputError
 from encast.importers import open_checkpoint
 
 torch = pytest.importorskip("torch", reason="make test-train installs torch and transformers")
@@ -136,26 +136,83 @@ def test_dropped_layers_keep_the_others_bits(tmp_path: Path, write_rows: Callabl
     ("stage", "said"),
     [
         ("distil: {teacher: nowhere}", "the folder of a checkpoint is needed"),
-        ("distil: {teacher: fine-tune, layers: [1, 9]}", "has 2, numbered from 0"),
+        ("distil: {name: d, teacher: d}", "no stage before it"),
+        ("distil: {teacher: fine-tune, layers: [1, 9]}", "the model has 2, numbered from 0"),
         ("prune: {sparsity: 0.5, keep: ['*.nothing']}", "matches none"),
+        ("quantise: {metric: bleu}", "bleu"),
     ],
 )
-def test_what_a_stage_refuses(
+def test_what_a_stage_refuses_before_anything_runs(
     tmp_path: Path, encoder: Path, write_rows: Callable[..., Path], stage: str, said: str
 ) -> None:
     data = write_rows("data", classes(40, 1), classes(20, 2))
-    recipe = parse_recipe(f"stages: [{{fine-tune: {{epochs: 0}}}}, {{{stage}}}]", "here")
     train = open_dataset(data, split="train")
+
+    def start() -> None:
+        recipe = parse_recipe(f"stages: [{{fine-tune: {{epochs: 0}}}}, {{{stage}}}]", "here")
+        compress(encoder, tmp_path / "out", task="classify", recipe=recipe, train=train, device="cpu")
+
     with pytest.raises(InputError, match=said):
-        compress(encoder, tmp_path / "out", task="classify", recipe=recipe, train=train, device="cpu")
-    # The stage before is done, and stays.
-    assert (tmp_path / "out" / "1-fine-tune" / "model.safetensors").is_file()
+        start()
+    assert not (tmp_path / "out").exists()
 
 
-def test_a_teacher_of_other_classes(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]) -> None:
-    other = make_checkpoint(tmp_path / "teacher", "bert", "classify", layers=1, hidden=32, heads=2, labels=2)
+LABELS = {"id2label": {"0": "early", "1": "late"}}
+
+
+def _other_classes(folder: Path) -> Path:
+    return make_checkpoint(folder, "bert", "classify", layers=1, hidden=32, heads=2, labels=2)
+
+
+def _other_tokenizer(folder: Path) -> Path:
+    return make_checkpoint(folder, "roberta", "classify", layers=1, hidden=32, heads=2, labels=2, config=LABELS)
+
+
+def _no_head(folder: Path) -> Path:
+    return make_checkpoint(folder, "bert", "features", layers=1, hidden=32, heads=2)
+
+
+@pytest.mark.parametrize("cache", ["true", "false"])
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(_other_classes, "knows the classes"), (_other_tokenizer, "another tokenizer"), (_no_head, "classif")],
+)
+def test_teachers_that_teach_nothing(
+    tmp_path: Path, encoder: Path, write_rows: Callable[..., Path], make: Callable[[Path], Path], said: str, cache: str
+) -> None:
+    teacher = make(tmp_path / "teacher")
     data = write_rows("data", classes(40, 1), classes(20, 2))
-    recipe = parse_recipe(f"stages: [{{distil: {{teacher: {other}, epochs: 1}}}}]", "here")
+    recipe = parse_recipe(f"stages: [{{distil: {{teacher: {teacher}, epochs: 1, cache: {cache}}}}}]", "here")
     train = open_dataset(data, split="train")
-    with pytest.raises(InputError, match=r"knows the classes .* the data has \['early', 'late'\]"):
+    with pytest.raises(EncastError, match=said):
         compress(encoder, tmp_path / "out", task="classify", recipe=recipe, train=train, device="cpu")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_learns_nothing_of_itself(tmp_path: Path, write_rows: Callable[..., Path]) -> None:
+    """In training, where dropout would tell the two apart."""
+    source = make_checkpoint(
+        tmp_path / "bert", "bert", "classify", layers=2, hidden=32, heads=2, labels=2,
+        config={**LABELS, "attention_probs_dropout_prob": 0.5},
+    )  # fmt: skip
+    data = write_rows("data", classes(16, 1), classes(8, 2))
+    stage = "soft: 1, hidden: 1, attention: 1, dropout: 0, epochs: 1, learning-rate: 1.0e-9"
+    recipe = parse_recipe(f"stages: [{{distil: {{teacher: {source}, {stage}}}}}]", "here")
+    train, dev = open_dataset(data, split="train"), open_dataset(data)
+    result = compress(source, tmp_path / "out", task="classify", recipe=recipe, train=train, dev=dev, device="cpu")
+    assert result.stages["distil"]["history"][0]["loss"] == pytest.approx(0.0, abs=1e-5)
+    # What the stage changed for itself is not in its checkpoint.
+    assert open_checkpoint(result.checkpoint).config["attention_probs_dropout_prob"] == 0.5
+
+
+def test_a_student_that_diverges(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]) -> None:
+    data = write_rows("data", classes(64, 1), classes(20, 2))
+    recipe = parse_recipe(
+        "stages: [{fine-tune: {epochs: 0}}, "
+        "{distil: {teacher: fine-tune, epochs: 20, learning-rate: 1.0e+30, warmup: 0, clip: 0}}]",
+        "here",
+    )
+    train = open_dataset(data, split="train")
+    with pytest.raises(InputError, match="diverged; lower learning-rate"):
+        compress(encoder, tmp_path / "out", task="classify", recipe=recipe, train=train, device="cpu")
+    assert not (tmp_path / "out" / "2-distil").exists()

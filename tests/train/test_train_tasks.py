@@ -16,7 +16,8 @@ from conftest import WORDS, classes, sentences
 import encast
 from encast.compress.pipeline import Result, compress
 from encast.compress.recipe import parse_recipe
-from encast.data.datasets import open_dataset
+from encast.data.datasets import Dataset, Labelled, Sentence, open_dataset
+from encast.data.datasets.base import Pair
 from encast.errors import InputError
 from encast.importers import open_checkpoint
 
@@ -248,7 +249,7 @@ def _spearman(result: Result, data: Path) -> float:
     ("rows", "task", "said"),
     [
         ([{"text": "the", "label": "a"}] * 3, "classify", "at least two"),
-        ([{"text": "the", "score": 1.0}] * 3, "embed", "single texts|all 3 scores"),
+        ([{"text": "the", "score": 1.0}] * 3, "embed", "of one score"),
         ([{"text": "the", "label": "a"}, {"text": "of", "label": "b"}], "tag", "nothing is trained for 'tag'"),
         ([{"text": "the", "label": "a"}, {"text": "of", "label": "b"}], "fill_mask", "known are"),
     ],
@@ -265,6 +266,73 @@ def test_a_class_that_no_training_row_has(tmp_path: Path, encoder: Path, write_r
     with pytest.raises(InputError, match=r"class 'never'.*early, late"):
         train(encoder, data, tmp_path / "out", "classify")
     assert not (tmp_path / "out").exists()
+
+
+def test_classes_that_differ_in_case_alone(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]) -> None:
+    def cased(count: int, seed: int) -> Rows:
+        return [{**row, "label": "Good" if row["label"] == "early" else "good"} for row in classes(count, seed)]
+
+    assert best(train(encoder, write_rows("data", cased(400, 1), cased(100, 2)), tmp_path / "out", "classify")) > 90
+
+
+def test_a_head_keeps_its_order_of_classes(tmp_path: Path, write_rows: Callable[..., Path]) -> None:
+    names = {"id2label": {"0": "late", "1": "early"}}
+    source = make_checkpoint(
+        tmp_path / "bert", "bert", "classify", layers=2, hidden=32, heads=2, labels=2, config=names
+    )
+    data = write_rows("data", classes(20, 1), classes(10, 2))
+    result = train(source, data, tmp_path / "out", "classify", "stages: [{fine-tune: {epochs: 0}}]")
+    config = json.loads((result.checkpoint / "config.json").read_text())
+    assert config["id2label"] == names["id2label"]
+    before, after = (open_checkpoint(folder).tensors.f32("classifier.weight") for folder in (source, result.checkpoint))
+    np.testing.assert_array_equal(before, after)
+
+
+def test_a_head_of_another_size_is_replaced_and_said(
+    tmp_path: Path, write_rows: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = make_checkpoint(tmp_path / "bert", "bert", "classify", layers=2, hidden=32, heads=2, labels=3)
+    data = write_rows("data", classes(400, 1), classes(100, 2))
+    assert best(train(source, data, tmp_path / "out", "classify")) > 90
+    assert "is for 3 outputs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("task", ["tag", "classify"])
+def test_parts_of_a_batch_learn_what_the_whole_would(tmp_path: Path, encoder: Path, task: str) -> None:
+    kind = "entities" if task == "tag" else "classes"
+    rows: list[Any] = [
+        Sentence(tuple(text.split()), tuple("B-x" if word == "that" else "O" for word in text.split()))
+        if task == "tag"
+        else Labelled(text, text.split()[0])
+        for text in sentences(24, 3, 1, 9)
+    ]
+    data = Dataset("here", kind, rows)
+    found = []
+    for accumulate in (1, 3):
+        recipe = f"stages: [{{fine-tune: {{epochs: 2, batch-size: 12, accumulate: {accumulate}, dropout: 0}}}}]"
+        result = compress(
+            encoder,
+            tmp_path / str(accumulate),
+            task=task,
+            recipe=parse_recipe(recipe, "here"),
+            train=data,
+            device="cpu",
+        )
+        found.append(open_checkpoint(result.checkpoint).tensors.f32("classifier.weight"))
+    np.testing.assert_allclose(found[0], found[1], atol=2e-6)
+
+
+def test_pairs_do_not_accumulate(tmp_path: Path, encoder: Path) -> None:
+    data = Dataset("here", "pairs", [Pair("the", "of"), Pair("in", "is")])
+    recipe = parse_recipe("stages: [{fine-tune: {batch-size: 2, accumulate: 2}}]", "here")
+    with pytest.raises(InputError, match="leave it 1"):
+        compress(encoder, tmp_path / "out", task="embed", recipe=recipe, train=data, device="cpu")
+
+
+def test_a_place_inside_of_the_checkpoint(embedder: Path) -> None:
+    data = Dataset("here", "pairs", [Pair("the", "of"), Pair("in", "is")])
+    with pytest.raises(InputError, match="lies in the checkpoint itself"):
+        compress(embedder, embedder / "out", task="embed", recipe=parse_recipe(RECIPE, "here"), train=data)
 
 
 def test_a_loss_that_is_not_finite(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]) -> None:

@@ -20,14 +20,15 @@ ROUND_SECONDS = 0.05
 """Of each artifact in a round, one run at least: small models run in less than a millisecond."""
 
 
-def race(artifacts: Sequence[Path], sample: Sample) -> list[list[float]]:
-    """Seconds of each artifact in every round, with all usable cores.
+def race(artifacts: Sequence[Path], sample: Sample, threads: int | None = None) -> list[list[float]]:
+    """Seconds of each artifact in every round, with so many threads (default: the usable cores).
 
     A round times each once, in the reverse of the last round's order. Raises ``EncastError``.
     """
     seconds: list[list[float]] = [[] for _ in artifacts]
     with ExitStack() as opened:
-        systems = [(number, opened.enter_context(engines.load(path))) for number, path in enumerate(artifacts)]
+        loaded = [opened.enter_context(engines.load(path, threads=threads)) for path in artifacts]
+        systems = list(enumerate(loaded))
         for _, engine in systems:
             sample.run(engine.runnable)
         for _ in range(ROUNDS):

@@ -17,6 +17,7 @@ from encast.cli.progress import Progress
 from encast.data.datasets import DATASETS, Dataset, open_dataset
 from encast.errors import need_modules
 from encast.files import write_whole
+from encast.importers import open_checkpoint
 
 if TYPE_CHECKING:
     from encast.compress.forecast import Forecast
@@ -66,7 +67,7 @@ def compress_command(
     Each stage that trains ends in an ordinary checkpoint with a record of what was done. States are saved every two
     minutes; --resume goes on from the last one. docs/compression.md has the form of a recipe.
     """
-    need_modules("train", "torch", "transformers", "msgspec", "yaml")
+    need_modules("train", "torch", "transformers", "msgspec", "yaml", "scipy", "jinja2", "vl_convert")
     from encast.compress.forecast import forecast
     from encast.compress.pipeline import compress, prepare
     from encast.compress.recipe import load_recipe
@@ -80,7 +81,7 @@ def compress_command(
     train = _sample(open_dataset(data, columns, "train"), train_rows, seed)
     judged = open_dataset(dev or data, columns, "dev") if dev is not None or data.is_dir() else None
     if dry_run:
-        context = prepare(stages, task, train, judged, metric, seed, threads, device, paid)
+        context = prepare(open_checkpoint(source), stages, task, train, judged, metric, seed, threads, device, paid)
         _show_forecast(list(forecast(source, stages, context)), json)
         return
     with ExitStack() as stack:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Example", "Examples", "epoch_batches", "steps_of"]
+__all__ = ["Example", "epoch_batches", "lengths_of", "steps_of"]
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -31,21 +31,14 @@ class Example:
         return sum(map(len, self.ids))
 
 
-@dataclass(frozen=True)
-class Examples:
-    """All rows of a stage. ``targets`` are those of ``Example``."""
-
-    rows: Sequence[Example]
-
-    @property
-    def lengths(self) -> Ints:
-        """The tokens of the longest sequence of every row, by which batches are made."""
-        return np.array([max(map(len, row.ids)) for row in self.rows], np.int32)
+def lengths_of(examples: Sequence[Example]) -> Ints:
+    """The tokens of the longest sequence of every row, by which batches are made."""
+    return np.array([max(map(len, row.ids)) for row in examples], np.int32)
 
 
 def steps_of(rows: int, batch_size: int, epochs: float) -> int:
-    """The steps of so many epochs, of which the last may be a part."""
-    return round(epochs * -(-rows // batch_size))
+    """The steps of so many epochs, of which the last may be a part: one at least, unless there are no epochs."""
+    return max(epochs > 0, round(epochs * -(-rows // batch_size)))
 
 
 def epoch_batches(lengths: Ints, batch_size: int, seed: Sequence[int]) -> list[Ints]:

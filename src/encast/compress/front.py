@@ -56,16 +56,16 @@ class Judged:
 class Entry:
     """A row of the front.
 
-    ``drop``: the share of the reference's metric that is lost. ``speed``: rows a second over those of the reference,
-    the median over interleaved rounds. ``rows_per_second``: in one batch of about 2,048 tokens. ``p99_ms``: of single
-    rows, one after the other. ``bytes``: of the artifact's files; ``peak_bytes``: the largest resident size of a
-    process that loads it and runs the batch. ``best``: no other is at least as good in all of metric, throughput, p99
-    and peak, and better in one.
+    ``drop``: the share of the reference's metric that is lost; None where that is not above 0. ``speed``: rows a second
+    over those of the reference, the median over interleaved rounds. ``rows_per_second``: in one batch of about 2,048
+    tokens. ``p99_ms``: of single rows, one after the other. ``bytes``: of the artifact's files; ``peak_bytes``: the
+    largest resident size of a process that loads it and runs the batch. ``best``: no other is at least as good in all
+    of metric, throughput, p99 and peak, and better in one.
     """
 
     name: str
     metric: float
-    drop: float
+    drop: float | None
     speed: float
     rows_per_second: float
     p99_ms: float
@@ -91,7 +91,7 @@ def measure_front(
 ) -> list[Entry]:
     """Measures all on the texts of the first, which is the reference. Raises ``ResourceError``."""
     reference, sample = judged[0], judged[0].sample
-    seconds = race([one.artifact for one in judged], sample)
+    seconds = race([one.artifact for one in judged], sample, threads)
     p99s = _p99s([one.artifact for one in judged], sample, threads)
     entries = []
     for one, times, p99 in zip(judged, seconds, p99s, strict=True):
@@ -100,7 +100,7 @@ def measure_front(
             Entry(
                 one.name,
                 metric=one.metrics[metric],
-                drop=1.0 - one.metrics[metric] / reference.metrics[metric],
+                drop=drop_of(one.metrics[metric], reference.metrics[metric]),
                 speed=ratio(seconds[0], times),
                 rows_per_second=rate,
                 p99_ms=1e3 * p99,
@@ -110,6 +110,11 @@ def measure_front(
             )
         )
     return [Entry(**{**asdict(one), "best": not any(_beats(other, one) for other in entries)}) for one in entries]
+
+
+def drop_of(value: float, reference: float) -> float | None:
+    """The share of a reference that is lost; None where the reference is not above 0."""
+    return 1.0 - value / reference if reference > 0 else None
 
 
 def _beats(a: Entry, b: Entry) -> bool:
@@ -151,8 +156,8 @@ def _peak(artifact: Path, sample: Sample, threads: int, work: Path) -> int:
     if batch.token_type_ids is not None:
         arrays["types"] = batch.token_type_ids
     np.savez(file, **arrays)
-    command = [sys.executable, "-c", _PEAK, str(artifact), str(file), sample.output, str(threads)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", _PEAK, str(artifact.resolve()), str(file.resolve()), sample.output, str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=work)
     if done.returncode:
         raise ResourceError(f"{artifact} does not run in a process of its own: {done.stderr.strip()[-300:]}")
     return int(done.stdout)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,16 @@ from encast.importers import Checkpoint
 from encast.sparsity.files import copy_files
 from encast.tasks.tokenize import Tokenizer
 
-__all__ = ["Answers", "Model", "load_model", "longest_text", "open_tokenizer", "save_checkpoint"]
+__all__ = [
+    "Answers",
+    "Model",
+    "evenly",
+    "head_labels",
+    "load_model",
+    "longest_text",
+    "open_tokenizer",
+    "save_checkpoint",
+]
 
 Tensor = Any
 
@@ -31,6 +41,11 @@ _ACTIVATIONS = {"tanh": torch.tanh, "gelu": F.gelu, "relu": torch.relu, "silu": 
 _TOKENIZER_FILES = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
     "sentencepiece.bpe.model", "spiece.model",
+)  # fmt: skip
+_ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
+_DROPOUTS = (
+    "hidden_dropout_prob", "dropout", "classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout",
+    "qa_dropout", "summary_last_dropout",
 )  # fmt: skip
 _LAYER = re.compile(r"(?<=\blayer\.)([0-9]+)(?=\.)")
 _LAYER_COUNTS = ("num_hidden_layers", "n_layers")
@@ -138,8 +153,10 @@ def load_model(
 ) -> Model:
     """The checkpoint with the head of the task: its own, or a new one with random weights by ``seed``.
 
-    ``layers``: which of its layers stay, or how many. ``dropout``: instead of what the config says. ``inside``:
-    attention weights will be asked for. Raises ``InputError`` and ``CheckpointError``.
+    ``layers``: which of its layers stay, or how many. ``dropout``: instead of what the config says; the config that is
+    saved later stays as it was. ``inside``: hidden states and attention weights will be asked for; attention then has
+    no dropout, whose zeros would be learned. A head of other sizes is replaced by a new one, and stderr says so.
+    Raises ``InputError`` and ``CheckpointError``.
     """
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -147,16 +164,16 @@ def load_model(
     path = str(checkpoint.path)
     try:
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
-        _check_head(checkpoint, config, task)
-        for name, value in task.head().items():
+        head = task.head()
+        _report_head(checkpoint, config, task)
+        for name, value in head.items():
             setattr(config, name, value)
-        if dropout is not None:
-            for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"):
-                if hasattr(config, name):
-                    setattr(config, name, dropout)
+        changed = _set_dropout(config, dropout, inside)
         options: dict[str, Any] = {"config": config, "local_files_only": True, "dtype": torch.float32}
         if inside:
             options["attn_implementation"] = "eager"
+        if head:
+            options["ignore_mismatched_sizes"] = True
         module = getattr(transformers, task.model).from_pretrained(path, **options)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         if isinstance(error, InputError):
@@ -165,21 +182,45 @@ def load_model(
         raise CheckpointError(f"{path}: transformers cannot open it for {task.task!r}: {reason}") from None
     if layers is not None:
         module = _with_layers(module, layers, path)
+    for name, value in changed.items():
+        setattr(module.config, name, value)
     return Model(module.to(device), checkpoint, task)
 
 
-def _check_head(checkpoint: Checkpoint, config: Any, task: TrainTask) -> None:
-    """A head that was trained for other labels is not taken for one of this data set's."""
-    labels = task.head().get("id2label")
+def _set_dropout(config: Any, dropout: float | None, inside: bool) -> dict[str, Any]:
+    """Sets the config's fields of dropout, and returns what they were."""
+    wanted = {} if dropout is None else dict.fromkeys((*_DROPOUTS, *_ATTENTION_DROPOUTS), dropout)
+    if inside:
+        wanted |= dict.fromkeys(_ATTENTION_DROPOUTS, 0.0)
+    before = {name: getattr(config, name) for name in wanted if hasattr(config, name)}
+    for name in before:
+        setattr(config, name, wanted[name])
+    return before
+
+
+def _report_head(checkpoint: Checkpoint, config: Any, task: TrainTask) -> None:
+    """Says where a head that was trained for something else is not taken as it is."""
+    wanted = list(task.head().get("id2label", {}).values()) or [""] * int(task.head().get("num_labels", 0))
+    own = head_labels(checkpoint, task)
+    if wanted and own is not None and (len(own) != len(wanted) or (wanted[0] and not task.adopt(own))):
+        what = "is replaced by a new one" if len(own) != len(wanted) else "is trained on from its weights"
+        print(
+            f"encast: the head of {checkpoint.path} is for {len(own)} outputs ({', '.join(own)[:200]}), the data set "
+            f"has {len(wanted)} ({', '.join(filter(None, wanted))[:200]}): it {what}",
+            file=sys.stderr,
+        )
+
+
+def head_labels(checkpoint: Checkpoint, task: TrainTask) -> list[str] | None:
+    """The labels of the head that a checkpoint has for a task, in order; None where it has no such head."""
     suffix = task.model.removeprefix("AutoModel")
-    if labels and suffix and checkpoint.architecture.endswith(suffix) and len(config.id2label) == len(labels):
-        own = [str(config.id2label[index]) for index in range(len(labels))]
-        wanted = list(labels.values())
-        if own != wanted and own != [f"LABEL_{index}" for index in range(len(labels))]:
-            raise InputError(
-                f"{checkpoint.path} classifies into {own}, the data set has {wanted}; give the classes the same names, "
-                "or begin with a checkpoint without this head"
-            )
+    if not suffix or not checkpoint.architecture.endswith(suffix):
+        return None
+    config = checkpoint.config
+    labels = config.get("id2label")
+    if isinstance(labels, dict) and labels:
+        return [str(labels[key]) for key in sorted(labels, key=int)]
+    return [f"LABEL_{index}" for index in range(int(config.get("num_labels", 2)))]
 
 
 def _with_layers(module: Any, layers: Sequence[int] | int, path: str) -> Any:

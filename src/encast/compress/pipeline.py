@@ -15,15 +15,18 @@ import msgspec
 import torch
 import transformers
 
+from encast.artifact.write import version
+from encast.compress.checks import check_run
 from encast.compress.quantise import quantise_stage
-from encast.compress.recipe import Quantise, Recipe, Training
+from encast.compress.recipe import Distil, Prune, Quantise, Recipe, Training
 from encast.compress.stages import Context, train_stage
 from encast.data.datasets import Dataset
 from encast.errors import InputError, ResourceError
 from encast.files import lock, sync_folder, write_whole
-from encast.importers import checkpoint_name, open_checkpoint
+from encast.importers import Checkpoint, checkpoint_name, open_checkpoint
 from encast.machine import usable_cores
 from encast.scoring import METRICS, PRIMARY
+from encast.sparsity.files import contains
 
 __all__ = ["Result", "compress", "prepare"]
 
@@ -73,18 +76,27 @@ def compress(
     disk is full: what was done stays, and ``resume`` goes on from there.
     """
     folder = Path(os.path.abspath(out))
-    context = prepare(recipe, task, train, dev, metric, seed, threads, device, usd_per_hour)
-    descriptor = _open(folder, _key(source, recipe, context), resume)
+    checkpoint = open_checkpoint(source)
+    if contains(checkpoint.root, folder):
+        raise InputError(f"{folder} lies in the checkpoint itself; choose a place outside of it")
+    context = prepare(checkpoint, recipe, task, train, dev, metric, seed, threads, device, usd_per_hour)
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    descriptor = _open(folder, _key(checkpoint, recipe, context), resume)
     try:
-        if (folder / _RESULT).is_file():
-            return _read(folder)
-        path = Path(source) if os.path.lexists(source) else open_checkpoint(source).root
-        return _run(path, folder, recipe, context, progress)
+        torch.set_num_threads(context.threads)
+        # The same bits each time; what has no such kernel on a GPU says so and runs.
+        torch.use_deterministic_algorithms(True, warn_only=context.device != "cpu")
+        return (
+            _read(folder) if (folder / _RESULT).is_file() else _run(checkpoint.root, folder, recipe, context, progress)
+        )
     finally:
+        torch.set_num_threads(before[0])
+        torch.use_deterministic_algorithms(before[1])
         os.close(descriptor)
 
 
 def prepare(
+    checkpoint: Checkpoint,
     recipe: Recipe,
     task: str,
     train: Dataset,
@@ -95,17 +107,15 @@ def prepare(
     device: str | None,
     usd_per_hour: float | None,
 ) -> Context:
-    """The arguments of ``compress``, checked, with what their defaults stand for; readies torch."""
-    _check(recipe, train, dev)
+    """The arguments of ``compress``, all checked, with what their defaults stand for."""
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     count = threads or len(usable_cores())
-    torch.set_num_threads(count)
-    # The same bits each time; what has no such kernel on a GPU says so and runs.
-    torch.use_deterministic_algorithms(True, warn_only=chosen != "cpu")
     name = metric or PRIMARY[train.kind]
     if name not in METRICS[train.kind]:
         raise InputError(f"metric is {name!r}; for {train.kind} it is one of {', '.join(METRICS[train.kind])}")
-    return Context(task, train, dev, name, seed, count, chosen, usd_per_hour, lambda *_: None)
+    context = Context(task, train, dev, name, seed, count, chosen, usd_per_hour, lambda *_: None)
+    check_run(checkpoint, recipe, context)
+    return context
 
 
 def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress: Progress) -> Result:
@@ -127,7 +137,11 @@ def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress:
             records[name] = train_stage(stage, current, target, work / name, made, own)
         shutil.rmtree(work / name, ignore_errors=True)
         made[name] = current = target
-    document = {"checkpoint": str(current), "artifact": artifact and artifact.name, "stages": records}
+    document = {
+        "checkpoint": os.path.relpath(current, folder),
+        "artifact": artifact and artifact.name,
+        "stages": records,
+    }
     write_whole(folder / _RESULT, json.dumps(document, indent=2) + "\n")
     sync_folder(folder)
     return _read(folder)
@@ -140,7 +154,10 @@ def _read(folder: Path) -> Result:
         document = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
         artifact = document["artifact"]
         return Result(
-            folder, document["stages"], Path(document["checkpoint"]), None if artifact is None else folder / artifact
+            folder,
+            document["stages"],
+            Path(os.path.normpath(folder / document["checkpoint"])),
+            None if artifact is None else folder / artifact,
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder / _RESULT} is damaged ({error}); remove it and go on with --resume") from None
@@ -150,29 +167,14 @@ def _named(progress: Progress, stage: str) -> Callable[[str, int, int | None], N
     return lambda what, done, total: progress(stage, what, done, total)
 
 
-def _check(recipe: Recipe, train: Dataset, dev: Dataset | None) -> None:
-    """What a look at the data shows, before hours of training."""
-    if dev is not None and dev.kind != train.kind:
-        raise InputError(f"{train.name} holds {train.kind}, {dev.name} {dev.kind}; give two sets of one kind")
-    if dev is not None and train.kind == "classes":
-        known = {str(row.gold) for row in train.rows}
-        strange = next((row.gold for row in dev.rows if str(row.gold) not in known), None)
-        if strange is not None:
-            raise InputError(
-                f"{dev.name} has the class {strange!r}, of which {train.name} has no row; its classes are "
-                f"{', '.join(sorted(known)[:20])}"
-            )
-    for stage, name in zip(recipe.stages, recipe.names(), strict=True):
-        if isinstance(stage, Quantise) and stage.max_drop is not None and dev is None:
-            raise InputError(f"the stage {name} keeps an accuracy budget, which needs a dev set; give one")
-
-
-def _key(source: str | os.PathLike[str], recipe: Recipe, context: Context) -> dict[str, Any]:
+def _key(checkpoint: Checkpoint, recipe: Recipe, context: Context) -> dict[str, Any]:
     """What the result depends on."""
-    checkpoint = open_checkpoint(source)
-    _ = checkpoint.tokenizer
+    distils = [stage.distil for stage in recipe.stages if isinstance(stage, (Prune, Distil)) and stage.distil]
+    teachers = sorted({distil.teacher for distil in distils} - set(recipe.names()))
     return {
-        "source": checkpoint.provenance["files"],
+        "encast": version(),
+        "source": _files(checkpoint),
+        "teachers": {teacher: _files(open_checkpoint(teacher)) for teacher in teachers},
         "task": context.task,
         "recipe": msgspec.to_builtins(recipe),
         "train": _digest(context.train),
@@ -184,6 +186,13 @@ def _key(source: str | os.PathLike[str], recipe: Recipe, context: Context) -> di
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
+
+
+def _files(checkpoint: Checkpoint) -> dict[str, str]:
+    """SHA-256 of the files that a model is made of."""
+    _ = checkpoint.tokenizer
+    files: dict[str, str] = checkpoint.provenance["files"]
+    return files
 
 
 def _digest(data: Dataset) -> str:
@@ -211,7 +220,10 @@ def _open(folder: Path, key: Mapping[str, Any], resume: bool) -> int:
     except OSError as error:
         raise ResourceError(f"{folder} cannot be written: {error.strerror}; choose another place") from None
     try:
-        lock(descriptor, InputError(f"another process is at work in {folder}; wait for it, or choose another place"))
+        busy = InputError(f"another process is at work in {folder}; wait for it, or choose another place")
+        lock(descriptor, busy)
+        if not file.is_file() or os.fstat(descriptor).st_ino != file.stat().st_ino:
+            raise busy  # it began at the same moment, and its file has taken the place of this one's
     except BaseException:
         os.close(descriptor)
         raise
@@ -230,7 +242,17 @@ def _compare(file: Path, key: Mapping[str, Any]) -> None:
         raise InputError(f"{file} is damaged ({error}); remove {file.parent} and begin anew") from None
     asked = json.loads(json.dumps(key))
     other = [name for name in asked if not isinstance(found, dict) or found.get(name) != asked[name]]
+    if other == ["recipe"]:
+        # Stages that are done must be the same; those that are not begin anew.
+        stages = list(zip(found["recipe"]["stages"], asked["recipe"]["stages"], strict=False))
+        same = next((index for index, (old, new) in enumerate(stages) if old != new), len(stages))
+        done = [path.name for path in file.parent.glob("[0-9]*-*") if int(path.name.split("-")[0]) > same]
+        if not done and not (file.parent / _RESULT).is_file():
+            shutil.rmtree(file.parent / _WORK, ignore_errors=True)
+            write_whole(file, json.dumps(key, indent=2) + "\n")
+            return
     if other:
         raise InputError(
-            f"{file.parent} is of a run that differs in {', '.join(other)}; give the same, or choose another place"
+            f"{file.parent} is of a run that differs in {', '.join(other)}; give the same (of the recipe, the stages "
+            "that are done), or choose another place"
         )

@@ -8,10 +8,15 @@ from typing import Any
 
 import torch
 
-__all__ = ["choose_precision"]
+__all__ = ["can_bf16", "choose_precision"]
 
 _ROUNDS = 3
 _GAIN = 1.1
+
+
+def can_bf16(device: Any) -> bool:
+    """Whether a trial may show that bf16 is faster."""
+    return device.type != "cpu" or bool(torch.cpu._is_avx512_bf16_supported())
 
 
 def choose_precision(wanted: str, step: Callable[[str], float], device: Any) -> str:
@@ -21,7 +26,7 @@ def choose_precision(wanted: str, step: Callable[[str], float], device: Any) -> 
     """
     if wanted != "auto":
         return wanted
-    if device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported():
+    if not can_bf16(device):
         return "f32"
     seconds: dict[str, list[float]] = {"f32": [], "bf16": []}
     for round_ in range(_ROUNDS + 1):

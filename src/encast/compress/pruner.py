@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +21,13 @@ Tensor = Any
 class Lock:
     """Elements that are zero stay zero: they are set to zero anew after every step of the optimiser.
 
-    ``weights``: tensors ``[outputs, inputs]`` by name. Only weights with zeros are held.
+    ``weights``: tensors ``[outputs, inputs]`` by name. Those with zeros are held, unless ``hold`` is false.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], *, hold: bool = True) -> None:
         self.masks: dict[str, Tensor] = {}
         self._weights = dict(weights)
-        for name, weight in weights.items():
+        for name, weight in weights.items() if hold else ():
             stays = weight.detach() != 0
             if not bool(stays.all()):
                 self.masks[name] = stays
@@ -53,9 +53,8 @@ class Lock:
         return {f"mask.{name}": stays.to(torch.uint8) for name, stays in self.masks.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.masks = {
-            name.removeprefix("mask."): stays.bool() for name, stays in state.items() if name.startswith("mask.")
-        }
+        masks = {name.removeprefix("mask."): stays for name, stays in state.items() if name.startswith("mask.")}
+        self.masks = {name: stays.to(self._weights[name].device).bool() for name, stays in masks.items()}
 
     def done(self, step: int, steps: int) -> bool:
         """Whether the pattern after step ``step`` is the final one, so that an evaluation counts."""
@@ -89,10 +88,14 @@ class _Blocks:
 
 
 class Pruner(Lock):
-    """A ``Lock`` whose zeros grow. A block that is zero stays so; of equal scores the first block goes first."""
+    """A ``Lock`` whose zeros grow in the weights ``chosen`` (default: all).
 
-    def __init__(self, weights: Mapping[str, Tensor], stage: Prune) -> None:
-        super().__init__(weights)
+    A block that is zero stays so; of equal scores the first block goes first.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], stage: Prune, chosen: Collection[str] | None = None) -> None:
+        super().__init__(weights, hold=stage.lock)
+        weights = {name: weight for name, weight in weights.items() if chosen is None or name in chosen}
         self._stage = stage
         self._score = SCORES[stage.score]
         pattern = Pattern.parse(stage.pattern)
@@ -104,7 +107,9 @@ class Pruner(Lock):
     def before_step(self) -> None:
         if self._score.update is not None:
             for name, score in self._scores.items():
-                self._score.update(score, self._weights[name], self._weights[name].grad)
+                gradient = self._weights[name].grad
+                if gradient is not None:  # not every loss reaches every weight
+                    self._score.update(score, self._weights[name], gradient)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def after_step(self, step: int, steps: int) -> None:

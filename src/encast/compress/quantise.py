@@ -44,6 +44,11 @@ def quantise_stage(
     reference = _judged(f"{names[0]} f32", _plain(made[names[0]], work / "f32", context), context)
     if metric not in reference.metrics:
         raise InputError(f"metric is {metric!r}; this data set has {', '.join(reference.metrics)}")
+    if stage.max_drop is not None and reference.metrics[metric] <= 0:
+        raise InputError(
+            f"{names[0]} has a {metric} of {reference.metrics[metric]:g} on {context.dev.name}: a share of that is no "
+            "budget; train for longer, or leave max-drop out"
+        )
     judged = [reference]
     owners, notes = {}, {}
     for number, name in enumerate(names, 1):
@@ -61,7 +66,7 @@ def quantise_stage(
     entries = measure_front(judged, metric, context.threads, context.usd_per_hour, work)
     chosen = _choose(stage, entries)
     _place(next(one.artifact for one in judged if one.name == chosen.name), out)
-    over = None if stage.max_drop is None else max(0.0, chosen.drop - stage.max_drop)
+    over = None if stage.max_drop is None or chosen.drop is None else max(0.0, chosen.drop - stage.max_drop)
     return {
         **record,
         "checkpoint": owners.get(chosen.name, names[0]),
@@ -76,8 +81,9 @@ def quantise_stage(
 def _choose(stage: Quantise, entries: list[Entry]) -> Entry:
     if stage.max_drop is None:
         return entries[-1]
-    within = [entry for entry in entries if entry.drop <= stage.max_drop]
-    return max(within, key=lambda entry: entry.speed) if within else min(entries, key=lambda entry: entry.drop)
+    drops = {entry.name: entry.drop or 0.0 for entry in entries}
+    within = [entry for entry in entries if drops[entry.name] <= stage.max_drop]
+    return max(within, key=lambda one: one.speed) if within else min(entries, key=lambda one: drops[one.name])
 
 
 def _within(
@@ -130,7 +136,7 @@ def _compiled(stage: Quantise, checkpoint: Path, folder: Path, context: Context)
     if len(paths) == 1:
         return paths[0], variants[0]
     sample = judge("", paths[0], context.dev or context.train, context.threads).sample
-    dense, sparse = race(paths, sample)
+    dense, sparse = race(paths, sample, context.threads)
     faster = int(ratio(dense, sparse) > 1.0)
     return paths[faster], variants[faster]
 

@@ -36,8 +36,8 @@ _LARGEST_FILE = 1 << 20
 
 Count = Annotated[int, Meta(ge=1, le=10**9)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
-Positive = Annotated[float, Meta(gt=0.0)]
-Weight = Annotated[float, Meta(ge=0.0)]
+Positive = Annotated[float, Meta(gt=0.0, lt=1e300)]
+Weight = Annotated[float, Meta(ge=0.0, lt=1e300)]
 
 
 class _Checked(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename="kebab"):
@@ -51,7 +51,8 @@ class Training(_Checked, frozen=True, kw_only=True):
     ``accumulate`` parts. ``learning_rate``: its peak for AdamW, reached after the share ``warmup`` of all steps, then
     as ``decay`` says. ``weight_decay``: of matrices, not of biases and norms. ``clip``: the largest norm of the
     gradient; 0 clips nothing. ``max_length``: tokens after which a row is cut (questions and contexts: the length of a
-    window); None: what the model allows. ``stride``: tokens that neighbouring windows share. ``precision``: "auto"
+    window); None: what the model allows. ``stride``: tokens that neighbouring windows share; None: 128, or half of a
+    window where that is less. ``precision``: "auto"
     takes bf16 where a trial on this machine shows that it is faster. ``dropout``: None as the checkpoint's config has
     it. ``evaluations``: of the dev rows in an epoch. ``patience``: evaluations without a better one after which the
     stage ends; 0: never. The weights of the best evaluation are kept. ``lock``: zeros that the products' weights have
@@ -67,7 +68,7 @@ class Training(_Checked, frozen=True, kw_only=True):
     weight_decay: Weight = 0.01
     clip: Weight = 1.0
     max_length: Annotated[int, Meta(ge=8, le=1 << 20)] | None = None
-    stride: Annotated[int, Meta(ge=0)] = 128
+    stride: Annotated[int, Meta(ge=0)] | None = None
     precision: Literal["auto", "f32", "bf16"] = "auto"
     dropout: Annotated[float, Meta(ge=0.0, lt=1.0)] | None = None
     evaluations: Annotated[int, Meta(ge=0, le=1000)] = 1
@@ -244,7 +245,7 @@ def parse_recipe(text: str, where: str) -> Recipe:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise InputError(f"{where}: not YAML ({' '.join(str(error).split())[:300]})") from None
     try:
-        recipe = msgspec.convert(_tagged(data), Recipe)
+        recipe = msgspec.convert(_tagged(data), Recipe, strict=False)  # YAML 1.1 reads 5e-5 as a text
     except msgspec.ValidationError as error:
         raise InputError(f"{where}: {error}; see docs/compression.md for the form of a recipe") from None
     _check(recipe, where)
@@ -293,4 +294,7 @@ def _check(recipe: Recipe, where: str) -> None:
             stage.check()
         except ValueError as error:
             raise InputError(f"{place}: {error}") from None
+        distil = stage.distil if isinstance(stage, (Prune, Distil)) else None
+        if distil is not None and distil.teacher in recipe.names()[number:]:
+            raise InputError(f"{place}: its teacher {distil.teacher!r} is no stage before it; name one that is")
         seen.append(name)

@@ -9,7 +9,7 @@ from typing import Any
 from encast.compress.pipeline import Result
 from encast.pages.charts import Axis, Chart, Guide, Mark, Series
 from encast.pages.document import Cell, Document, Figure, Section, Table, Text, table, text, to_html
-from encast.pages.numbers import amount, dollars, ratio, seconds, size
+from encast.pages.numbers import NOTHING, amount, dollars, ratio, seconds, size
 
 __all__ = ["lines", "to_page"]
 
@@ -56,7 +56,7 @@ def _cells(entry: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         f"{entry['name']}{' *' if entry['best'] else ''}",
         f"{entry['metric']:.2f}",
-        f"{entry['drop']:+.2%}",
+        NOTHING if entry["drop"] is None else f"{entry['drop']:+.2%}",
         ratio(entry["speed"]),
         amount(entry["rows_per_second"]),
         seconds(entry["p99_ms"] / 1e3),
@@ -101,8 +101,8 @@ def _summary(result: Result, front: Mapping[str, Any] | None) -> str:
         return f"{result.out.name}: {len(result.stages)} stages."
     chosen = next(entry for entry in front["front"] if entry["name"] == front["chosen"])
     return (
-        f"{front['chosen']}: {front['metric']} {chosen['metric']:.2f}, a drop of {chosen['drop']:.2%} from the first "
-        f"model in f32; {ratio(chosen['speed'])} as fast, {size(chosen['bytes'])}."
+        f"{front['chosen']}: {front['metric']} {chosen['metric']:.2f}; the first model in f32 has "
+        f"{front['front'][0]['metric']:.2f}; {ratio(chosen['speed'])} as fast, {size(chosen['bytes'])}."
     )
 
 

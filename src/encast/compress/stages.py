@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from safetensors import SafetensorError
 
 import encast.engine as engines
 from encast.compile import compile
 from encast.compress.batches import Example
-from encast.compress.model import Model, load_model, longest_text, open_tokenizer, save_checkpoint
+from encast.compress.model import Model, head_labels, load_model, longest_text, open_tokenizer, save_checkpoint
 from encast.compress.recipe import Distil, Prune, Teacher, Training
 from encast.compress.state import StateFolder
 from encast.compress.tasks import TrainTask, find_task
-from encast.compress.teacher import CachedTeacher, OnlineTeacher, Source, cache_answers
+from encast.compress.teacher import CachedTeacher, OnlineTeacher, Source, cache_answers, check_teacher
 from encast.compress.train import Trainer
 from encast.data.datasets import Dataset
-from encast.errors import InputError
+from encast.errors import InputError, ResourceError
 from encast.importers import Checkpoint, open_checkpoint
 from encast.scoring import score
 from encast.sparsity import product_weights
@@ -68,8 +69,19 @@ def train_stage(
 ) -> dict[str, Any]:
     """Trains what lies in ``source`` and writes the new folder ``out``; returns its record, ``compress.json``.
 
-    ``work`` holds what a later call goes on from. ``teachers``: the folders of stages before, by name.
+    ``work`` holds what a later call goes on from. ``teachers``: the folders of stages before, by name. Raises
+    ``InputError``, ``CheckpointError``, and ``ResourceError`` when the disk is full: what was done stays.
     """
+    try:
+        return _train_stage(stage, source, out, work, teachers, context)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ResourceError(f"{work} cannot be written ({reason}); make room and go on with --resume") from None
+
+
+def _train_stage(
+    stage: Training, source: Path, out: Path, work: Path, teachers: Mapping[str, Path], context: Context
+) -> dict[str, Any]:
     checkpoint = open_checkpoint(source)
     task, examples = examples_of(stage, checkpoint, context)
     distil = stage.distil if isinstance(stage, (Distil, Prune)) else None
@@ -79,15 +91,17 @@ def train_stage(
         layers=stage.layers if isinstance(stage, Distil) else None,
     )  # fmt: skip
     work.mkdir(parents=True, exist_ok=True)
-    teacher = None if distil is None else _teacher(distil, teachers, examples, task, work, context)
-    keep = stage.keep if isinstance(stage, Prune) else ()
+    teacher = None if distil is None else _teacher(distil, teachers, checkpoint, examples, task, work, context)
     dropped = isinstance(stage, Distil) and stage.layers is not None
-    names = _products(checkpoint, model, keep) if not dropped else _products(_saved(model, work), model, keep)
+    own = _saved(model, work) if dropped else checkpoint
+    names = product_weights(own, names=model.parameters())
+    keep = stage.keep if isinstance(stage, Prune) else ()
     trainer = Trainer(
         model,
         stage,
         examples,
         products=names,
+        pruned=product_weights(own, keep, model.parameters()),
         state=StateFolder(work / "state"),
         seed=context.seed,
         evaluate=None if context.dev is None else lambda weights: _evaluate(model, weights, work, context),
@@ -96,6 +110,9 @@ def train_stage(
         progress=lambda done, total: context.progress("steps", done, total),
     )
     trained = trainer.run()
+    strange = next((name for name, value in trained.weights.items() if not bool(value.isfinite().all())), None)
+    if strange is not None:
+        raise InputError(f"{strange} is not finite: training diverged; lower learning-rate ({stage.learning_rate:g})")
     record = {
         "stage": msgspec.to_builtins(stage),
         "source": str(source),
@@ -118,13 +135,11 @@ def examples_of(stage: Training, checkpoint: Checkpoint, context: Context) -> tu
     """The task of a stage, and its training rows as token ids."""
     limit = longest_text(checkpoint, stage.max_length)
     task = find_task(context.task, context.train)(context.train, limit, stage.stride)
+    if (labels := head_labels(checkpoint, task)) is not None:
+        task.adopt(labels)
     modules = checkpoint.modules
     prompt = "" if modules is None else modules.prompts.get(modules.default_prompt_name or "", "")
     return task, list(task.examples(context.train.rows, open_tokenizer(checkpoint, limit), prompt))
-
-
-def _products(checkpoint: Checkpoint, model: Model, keep: Sequence[str]) -> list[str]:
-    return product_weights(checkpoint, keep, model.parameters())
 
 
 def _saved(model: Model, work: Path) -> Checkpoint:
@@ -148,15 +163,14 @@ def _evaluate(model: Model, weights: Mapping[str, Tensor], work: Path, context: 
 def _teacher(
     distil: Teacher,
     stages: Mapping[str, Path],
+    student: Checkpoint,
     examples: Sequence[Example],
     task: TrainTask,
     work: Path,
     context: Context,
 ) -> Source:
     folder = stages.get(distil.teacher) or Path(distil.teacher)
-    if distil.teacher not in stages and not folder.exists():
-        known = f"a stage before ({', '.join(stages)}), or " if stages else ""
-        raise InputError(f"teacher is {distil.teacher!r}; {known}the folder of a checkpoint is needed")
+    check_teacher(folder, student, task)
     inside = distil.hidden + distil.attention > 0
     if inside or not distil.cache or context.device != "cpu":
         model = load_model(open_checkpoint(folder), task, seed=context.seed, inside=inside, device=context.device)
@@ -165,11 +179,6 @@ def _teacher(
     artifact = work / "teacher.encast"
     compile(folder, artifact, dtype="f32", task=task.task)
     with engines.load(artifact, threads=context.threads) as engine:
-        labels = list(task.head().get("id2label", {}).values())
-        if labels and engine.meta.labels and list(engine.meta.labels) != labels:
-            raise InputError(
-                f"the teacher {folder} knows the classes {list(engine.meta.labels)}, the data has {labels}"
-            )
         cache_answers(
             answers, engine, examples, task, lambda done, total: context.progress("answers of the teacher", done, total)
         )

@@ -62,8 +62,10 @@ class StateFolder:
                 f"{self.path}: the state of training cannot be saved ({reason}); make room and go on with --resume: "
                 "nothing of before is lost"
             ) from None
-        for old in sorted(self._steps())[:-_KEPT]:
-            self._remove(old)
+        kept = {f"step-{one:09d}" for one in sorted(self._steps())[-_KEPT:]}
+        for path in self.path.iterdir():  # older ones, and what killed saves have left
+            if path.stem not in kept or path.suffix == ".tmp":
+                path.unlink(missing_ok=True)
 
     def load(self) -> Saved | None:
         """The last whole state, None when there is none yet; says on stderr which one is damaged.
@@ -89,10 +91,6 @@ class StateFolder:
         if not self.path.is_dir():
             return []
         return [int(match[1]) for name in os.listdir(self.path) if (match := _NAME.fullmatch(name))]
-
-    def _remove(self, step: int) -> None:
-        for suffix in ("json", "safetensors"):
-            (self.path / f"step-{step:09d}.{suffix}").unlink(missing_ok=True)
 
 
 def _sha(file: Any) -> str:

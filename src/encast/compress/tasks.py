@@ -36,13 +36,21 @@ class TrainTask(ABC):
     output: ClassVar[str] = "logits"
     """The output of a graph that a teacher's answer is."""
 
-    def __init__(self, data: Dataset, max_length: int, stride: int) -> None:
+    def __init__(self, data: Dataset, max_length: int, stride: int | None) -> None:
         """Reads of ``data``, the training set, what the head must know. Raises ``InputError``."""
         self.max_length, self.stride = max_length, stride
 
     def head(self) -> dict[str, Any]:
         """Fields of the config that the head needs."""
         return {}
+
+    def adopt(self, labels: Sequence[str]) -> bool:
+        """Takes the classes of a head that there is, in its order; False where it is for others than the data's."""
+        return True
+
+    def units(self, rows: Sequence[Example]) -> int:
+        """What the loss of labels is a mean over."""
+        return len(rows)
 
     @abstractmethod
     def examples(self, rows: Sequence[Any], tokenizer: Tokenizer, prompt: str = "") -> Iterable[Example]:
@@ -80,7 +88,7 @@ def _divergence(answers: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """KL of the teacher's softmax from the student's, both at a temperature, times its square: a value a row."""
     own = F.log_softmax(answers / temperature, -1)
     other = F.log_softmax(teacher / temperature, -1)
-    return F.kl_div(own, other, reduction="none", log_target=True).nan_to_num(0.0).sum(-1) * temperature**2
+    return F.kl_div(own, other, reduction="none", log_target=True).sum(-1) * temperature**2
 
 
 class Classify(TrainTask):
@@ -89,12 +97,19 @@ class Classify(TrainTask):
     task = "classify"
     model = "AutoModelForSequenceClassification"
 
-    def __init__(self, data: Dataset, max_length: int, stride: int) -> None:
+    def __init__(self, data: Dataset, max_length: int, stride: int | None) -> None:
         super().__init__(data, max_length, stride)
         found = sorted({str(row.gold) for row in data.rows}, key=_natural)
         if len(found) < 2:
             raise InputError(f"{data.name}: all {len(data.rows)} rows are of the class {found[0]!r}; give at least two")
         self.labels = found
+
+    def adopt(self, labels: Sequence[str]) -> bool:
+        found = list(labels)
+        if set(found) == set(self.labels):
+            self.labels = found
+            return True
+        return found == [f"LABEL_{index}" for index in range(len(self.labels))]
 
     def head(self) -> dict[str, Any]:
         return {
@@ -141,7 +156,7 @@ class Tag(TrainTask):
     task = "tag"
     model = "AutoModelForTokenClassification"
 
-    def __init__(self, data: Dataset, max_length: int, stride: int) -> None:
+    def __init__(self, data: Dataset, max_length: int, stride: int | None) -> None:
         super().__init__(data, max_length, stride)
         found = set(chain.from_iterable(row.labels for row in data.rows))
         # An entity that the training set only begins may go on elsewhere.
@@ -151,6 +166,10 @@ class Tag(TrainTask):
             raise InputError(f"{data.name}: all words have the label {self.labels[0]!r}; give at least two labels")
 
     head = Classify.head
+    adopt = Classify.adopt
+
+    def units(self, rows: Sequence[Example]) -> int:
+        return sum(int((row.target != IGNORED).sum()) for row in rows)
 
     def examples(self, rows: Sequence[Any], tokenizer: Tokenizer, prompt: str = "") -> Iterable[Example]:
         index = {label: number for number, label in enumerate(self.labels)}
@@ -173,7 +192,8 @@ class Tag(TrainTask):
         return torch.from_numpy(_padded(answers, length, 0.0))
 
     def loss(self, answers: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(answers.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+        losses = F.cross_entropy(answers.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+        return losses / (targets != IGNORED).sum().clamp_min(1)
 
     def soft_loss(self, answers: Tensor, teacher: Tensor, mask: Tensor, temperature: float) -> Tensor:
         return _divergence(answers[mask], teacher[mask], temperature).mean()
@@ -185,7 +205,10 @@ class AnswerSpans(TrainTask):
     task = "answer"
     model = "AutoModelForQuestionAnswering"
 
-    def __init__(self, data: Dataset, max_length: int, stride: int) -> None:
+    def head(self) -> dict[str, Any]:
+        return {"num_labels": 2}
+
+    def __init__(self, data: Dataset, max_length: int, stride: int | None) -> None:
         super().__init__(data, max_length, stride)
         for row in data.rows:
             if len(row.starts) != len(row.answers):
@@ -196,12 +219,8 @@ class AnswerSpans(TrainTask):
 
     def examples(self, rows: Sequence[Any], tokenizer: Tokenizer, prompt: str = "") -> Iterable[Example]:
         for row in rows:
-            for window in tokenizer.windows(row.question, row.context, self._stride(tokenizer, row.question)):
+            for window in tokenizer.windows(row.question, row.context, self.stride):
                 yield _example([window], self._span(window, row))
-
-    def _stride(self, tokenizer: Tokenizer, question: str) -> int | None:
-        """The stage's, where windows of this size have room for it; else what fits."""
-        return self.stride if self.stride < tokenizer.max_length // 2 - 4 else None
 
     @staticmethod
     def _span(window: Encoding, row: Any) -> tuple[int, int]:
@@ -232,7 +251,7 @@ class EmbedScores(TrainTask):
     model = "AutoModel"
     output = "embedding"
 
-    def __init__(self, data: Dataset, max_length: int, stride: int) -> None:
+    def __init__(self, data: Dataset, max_length: int, stride: int | None) -> None:
         super().__init__(data, max_length, stride)
         scores = [row.gold for row in data.rows]
         self._least, self._range = min(scores), max(scores) - min(scores)
@@ -262,7 +281,7 @@ class EmbedPairs(EmbedScores):
 
     _SCALE = 20.0
 
-    def __init__(self, data: Dataset, max_length: int, stride: int) -> None:
+    def __init__(self, data: Dataset, max_length: int, stride: int | None) -> None:
         TrainTask.__init__(self, data, max_length, stride)
 
     def examples(self, rows: Sequence[Any], tokenizer: Tokenizer, prompt: str = "") -> Iterable[Example]:
@@ -283,7 +302,7 @@ def _encoded_pairs(
 
 
 def _natural(label: str) -> tuple[int, str]:
-    return (int(label), "") if label.isascii() and label.isdigit() else (0, label)
+    return (int(label), label) if label.isascii() and label.isdigit() else (0, label)
 
 
 def _padded(rows: Sequence[np.ndarray[Any, Any]], length: int, filler: float) -> np.ndarray[Any, Any]:
@@ -294,7 +313,7 @@ def _padded(rows: Sequence[np.ndarray[Any, Any]], length: int, filler: float) ->
     return out
 
 
-_TASKS: dict[tuple[str, str], Callable[[Dataset, int, int], TrainTask]] = {
+_TASKS: dict[tuple[str, str], Callable[[Dataset, int, int | None], TrainTask]] = {
     ("classes", "classify"): Classify,
     ("scores", "classify"): Regress,
     ("entities", "tag"): Tag,
@@ -304,7 +323,7 @@ _TASKS: dict[tuple[str, str], Callable[[Dataset, int, int], TrainTask]] = {
 }
 
 
-def find_task(task: str, data: Dataset) -> Callable[[Dataset, int, int], TrainTask]:
+def find_task(task: str, data: Dataset) -> Callable[[Dataset, int, int | None], TrainTask]:
     """The class that learns ``task`` from such data; raises ``InputError`` that lists what goes together."""
     found = _TASKS.get((data.kind, task))
     if found is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,14 +11,16 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from encast.archs import build_graph
 from encast.compress.batches import Example
 from encast.compress.model import Answers, Model
 from encast.compress.tasks import TrainTask
 from encast.engine import Engine
 from encast.errors import InputError, ResourceError
+from encast.importers import Checkpoint, open_checkpoint
 from encast.tasks.session import pack
 
-__all__ = ["CachedTeacher", "OnlineTeacher", "Source", "cache_answers"]
+__all__ = ["CachedTeacher", "OnlineTeacher", "Source", "cache_answers", "check_teacher"]
 
 Progress = Callable[[int, int], None]
 Tensor = Any
@@ -26,6 +29,7 @@ _PART = 1024
 """Rows of a file, and of what a kill can cost."""
 
 _RUN_TOKENS = 8192
+_TOKENIZER_PARTS = ("model", "normalizer", "pre_tokenizer", "post_processor")
 
 
 class Source(Protocol):
@@ -56,7 +60,10 @@ class CachedTeacher:
             part = examples[begin : begin + _PART]
             file = _file(folder, begin)
             counts = [_rows_of(one, task) for one in part]
-            array = np.load(file, mmap_mode="r", allow_pickle=False)
+            try:
+                array = np.load(file, mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError, EOFError) as error:
+                raise ResourceError(f"{file} is damaged ({error}); remove it, and go on with --resume") from None
             if array.ndim != 2 or array.shape[0] != sum(counts):
                 raise ResourceError(f"{file}: is not of this training set; remove the folder {folder}")
             self._answers += np.split(array, np.cumsum(counts)[:-1])
@@ -68,15 +75,37 @@ class CachedTeacher:
         return Answers(self._task.answers(found, ids.shape[1]).to(ids.device))
 
 
+def check_teacher(folder: Path, student: Checkpoint, task: TrainTask) -> None:
+    """Raises ``InputError`` unless the checkpoint answers the same task in the same form, from the same token ids."""
+    teacher = open_checkpoint(folder)
+    own, other = (json.loads(one.tokenizer.json) for one in (student, teacher))
+    if any(own.get(part) != other.get(part) for part in _TOKENIZER_PARTS):
+        raise InputError(
+            f"the teacher {folder} has another tokenizer than {student.path}; token ids would mean other words to it: "
+            "give a teacher with the same"
+        )
+    graph = build_graph(teacher, task.task)  # says where the head is missing
+    labels = list(task.head().get("id2label", {}).values())
+    known = list(graph.meta.labels or ())
+    if labels and known and known not in (labels, [f"LABEL_{index}" for index in range(len(labels))]):
+        raise InputError(f"the teacher {folder} knows the classes {known}, the data has {labels}")
+    width = graph.type_of(graph.outputs[task.output]).shape[1]
+    if task.task == "embed":
+        mine = build_graph(student, "embed")
+        wanted = mine.type_of(mine.outputs["embedding"]).shape[1]
+    else:
+        wanted = len(labels) or int(task.head()["num_labels"])
+    if width != wanted:
+        raise InputError(f"the teacher {folder} gives {width} numbers where the model gives {wanted}; give another one")
+
+
 def cache_answers(
     folder: Path, engine: Engine, examples: Sequence[Example], task: TrainTask, progress: Progress
 ) -> None:
     """Writes the engine's answers for all examples to ``folder``, but for parts that are there already.
 
-    Raises ``InputError`` for a teacher of another task, ``ResourceError`` when the disk is full.
+    Raises ``ResourceError`` when the disk is full.
     """
-    if engine.task != task.task:
-        raise InputError(f"the teacher is a model for {engine.task!r}, {task.task!r} is to be learned")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for begin in range(0, len(examples), _PART):

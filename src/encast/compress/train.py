@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -12,9 +13,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812, its usual name
 
-from encast.compress.batches import Example, epoch_batches, steps_of
+from encast.compress.batches import Example, epoch_batches, lengths_of, steps_of
 from encast.compress.model import Answers, Model, evenly
-from encast.compress.precision import choose_precision
+from encast.compress.precision import can_bf16, choose_precision
 from encast.compress.pruner import Lock, Pruner
 from encast.compress.recipe import Distil, Prune, Teacher, Training
 from encast.compress.schedules import learning_rate
@@ -59,9 +60,10 @@ class _Facts:
 class Trainer:
     """Trains one stage.
 
-    ``products``: names of the parameters whose zeros the stage makes or keeps. ``evaluate(weights)`` gives the dev
-    set's metrics, of which ``metric`` decides; None evaluates nothing. ``teacher`` is needed where the stage distils.
-    The same seed, machine and threads give the same bits, whether or not a run was killed and goes on from ``state``.
+    ``products``: names of the parameters whose zeros the stage keeps; ``pruned``: of those in which it makes some.
+    ``evaluate(weights)`` gives the dev set's metrics, of which ``metric`` decides; None evaluates nothing. ``teacher``
+    is needed where the stage distils. The same seed, machine and threads give the same bits, whether or not a run was
+    killed and goes on from ``state``; on a GPU as far as torch's kernels allow.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Trainer:
         examples: Sequence[Example],
         *,
         products: Sequence[str],
+        pruned: Sequence[str] = (),
         state: StateFolder,
         seed: int,
         evaluate: Evaluate | None = None,
@@ -84,11 +87,11 @@ class Trainer:
         self._teacher = teacher
         self._distil = stage.distil if isinstance(stage, (Distil, Prune)) else None
         self._device = next(model.module.parameters()).device
-        self._lengths = np.array([max(map(len, row.ids)) for row in examples], np.int32)
+        self._lengths = lengths_of(examples)
         self._steps_per_epoch = steps_of(len(examples), stage.batch_size, 1)
         self.steps = steps_of(len(examples), stage.batch_size, stage.epochs)
         weights = {name: model.parameters()[name] for name in products}
-        self._zeros = Pruner(weights, stage) if isinstance(stage, Prune) else Lock(weights if stage.lock else {})
+        self._zeros = Pruner(weights, stage, pruned) if isinstance(stage, Prune) else Lock(weights, hold=stage.lock)
         if stage.freeze_embeddings:
             for name, parameter in model.parameters().items():
                 parameter.requires_grad_("embeddings." not in name or parameter.ndim < 2)
@@ -106,7 +109,7 @@ class Trainer:
             torch.manual_seed(self._seed)
         if not facts.precision:
             facts.precision = choose_precision(self._stage.precision, self._step_in, self._device)
-            if self._stage.precision == "auto":
+            if self._stage.precision == "auto" and can_bf16(self._device):
                 self._save()  # another trial might choose otherwise
         began = saved_at = time.monotonic()
         before = facts.seconds
@@ -115,7 +118,7 @@ class Trainer:
             if facts.step // self._steps_per_epoch != epoch:
                 epoch = facts.step // self._steps_per_epoch
                 batches = epoch_batches(self._lengths, self._stage.batch_size, [self._seed, epoch])
-            self._step(batches[facts.step % self._steps_per_epoch])
+            self.step(batches[facts.step % self._steps_per_epoch])
             facts.step += 1
             if self._due():
                 self._judge()
@@ -130,7 +133,8 @@ class Trainer:
 
     # One step
 
-    def _step(self, rows: np.ndarray[Any, Any]) -> None:
+    def step(self, rows: np.ndarray[Any, Any]) -> None:
+        """One step of the optimiser on the mean loss of these rows. Raises ``InputError`` where it is not finite."""
         facts, stage = self._facts, self._stage
         rate = stage.learning_rate * learning_rate(stage.decay, facts.step, self.steps, stage.warmup)
         for group in self._optimizer.param_groups:
@@ -155,11 +159,16 @@ class Trainer:
     def _backward(self, rows: np.ndarray[Any, Any]) -> float:
         """Adds the gradient of the batch's mean loss, which is returned."""
         total = 0.0
+        every = self._units(rows)
         for part in np.array_split(rows, min(self._stage.accumulate, len(rows))):
-            loss = self._loss(part.tolist()) * (len(part) / len(rows))
+            loss = self._loss(part.tolist()) * (self._units(part) / max(every, 1))
             loss.backward()
             total += loss.item()
         return total
+
+    def _units(self, rows: np.ndarray[Any, Any]) -> int:
+        """What the loss of these rows is a mean over, so that the parts of a batch count as the whole would."""
+        return self._model.task.units([self._examples[row] for row in rows]) if self._distil is None else len(rows)
 
     def _loss(self, rows: Sequence[int]) -> Tensor:
         ids, types, mask = self._collate(rows)
@@ -201,14 +210,15 @@ class Trainer:
 
     def trial(self, rows: Sequence[int]) -> float:
         """Seconds of a step on these rows; the model, its zeros and all random numbers are then as before."""
-        state = torch.get_rng_state()
-        began = time.perf_counter()
-        self._backward(np.asarray(rows))
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        seconds = time.perf_counter() - began
+        cuda = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(cuda):
+            began = time.perf_counter()
+            self._model.module.train()
+            self._backward(np.asarray(rows))
+            if cuda:
+                torch.cuda.synchronize(self._device)
+            seconds = time.perf_counter() - began
         self._optimizer.zero_grad(set_to_none=True)
-        torch.set_rng_state(state)
         return seconds
 
     def _step_in(self, precision: str) -> float:
@@ -220,9 +230,9 @@ class Trainer:
     def _due(self) -> bool:
         if self._evaluate is None or not self._stage.evaluations:
             return False
-        interval = max(1, self._steps_per_epoch // self._stage.evaluations)
-        step = self._facts.step
-        return (step % interval == 0 or step == self.steps) and self._zeros.done(step - 1, self.steps)
+        step, interval = self._facts.step, self._steps_per_epoch / self._stage.evaluations
+        passed = math.floor(step / interval) > math.floor((step - 1) / interval)
+        return (passed or step == self.steps) and self._zeros.done(step - 1, self.steps)
 
     def _judge(self) -> None:
         facts = self._facts
@@ -311,12 +321,23 @@ def _inner_loss(distil: Teacher, own: Answers, other: Answers, mask: Tensor) -> 
                 f"hidden: the model's states are {own.hidden[0].shape[-1]} wide, the teacher's "
                 f"{other.hidden[0].shape[-1]}; they must be equal, or hidden 0"
             )
+        if len(other.hidden) < len(own.hidden):
+            raise InputError(
+                f"hidden: the model has {len(own.hidden) - 1} layers, its teacher {len(other.hidden) - 1}; the teacher "
+                "needs as many at least, or hidden is 0"
+            )
         pairs = zip(own.hidden, _matching(other.hidden, len(own.hidden)), strict=True)
         parts = [F.mse_loss(a.float()[mask], b.float()[mask]) for a, b in pairs]
         loss = loss + distil.hidden * torch.stack(parts).mean()
     if distil.attention:
-        if not own.attention or own.attention[0].shape[1] != other.attention[0].shape[1]:
-            raise InputError("attention: the model and its teacher need the same number of heads; or give it weight 0")
+        if (
+            not own.attention
+            or len(other.attention) < len(own.attention)
+            or own.attention[0].shape[1] != other.attention[0].shape[1]
+        ):
+            raise InputError(
+                "attention: the teacher needs as many heads as the model and as many layers at least, or attention is 0"
+            )
         # The last layer of each group of the teacher's is the one that the student's stands for.
         last = _matching((other.attention[0], *other.attention), len(own.attention) + 1)[1:]
         rows = mask[:, None, :].expand(-1, own.attention[0].shape[1], -1)

@@ -1,0 +1,94 @@
+"""What a look at the data, the recipe and the checkpoint shows, before hours of training."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from encast.archs import build_graph
+from encast.compress.model import head_labels, longest_text
+from encast.compress.recipe import Distil, Prune, Quantise, Recipe, Training
+from encast.compress.stages import Context
+from encast.compress.tasks import find_task
+from encast.compress.teacher import check_teacher
+from encast.errors import InputError
+from encast.importers import Checkpoint
+from encast.scoring import METRICS
+from encast.sparsity import product_weights
+
+__all__ = ["check_run"]
+
+
+def check_run(checkpoint: Checkpoint, recipe: Recipe, context: Context) -> None:
+    """Raises ``InputError`` naming the stage and what is wrong."""
+    _check_data(context)
+    layers = build_graph(checkpoint, "features").meta.layers
+    names = recipe.names()
+    for stage, name in zip(recipe.stages, names, strict=True):
+        try:
+            if isinstance(stage, Quantise):
+                _check_quantise(stage, context)
+            else:
+                assert isinstance(stage, Training)
+                _check_training(stage, checkpoint, names, context)
+                layers = _layers_left(stage, layers)
+        except InputError as error:
+            raise InputError(f"the stage {name}: {error}") from None
+
+
+def _check_data(context: Context) -> None:
+    train, dev = context.train, context.dev
+    if dev is None:
+        return
+    if dev.kind != train.kind:
+        raise InputError(f"{train.name} holds {train.kind}, {dev.name} {dev.kind}; give two sets of one kind")
+    if train.kind == "classes":
+        known = {str(row.gold) for row in train.rows}
+        strange = next((row.gold for row in dev.rows if str(row.gold) not in known), None)
+        if strange is not None:
+            raise InputError(
+                f"{dev.name} has the class {strange!r}, of which {train.name} has no row; its classes are "
+                f"{', '.join(sorted(known)[:20])}"
+            )
+    if dev.kind == "scores" and len({row.gold for row in dev.rows}) < 2:
+        raise InputError(f"{dev.name} has {len(dev.rows)} rows of one score; a correlation needs two scores at least")
+
+
+def _check_quantise(stage: Quantise, context: Context) -> None:
+    if stage.max_drop is not None and context.dev is None:
+        raise InputError("an accuracy budget needs a dev set; give one")
+    known = METRICS[context.train.kind]
+    if stage.metric is not None and stage.metric not in known:
+        raise InputError(f"metric is {stage.metric!r}; for {context.train.kind} it is one of {', '.join(known)}")
+
+
+def _check_training(stage: Training, checkpoint: Checkpoint, names: list[str], context: Context) -> None:
+    limit = longest_text(checkpoint, stage.max_length)
+    task = find_task(context.task, context.train)(context.train, limit, stage.stride)
+    if stage.accumulate > 1 and context.train.kind == "pairs":
+        raise InputError("pairs learn from the other pairs of their batch, which accumulate would part; leave it 1")
+    if (labels := head_labels(checkpoint, task)) is not None:
+        task.adopt(labels)
+    if isinstance(stage, Prune):
+        products = product_weights(checkpoint)
+        for pattern in stage.keep:
+            # The module that is trained may have a prefix more than the checkpoint.
+            if not any(fnmatchcase(name, one) for name in products for one in (pattern, pattern.partition(".")[2])):
+                raise InputError(f"the pattern {pattern!r} in keep matches none of the weights, as {products[0]!r}")
+    distil = stage.distil if isinstance(stage, (Prune, Distil)) else None
+    if distil is not None and distil.teacher not in names:
+        if not Path(distil.teacher).exists():
+            raise InputError(
+                f"teacher is {distil.teacher!r}; a stage before ({', '.join(names)}), or the folder of a checkpoint is "
+                "needed"
+            )
+        check_teacher(Path(distil.teacher), checkpoint, task)
+
+
+def _layers_left(stage: Training, layers: int) -> int:
+    if not isinstance(stage, Distil) or stage.layers is None:
+        return layers
+    kept = stage.layers if isinstance(stage.layers, list) else list(range(stage.layers))
+    if kept[-1] >= layers:
+        raise InputError(f"layers is {stage.layers}; the model has {layers}, numbered from 0")
+    return len(kept)
