@@ -111,7 +111,7 @@ def main() -> None:
         print({name: round(values[-1]) for name, values in rates.items()}, flush=True)
     found = ratio_interval(rates["encast"], rates["transformers.Trainer"])
     medians = {name: round(float(np.median(values))) for name, values in rates.items()}
-    print(f"tokens a second, medians of {options.rounds} rounds: {medians}; {found}")
+    print(f"tokens a second, medians of {options.rounds} rounds: {medians}; ratio {found.record()}")
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ OUTSIDE: dict[str, set[str] | None] = {
     "numpy": None,
     "huggingface_hub": {"importers"},
     "tokenizers": {"importers", "tasks"},
-    "safetensors": {"bench.models", "compress.state"},
+    "safetensors": {"bench.models", "compress"},
     "typer": {"cli"},
     "rich": {"cli"},
     "pyarrow": {"data"},
