@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ pytest.importorskip("transformers", reason="make test-train installs torch and t
 
 from checkpoints import make_checkpoint
 
-WORDS = ["the", "of", "and", "to", "in", "is", "was", "for", "on", "that", "with", "as", "it", "by", "he", "at", "from"]
-
 
 @pytest.fixture(scope="session")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -24,20 +21,6 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(
         tmp_path_factory.mktemp("encoder") / "bert", "bert", "features", layers=2, hidden=32, heads=2
     )
-
-
-def sentences(count: int, seed: int, least: int = 3, most: int = 10) -> list[str]:
-    generator = random.Random(seed)
-    return [" ".join(generator.choices(WORDS, k=generator.randint(least, most))) for _ in range(count)]
-
-
-def classes(count: int, seed: int) -> list[dict[str, Any]]:
-    """The first word decides."""
-    return [{"text": text, "label": _class(text)} for text in sentences(count, seed)]
-
-
-def _class(text: str) -> str:
-    return "early" if WORDS.index(text.split()[0]) < 8 else "late"
 
 
 @pytest.fixture

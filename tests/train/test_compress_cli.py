@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import classes
 from full_disk import files_of_at_most
+from small_rows import classes
 
 import encast
 from encast.cli.main import main

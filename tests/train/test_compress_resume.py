@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from conftest import classes
+from small_rows import classes
 
 RECIPE = """
 stages:

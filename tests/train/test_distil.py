@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import make_checkpoint
-from conftest import classes
+from small_rows import classes
 
 import encast
 from encast.compress.batches import Example

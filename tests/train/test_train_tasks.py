@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import ARCHS, make_checkpoint
-from conftest import WORDS, classes, sentences
+from small_rows import WORDS, classes, sentences
 
 import encast
 from encast.compress.pipeline import Result, compress
