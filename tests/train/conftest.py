@@ -8,10 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch", reason="make test-train installs torch and transformers")
-pytest.importorskip("transformers", reason="make test-train installs torch and transformers")
-
 from checkpoints import make_checkpoint
 
 

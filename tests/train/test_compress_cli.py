@@ -8,6 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("torch", reason="make test-train installs torch and transformers")
+pytest.importorskip("transformers", reason="make test-train installs torch and transformers")
+
 from full_disk import files_of_at_most
 from small_rows import classes
 

@@ -8,6 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("torch", reason="make test-train installs torch and transformers")
+pytest.importorskip("transformers", reason="make test-train installs torch and transformers")
+
 from small_rows import classes
 
 RECIPE = """

@@ -8,6 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+torch = pytest.importorskip("torch", reason="make test-train installs torch and transformers")
+pytest.importorskip("transformers", reason="make test-train installs torch and transformers")
+
 from checkpoints import make_checkpoint
 from small_rows import classes
 
@@ -21,8 +25,6 @@ from encast.compress.teacher import CachedTeacher, OnlineTeacher, cache_answers
 from encast.data.datasets import Dataset, Labelled, Question, Sentence, open_dataset
 from encast.errors import EncastError, InputError
 from encast.importers import open_checkpoint
-
-torch = pytest.importorskip("torch", reason="make test-train installs torch and transformers")
 
 ROWS: dict[str, tuple[str, list[Any]]] = {
     "classify": ("classes", [Labelled("the", "a"), Labelled("of", "b"), Labelled("in", "c")]),

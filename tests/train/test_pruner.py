@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="make test-train installs torch and transformers")
+pytest.importorskip("transformers", reason="make test-train installs torch and transformers")
 
-from encast.compress.pruner import Lock, Pruner  # noqa: E402
-from encast.compress.recipe import Prune, parse_recipe  # noqa: E402
-from encast.sparsity import Pattern, magnitude_mask  # noqa: E402
+from encast.compress.pruner import Lock, Pruner
+from encast.compress.recipe import Prune, parse_recipe
+from encast.sparsity import Pattern, magnitude_mask
 
 SHAPES = {"a": (24, 20), "b": (30, 17), "c": (8, 64)}
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from full_disk import files_of_at_most
 
 torch = pytest.importorskip("torch", reason="make test-train installs torch and transformers")
+pytest.importorskip("transformers", reason="make test-train installs torch and transformers")
 
-from encast.compress.state import StateFolder  # noqa: E402
-from encast.errors import ResourceError  # noqa: E402
+from full_disk import files_of_at_most
+
+from encast.compress.state import StateFolder
+from encast.errors import ResourceError
 
 
 def saved(folder: Path, *steps: int) -> StateFolder:

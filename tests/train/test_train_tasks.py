@@ -10,6 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+torch = pytest.importorskip("torch", reason="make test-train installs torch and transformers")
+transformers = pytest.importorskip("transformers", reason="make test-train installs torch and transformers")
+
 from checkpoints import ARCHS, make_checkpoint
 from small_rows import WORDS, classes, sentences
 
@@ -20,9 +24,6 @@ from encast.data.datasets import Dataset, Labelled, Sentence, open_dataset
 from encast.data.datasets.base import Pair
 from encast.errors import InputError
 from encast.importers import open_checkpoint
-
-torch = pytest.importorskip("torch", reason="make test-train installs torch and transformers")
-transformers = pytest.importorskip("transformers", reason="make test-train installs torch and transformers")
 
 Rows = list[dict[str, Any]]
 RECIPE = "stages: [{fine-tune: {epochs: 12, learning-rate: 4.0e-3, batch-size: 16}}]"
