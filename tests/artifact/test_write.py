@@ -90,6 +90,18 @@ def test_tensors_are_aligned_and_any_safetensors_library_reads_them(tmp_path: Pa
     assert any(name.startswith("__pad.") for name in opened.tensors)
 
 
+def test_what_came_meanwhile_is_not_removed(tmp_path: Path) -> None:
+    path = write_artifact(tmp_path / "m.encast")
+
+    def progress(done: int, total: int) -> None:
+        (path / "thesis.txt").write_text("mine")
+
+    with pytest.raises(InputError, match=r"thesis\.txt"):
+        write_artifact(path, progress=progress)
+    assert (path / "thesis.txt").read_text() == "mine"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m.encast"]
+
+
 def test_progress_counts_to_the_end(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     path = write_artifact(tmp_path / "m.encast", progress=lambda done, total: seen.append((done, total)))

@@ -134,6 +134,7 @@ def test_an_interrupted_search_goes_on(
         (["--max-drop", "1", "--data", "PAIRS"], "max_drop is 1.0"),
         (["--max-drop", "0.1", "--data", "PAIRS", "--dtype", "bf16"], "--dtype was given: the search of --max-drop"),
         (["--max-drop", "0.1", "--data", "PAIRS", "--keep", "*=f32"], "--keep was given: the search of --max-drop"),
+        (["--max-drop", "0.1", "--data", "PAIRS", "--calibrate", "t.txt"], "--calibrate was given: the search of"),
         (["--max-drop", "0.1", "--data", "PAIRS", "--strict"], "--strict was given: the search of --max-drop"),
         (["--max-drop", "0.1", "--data", "PAIRS", "--resume"], "does not exist, so there is nothing to resume"),
         (["--max-drop", "0.1", "--data", "PAIRS", "--sparse", "some"], "sparse is 'some'"),

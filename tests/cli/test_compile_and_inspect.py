@@ -166,6 +166,8 @@ class TestVerbs:
             ("texts.jsonl", '{"text": "the cat"}\n{"text": "a dog", "pair": "runs over"}\n'),
             ("dev.tsv", "sentence1\tsentence2\tlabel\nthe cat\ta dog\t1\n"),
             ("words.conll", "the O\ncat O\n\na O\ndog O\n"),
+            ("pairs.jsonl", '{"anchor": "the cat", "positive": "a dog"}\n'),
+            ("answers.jsonl", '{"question": "the cat", "context": "a dog", "answers": ["dog"]}\n'),
         ],
     )
     def test_calibration(self, run: Run, checkpoint: Path, tmp_path: Path, name: str, content: str) -> None:

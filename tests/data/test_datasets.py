@@ -364,6 +364,20 @@ def test_the_splits_of_real_sets(name: str, train: int, dev: int) -> None:
         assert all(len(row.starts) == len(row.answers) == 1 for row in data.rows)
 
 
+def test_two_questions_of_one_id(tmp_path: Path) -> None:
+    asked = [{"id": "1", "question": "q", "answers": [{"text": "a"}]}] * 2
+    document = {"data": [{"paragraphs": [{"context": "a b", "qas": asked}]}]}
+    (tmp_path / "dev.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match="2 questions have the id '1'"):
+        open_dataset(tmp_path / "dev.json")
+
+
+def test_columns_of_no_form(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"text": "a", "label": "b"}\n')
+    with pytest.raises(InputError, match="'foo'"):
+        open_dataset(tmp_path / "x.jsonl", {"foo": "x"})
+
+
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is not there")
 def test_the_real_conll_set_has_its_words_and_entities() -> None:
     from encast.metrics import entity_spans

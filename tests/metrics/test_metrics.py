@@ -224,3 +224,7 @@ def test_cosines() -> None:
     np.testing.assert_allclose(found, [1, math.sqrt(0.5), 0, -1], atol=1e-15)
     with pytest.raises(InputError):
         metrics.cosines([[1]], [[1, 2]])
+
+
+def test_spearman_of_nan_is_nan() -> None:
+    assert math.isnan(metrics.spearman([1, 2, math.nan, 3], [1, 2, 3, 4]))

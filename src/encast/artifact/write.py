@@ -201,12 +201,23 @@ def _write_weights(path: Path, graph: Graph, plan: Layout, progress: Progress) -
 
 
 def _swap_in(temporary: Path, target: Path) -> None:
-    """Renames a finished folder into place; what stood there goes only after the new one stands."""
+    """Renames a finished folder into place; what stood there goes only after the new one stands.
+
+    It is looked at once more: something else may have come into it while the new one was written.
+    """
+    check_target(target)
     if not target.exists():
         os.rename(temporary, target)
         sync_folder(target.parent)
         return
     if exchange(temporary, target):
+        try:
+            check_target(temporary)
+        except InputError:
+            exchange(temporary, target)
+            raise InputError(
+                f"{target} is no encast artifact any more and is not replaced; choose another name"
+            ) from None
         sync_folder(target.parent)
         shutil.rmtree(temporary, ignore_errors=True)
         return

@@ -42,14 +42,13 @@ def find(
     resume: bool = False,
     sparse: str = "never",
     exact: bool = False,
-    calibration: object = None,
     progress: Say = lambda step, done, total: None,
 ) -> Found:
     """Compiles ``source`` to ``out`` with the fastest precision whose ``metric`` on ``data`` is within the budget.
 
     ``max_drop``: the share of the f32 metric that may be lost, 0.01 for 1 %. ``metric``: as ``scoring.score`` names it;
     by default the first one of the kind of data. ``sparse`` "always": candidates also leave out blocks of zeros.
-    ``task``, ``exact`` and ``calibration`` are those of ``compile``. ``progress(step, done, total)`` hears what is done
+    ``task`` and ``exact`` are those of ``compile``. ``progress(step, done, total)`` hears what is done
     next.
 
     ``out`` holds the best artifact so far from the first one that keeps the budget and is faster than f32. ``journal``
@@ -88,7 +87,7 @@ def find(
         kept = Journal(journal, key=key, resume=resume, held=held)
         try:
             scratch = _scratch(target, held)
-            options: dict[str, Any] = {"task": task, "exact": exact, "calibration": calibration}
+            options: dict[str, Any] = {"task": task, "exact": exact}
             shop = Workshop(source, data, target, scratch, files=files, **options)
             search = Search(shop, kept, metric=metric, max_drop=max_drop, sparse=sparse, keep=shop.keep, say=progress)
             search.run()

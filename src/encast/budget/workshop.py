@@ -12,6 +12,7 @@ from typing import Any
 
 import encast.artifact as artifacts
 import encast.engine as engines
+from encast.artifact.write import version
 from encast.budget.plans import F32, INT8, Plan, alone, narrow_layers
 from encast.budget.race import race, ratio
 from encast.budget.sample import Recorder, Sample, distance
@@ -128,11 +129,13 @@ class Workshop:
     def _is_kept(self, plan: Plan, sparse: str) -> bool:
         try:
             opened = artifacts.open(self._out)
+            opened.verify()
         except EncastError:
             return False
         card, options = opened.card, self._options
         return (
-            card.get("quant") == plan.spec.to_json()
+            card.get("encast_version") == version()
+            and card.get("quant") == plan.spec.to_json()
             and card.get("sparse") == sparse
             and card.get("math") == ("exact" if options["exact"] else "fast")
             and (card.get("source") or {}).get("files") == self._files

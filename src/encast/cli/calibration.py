@@ -9,6 +9,7 @@ from pathlib import Path
 from encast.calibrate import calibrate
 from encast.cli.progress import Progress
 from encast.data.datasets import Labelled, Question, Sentence, open_dataset
+from encast.data.datasets.base import Pair
 from encast.errors import InputError
 from encast.measure.texts import read_whole
 from encast.quant import Calibration, QuantSpec
@@ -50,12 +51,23 @@ def calibrated(
 
 
 def _texts(path: Path) -> list[Text]:
-    """Lines of text, rows with ``text`` (and ``pair``), or the rows of an evaluation set."""
+    """Lines of text, rows with ``text`` (and ``pair``), or rows of a data set; of a folder those of its train file."""
     plain = path.with_suffix("") if path.suffix == ".gz" else path
     if path.is_dir() or plain.suffix.lower() in _DATASETS:
-        return [_text_of(row) for row in open_dataset(path).rows]
+        return [_text_of(row) for row in open_dataset(path, split="train").rows]
     lines = plain.suffix.lower() not in (".jsonl", ".ndjson", ".csv", ".parquet")
-    texts = read_whole(str(path), ["text"] if lines else [], _made)
+    try:
+        texts = read_whole(str(path), ["text"] if lines else [], _made)
+    except InputError:
+        if lines:
+            raise
+        try:
+            rows = open_dataset(path).rows
+        except InputError:
+            rows = []
+        if not rows:
+            raise
+        return [_text_of(row) for row in rows]
     if not texts:
         raise InputError(f"{path}: holds no texts; calibration needs some hundred")
     return texts
@@ -71,6 +83,8 @@ def _made(values: Mapping[str, object], where: str) -> Text:
 def _text_of(row: object) -> Text:
     if isinstance(row, Question):
         return row.question, row.context
+    if isinstance(row, Pair):
+        return row.anchor, row.positive
     if isinstance(row, Sentence):
         return " ".join(row.words)
     assert isinstance(row, Labelled)

@@ -15,7 +15,7 @@ from encast.artifact.strict_json import parse_json
 from encast.cli.calibration import calibrated
 from encast.cli.inspect import size, summary
 from encast.cli.progress import Progress
-from encast.compile import compile
+from encast.compile import check_sparse, compile
 from encast.data.datasets import DATASETS
 from encast.errors import ArtifactError, InputError
 from encast.quant import QuantSpec
@@ -77,7 +77,14 @@ def compile_command(
     if max_drop is not None:
         from encast.cli.budget import compile_within  # here: a plain compile needs no engine
 
-        _refuse("the search of --max-drop decides that", dtype=dtype != "int8", quant=quant, keep=keep, strict=strict)
+        _refuse(
+            "the search of --max-drop decides that",
+            dtype=dtype != "int8",
+            quant=quant,
+            keep=keep,
+            strict=strict,
+            calibrate=calibrate,
+        )
         if data is None:
             raise InputError("--max-drop needs --data, a data set to measure the drop on; see `encast eval`")
         compile_within(
@@ -97,6 +104,9 @@ def compile_command(
     named = {f"{name}-column": column for name, column in columns.items()}
     _refuse("it is for a search with --max-drop", data=data, metric=metric, resume=resume, **named)
     spec = _spec(dtype, quant, keep or [])
+    check_sparse(sparse, spec)
+    if out is not None:
+        artifacts.check_target(out)
     begin = time.perf_counter()
     spec, calibration = calibrated(source, calibrate, task, spec, quiet=json)
     with Progress("MiB written", quiet=json) as progress:

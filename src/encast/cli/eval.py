@@ -72,6 +72,8 @@ def eval_command(
     else:
         _show(artifact, data, own, result)
     measured = dict(open_artifact(artifact).card.get("accuracy") or {})
+    if "budget" in (before := measured.get(data.short_name) or {}):
+        result["budget"] = before["budget"]  # these rows chose the artifact, which whoever reads the figure must know
     update_card(artifact, accuracy={**measured, data.short_name: result})
 
 

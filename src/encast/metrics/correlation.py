@@ -38,6 +38,8 @@ def _direction(x: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.d
 def spearman(predicted: ArrayLike, gold: ArrayLike) -> float:
     """Pearson's correlation of the ranks, where equal values share their average rank."""
     x, y = np.asarray(predicted, np.float64), np.asarray(gold, np.float64)
+    if np.isnan(x).any() or np.isnan(y).any():
+        return float("nan")
     return pearson(average_ranks(x), average_ranks(y))
 
 

@@ -98,7 +98,7 @@ class Calibration:
             largest = {str(name): _vector(item) for name, item in data["largest"].items()}
             exponent = data["move_outliers"]
             return Calibration(values, int(data["tokens"]), None if exponent is None else float(exponent), largest)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InputError(
                 f"the calibration is malformed ({type(error).__name__}: {str(error)[:200]}); make it again with "
                 "encast.calibrate"
@@ -107,20 +107,22 @@ class Calibration:
 
 def _vector(item: Any) -> Array:
     vector = np.asarray(item, np.float64)
-    if vector.ndim != 1 or not len(vector) or not np.isfinite(vector).all():
-        raise ValueError("a list of finite numbers is needed")
+    if vector.ndim != 1 or not len(vector) or not (np.abs(vector) <= np.finfo(np.float32).max).all():
+        raise ValueError("a list of finite f32 numbers is needed")
     return vector
 
 
 def _reach(item: Any) -> float:
     reach = float(item)
-    if not 0 < reach < np.inf:
+    if not 0 < reach <= 2.0**128:
         raise ValueError(f"reach is {reach}")
     return reach
 
 
 def _counts(item: Any) -> Array:
-    counts = np.asarray(item, np.int64)
-    if counts.shape != (BINS,) or (counts < 0).any() or not counts.any():
+    counts = np.asarray(item)
+    if counts.dtype != np.int64 or counts.shape != (BINS,) or not counts.any():
+        raise ValueError(f"counts are not {BINS} counts")
+    if (counts < 0).any() or (counts > np.iinfo(np.int64).max // BINS).any():
         raise ValueError(f"counts are not {BINS} counts")
     return counts

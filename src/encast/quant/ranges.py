@@ -28,7 +28,8 @@ _SMALL = 1e-4
 class Histogram:
     """Counts of values in ``BINS`` equal bins from ``-reach`` to ``reach``, a power of two that grows as needed.
 
-    Doubling the reach joins bins in pairs, so the counts never depend on the order in which values came.
+    Doubling the reach joins bins in pairs, so the counts depend on the order in which values came
+    for values alone that lie on a reach.
     """
 
     def __init__(self, reach: float = 0.0, counts: Array | None = None) -> None:
@@ -82,7 +83,8 @@ def least_divergence(histogram: Histogram) -> float:
     The method of TensorRT (S. Migacz, "8-bit Inference with TensorRT", GTC 2017), as ONNX Runtime's
     ``EntropyCalibrater.get_entropy_threshold`` implements it: for every candidate, ``p`` has the counts inside, those
     outside added to its ends; ``q`` has the counts inside put together to levels and spread over the bins that were not
-    empty; both are smoothed. Candidates are 4 bins apart, from one bin a level to all bins.
+    empty (before the ends took the rest; ONNX Runtime looks after that); both are smoothed. Candidates are 4 bins
+    apart, from one bin a level to all bins.
     """
     counts, middle = histogram.counts, BINS // 2
     outside = np.concatenate([[0], np.cumsum(counts)])

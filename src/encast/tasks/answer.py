@@ -150,7 +150,7 @@ def _choose(context: str, spans: list[_Span], null: float, options: _Options) ->
         best.setdefault((span.start, span.end), span)  # windows overlap: the same span may occur twice
     ranked = list(best.values())[: options.n_best]
     if not ranked:
-        return Answer("", 0, 0, 0.0)
+        return Answer("", 0, 0, 0.0 if options.null_threshold is None else 1.0)
     scores = [-span.loss for span in ranked]
     if options.null_threshold is not None:
         scores.append(null)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 from encast.data.datasets.base import Dataset
 from encast.data.datasets.questions import check_starts, question_of
@@ -36,6 +37,9 @@ def read_squad(name: str, text: str) -> Dataset:
             f"{name}: not SQuAD's JSON ({type(error).__name__}: {error}); its form is data > paragraphs > "
             "context, qas > id, question, answers > text"
         ) from None
+    ids = Counter(row.id for row in rows)
+    if ids and (common := ids.most_common(1)[0])[1] > 1:
+        raise InputError(f"{name}: {common[1]} questions have the id {common[0]!r}; give every question its own")
     for row in rows:
         check_starts(name, row)
     return Dataset(name, "answers", rows)

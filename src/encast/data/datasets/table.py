@@ -123,7 +123,9 @@ def _row(
     """The row's kind, before labels are told from scores, and the row; raises ``KeyError`` for what is missing."""
     own = {name: columns.get(name, name) for names in _FORMS.values() for name in names}
     if columns:
-        form = next(form for form, names in _FORMS.items() if columns.keys() <= set(names))
+        form = next((form for form, names in _FORMS.items() if columns.keys() <= set(names)), "")
+        if not form:
+            raise ValueError(f"no form of rows has the columns {', '.join(map(repr, columns))}")
     else:
         form = next((form for form, names in _MARKS if all(name in item for name in names)), "labelled")
     if form == "entities":
