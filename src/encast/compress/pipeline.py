@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -177,8 +176,8 @@ def _key(checkpoint: Checkpoint, recipe: Recipe, context: Context) -> dict[str, 
         "teachers": {teacher: _files(open_checkpoint(teacher)) for teacher in teachers},
         "task": context.task,
         "recipe": msgspec.to_builtins(recipe),
-        "train": _digest(context.train),
-        "dev": None if context.dev is None else _digest(context.dev),
+        "train": context.train.digest,
+        "dev": None if context.dev is None else context.dev.digest,
         "metric": context.metric,
         "seed": context.seed,
         "threads": context.threads,
@@ -193,13 +192,6 @@ def _files(checkpoint: Checkpoint) -> dict[str, str]:
     _ = checkpoint.tokenizer
     files: dict[str, str] = checkpoint.provenance["files"]
     return files
-
-
-def _digest(data: Dataset) -> str:
-    digest = hashlib.sha256(data.kind.encode())
-    for row in data.rows:
-        digest.update(repr(row).encode("utf-8", "surrogatepass") + b"\n")
-    return digest.hexdigest()
 
 
 def _open(folder: Path, key: Mapping[str, Any], resume: bool) -> int:

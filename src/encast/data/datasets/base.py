@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,14 @@ class Dataset:
     def short_name(self) -> str:
         """Its folder and file, without what differs between machines."""
         return "/".join(Path(self.name).resolve().parts[-2:])
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of its kind and rows, wherever they came from."""
+        digest = hashlib.sha256(self.kind.encode())
+        for row in self.rows:
+            digest.update(repr(row).encode("utf-8", "surrogatepass") + b"\n")
+        return digest.hexdigest()
 
 
 def text_of(value: object) -> str:
