@@ -35,6 +35,12 @@ def test_learning_rate_rises_and_falls() -> None:
     assert learning_rate("cosine", 5, 10, 0.0) == pytest.approx(0.5)
 
 
+def test_steps_of_epochs_and_at_most() -> None:
+    assert [steps_of(100, 16, epochs) for epochs in (0, 0.01, 1, 2.5)] == [0, 1, 7, 18]
+    assert [steps_of(100, 16, 3, most) for most in (1, 20, 22, None)] == [1, 20, 21, 21]
+    assert steps_of(100, 16, 0, 5) == 0
+
+
 @pytest.mark.parametrize("rows", [1, 7, 64, 1000, 2049])
 def test_batches_hold_every_row_once(rows: int) -> None:
     lengths = np.random.default_rng(rows).integers(3, 100, rows).astype(np.int32)

@@ -18,6 +18,8 @@ from small_rows import classes
 RECIPE = """
 stages:
   - fine-tune: {epochs: 2, learning-rate: 3.0e-3, batch-size: 16, evaluations: 2}
+  - prune: {name: half, sparsity: 0.5, epochs: 1, batch-size: 16, score: obs, schedule: one-shot,
+            distil: {teacher: fine-tune}}
   - prune: {sparsity: 0.7, epochs: 3, learning-rate: 3.0e-3, batch-size: 16, score: snip-momentum, every: 2,
             distil: {teacher: fine-tune, hard: 0.5}}
   - distil: {teacher: fine-tune, epochs: 1, hidden: 0.5, batch-size: 16, layers: 1}
@@ -44,7 +46,7 @@ def test_twenty_kills_change_no_bit(tmp_path: Path, encoder: Path, write_rows: C
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("killed after") == KILLS
     expected = digests(runs / "whole")
-    assert [name.split("/")[0] for name in expected] == ["1-fine-tune", "2-prune", "3-distil", "whole.encast"]
+    assert [name.split("/")[0] for name in expected] == ["1-fine-tune", "2-half", "3-prune", "4-distil", "whole.encast"]
     for out in runs.iterdir():
         assert list(digests(out).values()) == list(expected.values()), done.stdout
         assert not (out / ".work").exists()

@@ -73,13 +73,17 @@ def test_classes(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path])
     assert record["best"] == max(entry["accuracy"] for entry in record["history"])
 
 
+@pytest.mark.parametrize("score", ["magnitude", "obs"])
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_architecture_is_pruned_and_answers_alike(
-    tmp_path: Path, write_rows: Callable[..., Path], arch: str
+    tmp_path: Path, write_rows: Callable[..., Path], arch: str, score: str
 ) -> None:
     source = make_checkpoint(tmp_path / arch, arch, "features", layers=2, hidden=32, heads=2)
     data = write_rows("data", classes(40, 1), classes(10, 2))
-    recipe = "stages: [{prune: {sparsity: 0.5, epochs: 1, end: 0, schedule: one-shot, learning-rate: 1.0e-3}}]"
+    recipe = f"""
+stages:
+  - prune: {{sparsity: 0.5, score: {score}, epochs: 1, end: 0, schedule: one-shot, learning-rate: 1.0e-3}}
+"""
     result = train(source, data, tmp_path / "out", "classify", recipe)
     (record,) = result.stages.values()
     assert len(record["zeros"]) == 6 * (1 if arch == "albert" else 2)

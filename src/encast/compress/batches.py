@@ -36,9 +36,11 @@ def lengths_of(examples: Sequence[Example]) -> Ints:
     return np.array([max(map(len, row.ids)) for row in examples], np.int32)
 
 
-def steps_of(rows: int, batch_size: int, epochs: float) -> int:
-    """The steps of so many epochs, of which the last may be a part: one at least, unless there are no epochs."""
-    return max(epochs > 0, round(epochs * -(-rows // batch_size)))
+def steps_of(rows: int, batch_size: int, epochs: float, most: int | None = None) -> int:
+    """The steps of so many epochs, of which the last may be a part: one at least, unless there are no epochs, and
+    ``most`` at most."""
+    steps = max(epochs > 0, round(epochs * -(-rows // batch_size)))
+    return steps if most is None else min(steps, most)
 
 
 def epoch_batches(lengths: Ints, batch_size: int, seed: Sequence[int]) -> list[Ints]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +17,13 @@ from encast.compile import compile
 from encast.compress.batches import Example, epoch_batches, lengths_of, steps_of
 from encast.compress.model import load_model
 from encast.compress.recipe import Distil, Prune, Quantise, Recipe, Training
+from encast.compress.scores import SCORES
 from encast.compress.stages import Context, examples_of
 from encast.compress.state import StateFolder
-from encast.compress.train import Trainer
+from encast.compress.surgeon import surgery_seconds
+from encast.compress.train import CALIBRATION_TOKENS, Trainer
 from encast.importers import open_checkpoint
+from encast.sparsity import product_weights
 from encast.tasks.session import pack
 
 __all__ = ["Forecast", "forecast"]
@@ -51,6 +56,7 @@ def forecast(source: str, recipe: Recipe, context: Context) -> Iterator[Forecast
     rate = _engine_rate(source, context)
     weights = sum(int(np.prod(checkpoint.tensors.shape(name))) for name in checkpoint.tensors) * 4
     dev_tokens = 0
+    answered: set[tuple[Any, ...]] = set()
     for stage, name in zip(recipe.stages, recipe.names(), strict=True):
         if isinstance(stage, Quantise):
             what = f"compile to {stage.dtype}"
@@ -63,31 +69,41 @@ def forecast(source: str, recipe: Recipe, context: Context) -> Iterator[Forecast
         if context.dev is not None and not dev_tokens:
             # The dev set's rows are about as long as those of the training set.
             dev_tokens = sum(one.tokens for one in examples) * len(context.dev.rows) // len(context.train.rows)
-        plain = load_model(checkpoint, task, seed=0, device=context.device)
+        plain = load_model(checkpoint, task, seed=0, dropout=stage.dropout, device=context.device)
         with tempfile.TemporaryDirectory(prefix="encast-") as folder:
             bare = _without_teacher(stage)
             trainer = Trainer(plain, bare, examples, products=[], state=StateFolder(Path(folder)), seed=0)
             step = _step_seconds(trainer, examples, stage.batch_size)
-        steps = steps_of(len(examples), stage.batch_size, stage.epochs)
-        tokens = round(sum(one.tokens for one in examples) * stage.epochs)
+        steps = steps_of(len(examples), stage.batch_size, stage.epochs, stage.max_steps)
+        epochs = steps / steps_of(len(examples), stage.batch_size, 1)
+        tokens = round(sum(one.tokens for one in examples) * epochs)
         seconds = steps * step
         distil = stage.distil if isinstance(stage, (Prune, Distil)) else None
         teacher = 0
         if distil is not None:
             own = sum(one.tokens for one in examples)
             if distil.cache and not distil.hidden + distil.attention and context.device == "cpu":
-                seconds += own / rate
-                labels = len(task.head().get("id2label", ())) or 2
-                teacher = 4 * labels * (own if task.task in ("tag", "answer") else len(examples))
+                key = (distil.teacher, task.max_length, task.stride)
+                if key not in answered:
+                    answered.add(key)
+                    seconds += own / rate
+                    labels = len(task.head().get("id2label", ())) or 2
+                    teacher = 4 * labels * (own if task.task in ("tag", "answer") else len(examples))
             else:
                 seconds *= 4 / 3  # a forward of the teacher is a third of a step's work
+        if isinstance(stage, Prune) and SCORES[stage.score].read is None:
+            names = product_weights(checkpoint, stage.keep, plain.parameters())
+            # Two models run halfway on average for every input, and about three products have one input.
+            seconds += surgery_seconds(plain, names, stage) + len(names) * 2 / 3 * CALIBRATION_TOKENS / rate
         if context.dev is not None:
-            seconds += stage.evaluations * stage.epochs * dev_tokens / rate
+            seconds += math.ceil(stage.evaluations * epochs) * dev_tokens / rate
         yield Forecast(name, _what(stage), steps, tokens, seconds, weights, _STATES * weights + teacher)
 
 
 def _what(stage: Training) -> str:
-    what = f"{stage.epochs:g} epochs of {stage.batch_size} rows a step"
+    what = f"{stage.epochs:g} epoch{'s' * (stage.epochs != 1)} of {stage.batch_size} rows a step"
+    if stage.max_steps is not None:
+        what += f", {stage.max_steps:,} steps at most"
     if isinstance(stage, Prune):
         what += f", to {stage.sparsity:.0%} zeros in blocks of {stage.pattern}"
     distil = stage.distil if isinstance(stage, (Prune, Distil)) else None

@@ -11,6 +11,7 @@ import torch
 from encast.compress.recipe import Prune
 from encast.compress.schedules import sparsity
 from encast.compress.scores import SCORES
+from encast.compress.surgeon import Surgeon
 from encast.sparsity import Pattern
 
 __all__ = ["Lock", "Pruner"]
@@ -68,6 +69,11 @@ class _Blocks:
     pattern: Pattern
     shape: tuple[int, int]
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Block rows and block columns."""
+        return -(-self.shape[0] // self.pattern.outputs), -(-self.shape[1] // self.pattern.inputs)
+
     def means(self, values: Tensor) -> Tensor:
         """``f32[block rows, block columns]``: the mean of every block."""
         high, wide = self.pattern.outputs, self.pattern.inputs
@@ -90,15 +96,23 @@ class _Blocks:
 class Pruner(Lock):
     """A ``Lock`` whose zeros grow in the weights ``chosen`` (default: all).
 
-    A block that is zero stays so; of equal scores the first block goes first.
+    A block that is zero stays so; of equal scores the first block goes first. ``surgeon`` is needed for the score
+    that no gradient gives.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], stage: Prune, chosen: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        stage: Prune,
+        chosen: Collection[str] | None = None,
+        surgeon: Surgeon | None = None,
+    ) -> None:
         super().__init__(weights, hold=stage.lock)
         weights = {name: weight for name, weight in weights.items() if chosen is None or name in chosen}
         self._stage = stage
         self._score = SCORES[stage.score]
-        pattern = Pattern.parse(stage.pattern)
+        self._surgeon = surgeon
+        self._pattern = pattern = Pattern.parse(stage.pattern)
         self._blocks = {name: _Blocks(pattern, tuple(weight.shape)) for name, weight in weights.items()}
         self._scores = {name: torch.zeros_like(weight) for name, weight in weights.items() if self._score.update}
         self._reached = 0.0
@@ -136,26 +150,39 @@ class Pruner(Lock):
 
     def _choose(self, wanted: float) -> None:
         """Sets the masks so that the share ``wanted`` of the blocks is zero, those that are zero already among them."""
+        alive = {
+            name: blocks.means(self.masks[name].float()) > 0
+            if name in self.masks
+            else torch.ones(blocks.counts, dtype=torch.bool, device=self._weights[name].device)
+            for name, blocks in self._blocks.items()
+        }
+        if self._score.read is None:
+            assert self._surgeon is not None
+            stays = self._surgeon(alive, wanted, self._pattern)
+        else:
+            stays = self._highest(alive, wanted)
+        for name, part in stays.items():
+            spread = self._blocks[name].spread(part)
+            self.masks[name] = spread & self.masks[name] if name in self.masks else spread
+        self._reached = wanted
+        self._apply()
+
+    def _highest(self, alive: Mapping[str, Tensor], wanted: float) -> dict[str, Tensor]:
+        """Which blocks stay: those with the highest mean score, of a weight or of all."""
+        assert self._score.read is not None
         scores = {}
         for name, blocks in self._blocks.items():
-            weight = self._weights[name]
-            means = blocks.means(self._score.read(self._scores.get(name), weight))
-            if name in self.masks:
-                alive = blocks.means(self.masks[name].float()) > 0
-                means = means.masked_fill(~alive, -torch.inf)
-            scores[name] = means
-        groups = [list(scores)] if self._stage.scope == "global" else [[name] for name in scores]
-        for names in groups:
+            means = blocks.means(self._score.read(self._scores.get(name), self._weights[name]))
+            scores[name] = means.masked_fill(~alive[name], -torch.inf)
+        chosen = {}
+        for names in [list(scores)] if self._stage.scope == "global" else [[name] for name in scores]:
             flat = torch.cat([scores[name].flatten() for name in names])
             gone = int(wanted * flat.numel() + 0.5)
             stays = torch.ones_like(flat, dtype=torch.bool)
             stays[torch.argsort(flat, stable=True)[:gone]] = False
             for name, part in zip(names, stays.split([scores[name].numel() for name in names]), strict=True):
-                self.masks[name] = self._blocks[name].spread(part.reshape(scores[name].shape)) & (
-                    self.masks.get(name, torch.ones((), dtype=torch.bool))
-                )
-        self._reached = wanted
-        self._apply()
+                chosen[name] = part.reshape(scores[name].shape)
+        return chosen
 
     def state(self) -> dict[str, Tensor]:
         scores = {f"score.{name}": score for name, score in self._scores.items()}

@@ -47,7 +47,8 @@ class _Checked(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, re
 class Training(_Checked, frozen=True, kw_only=True):
     """What every stage that trains can be told.
 
-    ``epochs``: passes over the training rows; 0 trains nothing. ``batch_size``: rows of an optimiser's step, run in
+    ``epochs``: passes over the training rows; 0 trains nothing. ``max_steps``: of the optimiser, where that is fewer.
+    ``batch_size``: rows of an optimiser's step, run in
     ``accumulate`` parts. ``learning_rate``: its peak for AdamW, reached after the share ``warmup`` of all steps, then
     as ``decay`` says. ``weight_decay``: of matrices, not of biases and norms. ``clip``: the largest norm of the
     gradient; 0 clips nothing. ``max_length``: tokens after which a row is cut (questions and contexts: the length of a
@@ -60,6 +61,7 @@ class Training(_Checked, frozen=True, kw_only=True):
     """
 
     epochs: Annotated[float, Meta(ge=0.0, le=10_000.0)] = 3.0
+    max_steps: Count | None = None
     batch_size: Count = 32
     accumulate: Count = 1
     learning_rate: Positive = 5e-5
@@ -145,6 +147,10 @@ class Prune(Training, tag_field="kind", tag="prune", frozen=True, kw_only=True):
             raise ValueError(f"score is {self.score!r}; one of {', '.join(SCORES)} is needed")
         if self.schedule not in SPARSITIES:
             raise ValueError(f"schedule is {self.schedule!r}; one of {', '.join(SPARSITIES)} is needed")
+        if SCORES[self.score].read is None and (self.schedule != "one-shot" or self.scope != "layer"):
+            raise ValueError(
+                f"score {self.score} needs schedule one-shot and scope layer; several prune stages make zeros in steps"
+            )
         if not self.initial <= self.sparsity:
             raise ValueError(f"initial {self.initial:g} is above sparsity {self.sparsity:g}")
         if not self.begin <= self.end:

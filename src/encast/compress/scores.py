@@ -20,11 +20,12 @@ _MOMENTUM = 0.9
 class Score:
     """``update(score, weight, gradient)`` changes ``score`` in place, each step; None where the weight says it all.
 
-    ``read(score, weight)``: the score of every element, the larger the longer it stays.
+    ``read(score, weight)``: the score of every element, the larger the longer it stays; None where outputs decide
+    instead (``surgeon.py``).
     """
 
     update: Callable[[Tensor, Tensor, Tensor], None] | None
-    read: Callable[[Tensor, Tensor], Tensor]
+    read: Callable[[Tensor, Tensor], Tensor] | None
 
 
 def _move(score: Tensor, weight: Tensor, gradient: Tensor) -> None:
@@ -42,4 +43,6 @@ SCORES: Mapping[str, Score] = {
     "movement": Score(_move, lambda score, weight: score),
     # |w dL/dw| (SNIP, Lee et al., 2019, arXiv:1810.02340), averaged over steps with momentum 0.9.
     "snip-momentum": Score(_snip, lambda score, weight: score),
+    # What outputs lose, and the weights that stay make up for it: Optimal Brain Surgeon, see obs.py.
+    "obs": Score(None, None),
 }

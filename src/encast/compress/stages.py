@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,6 +109,7 @@ def _train_stage(
         metric=context.metric,
         teacher=teacher,
         progress=lambda done, total: context.progress("steps", done, total),
+        surgery=lambda done, total: context.progress("products pruned", done, total),
     )
     trained = trainer.run()
     strange = next((name for name, value in trained.weights.items() if not bool(value.isfinite().all())), None)
@@ -175,7 +177,9 @@ def _teacher(
     if inside or not distil.cache or context.device != "cpu":
         model = load_model(open_checkpoint(folder), task, seed=context.seed, inside=inside, device=context.device)
         return OnlineTeacher(model, inside=inside)
-    answers = work / "teacher"
+    # Beside the stages' own folders: the next stage often has the same teacher.
+    key = hashlib.sha256(repr((str(folder), task.max_length, task.stride)).encode()).hexdigest()
+    answers = work.parent / f"answers-{key[:16]}"
     artifact = work / "teacher.encast"
     compile(folder, artifact, dtype="f32", task=task.task)
     with engines.load(artifact, threads=context.threads) as engine:

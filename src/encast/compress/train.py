@@ -20,6 +20,7 @@ from encast.compress.pruner import Lock, Pruner
 from encast.compress.recipe import Distil, Prune, Teacher, Training
 from encast.compress.schedules import learning_rate
 from encast.compress.state import StateFolder
+from encast.compress.surgeon import Surgeon
 from encast.compress.teacher import Source
 from encast.errors import InputError
 
@@ -31,6 +32,10 @@ Progress = Callable[[int, int], None]
 
 SAVE_SECONDS = 120.0
 """Between two states: what a kill costs at most."""
+
+
+CALIBRATION_TOKENS = 16_384
+"""From which the inputs of products are known: several times as many as the widest products of common models have."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ class Trainer:
         metric: str = "",
         teacher: Source | None = None,
         progress: Progress = lambda done, total: None,
+        surgery: Progress = lambda done, total: None,
     ) -> None:
         self._model, self._stage, self._examples = model, stage, examples
         self._state, self._seed = state, seed
@@ -89,9 +95,12 @@ class Trainer:
         self._device = next(model.module.parameters()).device
         self._lengths = lengths_of(examples)
         self._steps_per_epoch = steps_of(len(examples), stage.batch_size, 1)
-        self.steps = steps_of(len(examples), stage.batch_size, stage.epochs)
+        self.steps = steps_of(len(examples), stage.batch_size, stage.epochs, stage.max_steps)
         weights = {name: model.parameters()[name] for name in products}
-        self._zeros = Pruner(weights, stage, pruned) if isinstance(stage, Prune) else Lock(weights, hold=stage.lock)
+        if isinstance(stage, Prune):
+            self._zeros: Lock = Pruner(weights, stage, pruned, Surgeon(model, self._calibration, surgery))
+        else:
+            self._zeros = Lock(weights, hold=stage.lock)
         if stage.freeze_embeddings:
             for name, parameter in model.parameters().items():
                 parameter.requires_grad_("embeddings." not in name or parameter.ndim < 2)
@@ -207,6 +216,15 @@ class Trainer:
             out[0, index, : len(ids)], out[1, index, : len(ids)], mask[index, : len(ids)] = ids, types, True
         ids, types = torch.from_numpy(out).to(self._device)
         return ids, types, torch.from_numpy(mask).to(self._device)
+
+    def _calibration(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Batches of like lengths, of random rows with some ``CALIBRATION_TOKENS`` in all."""
+        order = np.random.default_rng([self._seed, 1 << 32]).permutation(len(self._examples))
+        tokens = np.cumsum([self._examples[row].tokens for row in order])
+        rows = order[: 1 + int(np.searchsorted(tokens, CALIBRATION_TOKENS))]
+        rows = rows[np.argsort(self._lengths[rows], kind="stable")]
+        size = self._stage.batch_size
+        return [self._collate(rows[begin : begin + size].tolist()) for begin in range(0, len(rows), size)]
 
     def trial(self, rows: Sequence[int]) -> float:
         """Seconds of a step on these rows; the model, its zeros and all random numbers are then as before."""

@@ -14,7 +14,8 @@ __all__ = ["Encast"]
 
 
 class Encast(Peer):
-    """Options: ``exact`` (libm's functions instead of polynomials), ``pin`` (threads bound to cores)."""
+    """Options: ``exact`` (libm's functions instead of polynomials), ``pin`` (threads bound to cores), ``sparse``
+    (``always``: int8 products leave out the zeros of a pruned checkpoint)."""
 
     name = "encast"
     dtypes = ("f32", "bf16", "int8")
@@ -22,14 +23,17 @@ class Encast(Peer):
 
     def converted(self) -> Path:
         """Compiled unless the very same compiler has compiled the very same checkpoint before."""
-        exact = bool(self.options["exact"])
+        options: dict[str, Any] = {
+            "exact": bool(self.options["exact"]),
+            "sparse": str(self.options.get("sparse", "never")),
+        }
 
         def make(folder: Path) -> None:
             from encast.compile import compile
 
-            compile(self.model.checkpoint, folder / "model.encast", dtype=self.dtype, task="features", exact=exact)
+            compile(self.model.checkpoint, folder / "model.encast", dtype=self.dtype, task="features", **options)
 
-        kept = self.kept("encast", make, compiler=_compiler_digest(), dtype=self.dtype, exact=exact)
+        kept = self.kept("encast", make, compiler=_compiler_digest(), dtype=self.dtype, **options)
         return kept / "model.encast"
 
     def open(self) -> None:

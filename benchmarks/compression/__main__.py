@@ -1,0 +1,135 @@
+"""What sparsity costs on real tasks: a checkpoint fine-tuned, pruned to 50, 70, 80 and 90 %, and each compiled to int8.
+
+    python benchmarks/compression run CHECKPOINT --data ../shared/data --out runs [--tasks mrpc stsb] [--seeds 0 1 2]
+    python benchmarks/compression table runs
+
+``run`` is ``encast compress`` with the recipe of each task that lies beside this file, one thread each, as many at a
+time as ``--jobs``; what is there already is not run again, and what was ended goes on. ``table`` prints, of all runs
+that are done, the metric of each level over the seeds, and sizes and speeds of the first seed's artifacts, measured by
+turns in one process on all cores: leave the machine alone meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import encast
+from encast.compress.front import Entry, judge, measure_front
+from encast.data.datasets import open_dataset
+from encast.machine import usable_cores
+
+HERE = Path(__file__).parent
+ENCAST = "import sys; from encast.cli.main import main; sys.exit(main())"
+
+
+@dataclass(frozen=True)
+class Task:
+    title: str
+    task: str
+    data: str
+    metric: str
+
+
+TASKS = {
+    "sst2": Task("SST-2", "classify", "glue/SST-2", "accuracy"),
+    "mrpc": Task("MRPC", "classify", "glue/MRPC", "f1"),
+    "stsb": Task("STS-B", "classify", "glue/STS-B", "spearman"),
+    "squad": Task("SQuAD 1.1", "answer", "squad-v1.1", "f1"),
+}
+
+
+def run(checkpoint: str, data: Path, out: Path, tasks: list[str], seeds: list[int], jobs: int) -> None:
+    out.mkdir(exist_ok=True)
+    (out / "data.json").write_text(json.dumps(str(data.resolve())))
+
+    def one(name: str, seed: int) -> None:
+        task, folder = TASKS[name], out / f"{name}-{seed}"
+        command = [
+            sys.executable, "-c", ENCAST, "compress", checkpoint,
+            "--task", task.task, "--data", str(data / task.data), "--metric", task.metric,
+            "--recipe", str(HERE / f"{name}.yaml"), "--seed", str(seed), "--threads", "1", "--out", str(folder),
+            "--resume",
+        ]  # fmt: skip
+        with open(out / f"{name}-{seed}.log", "a") as log:
+            code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+        print(f"{folder}: {'done' if code == 0 else f'failed, see {log.name}'}", flush=True)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda job: one(*job), [(name, seed) for seed in seeds for name in tasks]))
+
+
+def table(out: Path) -> Iterator[str]:
+    """Lines of Markdown."""
+    data = Path(json.loads((out / "data.json").read_text()))
+    yield "| task | model | metric, of each seed | mean | loss of f32 | files | speed |"
+    yield "| --- | --- | --- | ---: | ---: | ---: | ---: |"
+    for name, task in TASKS.items():
+        results = [json.loads(file.read_text()) for file in sorted(out.glob(f"{name}-*/result.json"))]
+        if not results:
+            continue
+        fronts = [next(iter(_fronts(result))) for result in results]
+        speeds = _speeds(sorted(out.glob(f"{name}-*/result.json"))[0].parent, task, data)
+        for place, entry in enumerate(fronts[0]):
+            values = [front[place]["metric"] for front in fronts]
+            losses = [1.0 - front[place]["metric"] / front[0]["metric"] for front in fronts]
+            label = entry["name"].removesuffix(", sparse")
+            measured = speeds[label]
+            yield (
+                f"| {task.title}, {task.metric} | {label} | {', '.join(f'{value:.2f}' for value in values)} "
+                f"| {statistics.fmean(values):.2f} | {statistics.fmean(losses):+.2%} "
+                f"| {measured.bytes / 1e6:.1f} MB | {measured.speed:.2f}x |"
+            )
+
+
+def _fronts(result: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
+    return (record["front"] for record in result["stages"].values() if "front" in record)
+
+
+def _speeds(run: Path, task: Task, data: Path) -> dict[str, Entry]:
+    """Of the first stage in f32, and of every stage in int8, sparse from half of zeros on."""
+    dev, threads = open_dataset(data / task.data, split="dev"), len(usable_cores())
+    stages = sorted(run.glob("[0-9]-*"))
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        reference = f"{stages[0].name[2:]} f32"
+        paths = {reference: encast.compile(stages[0], work / "f32.encast", dtype="f32", task=task.task)}
+        for stage in stages:
+            sparse = "never" if stage == stages[0] else "always"
+            paths[f"{stage.name[2:]} int8"] = encast.compile(
+                stage, work / f"{stage.name}.encast", dtype="int8", task=task.task, sparse=sparse
+            )
+        judged = [judge(name, path, dev, threads) for name, path in paths.items()]
+        return {entry.name: entry for entry in measure_front(judged, task.metric, threads, None, work)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    running = commands.add_parser("run")
+    running.add_argument("checkpoint")
+    running.add_argument("--data", type=Path, required=True)
+    running.add_argument("--out", type=Path, required=True)
+    running.add_argument("--tasks", nargs="+", choices=TASKS, default=["mrpc", "stsb", "sst2"])
+    running.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    running.add_argument("--jobs", type=int, default=len(usable_cores()))
+    commands.add_parser("table").add_argument("out", type=Path)
+    options = parser.parse_args()
+    if options.command == "run":
+        run(options.checkpoint, options.data, options.out, options.tasks, options.seeds, options.jobs)
+    else:
+        for line in table(options.out):
+            print(line)
+
+
+if __name__ == "__main__":
+    main()
