@@ -114,7 +114,7 @@ def test_cached_answers_are_those_of_the_model(tmp_path: Path, name: str) -> Non
         ids[index, : len(own)], mask[index, : len(own)] = torch.from_numpy(own.astype(np.int64)), True
     cached = CachedTeacher(tmp_path / "cache", examples, task)(rows, ids, torch.zeros_like(ids), mask)
     model = load_model(open_checkpoint(source), task, seed=0)
-    online = OnlineTeacher(model, inside=False)(rows, ids, torch.zeros_like(ids), mask)
+    online = OnlineTeacher(model)(rows, ids, torch.zeros_like(ids), mask)
     valid = mask if name != "classify" else torch.ones(3, dtype=torch.bool)
     torch.testing.assert_close(cached.answers[valid], online.answers[valid], atol=2e-5, rtol=1e-4)
 

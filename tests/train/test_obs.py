@@ -15,6 +15,7 @@ pytest.importorskip("transformers", reason="make test-train installs torch and t
 from checkpoints import ARCHS, make_checkpoint
 from small_rows import classes
 
+import encast.compress.surgeon as surgeon
 from encast.compress.model import Model, load_model
 from encast.compress.obs import Moments, remove_blocks
 from encast.compress.surgeon import Surgeon
@@ -197,6 +198,21 @@ def test_answers_stay_nearer_than_by_magnitude(tmp_path: Path, write_rows: Calla
             own[name].copy_(weight * stays)
     assert error < 0.7 * float((answers(model) - before).square().mean())
     assert not any(module._forward_pre_hooks for module in model.module.modules())
+
+
+def test_layers_that_are_skipped_change_nothing(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {name: weight.detach().clone() for name, weight in model.parameters().items()}
+    layers = {surgeon._layer(name) for name in products(model)}
+    assert layers == {"bert.encoder.layer.0", "bert.encoder.layer.1"}
+    made = []
+    for layer in (surgeon._layer, lambda name: None):
+        monkeypatch.setattr(surgeon, "_layer", layer)
+        model.module.load_state_dict(before, strict=False)
+        Surgeon(model, batches, lambda *_: None)(products(model), 0.5, Pattern.parse("4x1"))
+        made.append({name: weight.detach().clone() for name, weight in model.parameters().items()})
+        answers(model)  # all layers run again
+    assert all(torch.equal(made[0][name], made[1][name]) for name in before)
+    assert any(not torch.equal(made[0][name], before[name]) for name in before)
 
 
 def test_padding_does_not_count(encoder: Path, model: Model) -> None:

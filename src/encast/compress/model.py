@@ -72,15 +72,20 @@ class Model:
     def parameters(self) -> dict[str, Tensor]:
         return dict(self.module.named_parameters())
 
-    def __call__(self, ids: Tensor, types: Tensor, mask: Tensor, *, inside: bool = False) -> Answers:
-        """``ids, types: i64[rows, length]``, ``mask: bool[rows, length]``. ``inside``: hidden states, attention too."""
+    def __call__(
+        self, ids: Tensor, types: Tensor, mask: Tensor, *, hidden: bool = False, attention: bool = False
+    ) -> Answers:
+        """``ids, types: i64[rows, length]``, ``mask: bool[rows, length]``. ``hidden``, ``attention``: those too."""
         given = {"input_ids": ids, "attention_mask": mask.long()}
         if self.typed:
             given["token_type_ids"] = types
-        if inside:
-            given |= {"output_hidden_states": True, "output_attentions": True}
-        out = self.module(**given)
-        return Answers(self._answers(out, mask), out.hidden_states or () if inside else (), _attention(out, inside))
+        wanted = {"output_hidden_states": hidden, "output_attentions": attention}
+        out = self.module(**given, **{name: True for name, value in wanted.items() if value})
+        return Answers(
+            self._answers(out, mask),
+            out.hidden_states or () if hidden else (),
+            tuple(one for one in out.attentions or () if one is not None) if attention else (),
+        )
 
     def _answers(self, out: Any, mask: Tensor) -> Tensor:
         if self.task.task == "answer":
@@ -97,11 +102,6 @@ class Model:
         for weight, bias, activation in self._dense:
             x = activation(F.linear(x, weight.to(x), None if bias is None else bias.to(x)))
         return F.normalize(x, dim=-1) if modules is not None and modules.normalize else x
-
-
-def _attention(out: Any, inside: bool) -> Sequence[Tensor]:
-    found = (getattr(out, "attentions", None) or ()) if inside else ()
-    return tuple(one for one in found if one is not None)
 
 
 def _dense(module: Any) -> tuple[Tensor, Tensor | None, Any]:
@@ -148,14 +148,14 @@ def load_model(
     seed: int,
     layers: Sequence[int] | int | None = None,
     dropout: float | None = None,
-    inside: bool = False,
+    attention: bool = False,
     device: str = "cpu",
 ) -> Model:
     """The checkpoint with the head of the task: its own, or a new one with random weights by ``seed``.
 
     ``layers``: which of its layers stay, or how many. ``dropout``: instead of what the config says; the config that is
-    saved later stays as it was. ``inside``: hidden states and attention weights will be asked for; attention then has
-    no dropout, whose zeros would be learned. A head of other sizes is replaced by a new one, and stderr says so.
+    saved later stays as it was. ``attention``: its weights will be asked for; it then has no dropout,
+    whose zeros would be learned. A head of other sizes is replaced by a new one, and stderr says so.
     Raises ``InputError`` and ``CheckpointError``.
     """
     transformers.logging.set_verbosity_error()
@@ -168,9 +168,9 @@ def load_model(
         _report_head(checkpoint, config, task)
         for name, value in head.items():
             setattr(config, name, value)
-        changed = _set_dropout(config, dropout, inside)
+        changed = _set_dropout(config, dropout, attention)
         options: dict[str, Any] = {"config": config, "local_files_only": True, "dtype": torch.float32}
-        if inside:
+        if attention:
             options["attn_implementation"] = "eager"
         if head:
             options["ignore_mismatched_sizes"] = True
@@ -187,10 +187,10 @@ def load_model(
     return Model(module.to(device), checkpoint, task)
 
 
-def _set_dropout(config: Any, dropout: float | None, inside: bool) -> dict[str, Any]:
+def _set_dropout(config: Any, dropout: float | None, attention: bool) -> dict[str, Any]:
     """Sets the config's fields of dropout, and returns what they were."""
     wanted = {} if dropout is None else dict.fromkeys((*_DROPOUTS, *_ATTENTION_DROPOUTS), dropout)
-    if inside:
+    if attention:
         wanted |= dict.fromkeys(_ATTENTION_DROPOUTS, 0.0)
     before = {name: getattr(config, name) for name in wanted if hasattr(config, name)}
     for name in before:

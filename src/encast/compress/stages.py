@@ -86,9 +86,9 @@ def _train_stage(
     checkpoint = open_checkpoint(source)
     task, examples = examples_of(stage, checkpoint, context)
     distil = stage.distil if isinstance(stage, (Distil, Prune)) else None
-    inside = distil is not None and distil.hidden + distil.attention > 0
     model = load_model(
-        checkpoint, task, seed=context.seed, dropout=stage.dropout, inside=inside, device=context.device,
+        checkpoint, task, seed=context.seed, dropout=stage.dropout, device=context.device,
+        attention=distil is not None and distil.attention > 0,
         layers=stage.layers if isinstance(stage, Distil) else None,
     )  # fmt: skip
     work.mkdir(parents=True, exist_ok=True)
@@ -173,10 +173,10 @@ def _teacher(
 ) -> Source:
     folder = stages.get(distil.teacher) or Path(distil.teacher)
     check_teacher(folder, student, task)
-    inside = distil.hidden + distil.attention > 0
-    if inside or not distil.cache or context.device != "cpu":
-        model = load_model(open_checkpoint(folder), task, seed=context.seed, inside=inside, device=context.device)
-        return OnlineTeacher(model, inside=inside)
+    hidden, attention = distil.hidden > 0, distil.attention > 0
+    if hidden or attention or not distil.cache or context.device != "cpu":
+        model = load_model(open_checkpoint(folder), task, seed=context.seed, attention=attention, device=context.device)
+        return OnlineTeacher(model, hidden=hidden, attention=attention)
     # Beside the stages' own folders: the next stage often has the same teacher.
     key = hashlib.sha256(repr((str(folder), task.max_length, task.stride)).encode()).hexdigest()
     answers = work.parent / f"answers-{key[:16]}"

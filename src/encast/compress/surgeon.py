@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -38,25 +39,37 @@ class Surgeon:
         model = self._model
         training = model.module.training
         model.module.eval()
-        reference = Model(copy.deepcopy(model.module), model.checkpoint, model.task)
         batches = self._batches()
-        weights = model.parameters()
+        reference = Model(copy.deepcopy(model.module), model.checkpoint, model.task)
+        pair = _Inputs(model, batches), _Inputs(reference, batches)
         chosen: dict[str, Tensor] = {}
-        for names, calls in _groups(model, batches[0], alive):
-            moments = _moments(model, reference, names[0], calls, batches)
-            for name in names:
-                stay = alive[name].numel() - int(sparsity * alive[name].numel() + 0.5)
-                try:
-                    made, chosen[name] = remove_blocks(
-                        weights[name].detach().float(), moments, alive[name], stay, pattern
-                    )
-                except torch.linalg.LinAlgError:
-                    raise InputError(
-                        f"{name}: its inputs are not finite, or too large: training diverged; lower learning-rate"
-                    ) from None
-                weights[name].copy_(made)
-                self._progress(len(chosen), len(alive))
-        model.module.train(training)
+        try:
+            done = None
+            for names, calls in _groups(model, batches[0], alive):
+                layer = _layer(names[0])
+                if done is not None and layer != done:
+                    for inputs in pair:
+                        inputs.skip(done)
+                done = layer
+                moments = _moments(*(inputs.of(names[0], calls) for inputs in pair))
+                for name in names:
+                    chosen[name] = self._prune(name, moments, alive[name], sparsity, pattern)
+                    self._progress(len(chosen), len(alive))
+        finally:
+            pair[0].restore()
+            model.module.train(training)
+        return chosen
+
+    def _prune(self, name: str, moments: Moments, alive: Tensor, sparsity: float, pattern: Pattern) -> Tensor:
+        weight = self._model.parameters()[name]
+        stay = alive.numel() - int(sparsity * alive.numel() + 0.5)
+        try:
+            made, chosen = remove_blocks(weight.detach().float(), moments, alive, stay, pattern)
+        except torch.linalg.LinAlgError:
+            raise InputError(
+                f"{name}: its inputs are not finite, or too large: training diverged; lower learning-rate"
+            ) from None
+        weight.copy_(made)
         return chosen
 
 
@@ -89,6 +102,12 @@ def _module(model: Model, name: str) -> Any:
     return model.module.get_submodule(name.removesuffix(".weight"))
 
 
+def _layer(name: str) -> str | None:
+    """The layer that a product is in; None where the layers share their weights."""
+    found = re.match(r"(?:.*\.)?layer\.[0-9]+(?=\.)", name)
+    return None if found is None else found[0]
+
+
 def _groups(model: Model, batch: Batch, names: Collection[str]) -> list[tuple[list[str], int]]:
     """Products in the order in which they run, those with the same input together, and how often they run."""
     seen: dict[str, list[Tensor]] = {}
@@ -114,32 +133,67 @@ def _groups(model: Model, batch: Batch, names: Collection[str]) -> list[tuple[li
     return groups
 
 
-def _moments(model: Model, reference: Model, name: str, calls: int, batches: Sequence[Batch]) -> Moments:
-    """Of the inputs of product ``name``, which a row passes ``calls`` times; padding does not count."""
-    own = cross = torch.zeros(())
+def _moments(own: Iterable[Tensor], reference: Iterable[Tensor]) -> Moments:
+    """Of the inputs of one product, ``f32[tokens, inputs]`` at a time."""
+    square = cross = torch.zeros(())
     tokens = 0
-    for batch in batches:
-        for x, other in zip(_inputs(model, name, calls, batch), _inputs(reference, name, calls, batch), strict=True):
-            own, cross, tokens = own + x.T @ x, cross + other.T @ x, tokens + len(x)
-    return Moments(own / tokens, cross / tokens)
+    for x, other in zip(own, reference, strict=True):
+        square, cross, tokens = square + x.T @ x, cross + other.T @ x, tokens + len(x)
+    return Moments(square / tokens, cross / tokens)
 
 
-def _inputs(model: Model, name: str, calls: int, batch: Batch) -> list[Tensor]:
-    """``f32[tokens, inputs]`` of every call."""
-    found: list[Tensor] = []
-    mask = batch[2]
+class _Inputs:
+    """Inputs of a model's products. Layers are pruned from the first to the last; one that is skipped gives what it
+    gave when it last ran, which saves most of the work."""
 
-    def see(module: Any, given: tuple[Tensor, ...]) -> None:
-        x = given[0].detach().float()
-        found.append(x[mask] if x.shape[:2] == mask.shape else x.reshape(-1, x.shape[-1]))
-        if len(found) == calls:
+    def __init__(self, model: Model, batches: Sequence[Batch]) -> None:
+        self._model, self._batches = model, batches
+        self._skipped: list[Any] = []
+        self._kept: list[Any] = []
+        self._at = 0
+
+    def of(self, name: str, calls: int) -> Iterator[Tensor]:
+        """``f32[tokens, inputs]`` of every batch and call of product ``name``, without padding; a row passes it
+        ``calls`` times."""
+        found: list[Tensor] = []
+
+        def see(module: Any, given: tuple[Tensor, ...]) -> None:
+            found.append(given[0].detach().float())
+            if len(found) == calls:
+                raise _DoneError
+
+        for at, (_, _, mask) in enumerate(self._batches):
+            found.clear()
+            self._run(at, _module(self._model, name).register_forward_pre_hook(see))
+            for x in found:
+                yield x[mask] if x.shape[:2] == mask.shape else x.reshape(-1, x.shape[-1])
+
+    def skip(self, layer: str) -> None:
+        """To be called when the layer and those before it stay as they are."""
+        kept: list[Any] = []
+
+        def see(module: Any, given: Any, out: Any) -> None:
+            kept.append(out)
             raise _DoneError
 
-    hook = _module(model, name).register_forward_pre_hook(see)
-    try:
-        model(*batch)
-    except _DoneError:
-        pass
-    finally:
-        hook.remove()
-    return found
+        module = self._model.module.get_submodule(layer)
+        for at in range(len(self._batches)):
+            self._run(at, module.register_forward_hook(see))
+        self._kept = kept
+        module.forward = lambda *_, **__: self._kept[self._at]
+        self._skipped.append(module)
+
+    def restore(self) -> None:
+        """All layers run again."""
+        for module in self._skipped:
+            del module.forward
+        self._skipped.clear()
+
+    def _run(self, at: int, hook: Any) -> None:
+        self._at = at
+        try:
+            self._model(*self._batches[at])
+        except _DoneError:
+            pass
+        finally:
+            hook.remove()

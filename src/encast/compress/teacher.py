@@ -39,15 +39,15 @@ class Source(Protocol):
 
 
 class OnlineTeacher:
-    """The teacher as a module, asked with every batch. ``inside``: its hidden states and attention are needed too."""
+    """The teacher as a module, asked with every batch. ``hidden``, ``attention``: those are needed too."""
 
-    def __init__(self, model: Model, *, inside: bool) -> None:
-        self._model, self._inside = model, inside
+    def __init__(self, model: Model, *, hidden: bool = False, attention: bool = False) -> None:
+        self._model, self._hidden, self._attention = model, hidden, attention
         model.module.eval().requires_grad_(False)
 
     def __call__(self, rows: Sequence[int], ids: Tensor, types: Tensor, mask: Tensor) -> Answers:
         with torch.no_grad():
-            return self._model(ids, types, mask, inside=self._inside)
+            return self._model(ids, types, mask, hidden=self._hidden, attention=self._attention)
 
 
 class CachedTeacher:

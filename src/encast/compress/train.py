@@ -182,9 +182,9 @@ class Trainer:
     def _loss(self, rows: Sequence[int]) -> Tensor:
         ids, types, mask = self._collate(rows)
         distil = self._distil
-        inside = distil is not None and distil.hidden + distil.attention > 0
+        hidden, attention = (distil.hidden > 0, distil.attention > 0) if distil is not None else (False, False)
         with self._autocast():
-            own = self._model(ids, types, mask, inside=inside)
+            own = self._model(ids, types, mask, hidden=hidden, attention=attention)
         answers, task = own.answers.float(), self._model.task
         targets = task.targets([self._examples[row].target for row in rows], ids.shape[1]).to(self._device)
         if distil is None:
@@ -196,7 +196,7 @@ class Trainer:
             loss = loss + distil.hard * task.loss(answers, targets)
         if distil.soft:
             loss = loss + distil.soft * task.soft_loss(answers, other.answers.float(), mask, distil.temperature)
-        return loss + _inner_loss(distil, own, other, mask) if inside else loss
+        return loss + _inner_loss(distil, own, other, mask) if hidden or attention else loss
 
     def _autocast(self) -> Any:
         if self._facts.precision != "bf16":
