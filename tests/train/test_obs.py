@@ -15,6 +15,7 @@ pytest.importorskip("transformers", reason="make test-train installs torch and t
 from checkpoints import ARCHS, make_checkpoint
 from small_rows import classes
 
+import encast.compress.obs as obs
 import encast.compress.surgeon as surgeon
 from encast.compress.model import Model, load_model
 from encast.compress.obs import Moments, remove_blocks
@@ -106,6 +107,30 @@ def test_outputs_lose_less_than_by_magnitude(pattern: str, shape: tuple[int, int
     assert error < 0.4 * other
 
 
+def test_of_two_inputs_that_are_alike_one_stays() -> None:
+    generator = np.random.default_rng(7)
+    causes = generator.standard_normal((2000, 48))
+    x = np.concatenate([causes, causes + 0.03 * generator.standard_normal(causes.shape)], 1)
+    weight = generator.standard_normal((32, 96))
+    made, _ = removed(weight, x, 8 * 48, "4x1")
+    assert np.mean((x @ (made - weight).T) ** 2) < 0.002 * np.mean((x @ weight.T) ** 2)
+
+
+def test_parts_of_a_weight_are_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = np.random.default_rng(8).standard_normal((40, 60)), alike(60)
+    whole, chosen = removed(weight, x, 150, "4x1")
+    _, first = removed(weight, x, 400, "4x1")
+    again, _ = removed(weight, x, 150, "4x1", alive=first)
+    monkeypatch.setattr(obs, "_BATCH_BYTES", 1)
+    parts, others = removed(weight, x, 150, "4x1")
+    np.testing.assert_array_equal(chosen, others)
+    np.testing.assert_allclose(parts, whole, atol=1e-9)
+    # Where groups have different numbers of blocks, how many leave at a time depends on the part.
+    parts, _ = removed(weight, x, 150, "4x1", alive=first)
+    error, other = (float(np.mean((x @ (one - weight).T) ** 2)) for one in (parts, again))
+    assert error == pytest.approx(other, rel=0.1)
+
+
 def test_what_has_left_does_not_come_back() -> None:
     weight, x = np.random.default_rng(3).standard_normal((16, 40)), alike(40)
     _, first = removed(weight, x, 90, "4x1")
@@ -154,7 +179,7 @@ def open_model(source: Path, write_rows: Callable[..., Path]) -> Model:
     return load_model(open_checkpoint(source), find_task("classify", data)(data, 64, 0), seed=0)
 
 
-def batches(padding: int = 0) -> list[Any]:
+def batches(tokens: int = 0, padding: int = 0) -> list[Any]:
     """Four batches of 8 rows of 12 tokens, and padding behind them."""
     generator = torch.Generator().manual_seed(3)
     made = []
@@ -170,6 +195,14 @@ def products(model: Model) -> dict[str, Any]:
     own = model.parameters()
     names = product_weights(model.checkpoint, names=own)
     return {name: torch.ones(own[name].shape[0] // 4, own[name].shape[1], dtype=torch.bool) for name in names}
+
+
+def as_it_was(model: Model) -> bool:
+    """Whether no hook and no other forward was left behind."""
+    return not any(
+        module._forward_pre_hooks or module._forward_hooks or "forward" in vars(module)
+        for module in model.module.modules()
+    )
 
 
 def answers(model: Model) -> Any:
@@ -197,7 +230,7 @@ def test_answers_stay_nearer_than_by_magnitude(tmp_path: Path, write_rows: Calla
             stays = torch.from_numpy(magnitude_mask(weight.numpy(), Pattern.parse("4x1"), 0.5))
             own[name].copy_(weight * stays)
     assert error < 0.7 * float((answers(model) - before).square().mean())
-    assert not any(module._forward_pre_hooks for module in model.module.modules())
+    assert as_it_was(model)
 
 
 def test_layers_that_are_skipped_change_nothing(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,23 +251,31 @@ def test_layers_that_are_skipped_change_nothing(model: Model, monkeypatch: pytes
 def test_padding_does_not_count(encoder: Path, model: Model) -> None:
     own = {name: weight.detach().clone() for name, weight in model.parameters().items()}
     model.module.train()
-    Surgeon(model, lambda: batches(), lambda *_: None)(products(model), 0.5, Pattern.parse("4x1"))
+    Surgeon(model, batches, lambda *_: None)(products(model), 0.5, Pattern.parse("4x1"))
     assert model.module.training
     first = {name: weight.detach().clone() for name, weight in model.parameters().items()}
     model.module.load_state_dict(own, strict=False)
     plain = batches()
     padded = [
         (torch.nn.functional.pad(ids, (0, 9), value=7), torch.nn.functional.pad(types, (0, 9)), mask)
-        for (ids, types, _), (_, _, mask) in zip(plain, batches(9), strict=True)
+        for (ids, types, _), (_, _, mask) in zip(plain, batches(padding=9), strict=True)
     ]
-    Surgeon(model, lambda: padded, lambda *_: None)(products(model), 0.5, Pattern.parse("4x1"))
+    Surgeon(model, lambda tokens: padded, lambda *_: None)(products(model), 0.5, Pattern.parse("4x1"))
     for name, weight in model.parameters().items():
         np.testing.assert_allclose(weight.detach().numpy(), first[name].numpy(), rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 def test_a_model_that_diverged(model: Model) -> None:
-    norm = next(name for name in model.parameters() if name.endswith("LayerNorm.weight"))
+    norm = "bert.encoder.layer.0.output.LayerNorm.weight"
     with torch.no_grad():
         model.parameters()[norm].fill_(torch.inf)
-    with pytest.raises(InputError, match="diverged; lower learning-rate"):
+    with pytest.raises(InputError, match=r"layer.1.attention.*not finite.*lower learning-rate where training diverged"):
         Surgeon(model, batches, lambda *_: None)(products(model), 0.5, Pattern.parse("4x1"))
+    assert as_it_was(model)
+
+
+def test_a_product_that_no_row_reaches(model: Model) -> None:
+    alive = products(model)
+    model.module.bert.encoder.layer[1].intermediate.forward = lambda x: torch.zeros(*x.shape[:2], 64)
+    with pytest.raises(InputError, match=r"layer.1.intermediate.dense.weight: no row of the training set reaches it"):
+        Surgeon(model, batches, lambda *_: None)(alive, 0.5, Pattern.parse("4x1"))

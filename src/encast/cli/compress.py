@@ -14,8 +14,9 @@ import typer
 from encast.cli.columns import columns_of
 from encast.cli.interrupts import sigterm_interrupts
 from encast.cli.progress import Progress
-from encast.data.datasets import DATASETS, Dataset, open_dataset
-from encast.errors import need_modules
+from encast.data.datasets import DATASETS, Dataset, Labelled, Question, open_dataset
+from encast.data.texts import read_texts
+from encast.errors import InputError, need_modules
 from encast.files import write_whole
 from encast.importers import open_checkpoint
 
@@ -38,6 +39,10 @@ def compress_command(
     ] = "fine-tune",
     dev: Annotated[
         Path | None, typer.Option(help="The file of the rows that decide; default: the folder's dev file.")
+    ] = None,
+    unlabelled: Annotated[
+        Path | None,
+        typer.Option(help="More rows, without labels (.jsonl, .csv, .parquet, lines), for stages that distil."),
     ] = None,
     metric: Annotated[str | None, typer.Option(help="What decides, as `encast eval` names it.")] = None,
     text_column: Annotated[str | None, typer.Option(help="The column of the text (question, words).")] = None,
@@ -80,15 +85,18 @@ def compress_command(
     columns = columns_of(task, named)
     train = _sample(open_dataset(data, columns, "train"), train_rows, seed)
     judged = open_dataset(dev or data, columns, "dev") if dev is not None or data.is_dir() else None
+    texts = None if unlabelled is None else _unlabelled(unlabelled, train, text_column, pair_column)
     if dry_run:
-        context = prepare(open_checkpoint(source), stages, task, train, judged, metric, seed, threads, device, paid)
+        context = prepare(
+            open_checkpoint(source), stages, task, train, judged, texts, metric, seed, threads, device, paid
+        )
         _show_forecast(list(forecast(source, stages, context)), json)
         return
     with ExitStack() as stack:
         shown = _Shown(stack, quiet=json)
         result = compress(
-            source, out, task=task, recipe=stages, train=train, dev=judged, metric=metric, seed=seed,
-            threads=threads, device=device, usd_per_hour=paid, resume=resume, progress=shown,
+            source, out, task=task, recipe=stages, train=train, dev=judged, unlabelled=texts, metric=metric,
+            seed=seed, threads=threads, device=device, usd_per_hour=paid, resume=resume, progress=shown,
         )  # fmt: skip
     write_whole(result.out / "report.html", to_page(result))
     if json:
@@ -96,6 +104,21 @@ def compress_command(
         return
     for line in lines(result):
         typer.echo(line)
+
+
+def _unlabelled(path: Path, train: Dataset, text: str | None, pair: str | None) -> Dataset:
+    """Rows of the form of the training rows."""
+    first = train.rows[0]
+    if isinstance(first, Question):
+        columns = [text or "question", pair or "context"]
+    elif isinstance(first, Labelled) and isinstance(first.text, str):
+        columns = [text or "text"]
+    else:
+        columns = [text or "text", pair or "pair"]
+    rows = list(read_texts(path, columns))
+    if not rows:
+        raise InputError(f"{path}: holds no rows")
+    return Dataset(str(path), "texts", rows)
 
 
 def _show_forecast(stages: Sequence[Forecast], json: bool) -> None:

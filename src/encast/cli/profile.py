@@ -17,8 +17,9 @@ from encast import engine as engines
 from encast._core import Plan
 from encast.backends.cpu import CpuRunnable
 from encast.ceilings import Ceilings
-from encast.data import FORMATS, BadRow, open_rows
+from encast.data import FORMATS
 from encast.data.output import OutputFile
+from encast.data.texts import read_texts
 from encast.engine import BATCH_TOKENS, Engine
 from encast.errors import InputError, need_modules
 from encast.measure.lengths import MOST_SEQUENCES, read_histogram
@@ -209,18 +210,10 @@ def _of_texts(engine: Engine, path: str, format: str, text_column: str | None, p
     session = engine.session
     prompt = session.prompt(None) if engine.task == "embed" else ""
     rows: list[str | tuple[str, str]] = []
-    with open_rows(path, columns, format) as reader:
-        for row in reader:
-            if isinstance(row, BadRow):
-                raise InputError(f"{path}: row {row.number}: {row.reason}; correct or drop it")
-            values = [row.values[column] for column in columns]
-            for column, value in zip(columns, values, strict=True):
-                if not isinstance(value, str):
-                    raise InputError(f"{path}: row {row.number}: {column!r} is no text; name another column")
-            first, *second = map(str, values)
-            rows.append((first, second[0]) if second else prompt + first)
-            if len(rows) > MOST_SEQUENCES:
-                raise InputError(f"{path}: more than {MOST_SEQUENCES} texts; give some of them")
+    for text in read_texts(path, columns, format):
+        rows.append(prompt + text if isinstance(text, str) else text)
+        if len(rows) > MOST_SEQUENCES:
+            raise InputError(f"{path}: more than {MOST_SEQUENCES} texts; give some of them")
     return of_batches(f"{len(rows)} texts of {path}", (piece.batch for piece in session.stream(rows)))
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from encast.archs import build_graph
 from encast.compress.model import head_labels, longest_text
 from encast.compress.recipe import Distil, Prune, Quantise, Recipe, Training
-from encast.compress.stages import Context
+from encast.compress.stages import Context, takes_unlabelled
 from encast.compress.tasks import find_task
 from encast.compress.teacher import check_teacher
+from encast.data.datasets import Labelled
 from encast.errors import InputError
 from encast.importers import Checkpoint
 from encast.scoring import METRICS
@@ -22,6 +23,7 @@ __all__ = ["check_run"]
 def check_run(checkpoint: Checkpoint, recipe: Recipe, context: Context) -> None:
     """Raises ``InputError`` naming the stage and what is wrong."""
     _check_data(context)
+    _check_unlabelled(recipe, context)
     layers = build_graph(checkpoint, "features").meta.layers
     names = recipe.names()
     for stage, name in zip(recipe.stages, names, strict=True):
@@ -52,6 +54,26 @@ def _check_data(context: Context) -> None:
             )
     if dev.kind == "scores" and len({row.gold for row in dev.rows}) < 2:
         raise InputError(f"{dev.name} has {len(dev.rows)} rows of one score; a correlation needs two scores at least")
+
+
+def _check_unlabelled(recipe: Recipe, context: Context) -> None:
+    texts, train = context.unlabelled, context.train
+    if texts is None:
+        return
+    if not any(isinstance(stage, Training) and takes_unlabelled(stage) for stage in recipe.stages):
+        raise InputError(
+            f"{texts.name} has no labels, and no stage learns from a teacher alone; add `distil` with hard 0 to one, "
+            "or leave it out"
+        )
+    if train.kind == "entities":
+        raise InputError(
+            f"{texts.name}: labels of words are not learned from a teacher's answers for texts; leave it out"
+        )
+    first = train.rows[0]
+    pairs = not isinstance(first, Labelled) or isinstance(first.text, tuple)
+    if pairs != isinstance(texts.rows[0], tuple):
+        form = ("pairs", "single texts") if pairs else ("single texts", "pairs")
+        raise InputError(f"{train.name} has {form[0]}, {texts.name} {form[1]}; give rows of the same form")
 
 
 def _check_quantise(stage: Quantise, context: Context) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import encast.engine as engines
 from encast.compile import compile
@@ -20,8 +21,8 @@ from encast.compress.recipe import Distil, Prune, Quantise, Recipe, Training
 from encast.compress.scores import SCORES
 from encast.compress.stages import Context, examples_of
 from encast.compress.state import StateFolder
-from encast.compress.surgeon import surgery_seconds
-from encast.compress.train import CALIBRATION_TOKENS, Trainer
+from encast.compress.surgeon import calibration_tokens, surgery_seconds
+from encast.compress.train import Trainer
 from encast.importers import open_checkpoint
 from encast.sparsity import product_weights
 from encast.tasks.session import pack
@@ -52,10 +53,12 @@ class Forecast:
 
 def forecast(source: str, recipe: Recipe, context: Context) -> Iterator[Forecast]:
     """One stage after the other, from some trial steps of each on rows of middling lengths; nothing is written."""
+    torch.set_num_threads(context.threads)
     checkpoint = open_checkpoint(source)
     rate = _engine_rate(source, context)
     weights = sum(int(np.prod(checkpoint.tensors.shape(name))) for name in checkpoint.tensors) * 4
     dev_tokens = 0
+    teacher = 0  # bytes of answers, which stay to the end
     answered: set[tuple[Any, ...]] = set()
     for stage, name in zip(recipe.stages, recipe.names(), strict=True):
         if isinstance(stage, Quantise):
@@ -79,7 +82,6 @@ def forecast(source: str, recipe: Recipe, context: Context) -> Iterator[Forecast
         tokens = round(sum(one.tokens for one in examples) * epochs)
         seconds = steps * step
         distil = stage.distil if isinstance(stage, (Prune, Distil)) else None
-        teacher = 0
         if distil is not None:
             own = sum(one.tokens for one in examples)
             if distil.cache and not distil.hidden + distil.attention and context.device == "cpu":
@@ -88,13 +90,14 @@ def forecast(source: str, recipe: Recipe, context: Context) -> Iterator[Forecast
                     answered.add(key)
                     seconds += own / rate
                     labels = len(task.head().get("id2label", ())) or 2
-                    teacher = 4 * labels * (own if task.task in ("tag", "answer") else len(examples))
+                    teacher += 4 * labels * (own if task.task in ("tag", "answer") else len(examples))
             else:
                 seconds *= 4 / 3  # a forward of the teacher is a third of a step's work
-        if isinstance(stage, Prune) and SCORES[stage.score].read is None:
+        if isinstance(stage, Prune) and SCORES[stage.score].by_outputs:
             names = product_weights(checkpoint, stage.keep, plain.parameters())
-            # Two models run halfway on average for every input, and about three products have one input.
-            seconds += surgery_seconds(plain, names, stage) + len(names) * 2 / 3 * CALIBRATION_TOKENS / rate
+            wanted = min(calibration_tokens(plain, names), sum(one.tokens for one in examples))
+            # Every layer of two models runs once, and twice again in parts.
+            seconds += surgery_seconds(plain, names, stage.pattern, wanted) + 5 * wanted / rate
         if context.dev is not None:
             seconds += math.ceil(stage.evaluations * epochs) * dev_tokens / rate
         yield Forecast(name, _what(stage), steps, tokens, seconds, weights, _STATES * weights + teacher)

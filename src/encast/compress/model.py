@@ -25,6 +25,7 @@ from encast.sparsity.files import copy_files
 from encast.tasks.tokenize import Tokenizer
 
 __all__ = [
+    "LAYER",
     "Answers",
     "Model",
     "evenly",
@@ -47,7 +48,8 @@ _DROPOUTS = (
     "hidden_dropout_prob", "dropout", "classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout",
     "qa_dropout", "summary_last_dropout",
 )  # fmt: skip
-_LAYER = re.compile(r"(?<=\blayer\.)([0-9]+)(?=\.)")
+LAYER = re.compile(r"(?<=\blayer\.)([0-9]+)(?=\.)")
+"""The number of a layer in the name of a parameter."""
 _LAYER_COUNTS = ("num_hidden_layers", "n_layers")
 
 
@@ -68,6 +70,10 @@ class Model:
         self.pad = int(module.config.pad_token_id or 0)
         self.typed = int(getattr(module.config, "type_vocab_size", 0) or 0) > 1
         self._dense = [] if checkpoint.modules is None else [_dense(one) for one in checkpoint.modules.dense]
+
+    @property
+    def device(self) -> Any:
+        return next(self.module.parameters()).device
 
     def parameters(self) -> dict[str, Tensor]:
         return dict(self.module.named_parameters())
@@ -228,7 +234,7 @@ def _with_layers(module: Any, layers: Sequence[int] | int, path: str) -> Any:
     config = module.config
     name = next((one for one in _LAYER_COUNTS if hasattr(config, one)), _LAYER_COUNTS[0])
     state = module.state_dict()
-    found = {int(match[1]) for key in state if (match := _LAYER.search(key))}
+    found = {int(match[1]) for key in state if (match := LAYER.search(key))}
     count = max(found, default=-1) + 1
     if count < 2 or found != set(range(getattr(config, name))):
         raise UnsupportedModelError(f"{path}: its {getattr(config, name)} layers share weights; leave `layers` out")
@@ -240,9 +246,9 @@ def _with_layers(module: Any, layers: Sequence[int] | int, path: str) -> Any:
     small = type(module)._from_config(fewer, attn_implementation=config._attn_implementation)
     chosen = {}
     for key, value in state.items():
-        match = _LAYER.search(key)
+        match = LAYER.search(key)
         if match is None or int(match[1]) in place:
-            chosen[key if match is None else _LAYER.sub(str(place[int(match[1])]), key, count=1)] = value
+            chosen[key if match is None else LAYER.sub(str(place[int(match[1])]), key, count=1)] = value
     small.load_state_dict(chosen)
     return small
 

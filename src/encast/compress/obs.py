@@ -25,6 +25,9 @@ _DAMP = 0.01
 _SHARE = 16
 """One of so many blocks that are left goes at a time, before the rest is adjusted and judged anew."""
 
+_ALIKE = 0.1
+"""Blocks that could make up for each other to this share of what they cost do not go together, if others can."""
+
 _COMPACT = 0.75
 """Matrices are made smaller when no more than this share of their columns is left."""
 
@@ -41,15 +44,39 @@ class Moments:
     cross: Tensor
 
 
+@dataclass(frozen=True)
+class _System:
+    """The moments of the columns of some groups' own blocks.
+
+    ``columns i64[groups, n]``: n of the group that has most; where another has fewer, further columns follow, for which
+    ``valid bool[groups, n]`` is false and which are apart from all others. ``factor f32[groups, n, n]``: Cholesky's,
+    lower.
+    """
+
+    columns: Tensor
+    valid: Tensor
+    factor: Tensor
+
+    def solve(self, wanted: Tensor) -> Tensor:
+        """Least squares for ``wanted f32[groups, high, inputs]``, times the moments: ``f32[groups, high, n]``."""
+        target = wanted.gather(2, _rows(self.columns, wanted.shape[1])) * self.valid[:, None]
+        return torch.cholesky_solve(target.transpose(1, 2), self.factor).transpose(1, 2) * self.valid[:, None]
+
+    def expand(self, groups: int) -> _System:
+        return _System(*(one.expand(groups, *one.shape[1:]) for one in (self.columns, self.valid, self.factor)))
+
+
 def remove_blocks(
     weight: Tensor, moments: Moments, alive: Tensor, stay: int, pattern: Pattern
 ) -> tuple[Tensor, Tensor]:
     """The product that has ``stay`` blocks and outputs nearest to ``weight``'s on the reference's inputs.
 
     ``weight``: ``f32[outputs, inputs]``. ``alive``: ``bool[block rows, block columns]``, those that may stay. Returns
-    the new weight, zero elsewhere, and its ``alive``. Raises ``torch.linalg.LinAlgError`` where the moments are not
-    finite.
+    the new weight, zero elsewhere, and its ``alive``. Raises ``torch.linalg.LinAlgError`` where the moments are those
+    of no inputs, ``ValueError`` where they are not finite.
     """
+    if not bool(moments.own.isfinite().all() and moments.cross.isfinite().all()):
+        raise ValueError("inputs are not finite, or too large to be squared")
     high, wide = pattern.outputs, pattern.inputs
     outputs, inputs = weight.shape
     rest = (0, -inputs % wide, 0, -outputs % high)
@@ -60,38 +87,31 @@ def remove_blocks(
     groups = wanted.reshape(len(alive), high, -1)
     size = max(1, _BATCH_BYTES // (own.numel() * own.element_size()))
     parts = [slice(begin, begin + size) for begin in range(0, len(groups), size)]
-    costs = torch.cat([_costs(groups[part], own, alive[part], wide) for part in parts])
+    # As long as all groups have the same blocks, which they have at first, one system is that of all.
+    same = _system(own, alive[:1], wide) if bool((alive == alive[:1]).all()) else None
+    inverse = None if same is None else torch.cholesky_inverse(same.factor)
+    found = [_costs(groups[part], own, alive[part], wide, same, inverse) for part in parts]
+    costs, turns = (torch.cat(one).flatten() for one in zip(*found, strict=True))
+    order = torch.argsort(turns, stable=True)
+    order = order[torch.argsort(costs[order], stable=True)]
     chosen = torch.zeros(alive.numel(), dtype=torch.bool, device=alive.device)
-    chosen[torch.argsort(costs.flatten(), descending=True, stable=True)[:stay]] = True
+    chosen[order[len(order) - stay :]] = True
     chosen = chosen.reshape(alive.shape) & alive
     made = torch.zeros_like(groups)
     for part in parts:
-        columns, solved, _ = _solve(groups[part], own, chosen[part], wide)
-        made[part].scatter_(2, columns[:, None].expand(-1, high, -1), solved)
+        system = _system(own, chosen[part], wide)
+        made[part].scatter_(2, _rows(system.columns, high), system.solve(groups[part]))
     return made.reshape(-1, own.shape[0])[:outputs, :inputs].contiguous(), chosen
 
 
-def _solve(wanted: Tensor, own: Tensor, alive: Tensor, wide: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Least squares in groups of rows, each on the columns of its own blocks: ``wanted f32[groups, high, inputs]``.
-
-    Returns ``columns i64[groups, n]``, n of the group that has most; where another has fewer, further columns follow,
-    whose weight is 0. Then the weights ``f32[groups, high, n]``, and the factor ``f32[groups, n, n]`` (Cholesky, lower)
-    of the moments of the columns, in which those further ones are apart from all others.
-    """
-    if len(alive) > 1 and bool((alive == alive[:1]).all()):
-        # All rows have the same columns, as at the beginning: one system is all there is to solve.
-        columns, solved, factor = _solve(wanted.reshape(1, -1, wanted.shape[2]), own, alive[:1], wide)
-        groups, high, _ = wanted.shape
-        return columns.expand(groups, -1), solved.reshape(groups, high, -1), factor.expand(groups, -1, -1)
+def _system(own: Tensor, alive: Tensor, wide: int) -> _System:
     most = int(alive.sum(1).max())
     blocks = torch.argsort(alive.to(torch.uint8), dim=1, descending=True, stable=True)[:, :most]
     columns = _columns(blocks, wide)
     valid = alive.gather(1, blocks).repeat_interleave(wide, 1)
-    system = own[columns[:, :, None], columns[:, None, :]] * (valid[:, :, None] & valid[:, None, :])
-    system.diagonal(dim1=1, dim2=2).add_((~valid).to(own.dtype))
-    target = wanted.gather(2, columns[:, None].expand(-1, wanted.shape[1], -1)) * valid[:, None]
-    factor = torch.linalg.cholesky(system)
-    return columns, torch.cholesky_solve(target.transpose(1, 2), factor).transpose(1, 2) * valid[:, None], factor
+    matrices = own[columns[:, :, None], columns[:, None, :]] * (valid[:, :, None] & valid[:, None, :])
+    matrices.diagonal(dim1=1, dim2=2).add_((~valid).to(own.dtype))
+    return _System(columns, valid, torch.linalg.cholesky(matrices))
 
 
 def _columns(blocks: Tensor, wide: int) -> Tensor:
@@ -99,42 +119,74 @@ def _columns(blocks: Tensor, wide: int) -> Tensor:
     return (blocks[:, :, None] * wide + torch.arange(wide, device=blocks.device)).flatten(1)
 
 
-def _costs(wanted: Tensor, own: Tensor, alive: Tensor, wide: int) -> Tensor:
-    """``f32[groups, block columns]``: the error that each block adds when it leaves, in the order in which they leave
-    their group. It rises along that order, so that none stays that left before another. Of those not alive: -inf.
+def _rows(columns: Tensor, count: int) -> Tensor:
+    """An index for ``gather``: the same columns of ``count`` rows."""
+    return columns[:, None].expand(-1, count, -1)
+
+
+def _costs(
+    wanted: Tensor, own: Tensor, alive: Tensor, wide: int, same: _System | None, inverse: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """``f32[groups, block columns]``: the error that each block adds when it leaves, or that one before it in its group
+    has added if that was more; -inf for blocks that are not alive. And its turn to leave, ``i64``.
+
+    ``same``: the system of every group, if it is the same one, and its ``inverse``.
     """
     groups, high, _ = wanted.shape
-    columns, weight, factor = _solve(wanted, own, alive, wide)
-    inverse = torch.cholesky_inverse(factor[:1] if factor.stride(0) == 0 else factor).repeat(
-        groups if factor.stride(0) == 0 else 1, 1, 1
-    )
-    blocks = columns[:, ::wide] // wide
+    system = _system(own, alive, wide) if same is None else same.expand(groups)
+    weight = system.solve(wanted)
+    inverse = torch.cholesky_inverse(system.factor) if inverse is None else inverse.repeat(groups, 1, 1)
+    blocks = system.columns[:, ::wide] // wide
     costs = torch.full(alive.shape, -torch.inf, dtype=own.dtype, device=own.device)
-    highest = torch.zeros(groups, 1, dtype=own.dtype, device=own.device)
+    turns = torch.zeros(alive.shape, dtype=torch.long, device=own.device)
+    highest = torch.full((groups, 1), -torch.inf, dtype=own.dtype, device=own.device)
     gone = torch.zeros_like(blocks, dtype=torch.bool)
     left = blocks.shape[1]
     while left:
         if left <= _COMPACT * blocks.shape[1]:
             stay = torch.argsort(gone.to(torch.uint8), dim=1, stable=True)[:, :left]
             columns = _columns(stay, wide)
-            weight = weight.gather(2, columns[:, None].expand(-1, high, -1))
+            weight = weight.gather(2, _rows(columns, high))
             inverse = torch.stack([one[keep][:, keep] for one, keep in zip(inverse, columns, strict=True)])
             blocks, gone = blocks.gather(1, stay), gone.gather(1, stay)
-        count = blocks.shape[1]
-        square = inverse.reshape(groups, count, wide, count, wide).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
-        square = torch.where(gone[:, :, None, None], torch.eye(wide, device=own.device), square)
-        parts = weight.reshape(groups, high, count, wide).permute(0, 2, 3, 1)
-        scores = (parts * torch.linalg.solve(square, parts)).sum((2, 3)).masked_fill_(gone, torch.inf)
-        leaving = torch.argsort(scores, dim=1, stable=True)[:, : max(1, left // _SHARE)]
-        added = torch.maximum(scores.gather(1, leaving), torch.nextafter(highest, highest + 1))
+        leaving, scores = _leaving(weight, inverse, gone, left, wide)
+        added = torch.cummax(torch.cat([highest, scores], 1), 1).values
         highest = added[:, -1:]
-        costs.scatter_(1, blocks.gather(1, leaving), added)
+        places = blocks.gather(1, leaving)
+        costs.scatter_(1, places, added[:, 1:])
+        turns.scatter_(1, places, torch.arange(-left, leaving.shape[1] - left, device=own.device).expand_as(places))
         out = _columns(leaving, wide)
         rows = inverse.gather(1, out[:, :, None].expand(-1, -1, inverse.shape[2]))
-        share = torch.linalg.solve(rows.gather(2, out[:, None].expand(-1, out.shape[1], -1)), rows)
-        weight.baddbmm_(weight.gather(2, out[:, None].expand(-1, high, -1)), share, alpha=-1.0)
+        share = torch.linalg.solve(rows.gather(2, _rows(out, out.shape[1])), rows)
+        weight.baddbmm_(weight.gather(2, _rows(out, high)), share, alpha=-1.0)
         inverse.baddbmm_(rows.transpose(1, 2), share, alpha=-1.0)
         gone.scatter_(1, leaving, True)
-        weight.scatter_(2, out[:, None].expand(-1, high, -1), 0.0)
+        weight.scatter_(2, _rows(out, high), 0.0)
         left -= leaving.shape[1]
-    return costs.masked_fill_(~alive, -torch.inf)
+    return costs.masked_fill_(~alive, -torch.inf), turns
+
+
+def _leaving(weight: Tensor, inverse: Tensor, gone: Tensor, left: int, wide: int) -> tuple[Tensor, Tensor]:
+    """The blocks of each group that leave next, ``i64[groups, n]``, and what each adds to the error, rising.
+
+    Two blocks that are alike each cost little only while the other is there: of such the later one waits.
+    """
+    groups, high, _ = weight.shape
+    count = gone.shape[1]
+    square = inverse.reshape(groups, count, wide, count, wide).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
+    square = torch.where(gone[:, :, None, None], torch.eye(wide, dtype=weight.dtype, device=weight.device), square)
+    parts = weight.reshape(groups, high, count, wide).permute(0, 2, 3, 1)
+    scores = (parts * torch.linalg.solve(square, parts)).sum((2, 3)).masked_fill_(gone, torch.inf)
+    number = left // _SHARE
+    pool = torch.argsort(scores, dim=1, stable=True)[:, : max(1, 2 * number)]
+    if number:
+        columns = _columns(pool, wide)
+        among = inverse.gather(1, columns[:, :, None].expand(-1, -1, inverse.shape[2]))
+        among = among.gather(2, _rows(columns, columns.shape[1]))
+        scale = among.diagonal(dim1=1, dim2=2)
+        alike = among.square() / (scale[:, :, None] * scale[:, None, :])
+        alike = alike.reshape(groups, pool.shape[1], wide, pool.shape[1], wide).amax((2, 4)).tril(-1).amax(2) > _ALIKE
+        pool = pool.gather(1, torch.argsort(alike.to(torch.uint8), dim=1, stable=True)[:, :number])
+    scores = scores.gather(1, pool)
+    order = torch.argsort(scores, dim=1, stable=True)
+    return pool.gather(1, order), scores.gather(1, order)

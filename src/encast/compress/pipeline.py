@@ -53,6 +53,7 @@ def compress(
     recipe: Recipe,
     train: Dataset,
     dev: Dataset | None = None,
+    unlabelled: Dataset | None = None,
     metric: str | None = None,
     seed: int = 0,
     threads: int | None = None,
@@ -66,7 +67,8 @@ def compress(
     ``out`` gets a folder ``N-NAME`` for every stage that trains, an ordinary checkpoint with ``compress.json``, which
     says what was done; the artifact of a stage that compiles; and ``result.json``, written last. ``task`` is one of
     ``archs.TASKS``. ``dev``: the rows that decide which weights are kept, by ``metric`` (a name that
-    ``scoring.score`` gives; default: that of the kind of data); without, the last weights are kept.
+    ``scoring.score`` gives; default: that of the kind of data); without, the last weights are kept. ``unlabelled``:
+    rows of the kind "texts", for stages that learn from a teacher alone (``hard`` 0).
     ``threads``: default: the usable cores. ``device``: of torch; default: CUDA where it is there, else the CPU. With
     ``resume`` a run that was ended goes on, to the same bits. ``progress(stage, what, done, total)``.
 
@@ -78,7 +80,7 @@ def compress(
     checkpoint = open_checkpoint(source)
     if contains(checkpoint.root, folder):
         raise InputError(f"{folder} lies in the checkpoint itself; choose a place outside of it")
-    context = prepare(checkpoint, recipe, task, train, dev, metric, seed, threads, device, usd_per_hour)
+    context = prepare(checkpoint, recipe, task, train, dev, unlabelled, metric, seed, threads, device, usd_per_hour)
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     descriptor = _open(folder, _key(checkpoint, recipe, context), resume)
     try:
@@ -100,6 +102,7 @@ def prepare(
     task: str,
     train: Dataset,
     dev: Dataset | None,
+    unlabelled: Dataset | None,
     metric: str | None,
     seed: int,
     threads: int | None,
@@ -112,7 +115,7 @@ def prepare(
     name = metric or PRIMARY[train.kind]
     if name not in METRICS[train.kind]:
         raise InputError(f"metric is {name!r}; for {train.kind} it is one of {', '.join(METRICS[train.kind])}")
-    context = Context(task, train, dev, name, seed, count, chosen, usd_per_hour, lambda *_: None)
+    context = Context(task, train, dev, name, seed, count, chosen, usd_per_hour, lambda *_: None, unlabelled)
     check_run(checkpoint, recipe, context)
     return context
 
@@ -178,6 +181,7 @@ def _key(checkpoint: Checkpoint, recipe: Recipe, context: Context) -> dict[str, 
         "recipe": msgspec.to_builtins(recipe),
         "train": context.train.digest,
         "dev": None if context.dev is None else context.dev.digest,
+        "unlabelled": None if context.unlabelled is None else context.unlabelled.digest,
         "metric": context.metric,
         "seed": context.seed,
         "threads": context.threads,

@@ -97,7 +97,7 @@ class Pruner(Lock):
     """A ``Lock`` whose zeros grow in the weights ``chosen`` (default: all).
 
     A block that is zero stays so; of equal scores the first block goes first. ``surgeon`` is needed for the score
-    that no gradient gives.
+    that outputs give; there only whole blocks are held, and zeros within others may be filled.
     """
 
     def __init__(
@@ -156,14 +156,14 @@ class Pruner(Lock):
             else torch.ones(blocks.counts, dtype=torch.bool, device=self._weights[name].device)
             for name, blocks in self._blocks.items()
         }
-        if self._score.read is None:
+        if self._score.by_outputs:
             assert self._surgeon is not None
             stays = self._surgeon(alive, wanted, self._pattern)
+            self.masks |= {name: self._blocks[name].spread(part) for name, part in stays.items()}
         else:
-            stays = self._highest(alive, wanted)
-        for name, part in stays.items():
-            spread = self._blocks[name].spread(part)
-            self.masks[name] = spread & self.masks[name] if name in self.masks else spread
+            for name, part in self._highest(alive, wanted).items():
+                spread = self._blocks[name].spread(part)
+                self.masks[name] = spread & self.masks[name] if name in self.masks else spread
         self._reached = wanted
         self._apply()
 

@@ -147,7 +147,7 @@ class Prune(Training, tag_field="kind", tag="prune", frozen=True, kw_only=True):
             raise ValueError(f"score is {self.score!r}; one of {', '.join(SCORES)} is needed")
         if self.schedule not in SPARSITIES:
             raise ValueError(f"schedule is {self.schedule!r}; one of {', '.join(SPARSITIES)} is needed")
-        if SCORES[self.score].read is None and (self.schedule != "one-shot" or self.scope != "layer"):
+        if SCORES[self.score].by_outputs and (self.schedule != "one-shot" or self.scope != "layer"):
             raise ValueError(
                 f"score {self.score} needs schedule one-shot and scope layer; several prune stages make zeros in steps"
             )

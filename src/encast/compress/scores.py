@@ -27,6 +27,10 @@ class Score:
     update: Callable[[Tensor, Tensor, Tensor], None] | None
     read: Callable[[Tensor, Tensor], Tensor] | None
 
+    @property
+    def by_outputs(self) -> bool:
+        return self.read is None
+
 
 def _move(score: Tensor, weight: Tensor, gradient: Tensor) -> None:
     score.addcmul_(weight, gradient, value=-1.0)

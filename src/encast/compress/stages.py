@@ -19,7 +19,7 @@ from encast.compress.model import Model, head_labels, load_model, longest_text, 
 from encast.compress.recipe import Distil, Prune, Teacher, Training
 from encast.compress.state import StateFolder
 from encast.compress.tasks import TrainTask, find_task
-from encast.compress.teacher import CachedTeacher, OnlineTeacher, Source, cache_answers, check_teacher
+from encast.compress.teacher import CachedTeacher, OnlineTeacher, Source, are_cached, cache_answers, check_teacher
 from encast.compress.train import Trainer
 from encast.data.datasets import Dataset
 from encast.errors import InputError, ResourceError
@@ -27,7 +27,7 @@ from encast.importers import Checkpoint, open_checkpoint
 from encast.scoring import score
 from encast.sparsity import product_weights
 
-__all__ = ["Context", "examples_of", "measure", "train_stage"]
+__all__ = ["Context", "examples_of", "measure", "takes_unlabelled", "train_stage"]
 
 Tensor = Any
 Progress = Callable[[str, int, int | None], None]
@@ -37,7 +37,8 @@ Progress = Callable[[str, int, int | None], None]
 class Context:
     """What all stages of a run share.
 
-    ``dev`` is None where nothing is evaluated. ``usd_per_hour``: of this machine, for dollars a million rows.
+    ``dev`` is None where nothing is evaluated. ``unlabelled``: rows of the kind "texts", of the training rows' form,
+    for stages that learn from a teacher alone. ``usd_per_hour``: of this machine, for dollars a million rows.
     ``progress(what, done, total)``; ``total`` is None where nobody knows.
     """
 
@@ -50,6 +51,7 @@ class Context:
     device: str
     usd_per_hour: float | None
     progress: Progress
+    unlabelled: Dataset | None = None
 
 
 def measure(checkpoint: Path, context: Context, work: Path, **options: Any) -> dict[str, float]:
@@ -120,6 +122,9 @@ def _train_stage(
         "source": str(source),
         "task": context.task,
         "train": {"name": context.train.name, "rows": len(context.train.rows)},
+        "unlabelled": None
+        if context.unlabelled is None or not takes_unlabelled(stage)
+        else {"name": context.unlabelled.name, "rows": len(context.unlabelled.rows)},
         "dev": None if context.dev is None else {"name": context.dev.name, "rows": len(context.dev.rows)},
         "seed": context.seed,
         "max_length": task.max_length,
@@ -134,14 +139,24 @@ def _train_stage(
 
 
 def examples_of(stage: Training, checkpoint: Checkpoint, context: Context) -> tuple[TrainTask, list[Example]]:
-    """The task of a stage, and its training rows as token ids."""
+    """The task of a stage, and its rows as token ids."""
     limit = longest_text(checkpoint, stage.max_length)
     task = find_task(context.task, context.train)(context.train, limit, stage.stride)
     if (labels := head_labels(checkpoint, task)) is not None:
         task.adopt(labels)
     modules = checkpoint.modules
     prompt = "" if modules is None else modules.prompts.get(modules.default_prompt_name or "", "")
-    return task, list(task.examples(context.train.rows, open_tokenizer(checkpoint, limit), prompt))
+    tokenizer = open_tokenizer(checkpoint, limit)
+    examples = list(task.examples(context.train.rows, tokenizer, prompt))
+    if context.unlabelled is not None and takes_unlabelled(stage):
+        examples += task.unlabelled(context.unlabelled.rows, tokenizer, prompt)
+    return task, examples
+
+
+def takes_unlabelled(stage: Training) -> bool:
+    """Whether no label matters to the stage."""
+    distil = stage.distil if isinstance(stage, (Distil, Prune)) else None
+    return distil is not None and not distil.hard
 
 
 def _saved(model: Model, work: Path) -> Checkpoint:
@@ -177,14 +192,18 @@ def _teacher(
     if hidden or attention or not distil.cache or context.device != "cpu":
         model = load_model(open_checkpoint(folder), task, seed=context.seed, attention=attention, device=context.device)
         return OnlineTeacher(model, hidden=hidden, attention=attention)
-    # Beside the stages' own folders: the next stage often has the same teacher.
-    key = hashlib.sha256(repr((str(folder), task.max_length, task.stride)).encode()).hexdigest()
-    answers = work.parent / f"answers-{key[:16]}"
-    artifact = work / "teacher.encast"
-    compile(folder, artifact, dtype="f32", task=task.task)
-    with engines.load(artifact, threads=context.threads) as engine:
-        cache_answers(
-            answers, engine, examples, task, lambda done, total: context.progress("answers of the teacher", done, total)
-        )
-    shutil.rmtree(artifact, ignore_errors=True)
+    # Beside the stages' own folders: the next stage often has the same teacher and rows.
+    digest = hashlib.sha256(str(folder).encode())
+    for example in examples:
+        digest.update(b"".join(part.tobytes() for part in (*example.ids, *example.types)) + b"\n")
+    answers = work.parent / f"answers-{digest.hexdigest()[:16]}"
+    if not are_cached(answers, examples):
+        artifact = work / "teacher.encast"
+        compile(folder, artifact, dtype="f32", task=task.task)
+        with engines.load(artifact, threads=context.threads) as engine:
+            cache_answers(
+                answers, engine, examples, task,
+                lambda done, total: context.progress("answers of the teacher", done, total),
+            )  # fmt: skip
+        shutil.rmtree(artifact, ignore_errors=True)
     return CachedTeacher(answers, examples, task)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -11,24 +10,27 @@ from typing import Any
 
 import torch
 
-from encast.compress.model import Model
+from encast.compress.model import LAYER, Model
 from encast.compress.obs import Moments, remove_blocks
-from encast.compress.recipe import Prune
 from encast.errors import InputError
 from encast.sparsity import Pattern
 
-__all__ = ["Surgeon", "surgery_seconds"]
+__all__ = ["Surgeon", "calibration_tokens", "surgery_seconds"]
 
 Tensor = Any
 Batch = tuple[Tensor, Tensor, Tensor]
 Progress = Callable[[int, int], None]
 
+_TOKENS = 8
+"""Calibration tokens for each input of the widest product. With 1, 4 and 16 the error on other rows is 1.9, 1.1 and 1
+times as large on made inputs."""
+
 
 class Surgeon:
-    """``batches()`` gives the rows as ``ids, types, mask`` of the model; some times more tokens than a product has
-    inputs are needed. ``progress(done, total)`` counts products."""
+    """``batches(tokens)`` gives rows with about so many tokens as ``ids, types, mask`` of the model.
+    ``progress(done, total)`` counts products."""
 
-    def __init__(self, model: Model, batches: Callable[[], Sequence[Batch]], progress: Progress) -> None:
+    def __init__(self, model: Model, batches: Callable[[int], Sequence[Batch]], progress: Progress) -> None:
         self._model, self._batches, self._progress = model, batches, progress
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -39,7 +41,7 @@ class Surgeon:
         model = self._model
         training = model.module.training
         model.module.eval()
-        batches = self._batches()
+        batches = self._batches(calibration_tokens(model, alive))
         reference = Model(copy.deepcopy(model.module), model.checkpoint, model.task)
         pair = _Inputs(model, batches), _Inputs(reference, batches)
         chosen: dict[str, Tensor] = {}
@@ -56,8 +58,11 @@ class Surgeon:
                     chosen[name] = self._prune(name, moments, alive[name], sparsity, pattern)
                     self._progress(len(chosen), len(alive))
         finally:
-            pair[0].restore()
+            for inputs in pair:
+                inputs.restore()
             model.module.train(training)
+        if unused := sorted(set(alive) - set(chosen)):
+            raise InputError(f"{unused[0]}: no row of the training set reaches it; keep it dense with `keep`")
         return chosen
 
     def _prune(self, name: str, moments: Moments, alive: Tensor, sparsity: float, pattern: Pattern) -> Tensor:
@@ -65,33 +70,43 @@ class Surgeon:
         stay = alive.numel() - int(sparsity * alive.numel() + 0.5)
         try:
             made, chosen = remove_blocks(weight.detach().float(), moments, alive, stay, pattern)
-        except torch.linalg.LinAlgError:
+        except (torch.linalg.LinAlgError, ValueError) as error:
             raise InputError(
-                f"{name}: its inputs are not finite, or too large: training diverged; lower learning-rate"
+                f"{name} cannot be pruned by its outputs: {str(error).splitlines()[0][:200]}; lower learning-rate "
+                "where training diverged, or choose another score"
             ) from None
         weight.copy_(made)
         return chosen
 
 
-def surgery_seconds(model: Model, names: Collection[str], stage: Prune) -> float:
-    """How long ``Surgeon`` works on these products besides what their inputs cost, from a trial of each shape."""
-    shapes = [tuple(model.parameters()[name].shape) for name in names]
-    return sum(_trial(outputs, inputs, stage.pattern) for outputs, inputs in shapes)
+def calibration_tokens(model: Model, names: Collection[str]) -> int:
+    """Some times more than the widest product has inputs: with fewer the solution fits these rows and no others."""
+    return _TOKENS * max((int(model.parameters()[name].shape[1]) for name in names), default=0)
+
+
+def surgery_seconds(model: Model, names: Collection[str], pattern: str, tokens: int) -> float:
+    """How long ``Surgeon`` works on these products besides running the model, from a trial of each shape."""
+    return sum(_trial(*model.parameters()[name].shape, pattern, tokens, str(model.device)) for name in names)
 
 
 @cache
-def _trial(outputs: int, inputs: int, pattern: str) -> float:
+def _trial(outputs: int, inputs: int, pattern: str, tokens: int, device: str) -> float:
     """Of one product, from a few of its rows and made inputs; how many zeros are made hardly matters."""
     parsed = Pattern.parse(pattern)
     groups = -(-outputs // parsed.outputs)
     tried = -(-groups // 64)
     generator = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(rows, inputs, generator=generator) for rows in (2 * inputs, tried * parsed.outputs))
-    gram = x.T @ x / len(x)
-    alive = torch.ones(tried, -(-inputs // parsed.inputs), dtype=torch.bool)
+    x, weight = (
+        torch.randn(rows, inputs, generator=generator).to(device) for rows in (2 * inputs, tried * parsed.outputs)
+    )
+    alive = torch.ones(tried, -(-inputs // parsed.inputs), dtype=torch.bool, device=device)
     began = time.perf_counter()
-    remove_blocks(weight, Moments(gram, gram), alive, alive.numel() // 2, parsed)
-    return (time.perf_counter() - began) * groups / tried
+    gram = x.T @ x / len(x)
+    float(gram[0, 0])  # a GPU is done with it then
+    squared = time.perf_counter()
+    made, _ = remove_blocks(weight, Moments(gram, gram), alive, alive.numel() // 2, parsed)
+    float(made[0, 0])
+    return 2 * (squared - began) * tokens / len(x) + (time.perf_counter() - squared) * groups / tried
 
 
 class _DoneError(Exception):
@@ -104,8 +119,8 @@ def _module(model: Model, name: str) -> Any:
 
 def _layer(name: str) -> str | None:
     """The layer that a product is in; None where the layers share their weights."""
-    found = re.match(r"(?:.*\.)?layer\.[0-9]+(?=\.)", name)
-    return None if found is None else found[0]
+    found = LAYER.search(name)
+    return None if found is None else name[: found.end()]
 
 
 def _groups(model: Model, batch: Batch, names: Collection[str]) -> list[tuple[list[str], int]]:
@@ -118,7 +133,7 @@ def _groups(model: Model, batch: Batch, names: Collection[str]) -> list[tuple[li
         for name in names
     ]
     try:
-        model(*batch)
+        model(*(one[:1] for one in batch))
     finally:
         for hook in hooks:
             hook.remove()

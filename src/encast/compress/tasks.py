@@ -56,6 +56,10 @@ class TrainTask(ABC):
     def examples(self, rows: Sequence[Any], tokenizer: Tokenizer, prompt: str = "") -> Iterable[Example]:
         """``prompt`` goes before every text that is embedded."""
 
+    def unlabelled(self, rows: Sequence[Any], tokenizer: Tokenizer, prompt: str = "") -> Iterable[Example]:
+        """Examples that only a teacher can answer: ``rows`` are texts, or pairs of texts, as the training rows are."""
+        return (_example([encoding], None) for encoding in _encode(rows, tokenizer))
+
     @abstractmethod
     def loss(self, answers: Tensor, targets: Tensor) -> Tensor:
         """Of the model's ``answers`` for a batch against its labels, as ``collate`` gives them: a scalar."""
@@ -234,6 +238,11 @@ class AnswerSpans(TrainTask):
         last = min((token for token in inside if window.offsets[token][1] >= end), default=0)
         return (first, last) if first <= last else (0, 0)
 
+    def unlabelled(self, rows: Sequence[Any], tokenizer: Tokenizer, prompt: str = "") -> Iterable[Example]:
+        for question, context in rows:
+            for window in tokenizer.windows(question, context, self.stride):
+                yield _example([window], None)
+
     answers = Tag.answers
 
     def loss(self, answers: Tensor, targets: Tensor) -> Tensor:
@@ -263,6 +272,9 @@ class EmbedScores(TrainTask):
     def examples(self, rows: Sequence[Any], tokenizer: Tokenizer, prompt: str = "") -> Iterable[Example]:
         for row, pair in zip(rows, _encoded_pairs([row.text for row in rows], tokenizer, prompt), strict=True):
             yield _example(pair, (row.gold - self._least) / self._range)
+
+    def unlabelled(self, rows: Sequence[Any], tokenizer: Tokenizer, prompt: str = "") -> Iterable[Example]:
+        return (_example(pair, None) for pair in _encoded_pairs(rows, tokenizer, prompt))
 
     def loss(self, answers: Tensor, targets: Tensor) -> Tensor:
         """Mean square difference of cosine and score, the scores scaled to 0 to 1 (Reimers and Gurevych, 2019,

@@ -20,7 +20,7 @@ from encast.errors import InputError, ResourceError
 from encast.importers import Checkpoint, open_checkpoint
 from encast.tasks.session import pack
 
-__all__ = ["CachedTeacher", "OnlineTeacher", "Source", "cache_answers", "check_teacher"]
+__all__ = ["CachedTeacher", "OnlineTeacher", "Source", "are_cached", "cache_answers", "check_teacher"]
 
 Progress = Callable[[int, int], None]
 Tensor = Any
@@ -97,6 +97,11 @@ def check_teacher(folder: Path, student: Checkpoint, task: TrainTask) -> None:
         wanted = len(labels) or int(task.head()["num_labels"])
     if width != wanted:
         raise InputError(f"the teacher {folder} gives {width} numbers where the model gives {wanted}; give another one")
+
+
+def are_cached(folder: Path, examples: Sequence[Example]) -> bool:
+    """Whether ``cache_answers`` has written all of them."""
+    return all(_file(folder, begin).is_file() for begin in range(0, len(examples), _PART))
 
 
 def cache_answers(

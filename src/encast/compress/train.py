@@ -34,8 +34,8 @@ SAVE_SECONDS = 120.0
 """Between two states: what a kill costs at most."""
 
 
-CALIBRATION_TOKENS = 16_384
-"""From which the inputs of products are known: several times as many as the widest products of common models have."""
+_CALIBRATION_BATCH = 2048
+"""Tokens that run together when the inputs of products are looked at."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Trainer:
         self._evaluate, self._metric, self._progress = evaluate, metric, progress
         self._teacher = teacher
         self._distil = stage.distil if isinstance(stage, (Distil, Prune)) else None
-        self._device = next(model.module.parameters()).device
+        self._device = model.device
         self._lengths = lengths_of(examples)
         self._steps_per_epoch = steps_of(len(examples), stage.batch_size, 1)
         self.steps = steps_of(len(examples), stage.batch_size, stage.epochs, stage.max_steps)
@@ -155,12 +155,12 @@ class Trainer:
             torch.nn.utils.clip_grad_norm_(self._model.module.parameters(), stage.clip)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self._zeros.after_step(facts.step, self.steps)
         if not np.isfinite(total):
             raise InputError(
                 f"the loss of step {facts.step + 1} is {total}: training diverged; lower learning-rate "
                 f"({stage.learning_rate:g}), or take precision f32"
             )
+        self._zeros.after_step(facts.step, self.steps)
         facts.loss += total
         facts.losses += 1
         facts.tokens += int(sum(self._examples[row].tokens for row in rows))
@@ -186,17 +186,19 @@ class Trainer:
         with self._autocast():
             own = self._model(ids, types, mask, hidden=hidden, attention=attention)
         answers, task = own.answers.float(), self._model.task
-        targets = task.targets([self._examples[row].target for row in rows], ids.shape[1]).to(self._device)
         if distil is None:
-            return task.loss(answers, targets)
+            return task.loss(answers, self._targets(rows, ids.shape[1]))
         assert self._teacher is not None
         other = self._teacher(rows, ids, types, mask)
         loss = torch.zeros((), device=self._device)
         if distil.hard:
-            loss = loss + distil.hard * task.loss(answers, targets)
+            loss = loss + distil.hard * task.loss(answers, self._targets(rows, ids.shape[1]))
         if distil.soft:
             loss = loss + distil.soft * task.soft_loss(answers, other.answers.float(), mask, distil.temperature)
         return loss + _inner_loss(distil, own, other, mask) if hidden or attention else loss
+
+    def _targets(self, rows: Sequence[int], length: int) -> Tensor:
+        return self._model.task.targets([self._examples[row].target for row in rows], length).to(self._device)
 
     def _autocast(self) -> Any:
         if self._facts.precision != "bf16":
@@ -217,14 +219,18 @@ class Trainer:
         ids, types = torch.from_numpy(out).to(self._device)
         return ids, types, torch.from_numpy(mask).to(self._device)
 
-    def _calibration(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Batches of like lengths, of random rows with some ``CALIBRATION_TOKENS`` in all."""
+    def _calibration(self, wanted: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Batches of like lengths, of random rows with about ``wanted`` tokens in all."""
         order = np.random.default_rng([self._seed, 1 << 32]).permutation(len(self._examples))
         tokens = np.cumsum([self._examples[row].tokens for row in order])
-        rows = order[: 1 + int(np.searchsorted(tokens, CALIBRATION_TOKENS))]
+        rows = order[: 1 + int(np.searchsorted(tokens, wanted))]
         rows = rows[np.argsort(self._lengths[rows], kind="stable")]
-        size = self._stage.batch_size
-        return [self._collate(rows[begin : begin + size].tolist()) for begin in range(0, len(rows), size)]
+        batches: list[list[int]] = []
+        for row in rows.tolist():
+            if not batches or (len(batches[-1]) + 1) * self._lengths[row] > _CALIBRATION_BATCH:
+                batches.append([])
+            batches[-1].append(row)
+        return [self._collate(batch) for batch in batches]
 
     def trial(self, rows: Sequence[int]) -> float:
         """Seconds of a step on these rows; the model, its zeros and all random numbers are then as before."""

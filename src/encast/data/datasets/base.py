@@ -53,7 +53,7 @@ class Dataset:
     """Rows of one kind.
 
     ``kind``: "classes" (``Labelled`` by class), "scores" (``Labelled`` by score), "pairs" (``Pair``), "answers"
-    (``Question``) or "entities" (``Sentence``).
+    (``Question``), "entities" (``Sentence``), or "texts", which have no labels: a ``str`` or a pair of them each.
     """
 
     name: str
