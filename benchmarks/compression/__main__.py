@@ -4,7 +4,8 @@
     python benchmarks/compression table runs
 
 ``run`` is ``encast compress`` with the recipe of each task that lies beside this file, one thread each, as many at a
-time as ``--jobs``; what is there already is not run again, and what was ended goes on. ``table`` prints, of all runs
+time as ``--jobs``; what is there already is not run again, and what was ended goes on. Tasks of pairs also get pairs
+without labels (``pairs.py``). ``table`` prints, of all runs
 that are done, the metric of each level over the seeds, and sizes and speeds of the first seed's artifacts, measured by
 turns in one process on all cores: leave the machine alone meanwhile.
 """
@@ -23,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pairs import write_pairs
+
 import encast
 from encast.compress.front import Entry, judge, measure_front
 from encast.data.datasets import open_dataset
@@ -38,34 +41,40 @@ class Task:
     task: str
     data: str
     metric: str
+    pairs: bool
 
 
 TASKS = {
-    "sst2": Task("SST-2", "classify", "glue/SST-2", "accuracy"),
-    "mrpc": Task("MRPC", "classify", "glue/MRPC", "f1"),
-    "stsb": Task("STS-B", "classify", "glue/STS-B", "spearman"),
-    "squad": Task("SQuAD 1.1", "answer", "squad-v1.1", "f1"),
+    "sst2": Task("SST-2", "classify", "glue/SST-2", "accuracy", False),
+    "mrpc": Task("MRPC", "classify", "glue/MRPC", "f1", True),
+    "stsb": Task("STS-B", "classify", "glue/STS-B", "spearman", True),
 }
 
 
-def run(checkpoint: str, data: Path, out: Path, tasks: list[str], seeds: list[int], jobs: int) -> None:
+def run(checkpoint: str, data: Path, out: Path, tasks: list[str], seeds: list[int], jobs: int) -> bool:
+    """Whether all is done."""
     out.mkdir(exist_ok=True)
     (out / "data.json").write_text(json.dumps(str(data.resolve())))
+    for name in tasks:
+        if TASKS[name].pairs:
+            write_pairs(data / TASKS[name].data, out / f"{name}.jsonl", each=2)
 
-    def one(name: str, seed: int) -> None:
-        task, folder = TASKS[name], out / f"{name}-{seed}"
+    def one(name: str, seed: int) -> bool:
+        task, folder, log = TASKS[name], out / f"{name}-{seed}", out / f"{name}-{seed}.log"
         command = [
             sys.executable, "-c", ENCAST, "compress", checkpoint,
             "--task", task.task, "--data", str(data / task.data), "--metric", task.metric,
+            *(["--unlabelled", str(out / f"{name}.jsonl")] if task.pairs else []),
             "--recipe", str(HERE / f"{name}.yaml"), "--seed", str(seed), "--threads", "1", "--out", str(folder),
             "--resume",
         ]  # fmt: skip
-        with open(out / f"{name}-{seed}.log", "a") as log:
-            code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
-        print(f"{folder}: {'done' if code == 0 else f'failed, see {log.name}'}", flush=True)
+        with log.open("a") as file:
+            done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False).returncode == 0
+        print(f"{folder}: {'done' if done else f'failed, see {log}'}", flush=True)
+        return done
 
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(lambda job: one(*job), [(name, seed) for seed in seeds for name in tasks]))
+        return all(list(pool.map(lambda job: one(*job), [(name, seed) for seed in seeds for name in tasks])))
 
 
 def table(out: Path) -> Iterator[str]:
@@ -77,7 +86,7 @@ def table(out: Path) -> Iterator[str]:
         results = [json.loads(file.read_text()) for file in sorted(out.glob(f"{name}-*/result.json"))]
         if not results:
             continue
-        fronts = [next(iter(_fronts(result))) for result in results]
+        fronts = [_front(result) for result in results]
         speeds = _speeds(sorted(out.glob(f"{name}-*/result.json"))[0].parent, task, data)
         for place, entry in enumerate(fronts[0]):
             values = [front[place]["metric"] for front in fronts]
@@ -91,8 +100,9 @@ def table(out: Path) -> Iterator[str]:
             )
 
 
-def _fronts(result: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
-    return (record["front"] for record in result["stages"].values() if "front" in record)
+def _front(result: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = next(record["front"] for record in result["stages"].values() if "front" in record)
+    return found
 
 
 def _speeds(run: Path, task: Task, data: Path) -> dict[str, Entry]:
@@ -125,10 +135,9 @@ def main() -> None:
     commands.add_parser("table").add_argument("out", type=Path)
     options = parser.parse_args()
     if options.command == "run":
-        run(options.checkpoint, options.data, options.out, options.tasks, options.seeds, options.jobs)
-    else:
-        for line in table(options.out):
-            print(line)
+        sys.exit(not run(options.checkpoint, options.data, options.out, options.tasks, options.seeds, options.jobs))
+    for line in table(options.out):
+        print(line)
 
 
 if __name__ == "__main__":

@@ -39,17 +39,22 @@ def recombined(pairs: list[tuple[str, str]], each: int, seed: int) -> Iterator[t
                     yield pair
 
 
+def write_pairs(data: Path, out: Path, each: int) -> int:
+    """Writes JSONL; returns how many pairs."""
+    rows = open_dataset(data, split="train").rows
+    lines = [json.dumps({"text": a, "pair": b}) for a, b in recombined([row.text for row in rows], each, 0)]
+    random.Random(0).shuffle(lines)
+    out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return len(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data")
+    parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--each", type=int, default=2)
     options = parser.parse_args()
-    rows = open_dataset(options.data, split="train").rows
-    lines = [json.dumps({"text": a, "pair": b}) for a, b in recombined([row.text for row in rows], options.each, 0)]
-    random.Random(0).shuffle(lines)
-    options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(f"{options.out}: {len(lines):,} pairs of the texts of {len(rows):,}")
+    print(f"{options.out}: {write_pairs(options.data, options.out, options.each):,} pairs")
 
 
 if __name__ == "__main__":

@@ -46,9 +46,11 @@ def test_recipes_that_come_with_encast(path: Path) -> None:
     assert recipe.description
     assert isinstance(recipe.stages[-1], Quantise)
     if path.stem.startswith("sparse"):
-        (prune,) = (stage for stage in recipe.stages if isinstance(stage, Prune))
-        assert f"sparse{prune.sparsity * 100:.0f}" == path.stem
-        assert prune.pattern == "4x1"
+        prunes = [stage for stage in recipe.stages if isinstance(stage, Prune)]
+        assert prunes[-1].name == path.stem
+        assert [f"sparse{prune.sparsity * 100:.0f}" for prune in prunes] == [prune.name for prune in prunes]
+        assert [prune.sparsity for prune in prunes] == sorted(prune.sparsity for prune in prunes)
+        assert {prune.pattern for prune in prunes} == {"4x1"}
 
 
 @pytest.mark.parametrize(
