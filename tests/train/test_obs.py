@@ -17,10 +17,13 @@ from small_rows import classes
 
 import encast.compress.obs as obs
 import encast.compress.surgeon as surgeon
-from encast.compress.model import Model, load_model
+from encast.compress.model import Model, load_model, open_tokenizer
 from encast.compress.obs import Moments, remove_blocks
+from encast.compress.recipe import FineTune
+from encast.compress.state import StateFolder
 from encast.compress.surgeon import Surgeon
 from encast.compress.tasks import find_task
+from encast.compress.train import Trainer
 from encast.data.datasets import open_dataset
 from encast.errors import InputError
 from encast.importers import open_checkpoint
@@ -263,6 +266,27 @@ def test_padding_does_not_count(encoder: Path, model: Model) -> None:
     Surgeon(model, lambda tokens: padded, lambda *_: None)(products(model), 0.5, Pattern.parse("4x1"))
     for name, weight in model.parameters().items():
         np.testing.assert_allclose(weight.detach().numpy(), first[name].numpy(), rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_calibration_rows(encoder: Path, write_rows: Callable[..., Path], tmp_path: Path) -> None:
+    data = open_dataset(write_rows("rows", classes(3000, 1), classes(10, 2)) / "train.jsonl")
+    checkpoint = open_checkpoint(encoder)
+    task = find_task("classify", data)(data, 64, 0)
+    examples = list(task.examples(data.rows, open_tokenizer(checkpoint, 64)))
+    model = load_model(checkpoint, task, seed=0)
+
+    def chosen(seed: int, tokens: int) -> list[Any]:
+        state = StateFolder(tmp_path)
+        trainer = Trainer(model, FineTune(), examples, products=[], state=state, seed=seed)
+        return [batch[2] for batch in trainer._calibration(tokens)]
+
+    masks = chosen(0, 5000)
+    assert 5000 <= sum(int(mask.sum()) for mask in masks) < 5000 + 64
+    assert max(mask.numel() for mask in masks) <= 2048
+    assert sum(mask.numel() for mask in masks) < 1.25 * 5000  # rows of like lengths lie together
+    assert all(torch.equal(a, b) for a, b in zip(masks, chosen(0, 5000), strict=True))
+    assert [len(mask) for mask in chosen(1, 5000)] != [len(mask) for mask in masks]
+    assert sum(len(mask) for mask in chosen(0, 10**9)) == 3000
 
 
 def test_a_model_that_diverged(model: Model) -> None:
