@@ -63,8 +63,9 @@ def _block(octets: np.ndarray[Any, np.dtype[np.uint8]]) -> Table:
 def _advance(register: Table, bits: int) -> Table:
     """Registers after 2^bits further bytes of zero."""
     tables = _tables(bits)
-    low = tables[0][register & 0xFF] ^ tables[1][register >> 8 & 0xFF]
-    return low ^ tables[2][register >> 16 & 0xFF] ^ tables[3][register >> 24]
+    advanced: Table = tables[0][register & 0xFF] ^ tables[1][register >> 8 & 0xFF]
+    advanced ^= tables[2][register >> 16 & 0xFF] ^ tables[3][register >> 24]
+    return advanced
 
 
 @cache
