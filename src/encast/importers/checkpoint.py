@@ -62,6 +62,14 @@ class Checkpoint:
             check_case(self._folder)
         return read_tokenizer(self._folder, self.config, self._settings)
 
+    def need_hugging_face(self) -> None:
+        """Raises ``InputError`` unless the folder has the layout that other libraries read and that is rewritten."""
+        if self.tensorflow:
+            raise InputError(
+                f"{self.root}: a TensorFlow checkpoint, which encast compiles as it is; for this it must be in the "
+                "Hugging Face layout: convert it with transformers 4 (convert_bert_original_tf_checkpoint_to_pytorch.py)"
+            )
+
     @property
     def provenance(self) -> dict[str, Any]:
         """``source`` as given, hub ``revision`` (or None) and ``files``: name → SHA-256 of every file read.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from encast.errors import CheckpointError
-from encast.importers.files import Folder, quote
+from encast.importers.files import Folder, MappedFile, quote
 from encast.importers.google_bert import GOOGLE_CONFIG, complete_config, rename
 from encast.importers.meta_graph import MetaGraph, read_meta_graph, read_saved_model
 from encast.importers.model_files import WEIGHT_FILES
@@ -50,10 +50,8 @@ def split_prefix(source: str) -> tuple[Path, str] | None:
 
 def refuse_table_file(path: Path) -> None:
     """Raises ``CheckpointError`` for a file of a TensorFlow checkpoint where its prefix is needed."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 8))
-        if not is_table(file.read()):
-            return
+    if not is_table(MappedFile(path).bytes[-8:]):
+        return
     if path.suffix == ".index":
         raise CheckpointError(f"{path}: a file of a TensorFlow checkpoint; give its prefix, {path.with_suffix('')}")
     raise CheckpointError(f"{path}: {_OLD_FORM}")
@@ -67,8 +65,9 @@ def find_prefix(folder: Folder) -> str | None:
         return None
     if folder.has(_SAVED_MODEL):
         return _SAVED_MODEL
-    if folder.has(_STATE) and folder.path(_STATE).is_file():
+    if folder.has(_STATE) and os.path.isfile(folder.path(_STATE)):
         return _latest(folder)
+    # A list of shards is called .index.json.
     prefixes = sorted(name.removesuffix(".index") for name in folder.names if name.endswith(".index"))
     if len(prefixes) > 1:
         raise CheckpointError(
