@@ -66,8 +66,8 @@ class Checkpoint:
         """Raises ``InputError`` unless the folder has the layout that other libraries read and that is rewritten."""
         if self.tensorflow:
             raise InputError(
-                f"{self.root}: a TensorFlow checkpoint, which encast compiles as it is; for this it must be in the "
-                "Hugging Face layout: convert it with transformers 4 (convert_bert_original_tf_checkpoint_to_pytorch.py)"
+                f"{self.root}: a TensorFlow checkpoint, which encast compiles as it is; this needs the Hugging Face "
+                "layout: convert it with convert_bert_original_tf_checkpoint_to_pytorch.py of transformers 4"
             )
 
     @property
