@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 __all__ = [
     "as_bundle",
     "block",
+    "ended",
     "entry_bytes",
     "field",
     "google_name",
@@ -26,8 +27,10 @@ __all__ = [
     "meta_graph",
     "number",
     "saved_model",
+    "sealed",
     "table",
     "variables_of",
+    "varint",
     "write_bundle",
 ]
 

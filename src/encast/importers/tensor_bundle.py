@@ -32,6 +32,8 @@ _DTYPES = {
 _NO_DTYPES = {0: "none", 7: "DT_STRING", 20: "DT_RESOURCE", 21: "DT_VARIANT"}
 _VERSION = 1
 _MAX_RANK = 32
+_INDEX_LIMIT = 16 << 20
+"""Bytes that an index may have; that of BERT-large with its optimiser has 100 kB."""
 _OBJECTS = b"_CHECKPOINTABLE_OBJECT_GRAPH"
 _SLICE = b"\0"
 """How the keys of a partitioned variable's slices begin (``EncodeTensorNameSlice``)."""
@@ -79,7 +81,7 @@ def read_bundle(folder: Folder, prefix: str) -> dict[str, StoredTensor]:
     for a checkpoint of another form: objects (Keras), partitioned variables, big-endian.
     """
     where = str(folder.path(f"{prefix}.index"))
-    data = folder.read(f"{prefix}.index")
+    data = folder.read(f"{prefix}.index", _INDEX_LIMIT)
     if data.startswith(b"version https://git-"):
         raise CheckpointError(f"{where}: a git-lfs pointer, not the index; run `git lfs pull` in the checkpoint")
     try:
