@@ -238,6 +238,9 @@ def test_a_config_in_either_form_and_its_name_in_errors(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="model_type is 'albert'; of TensorFlow's checkpoints, bert"):
         open_checkpoint(google)
     (google / "config.json").rename(google / "bert_config.json")
+    (google / "bert_config.json").write_text('{"architectures": "Bert"}')
+    with pytest.raises(CheckpointError, match=r"google/bert_config\.json: architectures must be a list of strings"):
+        open_checkpoint(google)
     (google / "bert_config.json").write_text('{"vocab_size": -1}')
     with pytest.raises(CheckpointError, match=r"google/bert_config\.json: vocab_size is -1"):
         build_graph(open_checkpoint(google))

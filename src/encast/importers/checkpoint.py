@@ -12,7 +12,7 @@ from encast.errors import CheckpointError, InputError
 from encast.importers.files import Folder, quote
 from encast.importers.google_bert import check_case
 from encast.importers.hub import looks_like_hub_id, resolve_hub
-from encast.importers.model_files import read_tensors
+from encast.importers.model_files import ModelFiles, read_tensors
 from encast.importers.sentence_modules import (
     SentenceModules,
     TransformerSettings,
@@ -93,13 +93,28 @@ def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = No
     root = Folder(path)
     folder = transformer_folder(root) if prefix is None else root
     prefix = prefix or find_prefix(folder)
-    if prefix is not None:
-        settings = read_transformer_settings(folder)
-        model = read_tensorflow(folder, prefix)
-        return Checkpoint(
-            root.root, model.folder.root, model.config, model.tensors, read_modules(root, settings), given, commit,
-            model.config_file, True, _folder=model.vocabulary, _settings=settings,
-        )  # fmt: skip
+    settings = read_transformer_settings(folder)
+    modules = read_modules(root, settings)
+    model = _read_folder(folder) if prefix is None else read_tensorflow(folder, prefix)
+    names = model.config.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise CheckpointError(f"{model.folder.path(model.config_file)}: architectures must be a list of strings")
+    return Checkpoint(
+        root=root.root,
+        path=model.folder.root,
+        config=model.config,
+        tensors=model.tensors,
+        modules=modules,
+        source=given,
+        revision=commit,
+        config_file=model.config_file,
+        tensorflow=prefix is not None,
+        _folder=model.vocabulary,
+        _settings=settings,
+    )
+
+
+def _read_folder(folder: Folder) -> ModelFiles:
     if not folder.has("config.json"):
         adapter = (
             " (it has a PEFT adapter; merge it into its base model first)" if folder.has("adapter_config.json") else ""
@@ -108,15 +123,7 @@ def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = No
             f"{folder.root}: no config.json{adapter}; a folder in the Hugging Face layout is needed, as "
             "save_pretrained of transformers or sentence-transformers writes it, or a TensorFlow checkpoint of BERT"
         )
-    config = folder.object("config.json")
-    names = config.get("architectures")
-    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise CheckpointError(f"{folder.path('config.json')}: architectures must be a list of strings")
-    settings = read_transformer_settings(folder)
-    modules = read_modules(root, settings)
-    return Checkpoint(
-        root.root, folder.root, config, read_tensors(folder), modules, given, commit, _folder=folder, _settings=settings
-    )
+    return ModelFiles(folder, "config.json", folder.object("config.json"), read_tensors(folder), folder)
 
 
 def checkpoint_name(source: str | os.PathLike[str]) -> str:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from encast.errors import CheckpointError
 from encast.importers.files import Folder, MappedFile, quote
 from encast.importers.google_bert import GOOGLE_CONFIG, complete_config, rename
 from encast.importers.meta_graph import MetaGraph, read_meta_graph, read_saved_model
-from encast.importers.model_files import WEIGHT_FILES
+from encast.importers.model_files import WEIGHT_FILES, ModelFiles
 from encast.importers.table_file import is_table
 from encast.importers.tensor_bundle import read_bundle
 from encast.importers.weights import TensorSource
 
-__all__ = ["TensorflowModel", "find_prefix", "read_tensorflow", "refuse_table_file", "split_prefix"]
+__all__ = ["find_prefix", "read_tensorflow", "refuse_table_file", "split_prefix"]
 
 _SAVED_MODEL = "saved_model.pb"
 _STATE = "checkpoint"
@@ -29,17 +27,6 @@ _OLD_FORM = (
     "a checkpoint in one file (V1), which TensorFlow wrote before 0.12; load it there and save it again with "
     "tf.compat.v1.train.Saver()"
 )
-
-
-@dataclass(frozen=True)
-class TensorflowModel:
-    """``folder`` has the config, named ``config_file``; ``vocabulary`` is the folder with vocab.txt."""
-
-    folder: Folder
-    config_file: str
-    config: dict[str, Any]
-    tensors: TensorSource
-    vocabulary: Folder
 
 
 def split_prefix(source: str) -> tuple[Path, str] | None:
@@ -97,7 +84,7 @@ def _latest(folder: Folder) -> str:
     return name
 
 
-def read_tensorflow(folder: Folder, prefix: str) -> TensorflowModel:
+def read_tensorflow(folder: Folder, prefix: str) -> ModelFiles:
     """The model of ``find_prefix``; raises ``CheckpointError`` and ``UnsupportedModelError``."""
     graph: MetaGraph | None = None
     places = [folder]
@@ -120,4 +107,4 @@ def read_tensorflow(folder: Folder, prefix: str) -> TensorflowModel:
     tensors = rename(read_bundle(bundle, prefix), where)
     config = complete_config(home, config_file, tensors, graph)
     vocabulary = next((place for place in places if place.pick(("tokenizer.json", "vocab.txt"))), home)
-    return TensorflowModel(home, config_file, config, TensorSource(tensors, where), vocabulary)
+    return ModelFiles(home, config_file, config, TensorSource(tensors, where), vocabulary)
