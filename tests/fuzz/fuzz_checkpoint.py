@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import struct
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from driver import Reader, main
 
 from encast.importers.checkpoint import open_checkpoint
 from encast.importers.files import MappedFile
+from encast.importers.meta_graph import read_saved_model
 from encast.importers.safetensors_file import parse_header, read_safetensors
 from encast.importers.sentencepiece_model import parse_sentencepiece
 from encast.importers.state_pickle import read_state_pickle
@@ -57,6 +60,27 @@ def _folder(data: bytes) -> None:
     _ = open_checkpoint(root).tokenizer
 
 
+def _bundle(data: bytes) -> None:
+    """The one block of a checkpoint's index, which gets the checksum of its bytes; 64 bytes of data lie beside it."""
+    files = _bundle_files()
+    root = Path(_SCRATCH.name) / "bundle"
+    root.mkdir(exist_ok=True)
+    (root / "config.json").write_text("{}")
+    handle = files.varint(0) + files.varint(len(data))
+    (root / "m.index").write_bytes(files.ended(files.sealed(data), [(b"z", handle)]))
+    (root / "m.data-00000-of-00001").write_bytes(bytes(64))
+    open_checkpoint(root)
+
+
+def _saved_model(data: bytes) -> None:
+    read_saved_model(_file(data, "saved_model.pb"))
+
+
+def _bundle_files() -> Any:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    return importlib.import_module("bundle_files")
+
+
 READERS: tuple[Reader, ...] = (
     _header,
     _safetensors,
@@ -64,6 +88,8 @@ READERS: tuple[Reader, ...] = (
     lambda data: read_state_pickle(data, "fuzz"),
     lambda data: parse_sentencepiece(data, "fuzz"),
     _folder,
+    _bundle,
+    _saved_model,
 )
 
 
@@ -90,6 +116,10 @@ def corpus() -> dict[str, bytes]:
         b'{"do_lower_case": true, "model_max_length": 512, "mask_token": {"content": "[MASK]", "lstrip": true}}',
         b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello\n##s\n",
     ]
+    bundles = _bundle_files()
+    entries = [(b"", bundles.header_bytes()), (b"bert/a/kernel", bundles.entry_bytes(shape=(4, 4), size=64))]
+    entries.append((b"bert/b/bias", bundles.entry_bytes(dtype=19, shape=(0,), size=0, offset=64)))
+    shapes = {"input_ids": [-1, 8]}, {"probabilities": [-1, 3]}
     return {
         "header": bytes([0]) + data_size.to_bytes(2, "little") + safetensors[8 : 8 + length],
         "safetensors": bytes([1]) + safetensors,
@@ -97,6 +127,8 @@ def corpus() -> dict[str, bytes]:
         "pickle": bytes([3]) + state,
         "sentencepiece": bytes([4]) + piece + piece + normaliser,
         "folder": bytes([5]) + b"\0".join(folder),
+        "bundle": bytes([6]) + bundles.block(entries),
+        "saved_model": bytes([7]) + bundles.saved_model(bundles.meta_graph(["Erf"], *shapes)),
     }
 
 

@@ -74,7 +74,7 @@ def test_a_checkpoint_without_tokenizer_opens_and_says_so_when_asked(tmp_path: P
         ("https://huggingface.co/a/b", "no such folder"),
         ("", "names no checkpoint"),
         ("a\0b", "names no checkpoint"),
-        ("x" * 5000, "a folder or a hub id"),
+        ("x" * 5000, "a folder, the prefix of a TensorFlow checkpoint or a hub id"),
     ],
 )
 def test_paths_are_never_looked_up_on_the_hub(source: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,9 @@ class CheckpointLike(Protocol):
     def config(self) -> Mapping[str, Any]: ...
 
     @property
+    def config_file(self) -> str: ...
+
+    @property
     def architecture(self) -> str: ...
 
     @property
@@ -140,7 +143,7 @@ def build_graph(checkpoint: CheckpointLike, task: str | None = None) -> Graph:
     ``architectures``). Raises ``CheckpointError`` for a checkpoint that contradicts itself and
     ``UnsupportedModelError`` for arithmetic or a head that is not there.
     """
-    config = Config(checkpoint.config, f"{checkpoint.path}/config.json")
+    config = Config(checkpoint.config, f"{checkpoint.path}/{checkpoint.config_file}")
     model_type, cls = _find_architecture(config, checkpoint.architecture)
     _refuse_other_arithmetic(config)
     weights = Weights(checkpoint.tensors, str(checkpoint.path))

@@ -110,6 +110,7 @@ def prepare(
     usd_per_hour: float | None,
 ) -> Context:
     """The arguments of ``compress``, all checked, with what their defaults stand for."""
+    checkpoint.need_hugging_face()
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     count = threads or len(usable_cores())
     name = metric or PRIMARY[train.kind]

@@ -1,4 +1,4 @@
-"""Opening a checkpoint: a folder in the Hugging Face layout, or a hub id."""
+"""Opening a checkpoint: a folder in the Hugging Face layout, a hub id, or a BERT of TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 from encast.errors import CheckpointError, InputError
 from encast.importers.files import Folder, quote
+from encast.importers.google_bert import check_case
 from encast.importers.hub import looks_like_hub_id, resolve_hub
-from encast.importers.model_files import read_tensors
+from encast.importers.model_files import ModelFiles, read_tensors
 from encast.importers.sentence_modules import (
     SentenceModules,
     TransformerSettings,
@@ -19,6 +20,7 @@ from encast.importers.sentence_modules import (
     read_transformer_settings,
     transformer_folder,
 )
+from encast.importers.tensorflow_files import find_prefix, read_tensorflow, refuse_table_file, split_prefix
 from encast.importers.tokenizer import TokenizerFiles, read_tokenizer
 from encast.importers.weights import TensorSource
 
@@ -31,7 +33,8 @@ class Checkpoint:
 
     ``root``: the folder that was opened; ``path``: that with config.json, the same one or inside of it; ``config``: its
     content; ``modules``: sentence-transformers' modules, None when there are none. ``tokenizer`` is made when first
-    asked for.
+    asked for. ``config_file``: what config.json is called; ``tensorflow``: whether the files are TensorFlow's, whose
+    names and config are given as the Hugging Face layout has them.
     """
 
     root: Path
@@ -41,6 +44,8 @@ class Checkpoint:
     modules: SentenceModules | None
     source: str
     revision: str | None = None
+    config_file: str = "config.json"
+    tensorflow: bool = False
     _folder: Folder = field(kw_only=True, repr=False)
     _settings: TransformerSettings = field(kw_only=True, repr=False)
 
@@ -53,7 +58,17 @@ class Checkpoint:
     @cached_property
     def tokenizer(self) -> TokenizerFiles:
         """Raises ``CheckpointError`` or ``UnsupportedModelError`` when there is no usable tokenizer."""
+        if self.tensorflow:
+            check_case(self._folder)
         return read_tokenizer(self._folder, self.config, self._settings)
+
+    def need_hugging_face(self) -> None:
+        """Raises ``InputError`` unless the folder has the layout that other libraries read and that is rewritten."""
+        if self.tensorflow:
+            raise InputError(
+                f"{self.root}: a TensorFlow checkpoint, which encast compiles as it is; this needs the Hugging Face "
+                "layout: convert it with convert_bert_original_tf_checkpoint_to_pytorch.py of transformers 4"
+            )
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -65,33 +80,50 @@ class Checkpoint:
 
 
 def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = None) -> Checkpoint:
-    """Opens a folder or, when ``source`` is no existing path, a model of the hub (``owner/name``).
+    """Opens a folder, the prefix of a TensorFlow checkpoint or, when ``source`` is neither, a model of the hub
+    (``owner/name``).
 
-    ``revision``: branch, tag or commit of a hub model. Validates every file's structure without reading
+    A folder has the Hugging Face layout, TensorFlow checkpoints of google-research/bert, or a SavedModel of such a
+    model. ``revision``: branch, tag or commit of a hub model. Validates every file's structure without reading
     tensors. Raises ``CheckpointError`` when something is missing, damaged or contradicts itself, and
-    ``UnsupportedModelError`` on modules that encast does not have.
+    ``UnsupportedModelError`` on what encast does not have.
     """
     given = os.fspath(source)
-    path, commit = _locate(given, revision)
+    path, prefix, commit = _locate(given, revision)
     root = Folder(path)
-    folder = transformer_folder(root)
+    folder = transformer_folder(root) if prefix is None else root
+    prefix = prefix or find_prefix(folder)
+    settings = read_transformer_settings(folder)
+    modules = read_modules(root, settings)
+    model = _read_folder(folder) if prefix is None else read_tensorflow(folder, prefix)
+    names = model.config.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise CheckpointError(f"{model.folder.path(model.config_file)}: architectures must be a list of strings")
+    return Checkpoint(
+        root=root.root,
+        path=model.folder.root,
+        config=model.config,
+        tensors=model.tensors,
+        modules=modules,
+        source=given,
+        revision=commit,
+        config_file=model.config_file,
+        tensorflow=prefix is not None,
+        _folder=model.vocabulary,
+        _settings=settings,
+    )
+
+
+def _read_folder(folder: Folder) -> ModelFiles:
     if not folder.has("config.json"):
         adapter = (
             " (it has a PEFT adapter; merge it into its base model first)" if folder.has("adapter_config.json") else ""
         )
         raise CheckpointError(
             f"{folder.root}: no config.json{adapter}; a folder in the Hugging Face layout is needed, as "
-            "save_pretrained of transformers or sentence-transformers writes it"
+            "save_pretrained of transformers or sentence-transformers writes it, or a TensorFlow checkpoint of BERT"
         )
-    config = folder.object("config.json")
-    names = config.get("architectures")
-    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise CheckpointError(f"{folder.path('config.json')}: architectures must be a list of strings")
-    settings = read_transformer_settings(folder)
-    modules = read_modules(root, settings)
-    return Checkpoint(
-        root.root, folder.root, config, read_tensors(folder), modules, given, commit, _folder=folder, _settings=settings
-    )
+    return ModelFiles(folder, "config.json", folder.object("config.json"), read_tensors(folder), folder)
 
 
 def checkpoint_name(source: str | os.PathLike[str]) -> str:
@@ -106,16 +138,24 @@ def checkpoint_name(source: str | os.PathLike[str]) -> str:
     return name
 
 
-def _locate(source: str, revision: str | None) -> tuple[Path, str | None]:
+def _locate(source: str, revision: str | None) -> tuple[Path, str | None, str | None]:
+    """The folder, the prefix in it if ``source`` names one of TensorFlow, the commit of a hub's model."""
+    wanted = "a folder, the prefix of a TensorFlow checkpoint or a hub id (owner/name) is needed"
     if not source or "\0" in source:
-        raise CheckpointError(f"{quote(source)} names no checkpoint; a folder or a hub id (owner/name) is needed")
+        raise CheckpointError(f"{quote(source)} names no checkpoint; {wanted}")
     path = Path(source)
     try:
         exists = os.path.lexists(path)
+        split = split_prefix(source)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{quote(source)}: {error}; a folder or a hub id (owner/name) is needed") from None
+        raise CheckpointError(f"{quote(source)}: {error}; {wanted}") from None
+    if split is not None and not path.is_dir():
+        return *split, None
     if exists:
-        return path, None
+        if path.is_file():
+            refuse_table_file(path)
+        return path, None, None
     if not looks_like_hub_id(source):
-        raise CheckpointError(f"{quote(source)}: no such folder; a folder or a hub id (owner/name) is needed")
-    return resolve_hub(source, revision)
+        raise CheckpointError(f"{quote(source)}: no such folder; {wanted}")
+    folder, commit = resolve_hub(source, revision)
+    return folder, None, commit

@@ -31,6 +31,11 @@ _SMALL_FILES = {
     "vocab.txt",
 }
 _MODULE_FOLDER = re.compile(r"\d+_[A-Za-z]+")
+_TENSORFLOW = re.compile(
+    r"bert_config\.json|checkpoint|saved_model\.pb|[^/]+\.(index|meta|data-\d{5}-of-\d{5})"
+    r"|variables/variables\.(index|data-\d{5}-of-\d{5})|assets(\.extra)?/[^/]+"
+)
+"""What is read of a TensorFlow checkpoint or SavedModel, where there are no weights in the Hugging Face layout."""
 
 
 def looks_like_hub_id(source: str) -> bool:
@@ -55,6 +60,8 @@ def choose_files(names: list[str]) -> list[str]:
                 suffix = "bin" if weights.startswith("pytorch") else "safetensors"
                 wanted.update(name for name in files if _SHARD.fullmatch(name) and name.endswith("." + suffix))
         chosen.extend(f"{folder}/{name}" if folder else name for name in wanted)
+    if not folders.get("", set()) & set(WEIGHT_FILES):
+        chosen.extend(name for name in names if _TENSORFLOW.fullmatch(name))
     return sorted(chosen)
 
 
@@ -79,7 +86,7 @@ def resolve_hub(repo: str, revision: str | None = None) -> tuple[Path, str | Non
     except Exception as error:
         folder = _cached(hub, repo, revision, error)
     else:
-        if "config.json" not in files and "modules.json" not in files:
+        if not {"config.json", "modules.json", "bert_config.json"} & set(files):
             raise CheckpointError(f"the hub repository {repo!r} has no config.json; it holds no model of this kind")
         try:
             folder = Path(hub.snapshot_download(repo, revision=revision, allow_patterns=files))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from encast.errors import CheckpointError
 from encast.importers.files import Folder, MappedFile, quote
@@ -10,7 +12,19 @@ from encast.importers.safetensors_file import read_safetensors
 from encast.importers.torch_file import read_torch_file
 from encast.importers.weights import StoredTensor, TensorSource
 
-__all__ = ["WEIGHT_FILES", "read_tensors"]
+__all__ = ["WEIGHT_FILES", "ModelFiles", "read_tensors"]
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """``folder`` has the config, which is called ``config_file``; ``vocabulary`` is the folder with the tokenizer."""
+
+    folder: Folder
+    config_file: str
+    config: dict[str, Any]
+    tensors: TensorSource
+    vocabulary: Folder
+
 
 Reader = Callable[[MappedFile], dict[str, StoredTensor]]
 

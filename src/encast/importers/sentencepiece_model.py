@@ -1,19 +1,17 @@
 """Reading a sentencepiece ``.model`` file: the few fields of its protocol buffer that tokenizers need.
 
-Schema: ``sentencepiece_model.proto`` (``ModelProto``); wire format: the protocol buffers encoding
-guide. Unknown fields are skipped, as the format asks.
+Schema: ``sentencepiece_model.proto`` (``ModelProto``).
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from encast.errors import CheckpointError
+from encast.importers.protobuf import MALFORMED, Bytes, fields, integer, message, text
 
 __all__ = ["CONTROL", "USER_DEFINED", "Piece", "SentencePieceModel", "parse_sentencepiece"]
 
@@ -44,82 +42,37 @@ def parse_sentencepiece(data: bytes, where: str) -> SentencePieceModel:
     pieces: list[Piece] = []
     model_type, charsmap = UNIGRAM, b""
     try:
-        for field, value in _fields(data):
+        for field, value in fields(data):
             if field == 1:
-                pieces.append(_piece(_message(value)))
+                pieces.append(_piece(message(value)))
             elif field == 2:
-                for inner, setting in _fields(_message(value)):
+                for inner, setting in fields(message(value)):
                     if inner == 3:
-                        model_type = _integer(setting)
+                        model_type = integer(setting)
             elif field == 3:
-                for inner, setting in _fields(_message(value)):
+                for inner, setting in fields(message(value)):
                     if inner == 2:
-                        charsmap = _message(setting)
+                        charsmap = bytes(message(setting))
         _check_charsmap(charsmap)
-    except (IndexError, struct.error, TypeError, ValueError) as error:
+    except MALFORMED as error:
         raise CheckpointError(f"{where}: not a sentencepiece model, or a damaged one ({error})") from None
     if not pieces:
         raise CheckpointError(f"{where}: a sentencepiece model without pieces; the file is damaged")
     return SentencePieceModel(tuple(pieces), model_type, charsmap)
 
 
-def _piece(data: bytes) -> Piece:
-    text, score, kind = "", 0.0, 1
-    for field, value in _fields(data):
+def _piece(data: Bytes) -> Piece:
+    word, score, kind = "", 0.0, 1
+    for field, value in fields(data):
         if field == 1:
-            text = _message(value).decode("utf-8")
+            word = text(value)
         elif field == 2:
-            score = struct.unpack("<f", value)[0]
+            score = struct.unpack("<f", message(value))[0]
         elif field == 3:
-            kind = _integer(value)
+            kind = integer(value)
     if not np.isfinite(score):
-        raise ValueError(f"the score of piece {text[:40]!r} is {score}")
-    return Piece(text, score, kind)
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """(field number, value): integers for varints, bytes for everything else."""
-    position = 0
-    while position < len(data):
-        tag, position = _varint(data, position)
-        wire = tag & 7
-        if wire == 0:
-            value, position = _varint(data, position)
-            yield tag >> 3, value
-            continue
-        if wire == 2:
-            size, position = _varint(data, position)
-        elif wire in (1, 5):
-            size = 8 if wire == 1 else 4
-        else:
-            raise ValueError(f"wire type {wire} at byte {position}")
-        if position + size > len(data):
-            raise ValueError(f"a field reaches beyond the end at byte {position}")
-        yield tag >> 3, data[position : position + size]
-        position += size
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise ValueError(f"an integer of more than ten bytes at byte {position}")
-
-
-def _message(value: Any) -> bytes:
-    if not isinstance(value, bytes):
-        raise TypeError("a number where bytes are needed")
-    return value
-
-
-def _integer(value: Any) -> int:
-    if not isinstance(value, int):
-        raise TypeError("bytes where a number is needed")
-    return value
+        raise ValueError(f"the score of piece {word[:40]!r} is {score}")
+    return Piece(word, score, kind)
 
 
 def _check_charsmap(charsmap: bytes) -> None:
