@@ -1,4 +1,4 @@
-"""Opening a checkpoint: a folder in the Hugging Face layout, or a hub id."""
+"""Opening a checkpoint: a folder in the Hugging Face layout, a hub id, or a parameter file of GluonNLP."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from encast.errors import CheckpointError, InputError
 from encast.importers.files import Folder, quote
+from encast.importers.gluon import GluonFolder, is_params_file
 from encast.importers.hub import looks_like_hub_id, resolve_hub
 from encast.importers.model_files import read_tensors
 from encast.importers.sentence_modules import (
@@ -55,6 +56,13 @@ class Checkpoint:
         """Raises ``CheckpointError`` or ``UnsupportedModelError`` when there is no usable tokenizer."""
         return read_tokenizer(self._folder, self.config, self._settings)
 
+    def need_folder(self, use: str) -> None:
+        """Raises ``InputError`` for a parameter file of GluonNLP: ``use`` needs a folder in the Hugging Face layout."""
+        if isinstance(self._folder, GluonFolder):
+            raise InputError(
+                f"{self.source}: {use} needs a folder in the Hugging Face layout; this is a file of GluonNLP"
+            )
+
     @property
     def provenance(self) -> dict[str, Any]:
         """``source`` as given, hub ``revision`` (or None) and ``files``: name → SHA-256 of every file read.
@@ -65,7 +73,7 @@ class Checkpoint:
 
 
 def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = None) -> Checkpoint:
-    """Opens a folder or, when ``source`` is no existing path, a model of the hub (``owner/name``).
+    """Opens a folder, a ``.params`` file or, when ``source`` is no existing path, a model of the hub (``owner/name``).
 
     ``revision``: branch, tag or commit of a hub model. Validates every file's structure without reading
     tensors. Raises ``CheckpointError`` when something is missing, damaged or contradicts itself, and
@@ -73,14 +81,17 @@ def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = No
     """
     given = os.fspath(source)
     path, commit = _locate(given, revision)
-    root = Folder(path)
-    folder = transformer_folder(root)
+    gluon = GluonFolder(path) if is_params_file(path) else None
+    root = gluon or Folder(path)
+    folder = gluon or transformer_folder(root)
     if not folder.has("config.json"):
-        adapter = (
-            " (it has a PEFT adapter; merge it into its base model first)" if folder.has("adapter_config.json") else ""
-        )
+        hint = ""
+        if folder.has("adapter_config.json"):
+            hint = " (it has a PEFT adapter; merge it into its base model first)"
+        elif params := sorted(name for name in folder.names if name.endswith(".params")):
+            hint = f" (of GluonNLP give the parameter file itself, {quote(params[0])})"
         raise CheckpointError(
-            f"{folder.root}: no config.json{adapter}; a folder in the Hugging Face layout is needed, as "
+            f"{folder.root}: no config.json{hint}; a folder in the Hugging Face layout is needed, as "
             "save_pretrained of transformers or sentence-transformers writes it"
         )
     config = folder.object("config.json")
@@ -89,18 +100,21 @@ def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = No
         raise CheckpointError(f"{folder.path('config.json')}: architectures must be a list of strings")
     settings = read_transformer_settings(folder)
     modules = read_modules(root, settings)
+    tensors = read_tensors(folder) if gluon is None else gluon.tensors
     return Checkpoint(
-        root.root, folder.root, config, read_tensors(folder), modules, given, commit, _folder=folder, _settings=settings
+        root.root, folder.root, config, tensors, modules, given, commit, _folder=folder, _settings=settings
     )
 
 
 def checkpoint_name(source: str | os.PathLike[str]) -> str:
-    """What a file made of the checkpoint is called: the name of its folder, or of the hub's model without its owner.
+    """What a file made of the checkpoint is called: the name of its folder or file, or of the hub's model without its
+    owner.
 
     Raises ``InputError`` where there is none.
     """
     text = os.fspath(source)
     name = Path(os.path.abspath(text)).name if os.path.lexists(text) else text.rstrip("/").rsplit("/", 1)[-1]
+    name = name.removesuffix(".params")
     if not name or "\0" in name:
         raise InputError(f"{text!r} gives the result no name; say where it should go with out")
     return name
@@ -116,6 +130,8 @@ def _locate(source: str, revision: str | None) -> tuple[Path, str | None]:
         raise CheckpointError(f"{quote(source)}: {error}; a folder or a hub id (owner/name) is needed") from None
     if exists:
         return path, None
+    if path.suffix == ".params":
+        raise CheckpointError(f"{quote(source)}: no such file; a parameter file of GluonNLP is needed")
     if not looks_like_hub_id(source):
         raise CheckpointError(f"{quote(source)}: no such folder; a folder or a hub id (owner/name) is needed")
     return resolve_hub(source, revision)
