@@ -50,7 +50,8 @@ def tokenizer_files(folder: Folder, params: str, model_type: str) -> dict[str, b
                 f"{where}: pieces of a sentencepiece model, which this file does not have whole; put a tokenizer.json "
                 "for it beside the weights"
             )
-        config["do_lower_case"] = given.get("do_lower_case", _lowers(tokens, (params, name), where))
+        if "do_lower_case" not in given:
+            config["do_lower_case"] = _lowers(tokens, (params, name), where)
         made = {"vocab.txt": _lines(tokens, where)}
     config.update({f"{role}_token": token for role, token in special.items() if token is not None})
     return {**made, "tokenizer_config.json": json.dumps({**config, **given}).encode()}
