@@ -13,7 +13,18 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-__all__ = ["V1", "V2", "V3", "array_bytes", "params_bytes", "to_gluon", "vocabulary", "without_rows", "write_gluon"]
+__all__ = [
+    "V1",
+    "V2",
+    "V3",
+    "array_bytes",
+    "params_bytes",
+    "tiny_model",
+    "to_gluon",
+    "vocabulary",
+    "without_rows",
+    "write_gluon",
+]
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
@@ -145,6 +156,24 @@ def to_gluon(tensors: Arrays, arch: str, head: str, scheme: str) -> dict[str, np
     if head == "fill_mask" and at == 0:
         made["decoder.3.weight"] = made["word_embed.0.weight"]
     return made
+
+
+def tiny_model() -> bytes:
+    """The file of a BERT of one layer and four columns, which with two heads in config.json becomes a graph."""
+    cell, norms = "encoder.transformer_cells.0.", ("layer_norm", "ffn.layer_norm")
+    shapes: dict[str, tuple[int, ...]] = {"word_embed.0.weight": (3, 4), "token_type_embed.0.weight": (2, 4)}
+    shapes |= {"encoder.position_weight": (5, 4), "encoder.layer_norm.gamma": (4,), "encoder.layer_norm.beta": (4,)}
+    for part, rows, columns in (
+        ("attention_cell.proj_query", 4, 4),
+        ("attention_cell.proj_key", 4, 4),
+        ("attention_cell.proj_value", 4, 4),
+        ("proj", 4, 4),
+        ("ffn.ffn_1", 2, 4),
+        ("ffn.ffn_2", 4, 2),
+    ):
+        shapes |= {f"{cell}{part}.weight": (rows, columns), f"{cell}{part}.bias": (rows,)}
+    shapes |= {f"{cell}{norm}.{kind}": (4,) for norm in norms for kind in ("gamma", "beta")}
+    return params_bytes({name: np.ones(shape, np.float32) for name, shape in shapes.items()})
 
 
 def without_rows(folder: Path) -> None:

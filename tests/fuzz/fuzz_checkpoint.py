@@ -9,8 +9,10 @@ from pathlib import Path
 
 from driver import Reader, main
 
+from encast.archs import build_graph
 from encast.importers.checkpoint import open_checkpoint
 from encast.importers.files import MappedFile
+from encast.importers.mxnet_file import read_params
 from encast.importers.safetensors_file import parse_header, read_safetensors
 from encast.importers.sentencepiece_model import parse_sentencepiece
 from encast.importers.state_pickle import read_state_pickle
@@ -46,6 +48,21 @@ def _torch(data: bytes) -> None:
     _touch(TensorSource(read_torch_file(_file(data, "pytorch_model.bin")), "fuzz"))
 
 
+def _params(data: bytes) -> None:
+    _touch(TensorSource(read_params(_file(data, "net.params")), "fuzz"))
+
+
+def _gluon(data: bytes) -> None:
+    """config.json, vocabulary and weights, the former two each ended by a zero byte."""
+    root = Path(_SCRATCH.name) / "gluon"
+    root.mkdir(exist_ok=True)
+    for name, content in zip(("config.json", "net.vocab", "net.params"), data.split(b"\0", 2), strict=False):
+        (root / name).write_bytes(content)
+    checkpoint = open_checkpoint(root / "net.params")
+    build_graph(checkpoint)
+    _ = checkpoint.tokenizer
+
+
 def _folder(data: bytes) -> None:
     """Text files of a folder, separated by zero bytes, beside a good model."""
     names = ("config.json", "modules.json", "1_Pooling/config.json", "tokenizer_config.json", "vocab.txt")
@@ -64,6 +81,8 @@ READERS: tuple[Reader, ...] = (
     lambda data: read_state_pickle(data, "fuzz"),
     lambda data: parse_sentencepiece(data, "fuzz"),
     _folder,
+    _params,
+    _gluon,
 )
 
 
@@ -71,6 +90,7 @@ def corpus() -> dict[str, bytes]:
     """One good input for every reader."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
     import checkpoint_files as files
+    import gluon_files as gluon
     import numpy as np
 
     arrays = {"w": np.ones((3, 2), "f4"), "h": np.ones(4, "f2"), "b": np.ones(2, "u2"), "i": np.arange(3)}
@@ -90,6 +110,10 @@ def corpus() -> dict[str, bytes]:
         b'{"do_lower_case": true, "model_max_length": 512, "mask_token": {"content": "[MASK]", "lstrip": true}}',
         b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello\n##s\n",
     ]
+    gluon_texts = (
+        b'{"num_attention_heads": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12}',
+        gluon.vocabulary(["[UNK]", "[CLS]", "[SEP]", "a"], cls_token="[CLS]", sep_token="[SEP]"),
+    )
     return {
         "header": bytes([0]) + data_size.to_bytes(2, "little") + safetensors[8 : 8 + length],
         "safetensors": bytes([1]) + safetensors,
@@ -97,6 +121,8 @@ def corpus() -> dict[str, bytes]:
         "pickle": bytes([3]) + state,
         "sentencepiece": bytes([4]) + piece + piece + normaliser,
         "folder": bytes([5]) + b"\0".join(folder),
+        "params": bytes([6]) + gluon.params_bytes({"w": arrays["w"], "i": arrays["i"]}),
+        "gluon": bytes([7]) + b"\0".join((*gluon_texts, gluon.tiny_model())),
     }
 
 

@@ -24,7 +24,9 @@ __all__ = ["compile_command"]
 
 
 def compile_command(
-    source: Annotated[str, typer.Argument(help="A checkpoint folder in the Hugging Face layout, or a hub id.")],
+    source: Annotated[
+        str, typer.Argument(help="A checkpoint folder in the Hugging Face layout, a hub id, or GluonNLP's .params.")
+    ],
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="The artifact's folder; default: the checkpoint's name + .encast."),

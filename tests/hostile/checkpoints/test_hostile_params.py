@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gluon_files import V1, V2, V3, array_bytes, params_bytes
+from gluon_files import V1, V2, V3, array_bytes, params_bytes, tiny_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -93,24 +93,6 @@ def test_lying_files(tmp_path: Path, case: str) -> None:
     str(caught.value).encode()
 
 
-def small_model() -> bytes:
-    """A BERT of one layer and four columns; with config.json it opens and becomes a graph."""
-    cell, norms = "encoder.transformer_cells.0.", ("layer_norm", "ffn.layer_norm")
-    shapes: dict[str, tuple[int, ...]] = {"word_embed.0.weight": (3, 4), "token_type_embed.0.weight": (2, 4)}
-    shapes |= {"encoder.position_weight": (5, 4), "encoder.layer_norm.gamma": (4,), "encoder.layer_norm.beta": (4,)}
-    for part, rows, columns in (
-        ("attention_cell.proj_query", 4, 4),
-        ("attention_cell.proj_key", 4, 4),
-        ("attention_cell.proj_value", 4, 4),
-        ("proj", 4, 4),
-        ("ffn.ffn_1", 2, 4),
-        ("ffn.ffn_2", 4, 2),
-    ):
-        shapes |= {f"{cell}{part}.weight": (rows, columns), f"{cell}{part}.bias": (rows,)}
-    shapes |= {f"{cell}{norm}.{kind}": (4,) for norm in norms for kind in ("gamma", "beta")}
-    return params_bytes({name: np.ones(shape, np.float32) for name, shape in shapes.items()})
-
-
 def folder(path: Path) -> Path:
     (path / "config.json").write_text('{"num_attention_heads": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12}')
     return path / "net.params"
@@ -118,7 +100,7 @@ def folder(path: Path) -> Path:
 
 def test_every_truncation_of_a_model_is_refused(tmp_path: Path) -> None:
     path = folder(tmp_path)
-    data = small_model()
+    data = tiny_model()
     path.write_bytes(data)
     build_graph(open_checkpoint(path))
     for length in range(len(data)):
@@ -140,7 +122,7 @@ def test_every_truncation_of_every_version_is_refused(tmp_path: Path, magic: int
 def test_any_byte_of_a_model_may_be_wrong(tmp_path: Path) -> None:
     """Bytes of values, of devices and of sizes may change what the model is, never how the reader ends."""
     path = folder(tmp_path)
-    data = small_model()
+    data = tiny_model()
     for place in range(0, len(data), 3):  # names and sizes lie at all remainders
         path.write_bytes(data[:place] + bytes([data[place] ^ (0xFF if place % 2 else 0x01)]) + data[place + 1 :])
         with contextlib.suppress(EncastError):
