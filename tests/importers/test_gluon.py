@@ -359,6 +359,7 @@ def test_special_tokens_of_releases_before_0_9(tmp_path: Path) -> None:
         ({"idx_to_token": []}, "a list of strings"),
         ({"idx_to_token": ["a", ""]}, "none of them empty"),
         ({"idx_to_token": ["a", 1]}, "a list of strings"),
+        ({"idx_to_token": ["a", "\ud800"]}, "half of a surrogate pair"),
         ({"idx_to_token": ["a", "b", "a"]}, "'a' stands twice"),
         ({"idx_to_token": ["a"], "token_to_idx": {"a": 1}}, "say different ids"),
         ({"idx_to_token": ["a"], "identifiers_to_tokens": 1}, "must be an object"),

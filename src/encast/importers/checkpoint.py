@@ -30,9 +30,9 @@ __all__ = ["Checkpoint", "checkpoint_name", "open_checkpoint"]
 class Checkpoint:
     """What a checkpoint says, validated, with its tensors still in the files.
 
-    ``root``: the folder that was opened; ``path``: that with config.json, the same one or inside of it; ``config``: its
-    content; ``modules``: sentence-transformers' modules, None when there are none. ``tokenizer`` is made when first
-    asked for.
+    ``root``: the folder that was opened, or that of the ``.params`` file; ``path``: that with config.json, the same one
+    or inside of it; ``config``: its content; ``modules``: sentence-transformers' modules, None when there are none.
+    ``tokenizer`` is made when first asked for.
     """
 
     root: Path

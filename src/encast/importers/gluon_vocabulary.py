@@ -82,6 +82,8 @@ def _read(folder: Folder, name: str) -> tuple[list[str], dict[str, str | None]]:
     tokens: list[Any] = content["idx_to_token"]
     if not tokens or not all(isinstance(token, str) and token for token in tokens):
         raise CheckpointError(f"{where}: idx_to_token must be a list of strings, none of them empty")
+    if lone := next((token for token in tokens if any("\ud800" <= char <= "\udfff" for char in token)), None):
+        raise CheckpointError(f"{where}: the token {quote(lone)} has half of a surrogate pair; the file is damaged")
     ids = {token: index for index, token in enumerate(tokens)}
     if len(ids) != len(tokens):
         twice = next(token for index, token in enumerate(tokens) if ids[token] != index)
@@ -106,7 +108,7 @@ def _lines(tokens: Sequence[str], where: str) -> bytes:
             raise CheckpointError(
                 f"{where}: the token {quote(token)} ends in white space, which no word piece does; it is damaged"
             )
-    return "\n".join(tokens).encode("utf-8", "surrogatepass")
+    return "\n".join(tokens).encode()
 
 
 def _lowers(tokens: Sequence[str], names: tuple[str, ...], where: str) -> bool:
