@@ -172,6 +172,11 @@ def encoder_shapes(
     return shapes
 
 
+def small_bert(folder: Path, name: str = "net") -> Path:
+    (folder / "config.json").write_text('{"num_attention_heads": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12}')
+    return sparse_file(folder / f"{name}.params", encoder_shapes(1, 8, 16))
+
+
 @pytest.mark.parametrize(
     ("shapes", "expected"),
     [
@@ -206,12 +211,18 @@ def test_other_sizes_are_asked_for_by_name(tmp_path: Path) -> None:
 
 def test_what_beside_the_file_wins(tmp_path: Path) -> None:
     path = sparse_file(tmp_path / "net.params", encoder_shapes(12, 768, 3072))
-    (tmp_path / "config.json").write_text('{"layer_norm_eps": 0.5, "num_hidden_layers": 13}')
-    checkpoint = open_checkpoint(path)
-    assert checkpoint.config["layer_norm_eps"] == 0.5
-    assert checkpoint.config["num_attention_heads"] == 12
-    with pytest.raises(CheckpointError, match=r"'bert\.encoder\.layer\.12\.attention\.self\.query\.weight' is missing"):
-        build_graph(checkpoint)
+    (tmp_path / "config.json").write_text('{"layer_norm_eps": 0.5}')
+    config = open_checkpoint(path).config
+    assert config["layer_norm_eps"] == 0.5
+    assert config["num_attention_heads"] == 12
+
+
+def test_what_beside_the_file_must_fit(tmp_path: Path) -> None:
+    path = small_bert(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    with pytest.raises(CheckpointError, match=r"'bert\.encoder\.layer\.1\.attention\.self\.query\.weight' is missing"):
+        build_graph(open_checkpoint(path))
 
 
 def test_a_family_is_asked_for_by_name(tmp_path: Path) -> None:
@@ -299,7 +310,7 @@ def test_a_classifier_of_distilbert_is_refused(tmp_path: Path) -> None:
 
 def bert(tmp_path: Path, tokens: list[str], name: str = "net", **special: Any) -> Any:
     """The tokenizer of a BERT with that vocabulary."""
-    path = sparse_file(tmp_path / f"{name}.params", encoder_shapes(12, 768, 3072))
+    path = small_bert(tmp_path, name)
     roles = {"padding_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
     (tmp_path / "vocab.json").write_bytes(vocabulary([*SPECIAL, *tokens], **{**roles, **special}))
     return open_checkpoint(path).tokenizer
@@ -341,7 +352,7 @@ def test_ids_are_those_of_the_vocabulary(tmp_path: Path) -> None:
 
 
 def test_special_tokens_of_releases_before_0_9(tmp_path: Path) -> None:
-    path = sparse_file(tmp_path / "net.params", encoder_shapes(12, 768, 3072))
+    path = small_bert(tmp_path)
     content = {"idx_to_token": ["<u>", "<p>", "<c>", "<s>", "a", "##b"], "unknown_token": "<u>"}
     content |= {"padding_token": "<p>", "cls_token": "<c>", "sep_token": "<s>", "bos_token": None}
     (tmp_path / "only.vocab").write_text(json.dumps(content))
@@ -371,14 +382,14 @@ def test_special_tokens_of_releases_before_0_9(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_vocabularies(tmp_path: Path, content: Any, message: str) -> None:
-    path = sparse_file(tmp_path / "net.params", encoder_shapes(12, 768, 3072))
+    path = small_bert(tmp_path)
     (tmp_path / "net.vocab").write_text(json.dumps(content))
     with pytest.raises(EncastError, match=message):
         _ = open_checkpoint(path).tokenizer
 
 
 def test_which_vocabulary(tmp_path: Path) -> None:
-    path = sparse_file(tmp_path / "net.params", encoder_shapes(12, 768, 3072))
+    path = small_bert(tmp_path)
     checkpoint = open_checkpoint(path)
     with pytest.raises(
         CheckpointError, match=r"no vocabulary for net\.params; accepted are net\.vocab, net\.vocab\.json"
