@@ -32,7 +32,7 @@ def compile(
     sparse: str = "never",
     progress: Progress | None = None,
 ) -> Path:
-    """Compiles the checkpoint ``source`` (a folder, a prefix, a hub id) and returns the path of the artifact.
+    """Compiles the checkpoint ``source``, as ``open_checkpoint`` takes it, and returns the path of the artifact.
 
     ``out``: the artifact's folder; by default the checkpoint's name with ``.encast`` in the working directory.
     ``dtype``: of weights and activations in products: ``int8``, ``bf16`` or ``f32``. ``quant``: which products

@@ -11,9 +11,11 @@ from typing import Any
 
 from driver import Reader, main
 
+from encast.archs import build_graph
 from encast.importers.checkpoint import open_checkpoint
 from encast.importers.files import MappedFile
 from encast.importers.meta_graph import read_saved_model
+from encast.importers.mxnet_file import read_params
 from encast.importers.safetensors_file import parse_header, read_safetensors
 from encast.importers.sentencepiece_model import parse_sentencepiece
 from encast.importers.state_pickle import read_state_pickle
@@ -47,6 +49,21 @@ def _safetensors(data: bytes) -> None:
 
 def _torch(data: bytes) -> None:
     _touch(TensorSource(read_torch_file(_file(data, "pytorch_model.bin")), "fuzz"))
+
+
+def _params(data: bytes) -> None:
+    _touch(TensorSource(read_params(_file(data, "net.params")), "fuzz"))
+
+
+def _gluon(data: bytes) -> None:
+    """config.json, vocabulary and weights, the former two each ended by a zero byte."""
+    root = Path(_SCRATCH.name) / "gluon"
+    root.mkdir(exist_ok=True)
+    for name, content in zip(("config.json", "net.vocab", "net.params"), data.split(b"\0", 2), strict=False):
+        (root / name).write_bytes(content)
+    checkpoint = open_checkpoint(root / "net.params")
+    build_graph(checkpoint)
+    _ = checkpoint.tokenizer
 
 
 def _folder(data: bytes) -> None:
@@ -90,6 +107,8 @@ READERS: tuple[Reader, ...] = (
     _folder,
     _bundle,
     _saved_model,
+    _params,
+    _gluon,
 )
 
 
@@ -97,6 +116,7 @@ def corpus() -> dict[str, bytes]:
     """One good input for every reader."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
     import checkpoint_files as files
+    import gluon_files as gluon
     import numpy as np
 
     arrays = {"w": np.ones((3, 2), "f4"), "h": np.ones(4, "f2"), "b": np.ones(2, "u2"), "i": np.arange(3)}
@@ -120,6 +140,10 @@ def corpus() -> dict[str, bytes]:
     entries = [(b"", bundles.header_bytes()), (b"bert/a/kernel", bundles.entry_bytes(shape=(4, 4), size=64))]
     entries.append((b"bert/b/bias", bundles.entry_bytes(dtype=19, shape=(0,), size=0, offset=64)))
     shapes = {"input_ids": [-1, 8]}, {"probabilities": [-1, 3]}
+    gluon_texts = (
+        b'{"num_attention_heads": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12}',
+        gluon.vocabulary(["[UNK]", "[CLS]", "[SEP]", "a"], cls_token="[CLS]", sep_token="[SEP]"),
+    )
     return {
         "header": bytes([0]) + data_size.to_bytes(2, "little") + safetensors[8 : 8 + length],
         "safetensors": bytes([1]) + safetensors,
@@ -129,6 +153,8 @@ def corpus() -> dict[str, bytes]:
         "folder": bytes([5]) + b"\0".join(folder),
         "bundle": bytes([6]) + bundles.block(entries),
         "saved_model": bytes([7]) + bundles.saved_model(bundles.meta_graph(["Erf"], *shapes)),
+        "params": bytes([8]) + gluon.params_bytes({"w": arrays["w"], "i": arrays["i"]}),
+        "gluon": bytes([9]) + b"\0".join((*gluon_texts, gluon.tiny_model())),
     }
 
 

@@ -259,7 +259,7 @@ def test_capitals_in_the_vocabulary_ask_whether_texts_are_lowered(tmp_path: Path
 
 def test_what_needs_the_hugging_face_layout_says_so(tmp_path: Path) -> None:
     google = as_bundle(made(tmp_path), tmp_path / "google")
-    with pytest.raises(InputError, match="google: a TensorFlow checkpoint, which encast compiles as it is"):
+    with pytest.raises(InputError, match="google: pruning needs a folder in the Hugging Face layout; this is a checkpoint of TensorFlow"):
         prune_checkpoint(google, tmp_path / "pruned", pattern=Pattern.parse("4x1"), sparsity=0.5)
     assert not (tmp_path / "pruned").exists()
 

@@ -51,7 +51,8 @@ class DistilBert(Architecture):
             inner=config.count("hidden_dim"),
             positions=config.count("max_position_embeddings", default=512),
             type_vocab=0,
-            eps=1e-12,  # transformers takes this one whatever the config says
+            # transformers takes 1e-12 whatever layer_norm_eps says; GluonNLP has one of its own.
+            eps=config.eps("gluon_layer_norm_eps", 1e-12),
             activation=config.activation("activation", default="gelu"),
         ).checked(config)
 

@@ -54,7 +54,7 @@ def make_model(config: Mapping[str, Any], cache: Path) -> ModelFiles:
         raise InputError(f"model.{unknown[0]} is no field of a model of kind {kind}; it has {sorted(known)}")
     source = KINDS[kind](config, cache)
     checkpoint = open_checkpoint(source)
-    checkpoint.need_hugging_face()
+    checkpoint.need_hugging_face("comparing runtimes")
     name = str(config.get("name") or Path(source).name)
     folder = Path(source) if Path(source).exists() else checkpoint.path
     inputs = input_spec_of(checkpoint)

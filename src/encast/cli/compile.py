@@ -25,7 +25,7 @@ __all__ = ["compile_command"]
 
 def compile_command(
     source: Annotated[
-        str, typer.Argument(help="A checkpoint: a folder, the prefix of a TensorFlow checkpoint, or a hub id.")
+        str, typer.Argument(help="A folder, a hub id, the prefix of a TensorFlow checkpoint, or GluonNLP's .params.")
     ],
     out: Annotated[
         Path | None,

@@ -78,9 +78,9 @@ def compress(
     """
     folder = Path(os.path.abspath(out))
     checkpoint = open_checkpoint(source)
+    context = prepare(checkpoint, recipe, task, train, dev, unlabelled, metric, seed, threads, device, usd_per_hour)
     if contains(checkpoint.root, folder):
         raise InputError(f"{folder} lies in the checkpoint itself; choose a place outside of it")
-    context = prepare(checkpoint, recipe, task, train, dev, unlabelled, metric, seed, threads, device, usd_per_hour)
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     descriptor = _open(folder, _key(checkpoint, recipe, context), resume)
     try:
@@ -110,7 +110,7 @@ def prepare(
     usd_per_hour: float | None,
 ) -> Context:
     """The arguments of ``compress``, all checked, with what their defaults stand for."""
-    checkpoint.need_hugging_face()
+    checkpoint.need_hugging_face("training")
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     count = threads or len(usable_cores())
     name = metric or PRIMARY[train.kind]

@@ -1,4 +1,4 @@
-"""Opening a checkpoint: a folder in the Hugging Face layout, a hub id, or a BERT of TensorFlow."""
+"""Opening a checkpoint: a folder in the Hugging Face layout, a hub id, a BERT of TensorFlow, a file of GluonNLP."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from encast.errors import CheckpointError, InputError
 from encast.importers.files import Folder, quote
+from encast.importers.gluon import GluonFolder, is_params_file
 from encast.importers.google_bert import check_case
 from encast.importers.hub import looks_like_hub_id, resolve_hub
 from encast.importers.model_files import ModelFiles, read_tensors
@@ -31,10 +32,10 @@ __all__ = ["Checkpoint", "checkpoint_name", "open_checkpoint"]
 class Checkpoint:
     """What a checkpoint says, validated, with its tensors still in the files.
 
-    ``root``: the folder that was opened; ``path``: that with config.json, the same one or inside of it; ``config``: its
-    content; ``modules``: sentence-transformers' modules, None when there are none. ``tokenizer`` is made when first
-    asked for. ``config_file``: what config.json is called; ``tensorflow``: whether the files are TensorFlow's, whose
-    names and config are given as the Hugging Face layout has them.
+    ``root``: the folder that was opened, or that of the ``.params`` file; ``path``: that with config.json, the same one
+    or inside of it; ``config``: its content; ``modules``: sentence-transformers' modules, None when there are none.
+    ``tokenizer`` is made when first asked for. ``config_file``: what config.json is called; ``tensorflow``: whether the
+    files are TensorFlow's, whose names and config are given as the Hugging Face layout has them.
     """
 
     root: Path
@@ -62,12 +63,14 @@ class Checkpoint:
             check_case(self._folder)
         return read_tokenizer(self._folder, self.config, self._settings)
 
-    def need_hugging_face(self) -> None:
+    def need_hugging_face(self, use: str) -> None:
         """Raises ``InputError`` unless the folder has the layout that other libraries read and that is rewritten."""
-        if self.tensorflow:
+        gluon = isinstance(self._folder, GluonFolder)
+        if gluon or self.tensorflow:
+            made = "a file of GluonNLP" if gluon else "a checkpoint of TensorFlow"
             raise InputError(
-                f"{self.root}: a TensorFlow checkpoint, which encast compiles as it is; this needs the Hugging Face "
-                "layout: convert it with convert_bert_original_tf_checkpoint_to_pytorch.py of transformers 4"
+                f"{self.source}: {use} needs a folder in the Hugging Face layout; this is {made}, which `encast "
+                "compile` takes as it is"
             )
 
     @property
@@ -80,8 +83,8 @@ class Checkpoint:
 
 
 def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = None) -> Checkpoint:
-    """Opens a folder, the prefix of a TensorFlow checkpoint or, when ``source`` is neither, a model of the hub
-    (``owner/name``).
+    """Opens a folder, the prefix of a TensorFlow checkpoint, a ``.params`` file of GluonNLP or, when ``source`` is no
+    existing path, a model of the hub (``owner/name``).
 
     A folder has the Hugging Face layout, TensorFlow checkpoints of google-research/bert, or a SavedModel of such a
     model. ``revision``: branch, tag or commit of a hub model. Validates every file's structure without reading
@@ -90,9 +93,11 @@ def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = No
     """
     given = os.fspath(source)
     path, prefix, commit = _locate(given, revision)
-    root = Folder(path)
-    folder = transformer_folder(root) if prefix is None else root
-    prefix = prefix or find_prefix(folder)
+    gluon = GluonFolder(path) if is_params_file(path) else None
+    root = gluon or Folder(path)
+    folder = root if gluon is not None or prefix is not None else transformer_folder(root)
+    if gluon is None:
+        prefix = prefix or find_prefix(folder)
     settings = read_transformer_settings(folder)
     modules = read_modules(root, settings)
     model = _read_folder(folder) if prefix is None else read_tensorflow(folder, prefix)
@@ -116,23 +121,28 @@ def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = No
 
 def _read_folder(folder: Folder) -> ModelFiles:
     if not folder.has("config.json"):
-        adapter = (
-            " (it has a PEFT adapter; merge it into its base model first)" if folder.has("adapter_config.json") else ""
-        )
+        hint = ""
+        if folder.has("adapter_config.json"):
+            hint = " (it has a PEFT adapter; merge it into its base model first)"
+        elif params := sorted(name for name in folder.names if name.endswith(".params")):
+            hint = f" (of GluonNLP give the parameter file itself, {quote(params[0])})"
         raise CheckpointError(
-            f"{folder.root}: no config.json{adapter}; a folder in the Hugging Face layout is needed, as "
+            f"{folder.root}: no config.json{hint}; a folder in the Hugging Face layout is needed, as "
             "save_pretrained of transformers or sentence-transformers writes it, or a TensorFlow checkpoint of BERT"
         )
-    return ModelFiles(folder, "config.json", folder.object("config.json"), read_tensors(folder), folder)
+    tensors = folder.tensors if isinstance(folder, GluonFolder) else read_tensors(folder)
+    return ModelFiles(folder, "config.json", folder.object("config.json"), tensors, folder)
 
 
 def checkpoint_name(source: str | os.PathLike[str]) -> str:
-    """What a file made of the checkpoint is called: the name of its folder, or of the hub's model without its owner.
+    """What a file made of the checkpoint is called: the name of its folder or file, or of the hub's model without its
+    owner.
 
     Raises ``InputError`` where there is none.
     """
     text = os.fspath(source)
     name = Path(os.path.abspath(text)).name if os.path.lexists(text) else text.rstrip("/").rsplit("/", 1)[-1]
+    name = name.removesuffix(".params")
     if not name or "\0" in name:
         raise InputError(f"{text!r} gives the result no name; say where it should go with out")
     return name
@@ -152,9 +162,11 @@ def _locate(source: str, revision: str | None) -> tuple[Path, str | None, str | 
     if split is not None and not path.is_dir():
         return *split, None
     if exists:
-        if path.is_file():
+        if path.is_file() and path.suffix != ".params":
             refuse_table_file(path)
         return path, None, None
+    if path.suffix == ".params":
+        raise CheckpointError(f"{quote(source)}: no such file; a parameter file of GluonNLP is needed")
     if not looks_like_hub_id(source):
         raise CheckpointError(f"{quote(source)}: no such folder; {wanted}")
     folder, commit = resolve_hub(source, revision)

@@ -20,7 +20,7 @@ import numpy as np
 
 from encast.errors import CheckpointError
 
-__all__ = ["FileLedger", "Folder", "MappedFile", "parse_json", "quote"]
+__all__ = ["CONFIG_LIMIT", "FileLedger", "Folder", "MappedFile", "parse_json", "quote"]
 
 CONFIG_LIMIT = 64 << 20
 """Bytes that a configuration file may have; real ones have kilobytes."""
@@ -132,7 +132,9 @@ class Folder:
         try:
             self.names = frozenset(os.listdir(root))
         except NotADirectoryError:
-            raise CheckpointError(f"{root}: a file; give the folder that holds config.json and the weights") from None
+            raise CheckpointError(
+                f"{root}: a file; give the folder that holds config.json and the weights, or a .params file of GluonNLP"
+            ) from None
         except OSError as error:
             raise CheckpointError(
                 f"{root}: the folder cannot be read ({error.strerror}); check that it exists and its permissions"

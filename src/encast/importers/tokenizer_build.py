@@ -24,9 +24,9 @@ from encast.importers.sentencepiece_model import (
 )
 from encast.importers.tokenizer_settings import ROLES, TokenizerSettings
 
-__all__ = ["FAMILIES", "Family", "build_tokenizer", "family_of", "guarded"]
+__all__ = ["FAMILIES", "VOCAB_LIMIT", "Family", "build_tokenizer", "family_of", "guarded", "trim_line"]
 
-_VOCAB_LIMIT = 256 << 20
+VOCAB_LIMIT = 256 << 20
 _SENTENCEPIECE_FILES = (
     "sentencepiece.bpe.model",
     "spiece.model",
@@ -48,6 +48,11 @@ _ROBERTA = {
     "cls": "<s>",
     "mask": "<mask>",
 }
+
+
+def trim_line(line: str) -> str:
+    """A line of ``vocab.txt`` as the tokenizers library takes it."""
+    return line.rstrip(_RUST_SPACE)
 
 
 @dataclass(frozen=True)
@@ -164,10 +169,10 @@ def _word_piece(folder: Folder, settings: TokenizerSettings, special: Mapping[st
         raise _missing(folder, "vocab.txt")
     where = str(folder.path("vocab.txt"))
     try:
-        text = folder.read("vocab.txt", _VOCAB_LIMIT).decode("utf-8")
+        text = folder.read("vocab.txt", VOCAB_LIMIT).decode("utf-8")
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{where}: not UTF-8 at byte {error.start}; the file is damaged") from None
-    vocab = {line.rstrip(_RUST_SPACE): index for index, line in enumerate(text.removesuffix("\n").split("\n"))}
+    vocab = {trim_line(line): index for index, line in enumerate(text.removesuffix("\n").split("\n"))}
     unk = special["unk"].content
     if unk not in vocab:
         raise CheckpointError(f"{where}: lacks the unknown token {quote(unk)}; the file is incomplete")
@@ -217,14 +222,14 @@ def _build_roberta(folder: Folder, settings: TokenizerSettings, special: Mapping
     if not folder.has("vocab.json") or not folder.has("merges.txt"):
         raise _missing(folder, "vocab.json with merges.txt")
     where = str(folder.path("vocab.json"))
-    vocab = parse_json(folder.read("vocab.json", _VOCAB_LIMIT), where)
+    vocab = parse_json(folder.read("vocab.json", VOCAB_LIMIT), where)
     if not isinstance(vocab, dict) or not all(type(index) is int and 0 <= index < 2**31 for index in vocab.values()):
         raise CheckpointError(f"{where}: must be an object from tokens to ids")
     if len(set(vocab.values())) != len(vocab):
         raise CheckpointError(f"{where}: two tokens share an id")
     where = str(folder.path("merges.txt"))
     try:
-        lines = folder.read("merges.txt", _VOCAB_LIMIT).decode("utf-8").split("\n")
+        lines = folder.read("merges.txt", VOCAB_LIMIT).decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{where}: not UTF-8 at byte {error.start}; the file is damaged") from None
     merges: list[tuple[str, str]] = []
@@ -251,6 +256,19 @@ def _build_roberta(folder: Folder, settings: TokenizerSettings, special: Mapping
     return tokenizer
 
 
+def _build_gluon_roberta(folder: Folder, settings: TokenizerSettings, special: Mapping[str, AddedToken]) -> Tokenizer:
+    """RoBERTa's, with one separator between the texts of a pair, as GluonNLP's scripts feed its classifier."""
+    tokenizer = _build_roberta(folder, settings, special)
+    cls, sep = special["cls"].content, special["sep"].content
+    template = processors.TemplateProcessing(
+        single=[cls, "$A", sep],
+        pair=[cls, "$A", sep, "$B", sep],
+        special_tokens=[_processor_token(tokenizer, special[role]) for role in ("cls", "sep")],
+    )
+    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), template])
+    return tokenizer
+
+
 # Unigram from a sentencepiece model: XLM-RoBERTa, CamemBERT, ALBERT
 
 
@@ -258,7 +276,7 @@ def _read_unigram(folder: Folder) -> SentencePieceModel:
     name = folder.pick(_SENTENCEPIECE_FILES)
     if name is None:
         raise _missing(folder, f"a sentencepiece model ({', '.join(_SENTENCEPIECE_FILES)})")
-    model = parse_sentencepiece(folder.read(name, _VOCAB_LIMIT), str(folder.path(name)))
+    model = parse_sentencepiece(folder.read(name, VOCAB_LIMIT), str(folder.path(name)))
     if model.model_type != UNIGRAM:
         raise UnsupportedModelError(
             f"{folder.path(name)}: model_type {model.model_type}; only unigram models ({UNIGRAM}) are supported"
@@ -359,6 +377,7 @@ FAMILIES = (
     ),
     Family(("MPNetTokenizer",), ("mpnet",), {**_ROBERTA, "unk": "[UNK]"}, _BOUNDS_AND_MASK, _build_mpnet),
     Family(("RobertaTokenizer",), ("roberta",), _ROBERTA, _BOUNDS_AND_MASK, _build_roberta),
+    Family(("GluonRobertaTokenizer",), (), _ROBERTA, _BOUNDS_AND_MASK, _build_gluon_roberta),
     Family(("XLMRobertaTokenizer",), ("xlm-roberta",), _ROBERTA, ("cls", "sep"), _build_xlm_roberta),
     Family(("CamembertTokenizer",), ("camembert",), _ROBERTA, ("cls", "sep"), _build_camembert),
     Family(

@@ -63,7 +63,7 @@ def prune_checkpoint(
     check_sparsity(sparsity)
     target = check_new_folder(out)
     checkpoint = open_checkpoint(source)
-    checkpoint.need_hugging_face()
+    checkpoint.need_hugging_face("pruning")
     if contains(checkpoint.root, target):
         raise InputError(f"{target} lies in the checkpoint itself; choose a place outside of it")
     names = product_weights(checkpoint, keep)
