@@ -216,6 +216,31 @@ def shared_keys() -> bytes:
     return raw_block(body + struct.pack("<2I", 0, 1))
 
 
+def shared_handles() -> bytes:
+    """An index block whose 20 handles of empty blocks share a key of 1 MB."""
+    blocks, size = sealed(block([])) * 20, len(block([]))
+    index = b"\x00" + varint(1 << 20) + b"\x02" + b"k" * (1 << 20) + varint(0) + varint(size)
+    for place in range(1, 20):
+        handle = varint(place * (size + 5)) + varint(size)
+        index += varint(1 << 20) + b"\x00" + varint(len(handle)) + handle
+    index += struct.pack("<2I", 0, 1)
+    footer = (varint(0) * 2 + varint(len(blocks)) + varint(len(index))).ljust(40, b"\0")
+    return blocks + sealed(index) + footer + table({})[-8:]
+
+
+def many_blocks() -> bytes:
+    """1,001 blocks without entries, 13 bytes each with the trailer."""
+    data = block([])
+    places = (varint(index * (len(data) + 5)) + varint(len(data)) for index in range(1001))
+    return ended(sealed(data) * 1001, [(f"{index:06d}".encode(), place) for index, place in enumerate(places)])
+
+
+def many_variables() -> bytes:
+    """20,001 variables whose entries are empty, in one block of 180 kB."""
+    body = b"".join(b"\x00\x06\x00" + f"{index:06d}".encode() for index in range(20_001))
+    return raw_block(body + struct.pack("<2I", 0, 1))
+
+
 def long_shape() -> bytes:
     return index_of({WORDS: number(1, 1) + field(2, b"\x12\x00" * 1_000_000)})
 
@@ -226,6 +251,9 @@ def many_ops() -> bytes:
 
 BOMBS: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "keys": (shared_keys, "bert_model.ckpt.index", "its keys have more than 16777216 bytes"),
+    "keys of the index block": (shared_handles, "bert_model.ckpt.index", "its keys have more than 16777216 bytes"),
+    "blocks": (many_blocks, "bert_model.ckpt.index", "more than 1000 blocks"),
+    "variables": (many_variables, "bert_model.ckpt.index", "more than 20000 entries"),
     "dimensions": (long_shape, "bert_model.ckpt.index", "more than 32 dimensions"),
     "ops": (many_ops, "saved_model.pb", "more than 10000 parts"),
 }
