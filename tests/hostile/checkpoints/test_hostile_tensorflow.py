@@ -245,8 +245,14 @@ def long_shape() -> bytes:
     return index_of({WORDS: number(1, 1) + field(2, b"\x12\x00" * 1_000_000)})
 
 
-def many_ops() -> bytes:
-    return saved_model(meta_graph(["x"] * 500_000))
+def many_nodes() -> bytes:
+    return saved_model(field(2, b"\x0a\x00" * 1_000_000))
+
+
+def large_dimension() -> bytes:
+    """A shape with as many unknown parts."""
+    info = field(3, b"\x28\x00" * 1_000_000)
+    return saved_model(field(5, field(1, "x") + field(2, field(1, field(1, "y") + field(2, info)))))
 
 
 BOMBS: dict[str, tuple[Callable[[], bytes], str, str]] = {
@@ -255,7 +261,8 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "blocks": (many_blocks, "bert_model.ckpt.index", "more than 1000 blocks"),
     "variables": (many_variables, "bert_model.ckpt.index", "more than 20000 entries"),
     "dimensions": (long_shape, "bert_model.ckpt.index", "more than 32 dimensions"),
-    "ops": (many_ops, "saved_model.pb", "more than 10000 parts"),
+    "nodes": (many_nodes, "saved_model.pb", "more than 1000000 parts"),
+    "parts of a shape": (large_dimension, "saved_model.pb", "more than 1000000 parts"),
 }
 
 
@@ -283,12 +290,27 @@ def test_small_files_cannot_ask_for_much_memory(
         (saved_model(b"\x0a\xff\x01"), "not a SavedModel, or a damaged one"),
         (saved_model(meta_graph(outputs={"logits": (1,) * 33})), "more than 32 dimensions"),
         (number(1, 1), "0 graphs"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "saved_model.pb: a git-lfs pointer"),
     ],
 )
 def test_damaged_saved_models(tmp_path: Path, data: bytes, message: str) -> None:
     good(tmp_path)
     (tmp_path / "saved_model.pb").write_bytes(data)
     with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
+        open_checkpoint(tmp_path)
+
+
+def test_a_graph_larger_than_any(tmp_path: Path) -> None:
+    good(tmp_path)
+    with (tmp_path / "saved_model.pb").open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    with pytest.raises(CheckpointError, match="more than 67108864 bytes"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_data_file_that_git_did_not_fetch(tmp_path: Path) -> None:
+    with_index(tmp_path, one(), b"version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(CheckpointError, match=r"data-00000-of-00001: a git-lfs pointer"):
         open_checkpoint(tmp_path)
 
 
@@ -315,7 +337,7 @@ def test_a_file_of_a_checkpoint_instead_of_its_prefix(tmp_path: Path) -> None:
         open_checkpoint(f"{prefix}.data-00000-of-00002")
 
 
-@pytest.mark.parametrize("name", ["../bert_model.ckpt", "/etc/passwd", "a\\0b", "..", ""])
+@pytest.mark.parametrize("name", ["../bert_model.ckpt", "/etc/passwd", "a\\0b", "a\\u0000b", "..", ""])
 def test_the_file_checkpoint_does_not_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
