@@ -8,6 +8,7 @@ from typing import Any
 
 from encast.errors import CheckpointError
 from encast.importers.model_files import WEIGHT_FILES
+from encast.importers.tensor_bundle import DATA_FILE
 
 __all__ = ["choose_files", "looks_like_hub_id", "resolve_hub"]
 
@@ -33,7 +34,6 @@ _SMALL_FILES = {
 _MODULE_FOLDER = re.compile(r"\d+_[A-Za-z]+")
 _SAVED_MODEL = re.compile(r"saved_model\.pb|variables/variables\.(index|data-\d{5}-of-\d{5})")
 _ASSET = re.compile(r"assets(?:\.extra)?/([^/]+)")
-_DATA = re.compile(r"([^/]+)\.data-\d{5}-of-\d{5}")
 
 
 def looks_like_hub_id(source: str) -> bool:
@@ -69,7 +69,7 @@ def _tensorflow_files(names: list[str]) -> set[str]:
         small = {*_SMALL_FILES, "bert_config.json"}
         assets = {name for name in names if (match := _ASSET.fullmatch(name)) and match[1] in small}
         return assets | {name for name in names if name == "bert_config.json" or _SAVED_MODEL.fullmatch(name)}
-    data = {name: match[1] for name in names if (match := _DATA.fullmatch(name)) and f"{match[1]}.index" in names}
+    data = {name: match[1] for name in names if (match := DATA_FILE.fullmatch(name)) and f"{match[1]}.index" in names}
     if not data:
         return set()
     wanted = {"bert_config.json", "checkpoint", *data}

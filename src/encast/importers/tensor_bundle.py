@@ -8,6 +8,7 @@ validated on opening, and a tensor's CRC-32C when its elements are first asked f
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,10 @@ from encast.importers.protobuf import MALFORMED, Bytes, fields, integer, message
 from encast.importers.table_file import read_table
 from encast.importers.weights import DTYPES, StoredTensor
 
-__all__ = ["read_bundle", "shape_dims"]
+__all__ = ["DATA_FILE", "read_bundle", "shape_dims"]
+
+DATA_FILE = re.compile(r"([^/]+)\.data-\d{5}-of-\d{5}")
+"""A data file's name, which begins with its checkpoint's prefix."""
 
 _DTYPES = {
     1: "F32", 2: "F64", 3: "I32", 4: "U8", 5: "I16", 6: "I8", 9: "I64", 10: "BOOL", 14: "BF16", 17: "U16", 19: "F16",

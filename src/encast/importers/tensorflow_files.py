@@ -13,7 +13,7 @@ from encast.importers.google_bert import GOOGLE_CONFIG, complete_config, rename
 from encast.importers.meta_graph import MetaGraph, read_meta_graph, read_saved_model
 from encast.importers.model_files import WEIGHT_FILES, ModelFiles
 from encast.importers.table_file import is_table
-from encast.importers.tensor_bundle import read_bundle
+from encast.importers.tensor_bundle import DATA_FILE, read_bundle
 from encast.importers.weights import TensorSource
 
 __all__ = ["find_prefix", "read_tensorflow", "refuse_table_file", "split_prefix"]
@@ -22,7 +22,6 @@ _SAVED_MODEL = "saved_model.pb"
 _STATE = "checkpoint"
 _ASSETS = ("assets", "assets.extra")
 _CONFIGS = (GOOGLE_CONFIG, "config.json")
-_DATA = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")
 _LATEST = re.compile(r'\s*model_checkpoint_path:\s*("(?:[^"\\]|\\.)*")\s*')
 _OLD_FORM = (
     "a checkpoint in one file (V1), which TensorFlow wrote before 0.12; load it there and save it again with "
@@ -56,7 +55,7 @@ def find_prefix(folder: Folder) -> str | None:
     # A list of shards is called .index.json.
     prefixes = sorted(name.removesuffix(".index") for name in folder.names if name.endswith(".index"))
     if folder.has("config.json"):  # a folder for transformers may have files of these names for other purposes
-        data = {match[1] for name in folder.names if (match := _DATA.fullmatch(name))}
+        data = {match[1] for name in folder.names if (match := DATA_FILE.fullmatch(name))}
         prefixes = [prefix for prefix in prefixes if prefix in data]
         if not prefixes:
             return None
