@@ -221,20 +221,29 @@ def as_bundle(checkpoint: Path, folder: Path, prefix: str = "bert_model.ckpt", *
 
 
 def meta_graph(
-    ops: Sequence[str] = (),
+    ops: Sequence[str] = ("Erf",),
     inputs: Mapping[str, Sequence[int]] | None = None,
     outputs: Mapping[str, Sequence[int]] | None = None,
     tags: Sequence[str] = ("serve",),
 ) -> bytes:
-    """``MetaGraphDef`` with a list of ops, a graph that nobody reads, and a signature; -1 is an unknown size."""
-    info = field(2, b"".join(field(1, field(1, op)) for op in ops)) + b"".join(field(4, tag) for tag in tags)
+    """``MetaGraphDef`` with tags, a graph that has ``ops`` in a layer and more elsewhere, and a signature; -1 is an
+    unknown size."""
+    inner = "bert/encoder/layer_0/intermediate/dense"
+    elsewhere = {
+        "bert/pooler/dense/Tanh": "Tanh",
+        f"gradients/{inner}/Tanh_grad/Erf": "Erf",
+        "PolynomialDecay/Pow": "Pow",
+    }
+    named = elsewhere | {f"{inner}/{op}_{index}": op for index, op in enumerate(ops)}
+    nodes = [field(1, field(1, name) + field(2, op) + field(3, "input")) for name, op in named.items()]
+    info = field(2, field(1, field(1, "Erf"))) + b"".join(field(4, tag) for tag in tags)
     tensors = [
         field(place, field(1, name) + field(2, field(1, f"{name}:0") + number(2, 1) + field(3, _shape(shape))))
-        for place, named in ((1, inputs), (2, outputs))
-        for name, shape in (named or {}).items()
+        for place, shapes in ((1, inputs), (2, outputs))
+        for name, shape in (shapes or {}).items()
     ]
     signature = field(1, "serving_default") + field(2, b"".join(tensors))
-    return field(1, info) + field(2, b"\x0a\x02ab") + field(5, signature)
+    return field(1, info) + field(2, b"".join(nodes)) + field(5, signature)
 
 
 def saved_model(*graphs: bytes) -> bytes:

@@ -92,7 +92,8 @@ def _check_tokenizer(checkpoint: Checkpoint, graph: Graph) -> None:
     if longest <= tokenizer.special_count:
         raise CheckpointError(
             f"{checkpoint.path}: texts may have {longest} tokens, and a pair of texts gets {tokenizer.special_count} "
-            "special ones, which leaves none for the texts; correct max_position_embeddings in config.json, "
+            "special ones, which leaves none for the texts; correct max_position_embeddings in "
+            f"{checkpoint.config_file}, "
             "model_max_length in tokenizer_config.json or max_seq_length in sentence_bert_config.json"
         )
     largest, rows = tokenizer.vocab_size - 1, graph.meta.vocab

@@ -213,9 +213,16 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_offline_never(
     assert sum(offline or b"/api/models/" in request for request in asked) == requests
 
 
+def test_hub_saved_model_with_its_config_in_assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ["assets/bert_config.json", "saved_model.pb", "variables/variables.index"]
+    hub = Hub(monkeypatch, files, write_model(tmp_path / COMMIT))
+    open_checkpoint("owner/model")
+    assert hub.asked[0]["allow_patterns"] == files
+
+
 def test_hub_repository_of_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Hub(monkeypatch, ["README.md", "data.csv"], tmp_path)
-    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+    with pytest.raises(CheckpointError, match=r"has no config\.json, nor .* with bert_config\.json"):
         open_checkpoint("owner/data")
 
 

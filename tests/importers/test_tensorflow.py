@@ -17,8 +17,10 @@ from encast.archs import build_graph
 from encast.errors import CheckpointError, InputError, UnsupportedModelError
 from encast.importers import open_checkpoint
 from encast.importers.crc32c import crc32c, unmask
+from encast.importers.google_bert import rename
 from encast.importers.hub import choose_files
 from encast.importers.table_file import read_table
+from encast.importers.weights import StoredTensor
 from encast.sparsity import Pattern, prune_checkpoint
 
 IDS = {name: [-1, 16] for name in ("input_ids", "input_mask", "segment_ids")} | {"label_ids": [-1]}
@@ -34,6 +36,10 @@ def made(folder: Path, head: str = "features", **options: Any) -> Path:
     (path / "config.json").write_text(json.dumps({**config, **({"num_labels": labels} if labels else {})}))
     (path / "tokenizer_config.json").unlink()  # which bert_config.json comes without
     return path
+
+
+def add_to(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
 def same_artifacts(one: Path, other: Path) -> None:
@@ -93,6 +99,9 @@ def test_variables_of_training_are_left_out_and_others_are_named(tmp_path: Path)
     variables = variables_of(made(tmp_path))
     name = "bert/pooler/dense/kernel"
     slots = {f"{name}/adam_m": variables[name], f"{name}/adam_v": variables[name], f"{name}/Adam_1": variables[name]}
+    slots |= {f"{name}/lamb_m": variables[name], f"{name}/LAMBOptimizer": variables[name]}
+    slots |= {"loss_scale": np.float32([1]), "good_steps": np.int32([1]), "current_loss_scale": np.float32([1])}
+    slots |= {"signal_early_stopping/STOP": np.int32([1])}
     counters = {"global_step": np.array(7), "beta1_power": np.float32([0.5]).reshape(())}
     google = as_bundle(tmp_path / "huggingface", tmp_path / "google")
     write_bundle(google, {**variables, **slots, **counters})
@@ -100,6 +109,9 @@ def test_variables_of_training_are_left_out_and_others_are_named(tmp_path: Path)
     write_bundle(google, {**variables, "gate/kernel": np.ones((2, 3), "f4")})
     with pytest.raises(CheckpointError, match=r"1 tensors have no place .*'gate/kernel' \[2, 3\]"):
         build_graph(open_checkpoint(google))
+    write_bundle(google, {**variables, "bert.x.weight": np.ones((2, 3), "f4")})
+    with pytest.raises(CheckpointError, match=r"'bert\.x\.weight' has dots in its name"):
+        open_checkpoint(google)
 
 
 def test_bf16_f16_and_views(tmp_path: Path) -> None:
@@ -119,6 +131,86 @@ def test_bf16_f16_and_views(tmp_path: Path) -> None:
     assert not tensors.f32("bert.embeddings.word_embeddings.weight").flags.owndata  # lies in the mapped file
 
 
+LAYER = {
+    "attention/self/query": "attention.self.query", "attention/self/key": "attention.self.key",
+    "attention/self/value": "attention.self.value", "attention/output/dense": "attention.output.dense",
+    "intermediate/dense": "intermediate.dense", "output/dense": "output.dense",
+}  # fmt: skip
+NAMES = {
+    "bert/embeddings/word_embeddings": "bert.embeddings.word_embeddings.weight",
+    "bert/embeddings/position_embeddings": "bert.embeddings.position_embeddings.weight",
+    "bert/embeddings/token_type_embeddings": "bert.embeddings.token_type_embeddings.weight",
+    "bert/embeddings/LayerNorm/gamma": "bert.embeddings.LayerNorm.weight",
+    "bert/embeddings/LayerNorm/beta": "bert.embeddings.LayerNorm.bias",
+    **{f"bert/encoder/layer_11/{of}/kernel": f"bert.encoder.layer.11.{to}.weight" for of, to in LAYER.items()},
+    **{f"bert/encoder/layer_11/{of}/bias": f"bert.encoder.layer.11.{to}.bias" for of, to in LAYER.items()},
+    "bert/encoder/layer_11/attention/output/LayerNorm/gamma": "bert.encoder.layer.11.attention.output.LayerNorm.weight",
+    "bert/encoder/layer_11/output/LayerNorm/beta": "bert.encoder.layer.11.output.LayerNorm.bias",
+    "bert/pooler/dense/kernel": "bert.pooler.dense.weight",
+    "bert/pooler/dense/bias": "bert.pooler.dense.bias",
+    "cls/predictions/transform/dense/kernel": "cls.predictions.transform.dense.weight",
+    "cls/predictions/transform/LayerNorm/gamma": "cls.predictions.transform.LayerNorm.weight",
+    "cls/predictions/output_bias": "cls.predictions.bias",
+    "cls/seq_relationship/output_weights": "cls.seq_relationship.weight",
+    "cls/seq_relationship/output_bias": "cls.seq_relationship.bias",
+    "cls/squad/output_weights": "qa_outputs.weight",
+    "cls/squad/output_bias": "qa_outputs.bias",
+    "output_weights": "classifier.weight",
+    "output_bias": "classifier.bias",
+}
+"""Of modeling.py, run_pretraining.py, run_squad.py and run_classifier.py, and BertForX of transformers."""
+
+
+@pytest.mark.parametrize(("variable", "name"), NAMES.items())
+def test_names(variable: str, name: str) -> None:
+    def stored() -> StoredTensor:
+        return StoredTensor("F32", (2, 3), "", lambda: np.arange(6, dtype="f4").reshape(2, 3))
+
+    tensors = rename({each: stored() for each in {variable, "bert/pooler/dense/kernel"}}, "")
+    expected = (3, 2) if variable.endswith("kernel") else (2, 3)
+    assert tensors[name].shape == tensors[name].elements().shape == expected
+
+
+def test_an_export_that_tensorflow_wrote(tmp_path: Path) -> None:
+    """``make_tensorflow_export.py`` wrote it."""
+    export = shutil.copytree(Path(__file__).parents[1] / "golden" / "tensorflow", tmp_path / "export")
+    (export / "bert_config.json").write_text('{"hidden_act": "gelu", "vocab_size": 5}')
+    checkpoint = open_checkpoint(export)
+    assert checkpoint.config["hidden_act"] == "gelu_new"
+    assert checkpoint.config["num_labels"] == 4
+    assert checkpoint.architecture == "BertForSequenceClassification"
+    tensors = checkpoint.tensors
+    assert len(tensors) == 3
+    np.testing.assert_array_equal(tensors.f32("bert.embeddings.word_embeddings.weight"), np.arange(10).reshape(5, 2))
+    inner = tensors.f32("bert.encoder.layer.0.intermediate.dense.weight")
+    np.testing.assert_array_equal(inner, [[0, 3], [1, 4], [2, 5]])
+    np.testing.assert_array_equal(tensors.f32("classifier.weight"), np.arange(8).reshape(4, 2))
+
+
+def test_heads_that_are_not_known_or_two(tmp_path: Path) -> None:
+    variables = variables_of(made(tmp_path, "classify"))
+    google = as_bundle(tmp_path / "huggingface", tmp_path / "google")
+    write_bundle(google, {**variables, "cls/tagger/kernel": np.ones((16, 3), "f4")})
+    with pytest.raises(CheckpointError, match=r"1 tensors have no place .*'cls/tagger/kernel' \[16, 3\]"):
+        build_graph(open_checkpoint(google))
+    squad = {"cls/squad/output_weights": np.ones((2, 16), "f4"), "cls/squad/output_bias": np.ones(2, "f4")}
+    write_bundle(google, {**variables, **squad})
+    with pytest.raises(CheckpointError, match=r"bert_config\.json: the checkpoint has two heads"):
+        open_checkpoint(google)
+    add_to(google / "bert_config.json", architectures=["BertForQuestionAnswering"])
+    assert build_graph(open_checkpoint(google)).meta.task == "answer"
+
+
+def test_a_head_for_tags_is_asked_for_by_architectures(tmp_path: Path) -> None:
+    google = as_bundle(made(tmp_path, "classify"), tmp_path / "google")
+    with pytest.raises(
+        UnsupportedModelError, match=r"another one, say so by architectures in .*google/bert_config\.json"
+    ):
+        build_graph(open_checkpoint(google), "tag")
+    add_to(google / "bert_config.json", architectures=["BertForTokenClassification"])
+    assert build_graph(open_checkpoint(google), "tag").meta.task == "tag"
+
+
 # Where a checkpoint is
 
 
@@ -135,6 +227,8 @@ def test_the_file_checkpoint_says_which_one_is_the_latest(tmp_path: Path) -> Non
     provenance = checkpoint.provenance
     names = ["bert_config.json", "checkpoint", "model.ckpt-10.data-00000-of-00001", "model.ckpt-10.index", "vocab.txt"]
     assert list(provenance["files"]) == names
+    (google / "checkpoint").write_text('model_checkpoint_path: "C:\\\\m\\\\model.ckpt-10"')
+    assert "bert.pooler.dense.weight" in open_checkpoint(google).tensors
     (google / "checkpoint").write_text(state.replace("-10", "-11"))
     with pytest.raises(CheckpointError, match=r"names 'model\.ckpt-11', which is not here"):
         open_checkpoint(google)
@@ -149,7 +243,7 @@ def test_saved_models(tmp_path: Path, place: str) -> None:
     google = as_bundle(source, tmp_path / "google")
     export = tmp_path / "export"
     write_bundle(export / "variables", variables_of(source), "variables", shards=2)
-    graph = meta_graph(["Tanh", "Erf"], IDS, {"probabilities": [-1, 3]})
+    graph = meta_graph(["Erf"], IDS, {"probabilities": [-1, 3]})
     (export / "saved_model.pb").write_bytes(saved_model(meta_graph(tags=["train"]), graph))
     with pytest.raises(CheckpointError, match=r"export: no bert_config\.json, which gives the sizes"):
         open_checkpoint(export)
@@ -208,14 +302,24 @@ def test_graphs_without_the_tag_serve(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("ops", "said", "found"),
-    [(["Tanh", "Erf"], "gelu", "gelu"), (["Tanh", "Pow"], "gelu", "gelu_new"), (["Tanh"], "relu", "relu"),
-     (None, "gelu", "gelu")],
+    [(["Erf"], "gelu", "gelu"), (["Tanh", "Pow"], "gelu", "gelu_new"), (["Tanh"], "GELU", "gelu_new"),
+     (["Tanh"], "relu", "relu"), (None, "gelu", "gelu"), ([], "gelu_python", "gelu_python"), (["Erf"], "GELU", "gelu")],
 )  # fmt: skip
 def test_the_graph_beside_a_checkpoint_says_which_gelu(tmp_path: Path, ops: Any, said: str, found: str) -> None:
-    google = as_bundle(made(tmp_path, activation=said), tmp_path / "google")
+    google = as_bundle(made(tmp_path), tmp_path / "google")
+    add_to(google / "bert_config.json", hidden_act=said)
     if ops is not None:
         (google / "bert_model.ckpt.meta").write_bytes(meta_graph(ops))
     assert open_checkpoint(google).config["hidden_act"] == found
+
+
+@pytest.mark.parametrize(("ops", "found"), [([], "neither"), (["FusedGelu"], "neither"), (["Tanh", "Erf"], "both")])
+def test_a_graph_that_does_not_say_which_gelu(tmp_path: Path, ops: list[str], found: str) -> None:
+    """The pooler's Tanh and a schedule's Pow, which every graph of ``meta_graph`` has, are no evidence."""
+    google = as_bundle(made(tmp_path), tmp_path / "google")
+    (google / "bert_model.ckpt.meta").write_bytes(meta_graph(ops))
+    with pytest.raises(CheckpointError, match=rf"the graph has {found} .*\"gelu_new\" for .*\"gelu_python\" for"):
+        open_checkpoint(google)
 
 
 def test_weights_in_the_hugging_face_layout_come_first(tmp_path: Path) -> None:
@@ -227,6 +331,27 @@ def test_weights_in_the_hugging_face_layout_come_first(tmp_path: Path) -> None:
     assert open_checkpoint(source / "bert_model.ckpt").tensorflow
     (source / "model.safetensors").unlink()
     assert open_checkpoint(source).tensorflow
+
+
+def test_folders_for_transformers_may_have_files_of_these_names(tmp_path: Path) -> None:
+    source = made(tmp_path)
+    (source / "model.safetensors").unlink()
+    (source / "faiss.index").write_bytes(b"index")
+    (source / "checkpoint").write_text("epoch 3")
+    with pytest.raises(CheckpointError, match="no weights; accepted are"):
+        open_checkpoint(source)
+
+
+def test_files_in_place_of_a_saved_model_s_folders(tmp_path: Path) -> None:
+    google = as_bundle(made(tmp_path), tmp_path / "google")
+    write_bundle(google / "variables", variables_of(tmp_path / "huggingface"), "variables")
+    (google / "saved_model.pb").write_bytes(saved_model(meta_graph()))
+    (google / "assets").write_text("")
+    open_checkpoint(google)
+    shutil.rmtree(google / "variables")
+    (google / "variables").write_text("")
+    with pytest.raises(CheckpointError, match="no folder variables"):
+        open_checkpoint(google)
 
 
 def test_a_config_in_either_form_and_its_name_in_errors(tmp_path: Path) -> None:
@@ -246,12 +371,15 @@ def test_a_config_in_either_form_and_its_name_in_errors(tmp_path: Path) -> None:
         build_graph(open_checkpoint(google))
 
 
-def test_capitals_in_the_vocabulary_ask_whether_texts_are_lowered(tmp_path: Path) -> None:
+@pytest.mark.parametrize("token", ["##Ly", "한국", "é", "##й", "ガ"])
+def test_vocabularies_that_lowering_changes_ask_whether_texts_are_lowered(tmp_path: Path, token: str) -> None:
     google = as_bundle(made(tmp_path), tmp_path / "google")
     assert json.loads(open_checkpoint(google).tokenizer.json)["normalizer"]["lowercase"] is True
-    with (google / "vocab.txt").open("a") as file:
-        file.write("##Ly\n")
-    with pytest.raises(CheckpointError, match=r"'##Ly'.*write .\"do_lower_case\": false. to .*tokenizer_config\.json"):
+    with (google / "vocab.txt").open("a", encoding="utf-8") as file:
+        file.write(f"[Z]\n中\n{token}\n")
+    with pytest.raises(
+        CheckpointError, match=rf"\({token!r}\).*write .\"do_lower_case\": false. to .*tokenizer_config\.json"
+    ):
         _ = open_checkpoint(google).tokenizer
     (google / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     assert json.loads(open_checkpoint(google).tokenizer.json)["normalizer"]["lowercase"] is False
@@ -259,7 +387,10 @@ def test_capitals_in_the_vocabulary_ask_whether_texts_are_lowered(tmp_path: Path
 
 def test_what_needs_the_hugging_face_layout_says_so(tmp_path: Path) -> None:
     google = as_bundle(made(tmp_path), tmp_path / "google")
-    with pytest.raises(InputError, match="google: pruning needs a folder in the Hugging Face layout; this is a checkpoint of TensorFlow"):
+    with pytest.raises(
+        InputError,
+        match="google: pruning needs a folder in the Hugging Face layout; this is a checkpoint of TensorFlow",
+    ):
         prune_checkpoint(google, tmp_path / "pruned", pattern=Pattern.parse("4x1"), sparsity=0.5)
     assert not (tmp_path / "pruned").exists()
 
@@ -267,9 +398,16 @@ def test_what_needs_the_hugging_face_layout_says_so(tmp_path: Path) -> None:
 def test_files_that_a_hub_repository_is_asked_for() -> None:
     names = [
         "README.md", "bert_config.json", "vocab.txt", "model.ckpt.index", "model.ckpt.meta", "checkpoint",
-        "model.ckpt.data-00000-of-00001", "variables/variables.index", "other/variables.index", "assets/vocab.txt",
+        "model.ckpt.data-00000-of-00001", "variables/variables.index", "other.index", "assets/vocab.txt",
     ]  # fmt: skip
-    assert set(names) - set(choose_files(names)) == {"README.md", "other/variables.index"}
+    assert set(names) - set(choose_files(names)) == {
+        "README.md", "variables/variables.index", "other.index", "assets/vocab.txt"
+    }  # fmt: skip
+    names = ["saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001"]
+    names += ["assets/vocab.txt", "assets.extra/bert_config.json"]
+    assert set(choose_files([*names, "assets/film.mp4", "x.meta"])) == set(names)
+    assert choose_files(["config.json", "faiss.index", "x.meta", "checkpoint", "assets/vocab.txt"]) == ["config.json"]
+    names = ["bert_config.json", "vocab.txt", "model.ckpt.index", "model.ckpt.data-00000-of-00001"]
     assert choose_files([*names, "config.json", "model.safetensors"]) == [
         "config.json",
         "model.safetensors",

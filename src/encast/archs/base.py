@@ -257,7 +257,8 @@ def _check_task(
         return task
     raise UnsupportedModelError(
         f"{where}: task {task!r} needs a head that the checkpoint does not have (architectures: {name!r}); "
-        f"it can be built for {sorted({'features', 'embed'} | ({declared} if declared else set()))}"
+        f"it can be built for {sorted({'features', 'embed'} | ({declared} if declared else set()))}. If the head is "
+        f"another one, say so by architectures in {where}"
     )
 
 

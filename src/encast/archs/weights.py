@@ -57,7 +57,7 @@ class Weights:
         if found != shape:
             raise CheckpointError(
                 f"{self.where}: tensor {stored!r} has shape {list(found)}, the config promises {list(shape)}; "
-                "config.json and the weights are not of the same model"
+                "config and weights are not of the same model"
             )
         self._used.add(stored)
         return self._tensors.f32(stored)
@@ -73,7 +73,7 @@ class Weights:
             shown = ", ".join(f"{name!r} {list(self._tensors.shape(name))}" for name in extra[:5])
             raise CheckpointError(
                 f"{self.where}: {len(extra)} tensors have no place in the architecture that the config describes: "
-                f"{shown}{', ...' if len(extra) > 5 else ''}; check num_hidden_layers and model_type in config.json, "
+                f"{shown}{', ...' if len(extra) > 5 else ''}; check num_hidden_layers and model_type in the config, "
                 "or save the checkpoint without them"
             )
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from encast.errors import CheckpointError
 
-__all__ = ["CONFIG_LIMIT", "FileLedger", "Folder", "MappedFile", "parse_json", "quote"]
+__all__ = ["CONFIG_LIMIT", "FileLedger", "Folder", "MappedFile", "parse_json", "quote", "refuse_pointer"]
 
 CONFIG_LIMIT = 64 << 20
 """Bytes that a configuration file may have; real ones have kilobytes."""
@@ -69,6 +69,12 @@ def parse_json(data: bytes, where: str) -> Any:
         raise CheckpointError(f"{where}: JSON nested too deeply; checkpoints need a few levels") from None
     except ValueError as error:  # integers beyond Python's limit of digits
         raise CheckpointError(f"{where}: {error}") from None
+
+
+def refuse_pointer(head: bytes, where: str) -> None:
+    """Raises ``CheckpointError`` when a file that begins with ``head`` is what git leaves for one of git-lfs."""
+    if head.startswith(b"version https://git-"):
+        raise CheckpointError(f"{where}: a git-lfs pointer, not the file; run `git lfs pull` in the checkpoint")
 
 
 class MappedFile:

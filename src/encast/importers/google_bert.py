@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tokenizers.normalizers import BertNormalizer
 
 from encast.errors import CheckpointError, UnsupportedModelError
 from encast.importers.files import Folder, quote
@@ -35,9 +36,11 @@ _DEFAULTS = {
 }
 """Of ``BertConfig``, for fields that the file leaves out."""
 
-# Slots and counters of optimisers, which no forward reads: AdamWeightDecayOptimizer's and tf.train.AdamOptimizer's.
+# Slots and counters that no forward reads: of AdamWeightDecayOptimizer, tf.train.AdamOptimizer, LAMB, mixed precision
+# and Estimator's early stopping.
 _TRAINING = re.compile(
-    r"(.*/)?(adam_m|adam_v|AdamWeightDecayOptimizer(_1)?|Adam(_1)?|global_step|beta[12]_power)(/.*)?"
+    r"(.*/)?(adam_[mv]|lamb_[mv]|(AdamWeightDecay|LAMB)Optimizer(_1)?|Adam(_1)?|global_step|beta[12]_power"
+    r"|(current_)?loss_scale|(num_)?(good|bad)_steps|signal_early_stopping)(/.*)?"
 )
 _HEADS = {
     "output_weights": "classifier.weight",
@@ -60,12 +63,14 @@ def rename(variables: Mapping[str, StoredTensor], where: str) -> dict[str, Store
     """The model's variables under the names that transformers gives them, kernels transposed; those of training are
     left out. What is of no known name keeps it, and the architecture will say that it has no place for it.
 
-    Raises ``CheckpointError`` when nothing in it is BERT's.
+    Raises ``CheckpointError`` when nothing in it is BERT's, and for names with dots, which could pass for renamed ones.
     """
     tensors: dict[str, StoredTensor] = {}
     for variable, stored in variables.items():
         if _TRAINING.fullmatch(variable):
             continue
+        if "." in variable:
+            raise CheckpointError(f"{where}: variable {quote(variable)} has dots in its name; bert/... has slashes")
         name = _name(variable)
         if name in tensors:
             raise CheckpointError(f"{where}: two variables would be {quote(name)}, one of them {quote(variable)}")
@@ -83,7 +88,9 @@ def _name(variable: str) -> str:
     if variable in _HEADS:
         return _HEADS[variable]
     scope, _, last = variable.rpartition("/")
-    if variable.startswith(("bert/", "cls/")) and (last in _LAST or last in _TABLES):
+    if variable.startswith(("bert/", "cls/predictions/", "cls/seq_relationship/")) and (
+        last in _LAST or last in _TABLES
+    ):
         path = re.sub(r"(^|\.)layer_(\d+)(?=\.|$)", r"\1layer.\2", scope.replace("/", "."))
         return f"{path}.{last}.weight" if last in _TABLES else f"{path}.{_LAST[last]}"
     return variable
@@ -128,11 +135,28 @@ def complete_config(
         if "id2label" not in config:
             config.setdefault("num_labels", labels)
     if config.get("architectures") is None:
+        if {"classifier.weight", "qa_outputs.weight"} <= set(tensors):
+            raise CheckpointError(
+                f"{where}: the checkpoint has two heads, output_weights and cls/squad/output_weights; write "
+                '"architectures": ["BertForSequenceClassification"] or ["BertForQuestionAnswering"] there'
+            )
         config["architectures"] = [_architecture(tensors, any(shape and len(shape) == 3 for shape in outputs))]
-    # modeling.py computed "gelu" by erf until 2019, as transformers does, and by tanh since.
-    if config.get("hidden_act") == "gelu" and graph is not None and "Tanh" in graph.ops and "Erf" not in graph.ops:
-        config["hidden_act"] = "gelu_new"
+    if isinstance(config.get("hidden_act"), str):
+        config["hidden_act"] = config["hidden_act"].lower()  # as get_activation of modeling.py
+    if config.get("hidden_act") == "gelu" and graph is not None:
+        config["hidden_act"] = _gelu(graph, where)
     return config
+
+
+def _gelu(graph: MetaGraph, where: str) -> str:
+    """modeling.py computed "gelu" by erf until 2019, as transformers does, and by tanh since."""
+    if len(graph.activations) != 1:
+        found = "both Tanh and Erf" if graph.activations else "neither Tanh nor Erf"
+        raise CheckpointError(
+            f"{where}: hidden_act is 'gelu', and the graph has {found} in its layers intermediate/dense, so nothing "
+            'says which form it is; write "hidden_act": "gelu_new" for that by tanh, "gelu_python" for that by erf'
+        )
+    return "gelu_new" if "Tanh" in graph.activations else "gelu"
 
 
 def _outputs(graph: MetaGraph | None) -> list[Shape]:
@@ -158,16 +182,19 @@ def check_case(folder: Folder) -> None:
     """Raises ``CheckpointError`` when only a guess could tell whether texts are lowered: run_classifier.py and its like
     take ``do_lower_case`` from the command line, and no file of theirs keeps it.
 
-    A vocabulary without capital letters was made of lowered texts. With them it may be either.
+    Lowering also decomposes letters and strips their marks. A vocabulary that this leaves as it is was made of lowered
+    texts, or of scripts to which it does nothing. Any other may be of either kind.
     """
     if folder.has("tokenizer.json") or not folder.has("vocab.txt"):
         return
     if isinstance(read_tokenizer_settings(folder).config.get("do_lower_case"), bool):
         return
+    lowered = BertNormalizer(lowercase=True, clean_text=False, handle_chinese_chars=False)
     for line in folder.read("vocab.txt").decode("utf-8", "replace").split("\n"):
-        if re.search("[A-Z]", line) and not line.startswith("["):
+        if not line.startswith("[") and lowered.normalize_str(line) != line:
             raise CheckpointError(
-                f"{folder.path('vocab.txt')}: has tokens with capital letters ({quote(line.strip())}), and no file "
-                f"says whether texts are lowered; write {json.dumps({'do_lower_case': False})} to "
+                f"{folder.path('vocab.txt')}: has tokens that lowering and stripping accents would change "
+                f"({quote(line.strip())}), and no file says whether texts are lowered; "
+                f"write {json.dumps({'do_lower_case': False})} to "
                 f"{folder.path('tokenizer_config.json')}, or true if the model was trained with do_lower_case"
             )

@@ -8,6 +8,7 @@ from typing import Any
 
 from encast.errors import CheckpointError
 from encast.importers.model_files import WEIGHT_FILES
+from encast.importers.tensor_bundle import DATA_FILE
 
 __all__ = ["choose_files", "looks_like_hub_id", "resolve_hub"]
 
@@ -31,11 +32,8 @@ _SMALL_FILES = {
     "vocab.txt",
 }
 _MODULE_FOLDER = re.compile(r"\d+_[A-Za-z]+")
-_TENSORFLOW = re.compile(
-    r"bert_config\.json|checkpoint|saved_model\.pb|[^/]+\.(index|meta|data-\d{5}-of-\d{5})"
-    r"|variables/variables\.(index|data-\d{5}-of-\d{5})|assets(\.extra)?/[^/]+"
-)
-"""What is read of a TensorFlow checkpoint or SavedModel, where there are no weights in the Hugging Face layout."""
+_SAVED_MODEL = re.compile(r"saved_model\.pb|variables/variables\.(index|data-\d{5}-of-\d{5})")
+_ASSET = re.compile(r"assets(?:\.extra)?/([^/]+)")
 
 
 def looks_like_hub_id(source: str) -> bool:
@@ -61,8 +59,22 @@ def choose_files(names: list[str]) -> list[str]:
                 wanted.update(name for name in files if _SHARD.fullmatch(name) and name.endswith("." + suffix))
         chosen.extend(f"{folder}/{name}" if folder else name for name in wanted)
     if not folders.get("", set()) & set(WEIGHT_FILES):
-        chosen.extend(name for name in names if _TENSORFLOW.fullmatch(name))
+        chosen.extend(_tensorflow_files(names))
     return sorted(chosen)
+
+
+def _tensorflow_files(names: list[str]) -> set[str]:
+    """What is read of TensorFlow checkpoints or a SavedModel, with their config; empty when there are none."""
+    if "saved_model.pb" in names:
+        small = {*_SMALL_FILES, "bert_config.json"}
+        assets = {name for name in names if (match := _ASSET.fullmatch(name)) and match[1] in small}
+        return assets | {name for name in names if name == "bert_config.json" or _SAVED_MODEL.fullmatch(name)}
+    data = {name: match[1] for name in names if (match := DATA_FILE.fullmatch(name)) and f"{match[1]}.index" in names}
+    if not data:
+        return set()
+    wanted = {"bert_config.json", "checkpoint", *data}
+    wanted.update(f"{prefix}.{suffix}" for prefix in data.values() for suffix in ("index", "meta"))
+    return wanted & set(names)
 
 
 def resolve_hub(repo: str, revision: str | None = None) -> tuple[Path, str | None]:
@@ -86,8 +98,11 @@ def resolve_hub(repo: str, revision: str | None = None) -> tuple[Path, str | Non
     except Exception as error:
         folder = _cached(hub, repo, revision, error)
     else:
-        if not {"config.json", "modules.json", "bert_config.json"} & set(files):
-            raise CheckpointError(f"the hub repository {repo!r} has no config.json; it holds no model of this kind")
+        if not {"config.json", "modules.json", "bert_config.json", "saved_model.pb"} & set(files):
+            raise CheckpointError(
+                f"the hub repository {repo!r} has no config.json, nor a checkpoint of TensorFlow with "
+                "bert_config.json; it holds no model of this kind"
+            )
         try:
             folder = Path(hub.snapshot_download(repo, revision=revision, allow_patterns=files))
         except Exception as error:

@@ -1,25 +1,30 @@
 """What a TensorFlow graph says of the model that it computes: ``saved_model.pb`` and ``PREFIX.meta``.
 
-Nothing is executed; of the graph only the list of its ops and the signatures are read. Schema: ``saved_model.proto``
-and ``meta_graph.proto`` (``tensorflow/core/protobuf``).
+Nothing is executed; of the graph only tags, signatures, and its nodes' names and ops are read. Schema:
+``saved_model.proto`` and ``meta_graph.proto`` (``tensorflow/core/protobuf``), ``graph.proto`` and ``node_def.proto``.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from encast.errors import CheckpointError, UnsupportedModelError
-from encast.importers.files import MappedFile
+from encast.importers.files import MappedFile, refuse_pointer
 from encast.importers.protobuf import MALFORMED, Bytes, fields, message, text
 from encast.importers.tensor_bundle import shape_dims
 
 __all__ = ["MetaGraph", "Signature", "read_meta_graph", "read_saved_model"]
 
 _SERVE = "serve"
-_MOST_NAMES = 10_000
-"""Ops, signatures, tensors of a signature: each has some hundred at most."""
+_MOST_BYTES = 64 << 20
+_MOST_PARTS = 1_000_000
+"""Fields that are read of one file. BERT-large in training has some ten thousand nodes, of three fields each."""
+_ACTIVATIONS = ("Tanh", "Erf")
+_INNER_NODE = re.compile(r"(.*/)?intermediate(_\d+)?/dense(_\d+)?/[^/]+")
+"""The nodes in which modeling.py computes the activation. Elsewhere the pooler has Tanh too, and a schedule Pow."""
 _MAX_RANK = 32
 
 Shape = tuple[int | None, ...] | None
@@ -35,10 +40,11 @@ class Signature:
 
 @dataclass(frozen=True)
 class MetaGraph:
-    """``ops``: the names of the ops that the graph has; ``signatures`` by name; ``tags`` by which it is chosen."""
+    """``activations``: which of Tanh and Erf feed-forward layers compute; ``signatures`` by name; ``tags`` by which
+    the graph is chosen."""
 
     tags: frozenset[str]
-    ops: frozenset[str]
+    activations: frozenset[str]
     signatures: Mapping[str, Signature]
 
 
@@ -46,8 +52,8 @@ def read_saved_model(file: MappedFile) -> MetaGraph:
     """The graph for serving of a ``saved_model.pb``, or the only one. Raises ``CheckpointError`` for a damaged file and
     ``UnsupportedModelError`` when none is for serving."""
     try:
-        parts = _bounded(memoryview(file.bytes))
-        graphs = [_meta_graph(message(value)) for number, value in parts if number == 2]
+        parts = _Parts()
+        graphs = [_meta_graph(message(value), parts) for number, value in parts(_checked(file)) if number == 2]
     except MALFORMED as error:
         raise CheckpointError(f"{file.path}: not a SavedModel, or a damaged one ({error}); fetch it again") from None
     chosen = [graph for graph in graphs if _SERVE in graph.tags] or graphs
@@ -62,7 +68,7 @@ def read_saved_model(file: MappedFile) -> MetaGraph:
 def read_meta_graph(file: MappedFile) -> MetaGraph:
     """Of a ``PREFIX.meta``; raises ``CheckpointError``."""
     try:
-        return _meta_graph(memoryview(file.bytes))
+        return _meta_graph(_checked(file), _Parts())
     except MALFORMED as error:
         raise CheckpointError(
             f"{file.path}: not a graph of TensorFlow, or a damaged one ({error}); fetch it again, or remove it: the "
@@ -70,38 +76,68 @@ def read_meta_graph(file: MappedFile) -> MetaGraph:
         ) from None
 
 
-def _meta_graph(data: Bytes) -> MetaGraph:
+def _checked(file: MappedFile) -> memoryview:
+    refuse_pointer(file.bytes[:32], str(file.path))
+    if file.size > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+    return memoryview(file.bytes)
+
+
+class _Parts:
+    """``fields`` that counts what it gave of one file."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_PARTS
+
+    def __call__(self, data: Bytes) -> Iterator[tuple[int, int | Bytes]]:
+        for pair in fields(data):
+            self._left -= 1
+            if self._left < 0:
+                raise ValueError(f"more than {_MOST_PARTS} parts")
+            yield pair
+
+
+def _meta_graph(data: Bytes, parts: _Parts) -> MetaGraph:
     tags: set[str] = set()
-    ops: set[str] = set()
+    activations: set[str] = set()
     signatures: dict[str, Signature] = {}
-    for number, value in _bounded(data):
+    for number, value in parts(data):
         if number == 1:
-            for inner, info in _bounded(message(value)):
-                if inner == 2:
-                    ops.update(_op(message(op)) for list_number, op in _bounded(message(info)) if list_number == 1)
-                elif inner == 4:
-                    tags.add(text(info))
+            tags.update(text(tag) for inner, tag in parts(message(value)) if inner == 4)
+        elif number == 2:
+            for inner, node in parts(message(value)):
+                if inner == 1 and (op := _activation(message(node), parts)):
+                    activations.add(op)
         elif number == 5:
-            name, signature = _pair(message(value))
-            signatures[name] = _signature(signature)
-    return MetaGraph(frozenset(tags), frozenset(ops), signatures)
+            name, signature = _pair(message(value), parts)
+            signatures[name] = _signature(signature, parts)
+    return MetaGraph(frozenset(tags), frozenset(activations), signatures)
 
 
-def _op(data: Bytes) -> str:
-    return next((text(value) for number, value in fields(data) if number == 1), "")
+def _activation(node: Bytes, parts: _Parts) -> str | None:
+    """The op of a ``NodeDef`` if it is one of ``_ACTIVATIONS`` at its place."""
+    name = op = ""
+    for number, value in parts(node):
+        if number == 1:
+            name = text(value)
+        elif number == 2:
+            op = text(value)
+            break
+    return op if op in _ACTIVATIONS and _INNER_NODE.fullmatch(name) else None
 
 
-def _signature(data: Bytes) -> Signature:
+def _signature(data: Bytes, parts: _Parts) -> Signature:
     tensors: tuple[dict[str, Shape], dict[str, Shape]] = ({}, {})
-    for number, value in _bounded(data):
+    for number, value in parts(data):
         if number in (1, 2):
-            name, info = _pair(message(value))
-            tensors[number - 1][name] = next((_shape(shape) for inner, shape in fields(info) if inner == 3), None)
+            name, info = _pair(message(value), parts)
+            shapes = (_shape(message(shape), parts) for inner, shape in parts(info) if inner == 3)
+            tensors[number - 1][name] = next(shapes, None)
     return Signature(*tensors)
 
 
-def _shape(shape: int | Bytes) -> Shape:
-    if any(number == 3 and value for number, value in fields(message(shape))):
+def _shape(shape: Bytes, parts: _Parts) -> Shape:
+    if any(number == 3 and value for number, value in parts(shape)):
         return None
     sizes = tuple(itertools.islice(shape_dims(shape), _MAX_RANK + 1))
     if len(sizes) > _MAX_RANK:
@@ -109,20 +145,13 @@ def _shape(shape: int | Bytes) -> Shape:
     return tuple(size if size < 1 << 63 else None for size in sizes)
 
 
-def _pair(data: Bytes) -> tuple[str, Bytes]:
+def _pair(data: Bytes, parts: _Parts) -> tuple[str, Bytes]:
     """An entry of a map from strings to messages."""
     key = ""
     content: Bytes = b""
-    for number, value in fields(data):
+    for number, value in parts(data):
         if number == 1:
             key = text(value)
         elif number == 2:
             content = message(value)
     return key, content
-
-
-def _bounded(data: Bytes) -> Iterator[tuple[int, int | Bytes]]:
-    for index, pair in enumerate(fields(data)):
-        if index == _MOST_NAMES:
-            raise ValueError(f"more than {_MOST_NAMES} parts")
-        yield pair

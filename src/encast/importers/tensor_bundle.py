@@ -8,6 +8,7 @@ validated on opening, and a tensor's CRC-32C when its elements are first asked f
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +17,15 @@ import numpy as np
 
 from encast.errors import CheckpointError, UnsupportedModelError
 from encast.importers.crc32c import crc32c, unmask
-from encast.importers.files import Folder, MappedFile, quote
+from encast.importers.files import Folder, MappedFile, quote, refuse_pointer
 from encast.importers.protobuf import MALFORMED, Bytes, fields, integer, message
 from encast.importers.table_file import read_table
 from encast.importers.weights import DTYPES, StoredTensor
 
-__all__ = ["read_bundle", "shape_dims"]
+__all__ = ["DATA_FILE", "read_bundle", "shape_dims"]
+
+DATA_FILE = re.compile(r"([^/]+)\.data-\d{5}-of-\d{5}")
+"""A data file's name, which begins with its checkpoint's prefix."""
 
 _DTYPES = {
     1: "F32", 2: "F64", 3: "I32", 4: "U8", 5: "I16", 6: "I8", 9: "I64", 10: "BOOL", 14: "BF16", 17: "U16", 19: "F16",
@@ -82,8 +86,7 @@ def read_bundle(folder: Folder, prefix: str) -> dict[str, StoredTensor]:
     """
     where = str(folder.path(f"{prefix}.index"))
     data = folder.read(f"{prefix}.index", _INDEX_LIMIT)
-    if data.startswith(b"version https://git-"):
-        raise CheckpointError(f"{where}: a git-lfs pointer, not the index; run `git lfs pull` in the checkpoint")
+    refuse_pointer(data, where)
     try:
         table = read_table(data)
         shards = _shards(table.pop(b"", None), where)
@@ -180,6 +183,7 @@ def _stored(folder: Folder, prefix: str, shards: int, name: str, entry: _Entry) 
     if not folder.has(shard):
         raise CheckpointError(f"{which}: its file {quote(shard)} is missing; the download did not finish")
     file = folder.map(shard)
+    refuse_pointer(file.bytes[:32], str(file.path))
     if entry.offset + entry.size > file.size:
         raise CheckpointError(
             f"{which}: its bytes {entry.offset} to {entry.offset + entry.size} lie outside of {quote(shard)}, which "

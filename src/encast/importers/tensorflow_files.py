@@ -13,7 +13,7 @@ from encast.importers.google_bert import GOOGLE_CONFIG, complete_config, rename
 from encast.importers.meta_graph import MetaGraph, read_meta_graph, read_saved_model
 from encast.importers.model_files import WEIGHT_FILES, ModelFiles
 from encast.importers.table_file import is_table
-from encast.importers.tensor_bundle import read_bundle
+from encast.importers.tensor_bundle import DATA_FILE, read_bundle
 from encast.importers.weights import TensorSource
 
 __all__ = ["find_prefix", "read_tensorflow", "refuse_table_file", "split_prefix"]
@@ -52,10 +52,15 @@ def find_prefix(folder: Folder) -> str | None:
         return None
     if folder.has(_SAVED_MODEL):
         return _SAVED_MODEL
-    if folder.has(_STATE) and os.path.isfile(folder.path(_STATE)):
-        return _latest(folder)
     # A list of shards is called .index.json.
     prefixes = sorted(name.removesuffix(".index") for name in folder.names if name.endswith(".index"))
+    if folder.has("config.json"):  # a folder for transformers may have files of these names for other purposes
+        data = {match[1] for name in folder.names if (match := DATA_FILE.fullmatch(name))}
+        prefixes = [prefix for prefix in prefixes if prefix in data]
+        if not prefixes:
+            return None
+    if folder.has(_STATE) and os.path.isfile(folder.path(_STATE)):
+        return _latest(folder)
     if len(prefixes) > 1:
         raise CheckpointError(
             f"{folder.root}: {len(prefixes)} checkpoints and no file `checkpoint` that says which is the latest; give "
@@ -73,7 +78,7 @@ def _latest(folder: Folder) -> str:
         path = str(json.loads(found[0])) if len(found) == 1 else ""
     except ValueError:  # an escape that JSON does not have
         path = ""
-    name = path.rsplit("/", 1)[-1]
+    name = re.split(r"[/\\]", path)[-1]
     if not name or "\0" in name:
         raise CheckpointError(
             f'{where}: must have one line model_checkpoint_path: "NAME"; correct it, or give a checkpoint\'s prefix'
@@ -91,8 +96,8 @@ def read_tensorflow(folder: Folder, prefix: str) -> ModelFiles:
     bundle = folder
     if prefix == _SAVED_MODEL:
         graph = read_saved_model(folder.map(prefix))
-        places += [folder.child(name, str(folder.root)) for name in _ASSETS if folder.has(name)]
-        if not folder.has("variables"):
+        places += [folder.child(name, str(folder.root)) for name in _ASSETS if os.path.isdir(folder.path(name))]
+        if not os.path.isdir(folder.path("variables")):
             raise CheckpointError(f"{folder.root}: no folder variables beside {_SAVED_MODEL}; the copy is incomplete")
         bundle, prefix = folder.child("variables", str(folder.root)), "variables"
     elif folder.has(f"{prefix}.meta"):

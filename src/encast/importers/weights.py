@@ -138,7 +138,7 @@ class TensorSource:
             hint = f"; similar names are there: {', '.join(map(quote, near))}" if near else ""
             raise CheckpointError(
                 f"{self._where}: no tensor is named {quote(name)} among its {len(self._tensors)}{hint}; "
-                "the checkpoint is incomplete or belongs to another architecture than config.json says"
+                "the checkpoint is incomplete or belongs to another architecture than the config says"
             )
         return tensor
 

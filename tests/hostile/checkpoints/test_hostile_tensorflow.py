@@ -216,18 +216,53 @@ def shared_keys() -> bytes:
     return raw_block(body + struct.pack("<2I", 0, 1))
 
 
+def shared_handles() -> bytes:
+    """An index block whose 20 handles of empty blocks share a key of 1 MB."""
+    blocks, size = sealed(block([])) * 20, len(block([]))
+    index = b"\x00" + varint(1 << 20) + b"\x02" + b"k" * (1 << 20) + varint(0) + varint(size)
+    for place in range(1, 20):
+        handle = varint(place * (size + 5)) + varint(size)
+        index += varint(1 << 20) + b"\x00" + varint(len(handle)) + handle
+    index += struct.pack("<2I", 0, 1)
+    footer = (varint(0) * 2 + varint(len(blocks)) + varint(len(index))).ljust(40, b"\0")
+    return blocks + sealed(index) + footer + table({})[-8:]
+
+
+def many_blocks() -> bytes:
+    """1,001 blocks without entries, 13 bytes each with the trailer."""
+    data = block([])
+    places = (varint(index * (len(data) + 5)) + varint(len(data)) for index in range(1001))
+    return ended(sealed(data) * 1001, [(f"{index:06d}".encode(), place) for index, place in enumerate(places)])
+
+
+def many_variables() -> bytes:
+    """20,001 variables whose entries are empty, in one block of 180 kB."""
+    body = b"".join(b"\x00\x06\x00" + f"{index:06d}".encode() for index in range(20_001))
+    return raw_block(body + struct.pack("<2I", 0, 1))
+
+
 def long_shape() -> bytes:
     return index_of({WORDS: number(1, 1) + field(2, b"\x12\x00" * 1_000_000)})
 
 
-def many_ops() -> bytes:
-    return saved_model(meta_graph(["x"] * 500_000))
+def many_nodes() -> bytes:
+    return saved_model(field(2, b"\x0a\x00" * 1_000_000))
+
+
+def large_dimension() -> bytes:
+    """A shape with as many unknown parts."""
+    info = field(3, b"\x28\x00" * 1_000_000)
+    return saved_model(field(5, field(1, "x") + field(2, field(1, field(1, "y") + field(2, info)))))
 
 
 BOMBS: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "keys": (shared_keys, "bert_model.ckpt.index", "its keys have more than 16777216 bytes"),
+    "keys of the index block": (shared_handles, "bert_model.ckpt.index", "its keys have more than 16777216 bytes"),
+    "blocks": (many_blocks, "bert_model.ckpt.index", "more than 1000 blocks"),
+    "variables": (many_variables, "bert_model.ckpt.index", "more than 20000 entries"),
     "dimensions": (long_shape, "bert_model.ckpt.index", "more than 32 dimensions"),
-    "ops": (many_ops, "saved_model.pb", "more than 10000 parts"),
+    "nodes": (many_nodes, "saved_model.pb", "more than 1000000 parts"),
+    "parts of a shape": (large_dimension, "saved_model.pb", "more than 1000000 parts"),
 }
 
 
@@ -255,12 +290,27 @@ def test_small_files_cannot_ask_for_much_memory(
         (saved_model(b"\x0a\xff\x01"), "not a SavedModel, or a damaged one"),
         (saved_model(meta_graph(outputs={"logits": (1,) * 33})), "more than 32 dimensions"),
         (number(1, 1), "0 graphs"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "saved_model.pb: a git-lfs pointer"),
     ],
 )
 def test_damaged_saved_models(tmp_path: Path, data: bytes, message: str) -> None:
     good(tmp_path)
     (tmp_path / "saved_model.pb").write_bytes(data)
     with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
+        open_checkpoint(tmp_path)
+
+
+def test_a_graph_larger_than_any(tmp_path: Path) -> None:
+    good(tmp_path)
+    with (tmp_path / "saved_model.pb").open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    with pytest.raises(CheckpointError, match="more than 67108864 bytes"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_data_file_that_git_did_not_fetch(tmp_path: Path) -> None:
+    with_index(tmp_path, one(), b"version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(CheckpointError, match=r"data-00000-of-00001: a git-lfs pointer"):
         open_checkpoint(tmp_path)
 
 
@@ -287,7 +337,7 @@ def test_a_file_of_a_checkpoint_instead_of_its_prefix(tmp_path: Path) -> None:
         open_checkpoint(f"{prefix}.data-00000-of-00002")
 
 
-@pytest.mark.parametrize("name", ["../bert_model.ckpt", "/etc/passwd", "a\\0b", "..", ""])
+@pytest.mark.parametrize("name", ["../bert_model.ckpt", "/etc/passwd", "a\\0b", "a\\u0000b", "..", ""])
 def test_the_file_checkpoint_does_not_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
