@@ -35,7 +35,7 @@ def lowers(tokenizer: Any) -> bool:
         (["hello", "Hello", "##s"], "net", False),
         (["Hello", "##s"], "bert_12_768_12_book_corpus_wiki_en_uncased-75cc780f", True),
         (["hello", "##s"], "bert_12_768_12_wiki_cn_cased-885ebb9a", False),
-        (["hello", "Hello", "##s"], "phased_out", False),
+        (["hello", "##s"], "briefcased", True),
         (["hello", "Hello", "##s"], "uncasedness", False),
     ],
 )
