@@ -4,6 +4,7 @@ under the names that GluonNLP gives their parameters."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from checkpoints import make_checkpoint
 from safetensors.numpy import load_file, save_file
 
 __all__ = [
@@ -18,7 +20,11 @@ __all__ = [
     "V2",
     "V3",
     "array_bytes",
+    "encoder_shapes",
+    "pair",
     "params_bytes",
+    "small_bert",
+    "sparse_file",
     "tiny_model",
     "to_gluon",
     "vocabulary",
@@ -161,7 +167,7 @@ def to_gluon(tensors: Arrays, arch: str, head: str, scheme: str) -> dict[str, np
 def tiny_model() -> bytes:
     """The file of a BERT of one layer and four columns, which with two heads in config.json becomes a graph."""
     cell, norms = "encoder.transformer_cells.0.", ("layer_norm", "ffn.layer_norm")
-    shapes: dict[str, tuple[int, ...]] = {"word_embed.0.weight": (3, 4), "token_type_embed.0.weight": (2, 4)}
+    shapes: dict[str, tuple[int, ...]] = {"word_embed.0.weight": (4, 4), "token_type_embed.0.weight": (2, 4)}
     shapes |= {"encoder.position_weight": (5, 4), "encoder.layer_norm.gamma": (4,), "encoder.layer_norm.beta": (4,)}
     for part, rows, columns in (
         ("attention_cell.proj_query", 4, 4),
@@ -221,3 +227,51 @@ def write_gluon(folder: Path, out: Path, arch: str, head: str, scheme: str = "at
         )
     (out / "net.vocab").write_bytes(text)
     return out / "net.params"
+
+
+def pair(folder: Path, arch: str, head: str, scheme: str = "attributes", **options: Any) -> tuple[Path, Path]:
+    """A checkpoint in the Hugging Face layout and the same as GluonNLP's files."""
+    hugging_face = make_checkpoint(folder / "net", arch, head, layers=2, hidden=32, tokenizer_json=False, **options)
+    if arch == "roberta":
+        without_rows(hugging_face)
+    return hugging_face, write_gluon(hugging_face, folder / "gluon", arch, head, scheme)
+
+
+def sparse_file(path: Path, shapes: dict[str, tuple[int, ...]]) -> Path:
+    """A file of zeros that takes no room on the disk."""
+    with path.open("wb") as file:
+        file.write(struct.pack("<QQQ", 0x112, 0, len(shapes)))
+        for shape in shapes.values():
+            file.write(struct.pack(f"<Iii{len(shape)}qiii", V2, 0, len(shape), *shape, 1, 0, 0))
+            file.seek(4 * int(np.prod(shape)), os.SEEK_CUR)
+        file.write(struct.pack("<Q", len(shapes)))
+        for name in shapes:
+            file.write(struct.pack("<Q", len(name)) + name.encode())
+    return path
+
+
+def encoder_shapes(
+    layers: int, hidden: int, inner: int, *, positions: int = 512, types: bool = True, words: int = 1000
+) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"word_embed.0.weight": (words, hidden)}
+    if types:
+        shapes["token_type_embed.0.weight"] = (2, hidden)
+    shapes["encoder.position_weight"] = (positions, hidden)
+    shapes |= dict.fromkeys(("encoder.layer_norm.gamma", "encoder.layer_norm.beta"), (hidden,))
+    for layer in range(layers):
+        at = f"encoder.transformer_cells.{layer}."
+        for part, rows, columns in (
+            *((f"attention_cell.proj_{role}", hidden, hidden) for role in ("query", "key", "value")),
+            ("proj", hidden, hidden),
+            ("ffn.ffn_1", inner, hidden),
+            ("ffn.ffn_2", hidden, inner),
+        ):
+            shapes |= {f"{at}{part}.weight": (rows, columns), f"{at}{part}.bias": (rows,)}
+        for part in ("layer_norm", "ffn.layer_norm"):
+            shapes |= {f"{at}{part}.gamma": (hidden,), f"{at}{part}.beta": (hidden,)}
+    return shapes
+
+
+def small_bert(folder: Path, name: str = "net", words: int = 1000) -> Path:
+    (folder / "config.json").write_text('{"num_attention_heads": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12}')
+    return sparse_file(folder / f"{name}.params", encoder_shapes(1, 8, 16, words=words))

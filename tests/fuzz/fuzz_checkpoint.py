@@ -59,7 +59,10 @@ def _gluon(data: bytes) -> None:
     """config.json, vocabulary and weights, the former two each ended by a zero byte."""
     root = Path(_SCRATCH.name) / "gluon"
     root.mkdir(exist_ok=True)
-    for name, content in zip(("config.json", "net.vocab", "net.params"), data.split(b"\0", 2), strict=False):
+    names = ("config.json", "net.vocab", "net.params")
+    for name in names:
+        (root / name).unlink(missing_ok=True)  # of the input before
+    for name, content in zip(names, data.split(b"\0", 2), strict=False):
         (root / name).write_bytes(content)
     checkpoint = open_checkpoint(root / "net.params")
     build_graph(checkpoint)

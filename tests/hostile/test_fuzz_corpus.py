@@ -32,6 +32,14 @@ def test_corpus_is_accepted(path: Path) -> None:
     assert _accepts(path, path.read_bytes())
 
 
+def test_files_of_the_input_before_are_gone() -> None:
+    path = next(path for path in CORPUS if path.name == "gluon")
+    whole = path.read_bytes()
+    _target(path)
+    assert _accepts(path, whole)
+    assert not _accepts(path, whole[: whole.index(b"\0")])
+
+
 def test_plans_are_accepted() -> None:
     plans = [path.read_text() for path in sorted((FUZZ / "corpus" / "plan").iterdir())]
     assert {line for plan in plans for line in plan.splitlines() if line.startswith("stage ")} == {

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import make_checkpoint
-from gluon_files import SCHEMES, V2, params_bytes, vocabulary, without_rows, write_gluon
+from gluon_files import SCHEMES, encoder_shapes, pair, params_bytes, small_bert, sparse_file
 from safetensors.numpy import load_file
 
 from encast.archs import build_graph
@@ -31,19 +28,9 @@ MODELS = [
     ("bert", "fill_mask"),
     ("roberta", "features"),
     ("roberta", "classify"),
-    ("roberta", "answer"),
     ("roberta", "fill_mask"),
     ("distilbert", "features"),
-    ("distilbert", "answer"),
 ]
-
-
-def pair(folder: Path, arch: str, head: str, scheme: str = "attributes", **options: Any) -> tuple[Path, Path]:
-    """A checkpoint in the Hugging Face layout and the same as GluonNLP's files."""
-    hugging_face = make_checkpoint(folder / "net", arch, head, layers=2, hidden=32, tokenizer_json=False, **options)
-    if arch == "roberta":
-        without_rows(hugging_face)
-    return hugging_face, write_gluon(hugging_face, folder / "gluon", arch, head, scheme)
 
 
 @pytest.mark.parametrize(("arch", "head"), MODELS)
@@ -119,6 +106,8 @@ def test_other_files_of_the_folder_do_not_count(tmp_path: Path) -> None:
 def test_names_and_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert checkpoint_name("models/net.params") == "net"
     _, gluon = pair(tmp_path, "bert", "features")
+    (tmp_path / "folder.params").mkdir()
+    assert checkpoint_name(tmp_path / "folder.params") == "folder.params"
     monkeypatch.chdir(gluon.parent)
     assert open_checkpoint("net.params").architecture == "BertModel"
     with pytest.raises(CheckpointError, match="no such file"):
@@ -135,46 +124,6 @@ def test_what_needs_a_folder_says_so(tmp_path: Path) -> None:
 
 
 # What shapes do not tell
-
-
-def sparse_file(path: Path, shapes: dict[str, tuple[int, ...]]) -> Path:
-    """A file of zeros that takes no room on the disk."""
-    with path.open("wb") as file:
-        file.write(struct.pack("<QQQ", 0x112, 0, len(shapes)))
-        for shape in shapes.values():
-            file.write(struct.pack(f"<Iii{len(shape)}qiii", V2, 0, len(shape), *shape, 1, 0, 0))
-            file.seek(4 * int(np.prod(shape)), os.SEEK_CUR)
-        file.write(struct.pack("<Q", len(shapes)))
-        for name in shapes:
-            file.write(struct.pack("<Q", len(name)) + name.encode())
-    return path
-
-
-def encoder_shapes(
-    layers: int, hidden: int, inner: int, *, positions: int = 512, types: bool = True
-) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {"word_embed.0.weight": (1000, hidden)}
-    if types:
-        shapes["token_type_embed.0.weight"] = (2, hidden)
-    shapes["encoder.position_weight"] = (positions, hidden)
-    shapes |= dict.fromkeys(("encoder.layer_norm.gamma", "encoder.layer_norm.beta"), (hidden,))
-    for layer in range(layers):
-        at = f"encoder.transformer_cells.{layer}."
-        for part, rows, columns in (
-            *((f"attention_cell.proj_{role}", hidden, hidden) for role in ("query", "key", "value")),
-            ("proj", hidden, hidden),
-            ("ffn.ffn_1", inner, hidden),
-            ("ffn.ffn_2", hidden, inner),
-        ):
-            shapes |= {f"{at}{part}.weight": (rows, columns), f"{at}{part}.bias": (rows,)}
-        for part in ("layer_norm", "ffn.layer_norm"):
-            shapes |= {f"{at}{part}.gamma": (hidden,), f"{at}{part}.beta": (hidden,)}
-    return shapes
-
-
-def small_bert(folder: Path, name: str = "net") -> Path:
-    (folder / "config.json").write_text('{"num_attention_heads": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12}')
-    return sparse_file(folder / f"{name}.params", encoder_shapes(1, 8, 16))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +200,7 @@ def rewritten(path: Path, rename: Any, change: Any = lambda name, array: array) 
     path.write_bytes(params_bytes({rename(k): change(k, v) for k, v in arrays.items() if rename(k) is not None}))
 
 
-@pytest.mark.parametrize(("arch", "head"), [("bert", "classify"), ("roberta", "fill_mask"), ("distilbert", "answer")])
+@pytest.mark.parametrize(("arch", "head"), [("bert", "classify"), ("roberta", "fill_mask"), ("distilbert", "features")])
 def test_every_missing_or_misshapen_parameter_is_told(tmp_path: Path, arch: str, head: str) -> None:
     _, gluon = pair(tmp_path, arch, head)
     whole = gluon.read_bytes()
@@ -279,7 +228,11 @@ def open_names(path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("encoder.layer_norm.gamma", "encoder.batch_norm.gamma", "1 parameters belong to no model of GluonNLP"),
+        (
+            "encoder.layer_norm.gamma",
+            "encoder.batch_norm.gamma",
+            r"belong to no model of GluonNLP that encast has \('encoder\.batch_norm\.gamma'\)",
+        ),
         ("token_type_embed.0.weight", "arg:bert.word_embed.0.weight", "are one parameter of a model"),
         ("encoder.transformer_cells.1.", "encoder.transformer_cells.3.", r"layers \['0', '3'\] are there"),
         ("encoder.transformer_cells.0.ffn.ffn_1.weight", "pooler.weight", "no parameter for 0.ffn_1"),
@@ -296,155 +249,71 @@ def test_names_that_do_not_fit(tmp_path: Path, old: str, new: str, message: str)
         build_graph(open_checkpoint(gluon), "classify" if "classifier" in new else None)
 
 
-def test_a_classifier_of_distilbert_is_refused(tmp_path: Path) -> None:
-    _, gluon = pair(tmp_path, "distilbert", "answer")
-    rewritten(gluon, lambda name: name.replace("span_classifier", "classifier.0"))
-    with pytest.raises(
-        UnsupportedModelError, match=r"is distilbert, and has out\.bias, out\.weight; GluonNLP has none"
-    ):
+@pytest.mark.parametrize(
+    ("arch", "part", "name"),
+    [
+        ("distilbert", "out", "classifier.0"),
+        ("distilbert", "answer", "span_classifier"),
+        ("roberta", "answer", "span_classifier"),
+        ("roberta", "tag", "tag_classifier"),
+    ],
+)
+def test_heads_that_a_family_does_not_have(tmp_path: Path, arch: str, part: str, name: str) -> None:
+    _, gluon = pair(tmp_path, arch, "answer")
+    rewritten(gluon, lambda old: old.replace("span_classifier", name))
+    with pytest.raises(UnsupportedModelError, match=rf"is {arch}, and has {part}\.bias, {part}\.weight; GluonNLP has"):
         open_checkpoint(gluon)
 
 
-# Vocabularies
+def test_two_heads_are_refused(tmp_path: Path) -> None:
+    shapes = encoder_shapes(1, 8, 16) | {"classifier.1.weight": (3, 8), "classifier.1.bias": (3,)}
+    for other in ("span_classifier", "tag_classifier"):
+        small_bert(tmp_path)
+        two = shapes | {f"{other}.weight": (2, 8), f"{other}.bias": (2,)}
+        with pytest.raises(CheckpointError, match=r"has 2 heads, 'classifier\.weight', '.*'; save one model a file"):
+            open_checkpoint(sparse_file(tmp_path / "net.params", two))
 
 
-def bert(tmp_path: Path, tokens: list[str], name: str = "net", **special: Any) -> Any:
-    """The tokenizer of a BERT with that vocabulary."""
-    path = small_bert(tmp_path, name)
-    roles = {"padding_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-    (tmp_path / "vocab.json").write_bytes(vocabulary([*SPECIAL, *tokens], **{**roles, **special}))
-    return open_checkpoint(path).tokenizer
+# Fields that GluonNLP's classes do not follow
 
 
-SPECIAL = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"]
+def changed(gluon: Path, **fields: Any) -> Path:
+    config = json.loads((gluon.parent / "config.json").read_text())
+    (gluon.parent / "config.json").write_text(json.dumps({**config, **fields}))
+    return gluon
 
 
-def lowers(tokenizer: Any) -> bool:
-    return bool(json.loads(tokenizer.json)["normalizer"]["lowercase"])
+def test_a_masked_lm_head_is_gelu(tmp_path: Path) -> None:
+    """_get_decoder of BERTModel has GELU whatever the layers have."""
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "roberta").mkdir()
+    _, bert_file = pair(tmp_path / "bert", "bert", "fill_mask")
+    open_checkpoint(changed(bert_file, hidden_act="gelu"))
+    with pytest.raises(UnsupportedModelError, match=r"masked-LM head, which in GluonNLP is GELU, .* 'relu'"):
+        open_checkpoint(changed(bert_file, hidden_act="relu"))
+    _, roberta_file = pair(tmp_path / "roberta", "roberta", "fill_mask")
+    build_graph(open_checkpoint(changed(roberta_file, hidden_act="relu")))
 
 
-@pytest.mark.parametrize(
-    ("tokens", "name", "expected"),
-    [
-        (["hello", "##s"], "net", True),
-        (["hello", "Hello", "##s"], "net", False),
-        (["Hello", "##s"], "bert_12_768_12_book_corpus_wiki_en_uncased-75cc780f", True),
-        (["hello", "##s"], "bert_12_768_12_wiki_cn_cased-885ebb9a", False),
-    ],
-)
-def test_lowering(tmp_path: Path, tokens: list[str], name: str, expected: bool) -> None:
-    assert lowers(bert(tmp_path, tokens, name)) is expected
+def test_a_masked_lm_head_of_ernie_is_refused(tmp_path: Path) -> None:
+    shapes = encoder_shapes(12, 768, 3072, positions=513)
+    shapes |= {"decoder.0.weight": (768, 768), "decoder.0.bias": (768,)}
+    with pytest.raises(UnsupportedModelError, match="save the model with use_decoder=False"):
+        open_checkpoint(sparse_file(tmp_path / "net.params", shapes))
 
 
-def test_lowering_is_asked_for_by_name(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match='"do_lower_case": true'):
-        bert(tmp_path, ["\u4e2d", "##\u6587"])
-    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    assert lowers(bert(tmp_path, ["\u4e2d", "##\u6587"])) is False
+def test_distilbert_has_an_epsilon_of_its_own(tmp_path: Path) -> None:
+    _, gluon = pair(tmp_path, "distilbert", "features")
+    with pytest.raises(CheckpointError, match=r"layer_norm_eps has no effect for DistilBERT; .* gluon_layer_norm_eps"):
+        open_checkpoint(changed(gluon, layer_norm_eps=1e-12))
 
 
-def test_ids_are_those_of_the_vocabulary(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(bert(tmp_path, ["hello", "##s"]).json)
-    assert tokenizer.encode("hellos HELLO?").ids == [2, 5, 6, 5, 0, 3]
-    assert tokenizer.encode("hello", "hello").type_ids == [0, 0, 0, 1, 1]
-
-
-def test_special_tokens_of_releases_before_0_9(tmp_path: Path) -> None:
-    path = small_bert(tmp_path)
-    content = {"idx_to_token": ["<u>", "<p>", "<c>", "<s>", "a", "##b"], "unknown_token": "<u>"}
-    content |= {"padding_token": "<p>", "cls_token": "<c>", "sep_token": "<s>", "bos_token": None}
-    (tmp_path / "only.vocab").write_text(json.dumps(content))
-    special = open_checkpoint(path).tokenizer.special_tokens
-    assert {role: special.get(role) for role in ("unk", "pad", "cls", "sep")} == {
-        "unk": "<u>", "pad": "<p>", "cls": "<c>", "sep": "<s>"
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ([], "idx_to_token must be a list of tokens"),
-        ({"idx_to_token": {}}, "idx_to_token must be a list of tokens"),
-        ({"idx_to_token": []}, "a list of strings"),
-        ({"idx_to_token": ["a", ""]}, "none of them empty"),
-        ({"idx_to_token": ["a", 1]}, "a list of strings"),
-        ({"idx_to_token": ["a", "\ud800"]}, "half of a surrogate pair"),
-        ({"idx_to_token": ["a", "b", "a"]}, "'a' stands twice"),
-        ({"idx_to_token": ["a"], "token_to_idx": {"a": 1}}, "say different ids"),
-        ({"idx_to_token": ["a"], "identifiers_to_tokens": 1}, "must be an object"),
-        ({"idx_to_token": ["a"], "unknown_token": "b"}, "special token for unk, 'b', is none"),
-        ({"idx_to_token": ["a"], "mask_token": {}}, "special token for mask, a value of type dict, is none"),
-        ({"idx_to_token": ["a\n##b", "##c"]}, "ends in white space"),
-        ({"idx_to_token": ["\u2581a", "\u2581b"]}, "pieces of a sentencepiece model"),
-        ({"idx_to_token": ["a", "##b"]}, r"unknown token '\[UNK\]'"),
-    ],
-)
-def test_damaged_vocabularies(tmp_path: Path, content: Any, message: str) -> None:
-    path = small_bert(tmp_path)
-    (tmp_path / "net.vocab").write_text(json.dumps(content))
-    with pytest.raises(EncastError, match=message):
-        _ = open_checkpoint(path).tokenizer
-
-
-def test_which_vocabulary(tmp_path: Path) -> None:
-    path = small_bert(tmp_path)
-    checkpoint = open_checkpoint(path)
-    with pytest.raises(
-        CheckpointError, match=r"no vocabulary for net\.params; accepted are net\.vocab, net\.vocab\.json"
-    ):
-        _ = checkpoint.tokenizer
-    for name in ("a.vocab", "b.vocab"):
-        (tmp_path / name).write_bytes(vocabulary(SPECIAL))
-    with pytest.raises(CheckpointError, match=r"there are 'a\.vocab', 'b\.vocab': rename the right one"):
-        _ = open_checkpoint(path).tokenizer
-
-
-# RoBERTa's
-
-
-def test_pairs_of_roberta_have_one_separator(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer
-
-    hugging_face, gluon = pair(tmp_path, "roberta", "classify")
-    ours = Tokenizer.from_str(open_checkpoint(gluon).tokenizer.json)
-    theirs = Tokenizer.from_str(open_checkpoint(hugging_face).tokenizer.json)
-    first, last = ours.token_to_id("<s>"), ours.token_to_id("</s>")
-    a, b = theirs.encode("the cat", add_special_tokens=False), theirs.encode("sat", add_special_tokens=False)
-    assert ours.encode("the cat", "sat").ids == [first, *a.ids, last, *b.ids, last]
-    assert ours.encode("the cat").ids == theirs.encode("the cat").ids
-    assert ours.encode("the cat").offsets == theirs.encode("the cat").offsets
-    assert set(ours.encode("the cat", "sat").type_ids) == {0}
-
-
-def test_merges_of_roberta(tmp_path: Path) -> None:
+def test_positions_of_roberta_begin_behind_id_1(tmp_path: Path) -> None:
     _, gluon = pair(tmp_path, "roberta", "features")
-    ranks = gluon.parent / "openai_webtext_bpe_ranks-396d4d8e.json"
-    expected = open_checkpoint(gluon).tokenizer.json
-    (gluon.parent / "merges.txt").rename(ranks)
-    assert open_checkpoint(gluon).tokenizer.json == expected
-    ranks.unlink()
-    with pytest.raises(CheckpointError, match=r"no merges; .*openai_webtext_bpe_ranks-396d4d8e\.json"):
-        _ = open_checkpoint(gluon).tokenizer
-
-
-def test_a_tokenizer_json_takes_the_place_of_a_vocabulary(tmp_path: Path) -> None:
-    _, gluon = pair(tmp_path, "roberta", "features")
-    (gluon.parent / "tokenizer.json").write_text(open_checkpoint(gluon).tokenizer.json)
-    for name in ("merges.txt", "net.vocab"):
-        (gluon.parent / name).unlink()
-    checkpoint = open_checkpoint(gluon)
-    assert checkpoint.tokenizer.special_tokens["mask"] == "<mask>"
-    assert sorted(checkpoint.provenance["files"]) == ["config.json", "net.params", "tokenizer.json"]
-
-
-def test_a_padding_token_elsewhere_is_refused(tmp_path: Path) -> None:
-    _, gluon = pair(tmp_path, "roberta", "features")
-    vocab = json.loads((gluon.parent / "net.vocab").read_text())["idx_to_token"]
-    (gluon.parent / "net.vocab").write_bytes(vocabulary(["<a>", *vocab], unknown_token="<unk>"))
-    with pytest.raises(CheckpointError, match="token 1 must be <pad>"):
-        _ = open_checkpoint(gluon).tokenizer
+    open_checkpoint(changed(gluon, pad_token_id=1))
+    for value in (0, 3, None):
+        with pytest.raises(CheckpointError, match=f"pad_token_id is '{value}'; GluonNLP's RoBERTa has 1"):
+            open_checkpoint(changed(gluon, pad_token_id=value))
 
 
 def test_float16_parameters(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="make test-train installs torch and 
 pytest.importorskip("transformers", reason="make test-train installs torch and transformers")
 
 from checkpoints import make_checkpoint
+from gluon_files import write_gluon
 from small_rows import classes
 
 import encast
@@ -174,10 +175,19 @@ def _no_head(folder: Path) -> Path:
     return make_checkpoint(folder, "bert", "features", layers=1, hidden=32, heads=2)
 
 
+def _gluon(folder: Path) -> Path:
+    return write_gluon(_other_classes(folder.with_name("source")), folder, "bert", "classify")
+
+
 @pytest.mark.parametrize("cache", ["true", "false"])
 @pytest.mark.parametrize(
     ("make", "said"),
-    [(_other_classes, "knows the classes"), (_other_tokenizer, "another tokenizer"), (_no_head, "classif")],
+    [
+        (_other_classes, "knows the classes"),
+        (_other_tokenizer, "another tokenizer"),
+        (_no_head, "classif"),
+        (_gluon, "teaching needs a folder in the Hugging Face layout"),
+    ],
 )
 def test_teachers_that_teach_nothing(
     tmp_path: Path, encoder: Path, write_rows: Callable[..., Path], make: Callable[[Path], Path], said: str, cache: str

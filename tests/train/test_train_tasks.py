@@ -338,6 +338,11 @@ def test_a_place_inside_of_the_checkpoint(embedder: Path) -> None:
     data = Dataset("here", "pairs", [Pair("the", "of"), Pair("in", "is")])
     with pytest.raises(InputError, match="lies in the checkpoint itself"):
         compress(embedder, embedder / "out", task="embed", recipe=parse_recipe(RECIPE, "here"), train=data)
+    # Before anything that takes long: not even the metric is looked at.
+    with pytest.raises(InputError, match="lies in the checkpoint itself"):
+        compress(
+            embedder, embedder / "out", task="none", recipe=parse_recipe(RECIPE, "here"), train=data, metric="none"
+        )
 
 
 def test_a_loss_that_is_not_finite(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]) -> None:

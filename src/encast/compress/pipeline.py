@@ -78,9 +78,10 @@ def compress(
     """
     folder = Path(os.path.abspath(out))
     checkpoint = open_checkpoint(source)
-    context = prepare(checkpoint, recipe, task, train, dev, unlabelled, metric, seed, threads, device, usd_per_hour)
+    checkpoint.need_hugging_face("training")
     if contains(checkpoint.root, folder):
         raise InputError(f"{folder} lies in the checkpoint itself; choose a place outside of it")
+    context = prepare(checkpoint, recipe, task, train, dev, unlabelled, metric, seed, threads, device, usd_per_hour)
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     descriptor = _open(folder, _key(checkpoint, recipe, context), resume)
     try:

@@ -78,6 +78,7 @@ class CachedTeacher:
 def check_teacher(folder: Path, student: Checkpoint, task: TrainTask) -> None:
     """Raises ``InputError`` unless the checkpoint answers the same task in the same form, from the same token ids."""
     teacher = open_checkpoint(folder)
+    teacher.need_hugging_face("teaching")
     own, other = (json.loads(one.tokenizer.json) for one in (student, teacher))
     if any(own.get(part) != other.get(part) for part in _TOKENIZER_PARTS):
         raise InputError(

@@ -142,7 +142,8 @@ def checkpoint_name(source: str | os.PathLike[str]) -> str:
     """
     text = os.fspath(source)
     name = Path(os.path.abspath(text)).name if os.path.lexists(text) else text.rstrip("/").rsplit("/", 1)[-1]
-    name = name.removesuffix(".params")
+    if is_params_file(Path(text)):
+        name = name.removesuffix(".params")
     if not name or "\0" in name:
         raise InputError(f"{text!r} gives the result no name; say where it should go with out")
     return name

@@ -69,17 +69,21 @@ class GluonFolder(Folder):
         self.model_type = model.model_type
         self.tensors = TensorSource(model.tensors(), self.where)
         self._config = json.dumps({**model.config(), **given}).encode()
-        shown = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"} & self.names
-        if "tokenizer.json" not in shown:
-            files = {"vocab.json", "merges.txt"} if self.model_type == "roberta" else {"vocab.txt"}
-            shown |= {"tokenizer_config.json"} | files
+        self._rows = model.vocab
+        if self._beside.has("tokenizer.json"):
+            settings = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}
+            shown = {"tokenizer.json"} | (settings & self.names)
+        else:
+            # The vocabulary says which tokens are special: the two other files may be of another model.
+            shown = {"tokenizer_config.json"}
+            shown |= {"vocab.json", "merges.txt"} if self.model_type == "roberta" else {"vocab.txt"}
         self.names = frozenset({"config.json"} | shown)
 
     @cached_property
     def _tokenizer(self) -> dict[str, bytes]:
         if self._beside.has("tokenizer.json"):
             return {}
-        return tokenizer_files(self._beside, self.file, self.model_type)
+        return tokenizer_files(self._beside, self.file, self.model_type, self._rows)
 
     def read(self, name: str, limit: int = CONFIG_LIMIT) -> bytes:
         """As ``Folder.read``, and what is made is not recorded: it comes from files that are."""
@@ -167,15 +171,14 @@ class _Model:
             raise UnsupportedModelError(
                 f"{self.where}: is {self.model_type}, and has {', '.join(foreign[:4])}; GluonNLP has none for it"
             )
+        heads = [head for head in ("out", "answer", "tag") if f"{head}.weight" in self.parts]
+        if len(heads) > 1:
+            names = ", ".join(quote(str(self.layout.name(f"{head}.weight"))) for head in heads)
+            raise CheckpointError(f"{self.where}: has {len(heads)} heads, {names}; save one model a file")
 
     def tensors(self) -> dict[str, StoredTensor]:
         """Name in the Hugging Face layout → tensor."""
-        tensors: dict[str, StoredTensor] = {}
-        for part, tensor in self.parts.items():
-            name = str(self.layout.name(part))
-            if name in tensors:
-                raise CheckpointError(f"{self.where}: has two heads, both {quote(name)}; save one model a file")
-            tensors[name] = tensor
+        tensors = {str(self.layout.name(part)): tensor for part, tensor in self.parts.items()}
         positions = str(self.layout.name("positions.weight"))
         if self.model_type == "roberta":
             tensors[positions] = _with_rows_before(tensors[positions], _PADDING_ROWS)
@@ -223,7 +226,28 @@ class _Model:
                 f"{self.model_type} that GluonNLP publishes, so they do not tell {', '.join(missing)}; write a "
                 f"config.json beside it with {'these fields' if len(missing) > 1 else 'this field'}"
             )
-        return {**config, **dict(zip(fields, values or (), strict=False))}
+        config |= dict(zip(fields, values or (), strict=False))
+        self._check_given({**config, **self.given})
+        return config
+
+    def _check_given(self, config: Mapping[str, Any]) -> None:
+        """Raises for fields that GluonNLP's classes do not follow, or that would change what a parameter means."""
+        if self.model_type == "distilbert" and "layer_norm_eps" in self.given:
+            raise CheckpointError(
+                f"{self._config_json}: layer_norm_eps has no effect for DistilBERT; for GluonNLP's files the field is "
+                "gluon_layer_norm_eps: rename it or leave it out"
+            )
+        if self.model_type == "roberta" and config.get("pad_token_id", 1) != 1:
+            raise CheckpointError(
+                f"{self._config_json}: pad_token_id is {quote(str(config['pad_token_id']))}; GluonNLP's RoBERTa has 1, "
+                "behind which its positions begin: leave the field out"
+            )
+        # RoBERTa's head is GELU in the Hugging Face layout too.
+        if self.model_type == "bert" and "mlm_dense.weight" in self.parts and config["hidden_act"] != "gelu":
+            raise UnsupportedModelError(
+                f"{self.where}: has a masked-LM head, which in GluonNLP is GELU, and the layers' activation is "
+                f"{quote(str(config['hidden_act']))}; encast has both alike: save the model with use_decoder=False"
+            )
 
     def _head(self) -> str:
         if "out.weight" in self.parts:

@@ -67,6 +67,9 @@ _RULES = [
     )
 ]
 
+_UNKNOWN_SHOWN = 3
+"""No more names are looked at: an unknown one is compared with every rule."""
+
 
 def parts_of(names: Iterable[str], where: str) -> dict[str, str]:
     """Part → the name that it has in the file.
@@ -80,6 +83,8 @@ def parts_of(names: Iterable[str], where: str) -> dict[str, str]:
         found = next((match.expand(part) for rule, part in _RULES if (match := rule.fullmatch(bare))), None)
         if found is None:
             unknown.append(name)
+            if len(unknown) == _UNKNOWN_SHOWN:
+                break
         elif found in parts:
             raise CheckpointError(
                 f"{where}: {quote(parts[found])} and {quote(name)} are one parameter of a model; save one model a file"
@@ -88,8 +93,8 @@ def parts_of(names: Iterable[str], where: str) -> dict[str, str]:
             parts[found] = name
     if unknown:
         raise UnsupportedModelError(
-            f"{where}: {len(unknown)} parameters belong to no model of GluonNLP that encast has "
-            f"({', '.join(map(quote, unknown[:3]))}); it has BERTModel, RoBERTaModel and DistilBERTModel, alone or in "
+            f"{where}: has parameters that belong to no model of GluonNLP that encast has "
+            f"({', '.join(map(quote, unknown))}); it has BERTModel, RoBERTaModel and DistilBERTModel, alone or in "
             "BERTClassifier, RoBERTaClassifier, BERTRegression, BertForQA and BERTTagger"
         )
     # With deduplicate=True a table that the decoder shares stands in the file once, under the decoder's name.
@@ -129,8 +134,6 @@ def _embeddings(prefix: str) -> dict[str, str]:
         "words": f"{prefix}.embeddings.word_embeddings",
         "positions": f"{prefix}.embeddings.position_embeddings",
         "norm": f"{prefix}.embeddings.LayerNorm",
-        "answer": "qa_outputs",
-        "tag": "classifier",
     }
 
 
@@ -155,6 +158,8 @@ LAYOUTS: Mapping[str, Layout] = {
             "types": "bert.embeddings.token_type_embeddings",
             "pooler": "bert.pooler.dense",
             "next": "cls.seq_relationship",
+            "answer": "qa_outputs",
+            "tag": "classifier",
             "mlm_dense": "cls.predictions.transform.dense",
             "mlm_norm": "cls.predictions.transform.LayerNorm",
             "mlm_words": "cls.predictions.decoder",
@@ -193,4 +198,5 @@ LAYOUTS: Mapping[str, Layout] = {
         _embeddings("distilbert"),
     ),
 }
-"""By ``model_type``. GluonNLP has no classifier and no masked-LM head for DistilBERT."""
+"""By ``model_type``. GluonNLP's ``BertForQA`` and ``BERTTagger`` call a model with token types, so theirs is BERT; for
+DistilBERT it has no head."""

@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from encast.errors import CheckpointError, UnsupportedModelError
 from encast.importers.files import Folder, parse_json, quote
-from encast.importers.tokenizer_build import VOCAB_LIMIT, trim_line
+from encast.importers.tokenizer_build import FAMILIES, VOCAB_LIMIT, trim_line
 
 __all__ = ["tokenizer_files"]
 
 _ROLES = {"padding": "pad", "cls": "cls", "sep": "sep", "mask": "mask", "bos": "bos", "eos": "eos"}
 _MERGES = re.compile(r"merges\.txt|openai_webtext_bpe_ranks-[0-9a-f]+\.json")
+_CASE = re.compile(r"(?<![a-z])(un)?cased(?![a-z])")
 _PADDING_ID = 1
 """Of RoBERTa's vocabulary, whose numbers are fairseq's; its position table starts behind it."""
 
 
-def tokenizer_files(folder: Folder, params: str, model_type: str) -> dict[str, bytes]:
-    """File name → content, of a tokenizer of ``model_type`` for the file ``params`` in ``folder``.
+def tokenizer_files(folder: Folder, params: str, model_type: str, rows: int) -> dict[str, bytes]:
+    """File name → content, of a tokenizer of ``model_type`` for the file ``params`` in ``folder``, whose table of words
+    has ``rows`` rows.
 
-    Raises ``CheckpointError`` when the vocabulary is missing or damaged, or does not say what is needed, and
-    ``UnsupportedModelError`` for one of sentencepiece.
+    Raises ``CheckpointError`` when the vocabulary is missing or damaged, of another model, or does not say what is
+    needed, and ``UnsupportedModelError`` for one of sentencepiece.
     """
     name = _find(folder, params)
     where = str(folder.path(name))
@@ -40,8 +42,8 @@ def tokenizer_files(folder: Folder, params: str, model_type: str) -> dict[str, b
                 f"{where}: token {_PADDING_ID} must be <pad>, as in RoBERTa's vocabulary; this one is of another model"
             )
         config = {"tokenizer_class": "GluonRobertaTokenizer"}
-        # GluonNLP puts bos and eos where a vocabulary has no cls and sep.
-        special = {"cls": special.get("bos"), "sep": special.get("eos"), **special}
+        # BERTSentenceTransform takes bos and eos where a vocabulary has no cls and sep.
+        special |= {"cls": special["cls"] or special["bos"], "sep": special["sep"] or special["eos"]}
         made = {"vocab.json": json.dumps({token: index for index, token in enumerate(tokens)}).encode()}
         made["merges.txt"] = _merges(folder)
     else:
@@ -51,9 +53,15 @@ def tokenizer_files(folder: Folder, params: str, model_type: str) -> dict[str, b
                 "for it beside the weights"
             )
         if "do_lower_case" not in given:
-            config["do_lower_case"] = _lowers(tokens, (params, name), where)
+            config["do_lower_case"] = _lowers(tokens, (name, params), where)
         made = {"vocab.txt": _lines(tokens, where)}
-    config.update({f"{role}_token": token for role, token in special.items() if token is not None})
+    # A net is made with a row for every token, so another number of them is the vocabulary of another model.
+    if len(tokens) != rows:
+        raise CheckpointError(
+            f"{where}: has {len(tokens)} tokens, and the table of words in {params} has {rows} rows; give the "
+            "vocabulary that the model was made with"
+        )
+    config.update(_special_tokens(special, tokens, given, model_type, folder, where))
     return {**made, "tokenizer_config.json": json.dumps({**config, **given}).encode()}
 
 
@@ -102,6 +110,37 @@ def _read(folder: Folder, name: str) -> tuple[list[str], dict[str, str | None]]:
     return tokens, special
 
 
+def _special_tokens(
+    special: Mapping[str, str | None],
+    tokens: Sequence[str],
+    given: Mapping[str, Any],
+    model_type: str,
+    folder: Folder,
+    where: str,
+) -> dict[str, str | None]:
+    """Fields of tokenizer_config.json, every token one of ``tokens``, so that none is added behind the table."""
+    name = "GluonRobertaTokenizer" if model_type == "roberta" else "BertTokenizer"
+    family = next(family for family in FAMILIES if name in family.classes)
+    known = set(tokens)
+    fields: dict[str, str | None] = {f"{role}_token": token for role, token in special.items() if token is not None}
+    for role, default in family.defaults.items():
+        own = given.get(f"{role}_token")
+        own = own.get("content") if isinstance(own, dict) else own
+        if isinstance(own, str) and own not in known:
+            raise CheckpointError(
+                f"{folder.path('tokenizer_config.json')}: {role}_token is {quote(own)}, which {where} does not have; "
+                "correct the field or leave it out"
+            )
+        if fields.get(f"{role}_token") is None:
+            if default not in known and role not in family.optional and not isinstance(own, str):
+                raise CheckpointError(
+                    f"{where}: names no special token for {role}, and {quote(default)} is none of its tokens; write "
+                    "the vocabulary with its special tokens"
+                )
+            fields[f"{role}_token"] = default if default in known else None
+    return fields
+
+
 def _lines(tokens: Sequence[str], where: str) -> bytes:
     for token in tokens:
         if "\n" in token or trim_line(token) != token:
@@ -113,9 +152,14 @@ def _lines(tokens: Sequence[str], where: str) -> bytes:
 
 def _lowers(tokens: Sequence[str], names: tuple[str, ...], where: str) -> bool:
     """Whether texts are lowered: GluonNLP itself goes by the name of the data set, which its files have in theirs."""
-    for name in names:
-        if match := re.search(r"(un)?cased", name):
-            return match[1] is not None
+    found = {match[1] is not None for name in names for match in re.finditer(_CASE, name.lower())}
+    if len(found) == 2:
+        raise CheckpointError(
+            f"{where}: the names {' and '.join(map(quote, names))} say both cased and uncased; rename the files, or "
+            'write a tokenizer_config.json beside them: {"do_lower_case": true} or false'
+        )
+    if found:
+        return found.pop()
     words = [token for token in tokens if not re.fullmatch(r"\[.*\]", token)]
     # Lowered texts have no capital, and others have.
     if any(re.search("[A-Z]", word) for word in words):

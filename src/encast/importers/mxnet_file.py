@@ -26,8 +26,8 @@ __all__ = ["read_params"]
 _LIST_MAGIC = 0x112
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
 _MAX_RANK = 32
-_MAX_ARRAYS = 1 << 16
-_LONGEST_NAME = 512
+_MAX_ARRAYS = 4096
+_LONGEST_NAME = 256
 _SMALLEST_ARRAY = 21
 """Bytes of the oldest form with rank 1 and one element of one byte."""
 
@@ -129,9 +129,14 @@ def _read_array(cursor: _Cursor, what: str) -> StoredTensor:
         raise CheckpointError(f"{where} says that it has {rank} dimensions, at most {_MAX_RANK} are read")
     shape = cursor.numbers(size * max(rank, 0), what)
     if rank < 1 or min(shape) < 1:
-        raise CheckpointError(
-            f"{where} has the shape {list(shape)} and no values; it was saved before the model saw its first input"
+        # Since version 3 shapes are NumPy's, where unknown sizes are -1.
+        empty = magic == _V3 and rank >= 0 and min(shape, default=0) >= 0
+        reason = (
+            "which no parameter of a model has"
+            if empty
+            else "and no values; it was saved before the model saw its first input"
         )
+        raise CheckpointError(f"{where} has the shape {list(shape)}, {reason}")
     _, _, flag = cursor.numbers("iii", what)
     if not 0 <= flag < len(_DTYPES):
         raise UnsupportedModelError(f"{where} has dtype number {flag}; known are {dict(enumerate(_DTYPES))}")

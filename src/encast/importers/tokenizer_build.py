@@ -265,7 +265,11 @@ def _build_gluon_roberta(folder: Folder, settings: TokenizerSettings, special: M
         pair=[cls, "$A", sep, "$B", sep],
         special_tokens=[_processor_token(tokenizer, special[role]) for role in ("cls", "sep")],
     )
-    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), template])
+    trim = processors.ByteLevel(
+        trim_offsets=bool(settings.flag("trim_offsets", True)),
+        add_prefix_space=bool(settings.flag("add_prefix_space", False)),
+    )
+    tokenizer.post_processor = processors.Sequence([trim, template])
     return tokenizer
 
 
