@@ -255,10 +255,10 @@ def _check_task(
     # Heads of different tasks may have the same tensors; so a class name that says one rules out the others.
     if declared in (None, "features") and cls.markers[task] in weights:
         return task
+    hint = "" if declared in (None, "features") else f". If the head is another one, say so by architectures in {where}"
     raise UnsupportedModelError(
         f"{where}: task {task!r} needs a head that the checkpoint does not have (architectures: {name!r}); "
-        f"it can be built for {sorted({'features', 'embed'} | ({declared} if declared else set()))}. If the head is "
-        f"another one, say so by architectures in {where}"
+        f"it can be built for {sorted({'features', 'embed'} | ({declared} if declared else set()))}{hint}"
     )
 
 
