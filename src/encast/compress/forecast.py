@@ -85,7 +85,7 @@ def forecast(source: str, recipe: Recipe, context: Context) -> Iterator[Forecast
         if distil is not None:
             own = sum(one.tokens for one in examples)
             if distil.cache and not distil.hidden + distil.attention and context.device == "cpu":
-                key = (distil.teacher, task.max_length, task.stride)
+                key = (distil.teacher, task.max_length, task.stride, len(examples))
                 if key not in answered:
                     answered.add(key)
                     seconds += own / rate

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from encast.errors import CheckpointError, UnsupportedModelError
-from encast.importers.files import MappedFile, quote
+from encast.importers.files import MappedFile, quote, refuse_pointer
 from encast.importers.weights import DTYPES, StoredTensor
 
 __all__ = ["read_params"]
@@ -71,8 +71,7 @@ def read_params(file: MappedFile) -> dict[str, StoredTensor]:
     Raises ``CheckpointError`` for what is damaged, and ``UnsupportedModelError`` for sparse arrays and unknown dtypes.
     """
     where = str(file.path)
-    if file.bytes[:20] == b"version https://git-":
-        raise CheckpointError(f"{where}: a git-lfs pointer, not the weights; run `git lfs pull` beside it")
+    refuse_pointer(file.bytes[:32], where)
     if file.bytes[:4] == b"PK\x03\x04":
         raise UnsupportedModelError(
             f"{where}: a zip archive, as MXNet 2 and GluonNLP 1 write; files of MXNet 1 (nd.save, save_parameters, "

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from encast.errors import CheckpointError
-from encast.importers.files import MappedFile, parse_json, quote
+from encast.importers.files import MappedFile, parse_json, quote, refuse_pointer
 from encast.importers.weights import DTYPES, StoredTensor
 
 __all__ = ["parse_header", "read_safetensors"]
@@ -31,8 +31,7 @@ def read_safetensors(file: MappedFile) -> dict[str, StoredTensor]:
     head = file.bytes[:8]
     if len(head) < 8:
         raise CheckpointError(f"{where}: {file.size} bytes; a safetensors file starts with 8 bytes of header length")
-    if file.bytes[:20] == b"version https://git-":
-        raise CheckpointError(f"{where}: a git-lfs pointer, not the weights; run `git lfs pull` in the checkpoint")
+    refuse_pointer(file.bytes[:32], where)
     length = int.from_bytes(head, "little")
     if length > HEADER_LIMIT:
         raise CheckpointError(

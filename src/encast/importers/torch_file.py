@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from encast.errors import CheckpointError
-from encast.importers.files import MappedFile, quote
+from encast.importers.files import MappedFile, quote, refuse_pointer
 from encast.importers.state_pickle import StorageRef, TensorRef, read_state_pickle
 from encast.importers.weights import DTYPES, StoredTensor
 from encast.importers.zip_directory import ZipEntry, read_zip_directory
@@ -31,8 +31,7 @@ _CONVERT = (
 def read_torch_file(file: MappedFile) -> dict[str, StoredTensor]:
     """The tensors of a file, validated against the archive; raises ``CheckpointError``."""
     where = str(file.path)
-    if file.bytes[:20] == b"version https://git-":
-        raise CheckpointError(f"{where}: a git-lfs pointer, not the weights; run `git lfs pull` in the checkpoint")
+    refuse_pointer(file.bytes[:32], where)
     if file.bytes[:4] != b"PK\x03\x04":
         raise CheckpointError(
             f"{where}: not a zip archive; files of torch before 1.6 are pickles that would have to be executed, "
