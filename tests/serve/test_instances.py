@@ -46,7 +46,8 @@ class Running:
 
     def __init__(self) -> None:
         self.model = Model()
-        queue = Queue(Places([InstanceGroup(1, 1)], [[[0]]], 1), QueueLimits(), longest_text=512)
+        # Of two cores: a batch that takes all of them may be the caller's.
+        queue = Queue(Places([InstanceGroup(1, 1)], [[[0]]], 2), QueueLimits(), longest_text=512)
         # The first batch's wait would count as its cost, and dear tokens make small batches.
         queue.cost.observe = lambda *_: None  # type: ignore[method-assign]
         self.told: SimpleQueue[tuple[Job, Exception | None, float]] = SimpleQueue()
@@ -62,7 +63,7 @@ class Running:
         arrays = Arrays(Batch.of(rows), None, "seqs")
         now = time.monotonic()
         job = Job("sums", arrays.lengths, now, now + 60, 1, SimpleNamespace(arrays=arrays))
-        assert self.instances.submit([job]) == []
+        assert self.instances.submit([job]) == ([], None)
         return job
 
     def finish(self, jobs: int) -> dict[Job, Any]:
@@ -82,17 +83,40 @@ def test_jobs_that_come_together_share_a_batch_and_are_told_together() -> None:
     model = Model()
     model.go.set()
     told: SimpleQueue[list[Outcome]] = SimpleQueue()
-    queue = Queue(Places([InstanceGroup(1, 1)], [[[0]]], 1), QueueLimits(), longest_text=512)
+    queue = Queue(Places([InstanceGroup(1, 1)], [[[0]]], 2), QueueLimits(), longest_text=512)
     instances = Instances(model, queue, lambda outcomes, _: told.put(outcomes))
     jobs, now = [], time.monotonic()
     for first in (1, 2, 3):
         arrays = Arrays(Batch.of([[first, first]]), None, "seqs")
         jobs.append(Job("sums", arrays.lengths, now, now + 60, 0, SimpleNamespace(arrays=arrays)))
-    assert instances.submit(jobs) == []
+    assert instances.submit(jobs) == ([], None)
     assert told.get(timeout=30) == [(job, None) for job in jobs]
     assert [job.owner.arrays.result.tolist() for job in jobs] == [[[2]], [[4]], [[6]]]
     instances.close()
     assert queue.counters.batches == 1
+
+
+@pytest.mark.parametrize(("cores", "seconds", "kept"), [(1, 1e-3, True), (1, 3e-3, False), (2, 1e-3, False)])
+def test_a_short_batch_that_takes_all_cores_is_run_by_its_caller(cores: int, seconds: float, kept: bool) -> None:
+    model = Model()
+    model.go.set()
+    told: SimpleQueue[tuple[int, list[Outcome]]] = SimpleQueue()
+    queue = Queue(Places([InstanceGroup(1, 1)], [[[0]]], cores), QueueLimits(), longest_text=512)
+    queue.cost.observe(0, "sums", 2, seconds)
+    instances = Instances(model, queue, lambda outcomes, _: told.put((threading.get_ident(), outcomes)))
+    now = time.monotonic()
+    arrays = Arrays(Batch.of([[3, 4]]), None, "seqs")
+    job = Job("sums", arrays.lengths, now, now + 60, 0, SimpleNamespace(arrays=arrays))
+    refused, batch = instances.submit([job])
+    assert (refused, batch is not None) == ([], kept)
+    if batch is not None:
+        assert told.empty()
+        instances.run(batch)
+    thread, outcomes = told.get(timeout=30)
+    assert (thread == threading.get_ident(), outcomes) == (kept, [(job, None)])
+    assert job.owner.arrays.result.tolist() == [[7]]
+    instances.close()
+    assert queue.idle
 
 
 def test_one_that_is_refused_does_not_fail_the_others_of_its_batch() -> None:

@@ -7,19 +7,18 @@ import logging
 import math
 import re
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.requests import Request
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from encast.errors import InputError
-from encast.serve.call import REQUEST_ID, Call
+from encast.serve.call import REQUEST_ID, Call, fresh_id
 from encast.serve.errors import STATUS, RefusalError
 from encast.serve.openapi import document_operation
 from encast.serve.operations import Operation, Protocol, Reply, error_body
@@ -27,13 +26,13 @@ from encast.serve.service import Finished, RequestLimits, Service
 
 __all__ = ["create_app"]
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+Endpoint = Callable[[Request], Awaitable["_Response"]]
 
 _MILLISECONDS = re.compile(r"[0-9]{1,12}")
 _log = logging.getLogger("encast.serve")
 
 
-def create_app(service: Service, protocols: Sequence[Protocol]) -> Starlette:
+def create_app(service: Service, protocols: Sequence[Protocol]) -> ASGIApp:
     """The application that serves the operations of ``protocols``, and the document of them at ``/openapi.json``."""
     document = Protocol("openapi", [document_operation(protocols)], error_body)
     paths: dict[str, dict[str, Endpoint]] = {}
@@ -43,16 +42,42 @@ def create_app(service: Service, protocols: Sequence[Protocol]) -> Starlette:
             assert operation.method not in methods, f"two operations for {operation.method} {operation.path}"
             methods[operation.method] = _endpoint(service, protocol, operation)
     routes = [Route(path, _by_method(methods), methods=list(methods)) for path, methods in paths.items()]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route(service)})
+    handlers: Any = {HTTPException: _no_route(service)}  # which Starlette wants to give a Response of its own
+    app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
-    return app
+    plain = {(method, path): one for path, own in paths.items() for method, one in own.items() if "{" not in path}
+
+    async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
+        # By one look where the path has no parameters: Starlette tries one route after the other.
+        endpoint = plain.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        if endpoint is None:
+            await app(scope, receive, send)
+        else:
+            await (await endpoint(Request(scope, receive)))(scope, receive, send)
+
+    return dispatch
+
+
+class _Response:
+    """An answer with its headers. Starlette's would look each of them up and encode it anew."""
+
+    def __init__(self, body: bytes, status: int, media_type: str) -> None:
+        self.body, self.status = body, status
+        if media_type.startswith("text/") and "charset=" not in media_type:
+            media_type += "; charset=utf-8"
+        self.headers = {"content-length": str(len(body)), "content-type": media_type}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self.headers.items()]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
 
 
 def _by_method(endpoints: dict[str, Endpoint]) -> Endpoint:
     if len(endpoints) == 1:
         return next(iter(endpoints.values()))
 
-    async def endpoint(request: Request) -> Response:
+    async def endpoint(request: Request) -> _Response:
         return await endpoints["GET" if request.method == "HEAD" else request.method](request)
 
     return endpoint
@@ -62,7 +87,7 @@ def _endpoint(service: Service, protocol: Protocol, operation: Operation) -> End
     decoder = None if operation.body is None or operation.raw else msgspec.json.Decoder(operation.body)
     statuses = {**STATUS, **protocol.statuses}
 
-    async def endpoint(request: Request) -> Response:
+    async def endpoint(request: Request) -> _Response:
         call = _call(request, service.limits)
         key, refusal, reply = "", None, None
         service.running += 1
@@ -90,17 +115,18 @@ def _endpoint(service: Service, protocol: Protocol, operation: Operation) -> End
             response = _refuse(call, service.limits, refusal, statuses[refusal.kind], protocol.error(refusal))
         else:
             assert isinstance(reply, Reply)
-            response = Response(reply.body, media_type=reply.media_type, headers=dict(reply.headers))
+            response = _Response(reply.body, 200, reply.media_type)
+            response.headers.update(reply.headers)
         _finish(service, response, call, operation.name, protocol.name, key, refusal)
         return response
 
     return endpoint
 
 
-def _no_route(service: Service) -> Callable[[Request, Exception], Awaitable[Response]]:
+def _no_route(service: Service) -> Callable[[Request, Exception], Awaitable[_Response]]:
     """Answers what no route takes."""
 
-    async def handler(request: Request, error: Exception) -> Response:
+    async def handler(request: Request, error: Exception) -> _Response:
         assert isinstance(error, HTTPException)
         call = _call(request, service.limits)
         if error.status_code == 405:
@@ -109,7 +135,7 @@ def _no_route(service: Service) -> Callable[[Request, Exception], Awaitable[Resp
         else:
             refusal = RefusalError("not_found", "there is no such path; /openapi.json lists those there are")
         response = _refuse(call, service.limits, refusal, error.status_code, error_body(refusal))
-        response.headers.update(error.headers or {})
+        response.headers.update((name.lower(), value) for name, value in (error.headers or {}).items())
         _finish(service, response, call, "unknown", "", "", refusal)
         return response
 
@@ -127,7 +153,7 @@ def _call(request: Request, limits: RequestLimits) -> Call:
         deadline=now + limits.timeout_s,
         headers=headers,
         path=request.path_params,
-        id=name if REQUEST_ID.fullmatch(name) else uuid.uuid4().hex,
+        id=name if REQUEST_ID.fullmatch(name) else fresh_id(),
     )
 
 
@@ -169,7 +195,12 @@ async def _read(request: Request, service: Service, call: Call) -> bytes:
     parts, size = [], 0
     try:
         with _Within(limits.body_timeout_s):
-            async for part in request.stream():
+            more = True
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise RefusalError("cancelled", "the client went away")
+                part, more = message.get("body", b""), message.get("more_body", False)
                 size += len(part)
                 if size > limits.max_body_bytes:
                     raise _too_large(limits.max_body_bytes)
@@ -177,8 +208,6 @@ async def _read(request: Request, service: Service, call: Call) -> bytes:
                 parts.append(part)
     except asyncio.TimeoutError:
         raise RefusalError("stalled", f"the body did not arrive within {limits.body_timeout_s:g} s") from None
-    except ClientDisconnect:
-        raise RefusalError("cancelled", "the client went away") from None
     return b"".join(parts)
 
 
@@ -232,8 +261,8 @@ class _Within:
             raise asyncio.TimeoutError from None
 
 
-def _refuse(call: Call, limits: RequestLimits, refusal: RefusalError, status: int, body: bytes) -> Response:
-    response = Response(body, status, media_type="application/json")
+def _refuse(call: Call, limits: RequestLimits, refusal: RefusalError, status: int, body: bytes) -> _Response:
+    response = _Response(body, status, "application/json")
     if refusal.retry_after is not None:
         response.headers["retry-after"] = str(max(1, math.ceil(refusal.retry_after)))
     if refusal.kind == "unauthorized":
@@ -246,15 +275,20 @@ def _refuse(call: Call, limits: RequestLimits, refusal: RefusalError, status: in
 
 
 def _finish(
-    service: Service, response: Response, call: Call, operation: str, protocol: str, key: str,
+    service: Service, response: _Response, call: Call, operation: str, protocol: str, key: str,
     refusal: RefusalError | None,
 ) -> None:  # fmt: skip
     """Adds the headers that every answer has, and tells those who count."""
     total_s = time.monotonic() - call.arrived
-    response.raw_headers += [(name.encode(), value.encode()) for name, value in call.facts(total_s).items()]
+    response.headers.update(call.facts(total_s))
     finished = Finished(
-        operation, protocol, response.status_code, refusal.kind if refusal else "", refusal.message if refusal else "",
+        operation, protocol, response.status, refusal.kind if refusal else "", refusal.message if refusal else "",
         call, total_s, key, call.id, len(response.body),
     )  # fmt: skip
+    # Once the answer is on its way: who counts is not waited for.
+    asyncio.get_running_loop().call_soon(_tell, service, finished)
+
+
+def _tell(service: Service, finished: Finished) -> None:
     for tell in service.finished:
         tell(finished)

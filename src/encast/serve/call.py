@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +17,7 @@ from encast.serve.errors import RefusalError
 from encast.serve.models import ServedModel, Timing
 from encast.tasks.session import Run, Steps
 
-__all__ = ["INLINE_BYTES", "REQUEST_ID", "Call"]
+__all__ = ["INLINE_BYTES", "REQUEST_ID", "Call", "fresh_id"]
 
 T = TypeVar("T")
 
@@ -25,7 +27,14 @@ INLINE_BYTES = 4096
 REQUEST_ID = re.compile(r"[!-~]{1,128}")
 """What a client may choose as ``x-request-id``."""
 
+_process, _numbers = secrets.token_hex(8), itertools.count()
+
 _workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="front-worker")
+
+
+def fresh_id() -> str:
+    """32 hexadecimal digits that name a request which brings no id: no other one has them."""
+    return f"{_process}{next(_numbers):016x}"
 
 
 class Call:

@@ -40,14 +40,11 @@ class _Fit:
             seconds = min(max(seconds, expected / _OUTLIER), expected * _OUTLIER)
         seconds = max(seconds, _LEAST)
         weight = 1.0 / seconds**2
-        for name, value in (
-            ("n", 1.0),
-            ("x", tokens),
-            ("xx", tokens * tokens),
-            ("y", seconds),
-            ("xy", tokens * seconds),
-        ):
-            setattr(self, name, getattr(self, name) * _FORGET + weight * value)
+        self.n = self.n * _FORGET + weight
+        self.x = self.x * _FORGET + weight * tokens
+        self.xx = self.xx * _FORGET + weight * (tokens * tokens)
+        self.y = self.y * _FORGET + weight * seconds
+        self.xy = self.xy * _FORGET + weight * (tokens * seconds)
         spread = self.n * self.xx - self.x * self.x
         if spread > _SPREAD * self.n * self.xx:
             self.token = (self.n * self.xy - self.x * self.y) / spread

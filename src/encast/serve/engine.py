@@ -249,10 +249,13 @@ class Engine:
                     self._instances.cancel(gone)
             elif (job := self._job(front, message)) is not None:
                 jobs.append(job)
-        for job, refused in self._instances.submit(job for job in jobs if not job.over):
+        all_refused, kept = self._instances.submit(job for job in jobs if not job.over)
+        for job, refused in all_refused:
             late = ", longer than the request has" if refused.late else ""
             words = f"the queue is full: a new run would wait {refused.wait_s:.1f} s{late}; try again later"
             self._refuse(job, "overloaded", words, refused.retry_after, refused.wait_s)
+        if kept is not None:
+            self._instances.run(kept)
 
     def _job(self, front: Connection, message: Submit) -> Job | None:
         """None for one that the model cannot run, which is answered."""

@@ -24,6 +24,10 @@ Outcome = tuple[Job, Exception | None]
 """A job that has ended, and why it has no answer."""
 
 
+_CALLER_S = 2e-3
+"""So long, as expected, a batch may keep the thread that submitted it from its sockets."""
+
+
 class Grouped(Protocol):
     """A ``Runnable`` whose caller names the instance, as ``CpuRunnable(apart=True)``."""
 
@@ -56,15 +60,27 @@ class Instances:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, jobs: Iterable[Job]) -> list[tuple[Job, Refused]]:
+    def submit(self, jobs: Iterable[Job]) -> tuple[list[tuple[Job, Refused]], Batch | None]:
         """As ``Queue.submit``, one after the other, and then starts what can start: jobs that come together share
-        batches. Returns the refused ones.
+        batches. Returns the refused ones, and a batch that the caller must now ``run`` itself.
         """
         with self._lock:
             now = time.monotonic()
             answers = [(job, self._queue.submit(job, now)) for job in jobs]
+            batch = self._queue.take(now)
+            kept = batch if batch is not None and self._is_for_caller(batch) else None
+            if batch is not None and kept is None:
+                self._inboxes[batch.place].put(batch)
             self._start(now)
-        return [(job, refused) for job, refused in answers if refused is not None]
+        return [(job, refused) for job, refused in answers if refused is not None], kept
+
+    def run(self, batch: Batch) -> None:
+        """Runs a batch that ``submit`` kept for its caller, and tells of it."""
+        self._work(batch, None)
+
+    def _is_for_caller(self, batch: Batch) -> bool:
+        """Whether to spare a short batch the wake of a thread, because nothing can start until it has ended."""
+        return batch.expected <= _CALLER_S and batch.place.threads >= self._queue.places.cores
 
     def cancel(self, job: Job) -> None:
         """As ``Queue.cancel``."""
@@ -110,20 +126,25 @@ class Instances:
                 batch = inbox.get()
             if batch is None:
                 return
-            wanted = [part for part in batch.parts if not part.job.over]
-            errors = self._compute(batch, wanted)
-            with self._lock:
-                now = time.monotonic()
-                refused = [part.job for part in batch.parts if part.job in errors and self._queue.fail(part.job)]
-                disturbed = bool(errors) or len(wanted) < len(batch.parts)
-                failed = len(errors) == len(wanted)
-                whole = self._queue.finish(batch, now, failed=failed, disturbed=disturbed)
-                backlog = self._queue.backlog_s(now)
-                batch = self._start(now, place)
-            outcomes: list[Outcome] = [(job, None) for job in whole]
-            outcomes += [(job, errors[job]) for job in refused]
-            if outcomes:
-                self._tell(outcomes, backlog)
+            batch = self._work(batch, place)
+
+    def _work(self, batch: Batch, own: Place | None) -> Batch | None:
+        """Runs a batch, tells of the jobs that end with it, and starts what can start then; returns that of ``own``."""
+        wanted = [part for part in batch.parts if not part.job.over]
+        errors = self._compute(batch, wanted)
+        with self._lock:
+            now = time.monotonic()
+            refused = [part.job for part in batch.parts if part.job in errors and self._queue.fail(part.job)]
+            disturbed = bool(errors) or len(wanted) < len(batch.parts)
+            failed = len(errors) == len(wanted)
+            whole = self._queue.finish(batch, now, failed=failed, disturbed=disturbed)
+            backlog = self._queue.backlog_s(now)
+            mine = self._start(now, own)
+        outcomes: list[Outcome] = [(job, None) for job in whole]
+        outcomes += [(job, errors[job]) for job in refused]
+        if outcomes:
+            self._tell(outcomes, backlog)
+        return mine
 
     def _compute(self, batch: Batch, wanted: list[Part]) -> dict[Job, Exception]:
         """Runs these parts; those the model refuses run again, each job alone, so that one does not fail another."""

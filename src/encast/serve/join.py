@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from operator import sub
 from typing import Any, Literal
 
 import numpy as np
@@ -33,10 +34,10 @@ class Arrays:
     __slots__ = ("batch", "kind", "lengths", "result", "select")
 
     def __init__(self, batch: Batch, select: Int32 | None, kind: RowKind) -> None:
-        cu_seqlens = batch.cu_seqlens
-        lengths = np.diff(cu_seqlens).tolist()
+        ends = batch.cu_seqlens.tolist()
+        lengths = list(map(sub, ends[1:], ends))
         types = batch.token_type_ids
-        if not lengths or cu_seqlens[0] != 0 or cu_seqlens[-1] != batch.tokens or min(lengths) < 1:
+        if not lengths or ends[0] != 0 or ends[-1] != batch.tokens or min(lengths) < 1:
             raise InputError(
                 f"cu_seqlens must rise from 0 to the number of tokens ({batch.tokens}), every sequence with at least "
                 "one token"

@@ -301,6 +301,8 @@ class Queue:
         return strands
 
     def _refused(self, job: Job, strands: dict[_Line, _Strand], now: float) -> Refused | None:
+        if self.idle and now <= job.deadline:
+            return None
         step_s = self._step_s
         work: dict[int, float] = defaultdict(float)
         latest: dict[int, float] = {}

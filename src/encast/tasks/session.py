@@ -129,8 +129,11 @@ class Session:
             yield Piece(begin, (), pack(rows[begin:end], None if types is None else types[begin:end]))
 
     def _piece(self, encodings: Sequence[Encoding], first: int) -> Piece:
-        types = [encoding.type_ids for encoding in encodings] if self.meta.type_vocab > 1 else None
-        return Piece(first, encodings, pack([encoding.ids for encoding in encodings], types))
+        types = [encoding.type_ids for encoding in encodings] if self.meta.type_vocab > 1 else []
+        # All 0 where the rows are no pairs, which is what None means.
+        return Piece(
+            first, encodings, pack([encoding.ids for encoding in encodings], types if any(map(any, types)) else None)
+        )
 
     def explain(self, run: Run, error: InputError) -> InputError:
         """What to say of a run that the model refused with ``error``: a refused id's text and token, else ``error``."""

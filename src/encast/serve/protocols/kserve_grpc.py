@@ -12,7 +12,6 @@ import asyncio
 import logging
 import math
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import version
 from typing import Any
@@ -23,7 +22,7 @@ from google.protobuf.message import DecodeError
 
 from encast.errors import InputError
 from encast.kserve import messages_pb2 as messages
-from encast.serve.call import REQUEST_ID, Call
+from encast.serve.call import REQUEST_ID, Call, fresh_id
 from encast.serve.errors import STATUS, Kind, RefusalError
 from encast.serve.protocols.kserve import EXTENSIONS, PLATFORM
 from encast.serve.protocols.open_inference import VERSION, InferRequest, Tensor, find_model, infer, model_tensors
@@ -108,7 +107,7 @@ def _method(
             deadline=now + min(service.limits.timeout_s, math.inf if left is None else left),
             body=body,
             headers=metadata,
-            id=asked if REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex,
+            id=asked if REQUEST_ID.fullmatch(asked) else fresh_id(),
         )
         key, refusal, answer = "", None, b""
         service.running += 1
