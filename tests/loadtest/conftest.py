@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from stub_server import Stub, running
 
-pytest.importorskip("aiohttp", reason="pip install 'encast[serve]'")
+pytest.importorskip("httptools", reason="pip install 'encast[serve]'")
 
 
 @pytest.fixture

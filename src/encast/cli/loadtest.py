@@ -108,7 +108,7 @@ def loadtest_command(
     Only texts answered with success count. No request is sent twice. Exit code 3: some requests failed or were
     answered wrongly, or none was answered; requests that the server rejects with 429 are counted apart.
     """
-    need_modules("serve", "aiohttp", "orjson")
+    need_modules("serve", "httptools", "orjson")
     if html is not None:
         need_modules("plot", *PACKAGES)
     if json and html == "-":

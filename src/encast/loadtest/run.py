@@ -43,7 +43,7 @@ def run(plan: Plan, say: Callable[[str], None] | None = None) -> Result:
     Raises ``InputError`` for what cannot be sent, or a server that refuses it, and ``ResourceError`` for a server that
     is not there.
     """
-    need_modules("serve", "aiohttp", "orjson", *(("grpc", "google.protobuf") if plan.protocol == GRPC else ()))
+    need_modules("serve", "httptools", "orjson", *(("grpc", "google.protobuf") if plan.protocol == GRPC else ()))
     protocol = protocol_of(plan.protocol)
     _check(plan)
     reference = None

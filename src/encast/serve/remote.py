@@ -26,7 +26,7 @@ _LONGEST_RETRY_S = 0.5
 _GRACE_S = 0.1
 """After a deadline, for the engine to say so itself."""
 
-_GATE_S = 0.05
+_GATE_S = 0.1
 """Without new runs, at most, after the engine refused one; then the next one asks again."""
 
 _MOST_UNSENT = 16 << 20
