@@ -60,6 +60,19 @@ def capacity(server: Encast, args: Namespace, seconds: float, texts: Texts, know
     return rates
 
 
+def open_capacity(server: Encast, args: Namespace, seconds: float, texts: Texts, known: tuple[str, ...]) -> list[float]:
+    """Requests a second of an open loop that is offered what a closed one gets, three times. It is less: the client
+    wakes for each arrival, and shares the cores.
+    """
+    offered = float(np.median(capacity(server, args, seconds, texts, known)))
+    rates = []
+    for number in range(3):
+        found = poisson(server.url, offered, seconds, [texts], seed=number, batch=args.batch, reference=known)
+        need_right(found)
+        rates.append(float((found.answered.ended <= seconds * 1e9).sum()) / seconds)
+    return rates
+
+
 @dataclass(frozen=True)
 class Burst:
     """An open loop beyond the capacity: what became of it, when it began and when its last request was due
@@ -172,7 +185,7 @@ def soak(args: Namespace, folder: Path) -> dict[str, Any]:
     texts, known = known_texts(args, folder)
     clock = Clock()
     with Encast(args.artifact, folder, args.serve) as server:
-        rates = capacity(server, args, min(10.0, 20 * args.minutes), texts, known)
+        rates = open_capacity(server, args, min(10.0, 20 * args.minutes), texts, known)
         rate = args.share * float(np.median(rates))
         time.sleep(CALM_S)
         idle = Sample.of(server)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -105,10 +107,38 @@ def test_answers_that_are_none(answer: Answer, kind: str) -> None:
     assert found.startswith(kind)
 
 
-def test_an_answer_that_nobody_asked_for_is_nobodys() -> None:
-    found, seen = ask(says(OK + OK), 2)
+@pytest.mark.parametrize("more", [OK, b"HTTP/1.1 500 No\r\nContent-Length: 2\r\n\r\nno", b"garbage\r\n"])
+def test_an_answer_that_nobody_asked_for_is_nobodys(more: bytes) -> None:
+    found, seen = ask(says(OK + more), 2)
     assert found == [Reply(b"hello")] * 2
     assert seen == 2
+
+
+def test_an_answers_trailer_is_no_header_of_it() -> None:
+    head = b"HTTP/1.1 200 OK\r\nX-Tokens: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+    (found,), _ = ask(says(head + b"2\r\nhi\r\n0\r\nX-Tokens: 6\r\nX-Compute-Tokens: 7\r\n\r\n"))
+    assert found == Reply(b"hi", tokens="5")
+
+
+def test_a_connection_that_nobody_accepts_takes_the_time_of_one_request() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        filling = [socket.socket() for _ in range(4)]  # the queue of those that wait to be accepted
+        for one in filling:
+            one.setblocking(False)
+            one.connect_ex(listener.getsockname())
+
+        async def run() -> None:
+            async with Http(f"http://127.0.0.1:{listener.getsockname()[1]}", "/", {}, 0.3) as http:
+                await http.send(b"{}")
+
+        begin = time.monotonic()
+        with pytest.raises(FailedError, match=r"^timeout$"):
+            asyncio.run(run())
+        assert time.monotonic() - begin > 0.29
+        for one in filling:
+            one.close()
 
 
 def test_what_a_refusal_says() -> None:
@@ -135,6 +165,14 @@ def test_paths_are_quoted_once() -> None:
     assert lines == [b"POST /base/v2/a%2Fb%20%C3%A9/infer HTTP/1.1\r\n"]
 
 
-def test_a_header_is_one_line() -> None:
-    with pytest.raises(InputError, match="line break"):
-        Http("http://127.0.0.1:1", "/", {"x-a": "1\r\nx-b: 2"}, 1.0)
+@pytest.mark.parametrize(
+    ("url", "headers", "words"),
+    [
+        ("http://127.0.0.1:1", {"x-a": "1\r\nx-b: 2"}, "line break"),
+        ("http://127.0.0.1:1", {"Content-Length": "5"}, "content-length is the client's own"),
+        ("http://a..b", {}, "no name of a host"),
+    ],
+)
+def test_what_no_request_can_have(url: str, headers: dict[str, str], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Http(url, "/", headers, 1.0)

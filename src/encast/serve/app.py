@@ -291,4 +291,7 @@ def _finish(
 
 def _tell(service: Service, finished: Finished) -> None:
     for tell in service.finished:
-        tell(finished)
+        try:
+            tell(finished)
+        except Exception:
+            _log.exception("request %s was not counted, logged or traced", finished.request_id)

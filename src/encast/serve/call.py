@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import random
 import re
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,14 +26,14 @@ INLINE_BYTES = 4096
 REQUEST_ID = re.compile(r"[!-~]{1,128}")
 """What a client may choose as ``x-request-id``."""
 
-_process, _numbers = secrets.token_hex(8), itertools.count()
+_random = random.Random()
 
 _workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="front-worker")
 
 
 def fresh_id() -> str:
-    """32 hexadecimal digits that name a request which brings no id: no other one has them."""
-    return f"{_process}{next(_numbers):016x}"
+    """32 hexadecimal digits by chance, for a request that brings no id. They are no secret."""
+    return f"{_random.getrandbits(128):032x}"
 
 
 class Call:

@@ -226,10 +226,11 @@ class Engine:
         return True
 
     def _hear(self, fd: int, front: Connection) -> None:
+        jobs: list[Job] = []
         try:
             frames = front.read()
             if frames:
-                self._obey(front, [self._decoder.decode(data) for data in frames])
+                jobs = self._obey(front, [self._decoder.decode(data) for data in frames])
         except (msgspec.MsgspecError, ValueError) as error:
             print(f"encast: a front broke the protocol and is cut off: {error}", file=sys.stderr)
             frames = None
@@ -238,9 +239,11 @@ class Engine:
             front.close()
             for job in list(front.jobs.values()):
                 self._instances.cancel(job)
+        elif jobs:
+            self._submit(jobs)
 
-    def _obey(self, front: Connection, messages: list[Submit | Cancel]) -> None:
-        """In their order; then the runs that are still wanted, together: they may share batches."""
+    def _obey(self, front: Connection, messages: list[Submit | Cancel]) -> list[Job]:
+        """In their order. Returns the runs that are still wanted."""
         jobs = []
         for message in messages:
             if isinstance(message, Cancel):
@@ -249,7 +252,11 @@ class Engine:
                     self._instances.cancel(gone)
             elif (job := self._job(front, message)) is not None:
                 jobs.append(job)
-        all_refused, kept = self._instances.submit(job for job in jobs if not job.over)
+        return [job for job in jobs if not job.over]
+
+    def _submit(self, jobs: list[Job]) -> None:
+        """Together: they may share batches."""
+        all_refused, kept = self._instances.submit(jobs)
         for job, refused in all_refused:
             late = ", longer than the request has" if refused.late else ""
             words = f"the queue is full: a new run would wait {refused.wait_s:.1f} s{late}; try again later"
@@ -280,7 +287,7 @@ class Engine:
         return job
 
     def _tell(self, outcomes: list[Outcome], backlog_s: float) -> None:
-        """Called by the instances' threads. One message for each front: it is woken once."""
+        """Called by whichever thread ran a batch. One message for each front: it is woken once."""
         answers: dict[Connection, bytearray] = {}
         for job, error in outcomes:
             asked: Asked = job.owner

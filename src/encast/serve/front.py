@@ -132,6 +132,8 @@ class _Front:
             serving.result()
             if grpc is not None:
                 await grpc.stop(max(0.0, self._ends_at - time.monotonic()))
+            for _ in range(2):  # turns of the loop, in which requests that were cut off just now are told of
+                await asyncio.sleep(0)
             self._channel.send(Counted(msgspec.msgpack.encode(self._recorder.take())))
             if self._log is not None:
                 self._log.close()

@@ -1,4 +1,6 @@
-"""The instances at work: a thread for each, which takes its next batch from the queue when one ends."""
+"""The instances at work: a thread for each, which takes its next batch from the queue when one ends. A short batch that
+takes all cores is run by the thread that submits it.
+"""
 
 from __future__ import annotations
 

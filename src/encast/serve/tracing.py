@@ -6,7 +6,6 @@ one after the other: each is as long as all runs of the request took together.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -65,7 +64,7 @@ class Tracing:
 
     def finished(self, request: Finished) -> None:
         """Makes the spans of a request, once its answer is on its way."""
-        asyncio.get_running_loop().call_soon(self._make, request, time.time_ns())
+        self._make(request, time.time_ns())
 
     def close(self) -> None:
         """Sends what was not sent yet; call it in a thread, since it waits for the collector."""
