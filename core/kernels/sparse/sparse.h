@@ -40,7 +40,7 @@ struct SparseArgs {
 constexpr int64_t kTileRows = 64;
 
 constexpr int64_t sparse_scratch_bytes(int64_t k) {
-  return kTileRows * (k + 2 * kPanel * static_cast<int64_t>(sizeof(int32_t)));
+  return kTileRows * (k + kPanel * static_cast<int64_t>(sizeof(int32_t)));
 }
 
 // As GemmFn.

@@ -13,11 +13,12 @@ namespace {
 struct BlocksAvx2 {
   static constexpr int64_t kRows = 32;
   static int64_t width(int64_t rows) { return round_up(rows, 16); }
-  static int64_t row_of(int64_t, int64_t vector, int lane) { return 16 * vector + lane; }
 
   static void sums(const uint8_t* features, int64_t width, const SparseWeight& w, int64_t block,
                    int32_t* to) {
-    for (int64_t first = 0; first < width; first += 16) slice(features + first, width, w, block, to + first);
+    for (int64_t first = 0; first < width; first += 16) {
+      slice(features + first, width, w, block, to + first * kPanel);
+    }
   }
 
  private:
@@ -29,7 +30,7 @@ struct BlocksAvx2 {
     I32x16 sums[kBlockOutputs] = {set1(0), set1(0), set1(0), set1(0)};
     for (int64_t group = 0; group < groups; ++group) {
       const auto input = [&](int i) __attribute__((always_inline)) {
-        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(features + columns[i] * width));
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(features + column_of(columns, i) * width));
       };
       const __m128i x0 = input(0), x1 = input(1), x2 = input(2), x3 = input(3);
       const __m256i low01 = _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(x0, x1));
@@ -52,8 +53,8 @@ struct BlocksAvx2 {
       columns += kGroupInputs;
       values += kBlockOutputs * kGroupInputs;
     }
-    ENCAST_UNROLL for (int output = 0; output < kBlockOutputs; ++output)
-        store_i32(to + output * width, sums[output]);
+    store_rows({sums[0].lo, sums[1].lo, sums[2].lo, sums[3].lo}, to, 4);
+    store_rows({sums[0].hi, sums[1].hi, sums[2].hi, sums[3].hi}, to + 8 * kPanel, 4);
   }
 };
 

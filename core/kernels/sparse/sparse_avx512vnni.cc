@@ -4,26 +4,23 @@ namespace encast {
 namespace {
 
 // vpdpbusd wants four inputs of a row side by side: four columns are interleaved, and one such set of
-// registers serves four outputs. Within 128-bit lanes, so that rows come out in a fixed other order, which is
-// undone where sums are turned back.
+// registers serves four outputs.
 struct BlocksVnni {
   static constexpr int64_t kRows = kTileRows, kNarrow = 16;
 
-  static int64_t width(int64_t rows) { return rows <= kNarrow ? kNarrow : kTileRows; }
-  // In the wide form 128-bit lane l of vector q has rows 16l + 4q to 16l + 4q + 3.
-  static int64_t row_of(int64_t width, int64_t vector, int lane) {
-    return width == kNarrow ? lane : 16 * (lane / 4) + 4 * vector + lane % 4;
-  }
+  static int64_t width(int64_t rows) { return rows <= 2 * kNarrow ? round_up(rows, kNarrow) : kTileRows; }
 
   static void sums(const uint8_t* features, int64_t width, const SparseWeight& w, int64_t block,
                    int32_t* to) {
     const int64_t begin = w.starts[block], groups = w.starts[block + 1] - begin;
     const uint16_t* const columns = w.columns + begin * kGroupInputs;
     const int8_t* const values = w.values + begin * kBlockOutputs * kGroupInputs;
-    if (width == kNarrow) {
-      narrow(features, columns, values, groups, to);
-    } else {
+    if (width == kTileRows) {
       wide(features, columns, values, groups, to);
+    } else {
+      for (int64_t first = 0; first < width; first += kNarrow) {
+        narrow(features + first, width, columns, values, groups, to + first * kPanel);
+      }
     }
   }
 
@@ -31,77 +28,69 @@ struct BlocksVnni {
   // 64 rows: 16 sums, 4 registers of interleaved columns, a weight.
   static void wide(const uint8_t* features, const uint16_t* columns, const int8_t* values, int64_t groups,
                    int32_t* to) {
-    __m512i sums[kBlockOutputs][4];
-    ENCAST_UNROLL for (int i = 0; i < kBlockOutputs * 4; ++i) sums[i / 4][i % 4] = _mm512_setzero_si512();
+    __m512i sums[4][kBlockOutputs];
+    ENCAST_UNROLL for (int i = 0; i < 4 * kBlockOutputs; ++i) sums[i % 4][i / 4] = _mm512_setzero_si512();
     for (int64_t group = 0; group < groups; ++group) {
       const auto input = [&](int i) __attribute__((always_inline)) {
-        return _mm512_loadu_si512(features + int64_t{columns[i]} * kTileRows);
+        return _mm512_loadu_si512(features + column_of(columns, i) * kTileRows);
       };
       __m512i x[4];
       interleave(input(0), input(1), input(2), input(3), x);
       ENCAST_UNROLL for (int output = 0; output < kBlockOutputs; ++output) {
-        int32_t four;
-        __builtin_memcpy(&four, values + output * kGroupInputs, sizeof four);
-        const __m512i weight = _mm512_set1_epi32(four);
+        const __m512i weight = four_weights(values, output);
         ENCAST_UNROLL for (int q = 0; q < 4; ++q) {
-          sums[output][q] = _mm512_dpbusd_epi32(sums[output][q], x[q], weight);
+          sums[q][output] = _mm512_dpbusd_epi32(sums[q][output], x[q], weight);
         }
       }
       columns += kGroupInputs;
       values += kBlockOutputs * kGroupInputs;
     }
-    ENCAST_UNROLL for (int i = 0; i < kBlockOutputs * 4; ++i) {
-      _mm512_storeu_si512(to + i / 4 * kTileRows + 16 * (i % 4), sums[i / 4][i % 4]);
-    }
+    // Interleaving within 128-bit lanes leaves rows 16l + 4q to 16l + 4q + 3 in lane l of register q.
+    ENCAST_UNROLL for (int q = 0; q < 4; ++q) store_rows(sums[q], to + 4 * q * kPanel, 16);
   }
 
-  // 16 rows: each 128-bit lane takes a group of its own, and their sums are added in the end. The lanes of
-  // groups that do not exist read column 0 with weights of zero.
-  static void narrow(const uint8_t* features, const uint16_t* columns, const int8_t* values, int64_t groups,
-                     int32_t* to) {
-    __m512i sums[kBlockOutputs][4];
-    ENCAST_UNROLL for (int i = 0; i < kBlockOutputs * 4; ++i) sums[i / 4][i % 4] = _mm512_setzero_si512();
-    for (int64_t group = 0; group < groups; group += 4) {
-      const int64_t left = groups - group;
-      const auto lanes = static_cast<__mmask8>(left < 4 ? (1u << 2 * left) - 1 : 0xff);  // of 64 bits
-      const __m512i weights = _mm512_maskz_loadu_epi64(lanes, values);
-      uint16_t last[4 * kGroupInputs];
-      if (left < 4) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(last),
-                            _mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << 4 * left) - 1), columns));
-      }
-      // volatile: clang would read all of them as a vector, and take them out of it on the ports of the
-      // shuffles.
-      const volatile uint16_t* const at = left < 4 ? last : columns;
+  // 16 rows: four columns in a register, and two sets of sums, each of which waits for its last product.
+  static void narrow(const uint8_t* features, int64_t width, const uint16_t* columns, const int8_t* values,
+                     int64_t groups, int32_t* to) {
+    __m512i sums[2][kBlockOutputs];
+    ENCAST_UNROLL for (int i = 0; i < 2 * kBlockOutputs; ++i) sums[i % 2][i / 2] = _mm512_setzero_si512();
+    const auto multiply = [&](__m512i(&own)[kBlockOutputs]) __attribute__((always_inline)) {
       const auto input = [&](int i) __attribute__((always_inline)) {
-        const auto lane = [&](int l) __attribute__((always_inline)) {
-          return _mm_loadu_si128(
-              reinterpret_cast<const __m128i*>(features + int64_t{at[l * kGroupInputs + i]} * kNarrow));
-        };
-        const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(lane(0)), lane(1), 1);
-        const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(lane(2)), lane(3), 1);
-        return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(features + column_of(columns, i) * width));
       };
-      __m512i x[4];
-      interleave(input(0), input(1), input(2), input(3), x);
-      const __m512i weight[kBlockOutputs] = {
-          _mm512_shuffle_epi32(weights, _MM_PERM_AAAA), _mm512_shuffle_epi32(weights, _MM_PERM_BBBB),
-          _mm512_shuffle_epi32(weights, _MM_PERM_CCCC), _mm512_shuffle_epi32(weights, _MM_PERM_DDDD)};
-      ENCAST_UNROLL for (int i = 0; i < kBlockOutputs * 4; ++i) {
-        sums[i / 4][i % 4] = _mm512_dpbusd_epi32(sums[i / 4][i % 4], x[i % 4], weight[i / 4]);
+      __m512i x = _mm512_castsi128_si512(input(0));
+      x = _mm512_inserti32x4(x, input(1), 1);
+      x = _mm512_inserti32x4(x, input(2), 2);
+      x = _mm512_inserti32x4(x, input(3), 3);
+      // The rows of four bytes of each column to a lane, and there to each row its four inputs. The barriers:
+      // clang would make nine shuffles of these two.
+      asm("" : "+v"(x));
+      x = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15),
+                                   x);
+      asm("" : "+v"(x));
+      x = _mm512_shuffle_epi8(
+          x, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
+      ENCAST_UNROLL for (int output = 0; output < kBlockOutputs; ++output) {
+        own[output] = _mm512_dpbusd_epi32(own[output], x, four_weights(values, output));
       }
-      columns += 4 * kGroupInputs;
-      values += 4 * kBlockOutputs * kGroupInputs;
+      columns += kGroupInputs;
+      values += kBlockOutputs * kGroupInputs;
+    };
+    for (int64_t pair = 0; pair < groups / 2; ++pair) {
+      multiply(sums[0]);
+      multiply(sums[1]);
     }
+    if (groups % 2 != 0) multiply(sums[0]);
     ENCAST_UNROLL for (int output = 0; output < kBlockOutputs; ++output) {
-      ENCAST_UNROLL for (int q = 0; q < 4; ++q) {
-        const __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(sums[output][q]),
-                                              _mm512_extracti64x4_epi64(sums[output][q], 1));
-        // Lane q of the vector has rows 4q to 4q + 3.
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + output * kNarrow + 4 * q),
-                         _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
-      }
+      sums[0][output] = _mm512_add_epi32(sums[0][output], sums[1][output]);
     }
+    store_rows(sums[0], to, 4);
+  }
+
+  ENCAST_SIMD __m512i four_weights(const int8_t* values, int output) {
+    int32_t four;
+    __builtin_memcpy(&four, values + output * kGroupInputs, sizeof four);
+    return _mm512_set1_epi32(four);
   }
 
   // Four columns to registers of four rows a lane, with the four inputs of a row side by side.

@@ -212,6 +212,10 @@ std::vector<Shape> sweep() {
   for (int i = 0; i < 200; ++i) {
     shapes.push_back({rng.integer(1, 140), rng.integer(1, 200), rng.integer(1, 400), density()});
   }
+  // 2,000 in all.
+  while (shapes.size() < 1997) {
+    shapes.push_back({rng.integer(1, 70), rng.integer(1, 140), rng.integer(1, 200), density()});
+  }
   shapes.push_back({20, 8, 65536, 0.01});
   // Sums at the ends of int32.
   shapes.push_back({17, 5, 65536, 1, -128});
