@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import encast._core as _core
 import encast.artifact as artifact
 from encast.archs import TASKS, build_graph
 from encast.errors import CheckpointError, InputError
@@ -39,7 +40,8 @@ def compile(
     keep a wider one; its dtype must be ``dtype``. ``task``: what the model is for (``archs.TASKS``); by default
     what the checkpoint says. ``strict``: a fusion that the config promises and that was not made is a
     ``StrictError``. ``sparse``: whether int8 products leave out blocks of zeros (four outputs that share an input),
-    with the same answers: ``never`` or ``always``; it pays where most blocks are zero. ``exact``: exp, erf and tanh by
+    with the same answers: ``never``, ``always``, or ``auto``, where so few of a weight's blocks are left that it is
+    faster at this machine's ISA level (``ENCAST_ISA`` names another one). ``exact``: exp, erf and tanh by
     libm instead of polynomials. ``calibration``: what ``encast.calibrate`` returned for this checkpoint and ``quant``,
     if that asks for static activations or moved outliers; else None, since scales of activations are found at run time,
     a row at a time. ``progress(stage, done, total)`` is called as the work goes on.
@@ -59,8 +61,11 @@ def compile(
     graph = build_graph(checkpoint, task)
     _check_tokenizer(checkpoint, graph)
     report_progress("optimise", 0, 1)
-    graph, fusions = optimise(graph, spec, calibration=calibration, strict=strict, exact=exact, sparse=sparse)
+    isa = _core.isa_best() if sparse == "auto" else ""
+    graph, fusions = optimise(graph, spec, calibration=calibration, strict=strict, exact=exact, sparse=sparse, isa=isa)
     card = _card(checkpoint, graph, spec, fusions, sparse)
+    if sparse == "auto":
+        card["sparse_for"] = isa
     return artifact.write(
         target,
         graph,

@@ -162,7 +162,7 @@ def test_files_made_to_mislead_are_refused(
 
 
 def test_options(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="one of never, always"):
+    with pytest.raises(InputError, match="one of never, auto, always"):
         encast.compile(tmp_path, sparse="sometimes")
     with pytest.raises(InputError, match="sparse products are int8"):
         encast.compile(tmp_path, dtype="f32", sparse="always")

@@ -13,8 +13,17 @@ from cases import open_case
 from encast import _core
 from encast.errors import GraphError
 from encast.ir import Graph
-from encast.ir.blocks import BLOCK_OUTPUTS, GROUP_INPUTS, MOST_INPUTS, block_count, pack_blocks, unpack_blocks
+from encast.ir.blocks import (
+    BLOCK_OUTPUTS,
+    GROUP_INPUTS,
+    MOST_INPUTS,
+    block_count,
+    pack_blocks,
+    share_left,
+    unpack_blocks,
+)
 from encast.passes import optimise
+from encast.passes.choose_sparse import CROSSOVER
 from encast.quant import QuantSpec
 
 Array = np.ndarray[Any, Any]
@@ -94,7 +103,7 @@ def pruned(graph: Graph) -> Graph:
     """Most blocks of every weight of a product are zero."""
     graph = graph.copy()
     rng = np.random.default_rng(3)
-    for name in {node.inputs[1] for node in graph.nodes if node.op == "linear" and node.layer >= 0}:
+    for name in sorted({node.inputs[1] for node in graph.nodes if node.op == "linear" and node.layer >= 0}):
         constant = graph.constants[name]
         n, k = constant.array.shape
         stays = (rng.random((-(-n // 4), k)) < 0.25).repeat(4, axis=0)[:n]
@@ -119,6 +128,36 @@ def test_int8_products_become_sparse_and_the_answers_stay(case: str, tmp_path_fa
     read = {value for node in sparse.nodes for value in node.inputs}
     assert set(sparse.constants) <= read  # nothing is stored that nobody reads
     np.testing.assert_array_equal(opened.evaluate(dense), opened.evaluate(sparse))
+
+
+@pytest.mark.parametrize("density", [0.0, 0.05, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (3, 5), (64, 16), (65, 33), (130, 70)])
+def test_the_share_that_is_left_is_what_is_stored(n: int, k: int, density: float) -> None:
+    weight = weight_of(n, k, density, seed=2)
+    stored = pack_blocks(weight)[2][-1] * BLOCK_OUTPUTS * GROUP_INPUTS
+    assert share_left(weight) == stored / (n * k)
+
+
+def test_auto_takes_what_is_sparse_enough_for_the_level(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = pruned(open_case("bert-embed", tmp_path_factory).graph)
+    whole = [node.inputs[1] for node in plain.nodes if node.op == "linear" and node.layer >= 0][-1]
+    plain.constants[whole] = open_case("bert-embed", tmp_path_factory).graph.constants[whole]
+    ops = {}
+    for share in (0.0, 0.2, 0.5, 2.0):
+        monkeypatch.setitem(CROSSOVER, "avx2", share)
+        graph, _ = optimise(plain, QuantSpec("int8"), sparse="auto", isa="avx2")
+        ops[share] = sum(node.op == "linear_sparse_int8" for node in graph.nodes)
+    products = sum(node.op == "linear_int8" for node in optimise(plain, QuantSpec("int8"))[0].nodes)
+    assert ops[0.0] == ops[0.2] == 0
+    assert 0 < ops[0.5] < ops[2.0] == products
+    with pytest.raises(KeyError):
+        optimise(plain, QuantSpec("int8"), sparse="auto", isa="mmx")
+
+
+def test_there_is_a_crossover_for_each_level() -> None:
+    assert list(CROSSOVER) == [name for name, *_ in _core.isa_levels()]
 
 
 def test_never_is_the_graph_as_it_was(tmp_path_factory: pytest.TempPathFactory) -> None:

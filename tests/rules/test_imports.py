@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "tune.requests": {"errors", "batch", "artifact", "engine", "measure"},
     "tune.configuration": {"errors", "artifact", "backends.groups", "ceilings", "data"},
     "calibrate": {"errors", "ir", "batch", "importers", "archs", "passes", "quant", "backends.reference", "tasks"},
-    "compile": {"errors", "ir", "importers", "archs", "passes", "quant", "artifact"},
+    "compile": {"errors", "ir", "importers", "archs", "passes", "quant", "artifact", "_core"},
     "compress": {
         "archs",
         "artifact",

@@ -46,9 +46,9 @@ def find(
     """Compiles ``source`` to ``out`` with the fastest precision whose ``metric`` on ``data`` is within the budget.
 
     ``max_drop``: the share of the f32 metric that may be lost, 0.01 for 1 %. ``metric``: as ``scoring.score`` names it;
-    by default the first one of the kind of data. ``sparse`` "always": candidates also leave out blocks of zeros.
-    ``task`` and ``exact`` are those of ``compile``. ``progress(step, done, total)`` hears what is done
-    next.
+    by default the first one of the kind of data. ``sparse`` other than "never": each candidate is tried with and
+    without its blocks of zeros. ``task`` and ``exact`` are those of ``compile``. ``progress(step, done, total)`` hears
+    what is done next.
 
     ``out`` holds the best artifact so far from the first one that keeps the budget and is faster than f32. ``journal``
     has what was measured; after an interrupt or a crash ``resume`` goes on with it. It is removed at the end. The

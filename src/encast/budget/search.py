@@ -166,7 +166,7 @@ class Search:
         if plan in self._tried:
             return self._tried[plan]
         scores = self._scores(plan)
-        variants = ("never", "always") if self._sparse == "always" and plan.dtype == "int8" else ("never",)
+        variants = ("never", "always") if self._sparse != "never" and plan.dtype == "int8" else ("never",)
         if scores.metrics is None:
             self._tried[plan] = [Candidate(plan, failed=scores.failed)]
             return self._tried[plan]

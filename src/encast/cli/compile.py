@@ -44,7 +44,10 @@ def compile_command(
         bool, typer.Option("--strict", help="Fail if a fusion that the config promises is missed.")
     ] = False,
     sparse: Annotated[
-        str, typer.Option(help="never or always: int8 products leave out blocks of zeros (4 outputs x 1 input).")
+        str,
+        typer.Option(
+            help="never, auto (where it is faster on this machine) or always: int8 products leave out blocks of zeros."
+        ),
     ] = "never",
     calibrate: Annotated[
         Path | None,

@@ -18,7 +18,7 @@ import numpy as np
 
 from encast.errors import GraphError
 
-__all__ = ["BLOCK_OUTPUTS", "GROUP_INPUTS", "MOST_INPUTS", "block_count", "pack_blocks", "unpack_blocks"]
+__all__ = ["BLOCK_OUTPUTS", "GROUP_INPUTS", "MOST_INPUTS", "block_count", "pack_blocks", "share_left", "unpack_blocks"]
 
 Array = np.ndarray[Any, Any]
 
@@ -30,6 +30,15 @@ _PANEL = 64
 def block_count(outputs: int) -> int:
     """Blocks of a weight with so many outputs."""
     return -(-outputs // _PANEL) * _PANEL // BLOCK_OUTPUTS
+
+
+def share_left(weight: Array) -> float:
+    """Of ``weight: s8[n, k]``: the elements that ``pack_blocks`` would store, over n * k."""
+    n, k = weight.shape
+    starts = np.arange(0, n, BLOCK_OUTPUTS)
+    counts = np.logical_or.reduceat(weight != 0, starts, axis=0).sum(axis=1)
+    groups = int((-(-counts // GROUP_INPUTS)).sum())
+    return groups * GROUP_INPUTS * BLOCK_OUTPUTS / int(n * k)
 
 
 def pack_blocks(weight: Array) -> tuple[Array, Array, Array]:

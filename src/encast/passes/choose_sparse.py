@@ -10,29 +10,40 @@ from __future__ import annotations
 import numpy as np
 
 from encast.ir import Graph, Node
-from encast.ir.blocks import pack_blocks
+from encast.ir.blocks import pack_blocks, share_left
 from encast.passes.patch import Patch, apply, fresh_name
 from encast.passes.report import Outcome
 
-__all__ = ["SPARSE", "choose_sparse"]
+__all__ = ["CROSSOVER", "SPARSE", "choose_sparse"]
 
-SPARSE = ("never", "always")
+SPARSE = ("never", "auto", "always")
 """Which int8 products leave out zeros."""
 
+CROSSOVER = {
+    "scalar": 0.5, "avx2": 0.5, "avxvnni": 0.4, "avx512": 0.5, "avx512vnni": 0.3, "avx512bf16": 0.3, "amx": 0.02,
+}  # fmt: skip
+"""By ISA level: the largest share of a weight that may be left for its sparse product to be the faster one with 16 rows
+and more, in steps of 0.1. ``core/kernels/sparse/README.md`` has the measurements.
+"""
 
-def choose_sparse(graph: Graph, sparse: str) -> Outcome:
-    """Does nothing where ``sparse`` is "never"."""
+
+def choose_sparse(graph: Graph, sparse: str, isa: str) -> Outcome:
+    """Does nothing where ``sparse`` is "never"; with "auto" what ``CROSSOVER`` says of ``isa``."""
     if sparse == "never":
         return Outcome()
-    blocks: dict[str, list[str]] = {}
+    most = CROSSOVER[isa] if sparse == "auto" else None
+    blocks: dict[str, list[str] | None] = {}
     patches = []
     for node in graph.nodes:
         if node.op != "linear_int8":
             continue
         x, weight, scale, bias = (*node.inputs, "")[:4]
         if weight not in blocks:
-            blocks[weight] = _in_blocks(graph, weight)
-        inputs = [x, *blocks[weight], scale, bias]
+            few = most is None or share_left(graph.constants[weight].array) <= most
+            blocks[weight] = _in_blocks(graph, weight) if few else None
+        if (parts := blocks[weight]) is None:
+            continue
+        inputs = [x, *parts, scale, bias]
         added = Node("linear_sparse_int8", inputs, node.outputs, dict(node.attrs), node.name, node.layer)
         patches.append(Patch((node,), (added,)))
     return Outcome(changes=apply(graph, patches))

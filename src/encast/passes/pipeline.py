@@ -33,10 +33,12 @@ def optimise(
     strict: bool = False,
     exact: bool = False,
     sparse: str = "never",
+    isa: str = "",
 ) -> tuple[Graph, FusionReport]:
     """A plain graph in, a fused one with the wanted precision out; the given graph stays as it is.
 
-    ``calibration``: of this graph, with what ``spec`` needs of one. Raises ``StrictError`` when ``strict`` and a fusion
+    ``calibration``: of this graph, with what ``spec`` needs of one. ``isa``: the ISA level for which a ``sparse`` of
+    "auto" decides. Raises ``StrictError`` when ``strict`` and a fusion
     that the config promises was not made, ``InputError`` when ``spec`` names what the graph lacks or ``calibration`` is
     not what it needs, ``GraphError`` when a pass broke the graph (a defect).
     """
@@ -54,7 +56,7 @@ def optimise(
         ("drop_unused", drop_unused),
         ("move_outliers", lambda graph: move_outliers(graph, spec, calibration.largest if calibration else {})),
         ("set_precision", lambda graph: set_precision(graph, spec, calibration)),
-        ("choose_sparse", lambda graph: choose_sparse(graph, sparse)),
+        ("choose_sparse", lambda graph: choose_sparse(graph, sparse, isa)),
         ("fuse_narrow", fuse_narrow),
         ("choose_math", lambda graph: choose_math(graph, exact)),
         ("drop_unused", drop_unused),
