@@ -13,7 +13,7 @@ from encast.data.datasets import Dataset
 from encast.engine import Engine
 from encast.errors import InputError
 from encast.tasks.classify import Classification
-from encast.tasks.embed import similarity_of
+from encast.tasks.embed import similarities, similarity_of
 from encast.tasks.session import need_finite
 from encast.tasks.tag import label_words
 
@@ -115,14 +115,14 @@ def _correlations(predicted: np.ndarray[Any, Any], gold: list[float]) -> dict[st
 
 
 def _embed_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
-    similarity = similarity_of(engine.meta)
     vectors, likeness = [], []
     for block in _blocks(data.rows, progress):
         if any(isinstance(row.text, str) for row in block):
             raise InputError(f"{data.name} scores single texts; embeddings are measured on pairs of texts")
         both = engine.embed([text for row in block for text in row.text])
         vectors.append(both)
-        likeness += [float(similarity(both[i : i + 1], both[i + 1 : i + 2])[0, 0]) for i in range(0, len(both), 2)]
+        for i in range(0, len(both), 2):
+            likeness += similarities(engine.meta.similarity, both[i], both[i + 1 : i + 2]).tolist()
     return _correlations(np.array(likeness), [row.gold for row in data.rows]), np.concatenate(vectors)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from graphs import META
 
 from encast.errors import InputError
 from encast.ir.meta import SIMILARITIES
-from encast.tasks.embed import similarity_of
+from encast.tasks.embed import similarities, similarity_of
 
 
 def test_single_label_scores_are_a_softmax() -> None:
@@ -86,6 +87,26 @@ def test_rerank_compares_embeddings_as_the_checkpoint_says(similarity: Any, scor
     found = engine.rerank("who", ["cat", "mat"])
     assert {["cat", "mat"][index]: score for index, score in found} == pytest.approx(scores)
     assert [score for _, score in found] == sorted((score for _, score in found), reverse=True)
+
+
+@pytest.mark.parametrize("name", [None, *SIMILARITIES])
+def test_scores_are_those_of_exact_sums_and_of_each_row_alone(name: str | None) -> None:
+    rng = np.random.default_rng(4)
+    one, rows = rng.standard_normal(385).astype(np.float32), rng.standard_normal((7, 385)).astype(np.float32)
+    found = similarities(name, one, rows)
+    assert found.dtype == np.float32
+    assert found.tolist() == [float(similarities(name, one, row[None])[0]) for row in rows]
+    for row, score in zip(rows, found, strict=True):
+        a, b = [float(x) for x in one], [float(x) for x in row]
+        pairs = list(zip(a, b, strict=True))
+        lengths = math.sqrt(math.fsum(x * x for x in a)) * math.sqrt(math.fsum(y * y for y in b))
+        exact = {
+            "cosine": math.fsum(x * y for x, y in pairs) / lengths,
+            "dot": math.fsum(x * y for x, y in pairs),
+            "euclidean": -math.sqrt(math.fsum((x - y) ** 2 for x, y in pairs)),
+            "manhattan": -math.fsum(abs(x - y) for x, y in pairs),
+        }[name or "cosine"]
+        assert score == np.float32(exact)
 
 
 @pytest.mark.parametrize("name", SIMILARITIES)

@@ -12,7 +12,7 @@ from encast.tasks.session import F32, Piece, Run, Session, Steps
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import OnLong
 
-__all__ = ["check_ids", "embed", "embed_ids", "similarity_of"]
+__all__ = ["check_ids", "embed", "embed_ids", "similarities", "similarity_of"]
 
 _SIMILARITIES: dict[str, Callable[[F32, F32], F32]] = {
     "cosine": lambda a, b: _units(a) @ _units(b).T,
@@ -25,6 +25,25 @@ _SIMILARITIES: dict[str, Callable[[F32, F32], F32]] = {
 def similarity_of(meta: GraphMeta) -> Callable[[F32, F32], F32]:
     """``f32[n, dim], f32[m, dim] -> f32[n, m]``, higher is nearer: what the checkpoint names, else the cosine."""
     return _SIMILARITIES[meta.similarity or "cosine"]
+
+
+def similarities(measure: str | None, one: F32, rows: F32) -> F32:
+    """``f32[dim], f32[n, dim] -> f32[n]``, higher is nearer: by the checkpoint's ``measure``, else the cosine.
+
+    In float64 by NumPy's own loops, and rounded once: BLAS sums in the order of the processor's kernels, and the last
+    bit of a score would be the processor's.
+    """
+    a, b = one.astype(np.float64), rows.astype(np.float64)
+    if measure == "euclidean":
+        found = -np.sqrt(((a - b) ** 2).sum(axis=1))
+    elif measure == "manhattan":
+        found = -np.abs(a - b).sum(axis=1)
+    else:
+        found = (a * b).sum(axis=1)
+        if measure != "dot":
+            found /= np.maximum(np.sqrt((a * a).sum()), 1e-12) * np.maximum(np.sqrt((b * b).sum(axis=1)), 1e-12)
+    scores: F32 = found.astype(np.float32)
+    return scores
 
 
 def _units(vectors: F32) -> F32:

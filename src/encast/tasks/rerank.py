@@ -6,7 +6,7 @@ import numpy as np
 
 from encast.errors import InputError
 from encast.tasks.classify import score_rows
-from encast.tasks.embed import embed, similarity_of
+from encast.tasks.embed import embed, similarities
 from encast.tasks.session import Session, Steps
 from encast.tasks.texts import check_text, check_texts
 from encast.tasks.tokenize import OnLong
@@ -24,10 +24,8 @@ def rerank(
     if not rows:
         return []
     if session.meta.task == "embed":
-        similarity = similarity_of(session.meta)
         vectors = yield from embed(session, [query, *rows], on_long=on_long)
-        # One product a document: a matrix product may round differently with the number of documents.
-        scores = [float(similarity(vectors[:1], vectors[i : i + 1])[0, 0]) for i in range(1, len(vectors))]
+        scores = similarities(session.meta.similarity, vectors[0], vectors[1:]).tolist()
     else:
         logits = yield from score_rows(session, [(query, document) for document in rows], on_long=on_long)
         if logits.shape[1] != 1:

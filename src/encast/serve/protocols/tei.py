@@ -44,7 +44,7 @@ from encast.serve.protocols.tei_types import (
 )
 from encast.serve.service import Service
 from encast.tasks.classify import decide, label_names, score_rows, sigmoid
-from encast.tasks.embed import embed, embed_ids
+from encast.tasks.embed import embed, embed_ids, similarities
 from encast.tasks.features import hidden_states, hidden_states_of_ids
 from encast.tasks.rerank import rerank
 from encast.tasks.session import F32, Session, Steps, need_finite
@@ -266,10 +266,8 @@ async def _similarity(service: Service, call: Call, body: SimilarityBody) -> Rep
     service.limits.check_texts(texts, "inputs.sentences")
     options = body.parameters or SimilarityParameters()
     steps = embed(model.session, texts, on_long=_on_long(model, options), prompt_name=options.prompt_name)
-    vectors = need_finite(await _run(call, model, steps)).astype(np.float64)
-    lengths = np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)
-    # One product a sentence: a matrix product may round differently with the number of sentences.
-    scores = [float(np.float32(vectors[0] @ vectors[i] / (lengths[0] * lengths[i]))) for i in range(1, len(texts))]
+    vectors = need_finite(await _run(call, model, steps))
+    scores = similarities("cosine", vectors[0], vectors[1:]).tolist()
     return _reply(call, msgspec.json.encode(scores), sum(map(len, texts)))
 
 
