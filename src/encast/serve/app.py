@@ -281,18 +281,15 @@ def _finish(
     """Adds the headers that every answer has, and tells those who count."""
     total_s = time.monotonic() - call.arrived
     response.headers.update(call.facts(total_s))
-    # Once the answer is on its way: who counts is not waited for.
-    asyncio.get_running_loop().call_soon(_tell, service, response, call, operation, protocol, key, refusal, total_s)
-
-
-def _tell(
-    service: Service, response: _Response, call: Call, operation: str, protocol: str, key: str,
-    refusal: RefusalError | None, total_s: float,
-) -> None:  # fmt: skip
     finished = Finished(
         operation, protocol, response.status, refusal.kind if refusal else "", refusal.message if refusal else "",
         call, total_s, key, call.id, len(response.body),
     )  # fmt: skip
+    # Once the answer is on its way: who counts is not waited for.
+    asyncio.get_running_loop().call_soon(_tell, service, finished)
+
+
+def _tell(service: Service, finished: Finished) -> None:
     for tell in service.finished:
         try:
             tell(finished)
