@@ -215,8 +215,10 @@ def test_embeddings_by_scores(tmp_path: Path, embedder: Path, write_rows: Callab
 
     with encast.load(before, threads=1) as engine:
         found = score(engine, open_dataset(data / "dev.jsonl")).metrics["spearman"]
-    result = train(embedder, data, tmp_path / "out", "embed")
-    assert best(result) > max(60.0, found + 20)
+    # With dropout such a small model learns this late, and how late is the processor's rounding.
+    recipe = RECIPE.replace("}}", ", dropout: 0}}")
+    result = train(embedder, data, tmp_path / "out", "embed", recipe)
+    assert best(result) > max(75.0, found + 20)
     # Still a folder of sentence-transformers, its other modules as they were.
     assert (result.checkpoint / "modules.json").read_bytes() == (embedder / "modules.json").read_bytes()
     assert best(result) == pytest.approx(_spearman(result, data), abs=1e-6)
@@ -312,19 +314,16 @@ def test_parts_of_a_batch_learn_what_the_whole_would(tmp_path: Path, encoder: Pa
         for text in sentences(24, 3, 1, 9)
     ]
     data = Dataset("here", kind, rows)
-    found = []
-    for accumulate in (1, 3):
-        recipe = f"stages: [{{fine-tune: {{epochs: 2, batch-size: 12, accumulate: {accumulate}, dropout: 0}}}}]"
-        result = compress(
-            encoder,
-            tmp_path / str(accumulate),
-            task=task,
-            recipe=parse_recipe(recipe, "here"),
-            train=data,
-            device="cpu",
-        )
-        found.append(open_checkpoint(result.checkpoint).tensors.f32("classifier.weight"))
-    np.testing.assert_allclose(found[0], found[1], atol=2e-6)
+
+    def learned(epochs: int, accumulate: int) -> np.ndarray:
+        recipe = f"stages: [{{fine-tune: {{epochs: {epochs}, batch-size: 12, accumulate: {accumulate}, dropout: 0}}}}]"
+        out = tmp_path / f"{epochs}-{accumulate}"
+        result = compress(encoder, out, task=task, recipe=parse_recipe(recipe, "here"), train=data, device="cpu")
+        return open_checkpoint(result.checkpoint).tensors.f32("classifier.weight")
+
+    before, whole, parts = learned(0, 1), learned(2, 1), learned(2, 3)
+    # AdamW divides a gradient by its own size: where one is nearly 0, rounding decides a good part of the step.
+    assert np.linalg.norm(parts - whole) < 0.01 * np.linalg.norm(whole - before)
 
 
 def test_pairs_do_not_accumulate(tmp_path: Path, encoder: Path) -> None:
