@@ -7,7 +7,9 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <chrono>
+#include <exception>
 #include <memory>
 
 #include "base/error.h"
@@ -76,8 +78,40 @@ ExecutorPool::Lease lease_of(ExecutorPool& pool) {
   }
 }
 
+// Whether a run shall stop for other work.
+struct Interrupt {
+  std::atomic<bool> asked{false};
+};
+
+// What a run stops for. An error of it ends no run: it is raised after it.
+class Between {
+ public:
+  Between(Interrupt& interrupt, nb::handle go) : go_(go), pause_{interrupt.asked, &call, this} {}
+  const Pause* pause() const { return &pause_; }
+  void raise() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  static void call(void* data) {
+    auto& self = *static_cast<Between*>(data);
+    if (self.error_) return;
+    const nb::gil_scoped_acquire acquire;
+    try {
+      self.go_();
+    } catch (...) {
+      self.error_ = std::current_exception();
+    }
+  }
+
+  nb::handle go_;  // the caller's
+  std::exception_ptr error_;
+  const Pause pause_;
+};
+
 Rows2d run(ExecutorPool& pool, std::string_view output, const Ids& token_ids, const Ids& cu_seqlens,
-           const std::optional<Ids>& token_type_ids, const std::optional<Ids>& select, Trace* trace) {
+           const std::optional<Ids>& token_type_ids, const std::optional<Ids>& select, Trace* trace,
+           const Pause* pause) {
   const Request request = request_of(token_ids, cu_seqlens, token_type_ids, select);
   Executor::Shape shape;
   std::unique_ptr<float[]> memory;
@@ -86,7 +120,7 @@ Rows2d run(ExecutorPool& pool, std::string_view output, const Ids& token_ids, co
     const ExecutorPool::Lease executor = lease_of(pool);
     shape = executor->output_shape(output, request);
     memory = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(shape.rows * shape.cols));
-    executor->run(output, request, memory.get(), trace);
+    executor->run(output, request, memory.get(), trace, pause);
   }
   float* data = memory.release();
   nb::capsule owner(data, [](void* pointer) noexcept { delete[] static_cast<float*>(pointer); });
@@ -143,6 +177,11 @@ void bind_runtime(nb::module_& m) {
           "tensors"_a, "threads"_a,
           "Checks (name, offset, bytes, xxh64) of every tensor; raises ArtifactError.");
 
+  nb::class_<Interrupt>(m, "Interrupt", "Asks a run to let other work go first on its thread.")
+      .def(nb::init<>())
+      .def(
+          "ask", [](Interrupt& self) { self.asked.store(true); }, "From any thread.");
+
   nb::class_<ExecutorPool>(m, "ExecutorPool",
                            "Executors over shared weights, each with an arena and a team of threads; a call "
                            "takes a free one or waits for it.")
@@ -159,18 +198,29 @@ void bind_runtime(nb::module_& m) {
       .def(
           "run",
           [](ExecutorPool& self, std::string_view output, const Ids& token_ids, const Ids& cu_seqlens,
-             const std::optional<Ids>& token_type_ids, const std::optional<Ids>& select) {
-            return run(self, output, token_ids, cu_seqlens, token_type_ids, select, nullptr);
+             const std::optional<Ids>& token_type_ids, const std::optional<Ids>& select, Interrupt* interrupt,
+             nb::handle between) {
+            if (interrupt == nullptr) {
+              return run(self, output, token_ids, cu_seqlens, token_type_ids, select, nullptr, nullptr);
+            }
+            Between stops(*interrupt, between);
+            Rows2d rows =
+                run(self, output, token_ids, cu_seqlens, token_type_ids, select, nullptr, stops.pause());
+            stops.raise();
+            return rows;
           },
           "output"_a, "token_ids"_a, "cu_seqlens"_a, "token_type_ids"_a.none() = nb::none(),
-          "select"_a.none() = nb::none(),
-          "f32[rows, cols] of an output; raises InputError, and ResourceError once closed.")
+          "select"_a.none() = nb::none(), "interrupt"_a.none() = nb::none(), "between"_a = nb::none(),
+          "f32[rows, cols] of an output; raises InputError, and ResourceError once closed.\n"
+          "After each `interrupt.ask()` it calls `between` once, soon, on this thread between two blocks of "
+          "rows, and\n"
+          "raises after the run what `between` raises.")
       .def(
           "trace",
           [](ExecutorPool& self, std::string_view output, const Ids& token_ids, const Ids& cu_seqlens,
              const std::optional<Ids>& token_type_ids, const std::optional<Ids>& select) {
             Trace trace;
-            Rows2d rows = run(self, output, token_ids, cu_seqlens, token_type_ids, select, &trace);
+            Rows2d rows = run(self, output, token_ids, cu_seqlens, token_type_ids, select, &trace, nullptr);
             return std::make_tuple(rows, trace.end_ns - trace.begin_ns, events_of(trace));
           },
           "output"_a, "token_ids"_a, "cu_seqlens"_a, "token_type_ids"_a.none() = nb::none(),

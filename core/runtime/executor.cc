@@ -284,6 +284,7 @@ bool Executor::run_heads(const Stage& stage, int thread, std::vector<TraceEvent>
     traced(stage.steps.front(), share, thread, true, events,
            [&] { stage.heads->project(share, task, task + threads); });
     traced(stage.steps.back(), share, thread, true, events, [&] { stage.heads->attend(share, task); });
+    let_pass(thread);
   }
   return true;
 }
@@ -298,6 +299,7 @@ void Executor::run_stage(const Stage& stage, int thread, std::vector<TraceEvent>
     const Share share = {chunk_, common_.data(), scratch, {0, rows}, thread, threads};
     for (const uint32_t step : stage.steps) {
       run_step(step, share, thread, events);
+      let_pass(thread);
       if (step != stage.steps.back()) team_.barrier();
     }
     return;
@@ -313,14 +315,17 @@ void Executor::run_stage(const Stage& stage, int thread, std::vector<TraceEvent>
     }
     const Share share = {chunk_, places.data(), scratch, range};
     for (const uint32_t step : stage.steps) run_step(step, share, thread, events);
+    let_pass(thread);
   }
 }
 
-void Executor::run(std::string_view output, const Request& request, float* out, Trace* trace) {
+void Executor::run(std::string_view output, const Request& request, float* out, Trace* trace,
+                   const Pause* pause) {
   const size_t which = find_output(output);
   const OutputDecl& decl = plan_.outputs[which];
   check(decl, request);
   const std::lock_guard<std::mutex> lock(mutex_);
+  pause_ = pause;
   const auto id = static_cast<size_t>(decl.value);
   const ValueDecl& value = plan_.values[id];
   const Place arena_place = common_[id];

@@ -1,4 +1,5 @@
 #pragma once
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -42,6 +43,14 @@ struct Trace {
   std::vector<std::vector<TraceEvent>> threads;
 };
 
+// Stops a run between two blocks of rows for other work on its thread: once after each time that `asked`
+// became true, which any thread may set.
+struct Pause {
+  std::atomic<bool>& asked;
+  void (*go)(void*);  // must not throw, nor run the same executor
+  void* data;
+};
+
 // One instance: a plan, an arena and a team of threads over shared weights.
 //
 // A chunk passes through the plan stage by stage (plan.h), with a barrier after each. With many rows a thread
@@ -63,8 +72,10 @@ class Executor {
   // Runs what the output needs, a chunk of whole sequences at a time, and writes f32[rows, cols] to out.
   // Allocates nothing. One run at a time; a second caller waits. Throws InputError before any work when ids,
   // token types, lengths or selected rows are out of range.
-  // With a trace, every thread notes what it does; that allocates.
-  void run(std::string_view output, const Request& request, float* out, Trace* trace = nullptr);
+  // With a trace, every thread notes what it does; that allocates. Of a team thread 0, the caller, stops for
+  // `pause`; the others go on until they need it.
+  void run(std::string_view output, const Request& request, float* out, Trace* trace = nullptr,
+           const Pause* pause = nullptr);
 
   // Kernel names, a list for every step of the plan.
   std::vector<std::vector<std::string>> kernels() const;
@@ -92,6 +103,12 @@ class Executor {
   void traced(uint32_t step, const Share& share, int thread, bool heads, std::vector<TraceEvent>* events,
               Body body) const;
   void run_step(uint32_t step, const Share& share, int thread, std::vector<TraceEvent>* events) const;
+  void let_pass(int thread) const {
+    if (thread == 0 && pause_ != nullptr && pause_->asked.load(std::memory_order_relaxed) &&
+        pause_->asked.exchange(false)) {
+      pause_->go(pause_->data);
+    }
+  }
   size_t find_output(std::string_view output) const;
   void check(const OutputDecl& output, const Request& request) const;
   int64_t prepare(const Request& request, int64_t first_seq, int64_t& first_selected);
@@ -116,6 +133,7 @@ class Executor {
   std::vector<Places> own_;            // and as each thread sees them while it works on a block
   std::vector<int32_t> no_types_;
   int32_t chunk_number_ = 0;
+  const Pause* pause_ = nullptr;  // of the run
   Chunk chunk_;
   Team team_;
   std::mutex mutex_;

@@ -315,6 +315,48 @@ ENCAST_TEST(damaged_weights_are_found) {
   unlink(pipe.c_str());
 }
 
+ENCAST_TEST(a_run_stops_for_another_one_and_goes_on) {
+  Model model;
+  testing::Rng rng(3);
+  Texts text, other;
+  for (const int64_t length : {40, 33, 40, 7}) text.add(length, rng);  // several chunks of 48
+  other.add(5, rng);
+  const auto inner = model.instance(1);
+  struct Stop {
+    Executor& executor;
+    const Texts& text;
+    std::atomic<bool> asked{true};
+    long rest = 1000000;  // how often it asks for another stop
+    std::vector<std::vector<float>> rows;
+
+    static void go(void* data) {
+      auto& self = *static_cast<Stop*>(data);
+      self.rows.push_back(run(self.executor, "logits", self.text.request()));
+      if (self.rest-- > 0) self.asked = true;
+    }
+  };
+  const auto stopped = [&](Executor& executor, const char* output, Stop& stop) {
+    const Executor::Shape shape = executor.output_shape(output, text.request());
+    std::vector<float> out(static_cast<size_t>(shape.rows * shape.cols), NAN);
+    const Pause pause{stop.asked, &Stop::go, &stop};
+    executor.run(output, text.request(), out.data(), nullptr, &pause);
+    return out;
+  };
+  const std::vector<float> alone = run(*inner, "logits", other.request());
+  for (const int threads : {1, 2, 3}) {
+    const auto outer = model.instance(threads);
+    for (const char* output : {"last_hidden_state", "embedding", "logits"}) {
+      Stop always{*inner, other};
+      CHECK(same_bits(stopped(*outer, output, always), run(*outer, output, text.request())));
+      CHECK(always.rows.size() > 10);
+      for (const auto& rows : always.rows) CHECK(same_bits(rows, alone));
+      Stop once{.executor = *inner, .text = other, .rest = 0};
+      stopped(*outer, output, once);
+      CHECK_EQ(once.rows.size(), size_t{1});
+    }
+  }
+}
+
 ENCAST_TEST(copied_weights_are_of_this_process_alone) {
   const std::vector<uint8_t> bytes = testing::test_weights();
   const testing::TemporaryFile file(bytes);

@@ -1,6 +1,6 @@
 """Types of the native core; core/bindings/ is what they describe."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,10 @@ class Weights:
     def __init__(self, path: str, copy: bool = False) -> None: ...
     def verify(self, tensors: Sequence[tuple[str, int, int, int]], threads: int) -> None: ...
 
+class Interrupt:
+    def __init__(self) -> None: ...
+    def ask(self) -> None: ...
+
 class ExecutorPool:
     def __init__(
         self,
@@ -122,6 +126,8 @@ class ExecutorPool:
         cu_seqlens: _Int32,
         token_type_ids: _Int32 | None = None,
         select: _Int32 | None = None,
+        interrupt: Interrupt | None = None,
+        between: Callable[[], None] | None = None,
     ) -> _Float32: ...
     def trace(
         self,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from machines import ARTICLE, MadeUp
 
 from encast.launch import MemoryBinding, Placement, bind, memory_binding, preexec
 from encast.launch import memory as memory_module
-from encast.launch.process import descendants
+from encast.launch.process import descendants, wake_promptly
 
 pytestmark = pytest.mark.serial("starts processes on processors of their own and times them")
 
@@ -150,3 +152,37 @@ def test_no_way_to_bind_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert binding.how == "none"
     assert "set_mempolicy on" in str(binding)
     assert "SYS_NICE" in str(binding)
+
+
+def _slice_ns(task: Path) -> int:
+    if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < (6, 12):
+        pytest.skip("before Linux 6.12 threads have no time slices of their own")
+    lines = (task / "sched").read_text().splitlines() if (task / "sched").exists() else []
+    found = [int(line.split(":")[1]) for line in lines if line.startswith("se.slice")]
+    if not found:
+        pytest.skip("this kernel does not say how long a thread's time slice is")
+    return found[0]
+
+
+def test_short_time_slices_are_those_of_the_calling_thread_alone() -> None:
+    me = Path("/proc/thread-self")
+    before = _slice_ns(me)
+    found: list[int] = []
+
+    def inherits() -> None:
+        found.append(_slice_ns(me))
+
+    def prompt() -> None:
+        os.setpriority(os.PRIO_PROCESS, 0, 3)
+        assert wake_promptly()
+        found.append(_slice_ns(me))
+        assert os.getpriority(os.PRIO_PROCESS, 0) == 3
+        child = threading.Thread(target=inherits)
+        child.start()
+        child.join()
+
+    thread = threading.Thread(target=prompt)
+    thread.start()
+    thread.join()
+    assert _slice_ns(me) == before
+    assert found == [100_000, before]

@@ -114,7 +114,7 @@ ALLOWED: dict[str, set[str]] = {
     "serve.reference": {"errors", "ceilings.store", "files"},
     "serve.sources": {"errors", "artifact", "ceilings.store", "compile", "files", "importers.hub"},
     "serve.supervisor": {"errors", "artifact", "measure.price", "tune.configuration"},
-    "serve.instances": {"errors", "batch", "tasks"},
+    "serve.instances": {"errors", "backends.cpu", "batch", "tasks"},
     "serve.join": {"errors", "batch", "tasks"},
     "serve.places": {"backends.groups"},
     "serve.protocols.open_inference": {"errors", "tasks", "ir.meta"},

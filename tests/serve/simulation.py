@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from encast.backends.groups import InstanceGroup
 from encast.serve.places import Places
 from encast.serve.queue import Batch, Job, Queue, QueueLimits
 
-__all__ = ["OUTPUT", "Outcome", "first_come", "mixed", "percentile", "queue_on", "simulate"]
+__all__ = ["OUTPUT", "OVERHEAD_S", "TOKEN_S", "Outcome", "first_come", "mixed", "percentile", "queue_on", "simulate"]
 
 OUTPUT = "embedding"
 OVERHEAD_S, TOKEN_S = 120e-6, 25e-6
@@ -57,18 +58,36 @@ def simulate(queue: Queue, arrivals: Sequence[tuple[float, Job]]) -> Outcome:
     outcome = Outcome()
     events: list[tuple[float, int, Any]] = [(at, number, job) for number, (at, job) in enumerate(arrivals)]
     heapq.heapify(events)
-    number = len(events)
+    numbers = count()
+    ends: dict[Batch, float] = {}
+
+    def end(batch: Batch, at: float) -> None:
+        ends[batch] = at
+        heapq.heappush(events, (at, len(arrivals) + next(numbers), batch))
+
+    def begin(batch: Batch) -> None:
+        outcome.batches.append(batch)
+        seconds = _seconds(batch.tokens, batch.place.threads)
+        end(batch, now + seconds)
+        if batch.outer is not None:
+            end(batch.outer, ends[batch.outer] + seconds)
+
     while events:
         now, _, what = heapq.heappop(events)
+        if isinstance(what, Batch) and now < ends[what]:
+            continue  # it has stopped since
         outcome.expired += queue.expire(now)
         if isinstance(what, Batch):
             outcome.latency |= {job: now - job.arrived for job in queue.finish(what, now)}
+            if what.outer is not None and (batch := queue.take_between(what.outer, now)) is not None:
+                begin(batch)
         elif queue.submit(what, now) is not None:
             outcome.refused.append(what)
         while (batch := queue.take(now)) is not None:
-            number += 1
-            outcome.batches.append(batch)
-            heapq.heappush(events, (now + _seconds(batch.tokens, batch.place.threads), number, batch))
+            begin(batch)
+        for outer in queue.stopping(now):
+            if (batch := queue.take_between(outer, now)) is not None:
+                begin(batch)
         outcome.seconds = now
     return outcome
 

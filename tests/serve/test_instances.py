@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import encast.serve.connections as connections
+import encast.serve.instances as instances_module
 from encast.backends.groups import InstanceGroup
 from encast.batch import Batch
 from encast.errors import InputError
@@ -31,7 +32,7 @@ class Model:
         self.go = threading.Event()
         self.entered = threading.Event()
 
-    def run(self, output: str, batch: Batch, select: Any = None, *, group: int, instance: int) -> Any:
+    def run(self, output: str, batch: Batch, select: Any = None, **where: Any) -> Any:
         self.entered.set()
         assert self.go.wait(30)
         if 13 in batch.token_ids:
@@ -117,6 +118,73 @@ def test_a_short_batch_that_takes_all_cores_is_run_by_its_caller(cores: int, sec
     assert job.owner.arrays.result.tolist() == [[7]]
     instances.close()
     assert queue.idle
+
+
+class Stopping:
+    """Whose first run stops once it is asked to, and gives each sequence its sum."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.order: list[tuple[int, int]] = []
+
+    def run(self, output: str, batch: Batch, select: Any = None, *, group: int, instance: int, pause: Any) -> Any:
+        first = not self.entered.is_set()
+        self.entered.set()
+        assert (pause is None) == (not first)
+        if first:
+            assert pause.asked.wait(30)
+            pause.between()
+        self.order.append((len(batch.token_ids), threading.get_ident()))
+        return np.add.reduceat(batch.token_ids, batch.cu_seqlens[:-1]).astype(np.float32)[:, None]
+
+
+class Pause:
+    """As ``backends.cpu.Pause``, with what it was given in reach."""
+
+    def __init__(self, between: Any) -> None:
+        self.between, self.asked = between, threading.Event()
+        self.ask = self.asked.set
+
+
+def stopped(monkeypatch: pytest.MonkeyPatch, tell: Any) -> tuple[Stopping, Instances, Any, Any]:
+    """A long batch that stops for a short one."""
+    monkeypatch.setattr(instances_module, "Pause", Pause)
+    model = Stopping()
+    queue = Queue(Places([InstanceGroup(1, 1)], [[[0]]], 1), QueueLimits(), longest_text=512)
+    queue.cost.observe(0, "sums", 400, 20.0)
+    queue.cost.observe(0, "sums", 2, 0.1)
+    instances = Instances(model, queue, tell)
+    jobs = []
+    for length in (400, 2):
+        now = time.monotonic()
+        arrays = Arrays(Batch.of([[1] * length]), None, "seqs")
+        jobs.append(Job("sums", arrays.lengths, now, now + 60, 0, SimpleNamespace(arrays=arrays)))
+        assert instances.submit(jobs[-1:]) == ([], None)
+        assert model.entered.wait(30)
+    return model, instances, *jobs
+
+
+def test_a_long_batch_stops_and_its_thread_runs_the_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: SimpleQueue[list[Outcome]] = SimpleQueue()
+    model, instances, long, short = stopped(monkeypatch, lambda outcomes, _: told.put(outcomes))
+    assert told.get(timeout=30) == [(short, None)]
+    assert told.get(timeout=30) == [(long, None)]
+    assert [length for length, _ in model.order] == [2, 400]
+    assert len({thread for _, thread in model.order}) == 1
+    assert [job.owner.arrays.result.tolist() for job in (long, short)] == [[[400]], [[2]]]
+    instances.close()
+    assert instances.look(lambda queue: queue.idle)
+
+
+def test_a_defect_while_a_batch_has_stopped_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: SimpleQueue[Any] = SimpleQueue()
+    monkeypatch.setattr(threading, "excepthook", ended.put)
+
+    def tell(outcomes: list[Outcome], backlog_s: float) -> None:
+        raise RuntimeError("a defect")
+
+    stopped(monkeypatch, tell)
+    assert "a defect" in str(ended.get(timeout=30).exc_value.__cause__)
 
 
 def test_one_that_is_refused_does_not_fail_the_others_of_its_batch() -> None:

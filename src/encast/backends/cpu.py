@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,26 @@ from encast.batch import Batch, Int32
 from encast.errors import InputError, ResourceError
 from encast.lower import Target, lower
 
-__all__ = ["CpuRunnable"]
+__all__ = ["CpuRunnable", "Pause"]
 
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 _INT32 = np.dtype(np.int32)
 """One object for all arrays of it; where another one says the same, ``check_request`` sees it."""
+
+
+class Pause:
+    """Stops a run for other work on its thread: after each ``ask``, from any thread, ``between`` is called once, soon,
+    where the run stands between two blocks of rows. ``between`` may run an instance of one thread, also the one that
+    stops. What it raises is raised when the run has ended. An ``ask`` while nothing runs counts for the next run.
+    """
+
+    def __init__(self, between: Callable[[], None]) -> None:
+        import encast._core as _core
+
+        interrupt = _core.Interrupt()
+        self.ask = interrupt.ask
+        self.arguments = (interrupt, between)
 
 
 class CpuRunnable:
@@ -35,7 +49,9 @@ class CpuRunnable:
     binds every executor's workers to cores of their own (with ``shared_cores``: of their own within the group), as far
     as the affinity mask and the cgroup leave cores; with fewer cores than threads it is off, which ``groups`` do not
     accept, and where a CPU quota pays for fewer cores than the mask has. With ``apart`` the caller, and not the pool,
-    knows which instances are free: a run names its own. ``target``: what the plan is made for, if not this machine as
+    knows which instances are free: a run names its own. It may stop for another one on an instance of one thread
+    (``Pause``).
+    ``target``: what the plan is made for, if not this machine as
     it is. Raises ``ArtifactError``, ``InputError`` and ``ResourceError``.
     """
 
@@ -82,7 +98,7 @@ class CpuRunnable:
         self._executors = [
             [
                 _core.ExecutorPool(self.plan, weights, group.threads, own, spin_us, idle_spin_us)
-                for own in ([[cpus] for cpus in placed] if apart else [placed])
+                for own in ([[cpus] * (2 if group.threads == 1 else 1) for cpus in placed] if apart else [placed])
             ]
             for group, placed in zip(groups, self.cpus, strict=True)
         ]
@@ -109,12 +125,20 @@ class CpuRunnable:
         return self._executors[first if group is None else group]
 
     def run(
-        self, output: str, batch: Batch, select: Int32 | None = None, *, group: int | None = None, instance: int = 0
+        self,
+        output: str,
+        batch: Batch,
+        select: Int32 | None = None,
+        *,
+        group: int | None = None,
+        instance: int = 0,
+        pause: Pause | None = None,
     ) -> Float32:
         """See ``Runnable.run``. Releases the GIL while the model runs.
 
         ``group`` is the index of the group that runs it (default: the first that covers the batch's longest sequence);
         raises ``InputError`` for one that does not cover it. ``instance``: of that group, if they are ``apart``.
+        ``pause``: what the run stops for.
         """
         self._need_own_process()
         types = batch.token_type_ids
@@ -136,7 +160,9 @@ class CpuRunnable:
             raise InputError(f"instance is {instance}; a caller may name instances 0 to {len(pools) - 1} of this group")
         executors = pools[instance]
         try:
-            rows: Float32 = executors.run(output, batch.token_ids, batch.cu_seqlens, types, rising)
+            rows: Float32 = executors.run(
+                output, batch.token_ids, batch.cu_seqlens, types, rising, *(pause.arguments if pause else ())
+            )
         except (InputError, TypeError):
             # The core is quick to refuse and brief about it; this says the same with sequence, token and remedy.
             check_request(self._meta, self._outputs, output, batch, select)

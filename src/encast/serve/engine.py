@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,12 +25,13 @@ import numpy as np
 import encast.artifact as artifacts
 import encast.serve.control as control_messages
 from encast.artifact import Artifact
+from encast.backends.cpu import Pause
 from encast.backends.devices import find_device
 from encast.backends.groups import InstanceGroup, Setup
 from encast.batch import Batch, Int32
 from encast.engine import session_of, setup_of
 from encast.errors import ArtifactError, EncastError, InputError
-from encast.launch.process import die_with_parent
+from encast.launch.process import die_with_parent, wake_promptly
 from encast.machine import usable_cores
 from encast.serve.canary import canary_run
 from encast.serve.connections import Asked, Connection
@@ -41,7 +43,7 @@ from encast.serve.options import ServeOptions
 from encast.serve.places import Place, Places
 from encast.serve.queue import Job, Queue, QueueLimits
 from encast.serve.wire import Cancel, EngineStats, Failed, Rows, Submit, frame, peer_uid
-from encast.tasks.session import F32
+from encast.tasks.session import F32, Run
 from encast.tune.configuration import artifact_sha
 
 __all__ = ["Engine", "Model", "default_setup", "end_with_any_thread", "open_model"]
@@ -103,12 +105,14 @@ class Model:
 def _warm_up(opened: Artifact, runnable: Any, queue: Queue) -> bytes:
     """Runs and times every instance. All must give the canary's answer with the same bits, which are returned."""
     canary = canary_run(session_of(opened))
-    answers = set()
+    answers: set[bytes] = set()
     for group, places in enumerate(queue.places.by_group):
         longest = min(queue.places.groups[group].longest or opened.graph.meta.max_len, opened.graph.meta.max_len)
         for place in places:
             if int(np.diff(canary.piece.batch.cu_seqlens).max()) <= longest:
                 answers.add(_timed(runnable, queue, place, canary.output, canary.piece.batch, canary.select))
+                if (other := queue.places.between[place]) is not None:
+                    answers |= _while_stopped(runnable, place, other, canary)
             for size in _WARM_UP_TOKENS:
                 ids = np.arange(min(size, longest), dtype=np.int32) % opened.graph.meta.vocab
                 batch = Batch(ids, np.array([0, len(ids)], np.int32))
@@ -120,6 +124,20 @@ def _warm_up(opened: Artifact, runnable: Any, queue: Queue) -> bytes:
             "or processor is damaged, or the groups take only texts that are shorter"
         )
     return answers.pop()
+
+
+def _while_stopped(runnable: Any, place: Place, other: Place, canary: Run) -> set[bytes]:
+    """The canary's answers of a run on ``place`` that stops, and of the one on ``other`` for which it does."""
+    run = partial(runnable.run, canary.output, canary.piece.batch, canary.select)
+    answers: set[bytes] = set()
+
+    def between() -> None:
+        answers.add(run(group=other.group, instance=other.instance).tobytes())
+
+    pause = Pause(between)
+    pause.ask()
+    answers.add(run(group=place.group, instance=place.instance, pause=pause).tobytes())
+    return answers
 
 
 def _timed(runnable: Any, queue: Queue, place: Place, output: str, batch: Batch, select: Int32 | None) -> bytes:
@@ -365,6 +383,7 @@ def main(arguments: Sequence[str]) -> int:
         control.send(frame(control_messages.Failed(str(error))))
         return 1
     engine = Engine(model, listener, control)
+    wake_promptly()  # after the instances' threads were started, which compute
     instances = sum(group.instances for group in model.setup.groups)
     engine.report(EngineStarted(model.setup.text, instances, model.canary))
     engine.serve()

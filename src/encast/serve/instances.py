@@ -1,5 +1,6 @@
-"""The instances at work: a thread for each, which takes its next batch from the queue when one ends. A short batch that
-takes all cores is run by the thread that submits it.
+"""The instances at work: a thread for each, which takes its next batch from the queue when one ends. A long
+batch stops for a short one that is due before it, which its thread runs then. A short batch that takes all cores is run
+by the thread that submits it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from encast.backends.cpu import Pause
 from encast.batch import Batch as PackedBatch
 from encast.batch import Int32
 from encast.errors import InputError
@@ -30,11 +33,15 @@ _CALLER_S = 2e-3
 """So long, as expected, a batch may keep the thread that submitted it from its sockets."""
 
 
+class _BrokenError(BaseException):
+    """Not an error of a batch: it ends the thread, also where it was raised while a batch had stopped."""
+
+
 class Grouped(Protocol):
     """A ``Runnable`` whose caller names the instance, as ``CpuRunnable(apart=True)``."""
 
     def run(
-        self, output: str, batch: PackedBatch, select: Int32 | None = None, *, group: int, instance: int
+        self, output: str, batch: PackedBatch, select: Int32 | None, *, group: int, instance: int, pause: Pause | None
     ) -> F32: ...
 
 
@@ -57,6 +64,9 @@ class Instances:
             )
             for place in self._inboxes
         ]
+        self._pauses = {place: Pause(partial(self._between, place)) for place in self._inboxes}
+        self._outer: dict[Place, Batch] = {}
+        """What a place runs or ran last, and not what it stops for."""
         self.failed = 0
         """Jobs that failed for a reason of ours."""
         for thread in self._threads:
@@ -118,6 +128,8 @@ class Instances:
                 mine = batch
             else:
                 self._inboxes[batch.place].put(batch)
+        for batch in self._queue.stopping(now):
+            self._pauses[batch.place].ask()
         return mine
 
     def _serve(self, place: Place) -> None:
@@ -129,6 +141,18 @@ class Instances:
             if batch is None:
                 return
             batch = self._work(batch, place)
+
+    def _between(self, place: Place) -> None:
+        """Runs what goes before the rest of the place's batch, on its thread, where that batch stops."""
+        try:
+            while True:
+                with self._lock:
+                    batch = self._queue.take_between(self._outer[place], time.monotonic())
+                if batch is None:
+                    return
+                self._work(batch, None)
+        except Exception as error:
+            raise _BrokenError from error
 
     def _work(self, batch: Batch, own: Place | None) -> Batch | None:
         """Runs a batch, tells of the jobs that end with it, and starts what can start then; returns that of ``own``."""
@@ -179,5 +203,9 @@ class Instances:
         arrays: list[tuple[Arrays, list[int]]] = [(part.job.owner.arrays, part.rows) for part in parts]
         joined, select = join(arrays)
         place = batch.place
-        rows = self._runnable.run(batch.output, joined, select, group=place.group, instance=place.instance)
+        pause = None
+        if batch.outer is None:
+            self._outer[place] = batch
+            pause = self._pauses[place]
+        rows = self._runnable.run(batch.output, joined, select, group=place.group, instance=place.instance, pause=pause)
         spread(arrays, rows)

@@ -29,6 +29,12 @@ class Places:
             [Place(index, number, group.threads, frozenset(own)) for number, own in enumerate(cpus[index])]
             for index, group in enumerate(groups)
         ]
+        places = [place for group in self.by_group for place in group]
+        self.between = {
+            place: next((one for one in places if one.threads == 1 and one.cpus <= place.cpus), None)
+            for place in places
+        }
+        """For each place the one of a single thread on its cores on which batches run while its own stops."""
         self.running: set[Place] = set()
         # The last one freed first: its threads may still be awake, its memory in the cache.
         self._free = [list(reversed(places)) for places in self.by_group]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
 
 from encast.serve.cost import CostModel
+from encast.serve.lines import Job, Line, Strand
 from encast.serve.places import Held, Place, Places
 
 __all__ = ["Batch", "Counters", "Job", "Part", "Queue", "QueueLimits", "Refused"]
@@ -45,6 +43,9 @@ _WAIT, _RESERVE, _PASSED = 0.8, 0.1, 0.5
 """Of ``max_wait_s``: how long an accepted run may wait, its own time apart; what of that is kept for smaller runs that
 come later; and for how long they may pass."""
 
+_SHORTER = 0.5
+"""Of what is left of a batch's time, at most, takes a batch for which it stops."""
+
 _STEPS = 20
 """Of ``max_wait_s``: how finely the work that waits is known by its keys."""
 
@@ -52,31 +53,6 @@ _LEAST_STEP_S = 1e-3
 
 _OWN_S = 1e-4
 """What a batch costs besides its run: to be taken, joined and answered."""
-
-
-class Job:
-    """A run that waits: ``lengths`` of its rows in tokens; the rest as in ``wire.Submit``. ``owner`` is the caller's.
-
-    ``came``, ``begun``: when it was submitted and when the last of its rows so far was begun; ``latest``: when it must
-    be answered; ``longest``: of its batches so far that which took longest, as (seconds, tokens).
-    """
-
-    __slots__ = (
-        "arrived", "before", "begun", "came", "deadline", "latest", "lengths", "longest", "output", "over", "owner",
-        "strands", "tokens", "unfinished",
-    )  # fmt: skip
-
-    def __init__(
-        self, output: str, lengths: Sequence[int], arrived: float, deadline: float, before: int = 0, owner: Any = None
-    ) -> None:
-        self.output, self.lengths, self.arrived, self.deadline = output, lengths, arrived, deadline
-        self.before, self.owner = before, owner
-        self.tokens = sum(lengths)
-        self.unfinished = len(lengths)
-        self.came = self.begun = self.latest = 0.0
-        self.longest = (0.0, 0)
-        self.over = False
-        self.strands: list[_Strand] = []
 
 
 @dataclass(frozen=True)
@@ -98,9 +74,12 @@ class Part:
     rows: list[int]
 
 
-@dataclass
+@dataclass(eq=False)
 class Batch:
-    """Rows that run together on ``place``; ``expected`` seconds from ``begun`` on."""
+    """Rows that run together on ``place``; ``expected`` seconds from ``begun`` on; ``key``: its first row's. ``outer``:
+    the batch on the same cores that stops for it. ``stops``: whether it does so itself, ``stopped_s``: for how long it
+    has.
+    """
 
     place: Place
     output: str
@@ -108,6 +87,14 @@ class Batch:
     tokens: int
     begun: float
     expected: float
+    key: float
+    outer: Batch | None = None
+    stops: bool = False
+    stopped_s: float = 0.0
+
+    def left(self, now: float) -> float:
+        """Seconds that it is still expected to take, others apart."""
+        return max(0.0, self.begun + self.stopped_s + self.expected - now)
 
 
 @dataclass
@@ -127,86 +114,6 @@ class Counters:
     """Of the instances of every group, summed."""
 
 
-class _Strand:
-    """The rows of one job that belong to one class: their keys rise, so that only the next one stands in the heap."""
-
-    __slots__ = ("at", "job", "keys", "rows")
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.rows: list[int] = []
-        self.keys: list[float] = []
-        self.at = 0
-
-
-class _Line:
-    """What waits for one output and length class: a heap of strands by their next row's key. ``shortest``: of the rows
-    of its class; ``by_step``: its tokens by the step of ``step_s`` seconds in which their key lies; ``latest``: when
-    strands must be done whose last key does.
-    """
-
-    def __init__(self, output: str, shortest: int, covering: list[int], step_s: float) -> None:
-        self.output, self.shortest, self.covering, self._step_s = output, shortest, covering, step_s
-        self.heap: list[tuple[float, int, _Strand]] = []
-        self.by_step: dict[int, int] = {}
-        self.latest: dict[int, float] = {}
-        self.tokens = self.rows = self.dead = 0
-
-    def push(self, strand: _Strand, number: int) -> None:
-        """The strand, of which nothing has run, waits."""
-        for row, key in zip(strand.rows, strand.keys, strict=True):
-            step = int(key // self._step_s)
-            self.by_step[step] = self.by_step.get(step, 0) + strand.job.lengths[row]
-            self.tokens += strand.job.lengths[row]
-        self.latest[step] = min(self.latest.get(step, math.inf), strand.job.latest)
-        self.rows += len(strand.rows)
-        heapq.heappush(self.heap, (strand.keys[0], number, strand))
-
-    def head(self) -> tuple[float, int, _Strand] | None:
-        heap = self.heap
-        while heap and heap[0][2].job.over:
-            heapq.heappop(heap)
-            self.dead -= 1
-        return heap[0] if heap else None
-
-    def drop(self, strand: _Strand) -> None:
-        """The strand's job is over; its rows leave now, its place in the heap with the next clearing."""
-        if strand.at == len(strand.rows):
-            return
-        for at in range(strand.at, len(strand.rows)):
-            self._forget(strand.keys[at], strand.job.lengths[strand.rows[at]])
-        self.rows -= len(strand.rows) - strand.at
-        self.dead += 1
-        if self.dead > 16 and 2 * self.dead > len(self.heap):
-            self.heap = [entry for entry in self.heap if not entry[2].job.over]
-            heapq.heapify(self.heap)
-            self.dead = 0
-
-    def pop_row(self) -> tuple[Job, int]:
-        """The row with the smallest key; there must be one."""
-        _, number, strand = self.heap[0]
-        row = strand.rows[strand.at]
-        length = strand.job.lengths[row]
-        self._forget(strand.keys[strand.at], length)
-        strand.at += 1
-        self.rows -= 1
-        if strand.at < len(strand.rows):
-            heapq.heapreplace(self.heap, (strand.keys[strand.at], number, strand))
-        else:
-            heapq.heappop(self.heap)
-        return strand.job, row
-
-    def _forget(self, key: float, length: int) -> None:
-        self.tokens -= length
-        step = int(key // self._step_s)
-        left = self.by_step[step] - length
-        if left:
-            self.by_step[step] = left
-        else:
-            del self.by_step[step]
-            self.latest.pop(step, None)
-
-
 class Queue:
     """The runs that wait and the batches under way on ``places``. Every method takes ``now``, seconds of one clock."""
 
@@ -221,7 +128,7 @@ class Queue:
         classes = {*_CLASSES, *own} if limits.slowdown else own
         self._bounds = sorted(bound for bound in classes if bound < longest_text)
         self._bounds.append(max(longest_text, *own) if own else longest_text)
-        self._lines: dict[tuple[str, int], _Line] = {}
+        self._lines: dict[tuple[str, int], Line] = {}
         self._jobs: dict[Job, None] = {}
         self._batches: list[Batch] = []
         self.soonest = math.inf
@@ -252,10 +159,10 @@ class Queue:
         return self._running_s(now) + waiting
 
     def _running_s(self, now: float) -> float:
-        work = sum(max(0.0, batch.begun + batch.expected - now) * batch.place.threads for batch in self._batches)
+        work = sum(batch.left(now) * batch.place.threads for batch in self._batches)
         return work / self.places.cores
 
-    def _token_s(self, line: _Line) -> float:
+    def _token_s(self, line: Line) -> float:
         """Of a token in a batch that is full, or of one row where that is longer, on all cores."""
         group = line.covering[0]
         full = max(self._enough(group, line.output), line.shortest)
@@ -281,26 +188,26 @@ class Queue:
         self.counters.tokens += job.tokens
         return None
 
-    def _strands(self, job: Job) -> dict[_Line, _Strand]:
+    def _strands(self, job: Job) -> dict[Line, Strand]:
         limits = self.limits
         overhead, token = self.cost.line(0, job.output)
         alone = self.places.groups[0].threads / self.places.cores
         passed = _PASSED * limits.max_wait_s
         tokens = job.before
-        strands: dict[_Line, _Strand] = {}
+        strands: dict[Line, Strand] = {}
         for row, length in enumerate(job.lengths):
             tokens += length
             line = self._line(job.output, self._bound(length))
             strand = strands.get(line)
             if strand is None:
-                strand = strands[line] = _Strand(job)
+                strand = strands[line] = Strand(job)
             strand.rows.append(row)
             cost = overhead + token * tokens
             strand.keys.append(job.arrived + min(limits.slowdown * cost, passed + alone * cost))
         job.latest = job.arrived + alone * (overhead + token * tokens) + _WAIT * limits.max_wait_s
         return strands
 
-    def _refused(self, job: Job, strands: dict[_Line, _Strand], now: float) -> Refused | None:
+    def _refused(self, job: Job, strands: dict[Line, Strand], now: float) -> Refused | None:
         if self.idle and now <= job.deadline:
             return None
         step_s = self._step_s
@@ -371,11 +278,11 @@ class Queue:
     def _bound(self, length: int) -> int:
         return next((bound for bound in self._bounds if length <= bound), self._bounds[-1])
 
-    def _line(self, output: str, bound: int) -> _Line:
+    def _line(self, output: str, bound: int) -> Line:
         line = self._lines.get((output, bound))
         if line is None:
             shortest = 1 + max((other for other in self._bounds if other < bound), default=0)
-            line = self._lines[output, bound] = _Line(output, shortest, self.places.covering(bound), self._step_s)
+            line = self._lines[output, bound] = Line(output, shortest, self.places.covering(bound), self._step_s)
         return line
 
     # Batches
@@ -383,14 +290,9 @@ class Queue:
     def take(self, now: float) -> Batch | None:
         """The next batch that may start, which is then under way; None when nothing can start now."""
         self.due = math.inf
-        heads = []
-        for line in self._lines.values():
-            head = line.head()
-            if head is not None:
-                heads.append((head[0], head[1], line))
+        heads = self._heads()
         if not heads:
             return None
-        heads.sort(key=lambda head: head[:2])
         held = Held(set())
         lone = not self._batches and len(heads) == 1 and heads[0][2].rows == 1
         for _, _, line in heads:
@@ -398,11 +300,57 @@ class Queue:
                 continue
             place, abreast = self.places.choose(line.covering, widest=lone, held=held)
             if place is not None:
-                return self._fill(line, place, abreast, now)
+                # While several instances are free, they share what waits.
+                return self._fill(line, place, math.ceil(line.tokens / abreast), now)
             self.places.hold(line.covering, held)
         return None
 
-    def _ripe(self, line: _Line, now: float) -> bool:
+    def stopping(self, now: float) -> list[Batch]:
+        """The batches under way that should stop for what waits, the longest first; not more than rows wait."""
+        heads = self._heads() if self._batches else []
+        if not heads:
+            return []
+        found = [batch for batch in self._batches if self._passing(batch, heads, now) is not None]
+        return sorted(found, key=lambda batch: -batch.left(now))[: self.rows]
+
+    def take_between(self, outer: Batch, now: float) -> Batch | None:
+        """What runs next while ``outer`` stops, which is then under way; None when ``outer`` goes on."""
+        passing = self._passing(outer, self._heads(), now)
+        if passing is None:
+            return None
+        line, place = passing
+        overhead, token = self.cost.line(place.group, line.output)
+        return self._fill(line, place, int((_SHORTER * outer.left(now) - overhead) / token), now, outer)
+
+    def _passing(self, batch: Batch, heads: list[tuple[float, int, Line]], now: float) -> tuple[Line, Place] | None:
+        """The line of the first of the rows that wait, are due before the batch, and are short beside what is left of
+        it; and where they would run.
+        """
+        place = self.places.between[batch.place]
+        if place is None or batch.outer is not None or batch.stops:
+            return None
+        most = _SHORTER * batch.left(now)
+        for key, _, line in heads:
+            if key >= batch.key:
+                return None
+            alone = self.cost.seconds(place.group, line.output, line.first_length)
+            if alone > most or place.group not in line.covering:
+                continue
+            if not self.limits.max_delay_s or self._ripe(line, now):
+                return line, place
+        return None
+
+    def _heads(self) -> list[tuple[float, int, Line]]:
+        """The lines in which something waits, in the order of their first rows' keys, which stand before them."""
+        heads = []
+        for line in self._lines.values():
+            head = line.head()
+            if head is not None:
+                heads.append((head[0], head[1], line))
+        heads.sort(key=lambda head: head[:2])
+        return heads
+
+    def _ripe(self, line: Line, now: float) -> bool:
         if line.tokens >= self.limits.batch_tokens:
             return True
         oldest = min(strand.job.came for _, _, strand in line.heap if not strand.job.over)
@@ -412,14 +360,14 @@ class Queue:
         self.due = min(self.due, ripe)
         return False
 
-    def _fill(self, line: _Line, place: Place, abreast: int, now: float) -> Batch:
-        # While several instances are free, they share what waits.
-        most = min(self._enough(place.group, line.output), math.ceil(line.tokens / abreast))
+    def _fill(self, line: Line, place: Place, most: int, now: float, outer: Batch | None = None) -> Batch:
+        """A batch of at most so many tokens, or of one row."""
+        most = min(self._enough(place.group, line.output), most)
+        key = line.heap[0][0]
         parts: dict[Job, Part] = {}
         tokens = 0
-        while (head := line.head()) is not None:
-            strand = head[2]
-            length = strand.job.lengths[strand.rows[strand.at]]
+        while line.head() is not None:
+            length = line.first_length
             if tokens and tokens + length > most:
                 break
             job, row = line.pop_row()
@@ -429,9 +377,12 @@ class Queue:
                 part = parts[job] = Part(job, [])
                 job.begun = now
             part.rows.append(row)
-        self.places.start(place)
+        if outer is None:
+            self.places.start(place)
+        else:
+            outer.stops = True
         expected = self.cost.seconds(place.group, line.output, tokens)
-        batch = Batch(place, line.output, list(parts.values()), tokens, now, expected)
+        batch = Batch(place, line.output, list(parts.values()), tokens, now, expected, key, outer)
         self._batches.append(batch)
         return batch
 
@@ -446,8 +397,12 @@ class Queue:
         time is not that of one run of all its rows.
         """
         self._batches.remove(batch)
-        self.places.end(batch.place)
-        seconds = now - batch.begun
+        if batch.outer is None:
+            self.places.end(batch.place)
+        else:
+            batch.outer.stops = False
+            batch.outer.stopped_s += now - batch.begun
+        seconds = now - batch.begun - batch.stopped_s
         counters = self.counters
         counters.batches += 1
         counters.batch_tokens.append(batch.tokens)
