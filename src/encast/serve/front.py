@@ -26,7 +26,7 @@ from starlette.types import ASGIApp
 import encast.artifact as artifacts
 from encast.engine import session_of
 from encast.errors import ArtifactError, EncastError
-from encast.launch.process import die_with_parent, wake_promptly
+from encast.launch.process import die_with_parent
 from encast.serve.app import create_app
 from encast.serve.control import (
     Answer,
@@ -264,7 +264,6 @@ def _close(loop: asyncio.AbstractEventLoop, runner: ClosingRunner) -> None:
 def main() -> None:
     """Runs the process."""
     die_with_parent(signal.SIGKILL, os.getppid())
-    wake_promptly()
     settings = msgspec.json.decode(sys.argv[1], type=FrontSettings)
     handler = logging.StreamHandler()
     handler.setFormatter(QuietFormatter(texts=settings.options.log_texts))
