@@ -39,9 +39,10 @@ def compile(
     ``dtype``: of weights and activations in products: ``int8``, ``bf16`` or ``f32``. ``quant``: which products
     keep a wider one; its dtype must be ``dtype``. ``task``: what the model is for (``archs.TASKS``); by default
     what the checkpoint says. ``strict``: a fusion that the config promises and that was not made is a
-    ``StrictError``. ``sparse``: whether int8 products leave out blocks of zeros (four outputs that share an input),
-    with the same answers: ``never``, ``always``, or ``auto``, where so few of a weight's blocks are left that it is
-    faster at this machine's ISA level (``ENCAST_ISA`` names another one). ``exact``: exp, erf and tanh by
+    ``StrictError``, and so is a product of a layer that is to be sparse and has no blocks of zeros. ``sparse``:
+    whether int8 products leave out blocks of zeros (four outputs that share an input), with the same answers:
+    ``never``, ``always``, or ``auto``, where so few of a weight's blocks are left that it is faster at this machine's
+    ISA level (``ENCAST_ISA`` names another one). ``exact``: exp, erf and tanh by
     libm instead of polynomials. ``calibration``: what ``encast.calibrate`` returned for this checkpoint and ``quant``,
     if that asks for static activations or moved outliers; else None, since scales of activations are found at run time,
     a row at a time. ``progress(stage, done, total)`` is called as the work goes on.

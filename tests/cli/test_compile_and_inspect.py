@@ -14,7 +14,7 @@ from cases import open_case
 from checkpoints import make_checkpoint
 
 import encast
-from encast import artifact
+from encast import _core, artifact
 from encast.cli.main import main
 from encast.errors import CheckpointError, InputError, StrictError
 from encast.passes import pipeline
@@ -297,3 +297,69 @@ class TestVerbs:
         assert len(shares) == artifact.open(tmp_path / "a.encast").graph.meta.layers
         assert all(25 <= share <= 40 for share in shares)
         assert run("inspect", tmp_path / "a.encast")[1].count("sparse_int8") == len(shares)
+
+    def test_inspect_says_of_each_product_what_sparse_would_bring(
+        self, checkpoint: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(_core, "isa_best", lambda: "avx2")
+        assert run("prune", checkpoint, "--sparsity", "0.75", "--keep", "*.1.*", "-o", tmp_path / "pruned")[0] == 0
+        code, said, _ = run("compile", tmp_path / "pruned", "--sparse", "auto", "--strict", "-o", tmp_path / "a.encast")
+        assert code == 0
+        monkeypatch.setattr(_core, "isa_best", lambda: "scalar")  # the card names the level that was decided for
+        code, shown, _ = run("inspect", tmp_path / "a.encast")
+        assert "expected to be, at avx2\n" in shown
+        assert shown.split("zeros: ")[1].splitlines()[:12] == said.split("zeros: ")[1].splitlines()[:12]
+        assert re.search(r"^0 +.* 4/4 +4 sparse_int8 .*$", shown, re.M), "sparse products count as fusions"
+        row = {line.split()[0]: re.split(r"  +", line) for line in shown.split("zeros: ")[1].splitlines() if line}
+        assert row["product"][1:] == ["outputs x inputs", "zero", "left", "is", "16 rows", "1,024 rows"]
+        _, shape, zero, left, kind, few, many = row["encoder.layer.0.attention.self.qkv"]
+        assert re.fullmatch(r"\d+x\d+", shape)
+        assert (zero, kind) == ("75.0%", "sparse")
+        assert 25 <= float(left.rstrip("%")) <= 40
+        assert all(re.fullmatch(r"[12]\.\d to [23]\.\d", times) for times in (few, many))
+        assert row["encoder.layer.1.attention.self.qkv"][2:] == ["0.0%", "100.0%", "dense", "below 1.5", "below 1.4"]
+        products = json.loads(run("inspect", tmp_path / "a.encast", "--json")[1])["zeros"]
+        assert products["isa"] == "avx2"
+        assert len(products["products"]) == len(row) - 2, "a row each"
+        assert {one["name"] for one in products["products"] if one["sparse"]} == {
+            name for name in row if ".0." in name or ".2." in name
+        }
+
+    def test_a_level_that_was_not_measured(
+        self, checkpoint: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(_core, "isa_best", lambda: "scalar")
+        run("prune", checkpoint, "--sparsity", "0.75", "-o", tmp_path / "pruned")
+        code, said, _ = run("compile", tmp_path / "pruned", "-o", tmp_path / "a.encast")
+        assert code == 0
+        assert "at scalar, which was not measured\n" in said
+        table = said.split("zeros: ")[1]
+        assert "dense" in table, "zeros are shown although nobody asked for sparse products"
+        assert " rows" not in table
+
+    def test_no_zeros_no_table(self, checkpoint: Path, run: Run, tmp_path: Path) -> None:
+        assert "zeros:" not in run("compile", checkpoint, "-o", tmp_path / "a.encast")[1]
+
+    def test_strict_refuses_sparse_products_that_leave_nothing_out(
+        self, checkpoint: Path, run: Run, tmp_path: Path
+    ) -> None:
+        code, _, err = run("compile", checkpoint, "--sparse", "always", "--strict", "-o", tmp_path / "a.encast")
+        assert code == 2
+        assert "layer 0: sparse at 'encoder.layer.0.attention.self.qkv': no block of four outputs" in err
+        assert not (tmp_path / "a.encast").exists()
+        assert run("compile", checkpoint, "--sparse", "always", "-o", tmp_path / "a.encast")[0] == 0
+        code, shown, err = run("inspect", tmp_path / "a.encast", "--strict")
+        assert code == 2
+        assert "0/4 MISSED" in shown
+        assert "--sparse asks for were not made" in err
+
+    def test_an_artifact_of_before_zeros_were_noted(self, checkpoint: Path, run: Run, tmp_path: Path) -> None:
+        from encast.artifact.card import seal
+
+        path = encast.compile(checkpoint, tmp_path / "m.encast", sparse="always")
+        card = json.loads((path / "card.json").read_bytes())
+        del card["fusions"]["zeros"]
+        (path / "card.json").write_bytes(seal(card))
+        code, shown, _ = run("inspect", path)
+        assert code == 0
+        assert "zeros:" not in shown

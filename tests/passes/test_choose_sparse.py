@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from cases import open_case
 
 from encast import _core
-from encast.errors import GraphError
+from encast.errors import GraphError, StrictError
 from encast.ir import Graph
 from encast.ir.blocks import (
     BLOCK_OUTPUTS,
@@ -19,11 +21,11 @@ from encast.ir.blocks import (
     MOST_INPUTS,
     block_count,
     pack_blocks,
-    share_left,
+    shares,
     unpack_blocks,
 )
 from encast.passes import optimise
-from encast.passes.choose_sparse import CROSSOVER
+from encast.passes.choose_sparse import CROSSOVER, GAIN, MANY_ROWS, MEASURED_ZEROS
 from encast.quant import QuantSpec
 
 Array = np.ndarray[Any, Any]
@@ -135,7 +137,11 @@ def test_int8_products_become_sparse_and_the_answers_stay(case: str, tmp_path_fa
 def test_the_share_that_is_left_is_what_is_stored(n: int, k: int, density: float) -> None:
     weight = weight_of(n, k, density, seed=2)
     stored = pack_blocks(weight)[2][-1] * BLOCK_OUTPUTS * GROUP_INPUTS
-    assert share_left(weight) == stored / (n * k)
+    assert shares(weight).left == stored / (n * k)
+    padded = np.zeros((-(-n // BLOCK_OUTPUTS) * BLOCK_OUTPUTS, k), np.int8)
+    padded[:n] = weight
+    zero = ~padded.reshape(-1, BLOCK_OUTPUTS, k).any(axis=1)
+    assert shares(weight).zero == pytest.approx(zero.mean())
 
 
 def test_auto_takes_what_is_sparse_enough_for_the_level(
@@ -169,3 +175,84 @@ def test_shared_weights_are_stored_once(tmp_path_factory: pytest.TempPathFactory
     graph, _ = optimise(open_case("albert-odd", tmp_path_factory).graph, QuantSpec("int8"), sparse="always")
     products = [node for node in graph.nodes if node.op == "linear_sparse_int8"]
     assert len({node.inputs[1] for node in products}) < len(products)
+
+
+def test_the_report_has_the_zeros_of_every_int8_product(tmp_path_factory: pytest.TempPathFactory) -> None:
+    plain = pruned(open_case("bert-embed", tmp_path_factory).graph)
+    reports = [optimise(plain, QuantSpec("int8"), sparse=sparse)[1] for sparse in ("never", "always")]
+    for report in reports:
+        assert list(report.zeros) == [name for name, dtype in report.linears.items() if dtype.endswith("int8")]
+        assert all(0.6 < found.zero < 0.9 and found.left >= 1 - found.zero for found in report.zeros.values())
+    assert reports[0].zeros == reports[1].zeros
+    assert "sparse" not in reports[0].counts, "nothing was asked for"
+    layers = {layer: pair for layer, pair in reports[1].counts["sparse"].items() if layer >= 0}
+    assert layers == dict.fromkeys(range(plain.meta.layers), (4, 4))
+    assert optimise(plain, QuantSpec("f32"))[1].zeros == {}
+
+
+def test_a_product_that_leaves_nothing_out_is_a_miss(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Of those in layers: nothing else is pruned."""
+    case = open_case("mpnet-fill_mask", tmp_path_factory)
+    whole = case.graph
+    plain = pruned(whole)
+    assert optimise(plain, QuantSpec("int8"), strict=True, sparse="always")[1].misses == ()
+    weight = [node.inputs[1] for node in plain.nodes if node.op == "linear" and node.layer == 1][-1]
+    plain.constants[weight] = whole.constants[weight]
+    graph, report = optimise(plain, QuantSpec("int8"), sparse="always")
+    (miss,) = report.misses
+    assert (miss.fusion, miss.layer) == ("sparse", 1)
+    assert report.counts["sparse"][1] == (4, 3)
+    assert any(node.name == miss.node and node.op == "linear_sparse_int8" for node in graph.nodes)
+    with pytest.raises(
+        StrictError, match=r"or --sparse asks for were not made:\n  layer 1: sparse at .*no block of four"
+    ):
+        optimise(plain, QuantSpec("int8"), strict=True, sparse="always")
+    for sparse in ("never", "auto"):  # nobody asked for it
+        assert optimise(plain, QuantSpec("int8"), strict=True, sparse=sparse, isa="avx2")[1].misses == ()
+
+
+README = Path(__file__).parents[2] / "core" / "kernels" / "sparse" / "README.md"
+LEVELS = {
+    "AVX2": "avx2",
+    "AVX-VNNI": "avxvnni",
+    "AVX-512": "avx512",
+    "AVX-512 VNNI": "avx512vnni",
+    "AMX dense, sparse by VNNI": "amx",
+}
+
+
+def test_expected_gains_are_those_that_were_measured() -> None:
+    """The table of the kernels' page, number by number."""
+    level, found = "", {}
+    for line in README.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 8 and cells[1].replace(",", "").isdigit():
+            level = LEVELS[cells[0]] if cells[0] else level
+            ends = tuple(tuple(map(float, re.findall(r"[\d.]+", cell))) for cell in cells[2:])
+            found[level, int(cells[1].replace(",", ""))] = ends
+    assert {level for level, _ in found} == set(GAIN) - {"avx512bf16"}
+    for level, gain in GAIN.items():
+        known = "avx512vnni" if level == "avx512bf16" else level
+        assert gain.few == found[known, gain.few_rows]
+        assert gain.many == found[known, MANY_ROWS]
+
+
+@pytest.mark.parametrize("level", GAIN)
+def test_expected_gains_lie_between_what_was_measured(level: str) -> None:
+    gain = GAIN[level]
+    for at, zeros in enumerate(MEASURED_ZEROS):
+        for ends, measured in zip(gain.expected(1 - zeros), (gain.few, gain.many), strict=True):
+            assert ends == pytest.approx(measured[at])
+    assert gain.expected(0.9) == gain.expected(1 - MEASURED_ZEROS[0]), "nothing was measured there"
+    assert gain.expected(0.0) == gain.expected(1 - MEASURED_ZEROS[-1])
+    (worst, best), _ = gain.expected(0.25)
+    assert gain.few[2][0] < worst < gain.few[3][0]
+    assert gain.few[2][1] < best < gain.few[3][1]
+    # A time that is a constant and a part for what is left: half way in time, not in speed.
+    assert 1 / worst == pytest.approx((1 / gain.few[2][0] + 1 / gain.few[3][0]) / 2)
+
+
+@pytest.mark.parametrize("level", GAIN)
+def test_at_the_crossover_the_typical_shape_gains(level: str) -> None:
+    for worst, best in GAIN[level].expected(CROSSOVER[level]):
+        assert worst * best > 1

@@ -41,7 +41,8 @@ def compile_command(
         typer.Option(help="PATTERN=DTYPE: products of that name get a wider dtype; may be given several times."),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Fail if a fusion that the config promises is missed.")
+        bool,
+        typer.Option("--strict", help="Fail if a fusion that the config promises, or --sparse asks for, is missed."),
     ] = False,
     sparse: Annotated[
         str,

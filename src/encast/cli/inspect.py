@@ -10,14 +10,20 @@ from typing import Annotated, Any
 
 import typer
 
+from encast import _core
 from encast import artifact as artifacts
 from encast.artifact import Artifact
 from encast.errors import ArtifactError, StrictError
 from encast.ir.blocks import BLOCK_OUTPUTS, GROUP_INPUTS
+from encast.passes.choose_sparse import GAIN, MANY_ROWS, MEASURED_ZEROS
 from encast.passes.report import OUTSIDE, FusionReport
 from encast.quant import QuantSpec
 
 __all__ = ["inspect_command", "metric_lines", "size", "summary"]
+
+
+_SHOWN_ZEROS = 0.01
+"""Of the blocks of a weight: fewer came by chance, and no table is shown for them."""
 
 
 def inspect_command(
@@ -25,11 +31,12 @@ def inspect_command(
     graph: Annotated[bool, typer.Option("--graph", help="Print the graph instead, a line a value.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print the plan for this machine instead.")] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Fail if a fusion that the config promises is missed.")
+        bool,
+        typer.Option("--strict", help="Fail if a fusion that the config promises, or --sparse asks for, is missed."),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show what an artifact holds: fusions, dtypes, sizes, accuracy. Every checksum is verified."""
+    """Show what an artifact holds: fusions, dtypes, zeros, sizes, accuracy. Every checksum is verified."""
     opened = artifacts.open(artifact)
     opened.verify()
     report = FusionReport.from_json(_fact(opened, "fusions"))
@@ -41,7 +48,8 @@ def inspect_command(
 
         shown["plan"] = lower(opened.graph, opened.tensors, Target.here())
     if json:
-        document = {"artifact": str(opened.path), "meta": opened.graph.meta.to_json(), "card": opened.card, **shown}
+        document = {"artifact": str(opened.path), "meta": opened.graph.meta.to_json(), "card": opened.card}
+        document |= {"zeros": {"isa": _isa(opened), "products": list(_products(opened, report))}, **shown}
         typer.echo(json_module.dumps(document, indent=2))
     else:
         for text in shown.values():
@@ -90,6 +98,7 @@ def summary(opened: Artifact) -> Iterator[str]:
     yield ""
     report = FusionReport.from_json(_fact(opened, "fusions"))
     yield from _fusion_table(opened, report)
+    yield from _zeros_table(opened, report)
     if report.misses:
         yield ""
         yield from report.describe_misses().splitlines()
@@ -168,6 +177,63 @@ def _left(opened: Artifact, layer: int) -> str:
     left = sum(int(type_of(node.inputs[1]).shape[0]) * BLOCK_OUTPUTS * GROUP_INPUTS for node in sparse)
     whole = sum(int(type_of(node.inputs[0]).shape[1]) * int(type_of(node.outputs[0]).shape[1]) for node in sparse)
     return f" ({left / whole:.0%} left)"
+
+
+def _isa(opened: Artifact) -> str:
+    """The level that ``--sparse auto`` decided for, or this machine's."""
+    return str(opened.card.get("sparse_for") or _core.isa_best())
+
+
+def _products(opened: Artifact, report: FusionReport) -> Iterator[dict[str, Any]]:
+    """Of every int8 product its zeros, whether it leaves them out, and what that is expected to bring: the worst and
+    the best shape, or None where nothing was measured."""
+    gain, type_of = GAIN.get(_isa(opened)), opened.graph.type_of
+    for node in opened.graph.nodes:
+        found = report.zeros.get(node.name)
+        if node.op not in ("linear_int8", "linear_sparse_int8") or found is None:
+            continue
+        few, many = (None, None) if gain is None else gain.expected(found.left)
+        yield {
+            "name": node.name,
+            "layer": node.layer,
+            "outputs": int(type_of(node.outputs[0]).shape[1]),
+            "inputs": int(type_of(node.inputs[0]).shape[1]),
+            **found._asdict(),
+            "sparse": node.op == "linear_sparse_int8",
+            "gain_few_rows": few,
+            "gain_many_rows": many,
+        }
+
+
+def _zeros_table(opened: Artifact, report: FusionReport) -> Iterator[str]:
+    """A row an int8 product; nothing where zeros were neither asked for nor are worth a look."""
+    products = list(_products(opened, report))
+    if not any(one["sparse"] or one["zero"] >= _SHOWN_ZEROS for one in products):
+        return
+    isa = _isa(opened)
+    gain = GAIN.get(isa)
+    yield ""
+    yield (
+        f"zeros: blocks of {BLOCK_OUTPUTS} outputs x 1 input, and how many times as fast as the dense product the "
+        f"sparse one is expected to be, at {isa}{'' if gain else ', which was not measured'}"
+    )
+    heads = [] if gain is None else [f"{gain.few_rows} rows", f"{MANY_ROWS:,} rows"]
+    rows = [["product", "outputs x inputs", "zero", "left", "is", *heads]]
+    for one in products:
+        times = [] if gain is None else [_times(one["left"], one[f"gain_{rows}_rows"]) for rows in ("few", "many")]
+        kind = "sparse" if one["sparse"] else "dense"
+        shape = f"{one['outputs']}x{one['inputs']}"
+        rows.append([one["name"], shape, f"{one['zero']:.1%}", f"{one['left']:.1%}", kind, *times])
+    yield from _aligned(rows)
+
+
+def _times(left: float, ends: tuple[float, float]) -> str:
+    """``1.7 to 2.3``; outside of what was measured the nearest figure, as a bound."""
+    if 1 - left < MEASURED_ZEROS[0]:
+        return f"below {ends[1]:.1f}"
+    if 1 - left > MEASURED_ZEROS[-1]:
+        return f"above {ends[0]:.1f}"
+    return f"{ends[0]:.1f} to {ends[1]:.1f}"
 
 
 def _outside_last(layer: int) -> tuple[bool, int]:

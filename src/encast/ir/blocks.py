@@ -12,13 +12,22 @@ A weight of zeros alone has one group that belongs to no block, since nothing is
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from encast.errors import GraphError
 
-__all__ = ["BLOCK_OUTPUTS", "GROUP_INPUTS", "MOST_INPUTS", "block_count", "pack_blocks", "share_left", "unpack_blocks"]
+__all__ = [
+    "BLOCK_OUTPUTS",
+    "GROUP_INPUTS",
+    "MOST_INPUTS",
+    "Shares",
+    "block_count",
+    "pack_blocks",
+    "shares",
+    "unpack_blocks",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -32,13 +41,20 @@ def block_count(outputs: int) -> int:
     return -(-outputs // _PANEL) * _PANEL // BLOCK_OUTPUTS
 
 
-def share_left(weight: Array) -> float:
-    """Of ``weight: s8[n, k]``: the elements that ``pack_blocks`` would store, over n * k."""
+class Shares(NamedTuple):
+    """Of a weight ``s8[n, k]``: the blocks that are zero over all blocks, and the elements that ``pack_blocks`` would
+    store over n * k. Groups are filled up, so both may be more than 1 together."""
+
+    zero: float
+    left: float
+
+
+def shares(weight: Array) -> Shares:
+    """Of ``weight: s8[n, k]``, n and k at least 1."""
     n, k = weight.shape
-    starts = np.arange(0, n, BLOCK_OUTPUTS)
-    counts = np.logical_or.reduceat(weight != 0, starts, axis=0).sum(axis=1)
-    groups = int((-(-counts // GROUP_INPUTS)).sum())
-    return groups * GROUP_INPUTS * BLOCK_OUTPUTS / int(n * k)
+    used = np.logical_or.reduceat(weight != 0, np.arange(0, n, BLOCK_OUTPUTS), axis=0)
+    groups = int((-(-used.sum(axis=1) // GROUP_INPUTS)).sum())
+    return Shares(1 - float(used.mean()), groups * GROUP_INPUTS * BLOCK_OUTPUTS / int(n * k))
 
 
 def pack_blocks(weight: Array) -> tuple[Array, Array, Array]:

@@ -38,9 +38,9 @@ def optimise(
     """A plain graph in, a fused one with the wanted precision out; the given graph stays as it is.
 
     ``calibration``: of this graph, with what ``spec`` needs of one. ``isa``: the ISA level for which a ``sparse`` of
-    "auto" decides. Raises ``StrictError`` when ``strict`` and a fusion
-    that the config promises was not made, ``InputError`` when ``spec`` names what the graph lacks or ``calibration`` is
-    not what it needs, ``GraphError`` when a pass broke the graph (a defect).
+    "auto" decides. Raises ``StrictError`` when ``strict`` and a fusion that the config promises was not made, or a
+    product of a layer is to be sparse and has no blocks of zeros, ``InputError`` when ``spec`` names what the graph
+    lacks or ``calibration`` is not what it needs, ``GraphError`` when a pass broke the graph (a defect).
     """
     _check_calibration(spec, calibration)
     graph = graph.copy()
@@ -75,7 +75,8 @@ def optimise(
         for node in graph.nodes
         if node.op in ("linear", "linear_bf16", "linear_int8", "linear_sparse_int8")
     }
-    report = FusionReport(counts, misses, tuple(records), linears)
+    zeros = {name: found for outcome in outcomes for name, found in outcome.zeros.items()}
+    report = FusionReport(counts, misses, tuple(records), linears, zeros)
     if strict and misses:
         raise StrictError(f"{report.describe_misses()}\ncompile without strict to accept the slower graph")
     return graph, report

@@ -9,11 +9,16 @@ from typing import Any
 
 from encast.errors import ArtifactError
 from encast.ir import FusionPromise
+from encast.ir.blocks import Shares
 
-__all__ = ["FusionReport", "Miss", "Outcome", "PassRecord", "count_fusions"]
+__all__ = ["SPARSE_PRODUCT", "FusionReport", "Miss", "Outcome", "PassRecord", "count_fusions"]
 
 OUTSIDE = -1
 """The ``layer`` of nodes outside of the encoder layers."""
+
+SPARSE_PRODUCT = "sparse"
+"""A product that leaves out its zeros counts among the fusions by this name. Not the config promises it but who
+compiles: each product that is to be sparse is expected to leave something out."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +33,13 @@ class Miss:
 
 @dataclass
 class Outcome:
-    """What one pass did. ``fused`` holds a pair (fusion, layer) a fusion; ``changes`` counts rewrites."""
+    """What one pass did. ``fused`` holds a pair (fusion, layer) a fusion; ``changes`` counts rewrites. ``zeros``: of
+    the weights of int8 products, by the product's name, where the pass looked."""
 
     changes: int = 0
     fused: list[tuple[str, int]] = field(default_factory=list)
     missed: list[Miss] = field(default_factory=list)
+    zeros: dict[str, Shares] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,17 +57,21 @@ class FusionReport:
 
     ``counts[fusion][layer] = (expected, actual)``, layer -1 for everything outside of the encoder layers.
     ``misses`` has an entry for every place with fewer fusions than expected. ``linears`` maps the name of
-    every product to the dtype of its operands. ``passes`` tells what each pass changed.
+    every product to the dtype of its operands. ``passes`` tells what each pass changed. ``zeros`` maps the name of
+    every int8 product, dense or sparse, to the shares of its weight.
     """
 
     counts: Mapping[str, Mapping[int, tuple[int, int]]]
     misses: tuple[Miss, ...]
     passes: tuple[PassRecord, ...]
     linears: Mapping[str, str]
+    zeros: Mapping[str, Shares] = field(default_factory=dict)
 
     def describe_misses(self) -> str:
         """A line a miss, for people."""
-        lines = [f"{len(self.misses)} fusions that the config promises were not made:"]
+        asked = any(miss.fusion == SPARSE_PRODUCT for miss in self.misses)
+        promised = "the config promises" + (" or --sparse asks for" if asked else "")
+        lines = [f"{len(self.misses)} fusions that {promised} were not made:"]
         for miss in self.misses:
             place = "outside of the layers" if miss.layer == OUTSIDE else f"layer {miss.layer}"
             at = f" at {miss.node!r}" if miss.node else ""
@@ -76,6 +87,7 @@ class FusionReport:
             "misses": [vars(miss) for miss in self.misses],
             "passes": [vars(record) for record in self.passes],
             "linears": dict(self.linears),
+            "zeros": {name: found._asdict() for name, found in self.zeros.items()},
         }
 
     @staticmethod
@@ -92,6 +104,11 @@ class FusionReport:
                 ),
                 tuple(PassRecord(str(p["name"]), int(p["changes"]), int(p["nodes"])) for p in data["passes"]),
                 {str(name): str(dtype) for name, dtype in data["linears"].items()},
+                # Artifacts of before the shares were noted have none.
+                {
+                    str(name): Shares(float(found["zero"]), float(found["left"]))
+                    for name, found in data.get("zeros", {}).items()
+                },
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(f"the fusion report is malformed: {type(error).__name__}: {error}") from None
@@ -102,7 +119,7 @@ def count_fusions(
 ) -> tuple[dict[str, dict[int, tuple[int, int]]], tuple[Miss, ...]]:
     """Expected against actual fusions, and why each shortfall came about.
 
-    ``expected`` is ``graph.meta.expected``.
+    ``expected`` is ``graph.meta.expected``. Sparse products have counts where there are some or were to be.
     """
     outcomes = list(outcomes)
     made = Counter(pair for outcome in outcomes for pair in outcome.fused)
@@ -118,4 +135,9 @@ def count_fusions(
                 continue
             reasons = [miss for miss in missed if (miss.fusion, miss.layer) == (fusion, layer)]
             misses += reasons or [Miss(fusion, layer, "", "no node begins the pattern")]
-    return counts, tuple(misses)
+    useless = [miss for miss in missed if miss.fusion == SPARSE_PRODUCT]
+    asked = Counter(layer for name, layer in made.elements() if name == SPARSE_PRODUCT)
+    asked.update(miss.layer for miss in useless)
+    if asked:
+        counts[SPARSE_PRODUCT] = {layer: (asked[layer], made[SPARSE_PRODUCT, layer]) for layer in sorted(asked)}
+    return counts, (*misses, *useless)
