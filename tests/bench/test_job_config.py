@@ -10,6 +10,7 @@ from lab import TINY, backends
 from encast.bench.comparison import Comparison
 from encast.bench.config import DEFAULT_LAUNCHER, GROUPS, STUDY, available, load_jobs
 from encast.bench.peers.base import load_peer
+from encast.bench.peers.openvino import _STATIC_SHAPES
 from encast.bench.scenarios.base import make_scenario
 from encast.errors import InputError
 
@@ -233,6 +234,42 @@ def test_what_is_given_beside_a_study_comes_after_its_own() -> None:
     assert [backend.name for backend in job.backends] == ["encast-f32"]
     assert job.timing.seconds == 1
     assert job.scenario["name"] == "slo_throughput"
+
+
+def test_what_is_given_takes_the_place_of_what_a_study_sweeps_over() -> None:
+    whole = load_jobs(["study=sparse"])
+    jobs = load_jobs(["study=sparse", "model.sparsity=0.8"])
+    assert {job.model["sparsity"] for job in jobs} == {0.8}
+    assert 3 * len(jobs) == len(whole)
+
+
+def test_the_study_of_sparse_products_makes_the_paper_s_tables() -> None:
+    jobs = load_jobs(["study=sparse"])
+    tables = {(job.scenario["name"], job.model["sparsity"]) for job in jobs}
+    assert tables == {
+        (scenario, sparsity)
+        for scenario in ("max_throughput", "latency", "slo_throughput")
+        for sparsity in (0.7, 0.8, 0.9)
+    }
+    for job in jobs:
+        assert (job.model["name"], job.model["layers"], job.model["hidden"]) == ("distilbert", 6, 768)
+        assert job.model["pattern"] == "4x1"
+        assert job.workload["length"] == list(range(16, 129, 16))
+        assert {spec.name for spec in job.backends} >= {
+            "encast-int8-sparse",
+            "encast-int8",
+            "onnxruntime-int8",
+            "openvino-int8",
+            "openvino-int8-sparse",
+            "deepsparse-int8",
+        }
+        assert len(job.backends) <= job.timing.together, "all take turns with each other"
+        # OpenVINO has a graph of its own for so many shapes.
+        batches = job.scenario.get("batch", 1)
+        assert isinstance(batches, int)
+        assert len(job.workload["length"]) <= _STATIC_SHAPES
+    limits = {job.scenario["limit_ms"] for job in jobs if job.scenario["name"] == "slo_throughput"}
+    assert limits == {10.0}
 
 
 def test_a_study_of_one_s_own(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from encast.errors import CheckpointError, InputError
 from encast.importers import open_checkpoint
 from encast.measure.input_spec import read_input_spec
 from encast.measure.workloads import make_workload
+from encast.sparsity import Pattern, prune_checkpoint
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -108,6 +109,48 @@ def test_the_real_model_is_calibrated_on_real_texts(tmp_path: Path) -> None:
     assert np.mean([unknown in ids for ids in model.calibration]) < 0.1
     lengths = [len(ids) for ids in model.calibration]
     assert np.percentile(lengths, 90) > 3 * np.percentile(lengths, 10)
+
+
+@pytest.mark.parametrize("sparsity", [0.7, 0.9])
+def test_a_model_is_pruned_as_the_command_does(tmp_path: Path, sparsity: float) -> None:
+    config = {**SMALL, "arch": "distilbert", "sparsity": sparsity, "pattern": "4x1"}
+    dense, model = make_model({**config, "sparsity": None}, tmp_path), make_model(config, tmp_path)
+    assert model.name == f"small-4x1-{sparsity}"
+    prune_checkpoint(dense.checkpoint, tmp_path / "by-hand", pattern=Pattern(4, 1), sparsity=sparsity)
+    wanted, found = (open_checkpoint(one).tensors for one in (tmp_path / "by-hand", model.checkpoint))
+    assert list(wanted) == list(found)
+    for name in wanted:
+        np.testing.assert_array_equal(wanted.f32(name), found.f32(name))
+    blocks = found.f32("transformer.layer.0.ffn.lin1.weight").reshape(-1, 4, 32).any(axis=1)
+    assert 1 - blocks.mean() == pytest.approx(sparsity, abs=0.01)
+    assert model.sha != dense.sha
+    made = (model.checkpoint / "model.safetensors").stat().st_mtime_ns
+    assert make_model(config, tmp_path).checkpoint == model.checkpoint
+    assert (model.checkpoint / "model.safetensors").stat().st_mtime_ns == made, "once"
+    assert make_model({**config, "pattern": "1x4"}, tmp_path).sha != model.sha
+
+
+def test_one_s_own_checkpoint_can_be_pruned_for_a_trial(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "mine", "bert", "features")
+    model = make_model({"kind": "folder", "path": str(folder), "name": None, "sparsity": 0.5}, tmp_path)
+    assert model.name == "mine-4x1-0.5"
+    assert model.checkpoint.is_relative_to(tmp_path / "pruned")
+    assert model.calibration == make_model({"kind": "folder", "path": str(folder)}, tmp_path).calibration
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"sparsity": 80}, r"model\.sparsity is 80; a share of zeros from 0 to 1 is needed"),
+        ({"sparsity": "much"}, r"model\.sparsity is 'much'"),
+        ({"sparsity": True}, r"model\.sparsity is True"),
+        ({"sparsity": 0.8, "pattern": "4x"}, "the pattern '4x' is not OUTPUTSxINPUTS"),
+    ],
+)
+def test_what_cannot_be_pruned(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        make_model({**SMALL, **change}, tmp_path)
+    assert not (tmp_path / "pruned").exists()
 
 
 @pytest.mark.parametrize(

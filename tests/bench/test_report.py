@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from small_reports import FEW, Rows, document, few
+from small_reports import FEW, Rows, cell, document, few, tables
 from synthetic_rows import BACKENDS, Experiment, everything, write
 
 from encast.bench.report.groups import group_rows, slices
@@ -19,27 +18,11 @@ from encast.cli.main import main
 from encast.errors import InputError
 from encast.measure.price import parse_price
 from encast.pages import numbers
-from encast.pages.document import Document, Figure, Table, Text, to_html, to_markdown
-
-
-def tables(made: Document) -> Iterator[Table]:
-    return (block for section in made.sections for block in section.blocks if isinstance(block, Table))
+from encast.pages.document import Document, Figure, Text, to_html, to_markdown
 
 
 def texts(made: Document) -> str:
     return to_markdown(made)
-
-
-def cell(made: Document, caption: str, line: str, column: str) -> str:
-    """A cell's text with its note."""
-    for table in tables(made):
-        titles = [one.title for one in table.columns]
-        if table.caption == caption and column in titles:
-            for cells in table.lines:
-                if cells[0].text == line:
-                    found = cells[titles.index(column)]
-                    return f"{found.text} {found.note}".strip()
-    raise AssertionError(f"no {line!r} with {column!r} in a table {caption!r}")
 
 
 @pytest.mark.parametrize("counts", [(1, 2), (1, 2, 4, 8, 16)])
@@ -280,6 +263,25 @@ def test_the_best_set_up_within_the_limit_is_what_counts(tmp_path: Path) -> None
         row["metrics"]["slo"]["met"] = False
     shown = document(write(tmp_path, rows))
     assert "over: 12.0 ms" in texts(shown)
+
+
+def test_the_most_throughput_of_each_backend_with_the_set_up_that_gives_it(tmp_path: Path) -> None:
+    made = Experiment("most", backends=FEW)
+    rows: Rows = []
+    for batch, rates in ((1, (50.0, 40.0)), (8, (80.0, 30.0))):
+        for length in (16, 32):
+            label = {"length": length, "batch": batch, "instances": 1, "threads": 2}
+            for row, rate in zip(made.point("max_throughput", label, noisy=0), rates * 2, strict=False):
+                row["metrics"]["sequences_per_s"] = rate
+                rows.append(row)
+    shown = document(write(tmp_path, rows), price=parse_price("0.36/h"))
+    caption = "maximum throughput, sequences/s"
+    # Each has its own best set-up, so the ratio is of the two numbers and not of rounds that were paired.
+    assert cell(shown, caption, FEW[0], "length 16") == "80.0 2.00x, batch 8, 1 x 2"
+    assert cell(shown, caption, FEW[1], "length 16") == "40.0 batch 1, 1 x 2"
+    assert "each with the best set-up of its own" in texts(shown)
+    (one,) = [one for one in tables(shown) if one.caption.startswith("Dollars per million sequences; below")]
+    assert one.lines[0][1].text == "$1.25"
 
 
 def limited(rate_of: dict[int, float], limit_ms: float, percentile: str = "p99") -> Rows:

@@ -18,6 +18,7 @@ from encast.bench.models import make_model
 from encast.bench.peers.base import load_object
 from encast.bench.scenarios.base import Point, Scenario
 from encast.bench.scenarios.closed_loop import Latency, LengthReplay
+from encast.bench.scenarios.max_throughput import MaxThroughput
 from encast.bench.scenarios.open_loop import OpenLoop
 from encast.bench.scenarios.scaling import BatchScaling, Scaling
 from encast.bench.scenarios.slo_throughput import SloThroughput
@@ -50,6 +51,7 @@ OWN = [
     "core_scaling",
     "instance_scaling",
     "length_replay",
+    "max_throughput",
     "open_loop",
     "slo_throughput",
 ]
@@ -175,8 +177,9 @@ def test_batch_scaling_divides_batch_and_cores() -> None:
     assert len(BatchScaling(batch=[4, 8]).points(grid(batch=[1, 2]), ONE, machine(2))) == 4
 
 
-def test_the_production_scenario_tries_every_split() -> None:
-    points = SloThroughput(batch=[4, 1]).points(grid(length=[16, 32]), ONE, machine(4))
+@pytest.mark.parametrize("scenario", [SloThroughput, MaxThroughput])
+def test_scenarios_of_a_best_set_up_try_every_split(scenario: type[MaxThroughput]) -> None:
+    points = scenario(batch=[4, 1]).points(grid(length=[16, 32]), ONE, machine(4))
     assert [(point.instances, point.threads, point.label["length"], point.label["batch"]) for point in points] == [
         (*split, length, batch) for split in ((1, 4), (2, 2), (4, 1)) for length in (16, 32) for batch in (1, 4)
     ]
@@ -220,6 +223,8 @@ def test_rates_of_an_open_loop(tmp_path: Path) -> None:
             r"percent=99\.99: the percentile needs 29,956 calls, .* 59,912 s of each of 5 rounds, .* most 60 s",
         ),
         (lambda: SloThroughput(batch=[]), r"scenario\.batch"),
+        (lambda: MaxThroughput(batch=0), r"scenario\.batch"),
+        (lambda: MaxThroughput(instances=9).points(grid(), ONE, machine(4)), r"none of scenario.instances=\(9,\) fits"),
         (lambda: OpenLoop(rate=-1), r"scenario\.rate"),
         (lambda: OpenLoop(seconds=[1, 2]), r"scenario\.seconds .*give one number"),
         (lambda: OpenLoop(trace="/nowhere"), "nowhere"),

@@ -15,9 +15,10 @@ from encast.bench.config import available, load_jobs
 from encast.bench.scenarios.base import COLD_START, LATENCY, MEAN_LATENCY, THROUGHPUT, make_scenario
 from encast.bench.scenarios.closed_loop import Latency, LengthReplay
 from encast.bench.scenarios.cold_start import ColdStartScenario
+from encast.bench.scenarios.max_throughput import MaxThroughput, best_rows
 from encast.bench.scenarios.open_loop import OpenLoop
 from encast.bench.scenarios.scaling import BatchScaling, Scaling, ideal
-from encast.bench.scenarios.slo_throughput import SloThroughput, best_rows
+from encast.bench.scenarios.slo_throughput import SloThroughput
 from encast.measure.workloads import Workload, make_workload
 
 
@@ -197,6 +198,25 @@ def test_the_most_throughput_within_the_limit() -> None:
     (best,) = best_rows(rows)
     assert (best["point"]["instances"], best["point"]["threads"]) == (2, 1)
     assert best["metrics"]["sequences_per_s_within_slo"] == pytest.approx(500.0)
+
+
+def test_the_most_throughput_at_any_latency() -> None:
+    """The larger batch takes less each, and two instances of one core do more than one of two."""
+    scenario = MaxThroughput(batch=[1, 8, 32])
+    rows = []
+    for length in (16, 64):
+        for point in scenario.points(grid(length=length), ONE, machine(2)):
+            each = {1: 4e6, 2: 2.4e6}[point.threads] * {1: 1.2, 8: 1.0, 32: 1.1}[point.label["batch"]] * length / 16
+            system = FakeSystem(lambda instance, call, sequences, each=each: sequences * each)
+            metrics = measured(scenario, system, point)
+            row = {"status": "ok", "scenario": "max_throughput", "model": {"name": "m"}, "backend": {"name": "fake"}}
+            rows.append({**row, "point": dict(point.label), "metrics": metrics})
+    failed = {**rows[0], "status": "unfair"}
+    best = best_rows([failed, *rows])
+    assert [row["point"] for row in best] == [
+        {"batch": 8, "length": length, "instances": 2, "threads": 1} for length in (16, 64)
+    ]
+    assert [row["metrics"]["sequences_per_s"] for row in best] == pytest.approx([500.0, 125.0])
 
 
 def test_a_tail_breaks_the_limit_although_the_median_keeps_it() -> None:

@@ -18,7 +18,7 @@ from encast.bench.report.compare import compare
 from encast.bench.report.load import load
 from encast.bench.rows import read_rows
 from encast.bench.run import Run
-from encast.bench.scenarios.slo_throughput import best_rows
+from encast.bench.scenarios.max_throughput import best_rows
 from encast.bench.session import open_session, resume_session
 from encast.cli.bench import _line
 from encast.pages.document import to_markdown

@@ -121,7 +121,7 @@ ALLOWED: dict[str, set[str]] = {
     "serve.protocols.kserve_grpc": {"errors", "kserve"},
     "loadtest": {"errors", "kserve", "measure", "pages"},
     "bench": {"errors", "files", "batch", "launch", "machine", "measure"},
-    "bench.models": {"measure", "errors", "data", "importers", "tasks"},
+    "bench.models": {"measure", "errors", "data", "importers", "sparsity", "tasks"},
     "bench.agreement": {"errors", "batch", "backends.reference"},
     "bench.roofline": {"batch", "ceilings", "ir", "knobs", "_core"},
     "bench.cache": {"errors", "ceilings"},

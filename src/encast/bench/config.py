@@ -126,7 +126,10 @@ def load_jobs(overrides: Sequence[str], *, multirun: bool = False, folders: Sequ
     jobs = []
     for line in choices.lines(studies[-1]) if studies else [[]]:
         backends = choices.backends([*line, *rest])
-        others = [one for one in (*line, *rest) if one.key_or_group != "backend"]
+        given_after = {one.key_or_group for one in rest}
+        # A value that is given beside a study takes the place of all that the study sweeps over.
+        kept = [one for one in line if one.key_or_group not in given_after]
+        others = [one for one in (*kept, *rest) if one.key_or_group != "backend"]
         variants = [choices.variants(one, multirun or bool(studies)) for one in others]
         jobs += [choices.job(backends, combination) for combination in itertools.product(*variants)]
     return jobs

@@ -22,13 +22,14 @@ from typing import Any
 import numpy as np
 
 from encast.bench.cache import cached
-from encast.bench.peers.base import ModelFiles, read_encoder
+from encast.bench.peers.base import ModelFiles, read_encoder, source_digest
 from encast.data.source import open_text
 from encast.errors import InputError
 from encast.importers import Checkpoint, open_checkpoint
 from encast.measure.fields import seed_number, whole_number
 from encast.measure.input_spec import InputSpec, input_spec_of
 from encast.measure.workloads import has_texts, random_ids, real_texts
+from encast.sparsity import Pattern, prune_checkpoint
 from encast.tasks.texts import Text
 
 __all__ = ["CALIBRATION_SEQUENCES", "KINDS", "make_model", "write_random_checkpoint"]
@@ -42,13 +43,14 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 def make_model(config: Mapping[str, Any], cache: Path) -> ModelFiles:
     """The model that a configuration describes: ``kind`` and that kind's fields, see ``conf/model``.
 
-    Random checkpoints are made below ``cache``, once for the same sizes and seed. Raises ``InputError`` for kinds and
-    fields that there are not, listing those that there are, and ``CheckpointError`` for a damaged folder.
+    Random checkpoints are made below ``cache``, once for the same sizes and seed. With ``sparsity`` the checkpoint is
+    pruned as ``encast prune`` does, in blocks of ``pattern``, there too, and its name says so. Raises ``InputError``
+    for kinds and fields that there are not, listing those that there are, and ``CheckpointError`` for a damaged folder.
     """
     kind = str(config.get("kind"))
     if kind not in KINDS:
         raise InputError(f"model.kind is {kind!r}; {', '.join(KINDS)} are known")
-    known = {"name", "kind", "data", *_FIELDS[kind]}
+    known = {"name", "kind", "data", "sparsity", "pattern", *_FIELDS[kind]}
     unknown = sorted(set(map(str, config)) - known)
     if unknown:
         raise InputError(f"model.{unknown[0]} is no field of a model of kind {kind}; it has {sorted(known)}")
@@ -56,6 +58,9 @@ def make_model(config: Mapping[str, Any], cache: Path) -> ModelFiles:
     checkpoint = open_checkpoint(source)
     checkpoint.need_hugging_face("comparing runtimes")
     name = str(config.get("name") or Path(source).name)
+    if config.get("sparsity") is not None:
+        source, name = _pruned(config, checkpoint, name, cache)
+        checkpoint = open_checkpoint(source)
     folder = Path(source) if Path(source).exists() else checkpoint.path
     inputs = input_spec_of(checkpoint)
     calibration = _calibration(config, inputs, kind != "random")
@@ -82,6 +87,24 @@ def _random(config: Mapping[str, Any], cache: Path) -> str:
     words = _words(config, key["vocab"])
     key["vocabulary"] = hashlib.sha256("\n".join(words).encode()).hexdigest()
     return str(cached(cache, "checkpoint", key, lambda folder: write_random_checkpoint(folder, key, words)))
+
+
+def _pruned(config: Mapping[str, Any], checkpoint: Checkpoint, name: str, cache: Path) -> tuple[str, str]:
+    """The folder of the pruned copy, and its name as ``encast prune`` gives it."""
+    sparsity, pattern = config["sparsity"], Pattern.parse(str(config.get("pattern") or "4x1"))
+    if isinstance(sparsity, bool) or not isinstance(sparsity, (int, float)) or not 0 <= sparsity <= 1:
+        raise InputError(f"model.sparsity is {sparsity!r}; a share of zeros from 0 to 1 is needed, 0.8 for 80 %")
+
+    def make(folder: Path) -> None:
+        prune_checkpoint(checkpoint.root, folder / "checkpoint", pattern=pattern, sparsity=float(sparsity))
+
+    key = {
+        "checkpoint": _digest(checkpoint),
+        "pattern": str(pattern),
+        "sparsity": float(sparsity),
+        "pruner": source_digest("sparsity"),
+    }
+    return str(cached(cache, "pruned", key, make) / "checkpoint"), f"{name}-{pattern}-{sparsity:g}"
 
 
 def _package(config: Mapping[str, Any], cache: Path) -> str:

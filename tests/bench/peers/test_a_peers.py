@@ -29,6 +29,7 @@ from encast.batch import Batch
 from encast.bench.agreement import LEAST_COSINE, plain_graph
 from encast.bench.peers.base import Encoder, ModelFiles, PaddedPeer, Peer, load_peer, read_encoder
 from encast.errors import EncastError, InputError, ResourceError
+from encast.sparsity import Pattern, prune_checkpoint
 
 pytestmark = pytest.mark.serial("starts processes on processors of their own and times them")
 
@@ -39,6 +40,8 @@ YAMLS = {
     for path in sorted(CONF.glob("*.yaml"))
     if (config := yaml.safe_load(path.read_text()))["peer"].rpartition(":")[0].rpartition(".")[2] in MODULES
 }
+SPARSE = "openvino-int8-sparse"
+"""Has products of its own on AMX alone, and for weights with zeros."""
 WIDE = [name for name in YAMLS if name.endswith("-f32") and not name.startswith("torch-compile")]
 CONVERTED = [name for name in YAMLS if name.startswith(("onnxruntime", "openvino", "torchscript", "ctranslate2"))]
 LACKS = {level: missing for level, _, missing, *_ in _core.isa_levels()}  # what the processor has not, or ""
@@ -140,7 +143,7 @@ def opened() -> Iterator[Any]:
         peer.close()
 
 
-@pytest.mark.parametrize("name", YAMLS)
+@pytest.mark.parametrize("name", [name for name in YAMLS if name != SPARSE])
 def test_a_dtype_agrees(name: str, models: Any, cache: Path, opened: Any) -> None:
     # RoBERTa counts positions with integers, which a quantiser of whole graphs may take for numbers.
     model = models("roberta" if name == "torch-compile-int8" else "bert")
@@ -247,6 +250,42 @@ def test_openvino_compiles_so_many_shapes(
         assert cosine(call(), model, batch) >= LEAST_COSINE["f32"]
 
 
+@pytest.fixture(scope="module")
+def with_zeros(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """Products large enough for the kernels of a weight with zeros."""
+    place = tmp_path_factory.mktemp("zeros")
+    dense = make_checkpoint(place / "dense", "bert", "features", layers=1, vocab=320, hidden=128, inner=256, heads=2)
+    prune_checkpoint(dense, place / "pruned", pattern=Pattern(4, 1), sparsity=0.9)
+    rows = tuple(tuple(np.random.default_rng(1).integers(50, 320, 12).tolist()) for _ in range(8))
+    return ModelFiles("zeros", place / "pruned", "sha-of-zeros", rows)
+
+
+def test_openvino_leaves_out_zeros_where_it_can(with_zeros: ModelFiles, cache: Path, opened: Any) -> None:
+    peer, batch = opened(SPARSE, with_zeros, cache), batch_of(with_zeros, 0, (32, 32))
+    if LACKS["amx"]:
+        with pytest.raises(ResourceError, match=r"compiled no product with sparse weights: .* take openvino-int8"):
+            peer.bind(batch)
+        return
+    assert cosine(peer.bind(batch)(), with_zeros, batch) >= LEAST_COSINE["int8"]
+    facts = peer.facts()
+    assert (facts["sparse_rate"], facts["sparse_products"]) == (0.5, 6)
+    assert "sparse_rate" not in opened("openvino-int8", with_zeros, cache).facts()
+
+
+def test_openvino_says_when_there_are_no_zeros(models: Any, cache: Path, opened: Any) -> None:
+    """The plugin takes the dense products and says nothing."""
+    peer = opened(SPARSE, models("bert"), cache)
+    with pytest.raises(ResourceError, match="weights with 50% of zeros and more"):
+        peer.bind(batch_of(models("bert")))
+
+
+def test_openvino_has_sparse_weights_in_int8_alone(models: Any, cache: Path) -> None:
+    present("openvino-f32")
+    peer = make("openvino-f32", models("bert"), cache, sparse_rate=0.5)
+    with pytest.raises(InputError, match="stores weights without zeros in int8; leave sparse_rate out for f32"):
+        peer.open()
+
+
 def test_a_hint_is_tried_once(models: Any, cache: Path, opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("encast.bench.peers.openvino")
     monkeypatch.setattr(module, "fastest", lambda candidates: list(candidates)[-1])
@@ -299,7 +338,7 @@ def test_what_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, config in YAMLS.items():
         reason = load_peer(config["peer"]).missing()
         assert reason is not None
-        extra = name.rpartition("-")[0].split("-plain")[0].split("-static")[0].split("-onednn")[0]
+        extra = name.rpartition("-")[0].split("-plain")[0].split("-static")[0].split("-onednn")[0].split("-int8")[0]
         extra = "torch" if extra in ("pytorch", "torchscript", "torch-compile") else extra
         assert f"pip install 'encast[bench-{extra}]'" in reason
 

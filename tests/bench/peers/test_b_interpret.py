@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from encast.archs import build_graph
 from encast.backends.reference import Reference
 from encast.batch import Batch
 from encast.bench.agreement import LEAST_COSINE
-from encast.bench.peers.base import Encoder
-from encast.bench.peers.deepsparse import calibrate, write
+from encast.bench.peers.base import Encoder, ModelFiles
+from encast.bench.peers.deepsparse import DeepSparse, calibrate, kernels_of, write
 from encast.bench.peers.interpret import (
     HEAD_OPS,
     INTERPRETED,
@@ -31,7 +32,7 @@ from encast.bench.peers.interpret import (
     interpret,
 )
 from encast.bench.peers.tvm import RelaxLibrary
-from encast.errors import GraphError
+from encast.errors import GraphError, ResourceError
 from encast.importers import open_checkpoint
 from encast.ir import OPS, Graph
 
@@ -204,6 +205,63 @@ def test_deepsparse_graph_in_int8(graphs: dict[str, Graph], monkeypatch: pytest.
     check_int8(graph, [node.op_type for node in model.graph.node])
     found = cosines(states, Reference(graph).run("last_hidden_state", batch))
     assert LEAST_COSINE["int8"] <= found.mean() < 0.999999
+
+
+ANALYSIS = [
+    {"name": "Naive Subgraph 0", "canonical_name": "<none>"},
+    {"name": "gather_0", "canonical_name": "<none>"},
+    {"name": "pyramid_1", "canonical_name": "Add.2,ReduceMean.3,Sub.4"},
+    {"name": "pyramid_2", "canonical_name": "MatMulInteger.21,Add.22"},
+    {"name": "ks_gemm_hyb_q-80.2%_12", "canonical_name": "MatMulInteger.55"},
+    {"name": "ks_gemm_hyb_q-79.9%_13", "canonical_name": "MatMulInteger.65, Add.66"},
+    {"name": "gemm_14", "canonical_name": "Add.52"},
+]
+"""Layers as DeepSparse 1.8 reports them, of a weight with 80 % of zeros."""
+
+
+def test_kernels_are_read_off_an_analysis() -> None:
+    found = kernels_of(ANALYSIS, products=4)
+    assert found["kernels"] == {"gather": 1, "gemm": 1, "ks_gemm_hyb_q": 2, "pyramid": 2}
+    assert (found["integer_products"], found["of"]) == (3, 4)
+    fallen = [{"name": "Naive Subgraph 1", "canonical_name": "MatMulInteger.70"}]
+    assert kernels_of([*ANALYSIS, *fallen], products=4)["integer_products"] == 3, "that is no kernel of its own"
+
+
+@pytest.mark.parametrize(("dtype", "own"), [("int8", 12), ("int8", 11), ("f32", 0)])
+def test_deepsparse_has_no_int8_row_where_it_computes_f32(
+    dtype: str, own: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    analysed: list[dict[str, Any]] = []
+
+    def analyse(file: str, given: Any, **options: Any) -> Any:
+        analysed.append(options)
+        return {"layer_info": [{"name": f"pyramid_{at}", "canonical_name": f"MatMulInteger.{at}"} for at in range(own)]}
+
+    library = SimpleNamespace(
+        Engine=lambda file, **options: SimpleNamespace(input_names=["token_ids", "bias"]),
+        model_debug_analysis=analyse,
+        cpu=SimpleNamespace(cpu_architecture=lambda: SimpleNamespace(isa="avx512", vnni=True)),
+        __version__="1.8.0",
+    )
+    monkeypatch.setitem(sys.modules, "deepsparse", library)
+    monkeypatch.setitem(sys.modules, "onnx", FakeOnnx())
+    monkeypatch.setattr("encast.bench.peers.base.version", lambda package: "1.8.0")
+    folder = make_checkpoint(tmp_path / "model", "bert", "features", layers=2)
+    model = ModelFiles("tiny", folder, "sha", tuple(tuple(range(50, 60 + n)) for n in range(4)))
+    peer = DeepSparse(model, dtype, 2, tmp_path / "cache")
+    if (dtype, own) == ("int8", 11):
+        with pytest.raises(ResourceError, match="computes 11 of 12 integer products with kernels of its own"):
+            peer.export()
+        return
+    peer.export()
+    assert analysed[0]["num_cores"] == 2
+    facts = peer.facts()
+    assert facts["kernels"] == ({"pyramid": 12} if own else {})
+    assert facts.get("integer_products") == ("12 of 12" if own else None)
+    other = DeepSparse(model, dtype, 1, tmp_path / "cache")
+    other.open()
+    other.facts()
+    assert len(analysed) == 1, "whoever is timed finds the analysis and makes none"
 
 
 def ranges_of(graph: Graph) -> Any:

@@ -1,9 +1,12 @@
-"""DeepSparse 1.8: encast's graph written as ONNX, compiled for each shape. Dense weights in f32 and static int8.
+"""DeepSparse 1.8: encast's graph written as ONNX, compiled for each shape, in f32 and static int8.
 
 The ONNX is what DeepSparse runs best: decomposed norms and GELU, integer products. In int8 a product with weights is
 ``QuantizeLinear -> MatMulInteger -> Add (i32 bias) -> Cast -> Mul``, all of which it computes as one; graphs of
 QuantizeLinear and DequantizeLinear pairs, as ONNX Runtime writes them, it computes in f32. Products inside attention
 stay f32: as ``QLinearMatMul`` they gained nothing that could be told from noise.
+
+It finds zeros in weights itself, in f32 and int8. Whether it computes the integer products with kernels of its own is
+read off its analysis before anything is timed; where it does not, there is no int8 row.
 
 It needs an environment of its own, for it takes NumPy before 2 and an old ONNX alone.
 """
@@ -11,8 +14,11 @@ It needs an environment of its own, for it takes NumPy before 2 and an old ONNX 
 from __future__ import annotations
 
 import importlib
+import json
 import math
+import re
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,14 +38,20 @@ from encast.bench.peers.interpret import (
     inputs_of,
     interpret,
 )
+from encast.errors import ResourceError
 from encast.ir import Graph, Node
 
-__all__ = ["DeepSparse", "Ranges", "calibrate", "write"]
+__all__ = ["DeepSparse", "Ranges", "calibrate", "kernels_of", "write"]
 
 Ranges = Mapping[str, tuple[float, float]]
 """The least and the largest number in a value of the graph, by the value's name."""
 
 _OPSET = 13
+
+_PRODUCT = "MatMulInteger"
+_ANALYSED_TOKENS = 128
+_FALLBACK = "Naive Subgraph"
+"""A layer of its analysis that is no kernel of its own."""
 
 
 class DeepSparse(InterpretedPeer):
@@ -58,6 +70,47 @@ class DeepSparse(InterpretedPeer):
 
     def calibrate(self, texts: Sequence[Feeds]) -> Ranges:
         return calibrate(self.graph, texts)
+
+    def converted(self) -> Path:
+        """Which kernels the engine chooses. Raises ``ResourceError`` where int8 would be computed as f32."""
+        self.open()
+        file = self._kernels()
+        found = json.loads(file.read_text())
+        if self.dtype == "int8" and found["integer_products"] < found["of"]:
+            raise ResourceError(
+                f"DeepSparse computes {found['integer_products']} of {found['of']} integer products with kernels of "
+                "its own on this processor, and the others as f32; take deepsparse-f32"
+            )
+        return file
+
+    def _kernels(self) -> Path:
+        """With the threads of the process that converts; the timed ones find it and analyse nothing."""
+
+        def make(folder: Path) -> None:
+            shape = (1, min(_ANALYSED_TOKENS, self.encoder.max_len))
+            with tempfile.TemporaryDirectory(prefix="encast-deepsparse-") as place:
+                file = Path(place) / "model.onnx"
+                products = write(file, self.graph, shape, self.ranges if self.dtype == "int8" else None)
+                inputs = inputs_of(self.encoder.example(*shape))
+                names = self._deepsparse.Engine(str(file), batch_size=None, num_cores=self.threads).input_names
+                given = [_wide(inputs[name]) for name in input_types(shape) if name in names]
+                seen = self._deepsparse.model_debug_analysis(
+                    str(file),
+                    given,
+                    batch_size=None,
+                    num_cores=self.threads,
+                    num_iterations=1,
+                    num_warmup_iterations=1,
+                )
+            (folder / "kernels.json").write_text(json.dumps(kernels_of(seen["layer_info"], products)))
+
+        processor = self._deepsparse.cpu.cpu_architecture()
+        settings = {
+            "dtype": self.dtype,
+            "processor": [processor.isa, processor.vnni],
+            "calibration": self.calibration_digest() if self.dtype == "int8" else None,
+        }
+        return self.kept("deepsparse-kernels", make, self.modules, **settings) / "kernels.json"
 
     def compile(self, shape: Shape) -> Program:
         with tempfile.TemporaryDirectory(prefix="encast-deepsparse-") as folder:
@@ -80,13 +133,33 @@ class DeepSparse(InterpretedPeer):
             "num_cores": self.threads,
             "supported_ops": min((engine.fraction_of_supported_ops for engine in self._engines.values()), default=None),
         }
+        found = json.loads(self._kernels().read_text())
+        facts["kernels"] = found["kernels"]
         if self.dtype == "int8":
-            facts |= {"int8": "products with weights, static", "calibrated_on": len(self.model.calibration)}
+            facts |= {
+                "int8": "products with weights, static",
+                "integer_products": f"{found['integer_products']} of {found['of']}",
+                "calibrated_on": len(self.model.calibration),
+            }
         return facts
 
 
-def write(file: Path, graph: Graph, shape: Shape, ranges: Ranges | None = None) -> None:
-    """An ONNX model of that shape (rows, columns); in int8 with ``ranges`` of the activations (``calibrate``).
+def kernels_of(layers: Sequence[Mapping[str, Any]], products: int) -> dict[str, Any]:
+    """What an analysis says of an engine: ``layer_info`` of its report, and the integer products that the graph has.
+
+    ``kernels``: how many layers have which kernel (``ks_...`` are for sparse weights, ``..._q`` for quantised ones;
+    ``pyramid`` fuses several nodes); ``integer_products`` of ``of`` are computed by one of them.
+    """
+    own = [layer for layer in layers if not str(layer["name"]).startswith(_FALLBACK)]
+    kernels = Counter(re.sub(r"(-[0-9.]+%)?_[0-9]+$", "", str(layer["name"])) for layer in own)
+    nodes = [node.strip() for layer in own for node in str(layer["canonical_name"]).split(",")]
+    integer = sum(node.startswith(f"{_PRODUCT}.") for node in nodes)
+    return {"kernels": dict(sorted(kernels.items())), "integer_products": integer, "of": products}
+
+
+def write(file: Path, graph: Graph, shape: Shape, ranges: Ranges | None = None) -> int:
+    """An ONNX model of that shape (rows, columns); in int8 with ``ranges`` of the activations (``calibrate``). Returns
+    how many integer products it has.
 
     Ids are i64 there, as exporters leave them. Inputs that the model does not read are left out.
     """
@@ -107,6 +180,7 @@ def write(file: Path, graph: Graph, shape: Shape, ranges: Ranges | None = None) 
     model = onnx.helper.make_model(whole, opset_imports=[onnx.helper.make_opsetid("", _OPSET)])
     model.ir_version = 7  # of opset 13
     onnx.save(model, str(file))
+    return sum(node.op_type == _PRODUCT for node in writer.nodes)
 
 
 def calibrate(graph: Graph, texts: Sequence[Feeds]) -> Ranges:
@@ -189,7 +263,7 @@ class _Writer(ArrayLibrary):
         step = np.float32(max(float(np.abs(array).max()), 1e-30) / 127)
         codes = np.clip(np.rint(array / step), -127, 127).astype(np.int8)
         stored = self._store(f"{weight.name}.int8", codes)
-        sums = self.node("MatMulInteger", given.bytes, stored, given.zero, self.number(np.int8(0)))
+        sums = self.node(_PRODUCT, given.bytes, stored, given.zero, self.number(np.int8(0)))
         scale = np.float32(given.step * step)
         if bias is not None:
             sums = sums + self.number(np.rint(self.arrays[bias.name] / scale).astype(np.int32))

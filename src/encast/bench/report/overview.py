@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from encast.bench.report.groups import WITHIN_LIMIT, Group, ratio_to
+from encast.bench.report.groups import Group, ratio_to
 from encast.bench.report.load import Loaded, Row
 from encast.bench.report.results import missed_slos
 from encast.pages import numbers
@@ -103,8 +103,7 @@ def _fastest(group: Group, dtype: str) -> list[Cell]:
             continue
         points += 1
         best, next_one = ranked[-1], ranked[-2]
-        # Best set-ups within a limit may be different ones, which were not measured by turns.
-        paired = None if metric is WITHIN_LIMIT else ratio_to(best, next_one.name)
+        paired = None if metric.of_set_ups else ratio_to(best, next_one.name)
         ratio, bounds = paired or (metric.speed(best) / metric.speed(next_one), None)
         by = group.ratios_of if paired else by
         clear = bounds is not None and bounds[0] > 1 and not best.noisy and not next_one.noisy
@@ -118,7 +117,7 @@ def _fastest(group: Group, dtype: str) -> list[Cell]:
     return [
         Cell(winner, kind="best"),
         Cell(f"{len(wins[winner])} of {points}"),
-        Cell(numbers.NOTHING if metric is WITHIN_LIMIT else str(sum(clear for _, clear, _ in wins[winner]))),
+        Cell(numbers.NOTHING if metric.of_set_ups else str(sum(clear for _, clear, _ in wins[winner]))),
         Cell(
             f"{spread} as fast as {', '.join(rivals[:3])}{' ...' if len(rivals) > 3 else ''}",
             f"by {by}; fastest by {metric.title}" if by else "",

@@ -131,16 +131,16 @@ def _notes(group: Group, reference: Row | None) -> Iterator[str]:
         if some is not None and whole is not None:
             yield f"A round replays {some:,.0f} sequences, which stand for the lengths of {whole:,.0f}."
     if reference is not None and any(group.metric.of(row) is not None for row in group.measured):
-        within = group.metric is WITHIN_LIMIT
-        how = "each with the best set-up" if within else "measured by turns, with the 95 % interval in brackets"
-        yield f"Ratios say how many times as fast as {reference.backend} the backend is, {how}{' of its own' * within}."
+        best = group.metric.of_set_ups
+        how = "each with the best set-up" if best else "measured by turns, with the 95 % interval in brackets"
+        yield f"Ratios say how many times as fast as {reference.backend} the backend is, {how}{' of its own' * best}."
         if group.ratios_of:
             yield (
                 f"They are of {group.ratios_of}, the numbers beside them of {group.metric.title}: the two may have "
                 "different winners."
             )
         apart = len({row.backend for row in group.measured} - _compared(group, reference) - {reference.backend})
-        if apart and not within:
+        if apart and not best:
             yield (
                 f"{apart} backend{'s' if apart > 1 else ''} did not take turns with {reference.backend} and "
                 f"{'have' if apart > 1 else 'has'} no ratio: more than timing.together are measured in groups, with "
@@ -300,10 +300,10 @@ def _in_full(group: Group, point: Key, reference: Row | None, most_lines: int) -
     found = [group.cells.get((point, backend)) for backend in group.backends]
     members = [row for row in found if row is not None and row.measured]
     members.sort(key=lambda row: -group.metric.speed(row) if group.metric.of(row) is not None else math.inf)
-    within = group.metric is WITHIN_LIMIT
     columns: list[_Shown] = []
-    if within:
+    if group.metric.of_set_ups:
         columns.append((text("batch, instances x threads"), _best_set_up))
+    if group.metric is WITHIN_LIMIT:
         slos = sorted({row.slo for row in members if row.slo is not None})
         columns += [(text(str(slo)), partial(_slo_cell, slo)) for slo in slos]
         columns.append(("sequences/s within the limit", lambda row: numbers.amount(WITHIN_LIMIT.of(row))))
@@ -312,7 +312,8 @@ def _in_full(group: Group, point: Key, reference: Row | None, most_lines: int) -
         columns.append((f"{name.replace('_', '.')}, ms", partial(_number, ("latency_ms", name))))
     columns += [("sequences/s", THROUGHPUT.cell), ("tokens/s", partial(_number, ("tokens_per_s",)))]
     if reference is not None:
-        against = partial(_slo_ratio, reference) if within else partial(_ratio_cell, reference)
+        best_ratio = partial(_best_ratio, group.metric, reference)
+        against = best_ratio if group.metric.of_set_ups else partial(_ratio_cell, reference)
         columns.append((f"against {reference.backend}", against))
     columns += [
         ("of the limit", lambda row: None if (part := row.number("limit", "fraction")) is None else f"{part:.0%}"),
@@ -351,9 +352,9 @@ def _best_set_up(row: Row) -> str:
     return f"batch {row.text('point', 'batch')}, {row.text('point', 'instances')} x {row.text('point', 'threads')}"
 
 
-def _slo_ratio(reference: Row, row: Row) -> str | None:
+def _best_ratio(metric: Metric, reference: Row, row: Row) -> str | None:
     """Of two best set-ups, which may be different ones, so that no rounds can be paired."""
-    value, base = WITHIN_LIMIT.of(row), WITHIN_LIMIT.of(reference)
+    value, base = metric.of(row), metric.of(reference)
     return numbers.NOTHING if value is None or base is None else numbers.ratio(value / base)
 
 
@@ -395,7 +396,7 @@ def _point_cell(metric: Metric, row: Row, best: float | None, against: Row | Non
         return Cell(STATUS_WORDS.get(row.status, row.status), kind="bad")
     value = metric.of(row)
     kind = "best" if value is not None and metric.speed(row) == best else ""
-    if metric is WITHIN_LIMIT:
+    if metric.of_set_ups:
         setting = _best_set_up(row)
         if value is None and row.slo_met is None:
             return Cell("unknown", f"{setting}, too few calls")
