@@ -60,9 +60,9 @@ class _Request(NamedTuple):
 class OpenVino(PaddedPeer):
     """The checkpoint is converted from torch once, and quantised by NNCF as its guide for transformers says.
 
-    Options: ``sparse_rate`` of int8, the share of zeros from which on a weight is stored without them. The plugin has
-    products for it on AMX alone, reads the sparse form from memory and multiplies the zeros all the same; elsewhere it
-    takes the dense ones and says nothing, so what it compiled is looked at.
+    Options: ``sparse_rate`` of int8, the share of zeros from which on a weight is packed without them. Its products
+    unpack it and multiply the zeros as others do, so what is saved is reading. The plugin has such products for AMX
+    alone. Where it has none it takes dense ones and says nothing, so what it compiled is looked at.
     """
 
     name = "OpenVINO"
