@@ -122,12 +122,24 @@ class Engine:
 
     # Texts
 
-    def embed(self, texts: Sequence[str], *, on_long: OnLong = "truncate", prompt_name: str | None = None) -> F32:
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        on_long: OnLong = "truncate",
+        prompt_name: str | None = None,
+        truncate_dim: int | None = None,
+    ) -> F32:
         """Sentence embeddings ``f32[n, dim]``, pooled and normalised as the checkpoint says.
 
         The checkpoint's prompt of that name goes before every text: its default for None, none for "".
+        ``truncate_dim``: only so many of the first numbers, ``f32[n, truncate_dim]``, for models that were trained for
+        it (Matryoshka representation learning, arXiv 2205.13147). Where the checkpoint normalises, they are scaled to
+        length 1 again, which sentence-transformers does only when asked.
         """
-        return self.drive(embed(self.session, texts, on_long=on_long, prompt_name=prompt_name))
+        return self.drive(
+            embed(self.session, texts, on_long=on_long, prompt_name=prompt_name, truncate_dim=truncate_dim)
+        )
 
     def classify(
         self, texts_or_pairs: Sequence[str] | Sequence[tuple[str, str]], *, on_long: OnLong = "truncate"
@@ -302,6 +314,7 @@ def session_of(opened: Artifact, batch_tokens: int | None = None) -> Session:
         batch_tokens=BATCH_TOKENS if batch_tokens is None else batch_tokens,
         prompts=card.get("prompts") or {},
         default_prompt=card.get("default_prompt"),
+        unit=any(node.op == "normalize" and embedding in node.outputs for node in graph.nodes),
     )
 
 

@@ -80,6 +80,10 @@ def test_embeddings(app: TestClient, base: Path) -> None:
     assert np.array_equal(np.float32(answer["results"]), engine(base, "other-embed").embed(TEXTS))
     assert answer["tokens"] == sum(map(len, engine(base, "embed").session.tokenizer.encode(TEXTS)))
     assert ask(app, "embed", texts=[]) == {"model": "embed", "tokens": 0, "results": []}
+    short = ask(app, "embed", texts=TEXTS, truncate_dim=5, model="embed")["results"]
+    assert np.array_equal(np.float32(short), engine(base, "embed").embed(TEXTS, truncate_dim=5))
+    refused = app.post("/encast/v1/embed", json={"texts": ["a"], "truncate_dim": 33})
+    assert (refused.status_code, "truncate_dim" in refused.text) == (422, True)
     refused = app.post("/encast/v1/embed", json={"texts": ["a"], "prompt_name": "query"})
     assert (refused.status_code, "prompt_name" in refused.text) == (422, True)
 

@@ -49,10 +49,9 @@ class CpuRunnable:
     binds every executor's workers to cores of their own (with ``shared_cores``: of their own within the group), as far
     as the affinity mask and the cgroup leave cores; with fewer cores than threads it is off, which ``groups`` do not
     accept, and where a CPU quota pays for fewer cores than the mask has. With ``apart`` the caller, and not the pool,
-    knows which instances are free: a run names its own. It may stop for another one on an instance of one thread
-    (``Pause``).
-    ``target``: what the plan is made for, if not this machine as
-    it is. Raises ``ArtifactError``, ``InputError`` and ``ResourceError``.
+    knows which instances are free: a run names its own, and may stop for another one on an instance of one thread
+    (``Pause``). ``target``: what the plan is made for, if not this machine as it is. Raises ``ArtifactError``,
+    ``InputError`` and ``ResourceError``.
     """
 
     def __init__(

@@ -61,6 +61,9 @@ def run_command(
     prompt_name: Annotated[
         str | None, typer.Option(help="The checkpoint's prompt before every text (embed); default: as it says.")
     ] = None,
+    truncate_dim: Annotated[
+        int | None, typer.Option(min=1, help="Keep so many of an embedding's first numbers (embed).")
+    ] = None,
     on_long: Annotated[str, typer.Option(help="Texts beyond the model's length: truncate or error.")] = "truncate",
     threads: Annotated[int | None, typer.Option(help="Threads an instance; default: the usable cores.")] = None,
     instances: Annotated[int, typer.Option(help="Copies of the executor that share the weights.")] = 1,
@@ -74,7 +77,9 @@ def run_command(
     """
     if on_long not in ("truncate", "error"):
         raise InputError(f"--on-long is {on_long!r}; truncate and error are known")
-    options = RunOptions("error" if on_long == "error" else "truncate", stride, prompt_name, null_threshold)
+    options = RunOptions(
+        "error" if on_long == "error" else "truncate", stride, prompt_name, null_threshold, truncate_dim
+    )
     began = time.monotonic()
     with engines.load(artifact, threads=threads, instances=instances, batch_tokens=batch_tokens) as engine:
         name = _task_name(engine, task)

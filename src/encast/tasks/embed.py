@@ -12,7 +12,7 @@ from encast.tasks.session import F32, Piece, Run, Session, Steps
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import OnLong
 
-__all__ = ["check_ids", "embed", "embed_ids", "similarities", "similarity_of"]
+__all__ = ["check_ids", "embed", "embed_ids", "normalized", "similarities", "similarity_of"]
 
 _SIMILARITIES: dict[str, Callable[[F32, F32], F32]] = {
     "cosine": lambda a, b: _units(a) @ _units(b).T,
@@ -51,14 +51,44 @@ def _units(vectors: F32) -> F32:
     return units
 
 
+def normalized(vectors: F32) -> F32:
+    """``f32[n, dim]``: the rows scaled to length 1, by float64 lengths. Those that have it already, to the precision of
+    f32, and those of zeros stay as they are.
+    """
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    off = (np.abs(lengths - 1) > 1e-6) & (lengths > 0)
+    if not off.any():
+        return vectors
+    scaled: F32 = vectors.copy()
+    scaled[off] *= (1 / lengths[off]).astype(np.float32)[:, None]
+    return scaled
+
+
 def embed(
-    session: Session, texts: object, *, on_long: OnLong = "truncate", prompt_name: str | None = None
+    session: Session,
+    texts: object,
+    *,
+    on_long: OnLong = "truncate",
+    prompt_name: str | None = None,
+    truncate_dim: int | None = None,
 ) -> Steps[F32]:
-    """``f32[n, dim]``: one row a text, pooled and normalised as the checkpoint says; see ``Session.prompt``."""
+    """``f32[n, dim]``: one row a text, pooled and normalised as the checkpoint says; see ``Session.prompt``.
+
+    ``truncate_dim``: only so many of the first numbers, of length 1 again where the model normalises. Raises
+    ``InputError`` for more than there are.
+    """
     session.need("embed", "embed")
+    if truncate_dim is not None and not (type(truncate_dim) is int and 1 <= truncate_dim <= session.dim):
+        raise InputError(
+            f"truncate_dim is {truncate_dim!r}; this model gives {session.dim} numbers a text: give 1 to {session.dim}"
+        )
     prompt = session.prompt(prompt_name)
     rows = [prompt + text for text in check_texts(texts)]
-    return (yield from _vectors(session, len(rows), session.stream(rows, on_long=on_long)))
+    vectors = yield from _vectors(session, len(rows), session.stream(rows, on_long=on_long))
+    if truncate_dim in (None, session.dim):
+        return vectors
+    short = np.ascontiguousarray(vectors[:, :truncate_dim])
+    return normalized(short) if session.unit else short
 
 
 def embed_ids(session: Session, rows: Sequence[Sequence[int]]) -> Steps[F32]:

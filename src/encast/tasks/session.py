@@ -63,7 +63,8 @@ A run that the model refuses is thrown into it as an ``InputError``.
 @dataclass(frozen=True)
 class Session:
     """``dim`` is the size of an embedding; ``batch_tokens`` bounds the tokens of one run. ``prompts``: name to text, of
-    which ``default_prompt`` names the one that embedding uses unless told otherwise.
+    which ``default_prompt`` names the one that embedding uses unless told otherwise. ``unit``: whether the model scales
+    embeddings to length 1.
 
     Memory of a call is bounded by ``batch_tokens`` and by a group of 4,096 rows or 2^20 characters that
     are tokenised together, besides the answers themselves. Bits of an answer do not depend on either.
@@ -75,6 +76,7 @@ class Session:
     batch_tokens: int
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
+    unit: bool = False
 
     def __post_init__(self) -> None:
         need_count("batch_tokens", self.batch_tokens, _MOST_BATCH_TOKENS)

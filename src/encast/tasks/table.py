@@ -27,14 +27,15 @@ Records = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run over a file may change: what long texts do, the prompt of embedding, and of answering the ``stride``
-    and the ``null_threshold``.
+    """What a run over a file may change: what long texts do; of embedding the prompt and ``truncate_dim``; of answering
+    the ``stride`` and the ``null_threshold``.
     """
 
     on_long: OnLong = "truncate"
     stride: int | None = None
     prompt_name: str | None = None
     null_threshold: float | None = None
+    truncate_dim: int | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,11 @@ def _features(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOpt
 
 def _embed(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
     vectors = yield from embed(
-        session, [text for (text,) in rows], on_long=options.on_long, prompt_name=options.prompt_name
+        session,
+        [text for (text,) in rows],
+        on_long=options.on_long,
+        prompt_name=options.prompt_name,
+        truncate_dim=options.truncate_dim,
     )
     return [{"embedding": vector} for vector in need_finite(vectors)]
 

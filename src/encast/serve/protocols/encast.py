@@ -46,9 +46,12 @@ class TextsBody(msgspec.Struct, kw_only=True):
 
 
 class EmbedBody(TextsBody, kw_only=True):
-    """``prompt_name``: which of the checkpoint's prompts goes before every text; its default when left out."""
+    """``prompt_name``: which of the checkpoint's prompts goes before every text; its default when left out.
+    ``truncate_dim``: so many of the first numbers, of length 1 again where the model normalises.
+    """
 
     prompt_name: str | None = None
+    truncate_dim: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 class ClassifyBody(msgspec.Struct, kw_only=True):
@@ -194,7 +197,14 @@ async def _reply(call: Call, model: ServedModel, size: int, encode: Callable[[],
 async def _embed(service: Service, call: Call, body: EmbedBody) -> Reply:
     model = service.models.find(body.model, "embed")
     service.limits.check_texts(body.texts, "texts")
-    rows = await call.run(model, embed(model.session, body.texts, on_long=body.on_long, prompt_name=body.prompt_name))
+    steps = embed(
+        model.session,
+        body.texts,
+        on_long=body.on_long,
+        prompt_name=body.prompt_name,
+        truncate_dim=body.truncate_dim,
+    )
+    rows = await call.run(model, steps)
     return await _reply(call, model, rows.nbytes, lambda: json_list(rows))
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-import numpy as np
 import orjson
 
 from encast.serve.call import Call
@@ -21,7 +20,7 @@ from encast.serve.errors import RefusalError
 from encast.serve.models import ServedModel
 from encast.serve.operations import ErrorBody, Operation, Protocol, Reply, error_body
 from encast.serve.service import Service
-from encast.tasks.embed import embed, embed_ids
+from encast.tasks.embed import embed, embed_ids, normalized
 from encast.tasks.session import F32, Steps, need_finite
 from encast.tasks.tokenize import TooLongError
 
@@ -140,8 +139,7 @@ def _steps(service: Service, model: ServedModel, body: EmbeddingsBody) -> Steps[
 
 def _encode(rows: F32, body: EmbeddingsBody, name: str, tokens: int) -> bytes:
     if body.dimensions is not None and body.dimensions < rows.shape[1]:
-        rows = rows[:, : body.dimensions]
-        rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12))
+        rows = normalized(rows[:, : body.dimensions])
     if body.encoding_format == "base64":
         need_finite(rows)
         vectors: Iterator[bytes] = (

@@ -44,7 +44,7 @@ from encast.serve.protocols.tei_types import (
 )
 from encast.serve.service import Service
 from encast.tasks.classify import decide, label_names, score_rows, sigmoid
-from encast.tasks.embed import embed, embed_ids, similarities
+from encast.tasks.embed import embed, embed_ids, normalized, similarities
 from encast.tasks.features import hidden_states, hidden_states_of_ids
 from encast.tasks.rerank import rerank
 from encast.tasks.session import F32, Session, Steps, need_finite
@@ -150,19 +150,8 @@ async def _embed(service: Service, call: Call, body: EmbedBody) -> Reply:
     if body.dimensions is not None:
         vectors = vectors[:, : body.dimensions]
     if body.normalize:
-        vectors = _normalized(vectors)
+        vectors = normalized(vectors)
     return _reply(call, await call.offload(size, json_list, vectors), sum(map(len, rows)))
-
-
-def _normalized(vectors: F32) -> F32:
-    """Rows of length 1, by TEI's formula. Those that have it already, to the precision of f32, stay as they are."""
-    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
-    off = (np.abs(lengths - 1) > 1e-6) & (lengths > 0)
-    if not off.any():
-        return vectors
-    scaled: F32 = vectors.copy()
-    scaled[off] *= (1 / lengths[off]).astype(np.float32)[:, None]
-    return scaled
 
 
 async def _embed_all(service: Service, call: Call, body: EmbedAllBody) -> Reply:
