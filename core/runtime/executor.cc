@@ -290,6 +290,7 @@ bool Executor::run_heads(const Stage& stage, int thread, std::vector<TraceEvent>
 }
 
 void Executor::run_stage(const Stage& stage, int thread, std::vector<TraceEvent>* events) {
+  let_pass(thread);  // others of its team may take all that there is to do in the stage
   const int threads = team_.size();
   const int64_t rows = chunk_.count(stage.rows);
   std::byte* scratch = scratch_[static_cast<size_t>(thread)];
@@ -361,6 +362,7 @@ void Executor::run(std::string_view output, const Request& request, float* out, 
     written += chunk_.count(value.rows);
   }
   put(arena_place);
+  pause_ = nullptr;
   if (trace != nullptr) trace->end_ns = now_ns();
 }
 

@@ -241,11 +241,11 @@ def test_expected_gains_are_those_that_were_measured() -> None:
 def test_expected_gains_lie_between_what_was_measured(level: str) -> None:
     gain = GAIN[level]
     for at, zeros in enumerate(MEASURED_ZEROS):
-        for ends, measured in zip(gain.expected(1 - zeros), (gain.few, gain.many), strict=True):
+        for ends, measured in zip(gain.expected(zeros), (gain.few, gain.many), strict=True):
             assert ends == pytest.approx(measured[at])
-    assert gain.expected(0.9) == gain.expected(1 - MEASURED_ZEROS[0]), "nothing was measured there"
-    assert gain.expected(0.0) == gain.expected(1 - MEASURED_ZEROS[-1])
-    (worst, best), _ = gain.expected(0.25)
+    assert gain.expected(0.1) == gain.expected(MEASURED_ZEROS[0]), "nothing was measured there"
+    assert gain.expected(1.0) == gain.expected(MEASURED_ZEROS[-1])
+    (worst, best), _ = gain.expected(0.75)
     assert gain.few[2][0] < worst < gain.few[3][0]
     assert gain.few[2][1] < best < gain.few[3][1]
     # A time that is a constant and a part for what is left: half way in time, not in speed.
@@ -254,5 +254,5 @@ def test_expected_gains_lie_between_what_was_measured(level: str) -> None:
 
 @pytest.mark.parametrize("level", GAIN)
 def test_at_the_crossover_the_typical_shape_gains(level: str) -> None:
-    for worst, best in GAIN[level].expected(CROSSOVER[level]):
+    for worst, best in GAIN[level].expected(1 - CROSSOVER[level]):
         assert worst * best > 1

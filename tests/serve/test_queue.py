@@ -167,10 +167,13 @@ def test_a_batch_stops_for_short_work_and_goes_on() -> None:
     assert outer.left(0.003) == pytest.approx(outer.expected - 0.002)
     assert take_all(queue, 0.003) == []  # its cores are busy
     other = between(queue, outer, 0.003)
-    queue.finish(other, 0.004)
+    queue.finish(other, 0.0038)
+    assert outer.left(0.0039) == pytest.approx(outer.expected - 0.002)  # still not running
+    assert queue.take_between(outer, 0.004) is None
+    assert outer.left(0.005) == pytest.approx(outer.expected - 0.003)
     assert queue.finish(outer, outer.expected + 0.002) == [long]
     assert long.longest[0] == pytest.approx(outer.expected)
-    assert sum(queue.counters.busy_s) == pytest.approx(outer.expected + 0.002)
+    assert sum(queue.counters.busy_s) == pytest.approx(outer.expected + 0.0018)
     assert queue.idle
 
 
@@ -223,6 +226,30 @@ def test_a_batch_waits_for_companions_although_another_could_stop() -> None:
     assert queue.stopping(0.003) == []
     assert queue.due == pytest.approx(0.005)
     assert queue.stopping(0.0051) == [outer]
+
+
+@pytest.mark.parametrize("cores", [1, 8])
+def test_a_batch_stops_for_no_longer_than_it_runs(cores: int) -> None:
+    """Queries without end, and one long text that was there first."""
+    queue = queue_on(cores)
+    text = job(400)
+    rate = 1.5 / (OVERHEAD_S + 12 * TOKEN_S)
+    arrivals = [(0.0, text), *((at / rate, job(12, arrived=at / rate)) for at in range(1, 3000))]
+    outcome = simulate(queue, arrivals)
+    alone = simulate(queue_on(cores), [(0.0, job(400))])
+    assert 1.5 * alone.seconds < outcome.latency[text] <= 2.1 * alone.seconds
+
+
+def test_where_batches_run_while_others_stop() -> None:
+    narrow, long, wide = InstanceGroup(2, 1, 64), InstanceGroup(2, 1, 256), InstanceGroup(1, 2)
+    pinned = Places([narrow, long, wide], [[[0], [1]], [[0], [1]], [[0, 1]]], 2)
+    for group in pinned.by_group[:2]:
+        for place in group:
+            assert pinned.between[place] is place
+    assert pinned.between[pinned.by_group[2][0]] is pinned.by_group[0][0]
+    free = Places([narrow, wide], [[[], []], [[]]], 2)
+    assert all(free.between[place] is place for place in free.by_group[0])
+    assert free.between[free.by_group[1][0]] is None
 
 
 def test_nothing_stops_where_no_instance_of_one_thread_takes_the_text() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import signal
@@ -26,6 +27,7 @@ from local import artifact, engine
 import encast
 from encast.batch import Batch
 from encast.errors import InputError
+from encast.machine import usable_cores
 from encast.serve.control import Drain, Failed
 from encast.serve.errors import RefusalError
 from encast.serve.models import Timing
@@ -407,6 +409,17 @@ def test_an_engine_that_is_drained_as_it_starts_answers_who_waits_for_it(embed: 
         assert msgspec.msgpack.decode(answer, type=Rows).id == 5
         front.close()
         assert process.wait() == (0, "")
+
+
+def test_a_set_up_whose_short_group_is_shorter_than_the_canary(embed: Path, tmp_path: Path) -> None:
+    """Where the wide instance stops, the canary cannot run on an instance for texts of 8 tokens."""
+    if len(usable_cores()) < 2:
+        pytest.skip("this process may use one core; the set-up needs two")
+    groups = [{"instances": 2, "threads": 1, "longest": 8}, {"instances": 1, "threads": 2, "longest": None}]
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"schema": 1, "chosen": {"groups": groups, "shared_cores": True}}))
+    with listening() as here:
+        here.engine(embed, config=str(config))
 
 
 def test_an_engine_ends_when_one_of_its_threads_does() -> None:

@@ -28,8 +28,9 @@ _INT32 = np.dtype(np.int32)
 
 class Pause:
     """Stops a run for other work on its thread: after each ``ask``, from any thread, ``between`` is called once, soon,
-    where the run stands between two blocks of rows. ``between`` may run an instance of one thread, also the one that
-    stops. What it raises is raised when the run has ended. An ``ask`` while nothing runs counts for the next run.
+    where the run stands between two blocks of rows. ``between`` may run an instance of one thread of a runnable that is
+    ``apart``, also the one that stops. What it raises is raised when the run has ended. An ``ask`` while nothing runs
+    counts for the next run.
     """
 
     def __init__(self, between: Callable[[], None]) -> None:
@@ -81,6 +82,7 @@ class CpuRunnable:
             check_groups(groups, longest_text=artifact.graph.meta.max_len, where="groups")
             _need_cores(groups, cores, shared_cores)
         self.groups = tuple(groups)
+        self._apart = apart
         self.threads = max(group.threads for group in groups)
         """Of the widest instance."""
         self.plan = lower(artifact.graph, artifact.tensors, target or Target.here())
@@ -137,9 +139,11 @@ class CpuRunnable:
 
         ``group`` is the index of the group that runs it (default: the first that covers the batch's longest sequence);
         raises ``InputError`` for one that does not cover it. ``instance``: of that group, if they are ``apart``.
-        ``pause``: what the run stops for.
+        ``pause``: what the run stops for; only then, since an instance has no second executor otherwise.
         """
         self._need_own_process()
+        if pause is not None and not self._apart:
+            raise InputError("pause: instances that are not apart cannot run what they would stop for")
         types = batch.token_type_ids
         if (
             (select is None) == (output in self._selected)

@@ -98,11 +98,12 @@ def _pruned(config: Mapping[str, Any], checkpoint: Checkpoint, name: str, cache:
     def make(folder: Path) -> None:
         prune_checkpoint(checkpoint.root, folder / "checkpoint", pattern=pattern, sparsity=float(sparsity))
 
+    input_spec_of(checkpoint)  # asks for the tokenizer: its files belong to the digest then
     key = {
         "checkpoint": _digest(checkpoint),
         "pattern": str(pattern),
         "sparsity": float(sparsity),
-        "pruner": source_digest("sparsity"),
+        "pruner": source_digest("sparsity", "archs", "importers"),
     }
     return str(cached(cache, "pruned", key, make) / "checkpoint"), f"{name}-{pattern}-{sparsity:g}"
 

@@ -192,7 +192,7 @@ def _products(opened: Artifact, report: FusionReport) -> Iterator[dict[str, Any]
         found = report.zeros.get(node.name)
         if node.op not in ("linear_int8", "linear_sparse_int8") or found is None:
             continue
-        few, many = (None, None) if gain is None else gain.expected(found.left)
+        few, many = (None, None) if gain is None else gain.expected(found.zero)
         yield {
             "name": node.name,
             "layer": node.layer,
@@ -220,18 +220,18 @@ def _zeros_table(opened: Artifact, report: FusionReport) -> Iterator[str]:
     heads = [] if gain is None else [f"{gain.few_rows} rows", f"{MANY_ROWS:,} rows"]
     rows = [["product", "outputs x inputs", "zero", "left", "is", *heads]]
     for one in products:
-        times = [] if gain is None else [_times(one["left"], one[f"gain_{rows}_rows"]) for rows in ("few", "many")]
+        times = [] if gain is None else [_times(one["zero"], one[f"gain_{rows}_rows"]) for rows in ("few", "many")]
         kind = "sparse" if one["sparse"] else "dense"
         shape = f"{one['outputs']}x{one['inputs']}"
         rows.append([one["name"], shape, f"{one['zero']:.1%}", f"{one['left']:.1%}", kind, *times])
     yield from _aligned(rows)
 
 
-def _times(left: float, ends: tuple[float, float]) -> str:
+def _times(zero: float, ends: tuple[float, float]) -> str:
     """``1.7 to 2.3``; outside of what was measured the nearest figure, as a bound."""
-    if 1 - left < MEASURED_ZEROS[0]:
+    if zero < MEASURED_ZEROS[0]:
         return f"below {ends[1]:.1f}"
-    if 1 - left > MEASURED_ZEROS[-1]:
+    if zero > MEASURED_ZEROS[-1]:
         return f"above {ends[0]:.1f}"
     return f"{ends[0]:.1f} to {ends[1]:.1f}"
 

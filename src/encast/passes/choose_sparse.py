@@ -49,19 +49,18 @@ class Gain:
     few: tuple[Range, ...]
     many: tuple[Range, ...]
 
-    def expected(self, left: float) -> tuple[Range, Range]:
-        """With few rows and with many, where the share ``left`` of a weight's elements is stored.
+    def expected(self, zeros: float) -> tuple[Range, Range]:
+        """With few rows and with many, where the share ``zeros`` of a weight's blocks is zero.
 
-        The time of a product is a constant and a part that grows with what is left, so times are interpolated. Outside
-        of what was measured it is the figure at the nearest end.
+        The time of a product is a constant and a part that falls with the zeros, so times are interpolated. Outside of
+        what was measured it is the figure at the nearest end.
         """
-        return self._at(left, self.few), self._at(left, self.many)
+        return self._at(zeros, self.few), self._at(zeros, self.many)
 
     @staticmethod
-    def _at(left: float, measured: tuple[Range, ...]) -> Range:
-        rising = [1 - zeros for zeros in reversed(MEASURED_ZEROS)]
+    def _at(zeros: float, measured: tuple[Range, ...]) -> Range:
         worst, best = (
-            1 / float(np.interp(left, rising, [1 / ends[end] for ends in reversed(measured)])) for end in (0, 1)
+            1 / float(np.interp(zeros, MEASURED_ZEROS, [1 / ends[end] for ends in measured])) for end in (0, 1)
         )
         return worst, best
 

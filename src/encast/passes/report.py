@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -106,12 +107,19 @@ class FusionReport:
                 {str(name): str(dtype) for name, dtype in data["linears"].items()},
                 # Artifacts of before the shares were noted have none.
                 {
-                    str(name): Shares(float(found["zero"]), float(found["left"]))
+                    str(name): Shares(_share(found["zero"]), _share(found["left"]))
                     for name, found in data.get("zeros", {}).items()
                 },
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ArtifactError(f"the fusion report is malformed: {type(error).__name__}: {error}") from None
+
+
+def _share(value: Any) -> float:
+    share = float(value)
+    if not 0 <= share < math.inf:
+        raise ValueError(f"a share of {value}")
+    return share
 
 
 def count_fusions(

@@ -105,13 +105,15 @@ class Model:
 def _warm_up(opened: Artifact, runnable: Any, queue: Queue) -> bytes:
     """Runs and times every instance. All must give the canary's answer with the same bits, which are returned."""
     canary = canary_run(session_of(opened))
+    canary_tokens = int(np.diff(canary.piece.batch.cu_seqlens).max())
     answers: set[bytes] = set()
     for group, places in enumerate(queue.places.by_group):
         longest = min(queue.places.groups[group].longest or opened.graph.meta.max_len, opened.graph.meta.max_len)
         for place in places:
-            if int(np.diff(canary.piece.batch.cu_seqlens).max()) <= longest:
+            if canary_tokens <= longest:
                 answers.add(_timed(runnable, queue, place, canary.output, canary.piece.batch, canary.select))
-                if (other := queue.places.between[place]) is not None:
+                other = queue.places.between[place]
+                if other is not None and other.group in queue.places.covering(canary_tokens):
                     answers |= _while_stopped(runnable, place, other, canary)
             for size in _WARM_UP_TOKENS:
                 ids = np.arange(min(size, longest), dtype=np.int32) % opened.graph.meta.vocab
@@ -383,7 +385,7 @@ def main(arguments: Sequence[str]) -> int:
         control.send(frame(control_messages.Failed(str(error))))
         return 1
     engine = Engine(model, listener, control)
-    wake_promptly()  # after the instances' threads were started, which compute
+    wake_promptly()
     instances = sum(group.instances for group in model.setup.groups)
     engine.report(EngineStarted(model.setup.text, instances, model.canary))
     engine.serve()

@@ -66,7 +66,7 @@ class Instances:
         ]
         self._pauses = {place: Pause(partial(self._between, place)) for place in self._inboxes}
         self._outer: dict[Place, Batch] = {}
-        """What a place runs or ran last, and not what it stops for."""
+        """What a place runs, and not what it stops for."""
         self.failed = 0
         """Jobs that failed for a reason of ours."""
         for thread in self._threads:
@@ -203,9 +203,13 @@ class Instances:
         arrays: list[tuple[Arrays, list[int]]] = [(part.job.owner.arrays, part.rows) for part in parts]
         joined, select = join(arrays)
         place = batch.place
-        pause = None
-        if batch.outer is None:
+        run = partial(self._runnable.run, batch.output, joined, select, group=place.group, instance=place.instance)
+        if batch.outer is not None:
+            rows = run(pause=None)
+        else:
             self._outer[place] = batch
-            pause = self._pauses[place]
-        rows = self._runnable.run(batch.output, joined, select, group=place.group, instance=place.instance, pause=pause)
+            try:
+                rows = run(pause=self._pauses[place])
+            finally:
+                del self._outer[place]  # which knows its jobs
         spread(arrays, rows)

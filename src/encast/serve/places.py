@@ -30,11 +30,15 @@ class Places:
             for index, group in enumerate(groups)
         ]
         places = [place for group in self.by_group for place in group]
+        alone = [place for place in places if place.threads == 1]
         self.between = {
-            place: next((one for one in places if one.threads == 1 and one.cpus <= place.cpus), None)
+            place: place
+            if place.threads == 1
+            else next((one for one in alone if one.cpus and one.cpus <= place.cpus), None)
             for place in places
         }
-        """For each place the one of a single thread on its cores on which batches run while its own stops."""
+        """For each place the one of a single thread on which batches run while its own stops: itself, or one that is
+        bound to a core of it and can run nothing else meanwhile."""
         self.running: set[Place] = set()
         # The last one freed first: its threads may still be awake, its memory in the cache.
         self._free = [list(reversed(places)) for places in self.by_group]

@@ -77,8 +77,8 @@ class Part:
 @dataclass(eq=False)
 class Batch:
     """Rows that run together on ``place``; ``expected`` seconds from ``begun`` on; ``key``: its first row's. ``outer``:
-    the batch on the same cores that stops for it. ``stops``: whether it does so itself, ``stopped_s``: for how long it
-    has.
+    the batch on the same cores that stops for it. ``stopped_at``: since when it stops itself, ``stopped_s``: for how
+    long it has before.
     """
 
     place: Place
@@ -89,12 +89,16 @@ class Batch:
     expected: float
     key: float
     outer: Batch | None = None
-    stops: bool = False
+    stopped_at: float | None = None
     stopped_s: float = 0.0
+
+    def stopped(self, now: float) -> float:
+        """For how many seconds it has not run for others."""
+        return self.stopped_s + (0.0 if self.stopped_at is None else now - self.stopped_at)
 
     def left(self, now: float) -> float:
         """Seconds that it is still expected to take, others apart."""
-        return max(0.0, self.begun + self.stopped_s + self.expected - now)
+        return max(0.0, self.begun + self.stopped(now) + self.expected - now)
 
 
 @dataclass
@@ -310,26 +314,35 @@ class Queue:
         heads = self._heads() if self._batches else []
         if not heads:
             return []
-        found = [batch for batch in self._batches if self._passing(batch, heads, now) is not None]
+        found = [
+            batch
+            for batch in self._batches
+            if batch.stopped_at is None and self._passing(batch, heads, now) is not None
+        ]
         return sorted(found, key=lambda batch: -batch.left(now))[: self.rows]
 
     def take_between(self, outer: Batch, now: float) -> Batch | None:
         """What runs next while ``outer`` stops, which is then under way; None when ``outer`` goes on."""
         passing = self._passing(outer, self._heads(), now)
         if passing is None:
+            outer.stopped_s, outer.stopped_at = outer.stopped(now), None
             return None
-        line, place = passing
+        if outer.stopped_at is None:
+            outer.stopped_at = now
+        line, place, most = passing
         overhead, token = self.cost.line(place.group, line.output)
-        return self._fill(line, place, int((_SHORTER * outer.left(now) - overhead) / token), now, outer)
+        return self._fill(line, place, int((most - overhead) / token), now, outer)
 
-    def _passing(self, batch: Batch, heads: list[tuple[float, int, Line]], now: float) -> tuple[Line, Place] | None:
+    def _passing(
+        self, batch: Batch, heads: list[tuple[float, int, Line]], now: float
+    ) -> tuple[Line, Place, float] | None:
         """The line of the first of the rows that wait, are due before the batch, and are short beside what is left of
-        it; and where they would run.
+        it; where they would run, and for how long. In all a batch stops for no longer than it runs.
         """
         place = self.places.between[batch.place]
-        if place is None or batch.outer is not None or batch.stops:
+        if place is None or batch.outer is not None:
             return None
-        most = _SHORTER * batch.left(now)
+        most = min(_SHORTER * batch.left(now), batch.expected - batch.stopped(now))
         for key, _, line in heads:
             if key >= batch.key:
                 return None
@@ -337,7 +350,7 @@ class Queue:
             if alone > most or place.group not in line.covering:
                 continue
             if not self.limits.max_delay_s or self._ripe(line, now):
-                return line, place
+                return line, place, most
         return None
 
     def _heads(self) -> list[tuple[float, int, Line]]:
@@ -379,8 +392,6 @@ class Queue:
             part.rows.append(row)
         if outer is None:
             self.places.start(place)
-        else:
-            outer.stops = True
         expected = self.cost.seconds(place.group, line.output, tokens)
         batch = Batch(place, line.output, list(parts.values()), tokens, now, expected, key, outer)
         self._batches.append(batch)
@@ -399,9 +410,6 @@ class Queue:
         self._batches.remove(batch)
         if batch.outer is None:
             self.places.end(batch.place)
-        else:
-            batch.outer.stops = False
-            batch.outer.stopped_s += now - batch.begun
         seconds = now - batch.begun - batch.stopped_s
         counters = self.counters
         counters.batches += 1
@@ -409,7 +417,7 @@ class Queue:
         counters.busy_s[batch.place.group] += seconds
         if failed:
             return []
-        if not disturbed:
+        if not disturbed and not batch.stopped_s:  # else its other threads went on, and its caches are another's
             self.cost.observe(batch.place.group, batch.output, batch.tokens, seconds)
         whole = []
         for part in batch.parts:

@@ -52,7 +52,7 @@ def _units(vectors: F32) -> F32:
 
 
 def normalized(vectors: F32) -> F32:
-    """``f32[n, dim]``: the rows scaled to length 1, by float64 lengths. Those that have it already, to the precision of
+    """``f32[n, dim]``: the rows scaled to length 1, in float64. Those that have it already, to the precision of
     f32, and those of zeros stay as they are.
     """
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
@@ -60,7 +60,7 @@ def normalized(vectors: F32) -> F32:
     if not off.any():
         return vectors
     scaled: F32 = vectors.copy()
-    scaled[off] *= (1 / lengths[off]).astype(np.float32)[:, None]
+    scaled[off] = vectors[off] / lengths[off, None]
     return scaled
 
 
