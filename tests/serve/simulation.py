@@ -16,11 +16,41 @@ from encast.backends.groups import InstanceGroup
 from encast.serve.places import Places
 from encast.serve.queue import Batch, Job, Queue, QueueLimits
 
-__all__ = ["OUTPUT", "OVERHEAD_S", "TOKEN_S", "Outcome", "first_come", "mixed", "percentile", "queue_on", "simulate"]
+__all__ = [
+    "LATER",
+    "OUTPUT",
+    "OVERHEAD_S",
+    "TOKEN_S",
+    "Outcome",
+    "first_come",
+    "job",
+    "mixed",
+    "on",
+    "percentile",
+    "queue_on",
+    "simulate",
+    "take_all",
+]
 
 OUTPUT = "embedding"
+LATER = 1e6
 OVERHEAD_S, TOKEN_S = 120e-6, 25e-6
 """As measured of MiniLM in int8 on one core of the machine that README.md names."""
+
+
+def job(*lengths: int, arrived: float = 0.0, before: int = 0, output: str = OUTPUT, deadline: float = LATER) -> Job:
+    return Job(output, lengths, arrived, deadline, before)
+
+
+def take_all(queue: Queue, now: float = 0.0) -> list[Batch]:
+    batches = []
+    while (batch := queue.take(now)) is not None:
+        batches.append(batch)
+    return batches
+
+
+def on(groups: list[InstanceGroup], cpus: list[list[list[int]]], cores: int = 2, **limits: float) -> Queue:
+    return Queue(Places(groups, cpus, cores), QueueLimits(**limits), longest_text=512)  # type: ignore[arg-type]
 
 
 def queue_on(cores: int, limits: QueueLimits | None = None) -> Queue:
