@@ -15,14 +15,15 @@ pytest.importorskip("transformers", reason="make test-train installs torch and t
 
 from small_rows import classes
 
+# Each precision is named: "auto" chooses by time, which may differ between the whole run and the killed one.
 RECIPE = """
 stages:
-  - fine-tune: {epochs: 2, learning-rate: 3.0e-3, batch-size: 16, evaluations: 2}
-  - prune: {name: half, sparsity: 0.5, epochs: 1, batch-size: 16, score: obs, schedule: one-shot,
+  - fine-tune: {epochs: 2, learning-rate: 3.0e-3, batch-size: 16, evaluations: 2, precision: f32}
+  - prune: {name: half, sparsity: 0.5, epochs: 1, batch-size: 16, score: obs, schedule: one-shot, precision: f32,
             distil: {teacher: fine-tune}}
   - prune: {sparsity: 0.7, epochs: 3, learning-rate: 3.0e-3, batch-size: 16, score: snip-momentum, every: 2,
-            distil: {teacher: fine-tune, hard: 0.5}}
-  - distil: {teacher: fine-tune, epochs: 1, hidden: 0.5, batch-size: 16, layers: 1}
+            precision: f32, distil: {teacher: fine-tune, hard: 0.5}}
+  - distil: {teacher: fine-tune, epochs: 1, hidden: 0.5, batch-size: 16, layers: 1, precision: bf16}
   - quantise: {sparse: always}
 """
 KILLS = 20
