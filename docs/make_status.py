@@ -42,6 +42,7 @@ from encast.backends.cpu import CpuRunnable  # noqa: E402
 from encast.backends.reference import Reference  # noqa: E402
 from encast.batch import Batch  # noqa: E402
 from encast.importers import open_checkpoint  # noqa: E402
+from encast.ir.meta import HEADS  # noqa: E402
 from encast.passes import optimise  # noqa: E402
 from encast.quant import QuantSpec  # noqa: E402
 
@@ -77,7 +78,7 @@ def cells_of(arch: str, head: str, folder: Path) -> Iterator[Cell]:
     inputs = inputs_of(case)
     batch = Batch.of(inputs.token_ids, inputs.token_type_ids)
     select = np.array(inputs.select, np.int32) if head == "fill_mask" else None
-    output = {"features": "last_hidden_state", "embed": "embedding"}.get(head, "logits")
+    output = (HEADS[head] or ("last_hidden_state",))[0]
     request: dict[str, Any] = {"token_ids": batch.token_ids, "cu_seqlens": batch.cu_seqlens, "output": np.array(output)}
     if batch.token_type_ids is not None:
         request["token_type_ids"] = batch.token_type_ids

@@ -16,6 +16,7 @@ from encast.backends.reference import Reference
 from encast.batch import Batch
 from encast.importers import open_checkpoint
 from encast.ir import Graph
+from encast.ir.meta import HEADS
 
 __all__ = ["CASES", "GOLDEN", "Opened", "open_case", "task_of"]
 
@@ -56,8 +57,8 @@ class Opened:
 
 
 def task_of(case: Case) -> str | None:
-    """What to ask ``build_graph`` for: a bare encoder says nothing of embeddings."""
-    return "embed" if case.head == "embed" else None
+    """What to ask ``build_graph`` for: a bare encoder says nothing of embeddings, a masked-LM of sparse ones."""
+    return case.head if case.head in ("embed", "embed_sparse") else None
 
 
 def open_case(name: str, factory: pytest.TempPathFactory) -> Opened:
@@ -74,7 +75,7 @@ def _open(name: str, base: Path) -> Opened:
     inputs = inputs_of(case)
     batch = Batch.of(inputs.token_ids, inputs.token_type_ids)
     select = np.array(inputs.select, np.int32) if case.head == "fill_mask" else None
-    output = {"features": "last_hidden_state", "embed": "embedding"}.get(case.head, "logits")
+    output = (HEADS[case.head] or ("last_hidden_state",))[0]
     return Opened(case, folder, graph, batch, select, output)
 
 

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 ARCHS = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "mpnet", "albert")
-HEADS = ("features", "embed", "classify", "tag", "answer", "fill_mask")
+HEADS = ("features", "embed", "embed_sparse", "classify", "tag", "answer", "fill_mask")
 
 _STEMS = {
     "bert": "Bert",
@@ -53,6 +53,7 @@ _STEMS = {
 _SUFFIXES = {
     "features": "Model",
     "embed": "Model",
+    "embed_sparse": "ForMaskedLM",
     "classify": "ForSequenceClassification",
     "tag": "ForTokenClassification",
     "answer": "ForQuestionAnswering",
@@ -85,6 +86,7 @@ class _Spec:
     pooling: tuple[str, ...]
     dense: tuple[tuple[int, str], ...]
     normalize: bool
+    splade: str | None
     problem_type: str | None
     old_names: bool
     config: Mapping[str, Any]
@@ -112,6 +114,7 @@ def make_checkpoint(
     pooling: tuple[str, ...] = (),
     dense: tuple[tuple[int, str], ...] = (),
     normalize: bool = False,
+    splade: str | None = None,
     problem_type: str | None = None,
     old_names: bool = False,
     tokenizer_json: bool = True,
@@ -122,8 +125,10 @@ def make_checkpoint(
     ``arch`` is a ``model_type``, ``head`` one of ``HEADS``. ``inner`` is twice ``hidden`` unless given. ``embedding``
     is the width of ELECTRA's and ALBERT's tables (half of ``hidden``). ``groups`` and ``inner_group`` are ALBERT's.
     ``pooling`` (modes), ``dense`` ((width, torch activation class) each) and ``normalize`` describe modules.json; an
-    ``embed`` head without ``pooling`` is a bare encoder. ``old_names``: LayerNorm.gamma and beta. ``config``
-    overrides fields of config.json. Byte-level BPE (roberta) needs a vocabulary of 300, which replaces a smaller one.
+    ``embed`` head without ``pooling`` is a bare encoder. ``splade``: the activation_function of a sparse encoder's
+    SpladePooling, for ``embed_sparse``; without it the folder is that of a masked-LM. ``old_names``: LayerNorm.gamma
+    and beta. ``config`` overrides fields of config.json. Byte-level BPE (roberta) needs a vocabulary of 300, which
+    replaces a smaller one.
     """
     spec = _Spec(
         arch=arch,
@@ -145,6 +150,7 @@ def make_checkpoint(
         pooling=pooling,
         dense=dense,
         normalize=normalize,
+        splade=splade,
         problem_type=problem_type,
         old_names=old_names,
         config=config or {},
@@ -159,6 +165,8 @@ def make_checkpoint(
     write_tokenizer(folder, arch, _STEMS[arch], spec.vocab, spec.positions, tokenizer_json)
     if pooling:
         _write_modules(folder, spec)
+    if splade:
+        _write_splade(folder, splade)
     return folder
 
 
@@ -280,7 +288,7 @@ def _head_shapes(spec: _Spec, prefix: str, linear: Any, norm: Any) -> Iterator[t
     elif head == "classify":
         yield from linear("classifier.dense", hidden, hidden)
         yield from linear("classifier.out_proj", labels, hidden)
-    elif head == "fill_mask":
+    elif head in ("fill_mask", "embed_sparse"):
         dense, layer_norm, decoder, bias = {
             "bert": (
                 "cls.predictions.transform.dense",
@@ -430,6 +438,22 @@ def _write_modules(folder: Path, spec: _Spec) -> None:
     _write_json(folder / "sentence_bert_config.json", {"max_seq_length": 40, "do_lower_case": False})
 
 
+def _write_splade(folder: Path, activation: str) -> None:
+    """As SparseEncoder of sentence-transformers 5.0 to 5.3 writes it."""
+    at = "sentence_transformers.sparse_encoder.models"
+    modules = [("", f"{at}.MLMTransformer"), ("1_SpladePooling", f"{at}.SpladePooling")]
+    _write_json(
+        folder / "modules.json",
+        [{"idx": index, "name": str(index), "path": path, "type": kind} for index, (path, kind) in enumerate(modules)],
+    )
+    (folder / "1_SpladePooling").mkdir(exist_ok=True)
+    _write_json(
+        folder / "1_SpladePooling" / "config.json",
+        {"pooling_strategy": "max", "activation_function": activation, "word_embedding_dimension": None},
+    )
+    _write_json(folder / "sentence_bert_config.json", {"max_seq_length": 40, "do_lower_case": False})
+
+
 def _write_json(path: Path, data: Any) -> None:
     path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -480,6 +504,8 @@ def _cases() -> Iterator[Case]:
     yield Case("bert-embed", "bert", "embed", {**small, "pooling": ("mean",), "normalize": True})
     modes = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
     yield Case("mpnet-embed-every-mode", "mpnet", "embed", {**small, "pooling": modes, "normalize": True})
+    yield Case("bert-embed_sparse", "bert", "embed_sparse", {**small, "splade": "relu"})
+    yield Case("distilbert-embed_sparse", "distilbert", "embed_sparse", small)
     dense = ((48, "Tanh"), (24, "Identity"))
     yield Case("distilbert-embed-dense", "distilbert", "embed", {**small, "pooling": ("cls", "mean"), "dense": dense})
 

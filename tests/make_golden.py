@@ -32,6 +32,7 @@ def transformers_outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -
     classes = {
         "features": transformers.AutoModel,
         "embed": transformers.AutoModel,
+        "embed_sparse": transformers.AutoModelForMaskedLM,
         "classify": transformers.AutoModelForSequenceClassification,
         "tag": transformers.AutoModelForTokenClassification,
         "answer": transformers.AutoModelForQuestionAnswering,
@@ -66,6 +67,8 @@ def transformers_outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -
                 kept_keys = list(keys)
     if case.head == "embed":
         return {"embedding": np.stack([embed(folder, torch.from_numpy(part)) for part in parts])}
+    if case.head == "embed_sparse":
+        return {"sparse_embedding": np.stack([part.max(axis=0) for part in parts])}
     packed = np.concatenate(parts)
     if case.head == "features":
         return {"last_hidden_state": packed, "key": np.stack(kept_keys)}

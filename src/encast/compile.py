@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import encast._core as _core
@@ -130,4 +131,5 @@ def _card(
         },
         "prompts": None if modules is None else dict(modules.prompts or {}),
         "default_prompt": None if modules is None else modules.default_prompt_name,
+        "splade": None if modules is None or modules.splade is None else asdict(modules.splade),
     }

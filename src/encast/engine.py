@@ -13,10 +13,12 @@ from encast.backends.base import Runnable, check_request
 from encast.backends.devices import find_device
 from encast.batch import Batch, int32_vector
 from encast.errors import InputError, StrictError
+from encast.ir.meta import SPLADE_ACTIVATIONS
 from encast.ir.types import ValueType
 from encast.tasks.answer import Answer, answer
 from encast.tasks.classify import Classification, classify
 from encast.tasks.embed import embed
+from encast.tasks.embed_sparse import SparseVector, embed_sparse
 from encast.tasks.fill_mask import Candidate, fill_mask
 from encast.tasks.rerank import rerank
 from encast.tasks.session import F32, Session, Steps, drive, need_count
@@ -55,7 +57,7 @@ class Engine:
 
     @property
     def task(self) -> str:
-        """What the artifact was compiled for: features, embed, classify, tag, answer or fill_mask."""
+        """What the artifact was compiled for: features, embed, embed_sparse, classify, tag, answer or fill_mask."""
         return self.meta.task
 
     @property
@@ -139,6 +141,23 @@ class Engine:
         """
         return self.drive(
             embed(self.session, texts, on_long=on_long, prompt_name=prompt_name, truncate_dim=truncate_dim)
+        )
+
+    def embed_sparse(
+        self,
+        texts: Sequence[str],
+        *,
+        on_long: OnLong = "truncate",
+        prompt_name: str | None = None,
+        max_active_dims: int | None = None,
+    ) -> list[SparseVector]:
+        """Sparse embeddings: for every text the tokens of the vocabulary that weigh more than 0, and their weights.
+
+        They are those of SPLADE, see ``encast.tasks.embed_sparse.embed_sparse``. Prompts are as in ``embed``.
+        ``max_active_dims``: only so many of the largest weights of a text; by default as the checkpoint says, else all.
+        """
+        return self.drive(
+            embed_sparse(self.session, texts, on_long=on_long, prompt_name=prompt_name, max_active_dims=max_active_dims)
         )
 
     def classify(
@@ -307,6 +326,7 @@ def session_of(opened: Artifact, batch_tokens: int | None = None) -> Session:
     """
     graph, card = opened.graph, opened.card
     embedding = graph.outputs.get("embedding")
+    splade = card.get("splade") or {}
     return Session(
         graph.meta,
         tokenizer_of(opened),
@@ -315,6 +335,8 @@ def session_of(opened: Artifact, batch_tokens: int | None = None) -> Session:
         prompts=card.get("prompts") or {},
         default_prompt=card.get("default_prompt"),
         unit=any(node.op == "normalize" and embedding in node.outputs for node in graph.nodes),
+        log1p=SPLADE_ACTIVATIONS[splade.get("activation") or "relu"],
+        max_active_dims=splade.get("max_active_dims"),
     )
 
 

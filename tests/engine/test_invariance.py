@@ -9,7 +9,7 @@ from compiled import DTYPES, open_cpu, same_bits
 from encast.backends.cpu import CpuRunnable
 from encast.batch import Batch
 
-CASES = ("bert-features", "mpnet-features", "albert-odd", "roberta-fill_mask", "bert-embed")
+CASES = ("bert-features", "mpnet-features", "albert-odd", "roberta-fill_mask", "bert-embed", "bert-embed_sparse")
 LENGTHS = (1, 2, 31, 48, 7, 16, 17, 40, 33, 1, 48, 25, 12)
 
 
@@ -45,7 +45,9 @@ def test_bits_depend_on_the_text_alone(
     from cases import open_case
 
     meta = open_case(name, tmp_path_factory).graph.meta
-    output = {"bert-embed": "embedding", "roberta-fill_mask": "logits"}.get(name, "last_hidden_state")
+    output = {"bert-embed": "embedding", "bert-embed_sparse": "sparse_embedding", "roberta-fill_mask": "logits"}.get(
+        name, "last_hidden_state"
+    )
     one = open_cpu(name, dtype, tmp_path_factory, threads=1)
     texts = _texts(one, meta.vocab, meta.max_len, meta.type_vocab)
     alone = [_run(one, [text], output)[0] for text in texts]

@@ -12,6 +12,7 @@ from checkpoint_files import safetensors_bytes, torch_zip, write_model, write_mo
 
 from encast.errors import CheckpointError, EncastError, UnsupportedModelError
 from encast.importers import SentenceModules, open_checkpoint
+from encast.importers.sentence_modules import SpladePooling
 from encast.ir.ops import POOLING_MODES
 
 OLD = "sentence_transformers.models."
@@ -313,3 +314,68 @@ def test_settings_errors(tmp_path: Path, name: str, config: dict[str, Any], mess
     (tmp_path / name).write_text(json.dumps(config))
     with pytest.raises(EncastError, match=message):
         with_pooling(tmp_path, MEAN)
+
+
+OLD_MLM = "sentence_transformers.sparse_encoder.models.MLMTransformer"
+OLD_SPLADE = "sentence_transformers.sparse_encoder.models.SpladePooling"
+NEW_SPLADE = "sentence_transformers.sparse_encoder.modules.splade_pooling.SpladePooling"
+FILL_MASK = {
+    "transformer_task": "fill-mask",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "settings"),
+    [((OLD_MLM, OLD_SPLADE), {"max_seq_length": 7}), ((NEW_TRANSFORMER, NEW_SPLADE), FILL_MASK)],
+)
+def test_sparse_encoders(tmp_path: Path, kinds: tuple[str, str], settings: dict[str, Any]) -> None:
+    write_model(tmp_path)
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(settings))
+    write_modules(tmp_path, [(kinds[0], ""), (kinds[1], "1_SpladePooling")], {"1_SpladePooling": {}})
+    found = open_checkpoint(tmp_path).modules
+    assert found is not None
+    assert found.splade == SpladePooling("relu", None)
+    assert (found.pooling_modes, found.dense, found.normalize) == ((), (), False)
+    config: dict[str, Any] = {"pooling_strategy": "max", "activation_function": "log1p_relu", "chunk_size": 8}
+    (tmp_path / "1_SpladePooling" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config_sentence_transformers.json").write_text(
+        json.dumps({"max_active_dims": 64, "prompts": {"query": "q: "}, "default_prompt_name": "query"})
+    )
+    found = open_checkpoint(tmp_path).modules
+    assert found is not None
+    assert found.splade == SpladePooling("log1p_relu", 64)
+    assert (found.prompts, found.default_prompt_name) == ({"query": "q: "}, "query")
+    assert found.max_seq_length == settings.get("max_seq_length")
+
+
+@pytest.mark.parametrize(
+    ("modules", "config", "message"),
+    [
+        ([OLD_MLM, OLD_SPLADE], {"pooling_strategy": "sum"}, "pooling_strategy is 'sum'; supported: max"),
+        ([OLD_MLM, OLD_SPLADE], {"activation_function": "gelu"}, "activation_function is 'gelu'.*log1p_relu"),
+        ([OLD_MLM, OLD_SPLADE], {"strange": 1}, "'strange' is not understood"),
+        ([OLD + "Transformer", OLD_SPLADE], {}, "must follow a Transformer for fill-mask"),
+        ([OLD_MLM, OLD_SPLADE, OLD + "Normalize"], {}, "and be the last"),
+        ([OLD_MLM, OLD + "Pooling"], {}, "a Pooling module must follow the Transformer"),
+        ([OLD_MLM], {}, "a Pooling module must follow the Transformer"),
+        (["sentence_transformers.sparse_encoder.models.SparseAutoEncoder"], {}, "SparseAutoEncoder.*supported are"),
+    ],
+)
+def test_other_sparse_encoders_are_refused(
+    tmp_path: Path, modules: list[str], config: dict[str, Any], message: str
+) -> None:
+    write_model(tmp_path)
+    paths = ["", *(f"{index}_x" for index in range(1, len(modules)))]
+    write_modules(tmp_path, list(zip(modules, paths, strict=True)), dict.fromkeys(paths[1:], config))
+    with pytest.raises(UnsupportedModelError, match=message):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("most", [0, -3, 1.5, True, "9"])
+def test_max_active_dims_is_a_positive_number(tmp_path: Path, most: object) -> None:
+    write_model(tmp_path)
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"max_active_dims": most}))
+    write_modules(tmp_path, [(OLD_MLM, ""), (OLD_SPLADE, "1_x")], {"1_x": {}})
+    with pytest.raises(CheckpointError, match="max_active_dims must be a positive integer"):
+        open_checkpoint(tmp_path)

@@ -108,7 +108,7 @@ ALLOWED: dict[str, set[str]] = {
         "tasks",
         "tune.configuration",
     },
-    "serve.canary": {"artifact", "backends.reference", "engine", "tasks"},
+    "serve.canary": {"artifact", "backends.reference", "engine", "ir.meta", "tasks"},
     "serve.children": {"errors", "launch.process"},
     "serve.front": {"errors", "artifact", "engine", "launch.process", "tune.configuration"},
     "serve.reference": {"errors", "ceilings.store", "files"},

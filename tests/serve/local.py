@@ -32,6 +32,7 @@ _TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 ARTIFACTS: dict[str, tuple[str, dict[str, Any]]] = {
     "embed": ("embed", _EMBED),
     "other-embed": ("embed", {**_EMBED, "seed": 1}),
+    "embed-sparse": ("embed_sparse", {"splade": "relu"}),
     "rerank": ("classify", {"labels": 1}),
     "classify": ("classify", {"labels": 3}),
     "tag": ("tag", {"labels": 5, "config": {"id2label": {str(i): name for i, name in enumerate(_TAGS)}}}),

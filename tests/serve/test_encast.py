@@ -88,6 +88,20 @@ def test_embeddings(app: TestClient, base: Path) -> None:
     assert (refused.status_code, "prompt_name" in refused.text) == (422, True)
 
 
+def test_sparse_embeddings(app: TestClient, base: Path) -> None:
+    for options in ({}, {"max_active_dims": 7}):
+        results = ask(app, "embed-sparse", texts=TEXTS, model="embed-sparse", **options)["results"]
+        for result, expected in zip(results, engine(base, "embed-sparse").embed_sparse(TEXTS, **options), strict=True):
+            assert result["indices"] == expected.indices.tolist()
+            assert np.array_equal(np.float32(result["values"]), expected.values)
+            assert options == {} or len(result["indices"]) == 7
+    assert ask(app, "embed-sparse", texts=[], model="embed-sparse")["results"] == []
+    body = {"texts": ["a"], "model": "embed-sparse"}
+    refused = app.post("/encast/v1/embed-sparse", json=body | {"max_active_dims": 999})
+    assert (refused.status_code, "max_active_dims" in refused.text) == (422, True)
+    assert app.post("/encast/v1/embed", json=body).status_code == 422
+
+
 def test_labels_of_texts_and_pairs(app: TestClient, base: Path) -> None:
     rows = ["a cat", ["a cat", "a dog"]]
     for name in ("classify", "rerank"):

@@ -48,7 +48,9 @@ INSIDE = re.compile(rb'Traceback|File "|\.py\b|site-packages|/tmp/|/root/|/home/
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     base = tmp_path_factory.getbasetemp()
     log = base / "hostile.jsonl"
-    models = [artifact(base, name) for name in ("embed", "rerank", "tag", "fill-mask", "answer", "classify")]
+    models = [
+        artifact(base, name) for name in ("embed", "embed-sparse", "rerank", "tag", "fill-mask", "answer", "classify")
+    ]
     limits = ("--max-body-mb", "4", "--max-texts", "64", "--max-text-kb", "64", "--max-concurrent", "64")
     times = ("--header-timeout-s", HEADER_S, "--body-timeout-s", BODY_S)
     # Small batches: what is asked for at once runs in parts, on several instances.
@@ -568,6 +570,13 @@ def test_bits_under_load(server: Running, tmp_path_factory: pytest.TempPathFacto
     tagger = engine(base, "tag")
     wanted = {
         "embed": ("texts", embedded.tolist()),
+        "embed-sparse": (
+            "texts",
+            [
+                {"indices": one.indices.tolist(), "values": one.values.tolist()}
+                for one in engine(base, "embed-sparse").embed_sparse(texts)
+            ],
+        ),
         "classify": ("texts", labels),
         "tag": ("texts", _json(tagger.tag(texts))),
         "hidden-states": ("texts", [one.tolist() for one in tagger.drive(hidden_states(tagger.session, texts))]),
@@ -609,6 +618,8 @@ def test_bits_under_load(server: Running, tmp_path_factory: pytest.TempPathFacto
                 got = json.loads(answer)["results"] if status == 200 else None
                 if name in ("embed", "hidden-states") and status == 200:
                     got = _floats(got)
+                elif name == "embed-sparse" and status == 200:
+                    got = [one | {"values": np.float32(one["values"]).tolist()} for one in got]
             assert status in (200, 429), (name, answer)
             if status == 200:
                 assert got == expected, name

@@ -27,7 +27,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(base: Path) -> Service:
-    names = "embed", "classify", "rerank", "tag", "answer", "fill-mask", "features"
+    names = "embed", "embed-sparse", "classify", "rerank", "tag", "answer", "fill-mask", "features"
     return local_service(base, *names, limits=RequestLimits(max_texts=64))
 
 
@@ -157,6 +157,18 @@ def test_fill_mask(app: TestClient, base: Path) -> None:
     expected = engine(base, "fill-mask").fill_mask(texts, top_k=2)
     assert found["row"].tolist() == [0, 0, 1]
     assert found["token"].tolist() == [[one.token for one in mask] for text in expected for mask in text]
+
+
+def test_embed_sparse(app: TestClient, base: Path) -> None:
+    found = outputs_of(ask(app, "embed-sparse", texts_of(TEXTS)))
+    expected = engine(base, "embed-sparse").embed_sparse(TEXTS)
+    for row, one in enumerate(expected):
+        of_row = found["row"] == row
+        np.testing.assert_array_equal(found["index"][of_row], one.indices)
+        np.testing.assert_array_equal(found["value"][of_row], one.values)
+    ids, mask = ids_of(base, "embed-sparse", TEXTS)
+    states = outputs_of(ask(app, "embed-sparse", tensor("input_ids", ids), tensor("attention_mask", mask)))
+    assert states["last_hidden_state"].shape == (*np.shape(ids), 32)
 
 
 def test_features(app: TestClient, base: Path) -> None:

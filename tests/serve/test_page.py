@@ -20,7 +20,7 @@ from encast.serve.protocols.page import page
 from encast.serve.service import Service
 
 needs_browser = pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed: apt-get install chromium")
-NAMES = ("embed", "rerank", "classify", "tag", "answer", "fill-mask")
+NAMES = ("embed", "embed-sparse", "rerank", "classify", "tag", "answer", "fill-mask")
 HOSTILE = "<img src=x onerror=alert()>"
 
 
@@ -84,7 +84,7 @@ def test_stats_are_what_the_registry_says(server: Server) -> None:
 @pytest.mark.parametrize("width", [1400, 390])
 def test_the_page_is_whole(browser: Chromium, url: str, width: int, dark: bool) -> None:
     browser.open(f"{url}/", width=width, dark=dark)
-    browser.wait("document.querySelectorAll('#tabs button').length === 7")
+    browser.wait("document.querySelectorAll('#tabs button').length === 8")
     assert browser.complaints == []
     assert {one for one in browser.requests if not one.startswith("data:")} == {f"{url}/", f"{url}/encast/v1/stats"}
     assert browser.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
@@ -114,10 +114,10 @@ def test_charts_follow_the_traffic(browser: Chromium, url: str, server: Server) 
 @needs_browser
 def test_every_task_can_be_tried(browser: Chromium, url: str) -> None:
     browser.open(f"{url}/")
-    browser.wait("document.querySelectorAll('#tabs button').length === 7")
+    browser.wait("document.querySelectorAll('#tabs button').length === 8")
     seen = {}
     texts = {"tag": "John Smith lives in 🌍 London", "fill-mask": "the [MASK] sat"}
-    for task in ("embed", "classify", "rerank", "tag", "answer", "fill-mask", "tokenize"):
+    for task in ("embed", "embed-sparse", "classify", "rerank", "tag", "answer", "fill-mask", "tokenize"):
         browser.click(f"#tabs button[data-task='{task}']")
         if task in texts:
             browser.write("#field-a", texts[task])
@@ -129,6 +129,7 @@ def test_every_task_can_be_tried(browser: Chromium, url: str) -> None:
         timed = browser.evaluate("document.querySelector('#timing').textContent")
         assert ("inference" in timed) == (task != "tokenize"), timed
     assert re.match(r"-?[01]\.\d{4}\ncosine similarity\s+A = \[", seen["embed"])
+    assert seen["embed-sparse"].count("token ") == 20
     assert seen["classify"].count("label ") == 3
     assert {"Photosynthesis turns light into sugar.", "Leaves hold chlorophyll."} <= set(seen["rerank"].split("\n"))
     assert "London" in seen["tag"]
@@ -148,7 +149,7 @@ def test_marks_count_characters_as_the_server_does(browser: Chromium, url: str) 
 @pytest.mark.parametrize("task", ["rerank", "tokenize", "tag", "answer"])
 def test_texts_never_become_markup(browser: Chromium, url: str, task: str) -> None:
     browser.open(f"{url}/")
-    browser.wait("document.querySelectorAll('#tabs button').length === 7")
+    browser.wait("document.querySelectorAll('#tabs button').length === 8")
     browser.click(f"#tabs button[data-task='{task}']")
     field = {"rerank": "#field-documents", "answer": "#field-context"}.get(task, "#field-a")
     browser.write(field, HOSTILE)
@@ -165,7 +166,7 @@ def test_texts_never_become_markup(browser: Chromium, url: str, task: str) -> No
 @needs_browser
 def test_refusals_are_shown_in_words(browser: Chromium, url: str) -> None:
     browser.open(f"{url}/")
-    browser.wait("document.querySelectorAll('#tabs button').length === 7")
+    browser.wait("document.querySelectorAll('#tabs button').length === 8")
     browser.click("#tabs button[data-task='fill-mask']")
     browser.write("#field-a", "no mask here")
     browser.click("#go")
@@ -184,7 +185,7 @@ def test_the_key_is_sent_and_kept_nowhere(
         browser.open(f"{address}/")
         browser.wait("document.querySelector('#state').textContent === 'an API key is needed'")
         browser.write("#key", "secret")
-        browser.wait("document.querySelectorAll('#tabs button').length === 7")
+        browser.wait("document.querySelectorAll('#tabs button').length === 8")
         browser.click("#go")
         assert browser.wait("document.querySelector('#result .big')?.textContent")
         assert browser.evaluate("document.cookie + localStorage.length + sessionStorage.length") == "00"

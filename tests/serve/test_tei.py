@@ -210,7 +210,7 @@ def test_decode_is_the_inverse(app: TestClient) -> None:
         ("/predict", {"inputs": ["a", ["b"]]}, 400, "Validation"),
         ("/predict", {"inputs": [[]]}, 400, "Validation"),
         ("/decode", {"ids": [[1], 2]}, 400, "Validation"),
-        ("/embed_sparse", {"inputs": "a"}, 424, "Backend"),
+        ("/embed_sparse", {"inputs": "a"}, 424, "Backend"),  # no model here has the head
         ("/", {"nothing": 1}, 400, "Validation"),
         ("/", {"inputs": {"source_sentence": 1}}, 400, "Validation"),
     ],
@@ -219,6 +219,25 @@ def test_refusals(app: TestClient, path: str, body: dict[str, Any], status: int,
     answer = app.post(path, json=body)
     assert (answer.status_code, answer.json()["error_type"]) == (status, kind), answer.text
     assert answer.json()["error"]
+
+
+def test_sparse_embeddings(base: Path) -> None:
+    app = client(local_service(base, "embed-sparse"), [TEI])
+    expected = [
+        [
+            {"index": index, "value": value}
+            for index, value in zip(one.indices.tolist(), one.values.tolist(), strict=True)
+        ]
+        for one in engine(base, "embed-sparse").embed_sparse(TEXTS)
+    ]
+    ids = [encoding.ids for encoding in engine(base, "embed-sparse").session.tokenizer.encode(TEXTS)]
+    for path, inputs in (("/embed_sparse", TEXTS), ("/embed_sparse", ids), ("/", TEXTS)):
+        answer = app.post(path, json={"inputs": inputs})
+        assert (answer.status_code, answer.json()) == (200, expected)
+    assert app.post("/embed_sparse", json={"inputs": TEXTS[0]}).json() == expected[:1]
+    assert app.post("/embed", json={"inputs": "a"}).status_code == 424
+    assert app.post("/embed_sparse", json={"inputs": LONG}).status_code == 422
+    assert app.get("/info").json()["model_type"] == {"embedding": {"pooling": "splade"}}
 
 
 def test_a_long_text_is_cut_when_asked(app: TestClient, base: Path) -> None:

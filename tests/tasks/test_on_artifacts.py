@@ -37,6 +37,8 @@ def _ask(engine: Engine, texts: list[str]) -> list[Any]:
         return [state.tobytes() for state in engine.forward(ids)]
     if engine.task == "embed":
         return [vector.tobytes() for vector in engine.embed(texts)]
+    if engine.task == "embed_sparse":
+        return [[one.indices.tolist(), one.values.tolist()] for one in engine.embed_sparse(texts)]
     if engine.task == "classify":
         return engine.classify([(text, "abc") for text in texts])
     if engine.task == "answer":

@@ -95,7 +95,7 @@ class Architecture(ABC):
 
     @abstractmethod
     def fill_mask(self, encoder: Modules, head: Modules, x: str) -> str:
-        """Adds the masked-LM head; returns f32[selected, vocab]."""
+        """Adds the masked-LM head; returns f32[rows, vocab] of ``x: f32[rows, hidden]``."""
 
     def tag(self, head: Modules, x: str, labels: int) -> str:
         """Adds the token classification head; returns f32[tokens, labels]."""
@@ -184,7 +184,11 @@ def _add_head(
         graph.outputs["logits"] = arch.answer(head, hidden)
     elif task == "fill_mask":
         graph.add_input("select", ValueType("i32", ("selected",)))
-        graph.outputs["logits"] = arch.fill_mask(encoder, head, hidden)
+        selected = graph.add("select_rows", hidden, "select", name="selected")
+        graph.outputs["logits"] = arch.fill_mask(encoder, head, selected)
+    elif task == "embed_sparse":
+        logits = arch.fill_mask(encoder, head, hidden)
+        graph.outputs["sparse_embedding"] = graph.add("pooling", logits, name="pooling", modes=["max"])
     elif task in ("classify", "tag"):
         labels = arch.config.labels()
         if task == "classify":
@@ -226,9 +230,13 @@ def _choose_task(
     match = re.fullmatch(r"(?:TF|Flax)?(\w+?)(Model|For[A-Z]\w*|LMHeadModel)", name)
     declared = {**_SUFFIXES, **cls.suffixes}.get(match[2]) if match else ("features" if not name else None)
     if task is not None:
+        if task == "embed" and checkpoint.modules is not None and checkpoint.modules.splade is not None:
+            raise UnsupportedModelError(
+                f"{checkpoint.path}: modules.json describes sparse embeddings; ask for 'embed_sparse', not 'embed'"
+            )
         return _check_task(cls, declared, weights, task, name, where)
     if checkpoint.modules is not None:
-        return "embed"
+        return "embed" if checkpoint.modules.splade is None else "embed_sparse"
     if declared is None:
         known = sorted({**_SUFFIXES, **cls.suffixes})
         raise UnsupportedModelError(
@@ -245,20 +253,23 @@ def _check_task(
 ) -> str:
     if task not in TASKS:
         raise UnsupportedModelError(f"no task is named {task!r}; encast has {list(TASKS)}")
-    if task in ("features", "embed", declared):
-        if task in cls.markers and cls.markers[task] not in weights:
+    head = "fill_mask" if task == "embed_sparse" else task
+    if head in ("features", "embed", declared):
+        if head in cls.markers and cls.markers[head] not in weights:
             raise UnsupportedModelError(
-                f"{where}: task {task!r} needs a head, and the checkpoint has no tensor {cls.markers[task]!r}; "
+                f"{where}: task {task!r} needs a head, and the checkpoint has no tensor {cls.markers[head]!r}; "
                 "take a checkpoint that was fine-tuned for it, or ask for 'features' or 'embed'"
             )
         return task
     # Heads of different tasks may have the same tensors; so a class name that says one rules out the others.
-    if declared in (None, "features") and cls.markers[task] in weights:
+    if declared in (None, "features") and cls.markers[head] in weights:
         return task
     hint = "" if declared in (None, "features") else f". If the head is another one, say so by architectures in {where}"
+    able = {"features", "embed"} | ({declared} if declared else set())
+    able |= {"embed_sparse"} if declared == "fill_mask" else set()
     raise UnsupportedModelError(
         f"{where}: task {task!r} needs a head that the checkpoint does not have (architectures: {name!r}); "
-        f"it can be built for {sorted({'features', 'embed'} | ({declared} if declared else set()))}{hint}"
+        f"it can be built for {sorted(able)}{hint}"
     )
 
 

@@ -42,6 +42,9 @@ class SentenceModules(Protocol):
     @property
     def similarity(self) -> str | None: ...
 
+    @property
+    def splade(self) -> object | None: ...
+
 
 def pool_sentences(graph: Any, x: str, width: int, modules: SentenceModules | None, where: str) -> str:
     """Pooling, dense layers and normalisation as ``modules`` say: f32[seqs, dim].
@@ -96,8 +99,7 @@ def classify_first_token(
 
 
 def transform(head: Modules, x: str, sizes: Sizes, width: int, *, dense: str, norm: str, activation: str) -> str:
-    """The part of a masked-LM head before its decoder, for the selected rows: f32[selected, width]."""
-    x = head.graph.add("select_rows", x, "select", name="selected")
+    """The part of a masked-LM head before its decoder: f32[rows, width] of f32[rows, hidden]."""
     x = head.linear(x, dense, width, sizes.hidden)
     x = head.activation(x, activation, name=f"{dense}.activation")
     return head.layer_norm(x, norm, width, sizes.eps)
@@ -106,7 +108,7 @@ def transform(head: Modules, x: str, sizes: Sizes, width: int, *, dense: str, no
 def predict_tokens(
     encoder: Modules, head: Modules, x: str, sizes: Sizes, width: int, *, decoder: str, bias: str, tied: bool
 ) -> str:
-    """The decoder of a masked-LM head: f32[selected, vocab].
+    """The decoder of a masked-LM head: f32[rows, vocab] of f32[rows, width].
 
     ``tied``: what the config says of ``tie_word_embeddings``. A checkpoint that holds its own decoder weights keeps
     them where they differ from the word embeddings, whatever the config says, as transformers does. ``bias`` is an

@@ -11,7 +11,7 @@ from typing import Any
 
 from encast.errors import ArtifactError
 from encast.ir import Graph
-from encast.ir.meta import HEADS, Check, count, is_text, one_of
+from encast.ir.meta import HEADS, SPLADE_ACTIVATIONS, Check, count, is_text, one_of
 from encast.ir.types import ValueType
 
 __all__ = ["check_card", "check_graph"]
@@ -41,7 +41,9 @@ _CARD: Mapping[str, Check] = {
     "default_prompt": is_text,
     "sizes": _is_sizes,
     "accuracy": _is_table,
+    "splade": _is_table,
 }
+_SPLADE: Mapping[str, Check] = {"activation": one_of(*SPLADE_ACTIVATIONS), "max_active_dims": count(1)}
 _TOKENIZER: Mapping[str, Check] = {
     "max_length": count(1),
     "truncation_side": one_of("left", "right"),
@@ -82,14 +84,19 @@ def _check_outputs(graph: Graph, path: Path) -> None:
     if graph.type_of(graph.outputs["last_hidden_state"]) != ValueType("f32", ("tokens", meta.hidden)):
         raise ArtifactError(f"{path}: last_hidden_state is not f32[tokens, {meta.hidden}], as meta says")
     labels = len(meta.labels or [])
-    columns = {"answer": 2, "classify": labels, "tag": labels}.get(meta.task)
-    if columns and graph.type_of(graph.outputs["logits"]).shape[1] != columns:
-        raise ArtifactError(f"{path}: logits have not {columns} columns, as task and labels say")
+    columns = {"answer": 2, "classify": labels, "tag": labels, "embed_sparse": meta.vocab}.get(meta.task)
+    if columns and head and graph.type_of(graph.outputs[head[0]]).shape[1] != columns:
+        raise ArtifactError(f"{path}: {head[0]} has not {columns} columns, as meta says")
 
 
 def check_card(card: Mapping[str, Any], path: Path) -> None:
     """Raises ``ArtifactError`` for an entry of a card that a run would read and that has another form."""
-    for table, checks, where in ((card, _CARD, ""), (card.get("tokenizer"), _TOKENIZER, "tokenizer/")):
+    tables = (
+        (card, _CARD, ""),
+        (card.get("tokenizer"), _TOKENIZER, "tokenizer/"),
+        (card.get("splade"), _SPLADE, "splade/"),
+    )
+    for table, checks, where in tables:
         for key, accepts in checks.items():
             value = table.get(key) if isinstance(table, Mapping) else None
             if value is not None and not accepts(value):

@@ -33,7 +33,10 @@ def compile_command(
     ] = None,
     dtype: Annotated[str, typer.Option(help="Of weights and activations in products: int8, bf16 or f32.")] = "int8",
     task: Annotated[
-        str | None, typer.Option(help="features, embed, classify, tag, answer or fill_mask; default: the checkpoint's.")
+        str | None,
+        typer.Option(
+            help="features, embed, embed_sparse, classify, tag, answer or fill_mask; default: the checkpoint's."
+        ),
     ] = None,
     quant: Annotated[Path | None, typer.Option(help="A JSON file with the fields of a QuantSpec.")] = None,
     keep: Annotated[

@@ -34,7 +34,10 @@ def run_command(
     artifact: Annotated[Path, typer.Argument(help="A compiled artifact (NAME.encast).")],
     input: Annotated[str, typer.Argument(help="A file of rows, gzipped or not; - is standard input.")] = "-",
     task: Annotated[
-        str, typer.Option(help="embed, classify, answer, tag, rerank, fill_mask or features; auto: the artifact's.")
+        str,
+        typer.Option(
+            help="embed, embed_sparse, classify, answer, tag, rerank, fill_mask or features; auto: the artifact's."
+        ),
     ] = "auto",
     output: Annotated[str, typer.Option("--output", "-o", help="Where answers go; - is standard output.")] = "-",
     format: Annotated[
@@ -59,10 +62,14 @@ def run_command(
         typer.Option(help="Answer '' where having none scores higher than the best one by more than this (answer)."),
     ] = None,
     prompt_name: Annotated[
-        str | None, typer.Option(help="The checkpoint's prompt before every text (embed); default: as it says.")
+        str | None,
+        typer.Option(help="The checkpoint's prompt before every text (embed, embed_sparse); default: as it says."),
     ] = None,
     truncate_dim: Annotated[
         int | None, typer.Option(min=1, help="Keep so many of an embedding's first numbers (embed).")
+    ] = None,
+    max_active_dims: Annotated[
+        int | None, typer.Option(min=1, help="Keep so many of a sparse embedding's largest weights (embed_sparse).")
     ] = None,
     on_long: Annotated[str, typer.Option(help="Texts beyond the model's length: truncate or error.")] = "truncate",
     threads: Annotated[int | None, typer.Option(help="Threads an instance; default: the usable cores.")] = None,
@@ -78,7 +85,12 @@ def run_command(
     if on_long not in ("truncate", "error"):
         raise InputError(f"--on-long is {on_long!r}; truncate and error are known")
     options = RunOptions(
-        "error" if on_long == "error" else "truncate", stride, prompt_name, null_threshold, truncate_dim
+        "error" if on_long == "error" else "truncate",
+        stride,
+        prompt_name,
+        null_threshold,
+        truncate_dim,
+        max_active_dims,
     )
     began = time.monotonic()
     with engines.load(artifact, threads=threads, instances=instances, batch_tokens=batch_tokens) as engine:

@@ -1,5 +1,8 @@
 """What sentence-transformers stores beside a model: ``modules.json`` and the folders it names.
 
+A folder is a ``SentenceTransformer`` (pooling, dense layers, norm), a ``SparseEncoder`` (``SpladePooling`` of a
+masked-LM head) or a ``CrossEncoder`` (the transformer alone).
+
 Both layouts are read: up to version 5.3 (``sentence_transformers.models.Pooling``, a boolean
 flag a pooling mode) and from 5.4 (``sentence_transformers.sentence_transformer.modules.pooling.Pooling``,
 one ``pooling_mode``). Whatever would change the arithmetic and is not understood is an
@@ -17,10 +20,17 @@ import numpy as np
 from encast.errors import CheckpointError, UnsupportedModelError
 from encast.importers.files import Folder, quote
 from encast.importers.model_files import read_tensors
-from encast.ir.meta import SIMILARITIES
+from encast.ir.meta import SIMILARITIES, SPLADE_ACTIVATIONS
 from encast.ir.ops import POOLING_MODES
 
-__all__ = ["DenseModule", "SentenceModules", "TransformerSettings", "read_modules", "read_transformer_settings"]
+__all__ = [
+    "DenseModule",
+    "SentenceModules",
+    "SpladePooling",
+    "TransformerSettings",
+    "read_modules",
+    "read_transformer_settings",
+]
 
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -40,6 +50,8 @@ _DENSE_ACTIVATIONS = {
     "torch.nn.modules.linear.Identity": "none",
 }
 
+
+_MODEL_SETTINGS = "config_sentence_transformers.json"
 
 _TRANSFORMER_CONFIGS = (
     "sentence_bert_config.json",
@@ -61,6 +73,14 @@ class DenseModule:
 
 
 @dataclass(frozen=True)
+class SpladePooling:
+    """``activation``: one of ``SPLADE_ACTIVATIONS``; ``max_active_dims``: weights of a text that stay, None: all."""
+
+    activation: str
+    max_active_dims: int | None
+
+
+@dataclass(frozen=True)
 class TransformerSettings:
     """``sentence_bert_config.json``: how texts are cut and lowered before the model sees them."""
 
@@ -74,8 +94,8 @@ class SentenceModules:
     """Everything after the transformer of a sentence embedding model.
 
     ``pooling_modes`` in the order of their results; then ``dense`` in order; then the Euclidean norm if
-    ``normalize``. ``prompts``: name → text put before an input; ``default_prompt_name`` names the one that
-    sentence-transformers uses unless told otherwise.
+    ``normalize``. ``splade``: of a sparse encoder, which has none of these. ``prompts``: name → text put before an
+    input; ``default_prompt_name`` names the one that sentence-transformers uses unless told otherwise.
     """
 
     pooling_modes: tuple[str, ...]
@@ -86,6 +106,7 @@ class SentenceModules:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     similarity: str | None = None
+    splade: SpladePooling | None = None
 
 
 def transformer_folder(root: Folder) -> Folder:
@@ -93,7 +114,7 @@ def transformer_folder(root: Folder) -> Folder:
     if not root.has("modules.json"):
         return root
     kind, path, where = _entries(root)[0]
-    if kind != "Transformer":
+    if kind not in ("Transformer", "MLMTransformer"):
         raise UnsupportedModelError(f"{where} is a {kind}; the first module must be a Transformer")
     return root.child(path, where) if path else root
 
@@ -144,12 +165,14 @@ def read_modules(root: Folder, settings: TransformerSettings) -> SentenceModules
     if not root.has("modules.json"):
         return None
     entries = _entries(root)
+    kinds = [kind for kind, _, _ in entries]
     if len(entries) == 1 and settings.task != "feature-extraction":
         return None
-    if len(entries) < 2 or entries[1][0] != "Pooling":
+    if "SpladePooling" in kinds:
+        return _splade(root, entries, settings)
+    if len(entries) < 2 or kinds[:2] != ["Transformer", "Pooling"]:
         raise UnsupportedModelError(
-            f"{root.path('modules.json')}: a Pooling module must follow the Transformer; there is "
-            f"{', '.join(kind for kind, _, _ in entries)}"
+            f"{root.path('modules.json')}: a Pooling module must follow the Transformer; there is {', '.join(kinds)}"
         )
     modes = _pooling_modes(root.child(entries[1][1], entries[1][2]))
     dense: list[DenseModule] = []
@@ -171,6 +194,36 @@ def read_modules(root: Folder, settings: TransformerSettings) -> SentenceModules
     )
 
 
+def _splade(root: Folder, entries: list[tuple[str, str, str]], settings: TransformerSettings) -> SentenceModules:
+    kinds = [kind for kind, _, _ in entries]
+    masked = kinds[0] == "MLMTransformer" or settings.task == "fill-mask"
+    if len(kinds) != 2 or kinds[1] != "SpladePooling" or not masked:
+        raise UnsupportedModelError(
+            f"{root.path('modules.json')}: a SpladePooling module must follow a Transformer for fill-mask, or an "
+            f"MLMTransformer, and be the last; there is {', '.join(kinds)}, for {settings.task}"
+        )
+    folder = root.child(*entries[1][1:])
+    where = str(folder.path("config.json"))
+    config = folder.object("config.json")
+    # chunk_size says how many tokens are pooled at a time, which changes no number.
+    known = {"pooling_strategy", "activation_function", "word_embedding_dimension", "embedding_dimension", "chunk_size"}
+    _check_fields(config, known, where)
+    for name, default, supported in (
+        ("pooling_strategy", "max", ("max",)),
+        ("activation_function", "relu", tuple(SPLADE_ACTIVATIONS)),
+    ):
+        if config.get(name, default) not in supported:
+            raise UnsupportedModelError(f"{where}: {name} is {quote(config[name])}; supported: {', '.join(supported)}")
+    prompts, default_prompt, similarity = _model_settings(root)
+    most = root.object(_MODEL_SETTINGS).get("max_active_dims") if root.has(_MODEL_SETTINGS) else None
+    if most is not None and not (type(most) is int and most > 0):
+        raise CheckpointError(f"{root.path(_MODEL_SETTINGS)}: max_active_dims must be a positive integer or null")
+    return SentenceModules(
+        (), (), False, settings.max_seq_length, settings.do_lower_case, prompts, default_prompt, similarity,
+        SpladePooling(config.get("activation_function", "relu"), most),
+    )  # fmt: skip
+
+
 def _entries(root: Folder) -> list[tuple[str, str, str]]:
     """(kind, path, description for messages) of every module, in order."""
     where = str(root.path("modules.json"))
@@ -182,7 +235,7 @@ def _entries(root: Folder) -> list[tuple[str, str, str]]:
         if not isinstance(type_name, str) or not isinstance(path, str):
             raise CheckpointError(f"{which} must be an object with the strings type and path")
         kind = type_name.rpartition(".")[2]
-        known = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
+        known = ("Transformer", "MLMTransformer", "Pooling", "Dense", "Normalize", "Dropout", "SpladePooling")
         if not type_name.startswith("sentence_transformers.") or kind not in known:
             raise UnsupportedModelError(
                 f"{which} has type {quote(type_name)}; supported are {', '.join(known)} of sentence_transformers"
@@ -276,7 +329,7 @@ def _dense(folder: Folder) -> DenseModule:
 
 
 def _model_settings(root: Folder) -> tuple[dict[str, str], str | None, str | None]:
-    name = "config_sentence_transformers.json"
+    name = _MODEL_SETTINGS
     if not root.has(name):
         return {}, None, None
     where = str(root.path(name))

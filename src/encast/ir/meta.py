@@ -8,11 +8,22 @@ from typing import Any
 
 from encast.errors import GraphError
 
-__all__ = ["HEADS", "SIMILARITIES", "Check", "FusionPromise", "GraphMeta", "count", "is_text", "one_of"]
+__all__ = [
+    "HEADS",
+    "SIMILARITIES",
+    "SPLADE_ACTIVATIONS",
+    "Check",
+    "FusionPromise",
+    "GraphMeta",
+    "count",
+    "is_text",
+    "one_of",
+]
 
 HEADS: Mapping[str, tuple[str, str] | None] = {
     "features": None,
     "embed": ("embedding", "seqs"),
+    "embed_sparse": ("sparse_embedding", "seqs"),
     "classify": ("logits", "seqs"),
     "tag": ("logits", "tokens"),
     "answer": ("logits", "tokens"),
@@ -22,6 +33,9 @@ HEADS: Mapping[str, tuple[str, str] | None] = {
 
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 """How embeddings may be compared."""
+
+SPLADE_ACTIVATIONS: Mapping[str, int] = {"relu": 1, "log1p_relu": 2}
+"""How many times a sparse embedding takes log(1 + x) of what is above 0, by the names of sentence-transformers."""
 
 
 @dataclass(frozen=True)

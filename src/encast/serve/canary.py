@@ -12,6 +12,7 @@ import numpy as np
 
 import encast.artifact as artifacts
 from encast.engine import session_of
+from encast.ir.meta import HEADS
 from encast.tasks.session import Run, Session
 
 __all__ = ["LEAST_COSINE", "canary_run", "cosine"]
@@ -30,7 +31,8 @@ _TEXTS = (
 def canary_run(session: Session) -> Run:
     """The run to ask of every instance of a model: its head's output for texts of several lengths."""
     task = session.meta.task
-    output = {"embed": "embedding", "features": "last_hidden_state"}.get(task, "logits")
+    head = HEADS[task]
+    output = head[0] if head else "last_hidden_state"
     piece = next(session.stream(_TEXTS))
     # Of a masked-language model the head is wanted for single tokens: the first of every text.
     select = piece.batch.cu_seqlens[:-1].copy() if task == "fill_mask" else None

@@ -453,8 +453,12 @@ async def in_daemon(work: Callable[[], T]) -> T:
 
 def _curl(url: str, engine: Engine, options: ServeOptions) -> str:
     """A command that asks the model something."""
-    names = {"fill_mask": "fill-mask", "features": "hidden-states"}
-    operation = next(one for one in ENCAST.operations if one.name == f"encast.{names.get(engine.task, engine.task)}")
+    names = {"features": "hidden-states"}
+    operation = next(
+        one
+        for one in ENCAST.operations
+        if one.name == f"encast.{names.get(engine.task, engine.task.replace('_', '-'))}"
+    )
     body = msgspec.json.encode({"model": engine.at.name, **operation.examples["example"]}).decode()
     key = "" if options.api_keys is None else ' -H "authorization: Bearer $KEY"'
     insecure = "" if options.tls_cert is None else " --insecure"

@@ -3,6 +3,7 @@
 from encast.tasks.answer import Answer, answer
 from encast.tasks.classify import Classification, classify
 from encast.tasks.embed import embed, embed_ids
+from encast.tasks.embed_sparse import SparseVector, embed_sparse
 from encast.tasks.features import hidden_states
 from encast.tasks.fill_mask import Candidate, fill_mask
 from encast.tasks.rerank import rerank
@@ -17,6 +18,7 @@ __all__ = [
     "Entity",
     "Run",
     "Session",
+    "SparseVector",
     "Steps",
     "Tagging",
     "TokenLabel",
@@ -26,6 +28,7 @@ __all__ = [
     "drive",
     "embed",
     "embed_ids",
+    "embed_sparse",
     "fill_mask",
     "hidden_states",
     "rerank",

@@ -12,6 +12,7 @@ from encast.errors import InputError
 from encast.tasks.answer import answer
 from encast.tasks.classify import classify
 from encast.tasks.embed import embed
+from encast.tasks.embed_sparse import embed_sparse
 from encast.tasks.features import hidden_states
 from encast.tasks.fill_mask import fill_mask
 from encast.tasks.rerank import rerank
@@ -27,8 +28,8 @@ Records = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run over a file may change: what long texts do; of embedding the prompt and ``truncate_dim``; of answering
-    the ``stride`` and the ``null_threshold``.
+    """What a run over a file may change: what long texts do; of embedding the prompt, ``truncate_dim`` and, of sparse
+    embeddings, ``max_active_dims``; of answering the ``stride`` and the ``null_threshold``.
     """
 
     on_long: OnLong = "truncate"
@@ -36,6 +37,7 @@ class RunOptions:
     prompt_name: str | None = None
     null_threshold: float | None = None
     truncate_dim: int | None = None
+    max_active_dims: int | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,17 @@ def _embed(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOption
         truncate_dim=options.truncate_dim,
     )
     return [{"embedding": vector} for vector in need_finite(vectors)]
+
+
+def _embed_sparse(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
+    vectors = yield from embed_sparse(
+        session,
+        [text for (text,) in rows],
+        on_long=options.on_long,
+        prompt_name=options.prompt_name,
+        max_active_dims=options.max_active_dims,
+    )
+    return [{"indices": vector.indices.tolist(), "values": vector.values} for vector in vectors]
 
 
 def _classify(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
@@ -125,6 +138,7 @@ def _fill_mask(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOp
 TABLE: Mapping[str, FileTask] = {
     "features": FileTask("text", None, {"last_hidden_state": [["f32"]]}, _features),
     "embed": FileTask("text", None, {"embedding": ["f32"]}, _embed),
+    "embed_sparse": FileTask("text", None, {"indices": ["int"], "values": ["f32"]}, _embed_sparse),
     "classify": FileTask(
         "text", None, {"label": "str", "score": "float", "scores": [{"label": "str", "score": "float"}]}, _classify
     ),

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from encast.serve.call import Call
-from encast.serve.encode import json_list
+from encast.serve.encode import json_list, json_vector
 from encast.serve.models import ServedModel
 from encast.serve.operations import ErrorBody, Operation, Protocol, Reply, error_body
 from encast.serve.protocols.rerank import find_reranker, reranks
@@ -23,6 +23,7 @@ from encast.tasks import Answer, Candidate, Tagging
 from encast.tasks.answer import answer
 from encast.tasks.classify import classify
 from encast.tasks.embed import embed
+from encast.tasks.embed_sparse import embed_sparse
 from encast.tasks.features import hidden_states
 from encast.tasks.fill_mask import fill_mask
 from encast.tasks.rerank import rerank
@@ -52,6 +53,15 @@ class EmbedBody(TextsBody, kw_only=True):
 
     prompt_name: str | None = None
     truncate_dim: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class EmbedSparseBody(TextsBody, kw_only=True):
+    """``prompt_name``: as of embed. ``max_active_dims``: so many of the largest weights of a text; as the checkpoint
+    says when left out, else all.
+    """
+
+    prompt_name: str | None = None
+    max_active_dims: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 class ClassifyBody(msgspec.Struct, kw_only=True):
@@ -95,6 +105,21 @@ class EmbedAnswer(msgspec.Struct):
     model: str
     tokens: int
     results: list[list[float]]
+
+
+class SparseWeights(msgspec.Struct):
+    """``indices``: ids of tokens, rising; ``values``: their weights, above 0."""
+
+    indices: list[int]
+    values: list[float]
+
+
+class EmbedSparseAnswer(msgspec.Struct):
+    """The weights of every text."""
+
+    model: str
+    tokens: int
+    results: list[SparseWeights]
 
 
 class LabelScore(msgspec.Struct):
@@ -208,6 +233,25 @@ async def _embed(service: Service, call: Call, body: EmbedBody) -> Reply:
     return await _reply(call, model, rows.nbytes, lambda: json_list(rows))
 
 
+async def _embed_sparse(service: Service, call: Call, body: EmbedSparseBody) -> Reply:
+    model = service.models.find(body.model, "embed_sparse")
+    service.limits.check_texts(body.texts, "texts")
+    steps = embed_sparse(
+        model.session,
+        body.texts,
+        on_long=body.on_long,
+        prompt_name=body.prompt_name,
+        max_active_dims=body.max_active_dims,
+    )
+    found = await call.run(model, steps)
+
+    def encode() -> bytes:
+        rows = (b'{"indices":%b,"values":%b}' % (json_vector(one.indices), json_vector(one.values)) for one in found)
+        return b"[" + b",".join(rows) + b"]"
+
+    return await _reply(call, model, 8 * sum(one.indices.size for one in found), encode)
+
+
 async def _classify(service: Service, call: Call, body: ClassifyBody) -> Reply:
     model = service.models.find(body.model, "classify")
     service.limits.check_texts(body.texts, "texts")
@@ -309,6 +353,10 @@ def _of(task: str) -> Callable[[ServedModel], bool]:
 # Name, summary, handler, its body and answer, an example, and which models it can ask.
 _ROUTES: list[tuple[str, str, Any, Any, Any, dict[str, Any], Callable[[ServedModel], bool]]] = [
     ("embed", "Embeddings of texts", _embed, EmbedBody, EmbedAnswer, _CATS, _of("embed")),
+    (
+        "embed-sparse", "Sparse embeddings of texts: weights of tokens", _embed_sparse, EmbedSparseBody,
+        EmbedSparseAnswer, _CATS, _of("embed_sparse"),
+    ),
     (
         "classify", "Labels of texts, or of pairs of texts", _classify, ClassifyBody, ClassifyAnswer,
         {"texts": ["What a film!", ["a cat sleeps", "an animal rests"]]}, _of("classify"),

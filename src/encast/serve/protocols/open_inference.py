@@ -21,7 +21,7 @@ from encast.serve.call import Call
 from encast.serve.errors import RefusalError
 from encast.serve.models import ServedModel
 from encast.serve.service import Service
-from encast.tasks import answer, embed, fill_mask, rerank, tag
+from encast.tasks import answer, embed, embed_sparse, fill_mask, rerank, tag
 from encast.tasks.classify import decide, label_names, score_rows
 from encast.tasks.session import F32, Piece, Run, Session, Steps, need_finite
 from encast.tasks.texts import check_texts_or_pairs
@@ -197,6 +197,9 @@ def _forms(session: Session) -> list[_Form]:
     if task == "embed":
         forms = [_Form((text,), (), vector, states, _embed), ranked]
         heads = vector
+    elif task == "embed_sparse":
+        weights = places(("row", "INT64", (-1,)), ("index", "INT64", (-1,)), ("value", "FP32", (-1,)))
+        forms = [_Form((text,), (), weights, (), _embed_sparse)]
     elif task == "classify":
         forms = [_Form((text,), (), classes, (), _classify)]
         forms += [ranked] if labels == 1 else []
@@ -363,6 +366,20 @@ def _classes(session: Session, logits: F32) -> Values:
     # A regression has no best label; its label has a name all the same.
     labels = [names[0] if one.label is None else one.label for one in found]
     return {"logits": logits, "scores": [list(one.scores.values()) for one in found], "label": labels}
+
+
+def _embed_sparse(
+    session: Session, given: Mapping[str, Tensor], wanted: frozenset[str], options: _Options
+) -> Steps[Values]:
+    found = yield from embed_sparse(
+        session, _texts(given["text"]), on_long=options.on_long, prompt_name=options.prompt_name
+    )
+    rows = np.repeat(np.arange(len(found)), [one.indices.size for one in found])
+    index, value = (
+        np.concatenate([np.empty(0, kind), *(getattr(one, name) for one in found)])
+        for name, kind in (("indices", np.int64), ("values", np.float32))
+    )
+    return {"row": rows, "index": index, "value": value}
 
 
 def _rerank(session: Session, given: Mapping[str, Tensor], wanted: frozenset[str], options: _Options) -> Steps[Values]:

@@ -38,6 +38,7 @@ from encast.serve.protocols.tei_types import (
     SimilarityBody,
     SimilarityParameters,
     SimpleToken,
+    SparseValue,
     TeiError,
     TokenizeBody,
     Truncation,
@@ -45,6 +46,7 @@ from encast.serve.protocols.tei_types import (
 from encast.serve.service import Service
 from encast.tasks.classify import decide, label_names, score_rows, sigmoid
 from encast.tasks.embed import embed, embed_ids, normalized, similarities
+from encast.tasks.embed_sparse import embed_sparse, embed_sparse_ids
 from encast.tasks.features import hidden_states, hidden_states_of_ids
 from encast.tasks.rerank import rerank
 from encast.tasks.session import F32, Session, Steps, need_finite
@@ -169,7 +171,24 @@ async def _embed_all(service: Service, call: Call, body: EmbedAllBody) -> Reply:
 
 
 async def _embed_sparse(service: Service, call: Call, body: EmbedAllBody) -> Reply:
-    raise RefusalError("unsupported", "no model here gives sparse embeddings; encast compiles no SPLADE heads")
+    model = service.models.find(None, "embed_sparse")
+    rows = _rows(service, body)
+    if isinstance(rows[0], str):
+        steps = embed_sparse(model.session, rows, on_long=_on_long(model, body), prompt_name=body.prompt_name)
+    else:
+        steps = embed_sparse_ids(model.session, rows)
+    found = await _run(call, model, steps)
+
+    def encode() -> bytes:
+        return msgspec.json.encode(
+            [
+                [SparseValue(*pair) for pair in zip(one.indices.tolist(), one.values.tolist(), strict=True)]
+                for one in found
+            ]
+        )
+
+    size = 32 * sum(one.indices.size for one in found)
+    return _reply(call, await call.offload(size, encode), sum(map(len, rows)))
 
 
 async def _predict(service: Service, call: Call, body: PredictBody) -> Reply:
@@ -315,8 +334,11 @@ async def _root(service: Service, call: Call, body: dict[str, Any]) -> Reply:
         return await _rerank(service, call, _as(RerankBody, body))
     if isinstance(body.get("inputs"), dict):
         return await _similarity(service, call, _as(SimilarityBody, body))
-    if service.models.find(None, "embed", "classify").task == "classify":
+    task = service.models.find(None, "embed", "embed_sparse", "classify").task
+    if task == "classify":
         return await _predict(service, call, _as(PredictBody, body))
+    if task == "embed_sparse":
+        return await _embed_sparse(service, call, _as(EmbedAllBody, body))
     return await _embed(service, call, _as(EmbedBody, body))
 
 
@@ -334,7 +356,7 @@ async def _info(service: Service, call: Call, body: None) -> Reply:
     labels = label_names(meta, len(meta.labels or ())) if kind != "embedding" else []
     by_id = {str(index): label for index, label in enumerate(labels)}
     # How an artifact pools is a part of its compiled graph.
-    about = {"pooling": "compiled"} if kind == "embedding" else {
+    about = {"pooling": "splade" if model.task == "embed_sparse" else "compiled"} if kind == "embedding" else {
         "id2label": by_id, "label2id": {label: int(index) for index, label in by_id.items()}
     }  # fmt: skip
     info = Info(
@@ -374,8 +396,8 @@ TEI = Protocol(
             EmbedAllBody, list[list[list[float]]], examples={"text": {"inputs": _CATS[0]}},
         ),
         Operation(
-            "POST", "/embed_sparse", "tei.embed_sparse", "Refused: no model here gives sparse embeddings",
-            _embed_sparse, EmbedAllBody,
+            "POST", "/embed_sparse", "tei.embed_sparse", "Sparse embeddings, in the form of TEI", _embed_sparse,
+            EmbedAllBody, list[list[SparseValue]], examples={"texts": {"inputs": _CATS}},
         ),
         Operation(
             "POST", "/predict", "tei.predict", "Labels of a text, a pair or a batch, in the form of TEI", _predict,

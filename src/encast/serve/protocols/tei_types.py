@@ -18,6 +18,7 @@ __all__ = [
     "SimilarityBody",
     "SimilarityParameters",
     "SimpleToken",
+    "SparseValue",
     "TeiError",
     "TokenizeBody",
     "Truncation",
@@ -110,6 +111,13 @@ class SimilarityBody(msgspec.Struct):
 
     inputs: SimilarityInput
     parameters: SimilarityParameters | None = None
+
+
+class SparseValue(msgspec.Struct):
+    """The weight of a token of the vocabulary."""
+
+    index: int
+    value: float
 
 
 class TokenizeBody(msgspec.Struct):

@@ -1,0 +1,90 @@
+"""Sparse embeddings: weights of the tokens of the vocabulary, as SPLADE has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from encast.batch import Int32
+from encast.tasks.embed import check_ids
+from encast.tasks.session import F32, Piece, Run, Session, Steps, need_count, need_finite
+from encast.tasks.texts import check_texts
+from encast.tasks.tokenize import OnLong
+
+__all__ = ["SparseVector", "embed_sparse", "embed_sparse_ids"]
+
+# A row spans the whole vocabulary (1 MB for 250,000 tokens), so a run is bounded by rows as well.
+_RUN_ROWS = 128
+
+
+@dataclass(frozen=True, eq=False)
+class SparseVector:
+    """``indices: i32[n]``, rising: tokens of the vocabulary; ``values: f32[n]``: their weights, all above 0."""
+
+    indices: Int32
+    values: F32
+
+
+def embed_sparse(
+    session: Session,
+    texts: object,
+    *,
+    on_long: OnLong = "truncate",
+    prompt_name: str | None = None,
+    max_active_dims: int | None = None,
+) -> Steps[list[SparseVector]]:
+    """One vector a text: ``log(1 + max(0, w))`` of the largest masked-LM logit ``w`` that a token of the vocabulary has
+    at any token of the text, special ones included (SPLADE-max, arXiv 2109.10086). Where the checkpoint says
+    ``log1p_relu`` the logarithm is taken twice (arXiv 2504.14839).
+
+    ``max_active_dims``: only so many of the largest weights, of equals those with the smaller index; by default as
+    the checkpoint says, else all. The logarithms are NumPy's, in float64 and rounded once.
+
+    Raises ``InputError``, also for logits that are not finite.
+    """
+    session.need("embed_sparse", "embed_sparse")
+    most = _most(session, max_active_dims)
+    prompt = session.prompt(prompt_name)
+    rows = [prompt + text for text in check_texts(texts)]
+    least = max(1, session.batch_tokens // _RUN_ROWS)
+    pieces = session.stream(rows, on_long=on_long, weight=lambda encoding: max(len(encoding), least))
+    return (yield from _vectors(session, pieces, most))
+
+
+def embed_sparse_ids(
+    session: Session, rows: Sequence[Sequence[int]], *, max_active_dims: int | None = None
+) -> Steps[list[SparseVector]]:
+    """Like ``embed_sparse``, of lists of token ids that are taken as they are; see ``check_ids``."""
+    session.need("embed_sparse", "embed_sparse")
+    most = _most(session, max_active_dims)
+    check_ids(session, rows)
+    return (yield from _vectors(session, session.id_pieces(rows), most))
+
+
+def _most(session: Session, max_active_dims: int | None) -> int | None:
+    if max_active_dims is None:
+        return session.max_active_dims
+    need_count("max_active_dims", max_active_dims, session.meta.vocab)
+    return max_active_dims
+
+
+def _vectors(session: Session, pieces: Iterable[Piece], most: int | None) -> Steps[list[SparseVector]]:
+    found: list[SparseVector] = []
+    for piece in pieces:
+        logits = need_finite((yield Run("sparse_embedding", piece)))
+        found += [_vector(row, session.log1p, most) for row in logits]
+    return found
+
+
+def _vector(logits: F32, logarithms: int, most: int | None) -> SparseVector:
+    indices = np.flatnonzero(logits > 0)
+    if most is not None and indices.size > most:
+        # The logarithm keeps their order.
+        largest = np.argsort(-logits[indices], kind="stable")[:most]
+        indices = np.sort(indices[largest])
+    values = logits[indices].astype(np.float64)
+    for _ in range(logarithms):
+        values = np.log1p(values)
+    return SparseVector(indices.astype(np.int32), values.astype(np.float32))
