@@ -18,6 +18,8 @@ if(ENCAST_TESTS)
       set_property(TEST ${name} PROPERTY LABELS threads)
     endif()
   endforeach()
+  # By far the longest: they start first, so that the others run beside them.
+  set_property(TEST kernels_gemm_test kernels_attention_test kernels_sparse_test PROPERTY COST 100)
   # The environment is read once a process, so a forced level needs a run of its own.
   foreach(level IN LISTS encast_isa_names ITEMS no_such_level)
     add_test(NAME cpu_isa_test_forced_${level} COMMAND cpu_isa_test a_forced_level)
