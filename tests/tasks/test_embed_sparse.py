@@ -64,8 +64,9 @@ def test_other_artifacts_and_logits_without_a_value_are_refused() -> None:
 
 def test_a_run_is_bounded_by_rows() -> None:
     engine = fake_engine("embed_sparse", lambda ids: LOGITS, batch_tokens=8192)
-    engine.embed_sparse(["cat"] * 300)
-    assert [batch.seqs for batch in engine.runnable.batches] == [128, 128, 44]  # type: ignore[attr-defined]
+    engine.embed_sparse(["cat"] * 70)
+    drive(engine.session, engine.runnable, embed_sparse_ids(engine.session, [[2, 3]] * 70))
+    assert [batch.seqs for batch in engine.runnable.batches] == 2 * [32, 32, 6]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +15,9 @@ from encast.tasks.tokenize import OnLong
 
 __all__ = ["SparseVector", "embed_sparse", "embed_sparse_ids"]
 
-# A row spans the whole vocabulary (1 MB for 250,000 tokens), so a run is bounded by rows as well.
-_RUN_ROWS = 128
+# A row spans the whole vocabulary (1 MB for 250,000 tokens), so a run is bounded by rows as well; and a server's front
+# takes the logarithms of a run between two requests.
+_RUN_ROWS = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +49,7 @@ def embed_sparse(
     most = _most(session, max_active_dims)
     prompt = session.prompt(prompt_name)
     rows = [prompt + text for text in check_texts(texts)]
-    least = max(1, session.batch_tokens // _RUN_ROWS)
-    pieces = session.stream(rows, on_long=on_long, weight=lambda encoding: max(len(encoding), least))
-    return (yield from _vectors(session, pieces, most))
+    return (yield from _vectors(session, session.stream(rows, on_long=on_long, weight=_weight(session)), most))
 
 
 def embed_sparse_ids(
@@ -60,7 +59,12 @@ def embed_sparse_ids(
     session.need("embed_sparse", "embed_sparse")
     most = _most(session, max_active_dims)
     check_ids(session, rows)
-    return (yield from _vectors(session, session.id_pieces(rows), most))
+    return (yield from _vectors(session, session.id_pieces(rows, weight=_weight(session)), most))
+
+
+def _weight(session: Session) -> Callable[[Sized], int]:
+    least = max(1, session.batch_tokens // _RUN_ROWS)
+    return lambda row: max(len(row), least)
 
 
 def _most(session: Session, max_active_dims: int | None) -> int | None:

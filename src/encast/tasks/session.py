@@ -126,11 +126,17 @@ class Session:
         for begin, end in _cut(list(map(weight, encodings)), self.batch_tokens):
             yield self._piece(encodings[begin:end], first + begin)
 
-    def id_pieces(self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Iterator[Piece]:
-        """Cuts rows of token ids into pieces of at most ``batch_tokens``; a longer row runs alone. ``types``: of every
-        token, all 0 when left out.
+    def id_pieces(
+        self,
+        rows: Sequence[Sequence[int]],
+        types: Sequence[Sequence[int]] | None = None,
+        *,
+        weight: Callable[[Sequence[int]], int] = len,
+    ) -> Iterator[Piece]:
+        """Cuts rows of token ids into pieces whose weights sum to at most ``batch_tokens``; a row that weighs more runs
+        alone. ``types``: of every token, all 0 when left out.
         """
-        for begin, end in _cut(list(map(len, rows)), self.batch_tokens):
+        for begin, end in _cut(list(map(weight, rows)), self.batch_tokens):
             yield Piece(begin, (), pack(rows[begin:end], None if types is None else types[begin:end]))
 
     def _piece(self, encodings: Sequence[Encoding], first: int) -> Piece:
