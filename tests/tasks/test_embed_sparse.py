@@ -131,7 +131,7 @@ def test_a_sparse_encoder_gives_no_dense_embeddings(tmp_path: Path) -> None:
         )
 
 
-def test_the_command_line_writes_them(tmp_path: Path) -> None:
+def test_the_command_line_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_checkpoint(tmp_path / "bert", "bert", "embed_sparse", layers=1, hidden=32, heads=2, splade="relu")
     path = encast.compile(folder, tmp_path / "model.encast", dtype="int8")
     texts, out = tmp_path / "texts.txt", tmp_path / "out.jsonl"
@@ -142,3 +142,6 @@ def test_the_command_line_writes_them(tmp_path: Path) -> None:
         for row, vector in zip(rows, engine.embed_sparse(TEXTS, max_active_dims=5), strict=True):
             assert row["indices"] == vector.indices.tolist()
             np.testing.assert_array_equal(np.float32(row["values"]), vector.values)
+    assert main(["run", str(path), str(texts), "-o", str(tmp_path / "out.npy")]) == 2
+    assert "npy cannot be written here" in capsys.readouterr().err
+    assert not (tmp_path / "out.npy").exists()

@@ -144,14 +144,14 @@ class ParquetWriter(Writer):
 
 
 class NpyWriter(Writer):
-    """One f32 matrix, a row a record, from the only column that is a vector; needs a regular file."""
+    """One f32 matrix, a row a record, from the only column that is a list; needs a regular file."""
 
     _HEADER = 128
 
     def __init__(self, output: OutputFile, columns: Mapping[str, Any], width: int | None) -> None:
         super().__init__(output, columns)
-        vectors = [name for name, shape in columns.items() if shape == ["f32"]]
-        if len(vectors) != 1 or width is None or not output.regular:
+        vectors = [name for name, shape in columns.items() if isinstance(shape, list)]
+        if [columns[name] for name in vectors] != [["f32"]] or width is None or not output.regular:
             why = "only embeddings are one vector a row" if output.regular else f"{output.name} is no regular file"
             output.discard()
             raise InputError(f"npy cannot be written here: {why}; choose --format jsonl, csv or parquet")
