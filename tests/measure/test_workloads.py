@@ -268,7 +268,7 @@ def test_a_batch_too_large_to_hold() -> None:
 
 
 def test_public_sets_by_their_folder(tmp_path: Path) -> None:
-    """In the layout of the originals: SQuAD's JSON and NQ-open's lines, gzipped."""
+    """In the layout of the originals: SQuAD's JSON and NQ-open's lines, gzipped; GLUE's table."""
     squad = {
         "data": [
             {
@@ -285,8 +285,11 @@ def test_public_sets_by_their_folder(tmp_path: Path) -> None:
             }
         ]
     }
-    for folder in ("squad-v1.1", "queries"):
-        (tmp_path / folder).mkdir()
+    for folder in ("squad-v1.1", "queries", "glue/MRPC"):
+        (tmp_path / folder).mkdir(parents=True)
+    header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
+    rows = '1\t1\t2\t"a b\tb\n0\t3\t4\ta\t" a b c\n'
+    (tmp_path / "glue" / "MRPC" / "dev.tsv").write_text(header + rows)
     (tmp_path / "squad-v1.1" / "dev-v1.1.json.gz").write_bytes(gzip.compress(json.dumps(squad).encode()))
     (tmp_path / "queries" / "NQ-open.dev.jsonl.gz").write_bytes(gzip.compress(b'{"question": "a b", "answer": []}\n'))
 
@@ -298,3 +301,4 @@ def test_public_sets_by_their_folder(tmp_path: Path) -> None:
     assert of("squad-paragraphs", 2) == [[5], [5]], "one paragraph, however many questions"
     assert of("squad-pairs", 2) == [[7], [7]]
     assert of("nq-queries", 1) == [[4]]
+    assert sorted(of("mrpc-pairs", 2)) == [[7], [8]]

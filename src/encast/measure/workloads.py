@@ -291,7 +291,7 @@ def _texts(config: Mapping[str, Any], inputs: InputSpec, batch: tuple[int, ...],
 
 def _dataset(config: Mapping[str, Any], inputs: InputSpec, batch: tuple[int, ...], seed: int) -> Sequence[Workload]:
     which = str(config.get("set"))
-    data = Path(str(_given(config, "data", "the folder with squad-v1.1/ and queries/")))
+    data = Path(str(_given(config, "data", "the folder with squad-v1.1/, queries/ or glue/")))
     rows = real_texts(which, data)
     return _tokenised(str(config.get("name") or which), f"{data}: {which}", rows, config, inputs, batch, seed)
 
@@ -319,21 +319,22 @@ class _Set:
 
 
 @functools.lru_cache(maxsize=1)
-def _questions(path: Path) -> Sequence[Any]:
+def _rows(path: Path) -> Sequence[Any]:
     """Kept, because models and workloads ask for several columns of one file, and reading it takes seconds."""
     return open_dataset(path).rows
 
 
-def _squad(texts: Callable[[Any], Text]) -> Callable[[Path], list[Text]]:
-    return lambda path: list(dict.fromkeys(texts(row) for row in _questions(path)))
+def _labelled(texts: Callable[[Any], Text]) -> Callable[[Path], list[Text]]:
+    return lambda path: list(dict.fromkeys(texts(row) for row in _rows(path)))
 
 
 _SETS = {
-    "squad-questions": _Set("squad-v1.1/dev-v1.1*.json*", _squad(lambda row: row.question)),
-    "squad-paragraphs": _Set("squad-v1.1/dev-v1.1*.json*", _squad(lambda row: row.context)),
-    "squad-pairs": _Set("squad-v1.1/dev-v1.1*.json*", _squad(lambda row: (row.question, row.context))),
-    "squad-train-questions": _Set("squad-v1.1/train-v1.1*.json*", _squad(lambda row: row.question)),
-    "squad-train-paragraphs": _Set("squad-v1.1/train-v1.1*.json*", _squad(lambda row: row.context)),
+    "squad-questions": _Set("squad-v1.1/dev-v1.1*.json*", _labelled(lambda row: row.question)),
+    "squad-paragraphs": _Set("squad-v1.1/dev-v1.1*.json*", _labelled(lambda row: row.context)),
+    "squad-pairs": _Set("squad-v1.1/dev-v1.1*.json*", _labelled(lambda row: (row.question, row.context))),
+    "squad-train-questions": _Set("squad-v1.1/train-v1.1*.json*", _labelled(lambda row: row.question)),
+    "squad-train-paragraphs": _Set("squad-v1.1/train-v1.1*.json*", _labelled(lambda row: row.context)),
+    "mrpc-pairs": _Set("glue/MRPC/dev.tsv*", _labelled(lambda row: row.text)),
     "nq-queries": _Set("queries/NQ-open.dev.jsonl*", lambda path: read_texts(str(path), ["question"])),
 }
 
