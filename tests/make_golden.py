@@ -68,7 +68,7 @@ def transformers_outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -
     if case.head == "embed":
         return {"embedding": np.stack([embed(folder, torch.from_numpy(part)) for part in parts])}
     if case.head == "embed_sparse":
-        return {"sparse_embedding": np.stack([part.max(axis=0) for part in parts])}
+        return {"sparse_embedding": np.stack([part.max(axis=0).clip(0) for part in parts])}
     packed = np.concatenate(parts)
     if case.head == "features":
         return {"last_hidden_state": packed, "key": np.stack(kept_keys)}

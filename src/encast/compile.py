@@ -131,5 +131,7 @@ def _card(
         },
         "prompts": None if modules is None else dict(modules.prompts or {}),
         "default_prompt": None if modules is None else modules.default_prompt_name,
-        "splade": None if modules is None or modules.splade is None else asdict(modules.splade),
+        "splade": None
+        if modules is None or modules.splade is None
+        else asdict(modules.splade.within(graph.meta.vocab)),
     }

@@ -335,7 +335,7 @@ def session_of(opened: Artifact, batch_tokens: int | None = None) -> Session:
         prompts=card.get("prompts") or {},
         default_prompt=card.get("default_prompt"),
         unit=any(node.op == "normalize" and embedding in node.outputs for node in graph.nodes),
-        log1p=SPLADE_ACTIVATIONS[splade.get("activation") or "relu"],
+        logarithms=SPLADE_ACTIVATIONS[splade.get("activation") or "relu"],
         max_active_dims=splade.get("max_active_dims"),
     )
 

@@ -359,6 +359,7 @@ def test_sparse_encoders(tmp_path: Path, kinds: tuple[str, str], settings: dict[
         ([OLD_MLM, OLD_SPLADE, OLD + "Normalize"], {}, "and be the last"),
         ([OLD_MLM, OLD + "Pooling"], {}, "a Pooling module must follow the Transformer"),
         ([OLD_MLM], {}, "a Pooling module must follow the Transformer"),
+        ([OLD_MLM, OLD + "Pooling", OLD_SPLADE], {}, "and be the last"),
         (["sentence_transformers.sparse_encoder.models.SparseAutoEncoder"], {}, "SparseAutoEncoder.*supported are"),
     ],
 )
@@ -378,4 +379,12 @@ def test_max_active_dims_is_a_positive_number(tmp_path: Path, most: object) -> N
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"max_active_dims": most}))
     write_modules(tmp_path, [(OLD_MLM, ""), (OLD_SPLADE, "1_x")], {"1_x": {}})
     with pytest.raises(CheckpointError, match="max_active_dims must be a positive integer"):
+        open_checkpoint(tmp_path)
+
+
+def test_dense_pooling_of_a_masked_lm_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(FILL_MASK))
+    write_modules(tmp_path, [(NEW_TRANSFORMER, ""), (NEW_POOLING, "1_Pooling")], {"1_Pooling": {}})
+    with pytest.raises(UnsupportedModelError, match=r"must follow the Transformer for feature-extraction.*fill-mask"):
         open_checkpoint(tmp_path)

@@ -97,8 +97,10 @@ def test_sparse_embeddings(app: TestClient, base: Path) -> None:
             assert options == {} or len(result["indices"]) == 7
     assert ask(app, "embed-sparse", texts=[], model="embed-sparse")["results"] == []
     body = {"texts": ["a"], "model": "embed-sparse"}
-    refused = app.post("/encast/v1/embed-sparse", json=body | {"max_active_dims": 999})
-    assert (refused.status_code, "max_active_dims" in refused.text) == (422, True)
+    assert app.post("/encast/v1/embed-sparse", json=body | {"max_active_dims": 9999}).status_code == 200
+    few = client(local_service(base, "embed-sparse", limits=RequestLimits(max_weights=20)), [ENCAST])
+    refused = few.post("/encast/v1/embed-sparse", json=body)
+    assert (refused.status_code, "more than 20 weights" in refused.text) == (422, True)
     assert app.post("/encast/v1/embed", json=body).status_code == 422
 
 

@@ -166,6 +166,9 @@ def test_embed_sparse(app: TestClient, base: Path) -> None:
         of_row = found["row"] == row
         np.testing.assert_array_equal(found["index"][of_row], one.indices)
         np.testing.assert_array_equal(found["value"][of_row], one.values)
+    few = outputs_of(ask(app, "embed-sparse", texts_of(TEXTS), parameters={"max_active_dims": 3}))
+    assert few["row"].tolist() == [row for row in range(len(TEXTS)) for _ in range(3)]
+    assert ask(app, "embed-sparse", texts_of(TEXTS), parameters={"max_active_dims": 0}).status_code == 400
     ids, mask = ids_of(base, "embed-sparse", TEXTS)
     states = outputs_of(ask(app, "embed-sparse", tensor("input_ids", ids), tensor("attention_mask", mask)))
     assert states["last_hidden_state"].shape == (*np.shape(ids), 32)

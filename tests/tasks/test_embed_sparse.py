@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from checkpoints import ARCHS, make_checkpoint
-from fake_engine import VOCAB, fake_engine
+from fake_engine import fake_engine
 
 import encast
 from encast.batch import Batch
 from encast.cli.main import main
 from encast.errors import InputError, UnsupportedModelError
 from encast.tasks import SparseVector, drive
-from encast.tasks.embed_sparse import embed_sparse_ids
+from encast.tasks.embed_sparse import embed_sparse, embed_sparse_ids
 
 TEXTS = ["a b c", "", "c b a b the cat"]
-LOGITS = np.array([3.0, -1.0, 0.0, 0.5, 3.0, 1e-9, 2.0, -5.0], np.float32)
+LARGEST = np.array([3.0, 0.0, 0.0, 0.5, 3.0, 1e-9, 2.0, 0.0], np.float32)
 
 
 def dense(vectors: list[SparseVector], size: int) -> np.ndarray:
@@ -32,7 +34,7 @@ def dense(vectors: list[SparseVector], size: int) -> np.ndarray:
 
 
 def test_weights_are_logarithms_of_what_is_above_zero() -> None:
-    engine = fake_engine("embed_sparse", lambda ids: LOGITS)
+    engine = fake_engine("embed_sparse", lambda ids: LARGEST)
     (found,) = engine.embed_sparse(["cat"])
     assert found.indices.tolist() == [0, 3, 4, 5, 6]
     np.testing.assert_allclose(found.values, np.log1p([3.0, 0.5, 3.0, 1e-9, 2.0]), rtol=1e-7)
@@ -40,17 +42,17 @@ def test_weights_are_logarithms_of_what_is_above_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "kept"), [(1, [0]), (2, [0, 4]), (3, [0, 4, 6]), (5, [0, 3, 4, 5, 6]), (8, [0, 3, 4, 5, 6])]
+    ("most", "kept"), [(1, [0]), (2, [0, 4]), (3, [0, 4, 6]), (5, [0, 3, 4, 5, 6]), (10**9, [0, 3, 4, 5, 6])]
 )
 def test_the_largest_weights_stay_and_of_equals_the_first(most: int, kept: list[int]) -> None:
-    engine = fake_engine("embed_sparse", lambda ids: LOGITS)
+    engine = fake_engine("embed_sparse", lambda ids: LARGEST)
     (found,) = engine.embed_sparse(["cat"], max_active_dims=most)
     assert found.indices.tolist() == kept
 
 
-@pytest.mark.parametrize("wrong", [0, -1, len(VOCAB) + 1, 2.5, True, "8"])
+@pytest.mark.parametrize("wrong", [0, -1, 2.5, True, "8"])
 def test_what_cannot_be_kept_is_refused(wrong: object) -> None:
-    engine = fake_engine("embed_sparse", lambda ids: LOGITS)
+    engine = fake_engine("embed_sparse", lambda ids: LARGEST)
     with pytest.raises(InputError, match="max_active_dims is"):
         engine.embed_sparse(["cat"], max_active_dims=wrong)  # type: ignore[arg-type]
 
@@ -62,11 +64,25 @@ def test_other_artifacts_and_logits_without_a_value_are_refused() -> None:
         fake_engine("embed_sparse", lambda ids: np.full(8, np.nan)).embed_sparse(["cat"])
 
 
-def test_a_run_is_bounded_by_rows() -> None:
-    engine = fake_engine("embed_sparse", lambda ids: LOGITS, batch_tokens=8192)
-    engine.embed_sparse(["cat"] * 70)
-    drive(engine.session, engine.runnable, embed_sparse_ids(engine.session, [[2, 3]] * 70))
-    assert [batch.seqs for batch in engine.runnable.batches] == 2 * [32, 32, 6]  # type: ignore[attr-defined]
+@pytest.mark.parametrize("batch_tokens", [64, 100, 127, 8192])
+def test_a_run_is_bounded_by_rows(batch_tokens: int) -> None:
+    engine = fake_engine("embed_sparse", lambda ids: LARGEST, batch_tokens=batch_tokens)
+    engine.embed_sparse([""] * 70)
+    drive(engine.session, engine.runnable, embed_sparse_ids(engine.session, [[2]] * 70))
+    counts = [batch.seqs for batch in engine.runnable.batches]  # type: ignore[attr-defined]
+    assert max(counts) <= 32
+    assert (sum(counts), len(counts)) == (140, 2 * -(-70 // max(counts)))
+
+
+def test_an_answer_is_bounded_by_its_weights() -> None:
+    engine = fake_engine("embed_sparse", lambda ids: LARGEST)
+    assert len(drive(engine.session, engine.runnable, embed_sparse(engine.session, ["cat"] * 3, most_weights=15))) == 3
+    for steps in (
+        embed_sparse(engine.session, ["cat"] * 3, most_weights=14),
+        embed_sparse_ids(engine.session, [[2, 3]] * 3, most_weights=14),
+    ):
+        with pytest.raises(InputError, match="more than 14 weights together.*max_active_dims"):
+            drive(engine.session, engine.runnable, steps)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -111,6 +127,14 @@ def test_a_sparse_encoder_says_how(tmp_path: Path) -> None:
     assert once[1][~kept].max() <= once[1][kept].min()
 
 
+def test_more_weights_than_the_vocabulary_has_are_all(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "bert", "bert", "embed_sparse", layers=1, hidden=32, heads=2, splade="relu")
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"max_active_dims": 1 << 40}))
+    with encast.load(encast.compile(folder, tmp_path / "model.encast"), threads=1) as engine:
+        assert engine.session.max_active_dims == engine.meta.vocab
+        assert len(engine.embed_sparse(["cat"])[0].indices) > 9
+
+
 def test_a_sparse_encoder_gives_no_dense_embeddings(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "bert", "bert", "embed_sparse", layers=1, hidden=32, heads=2, splade="relu")
     with pytest.raises(UnsupportedModelError, match="sparse embeddings; ask for 'embed_sparse'"):
@@ -138,6 +162,13 @@ def test_the_command_line_writes_them(tmp_path: Path, capsys: pytest.CaptureFixt
     texts.write_text("\n".join(TEXTS) + "\n")
     assert main(["run", str(path), str(texts), "-o", str(out), "--max-active-dims", "5"]) == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert main(["run", str(path), str(texts), "-o", str(tmp_path / "out.parquet"), "--max-active-dims", "5"]) == 0
+    columns = pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pydict()
+    assert columns["indices"] == [row["indices"] for row in rows]
+    np.testing.assert_array_equal(columns["values"], [np.float32(row["values"]) for row in rows])
+    assert main(["run", str(path), str(texts), "-o", str(tmp_path / "out.csv"), "--max-active-dims", "5"]) == 0
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert [json.loads(row["indices"]) for row in csv.DictReader(file)] == [row["indices"] for row in rows]
     with encast.load(path, threads=1) as engine:
         for row, vector in zip(rows, engine.embed_sparse(TEXTS, max_active_dims=5), strict=True):
             assert row["indices"] == vector.indices.tolist()

@@ -188,7 +188,8 @@ def _add_head(
         graph.outputs["logits"] = arch.fill_mask(encoder, head, selected)
     elif task == "embed_sparse":
         logits = arch.fill_mask(encoder, head, hidden)
-        graph.outputs["sparse_embedding"] = graph.add("pooling", logits, name="pooling", modes=["max"])
+        positive = graph.add("activation", logits, name="activation", kind="relu")
+        graph.outputs["sparse_embedding"] = graph.add("pooling", positive, name="pooling", modes=["max"])
     elif task in ("classify", "tag"):
         labels = arch.config.labels()
         if task == "classify":
@@ -229,14 +230,17 @@ def _choose_task(
     # "TFBertModel" and "FlaxBertModel" are the same models in other frameworks.
     match = re.fullmatch(r"(?:TF|Flax)?(\w+?)(Model|For[A-Z]\w*|LMHeadModel)", name)
     declared = {**_SUFFIXES, **cls.suffixes}.get(match[2]) if match else ("features" if not name else None)
+    splade = checkpoint.modules is not None and checkpoint.modules.splade is not None
+    if task is None and splade:
+        task = "embed_sparse"
     if task is not None:
-        if task == "embed" and checkpoint.modules is not None and checkpoint.modules.splade is not None:
+        if task == "embed" and splade:
             raise UnsupportedModelError(
                 f"{checkpoint.path}: modules.json describes sparse embeddings; ask for 'embed_sparse', not 'embed'"
             )
         return _check_task(cls, declared, weights, task, name, where)
     if checkpoint.modules is not None:
-        return "embed" if checkpoint.modules.splade is None else "embed_sparse"
+        return "embed"
     if declared is None:
         known = sorted({**_SUFFIXES, **cls.suffixes})
         raise UnsupportedModelError(

@@ -12,7 +12,7 @@ one ``pooling_mode``). Whatever would change the arithmetic and is not understoo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,10 @@ class SpladePooling:
 
     activation: str
     max_active_dims: int | None
+
+    def within(self, vocab: int) -> SpladePooling:
+        """Of a vocabulary, of which no more weights than it has tokens can stay."""
+        return replace(self, max_active_dims=None if self.max_active_dims is None else min(self.max_active_dims, vocab))
 
 
 @dataclass(frozen=True)
@@ -170,9 +174,10 @@ def read_modules(root: Folder, settings: TransformerSettings) -> SentenceModules
         return None
     if "SpladePooling" in kinds:
         return _splade(root, entries, settings)
-    if len(entries) < 2 or kinds[:2] != ["Transformer", "Pooling"]:
+    if kinds[:2] != ["Transformer", "Pooling"] or settings.task != "feature-extraction":
         raise UnsupportedModelError(
-            f"{root.path('modules.json')}: a Pooling module must follow the Transformer; there is {', '.join(kinds)}"
+            f"{root.path('modules.json')}: a Pooling module must follow the Transformer for feature-extraction; there "
+            f"is {', '.join(kinds)}, for {settings.task}"
         )
     modes = _pooling_modes(root.child(entries[1][1], entries[1][2]))
     dense: list[DenseModule] = []
@@ -214,14 +219,18 @@ def _splade(root: Folder, entries: list[tuple[str, str, str]], settings: Transfo
     ):
         if config.get(name, default) not in supported:
             raise UnsupportedModelError(f"{where}: {name} is {quote(config[name])}; supported: {', '.join(supported)}")
-    prompts, default_prompt, similarity = _model_settings(root)
+    prompts, default_prompt, _ = _model_settings(root)
     most = root.object(_MODEL_SETTINGS).get("max_active_dims") if root.has(_MODEL_SETTINGS) else None
     if most is not None and not (type(most) is int and most > 0):
         raise CheckpointError(f"{root.path(_MODEL_SETTINGS)}: max_active_dims must be a positive integer or null")
     return SentenceModules(
-        (), (), False, settings.max_seq_length, settings.do_lower_case, prompts, default_prompt, similarity,
-        SpladePooling(config.get("activation_function", "relu"), most),
-    )  # fmt: skip
+        (),
+        max_seq_length=settings.max_seq_length,
+        do_lower_case=settings.do_lower_case,
+        prompts=prompts,
+        default_prompt_name=default_prompt,
+        splade=SpladePooling(config.get("activation_function", "relu"), most),
+    )
 
 
 def _entries(root: Folder) -> list[tuple[str, str, str]]:
@@ -329,11 +338,10 @@ def _dense(folder: Folder) -> DenseModule:
 
 
 def _model_settings(root: Folder) -> tuple[dict[str, str], str | None, str | None]:
-    name = _MODEL_SETTINGS
-    if not root.has(name):
+    if not root.has(_MODEL_SETTINGS):
         return {}, None, None
-    where = str(root.path(name))
-    config = root.object(name)
+    where = str(root.path(_MODEL_SETTINGS))
+    config = root.object(_MODEL_SETTINGS)
     prompts = config.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise CheckpointError(f"{where}: prompts must be an object from names to texts")

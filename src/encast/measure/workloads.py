@@ -324,17 +324,17 @@ def _rows(path: Path) -> Sequence[Any]:
     return open_dataset(path).rows
 
 
-def _labelled(texts: Callable[[Any], Text]) -> Callable[[Path], list[Text]]:
+def _column(texts: Callable[[Any], Text]) -> Callable[[Path], list[Text]]:
     return lambda path: list(dict.fromkeys(texts(row) for row in _rows(path)))
 
 
 _SETS = {
-    "squad-questions": _Set("squad-v1.1/dev-v1.1*.json*", _labelled(lambda row: row.question)),
-    "squad-paragraphs": _Set("squad-v1.1/dev-v1.1*.json*", _labelled(lambda row: row.context)),
-    "squad-pairs": _Set("squad-v1.1/dev-v1.1*.json*", _labelled(lambda row: (row.question, row.context))),
-    "squad-train-questions": _Set("squad-v1.1/train-v1.1*.json*", _labelled(lambda row: row.question)),
-    "squad-train-paragraphs": _Set("squad-v1.1/train-v1.1*.json*", _labelled(lambda row: row.context)),
-    "mrpc-pairs": _Set("glue/MRPC/dev.tsv*", _labelled(lambda row: row.text)),
+    "squad-questions": _Set("squad-v1.1/dev-v1.1*.json*", _column(lambda row: row.question)),
+    "squad-paragraphs": _Set("squad-v1.1/dev-v1.1*.json*", _column(lambda row: row.context)),
+    "squad-pairs": _Set("squad-v1.1/dev-v1.1*.json*", _column(lambda row: (row.question, row.context))),
+    "squad-train-questions": _Set("squad-v1.1/train-v1.1*.json*", _column(lambda row: row.question)),
+    "squad-train-paragraphs": _Set("squad-v1.1/train-v1.1*.json*", _column(lambda row: row.context)),
+    "mrpc-pairs": _Set("glue/MRPC/dev.tsv*", _column(lambda row: row.text)),
     "nq-queries": _Set("queries/NQ-open.dev.jsonl*", lambda path: read_texts(str(path), ["question"])),
 }
 

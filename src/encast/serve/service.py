@@ -18,13 +18,14 @@ class RequestLimits:
     """What one request may ask for. A text may have ``max_text_bytes`` of UTF-8; ``timeout_s``: until it is answered,
     which a request can shorten by the header ``x-timeout-ms``; ``body_timeout_s``: until its body is there.
     ``max_inflight_bytes``: of the bodies of all requests under way in a front; one alone is always taken.
-    ``max_listed_tokens``: of an answer that lists tokens.
+    ``max_listed_tokens``: of an answer that lists tokens; ``max_weights``: of all sparse embeddings of an answer.
     """
 
     max_body_bytes: int = 16 << 20
     max_texts: int = 2048
     max_text_bytes: int = 1 << 20
     max_listed_tokens: int = 1 << 18
+    max_weights: int = 1 << 22
     max_concurrent: int = 1024
     max_inflight_bytes: int = 256 << 20
     timeout_s: float = 30.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from encast.batch import Int32
+from encast.errors import InputError
 from encast.tasks.embed import check_ids
 from encast.tasks.session import F32, Piece, Run, Session, Steps, need_count, need_finite
 from encast.tasks.texts import check_texts
@@ -15,9 +16,11 @@ from encast.tasks.tokenize import OnLong
 
 __all__ = ["SparseVector", "embed_sparse", "embed_sparse_ids"]
 
-# A row spans the whole vocabulary (1 MB for 250,000 tokens), so a run is bounded by rows as well; and a server's front
-# takes the logarithms of a run between two requests.
+# A row spans the whole vocabulary (1 MB for 250,000 tokens), so what a task asks for at once is bounded by rows as well;
+# and a server's front takes the logarithms of a run between two requests.
 _RUN_ROWS = 32
+
+_INT32_MAX = (1 << 31) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,60 +38,77 @@ def embed_sparse(
     on_long: OnLong = "truncate",
     prompt_name: str | None = None,
     max_active_dims: int | None = None,
+    most_weights: int | None = None,
 ) -> Steps[list[SparseVector]]:
     """One vector a text: ``log(1 + max(0, w))`` of the largest masked-LM logit ``w`` that a token of the vocabulary has
     at any token of the text, special ones included (SPLADE-max, arXiv 2109.10086). Where the checkpoint says
     ``log1p_relu`` the logarithm is taken twice (arXiv 2504.14839).
 
-    ``max_active_dims``: only so many of the largest weights, of equals those with the smaller index; by default as
-    the checkpoint says, else all. The logarithms are NumPy's, in float64 and rounded once.
+    ``max_active_dims``: only so many of the largest weights of a text, of equals those with the smaller index; by
+    default as the checkpoint says, else all. The logarithms are NumPy's, in float64, rounded to f32.
 
-    Raises ``InputError``, also for logits that are not finite.
+    Raises ``InputError``, also for logits that are not finite, and where all texts together have more than
+    ``most_weights``.
     """
     session.need("embed_sparse", "embed_sparse")
     most = _most(session, max_active_dims)
     prompt = session.prompt(prompt_name)
     rows = [prompt + text for text in check_texts(texts)]
-    return (yield from _vectors(session, session.stream(rows, on_long=on_long, weight=_weight(session)), most))
+    pieces = session.stream(rows, on_long=on_long, weight=_weight(session))
+    return (yield from _vectors(session, pieces, most, most_weights))
 
 
 def embed_sparse_ids(
-    session: Session, rows: Sequence[Sequence[int]], *, max_active_dims: int | None = None
+    session: Session,
+    rows: Sequence[Sequence[int]],
+    *,
+    max_active_dims: int | None = None,
+    most_weights: int | None = None,
 ) -> Steps[list[SparseVector]]:
     """Like ``embed_sparse``, of lists of token ids that are taken as they are; see ``check_ids``."""
     session.need("embed_sparse", "embed_sparse")
     most = _most(session, max_active_dims)
     check_ids(session, rows)
-    return (yield from _vectors(session, session.id_pieces(rows, weight=_weight(session)), most))
+    return (yield from _vectors(session, session.id_pieces(rows, weight=_weight(session)), most, most_weights))
 
 
 def _weight(session: Session) -> Callable[[Sized], int]:
-    least = max(1, session.batch_tokens // _RUN_ROWS)
+    least = -(-session.batch_tokens // _RUN_ROWS)
     return lambda row: max(len(row), least)
 
 
 def _most(session: Session, max_active_dims: int | None) -> int | None:
     if max_active_dims is None:
         return session.max_active_dims
-    need_count("max_active_dims", max_active_dims, session.meta.vocab)
+    need_count("max_active_dims", max_active_dims, _INT32_MAX)
     return max_active_dims
 
 
-def _vectors(session: Session, pieces: Iterable[Piece], most: int | None) -> Steps[list[SparseVector]]:
+def _vectors(
+    session: Session, pieces: Iterable[Piece], most: int | None, most_weights: int | None
+) -> Steps[list[SparseVector]]:
     found: list[SparseVector] = []
+    weights = 0
     for piece in pieces:
-        logits = need_finite((yield Run("sparse_embedding", piece)))
-        found += [_vector(row, session.log1p, most) for row in logits]
+        for row in need_finite((yield Run("sparse_embedding", piece))):
+            vector = _vector(row, session.logarithms, most)
+            found.append(vector)
+            weights += vector.indices.size
+        if most_weights is not None and weights > most_weights:
+            raise InputError(
+                f"the texts have more than {most_weights} weights together; send fewer texts, or set max_active_dims "
+                "to keep fewer of each"
+            )
     return found
 
 
-def _vector(logits: F32, logarithms: int, most: int | None) -> SparseVector:
-    indices = np.flatnonzero(logits > 0)
+def _vector(largest: F32, logarithms: int, most: int | None) -> SparseVector:
+    indices = np.flatnonzero(largest)
     if most is not None and indices.size > most:
         # The logarithm keeps their order.
-        largest = np.argsort(-logits[indices], kind="stable")[:most]
-        indices = np.sort(indices[largest])
-    values = logits[indices].astype(np.float64)
+        kept = np.argsort(-largest[indices], kind="stable")[:most]
+        indices = np.sort(indices[kept])
+    values = largest[indices].astype(np.float64)
     for _ in range(logarithms):
         values = np.log1p(values)
     return SparseVector(indices.astype(np.int32), values.astype(np.float32))

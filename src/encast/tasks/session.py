@@ -64,8 +64,8 @@ A run that the model refuses is thrown into it as an ``InputError``.
 class Session:
     """``dim`` is the size of an embedding; ``batch_tokens`` bounds the tokens of one run. ``prompts``: name to text, of
     which ``default_prompt`` names the one that embedding uses unless told otherwise. ``unit``: whether the model scales
-    embeddings to length 1. Of sparse embeddings, ``log1p``: see ``SPLADE_ACTIVATIONS``; ``max_active_dims``: how many
-    weights of a text stay, None for all.
+    embeddings to length 1. Of sparse embeddings, ``logarithms``: see ``SPLADE_ACTIVATIONS``; ``max_active_dims``: how
+    many weights of a text stay, None for all.
 
     Memory of a call is bounded by ``batch_tokens`` and by a group of 4,096 rows or 2^20 characters that
     are tokenised together, besides the answers themselves. Bits of an answer do not depend on either.
@@ -78,7 +78,7 @@ class Session:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     unit: bool = False
-    log1p: int = 1
+    logarithms: int = 1
     max_active_dims: int | None = None
 
     def __post_init__(self) -> None:

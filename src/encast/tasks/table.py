@@ -86,7 +86,7 @@ def _embed_sparse(session: Session, rows: Sequence[tuple[Any, ...]], options: Ru
         prompt_name=options.prompt_name,
         max_active_dims=options.max_active_dims,
     )
-    return [{"indices": vector.indices.tolist(), "values": vector.values} for vector in vectors]
+    return [{"indices": vector.indices, "values": vector.values} for vector in vectors]
 
 
 def _classify(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:

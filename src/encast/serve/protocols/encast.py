@@ -242,6 +242,7 @@ async def _embed_sparse(service: Service, call: Call, body: EmbedSparseBody) -> 
         on_long=body.on_long,
         prompt_name=body.prompt_name,
         max_active_dims=body.max_active_dims,
+        most_weights=service.limits.max_weights,
     )
     found = await call.run(model, steps)
 

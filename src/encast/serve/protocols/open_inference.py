@@ -157,6 +157,8 @@ class _Options:
     on_long: OnLong
     prompt_name: str | None
     top_k: int
+    max_active_dims: int | None
+    most_weights: int
 
 
 Values = dict[str, Any]
@@ -261,7 +263,9 @@ async def infer(service: Service, call: Call, request: InferRequest) -> tuple[Se
         service.limits.check_count(len(tensor.values) if tensor.datatype == "BYTES" else tensor.shape[0], tensor.name)
         if tensor.datatype == "BYTES":
             service.limits.check_texts(tensor.texts(), tensor.name)
-    steps = form.steps(model.session, given, frozenset(wanted), _options(request.parameters))
+    steps = form.steps(
+        model.session, given, frozenset(wanted), _options(request.parameters, service.limits.max_weights)
+    )
     try:
         return model, await call.run(model, _tensors(steps, [known[name] for name in wanted]))
     except RefusalError as refusal:
@@ -292,8 +296,8 @@ def _form_of(model: ServedModel, given: Mapping[str, Tensor]) -> _Form:
     raise _invalid(f"{model.name!r} takes the inputs {taken_names}; this request has {names}", "inputs")
 
 
-def _options(parameters: Mapping[str, Any]) -> _Options:
-    kinds = {"truncate": bool, "prompt_name": str, "top_k": int}
+def _options(parameters: Mapping[str, Any], most_weights: int) -> _Options:
+    kinds = {"truncate": bool, "prompt_name": str, "top_k": int, "max_active_dims": int}
     for name, value in parameters.items():
         if name not in kinds:
             raise _invalid(f"there is no parameter {name[:100]!r}; there are {list(kinds)}", "parameters")
@@ -302,7 +306,8 @@ def _options(parameters: Mapping[str, Any]) -> _Options:
     top_k = parameters.get("top_k", 5)
     if not 1 <= top_k <= 1000:
         raise _invalid(f"the parameter top_k is {top_k}; give 1 to 1000", "parameters")
-    return _Options("truncate" if parameters.get("truncate") else "error", parameters.get("prompt_name"), top_k)
+    on_long: OnLong = "truncate" if parameters.get("truncate") else "error"
+    return _Options(on_long, parameters.get("prompt_name"), top_k, parameters.get("max_active_dims"), most_weights)
 
 
 def _tensors(steps: Steps[Values], specs: Sequence[Spec]) -> Steps[list[Tensor]]:
@@ -372,8 +377,9 @@ def _embed_sparse(
     session: Session, given: Mapping[str, Tensor], wanted: frozenset[str], options: _Options
 ) -> Steps[Values]:
     found = yield from embed_sparse(
-        session, _texts(given["text"]), on_long=options.on_long, prompt_name=options.prompt_name
-    )
+        session, _texts(given["text"]), on_long=options.on_long, prompt_name=options.prompt_name,
+        max_active_dims=options.max_active_dims, most_weights=options.most_weights,
+    )  # fmt: skip
     rows = np.repeat(np.arange(len(found)), [one.indices.size for one in found])
     index, value = (
         np.concatenate([np.empty(0, kind), *(getattr(one, name) for one in found)])

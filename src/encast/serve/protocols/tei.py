@@ -46,7 +46,7 @@ from encast.serve.protocols.tei_types import (
 from encast.serve.service import Service
 from encast.tasks.classify import decide, label_names, score_rows, sigmoid
 from encast.tasks.embed import embed, embed_ids, normalized, similarities
-from encast.tasks.embed_sparse import embed_sparse, embed_sparse_ids
+from encast.tasks.embed_sparse import SparseVector, embed_sparse, embed_sparse_ids
 from encast.tasks.features import hidden_states, hidden_states_of_ids
 from encast.tasks.rerank import rerank
 from encast.tasks.session import F32, Session, Steps, need_finite
@@ -173,22 +173,23 @@ async def _embed_all(service: Service, call: Call, body: EmbedAllBody) -> Reply:
 async def _embed_sparse(service: Service, call: Call, body: EmbedAllBody) -> Reply:
     model = service.models.find(None, "embed_sparse")
     rows = _rows(service, body)
+    most = service.limits.max_weights
     if isinstance(rows[0], str):
-        steps = embed_sparse(model.session, rows, on_long=_on_long(model, body), prompt_name=body.prompt_name)
-    else:
-        steps = embed_sparse_ids(model.session, rows)
-    found = await _run(call, model, steps)
-
-    def encode() -> bytes:
-        return msgspec.json.encode(
-            [
-                [SparseValue(*pair) for pair in zip(one.indices.tolist(), one.values.tolist(), strict=True)]
-                for one in found
-            ]
+        steps = embed_sparse(
+            model.session, rows, on_long=_on_long(model, body), prompt_name=body.prompt_name, most_weights=most
         )
-
+    else:
+        steps = embed_sparse_ids(model.session, rows, most_weights=most)
+    found: list[SparseVector] = await _run(call, model, steps)
     size = 32 * sum(one.indices.size for one in found)
-    return _reply(call, await call.offload(size, encode), sum(map(len, rows)))
+    # One text at a time: of all at once there could be millions of objects.
+    content = await call.offload(size, lambda: b"[" + b",".join(map(_sparse_values, found)) + b"]")
+    return _reply(call, content, sum(map(len, rows)))
+
+
+def _sparse_values(vector: SparseVector) -> bytes:
+    pairs = zip(vector.indices.tolist(), vector.values.tolist(), strict=True)
+    return msgspec.json.encode([SparseValue(index, value) for index, value in pairs])
 
 
 async def _predict(service: Service, call: Call, body: PredictBody) -> Reply:
@@ -379,7 +380,7 @@ _ROOT = Annotated[
     dict[str, Any],
     msgspec.Meta(
         description="By its shape: `query` as of /rerank, `inputs` with `source_sentence` as of /similarity; else as of"
-        " /predict or /embed, by what the first model can do."
+        " /predict, /embed_sparse or /embed, by what the first model can do."
     ),
 ]
 _CATS = ["The cat sat on the mat.", "Dogs bark."]
