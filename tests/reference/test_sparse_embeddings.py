@@ -1,4 +1,4 @@
-"""SPLADE against torch: the masked-LM of transformers, and what SpladePooling of sentence-transformers computes of it."""
+"""SPLADE against torch: what SpladePooling of sentence-transformers computes of a masked-LM of transformers."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_an_answer_is_bounded_by_its_weights() -> None:
         embed_sparse(engine.session, ["cat"] * 3, most_weights=14),
         embed_sparse_ids(engine.session, [[2, 3]] * 3, most_weights=14),
     ):
-        with pytest.raises(InputError, match="more than 14 weights together.*max_active_dims"):
+        with pytest.raises(InputError, match=r"more than 14 weights together.*max_active_dims"):
             drive(engine.session, engine.runnable, steps)
 
 

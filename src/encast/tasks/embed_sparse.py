@@ -16,8 +16,8 @@ from encast.tasks.tokenize import OnLong
 
 __all__ = ["SparseVector", "embed_sparse", "embed_sparse_ids"]
 
-# A row spans the whole vocabulary (1 MB for 250,000 tokens), so what a task asks for at once is bounded by rows as well;
-# and a server's front takes the logarithms of a run between two requests.
+# A row spans the whole vocabulary (1 MB for 250,000 tokens), so what a task asks for at once is bounded by rows as
+# well; and a server's front takes the logarithms of a run between two requests.
 _RUN_ROWS = 32
 
 _INT32_MAX = (1 << 31) - 1

@@ -54,7 +54,9 @@ class RequestedOutput(msgspec.Struct):
 
 
 class InferBody(msgspec.Struct):
-    """``parameters``: ``truncate``, ``prompt_name`` of embeddings, ``max_active_dims`` of sparse ones, ``top_k`` of masks, ``binary_data_output``."""
+    """``parameters``: ``truncate``, ``prompt_name`` of embeddings, ``max_active_dims`` of sparse ones, ``top_k`` of masks,
+    ``binary_data_output``.
+    """
 
     inputs: list[InputTensor]
     outputs: list[RequestedOutput] | None = None
