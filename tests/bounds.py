@@ -31,7 +31,7 @@ from encast.backends.reference import EVALUATORS, Context, Reference
 from encast.batch import Batch
 from encast.ir import Graph
 
-__all__ = ["UNIT", "Rules", "Value", "allowed_difference", "exactly", "largest_excess", "per_head", "product"]
+__all__ = ["UNIT", "Rules", "Value", "allowed_difference", "exactly", "largest_excess", "per_head", "product", "turned"]
 
 UNIT = 2.0**-24
 Array = np.ndarray[Any, Any]
@@ -90,8 +90,11 @@ class Rules:
             "linear",
             "layer_norm",
             "activation",
+            "gated_activation",
+            "rotary",
             "attention_scores",
             "relative_bias",
+            "local_mask",
             "softmax",
             "attention_context",
             "pooling",
@@ -148,6 +151,19 @@ class Rules:
         own = {"relu": 0.0, "tanh": self.elementary}.get(kind, self.elementary * np.abs(x.exact))
         return Value(exact, np.sqrt((slope * x.sigma) ** 2 + own**2 + (4 * UNIT * exact) ** 2))
 
+    def gated_activation(self, context: Context, x: Value, *, kind: str) -> Value:
+        half = x.exact.shape[1] // 2
+        a = self.activation(context, Value(x.exact[:, :half], x.sigma[:, :half]), kind=kind)
+        b = Value(x.exact[:, half:], x.sigma[:, half:])
+        exact = a.exact * b.exact
+        return Value(exact, np.sqrt((a.sigma * b.exact) ** 2 + (b.sigma * a.exact) ** 2 + (UNIT * exact) ** 2))
+
+    def rotary(self, context: Context, x: Value, *, heads: int, theta: float) -> Value:
+        size = x.exact.shape[1] // heads
+        angles = np.concatenate([np.arange(length) for _, _, length in context.sequences()])[:, None]
+        angles = angles * theta ** (-np.arange(0, size, 2) / size)
+        return turned(x, np.cos(angles), np.sin(angles))
+
     def attention_scores(self, context: Context, q: Value, k: Value, *, heads: int) -> Value:
         parts = []
         for rows, _, _ in context.sequences():
@@ -161,6 +177,10 @@ class Rules:
         exact = EVALUATORS["relative_bias"](context, scores.exact, table, max_distance=max_distance)
         return Value(exact, np.hypot(scores.sigma, UNIT * exact))
 
+    def local_mask(self, context: Context, scores: Value, *, reach: int) -> Value:
+        exact = EVALUATORS["local_mask"](context, scores.exact, reach=reach)
+        return Value(exact, np.where(np.isinf(exact), 0.0, scores.sigma))
+
     def softmax(self, context: Context, scores: Value) -> _Probs:
         exact, sigma = np.empty_like(scores.exact), np.empty_like(scores.exact)
         for _, pairs, length in context.sequences():
@@ -170,7 +190,7 @@ class Rules:
             probs /= probs.sum(axis=1, keepdims=True)
             exact[:, pairs] = probs.reshape(len(exact), -1)
             # A relative error of an exponential counts like an absolute one of its score.
-            own = (UNIT * below + self.elementary).reshape(len(exact), -1)
+            own = np.where(np.isinf(below), 0.0, UNIT * below + self.elementary).reshape(len(exact), -1)
             sigma[:, pairs] = np.hypot(scores.sigma[:, pairs], own)
         return _Probs(exact, sigma)
 
@@ -219,6 +239,24 @@ class Rules:
         passed = variance * (1 - 2 * exact**2) + exact**2 * (exact**2 * variance).sum(axis=1, keepdims=True)
         own = UNIT * math.sqrt(x.exact.shape[1] / 36 + 4) * exact
         return Value(exact, np.sqrt(np.maximum(passed, 0) + own**2))
+
+
+def turned(x: Value, cos: Array, sin: Array) -> Value:
+    """Every head's pairs turned, ``cos`` and ``sin``: ``[rows, head_dim / 2]``, each rounded once to float32."""
+    half = cos.shape[1]
+    cos, sin = cos[:, None], sin[:, None]
+    a, b, of_a, of_b = (
+        part.reshape(len(part), -1, 2, half)[:, :, side] for part in (x.exact, x.sigma) for side in (0, 1)
+    )
+
+    def whole(first: Array, second: Array) -> Array:
+        return np.stack([first, second], axis=2).reshape(x.exact.shape)
+
+    exact = whole(a * cos - b * sin, b * cos + a * sin)
+    passed = whole((cos * of_a) ** 2 + (sin * of_b) ** 2, (cos * of_b) ** 2 + (sin * of_a) ** 2)
+    terms = whole((a * cos) ** 2 + (b * sin) ** 2, (b * cos) ** 2 + (a * sin) ** 2)
+    # Of each term the rounding of the table and that of the product, and that of the sum.
+    return Value(exact, np.sqrt(passed + UNIT**2 * (2 * terms + exact**2)))
 
 
 def exactly(x: Array) -> Value:

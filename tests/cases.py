@@ -18,7 +18,7 @@ from encast.importers import open_checkpoint
 from encast.ir import Graph
 from encast.ir.meta import HEADS
 
-__all__ = ["CASES", "GOLDEN", "Opened", "open_case", "task_of"]
+__all__ = ["CASES", "GOLDEN", "Opened", "keys_of", "open_case", "task_of"]
 
 GOLDEN = Path(__file__).parent / "golden"
 Array = np.ndarray[Any, Any]
@@ -54,6 +54,13 @@ class Opened:
 
     def values(self) -> dict[str, Any]:
         return Reference(self.graph).values([self.graph.outputs[self.output]], self.batch, self.select)
+
+
+def keys_of(graph: Graph) -> list[str]:
+    """The keys of every layer as its projection makes them, before their positions turn them."""
+    names = [node.inputs[1] for node in graph.nodes if node.op == "attention_scores"]
+    turned = {node.outputs[0]: node.inputs[0] for node in graph.nodes if node.op == "rotary"}
+    return [turned.get(name, name) for name in names]
 
 
 def task_of(case: Case) -> str | None:

@@ -37,7 +37,7 @@ __all__ = [
     "make_checkpoint",
 ]
 
-ARCHS = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "mpnet", "albert")
+ARCHS = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "mpnet", "albert", "modernbert")
 HEADS = ("features", "embed", "embed_sparse", "classify", "tag", "answer", "fill_mask")
 
 _STEMS = {
@@ -49,6 +49,7 @@ _STEMS = {
     "electra": "Electra",
     "mpnet": "MPNet",
     "albert": "Albert",
+    "modernbert": "ModernBert",
 }
 _SUFFIXES = {
     "features": "Model",
@@ -212,7 +213,12 @@ def _config(spec: _Spec) -> dict[str, Any]:
             hidden_act=spec.activation,
             layer_norm_eps=1e-5 if spec.arch in (*_ROBERTAS, "mpnet") else 1e-12,
         )
-    if spec.arch == "mpnet":
+    if spec.arch == "modernbert":
+        # Global, local, local: a window that hides most of a text of 40 tokens.
+        config.update(norm_eps=1e-5, hidden_activation=config.pop("hidden_act"), local_attention=7)
+        config.update(classifier_activation=spec.activation, global_rope_theta=1000.0, local_rope_theta=100.0)
+        del config["layer_norm_eps"]
+    elif spec.arch == "mpnet":
         config["relative_attention_num_buckets"] = 32
     elif spec.arch != "distilbert":
         config["type_vocab_size"] = spec.type_vocab
@@ -235,9 +241,12 @@ def _shapes(spec: _Spec) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Name, shape and kind of every tensor; a kind says how it is filled."""
     hidden, table, prefix = spec.hidden, spec.embedding, ""
     if spec.head not in ("features", "embed"):
-        prefix = {"distilbert": "distilbert.", "camembert": "roberta.", "xlm-roberta": "roberta."}.get(
-            spec.arch, spec.arch + "."
-        )
+        prefix = {
+            "distilbert": "distilbert.", "camembert": "roberta.", "xlm-roberta": "roberta.", "modernbert": "model.",
+        }.get(spec.arch, spec.arch + ".")  # fmt: skip
+    if spec.arch == "modernbert":
+        yield from _modern_shapes(spec, prefix)
+        return
 
     def linear(name: str, size: int, inner: int, kind: str = "weight") -> Iterator[tuple[str, tuple[int, ...], str]]:
         yield f"{name}.weight", (size, inner), kind
@@ -271,6 +280,45 @@ def _shapes(spec: _Spec) -> Iterator[tuple[str, tuple[int, ...], str]]:
         yield from linear(at + names["down"], hidden, spec.inner)
         yield from norm(at + names["norm2"], hidden)
     yield from _head_shapes(spec, prefix, linear, norm)
+
+
+def _modern_shapes(spec: _Spec, prefix: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """ModernBERT's: queries, keys and values in one tensor, biases where the config asks for them."""
+    hidden, config = spec.hidden, spec.config
+
+    def linear(name: str, size: int, inner: int, bias: bool, kind: str = "weight") -> Iterator[Any]:
+        yield f"{name}.weight", (size, inner), kind
+        if bias:
+            yield f"{name}.bias", (size,), "bias"
+
+    def norm(name: str) -> Iterator[Any]:
+        yield f"{name}.weight", (hidden,), "gamma"
+        if config.get("norm_bias"):
+            yield f"{name}.bias", (hidden,), "beta"
+
+    yield f"{prefix}embeddings.tok_embeddings.weight", (spec.vocab, hidden), "table"
+    yield from norm(f"{prefix}embeddings.norm")
+    for layer in range(spec.layers):
+        at = f"{prefix}layers.{layer}"
+        if layer:
+            yield from norm(f"{at}.attn_norm")
+        yield from linear(f"{at}.attn.Wqkv", 3 * hidden, hidden, config.get("attention_bias", False), "peaked_qk")
+        yield from linear(f"{at}.attn.Wo", hidden, hidden, config.get("attention_bias", False))
+        yield from norm(f"{at}.mlp_norm")
+        yield from linear(f"{at}.mlp.Wi", 2 * spec.inner, hidden, config.get("mlp_bias", False))
+        yield from linear(f"{at}.mlp.Wo", hidden, spec.inner, config.get("mlp_bias", False))
+    yield from norm(f"{prefix}final_norm")
+    if spec.head in ("features", "embed"):
+        return
+    yield from linear("head.dense", hidden, hidden, config.get("classifier_bias", False))
+    yield from norm("head.norm")
+    if spec.head not in ("fill_mask", "embed_sparse"):
+        yield from linear("classifier", spec.labels, hidden, True)
+        return
+    if not spec.tied:
+        yield "decoder.weight", (spec.vocab, hidden), "weight"
+    if config.get("decoder_bias", True):
+        yield "decoder.bias", (spec.vocab,), "bias"
 
 
 def _head_shapes(spec: _Spec, prefix: str, linear: Any, norm: Any) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -355,6 +403,9 @@ def _tensors(spec: _Spec) -> dict[str, np.ndarray[Any, Any]]:
             x = x / math.sqrt(shape[1])
         elif kind == "peaked":
             x = 1.6 * x / math.sqrt(shape[1])
+        elif kind == "peaked_qk":
+            x = x / math.sqrt(shape[1])
+            x[: 2 * shape[1]] *= 1.2
         elif kind == "gamma":
             x = 1.1 + 0.3 * x
         elif kind in ("bias", "beta"):
@@ -370,6 +421,9 @@ def _inject_outliers(made: dict[str, np.ndarray[Any, Any]], spec: _Spec) -> None
     Three inner channels of every layer do the same within the feed-forward part. Layers that share their weights do
     both at once.
     """
+    if spec.arch == "modernbert":
+        _inject_modern_outliers(made, spec)
+        return
     names = _layer_names(spec.arch)
     prefix = next(name for name in made if name.endswith("embeddings.LayerNorm.weight")).partition("embeddings.")[0]
     paths = [prefix + path + "." for path in _layer_paths(spec)]
@@ -385,6 +439,22 @@ def _inject_outliers(made: dict[str, np.ndarray[Any, Any]], spec: _Spec) -> None
         made[f"{path}{names['up']}.weight"][inner] *= 8.0
         made[f"{path}{names['up']}.bias"][inner] *= 8.0
         made[f"{path}{names['down']}.weight"][:, inner] /= 8.0
+
+
+def _inject_modern_outliers(made: dict[str, np.ndarray[Any, Any]], spec: _Spec) -> None:
+    """Two channels of what the products of a layer read, and three inner ones, in all layers."""
+    channels, inner = [3, spec.hidden // 2], [1, spec.inner // 3, spec.inner - 2]
+    for name in made:
+        if name.endswith("mlp_norm.weight"):
+            made[name][channels] *= _OUTLIER
+            path = name.removesuffix("mlp_norm.weight") + "mlp."
+            made[path + "Wi.weight"][:, channels] /= _OUTLIER
+            made[path + "Wi.weight"][[spec.inner + channel for channel in inner]] *= 8.0
+            made[path + "Wo.weight"][:, inner] /= 8.0
+            if path + "Wi.bias" in made:
+                made[path + "Wi.bias"][[spec.inner + channel for channel in inner]] *= 8.0
+            if name.replace("weight", "bias") in made:
+                made[name.replace("weight", "bias")][channels] *= _OUTLIER
 
 
 def _old_name(name: str) -> str:
@@ -496,7 +566,24 @@ def _cases() -> Iterator[Case]:
     yield Case("bert-old-names", "bert", "fill_mask", {**small, "old_names": True})
     yield Case("electra-wide-tables", "electra", "features", {**small, "embedding": 64})
     yield Case("albert-groups", "albert", "features", {"layers": 4, "groups": 2, "inner_group": 2, "seed": 21})
-    for arch in ("bert", "roberta", "electra", "distilbert", "albert"):
+    biases = ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias")
+    modern: dict[str, Any] = {"seed": 22, "config": dict.fromkeys(biases, True)}
+    yield Case("modernbert-biases", "modernbert", "features", modern)
+    yield Case("modernbert-biases-classify", "modernbert", "classify", modern)
+    yield Case("modernbert-plain-decoder", "modernbert", "fill_mask", {**small, "config": {"decoder_bias": False}})
+    mean = {"labels": 1, "config": {"classifier_pooling": "mean", "classifier_activation": "silu"}}
+    yield Case("modernbert-mean", "modernbert", "classify", {**small, **mean})
+    # One head of five fills no panel of 64 columns alone; the window sees three tokens to each side.
+    wide = {"layers": 1, "hidden": 320, "heads": 5, "inner": 100, "seed": 23}
+    yield Case("modernbert-wide", "modernbert", "tag", {**wide, "config": {"layer_types": ["sliding_attention"]}})
+    yield Case("modernbert-odd", "modernbert", "features", {**odd, "heads": 3, "config": {"local_attention": 2}})
+    yield Case("modernbert-silu", "modernbert", "features", {**small, "activation": "silu"})
+    theta = {"full_attention": {"rope_type": "default", "rope_theta": 50.0}, "sliding_attention": {"rope_theta": 7}}
+    kinds = ["sliding_attention", "full_attention"]
+    new = {"config": {"rope_parameters": theta, "layer_types": kinds, "local_attention": 30}}
+    yield Case("modernbert-layer_types", "modernbert", "features", {**small, **new})
+    yield Case("modernbert-embed", "modernbert", "embed", {**small, "pooling": ("mean",), "normalize": True})
+    for arch in ("bert", "roberta", "electra", "distilbert", "albert", "modernbert"):
         yield Case(f"{arch}-untied", arch, "fill_mask", {**small, "tied": False})
     yield Case("bert-relu-fill_mask", "bert", "fill_mask", {**small, "activation": "relu"})
     yield Case("roberta-relu-fill_mask", "roberta", "fill_mask", {**small, "activation": "relu"})
@@ -567,6 +654,6 @@ def inputs_of(case: Case) -> Inputs:
         ids[2][5] = ids[2][6] = ids[3][39] = case.options.get("config", {}).get("pad_token_id", 1)
     default = 1 if case.arch in _ROBERTAS else 2
     types = None
-    if case.arch not in ("distilbert", "mpnet") and case.options.get("type_vocab", default) > 1:
+    if case.arch not in ("distilbert", "mpnet", "modernbert") and case.options.get("type_vocab", default) > 1:
         types = [[0] * length for length in lengths[:-1]] + [[0] * 7 + [1] * 6]
     return Inputs(ids, types, [0, 2, 3, 19, 24, 59, 60, 72])

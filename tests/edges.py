@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from bounds import UNIT, Rules, Value, exactly, largest_excess, per_head, product
+from bounds import UNIT, Rules, Value, exactly, largest_excess, per_head, product, turned
 
 from encast.backends.reference import EVALUATORS, Context, Reference
 from encast.backends.reference.coarse import BUMPS
@@ -123,6 +123,11 @@ class _Compared:
     roundings: int
 
 
+def _flat(scores: Value) -> Value:
+    """``[heads, queries, keys]`` as ``[heads, pairs]``."""
+    return Value(*(x.reshape(len(x), -1) for x in (scores.exact, scores.sigma)))
+
+
 class _NarrowRules(Rules):
     """The rules of plain ops, and those of graphs compiled to bf16.
 
@@ -140,11 +145,13 @@ class _NarrowRules(Rules):
             "linear_bf16": self.linear,
             "cast_bf16": lambda context, x: self.round(x),
             "attention": self.attention,
+            "local_attention": lambda context, qkv, **attrs: self.attention(context, qkv, None, **attrs),
+            "rotary_qkv": self.rotary_qkv,
             "embed_layer_norm": self.embed_layer_norm,
             "add_layer_norm": self.add_layer_norm,
         }
         plain = super().table()
-        for name in ("embed_layer_norm", "add_layer_norm", "layer_norm"):
+        for name in ("embed_layer_norm", "add_layer_norm", "layer_norm", "gated_activation"):
             narrow[f"{name}_narrow"] = self._with_narrow(narrow.get(name) or plain[name])
         return plain | narrow
 
@@ -213,7 +220,15 @@ class _NarrowRules(Rules):
         return self.layer_norm(context, self.add(context, x, residual), gamma, beta, eps=eps)
 
     def attention(
-        self, context: Context, qkv: Value, bias: Array | None, *, heads: int, scale: float, products: str
+        self,
+        context: Context,
+        qkv: Value,
+        bias: Array | None,
+        *,
+        heads: int,
+        scale: float,
+        products: str,
+        reach: int | None = None,
     ) -> Value:
         assert products == "bf16", f"there are no rules for products in {products}"
         (length,) = (length for _, _, length in context.sequences())
@@ -228,12 +243,15 @@ class _NarrowRules(Rules):
             positions = np.arange(length)
             columns = positions[None, :] - positions[:, None] + (bias.shape[1] + 1) // 2 - 1
             scores = self.add(context, scores, exactly(bias[:, columns]))
+        if reach is not None:
+            scores = self.local_mask(Context(np.array([0, length], np.int32)), _flat(scores), reach=reach)
+            scores = Value(*(x.reshape(heads, length, length) for x in (scores.exact, scores.sigma)))
         # Powers are rounded, so the error of the largest score counts in each: unlike in softmax it does not cancel.
         top = scores.exact.argmax(axis=2)[..., None]
         below = np.take_along_axis(scores.exact, top, axis=2) - scores.exact
         apart = scores.sigma**2 + np.take_along_axis(scores.sigma, top, axis=2) ** 2
         powers = np.exp(-below)
-        relative = np.sqrt(apart + (UNIT * below) ** 2 + self.elementary**2)
+        relative = np.sqrt(apart + (UNIT * np.where(powers > 0, below, 0.0)) ** 2 + self.elementary**2)
         p = self.round(Value(powers, powers * relative))
         mixed = product(p, v)
         total = p.exact.sum(axis=2, keepdims=True)
@@ -242,6 +260,14 @@ class _NarrowRules(Rules):
         own = UNIT * np.sqrt(length / 9 + 4)
         sigma = np.sqrt((mixed.sigma / total) ** 2 + exact**2 * (of_total**2 + own**2))
         return Value(*(x.transpose(1, 0, 2).reshape(length, -1) for x in (exact, sigma)))
+
+    def rotary_qkv(self, context: Context, qkv: Value, table: Array, *, heads: int) -> Value:
+        (length,) = (length for _, _, length in context.sequences())
+        cos, sin = np.split(table[:length], 2, axis=1)
+        columns = qkv.exact.shape[1] // 3 * 2
+        made = turned(Value(qkv.exact[:, :columns], qkv.sigma[:, :columns]), cos, sin)
+        parts = ((made.exact, qkv.exact), (made.sigma, qkv.sigma))
+        return Value(*(np.concatenate([one, other[:, columns:]], axis=1) for one, other in parts))
 
     def _with_narrow(self, rule: Callable[..., Value]) -> Callable[..., tuple[Value, Value]]:
         def evaluate(context: Context, *operands: Any, also: str, **attributes: Any) -> tuple[Value, Value]:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from checkpoints import CASES, ENTITY_CASES, ENTITY_TEXTS, Case, Inputs, digest, inputs_of, make_case
@@ -38,8 +39,10 @@ def transformers_outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -
         "answer": transformers.AutoModelForQuestionAnswering,
         "fill_mask": transformers.AutoModelForMaskedLM,
     }
+    # The eager form of ModernBERT's attention takes its softmax in float32, whatever the model's dtype is.
+    attention = "sdpa" if case.arch == "modernbert" else "eager"
     model, loading = classes[case.head].from_pretrained(
-        folder, dtype=getattr(torch, dtype), attn_implementation="eager", output_loading_info=True
+        folder, dtype=getattr(torch, dtype), attn_implementation=attention, output_loading_info=True
     )
     problems = {key: value for key, value in loading.items() if value}
     if problems:
@@ -49,8 +52,15 @@ def transformers_outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -
     for name, module in model.named_modules():
         if name.rsplit(".", 1)[-1] in ("key", "k", "k_lin"):
             module.register_forward_hook(lambda module, args, result: keys.append(result[0].numpy()))
+        elif name.endswith(".Wqkv"):
+            module.register_forward_hook(lambda module, args, result: keys.append(result[0].chunk(3, -1)[1].numpy()))
+        elif name.endswith("rotary_emb") and dtype == "float64":
+            module.register_forward_hook(_angles_in_float64, with_kwargs=True)
     parts, kept_keys = [], []
-    with torch.no_grad():
+    from transformers.models.modernbert import modeling_modernbert
+
+    turn = modeling_modernbert.apply_rotary_pos_emb if dtype == "float32" else _turned_in_float64
+    with torch.no_grad(), mock.patch.object(modeling_modernbert, "apply_rotary_pos_emb", turn):
         for index, ids in enumerate(inputs.token_ids):
             keys.clear()
             arguments = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
@@ -73,6 +83,31 @@ def transformers_outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -
     if case.head == "features":
         return {"last_hidden_state": packed, "key": np.stack(kept_keys)}
     return {"logits": packed[inputs.select] if case.head == "fill_mask" else packed}
+
+
+def _angles_in_float64(module: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    """Cosines and sines of angles in float64: transformers makes them in float32, whatever the model's dtype is."""
+    import torch
+
+    _, positions, kind = (*args, *kwargs.values())
+    size = result[0].shape[-1]
+    theta = float(module.config.rope_parameters[kind]["rope_theta"])
+    frequencies = theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    angles = (positions[..., None].double() * frequencies).repeat(1, 1, 2)
+    assert (angles.cos() - result[0]).abs().max() < 1e-5
+    assert (angles.sin() - result[1]).abs().max() < 1e-5
+    return angles.cos(), angles.sin()
+
+
+def _turned_in_float64(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> tuple[Any, Any]:
+    """Queries and keys turned in their own dtype: transformers rounds them to float32 first, always."""
+    import torch
+
+    def turned(x: Any) -> Any:
+        a, b = x.chunk(2, dim=-1)
+        return x * cos.unsqueeze(unsqueeze_dim) + torch.cat([-b, a], dim=-1) * sin.unsqueeze(unsqueeze_dim)
+
+    return turned(q), turned(k)
 
 
 def embed(folder: Path, x: Any) -> np.ndarray[Any, Any]:

@@ -6,10 +6,12 @@
 #include "kernels/attention/attention.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/embed/embed.h"
+#include "kernels/gated/gated.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/norm/norm.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/reduce/reduce.h"
+#include "kernels/rotary/rotary.h"
 #include "kernels/sparse/sparse.h"
 
 namespace encast {

@@ -11,8 +11,8 @@ namespace encast::testing {
 namespace {
 
 ENCAST_TEST(rows_are_well_formed) {
-  const std::set<std::string_view> families = {"gemm",        "sparse",   "attention", "norm",
-                                               "elementwise", "quantize", "embed",     "reduce"};
+  const std::set<std::string_view> families = {"gemm",  "sparse", "attention", "norm",  "elementwise",
+                                               "gated", "rotary", "quantize",  "embed", "reduce"};
   std::set<std::string_view> names, seen;
   for (const KernelInfo& kernel : all_kernels()) {
     CHECK(families.contains(kernel.family), kernel.name);

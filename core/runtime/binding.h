@@ -153,6 +153,7 @@ inline AttentionArgs attention_args(const Binder& binder, const StepDecl& decl, 
   args.scale = decl.factor;
   args.bias = binder.data<float>(decl.bias);
   args.bias_len = decl.bias < 0 ? 0 : (binder.weight(decl.bias).cols + 1) / 2;
+  args.reach = decl.reach;
   args.out = f32_out(share, decl.out);
   args.out_stride = stride(share, decl.out);
   args.exact = binder.exact();

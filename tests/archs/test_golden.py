@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from bounds import allowed_difference, largest_excess
-from cases import CASES, GOLDEN, Opened, open_case
+from cases import CASES, GOLDEN, Opened, keys_of, open_case
 
 # Both sides are float64; a few hundred operations deep, rounding leaves some 1e-15. gelu_fast writes sqrt(2 / pi) with
 # ten digits, which shows at 1e-12.
@@ -45,6 +45,6 @@ def test_keys_match_transformers(name: str, tmp_path_factory: pytest.TempPathFac
     wanted = opened.golden_array("key_f64")
     values = opened.values()
     begin, end = opened.batch.cu_seqlens[1:3]
-    got = np.stack([values[node.inputs[1]][begin:end] for node in opened.graph.nodes if node.op == "attention_scores"])
+    got = np.stack([values[name][begin:end] for name in keys_of(opened.graph)])
     assert got.shape == wanted.shape
     assert np.abs(got - wanted).max() <= TIGHT * np.abs(wanted).max()

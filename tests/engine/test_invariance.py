@@ -9,7 +9,10 @@ from compiled import DTYPES, open_cpu, same_bits
 from encast.backends.cpu import CpuRunnable
 from encast.batch import Batch
 
-CASES = ("bert-features", "mpnet-features", "albert-odd", "roberta-fill_mask", "bert-embed", "bert-embed_sparse")
+CASES = (
+    "bert-features", "mpnet-features", "albert-odd", "roberta-fill_mask", "bert-embed", "bert-embed_sparse",
+    "modernbert-features",
+)  # fmt: skip
 LENGTHS = (1, 2, 31, 48, 7, 16, 17, 40, 33, 1, 48, 25, 12)
 
 

@@ -42,6 +42,8 @@ CASES = [
     ("electra-answer", "bf16", "scalar"),
     ("mpnet-fill_mask", "int8", "avx512bf16"),
     ("albert-odd", "int8", "scalar"),
+    ("modernbert-classify", "int8", "avx512bf16"),
+    ("modernbert-mean", "bf16", "scalar"),
 ]
 
 
@@ -84,8 +86,10 @@ def test_every_op_has_steps_or_is_known_to_have_none() -> None:
         "attention_context",
         "attention_scores",
         "embedding",
+        "local_mask",
         "position_ids",
         "relative_bias",
+        "rotary",
         "softmax",
     }
 

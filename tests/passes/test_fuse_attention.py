@@ -111,6 +111,72 @@ def test_the_distance_table_reaches_max_len() -> None:
     assert changed.type_of(node(changed, "attention").inputs[1]).shape == (2, 2 * 24 - 1)
 
 
+def modern(reach: int = 3, **theta: float) -> Graph:
+    """Attention with rotary positions and a local mask, in heads of 16; ``theta``: other bases, of q or of k."""
+    builder = Builder(layers=1)
+    graph, x = builder.graph, builder.embeddings()
+    q, k, v = (builder.linear(x, f"attention.self.{part}", 32, 0) for part in ("query", "key", "value"))
+    q = graph.add("rotary", q, name="attention.rotary.query", layer=0, heads=2, theta=theta.get("q", 100.0))
+    k = graph.add("rotary", k, name="attention.rotary.key", layer=0, heads=2, theta=theta.get("k", 100.0))
+    scores = graph.add("attention_scores", q, k, name="attention.scores", layer=0, heads=2)
+    scores = graph.add("scale", scores, name="attention.scaled", layer=0, factor=0.25)
+    scores = graph.add("local_mask", scores, name="attention.near", layer=0, reach=reach)
+    probs = graph.add("softmax", scores, name="attention.probs", layer=0)
+    graph.outputs["last_hidden_state"] = graph.add("attention_context", probs, v, name="attention.context", layer=0)
+    return graph
+
+
+def test_rotary_and_local_attention() -> None:
+    graph = modern()
+    changed, outcome = fused(graph)
+    assert outcome.fused == [("qkv", 0), ("attention", 0)]
+    assert node(changed, "local_attention").attrs == {"heads": 2, "scale": 1.0, "products": "f32", "reach": 3}
+    turned = node(changed, "rotary_qkv")
+    assert turned.attrs == {"heads": 2}
+    table = changed.constants[turned.inputs[1]].array
+    assert table.shape == (24, 16)
+    angles = 23 * 100.0 ** (-np.arange(0, 16, 2) / 16)
+    np.testing.assert_array_equal(table[23], np.r_[np.cos(angles), np.sin(angles)].astype(np.float32))
+    requests = batch(graph)
+    plain = Reference(graph).evaluate("last_hidden_state", requests)
+    # The table is rounded to f32.
+    difference = np.abs(Reference(changed).evaluate("last_hidden_state", requests) - plain).max()
+    assert 0 < difference < 1e-6
+
+
+def test_unlike_rotaries_stay_plain() -> None:
+    changed, outcome = fused(modern(k=101.0))
+    assert not outcome.fused
+    assert "do not turn the heads of the scores alike" in outcome.missed[0].reason
+    assert "attention" not in {node.op for node in changed.nodes}
+
+
+def only_queries_turned(graph: Graph) -> None:
+    graph.nodes.remove(node(graph, "rotary", "key"))
+    del graph.values["attention.rotary.key"]
+    node(graph, "attention_scores").inputs[1] = "attention.self.key"
+
+
+MODERN_MISSES = {
+    "keys are not turned": (only_queries_turned, "not by rotary"),
+    "near scores are read": (lambda graph: also_read("attention.near")(graph), "also read by scale 'extra'"),
+    "turned queries are read": (lambda graph: also_read("attention.rotary.query")(graph), "also read by scale 'extra'"),
+    "keys are an output": (lambda graph: also_output("attention.self.key")(graph), "output of the graph"),
+}
+
+
+@pytest.mark.parametrize("miss", MODERN_MISSES)
+def test_near_misses_of_rotary_and_local_attention(miss: str) -> None:
+    spoil, reason = MODERN_MISSES[miss]
+    graph = modern()
+    spoil(graph)
+    verify(graph)
+    changed, outcome = fused(graph)
+    assert outcome.fused == []
+    assert reason in outcome.missed[0].reason, outcome.missed
+    assert not {"local_attention", "rotary_qkv"} & {node.op for node in changed.nodes}
+
+
 def also_output(value: str) -> Callable[[Graph], None]:
     def spoil(graph: Graph) -> None:
         graph.outputs["extra"] = value

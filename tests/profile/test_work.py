@@ -16,7 +16,7 @@ from encast.profile.bounds import Bound, Homes, bound_of, memory_seconds, peak_o
 from encast.profile.work import ELEMENT_OPERATIONS, WORK_OF_KIND, Chunk, Work, chunks_of, work_of
 
 STEPS = Plan(PLAN).steps
-CHUNK = Chunk(tokens=10, seqs=2, selected=3, squares=4**2 + 6**2, words=7)
+CHUNK = Chunk(tokens=10, seqs=2, selected=3, squares=4**2 + 6**2, words=7, lengths=(4, 6))
 
 
 def _work(index: int) -> Work:
@@ -89,6 +89,26 @@ def test_a_sparse_product_counts_what_is_left() -> None:
     assert sparse.value_bytes == {"block": CHUNK.tokens * (24 + 8), "arena": CHUNK.tokens * 72 * 4}
 
 
+def test_rotary_turns_queries_and_keys() -> None:
+    rotary = next(work_of(step, CHUNK) for step in STEPS if step.kind == "rotary")
+    assert rotary.elements == 10 * 48 * ELEMENT_OPERATIONS["rotary"]
+    assert rotary.value_bytes == {"arena": 2 * 10 * 72 * 4}
+
+
+def test_local_attention_counts_what_it_reaches() -> None:
+    local = next(work_of(step, CHUNK) for step in STEPS if step.kind == "attention" and step.keys["reach"])
+    # Two to each side, but for the ends: 3 + 4 + 4 + 3 of four tokens, 3 + 4 + 5 + 5 + 4 + 3 of six.
+    assert local.products == 2 * 2 * (14 + 24) * 24
+    assert local.elements == (14 + 24) * 2 * ELEMENT_OPERATIONS["softmax"]
+    assert CHUNK.pairs(5) == CHUNK.pairs(100) == CHUNK.pairs(0) == 16 + 36
+
+
+def test_gated_activation() -> None:
+    gated = next(work_of(step, CHUNK) for step in STEPS if step.kind == "gated")
+    assert gated.elements == 10 * 12 * (ELEMENT_OPERATIONS["gelu"] + 1 + ELEMENT_OPERATIONS["narrow"])
+    assert gated.value_bytes == {"arena": 10 * 24 * 4 + 10 * 12 * 4, "block": 10 * (12 + 8)}
+
+
 def test_every_kind_of_step_has_a_cost() -> None:
     assert {step.kind for step in STEPS} == set(WORK_OF_KIND) == set(_core.step_kinds())
 
@@ -116,6 +136,7 @@ def test_chunks_are_whole_sequences() -> None:
         (10, 1, 1),
     ]
     assert chunks[0].squares == 40**2 + 24**2
+    assert chunks[0].lengths == (40, 24)
     assert [chunk.words for chunk in chunks] == [5, 1, 5, 5]
     assert chunks_of(batch, 64)[0].selected == 0
 

@@ -6,6 +6,7 @@
 //   f32     both products of f32 operands
 //   bf16_*  of operands (powers too) rounded to bf16, sums in f32 in the order of the instruction
 //   s8      of integer codes, sums exact; src/encast/ir/ops.py (attention) defines the codes
+// With a reach a query sees the keys that are at most so far away (src/encast/ir/ops.py, local_attention).
 // The bits of a row depend on its own sequence only: not on neighbours, not on the query block.
 namespace encast {
 
@@ -18,6 +19,7 @@ struct AttentionArgs {
   const float* bias =
       nullptr;           // [heads, 2 * bias_len - 1] or null; score (i, j) gets column j - i + bias_len - 1
   int64_t bias_len = 0;  // no sequence is longer when bias is given
+  int64_t reach = 0;     // 0: all keys; a bias has none
   float* out = nullptr;  // [tokens, heads * head_dim]
   int64_t out_stride = 0;
   bool exact = false;  // exp by libm in double instead of a polynomial

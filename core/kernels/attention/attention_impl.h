@@ -1,6 +1,8 @@
 #pragma once
 #include "kernels/attention/attention.h"
+#include "kernels/attention/local.h"
 #include "kernels/attention/scratch.h"
+#include "kernels/attention/spans.h"
 #include "kernels/attention/tiles.h"
 #include "simd/lanes.h"
 #include "simd/math.h"
@@ -212,12 +214,10 @@ ENCAST_SIMD void context_block(const Head& head, int64_t query, int64_t rows, co
 }
 
 template <int kRows, int kVectors, bool kRounded>
-ENCAST_SIMD void attention(const AttentionArgs& args, int64_t seq, int64_t head_index, int64_t query_begin,
-                           int64_t query_end, void* scratch) {
-  if (query_begin >= query_end) return;
-  const int64_t first = args.cu_seqlens[seq], hidden = static_cast<int64_t>(args.heads) * args.head_dim;
+ENCAST_SIMD void attend_span(const AttentionArgs& args, const Span& span, int64_t head_index, void* scratch) {
+  const int64_t first = span.first, len = span.len;
+  const int64_t hidden = static_cast<int64_t>(args.heads) * args.head_dim;
   const float* q = args.qkv + first * args.qkv_stride + head_index * args.head_dim;
-  const int64_t len = args.cu_seqlens[seq + 1] - first;
   const ScratchParts parts = scratch_parts(len, args.head_dim);
   float* keys = static_cast<float*>(scratch);
   const Head head = {
@@ -245,10 +245,13 @@ ENCAST_SIMD void attention(const AttentionArgs& args, int64_t seq, int64_t head_
   pack_rows<kRounded>(head, head.v, len, head.values);
   const int64_t block = query_rows(len);
   float inverse_sums[kMaxQueryRows];
-  for (int64_t query = query_begin; query < query_end; query += block) {
-    const int64_t rows = query_end - query < block ? query_end - query : block;
+  for (int64_t query = span.query_begin; query < span.query_end; query += block) {
+    const int64_t rows = span.query_end - query < block ? span.query_end - query : block;
     pack_rows<kRounded>(head, head.q + query * head.stride, rows, head.queries);
     score_block<kRows, kVectors>(head, query, rows);
+    for (int64_t row = 0; args.reach > 0 && row < rows; ++row) {
+      hide_far(head.scores + row * head.padded_len, len, query + row - args.reach, query + row + args.reach);
+    }
     for (int64_t row = 0; row < rows; ++row) {
       float* scores = head.scores + row * head.padded_len;
       inverse_sums[row] =
@@ -256,6 +259,14 @@ ENCAST_SIMD void attention(const AttentionArgs& args, int64_t seq, int64_t head_
     }
     context_block<kRows, kVectors>(head, query, rows, inverse_sums);
   }
+}
+
+template <int kRows, int kVectors, bool kRounded>
+ENCAST_SIMD void attention(const AttentionArgs& args, int64_t seq, int64_t head, int64_t query_begin,
+                           int64_t query_end, void* scratch) {
+  each_span(args, seq, query_begin, query_end, [&](const Span& span) ENCAST_SIMD_BODY {
+    attend_span<kRows, kVectors, kRounded>(args, span, head, scratch);
+  });
 }
 
 }  // namespace ENCAST_SIMD_LEVEL

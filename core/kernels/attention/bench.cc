@@ -18,7 +18,7 @@
 
 // Times every kernel of the family that this machine may run, on one core:
 //
-//   bench [SUBSTRING of kernel names] [SECONDS a kernel and shape] [SEQSxLENxHEADSxHEADDIM ...]
+//   bench [SUBSTRING of kernel names] [SECONDS a kernel and shape] [SEQSxLENxHEADSxHEADDIM[xREACH] ...]
 //
 // A call is a whole batch: all heads of all sequences, the packing of keys and values included. Kernels take
 // turns; the minimum is the machine's answer, the median shows its mood. Operations are those of the two
@@ -28,10 +28,12 @@ namespace encast::testing {
 namespace {
 
 struct Shape {
-  int64_t seqs, len, heads, head_dim;
+  int64_t seqs, len, heads, head_dim, reach = 0;
   double operations() const {
-    return 4.0 * static_cast<double>(seqs * heads * head_dim) * static_cast<double>(len) *
-           static_cast<double>(len);
+    // Of a query the keys that it sees, at the ends of a text fewer.
+    const int64_t most = reach == 0 ? len - 1 : std::min(reach, len - 1);
+    return 4.0 * static_cast<double>(seqs * heads * head_dim) *
+           static_cast<double>(len * (2 * most + 1) - most * (most + 1));
   }
 };
 
@@ -87,6 +89,7 @@ class Workload {
     args_.heads = static_cast<int32_t>(shape.heads);
     args_.head_dim = static_cast<int32_t>(shape.head_dim);
     args_.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(shape.head_dim)));
+    args_.reach = shape.reach;
     args_.out = out_.data();
     args_.out_stride = hidden_;
   }
@@ -106,15 +109,19 @@ class Workload {
     const std::string_view arithmetic = kernel.arithmetic;
     AttentionRow row;
     const int64_t first = (shape_.seqs - 1) * shape_.len;
-    row.qkv = qkv_.get() + first * args_.qkv_stride;
     row.stride = args_.qkv_stride;
     row.hidden = hidden_;
-    row.len = shape_.len;
     row.head = shape_.heads - 1;
     row.head_dim = shape_.head_dim;
     row.scale = args_.scale;
+    row.reach = shape_.reach;
     for (const int64_t query : {int64_t{0}, shape_.len - 1}) {
-      row.query = query;
+      // The block of queries and what it reaches, see spans.h.
+      const int64_t block = query / 128 * 128;
+      const int64_t begin = shape_.reach == 0 ? 0 : std::max<int64_t>(block - shape_.reach, 0);
+      row.qkv = qkv_.get() + (first + begin) * args_.qkv_stride;
+      row.len = (shape_.reach == 0 ? shape_.len : std::min(block + 128 + shape_.reach, shape_.len)) - begin;
+      row.query = query - begin;
       const AttentionReference want = arithmetic == "s8" ? coded_reference(row, code_head(row))
                                                          : float_reference(row, arithmetic != "f32");
       for (int64_t d = 0; d < shape_.head_dim; ++d) {
@@ -136,8 +143,8 @@ class Workload {
 };
 
 bool bench_shape(const Shape& shape, std::vector<Timing>& timings, double seconds) {
-  std::printf("%ld sequences of %ld tokens, %ld heads of %ld\n", shape.seqs, shape.len, shape.heads,
-              shape.head_dim);
+  std::printf("%ld sequences of %ld tokens, %ld heads of %ld, reach %ld\n", shape.seqs, shape.len,
+              shape.heads, shape.head_dim, shape.reach);
   Workload workload(shape);
   bool all_right = true;
   for (Timing& timing : timings) {
@@ -179,12 +186,13 @@ int run_bench(int argc, char** argv) {
   std::vector<Shape> shapes;
   for (int i = 3; i < argc; ++i) {
     Shape s;
-    if (std::sscanf(argv[i], "%ldx%ldx%ldx%ld", &s.seqs, &s.len, &s.heads, &s.head_dim) != 4 || s.seqs < 1 ||
-        s.len < 1 || s.heads < 1 || s.head_dim < 1 || s.seqs * s.len * s.heads * s.head_dim > (1 << 28)) {
+    if (std::sscanf(argv[i], "%ldx%ldx%ldx%ldx%ld", &s.seqs, &s.len, &s.heads, &s.head_dim, &s.reach) < 4 ||
+        s.reach < 0 || s.seqs < 1 || s.len < 1 || s.heads < 1 || s.head_dim < 1 ||
+        s.seqs * s.len * s.heads * s.head_dim > (1 << 28)) {
       std::fprintf(
           stderr,
           "%s is no shape: give sequences, tokens, heads and columns a head as SxLxHxD, at most 2^28 "
-          "together, for instance 8x128x12x64\n",
+          "together, for instance 8x128x12x64, and xR for keys up to R away alone\n",
           argv[i]);
       return 2;
     }

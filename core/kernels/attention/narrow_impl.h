@@ -1,5 +1,7 @@
 #pragma once
+#include "kernels/attention/local.h"
 #include "kernels/attention/narrow_tiles.h"
+#include "kernels/attention/spans.h"
 
 // Attention in narrow products, once for every level; README.md has the drawing, ir/ops.py the definition.
 //
@@ -160,13 +162,22 @@ ENCAST_SIMD_TILE void power_rows(const NarrowHead& head, int64_t row, int64_t co
   if (last) store(head.inverses + row, set1(1.0f) / sum);
 }
 
+// Hides from queries what lies outside of their reach, and finds their largest scores anew.
+static inline void hide_far_rows(const NarrowHead& head, int64_t query, int64_t rows, int64_t begin,
+                                 int64_t end, int64_t reach) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t here = query + row - begin;
+    store(head.lanes + row * 16,
+          hide_far(head.scores + row * head.score_stride, end - begin, here - reach, here + reach));
+  }
+}
+
 template <class Products>
-ENCAST_SIMD void narrow_attention(const AttentionArgs& args, int64_t seq, int64_t head_index,
-                                  int64_t query_begin, int64_t query_end, void* scratch) {
-  if (query_begin >= query_end) return;
-  const int64_t first_row = args.cu_seqlens[seq], hidden = static_cast<int64_t>(args.heads) * args.head_dim;
+ENCAST_SIMD void narrow_span(const AttentionArgs& args, const Span& span, int64_t head_index, void* scratch) {
+  const int64_t first_row = span.first, len = span.len;
+  const int64_t query_begin = span.query_begin, query_end = span.query_end;
+  const int64_t hidden = static_cast<int64_t>(args.heads) * args.head_dim;
   const float* q = args.qkv + first_row * args.qkv_stride + head_index * args.head_dim;
-  const int64_t len = args.cu_seqlens[seq + 1] - first_row;
   const NarrowParts parts = narrow_parts(len, args.head_dim, Products::kGroup, kUsesTiles<Products>);
   const int64_t most_keys = len < kKeyBlock ? round_up_to(len, kKeyPanel) : kKeyBlock;
   uint8_t* next = static_cast<uint8_t*>(scratch);
@@ -234,6 +245,7 @@ ENCAST_SIMD void narrow_attention(const AttentionArgs& args, int64_t seq, int64_
         const int64_t end = len - begin < kKeyBlock ? len : begin + kKeyBlock;
         const bool first = begin == 0, last = end == len;
         scores_of(query, rows, begin, end);
+        if (args.reach > 0) hide_far_rows(head, query, rows, begin, end, args.reach);
         for (int64_t row = 0; row < rows; row += 16) {
           const int64_t count = rows - row < 16 ? rows - row : 16;
           if (head.exact) {
@@ -256,6 +268,13 @@ ENCAST_SIMD void narrow_attention(const AttentionArgs& args, int64_t seq, int64_
     each_block([&](auto... block) ENCAST_SIMD_BODY { narrow_score_block<Products>(head, block...); },
                [&](auto... block) ENCAST_SIMD_BODY { narrow_context_block<Products>(head, block...); });
   }
+}
+
+template <class Products>
+ENCAST_SIMD void narrow_attention(const AttentionArgs& args, int64_t seq, int64_t head, int64_t query_begin,
+                                  int64_t query_end, void* scratch) {
+  each_span(args, seq, query_begin, query_end,
+            [&](const Span& span) ENCAST_SIMD_BODY { narrow_span<Products>(args, span, head, scratch); });
 }
 
 }  // namespace ENCAST_SIMD_LEVEL

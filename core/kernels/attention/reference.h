@@ -26,7 +26,9 @@ struct AttentionRow {
   int64_t stride = 0, hidden = 0, len = 0, head = 0, head_dim = 0, query = 0;
   float scale = 1;
   const float* bias = nullptr;  // of key - query = 0, or null
+  int64_t reach = 0;            // 0: all keys
 
+  bool hides(int64_t key) const { return reach > 0 && std::abs(key - query) > reach; }
   const float* q() const { return qkv + query * stride + head * head_dim; }
   const float* k(int64_t key) const { return qkv + key * stride + hidden + head * head_dim; }
   const float* v(int64_t key) const { return qkv + key * stride + 2 * hidden + head * head_dim; }
@@ -50,6 +52,10 @@ inline AttentionReference float_reference(const AttentionRow& row, bool is_bf16)
   std::vector<double> score(static_cast<size_t>(len)), error(score.size());
   double top = -std::numeric_limits<double>::infinity();
   for (int64_t j = 0; j < len; ++j) {
+    if (row.hides(j)) {
+      score[static_cast<size_t>(j)] = -std::numeric_limits<double>::infinity();
+      continue;
+    }
     double dot = 0, magnitude = 0;
     for (int64_t d = 0; d < dim; ++d) {
       const double product = operand(row.q()[d]) * operand(row.k(j)[d]);
@@ -65,6 +71,10 @@ inline AttentionReference float_reference(const AttentionRow& row, bool is_bf16)
   }
   double sum = 0, worst = 0;
   for (size_t j = 0; j < score.size(); ++j) {
+    if (row.hides(static_cast<int64_t>(j))) {
+      score[j] = 0;
+      continue;
+    }
     // Powers of 2 take the logarithm of e along.
     error[j] = std::expm1(error[j] + (is_bf16 ? 4 * u * (std::abs(top) + std::abs(score[j]))
                                               : 3 * u * (top - score[j]))) +
@@ -152,6 +162,10 @@ inline AttentionReference coded_reference(const AttentionRow& row, const CodedHe
     int64_t sum = 0;
     for (size_t d = 0; d < dims; ++d) sum += codes[d] * head.keys[static_cast<size_t>(j) * dims + d];
     const size_t at = static_cast<size_t>(j);
+    if (row.hides(j)) {
+      score[at] = -std::numeric_limits<double>::infinity();
+      continue;
+    }
     score[at] = static_cast<double>(sum) * factor;
     magnitude[at] = std::abs(score[at]);
     if (row.bias != nullptr) {

@@ -128,6 +128,7 @@ struct Problem {
     args.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(head_dim)));
     args.bias = bias.rows == 0 ? nullptr : bias.data();
     args.bias_len = longest;
+    args.reach = reach;
     args.out = out.data();
     args.out_stride = out.stride;
     args.exact = exact;
@@ -142,7 +143,7 @@ struct Problem {
   }
 
   int32_t heads, head_dim;
-  int64_t hidden, longest;
+  int64_t hidden, longest, reach = 0;
   GuardedBuffer<int32_t> cu;
   GuardedMatrix<float> qkv, bias;
   GuardedBuffer<float> scratch;
@@ -153,18 +154,25 @@ void check_rows(const Problem& problem, const GuardedMatrix<float>& out, const K
                 int64_t head, const std::vector<int64_t>& queries, const std::string& note) {
   AttentionRow row;
   const int64_t first = problem.cu[static_cast<size_t>(seq)];
-  row.qkv = problem.qkv.row(first);
   row.stride = problem.qkv.stride;
   row.hidden = problem.hidden;
-  row.len = problem.length(seq);
   row.head = head;
   row.head_dim = problem.head_dim;
   row.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(problem.head_dim)));
   row.bias = problem.bias.rows == 0 ? nullptr : problem.bias.row(head) + problem.longest - 1;
+  row.reach = problem.reach;
   const bool coded = kernel.arithmetic == "s8";
-  const CodedHead codes = coded ? code_head(row) : CodedHead();
+  CodedHead codes;
+  int64_t coded_block = -1;
   for (const int64_t query : queries) {
-    row.query = query;
+    // With a reach, blocks of 128 queries know the keys that any of theirs reaches, and are coded with those.
+    const int64_t block = query / 128 * 128, reach = problem.reach, len = problem.length(seq);
+    const int64_t begin = reach == 0 ? 0 : std::max<int64_t>(block - reach, 0);
+    row.qkv = problem.qkv.row(first + begin);
+    row.len = (reach == 0 ? len : std::min(block + 128 + reach, len)) - begin;
+    row.query = query - begin;
+    if (coded && (coded_block < 0 || (reach > 0 && coded_block != block))) codes = code_head(row);
+    coded_block = block;
     const AttentionReference want =
         coded ? coded_reference(row, codes) : float_reference(row, kernel.arithmetic != "f32");
     for (int64_t d = 0; d < problem.head_dim; ++d) {
@@ -380,6 +388,79 @@ ENCAST_TEST(nothing_to_code) {
       problem.run(kernel, out);
       for (const float x : out.buffer) CHECK_LE(std::abs(x - value), 1e-5, kernel.name);
     }
+  }
+}
+
+// Shorter than a block, at its end, in the second and third one; a reach of one key, of a vector, of more
+// than the text; and one with more than 1024 keys around a block.
+ENCAST_TEST(local_attention_sees_its_reach) {
+  Rng rng(12);
+  for (const auto& [len, reach] : {std::pair{1, 1},
+                                   {2, 1},
+                                   {17, 3},
+                                   {40, 64},
+                                   {129, 1},
+                                   {130, 15},
+                                   {300, 16},
+                                   {300, 64},
+                                   {330, 65},
+                                   {257, 500},
+                                   {1500, 600}}) {
+    Problem problem({3, len, 1}, 2, len % 2 == 0 ? 33 : 16, false, rng);
+    problem.reach = reach;
+    check_problem(problem, "len=" + std::to_string(len) + " reach=" + std::to_string(reach));
+  }
+}
+
+ENCAST_TEST(local_attention_is_another_one_and_only_where_it_must) {
+  Rng rng(13);
+  Problem near({200}, 1, 32, false, rng), all({200}, 1, 32, false, rng);
+  std::copy_n(near.qkv.data(), near.qkv.buffer.size(), all.qkv.data());
+  near.reach = 20;
+  for (const Kernel& kernel : kernels()) {
+    GuardedMatrix<float> local(200, 32), whole(200, 32), again(200, 32);
+    near.run(kernel, local);
+    all.run(kernel, whole);
+    for (int64_t t = 0; t < 200; ++t) {
+      CHECK(!std::equal(local.row(t), local.row(t) + 32, whole.row(t)), kernel.name, " token ", t);
+    }
+    // A key that no query of the first block reaches.
+    std::copy_n(near.qkv.data(), near.qkv.buffer.size(), all.qkv.data());
+    for (int64_t j = 0; j < 96; ++j) all.qkv.at(150, j) = 1e3f;
+    all.reach = 20;
+    all.run(kernel, again);
+    CHECK_SAME_BITS(local.data(), again.data(), size_t{128 * 32}, kernel.name);
+    CHECK(!std::equal(local.row(131), local.row(132), again.row(131)), kernel.name);
+    std::copy_n(near.qkv.data(), near.qkv.buffer.size(), all.qkv.data());
+    all.reach = 0;
+  }
+}
+
+// Pieces that begin and end within blocks of queries, among neighbours and scratch that hold no numbers.
+ENCAST_TEST(bits_of_a_local_attention_depend_on_the_sequence_alone) {
+  Rng rng(14);
+  Problem together({20, 300, 9}, 2, 40, false, rng);
+  together.reach = 30;
+  for (const Kernel& kernel : kernels()) {
+    GuardedMatrix<float> out(together.qkv.rows, together.hidden);
+    together.run(kernel, out);
+    Problem poisoned({20, 300, 9}, 2, 40, false, rng);
+    poisoned.reach = 30;
+    for (int64_t t = 0; t < poisoned.qkv.rows; ++t) {
+      for (int64_t j = 0; j < poisoned.qkv.cols; ++j) {
+        const bool mine = t >= 20 && t < 320;
+        poisoned.qkv.at(t, j) = mine ? together.qkv.at(t, j) : std::numeric_limits<float>::quiet_NaN();
+      }
+    }
+    std::fill(poisoned.scratch.begin(), poisoned.scratch.end(), std::numeric_limits<float>::quiet_NaN());
+    GuardedMatrix<float> alone(poisoned.qkv.rows, poisoned.hidden);
+    for (int64_t h = 0; h < 2; ++h) {
+      for (const auto& [begin, end] : {std::pair{0, 5}, {5, 127}, {127, 129}, {129, 129}, {129, 300}}) {
+        kernel.fn(poisoned.args(alone), 1, h, begin, end, poisoned.scratch.data());
+      }
+    }
+    CHECK_SAME_BITS(out.row(20), alone.row(20), static_cast<size_t>(300 * alone.cols), kernel.name);
+    CHECK(alone.untouched(0, 0, 20 * alone.cols) && alone.untouched(320, 0, 9 * alone.cols), kernel.name);
   }
 }
 

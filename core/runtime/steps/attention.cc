@@ -11,6 +11,7 @@ void check_attention(StepCheck& check, const StepDecl& step) {
   // 255 * 127 * columns must fit an int32 sum, and 127 * 127 * columns the integers of an f32.
   check.need(x.cols / 3 / step.heads <= 1024, "has heads wider than 1024");
   check.need(step.factor > 0, "has a factor that is not positive");
+  check.need(step.reach == 0 || step.bias < 0, "has both a reach and a bias");
   if (step.bias >= 0) {
     const WeightDecl& bias = check.weight(step.bias, DType::f32, WeightLayout::dense);
     check.need(bias.rows == step.heads && bias.cols >= 2 * check.plan().max_len - 1 && bias.cols % 2 == 1,
@@ -53,7 +54,7 @@ class AttentionStep final : public Step {
 
 }  // namespace
 
-const StepType step_types::attention = {"x bias? heads factor arithmetic out", &check_attention,
+const StepType step_types::attention = {"x bias? heads factor reach? arithmetic out", &check_attention,
                                         &bind_as<AttentionStep>};
 
 }  // namespace encast

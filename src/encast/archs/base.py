@@ -77,7 +77,11 @@ class Architecture(ABC):
     unread: ClassVar[tuple[str, ...]]
     """Patterns of tensors that may stay unread: parts of heads, and poolers that a task does not use."""
 
+    position_types: ClassVar[tuple[str, ...]] = ("absolute",)
+    """Values of ``position_embedding_type`` that are this architecture's own positions."""
+
     def __init__(self, config: Config) -> None:
+        config.refuse_unless("position_embedding_type", *self.position_types)
         self.config = config
         self.sizes = self.read_sizes()
 
@@ -104,6 +108,16 @@ class Architecture(ABC):
     def answer(self, head: Modules, x: str) -> str:
         """Adds the question answering head; returns f32[tokens, 2], start and end."""
         return head.linear(x, "qa_outputs", 2, self.sizes.hidden)
+
+    def promises(self, graph: Graph) -> dict[str, FusionPromise]:
+        """The fusions that the config promises for the plain graph, by name: see ``GraphMeta.expected``."""
+        return {
+            "qkv": FusionPromise(1, 0),
+            "attention": FusionPromise(1, 0),
+            "linear_activation": FusionPromise(1, sum(_is_head_activation(node) for node in graph.nodes)),
+            "add_layer_norm": FusionPromise(2, 0),
+            "embed_layer_norm": FusionPromise(0, 1),
+        }
 
     def max_len(self) -> int:
         """The longest sequence that the position table allows."""
@@ -214,7 +228,6 @@ def _find_architecture(config: Config, name: str) -> tuple[str, type[Architectur
 
 
 def _refuse_other_arithmetic(config: Config) -> None:
-    config.refuse_unless("position_embedding_type", "absolute")
     for switch in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):
         config.refuse_unless(switch, False)
     config.refuse_unless("pruned_heads", {})
@@ -303,13 +316,7 @@ def _meta(
         labels=None if labels is None else tuple(labels),
         problem_type=arch.config.problem_type(len(labels or [])) if task == "classify" else None,
         similarity=modules.similarity if task == "embed" and modules is not None else None,
-        expected={
-            "qkv": FusionPromise(1, 0),
-            "attention": FusionPromise(1, 0),
-            "linear_activation": FusionPromise(1, sum(_is_head_activation(node) for node in graph.nodes)),
-            "add_layer_norm": FusionPromise(2, 0),
-            "embed_layer_norm": FusionPromise(0, 1),
-        },
+        expected=arch.promises(graph),
         math="exact",
         dtype="f32",
     )

@@ -33,6 +33,7 @@ _PROBLEM_TYPES = {
 _ABSENT = object()
 # Beyond what any real model has, and small enough that no product of two of them can overflow 64 bits.
 _MOST = 1 << 24
+_LARGEST = 1e30
 
 
 class Config:
@@ -73,6 +74,37 @@ class Config:
                 f"{self.where}: {name} is {value!r}; a number above 0 and at most 1 is needed: correct the file"
             )
         return float(value)
+
+    def above_zero(self, name: str, default: float) -> float:
+        """A number above 0, at most 1e30."""
+        _, value = self._find((name,))
+        if value is _ABSENT:
+            return default
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.0 < value <= _LARGEST:
+            raise CheckpointError(
+                f"{self.where}: {name} is {value!r}; a number above 0, at most 1e30, is needed: correct the file"
+            )
+        return float(value)
+
+    def part(self, name: str) -> Config | None:
+        """An object within the file, or None where the field is absent or null; errors name the way to it."""
+        value = self._fields.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise CheckpointError(f"{self.where}: {name} is {_short(value)}; an object is needed: correct the file")
+        return Config(value, f"{self.where}: {name}")
+
+    def names(self) -> list[str]:
+        """The names of all fields."""
+        return list(self._fields)
+
+    def texts(self, name: str) -> list[str] | None:
+        """A list of strings, or None where the field is absent or null."""
+        value = self._fields.get(name)
+        if value is not None and not (isinstance(value, list) and all(isinstance(text, str) for text in value)):
+            raise CheckpointError(f"{self.where}: {name} is {_short(value)}; a list of strings is needed")
+        return value
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean; null counts as absent."""

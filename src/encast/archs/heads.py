@@ -106,15 +106,24 @@ def transform(head: Modules, x: str, sizes: Sizes, width: int, *, dense: str, no
 
 
 def predict_tokens(
-    encoder: Modules, head: Modules, x: str, sizes: Sizes, width: int, *, decoder: str, bias: str, tied: bool
+    encoder: Modules,
+    head: Modules,
+    x: str,
+    sizes: Sizes,
+    width: int,
+    *,
+    decoder: str,
+    bias: str | None,
+    tied: bool,
+    words: str = "embeddings.word_embeddings",
 ) -> str:
     """The decoder of a masked-LM head: f32[rows, vocab] of f32[rows, width].
 
     ``tied``: what the config says of ``tie_word_embeddings``. A checkpoint that holds its own decoder weights keeps
     them where they differ from the word embeddings, whatever the config says, as transformers does. ``bias`` is an
-    older name of the decoder's bias.
+    older name of the decoder's bias, None of one that has none; ``words`` is the module of the word embeddings.
     """
-    words = "embeddings.word_embeddings.weight"
+    words = f"{words}.weight"
     weight = f"{decoder}.weight"
     if head.has(weight) and not head.same(weight, (sizes.vocab, width), words):
         weight = head.constant(weight, sizes.vocab, width)
@@ -122,6 +131,8 @@ def predict_tokens(
         weight = encoder.constant(words, sizes.vocab, width)
     else:
         weight = head.constant(weight, sizes.vocab, width)
+    if bias is None:
+        return head.graph.add("linear", x, weight, "", name=decoder, activation="none")
     names = [name for name in (f"{decoder}.bias", bias) if name and head.has(name)] or [bias or f"{decoder}.bias"]
     added = head.constant(names[0], sizes.vocab)
     for other in names[1:]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from encast.archs.weights import Float32, Weights
@@ -32,6 +34,21 @@ class Modules:
             self.graph.add_constant(name, self.weights.take(self.prefix + name, shape))
         return name
 
+    def parts(self, name: str, parts: Sequence[str], size: int, *shape: int) -> list[str]:
+        """The rows of one tensor, ``size`` for each part, as constants of their own: ``NAME[PART]``."""
+        names = [f"{name}[{part}]" for part in parts]
+        rows = self.weights.take(self.prefix + name, (len(parts) * size, *shape))
+        for index, part in enumerate(names):
+            self.graph.add_constant(part, rows[index * size : (index + 1) * size])
+        return names
+
+    def zeros(self, size: int) -> str:
+        """A constant of zeros, one for all that ask for this size."""
+        name = f"zeros.{size}"
+        if name not in self.graph.constants:
+            self.graph.add_constant(name, np.zeros(size, np.float32))
+        return name
+
     def array(self, name: str, *shape: int) -> Float32:
         """The tensor of that path without adding it to the graph."""
         return self.weights.take(self.prefix + name, shape)
@@ -40,16 +57,20 @@ class Modules:
         """Module ``path``, an embedding table, read at ``ids``."""
         return self.graph.add("embedding", ids, self.constant(f"{path}.weight", rows, dim), name=path)
 
-    def linear(self, x: str, path: str, size: int, inner: int, *, name: str = "", layer: int = -1) -> str:
+    def linear(
+        self, x: str, path: str, size: int, inner: int, *, name: str = "", layer: int = -1, bias: bool = True
+    ) -> str:
         """Module ``path``, ``x @ weight.T + bias`` with ``weight: f32[size, inner]``, as node ``name`` (``path``)."""
         weight = self.constant(f"{path}.weight", size, inner)
-        bias = self.constant(f"{path}.bias", size)
-        return self.graph.add("linear", x, weight, bias, name=name or path, layer=layer, activation="none")
+        added = self.constant(f"{path}.bias", size) if bias else ""
+        return self.graph.add("linear", x, weight, added, name=name or path, layer=layer, activation="none")
 
-    def layer_norm(self, x: str, path: str, size: int, eps: float, *, name: str = "", layer: int = -1) -> str:
-        """Module ``path``, a layer norm, as node ``name`` (``path``)."""
+    def layer_norm(
+        self, x: str, path: str, size: int, eps: float, *, name: str = "", layer: int = -1, bias: bool = True
+    ) -> str:
+        """Module ``path``, a layer norm, as node ``name`` (``path``); without a bias it adds zeros."""
         gamma = self.constant(f"{path}.weight", size)
-        beta = self.constant(f"{path}.bias", size)
+        beta = self.constant(f"{path}.bias", size) if bias else self.zeros(size)
         return self.graph.add("layer_norm", x, gamma, beta, name=name or path, layer=layer, eps=eps)
 
     def activation(self, x: str, kind: str, *, name: str, layer: int = -1) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from encast.errors import InputError
 from encast.ir import Graph
+from encast.ir.ops import ATTENTIONS
 from encast.quant import QuantSpec
 
 __all__ = ["BF16", "F32", "INT8", "Plan", "alone", "narrow_layers"]
@@ -65,6 +66,6 @@ def narrow_layers(graph: Graph) -> list[tuple[str, str]]:
     for node in graph.nodes:
         if node.op in ("linear_int8", "linear_sparse_int8"):
             found.setdefault(node.name, "product")
-        elif node.op == "attention" and node.attrs["products"] == "int8":
+        elif node.op in ATTENTIONS and node.attrs["products"] == "int8":
             found.setdefault(node.name, "attention")
     return list(found.items())

@@ -15,6 +15,7 @@ from encast import artifact as artifacts
 from encast.artifact import Artifact
 from encast.errors import ArtifactError, StrictError
 from encast.ir.blocks import BLOCK_OUTPUTS, GROUP_INPUTS
+from encast.ir.ops import ATTENTIONS
 from encast.passes.choose_sparse import GAIN, MANY_ROWS, MEASURED_ZEROS
 from encast.passes.report import OUTSIDE, FusionReport
 from encast.quant import QuantSpec
@@ -149,7 +150,7 @@ def _fusion_table(opened: Artifact, report: FusionReport) -> Iterator[str]:
     """A row a layer: fusions made of fusions expected, and the dtypes of the layer's products."""
     products: dict[int, Counter[str]] = {}
     for node in opened.graph.nodes:
-        if node.op == "attention":
+        if node.op in ATTENTIONS:
             products.setdefault(node.layer, Counter())[f"{node.attrs['products']} attention"] += 1
         if node.op.startswith("linear"):
             products.setdefault(node.layer, Counter())[node.op.removeprefix("linear").removeprefix("_") or "f32"] += 1

@@ -26,9 +26,11 @@ from encast.ir.types import ValueType
 
 __all__ = [
     "ACTIVATIONS",
+    "ATTENTIONS",
     "ATTENTION_KEY_BLOCK",
     "ATTENTION_PRODUCTS",
     "COARSE_ACTIVATIONS",
+    "LOCAL_QUERY_BLOCK",
     "OPS",
     "POOLING_MODES",
     "Op",
@@ -48,6 +50,12 @@ ATTENTION_PRODUCTS = ("f32", "bf16", "int8")
 
 ATTENTION_KEY_BLOCK = 1024
 """Keys whose powers are int8 codes of one maximum."""
+
+LOCAL_QUERY_BLOCK = 128
+"""Queries of a local attention whose keys are coded together."""
+
+ATTENTIONS = ("attention", "local_attention")
+"""Ops that are a whole self-attention."""
 
 _LEAST_SCALE, _MOST_SCALE = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
 """The smallest normal f32 and the largest."""
@@ -86,6 +94,10 @@ def _is_int(value: Any) -> bool:
 
 def _is_float(value: Any) -> bool:
     return isinstance(value, float)
+
+
+def _is_theta(value: Any) -> bool:
+    return isinstance(value, float) and 0 < value < float("inf")
 
 
 def _is_bool(value: Any) -> bool:
@@ -234,6 +246,27 @@ def _activation(types: Any, attrs: Any) -> list[ValueType]:
     return [_matrix(types[0], "x")]
 
 
+@_op("gated_activation", "x", {"kind": _is_activation})
+def _gated_activation(types: Any, attrs: Any) -> list[ValueType]:
+    """``activation(a) * b``: ``a`` is the first half of the columns of ``x``, ``b`` the second (Shazeer 2020)."""
+    x = _matrix(types[0], "x")
+    _need(_columns(x, "x") % 2 == 0, f"x is {x}; its columns must have halves")
+    return [ValueType("f32", (x.shape[0], _columns(x, "x") // 2))]
+
+
+@_op("rotary", "x", {"heads": _is_count, "theta": _is_theta})
+def _rotary(types: Any, attrs: Any) -> list[ValueType]:
+    """Rotary positions (Su et al. 2021): every pair of columns turned by an angle that grows with the position.
+
+    In a head of ``d`` columns the pairs are columns ``i`` and ``d/2 + i``, the angle of pair ``i`` at position ``p``
+    of a sequence is ``t = p * theta ** (-2 * i / d)``: ``(a, b)`` becomes ``(a cos t - b sin t, b cos t + a sin t)``.
+    """
+    x = _matrix(types[0], "x")
+    _need(x.shape[0] == "tokens", f"x is {x}; rows must be tokens")
+    _need(_columns(x, "x") % (2 * attrs["heads"]) == 0, f"x is {x}: not {attrs['heads']} heads of an even size")
+    return [x]
+
+
 @_op("attention_scores", "q k", {"heads": _is_count})
 def _attention_scores(types: Any, attrs: Any) -> list[ValueType]:
     """For every head and sequence ``q @ k.T``; head ``h`` owns columns ``h*d`` to ``(h+1)*d``."""
@@ -253,6 +286,14 @@ def _relative_bias(types: Any, attrs: Any) -> list[ValueType]:
     """
     scores, table = _matrix(types[0], "scores"), _matrix(types[1], "table")
     _need(scores.shape[0] == table.shape[1], f"scores are {scores}, table is {table}; the heads differ")
+    return [scores]
+
+
+@_op("local_mask", "scores", {"reach": _is_count})
+def _local_mask(types: Any, attrs: Any) -> list[ValueType]:
+    """Minus infinity for every score whose key is more than ``reach`` positions from its query; the others stay."""
+    scores = _matrix(types[0], "scores")
+    _need(scores.shape[1] == "pairs", f"scores are {scores}; columns must be pairs")
     return [scores]
 
 
@@ -365,6 +406,36 @@ def _attention(types: Any, attrs: Any) -> list[ValueType]:
     return [ValueType("f32", ("tokens", _columns(qkv, "qkv") // 3))]
 
 
+@_op(
+    "local_attention",
+    "qkv",
+    {"heads": _is_count, "scale": _is_float, "products": _is_products, "reach": _is_count},
+    plain=False,
+)
+def _local_attention(types: Any, attrs: Any) -> list[ValueType]:
+    """As ``attention`` without a bias, of the keys that are at most ``reach`` positions from the query.
+
+    The codes of ``int8`` are those of ``LOCAL_QUERY_BLOCK`` queries together (the first ones of a sequence, the next
+    ones, ...): each block has its own, of the keys and values that any of its queries reaches.
+    """
+    return _attention([types[0], None], attrs)
+
+
+@_op("rotary_qkv", "qkv table", {"heads": _is_count}, plain=False)
+def _rotary_qkv(types: Any, attrs: Any) -> list[ValueType]:
+    """``rotary`` of the queries and of the keys in ``qkv: f32[tokens, 3*hidden]``; the values stay.
+
+    ``table: f32[positions, head_dim]``: a row a position, the cosines of its angles, then their sines.
+    """
+    qkv, table = _matrix(types[0], "qkv"), _matrix(types[1], "table")
+    _need(qkv.shape[0] == "tokens", f"qkv is {qkv}; rows must be tokens")
+    _need(
+        _columns(qkv, "qkv") == 3 * attrs["heads"] * _columns(table, "table") and _columns(table, "table") % 2 == 0,
+        f"qkv is {qkv}, table is {table}: not 3 x {attrs['heads']} heads of an even size",
+    )
+    return [qkv]
+
+
 @_op("add_layer_norm", "x residual gamma beta", {"eps": _is_float}, plain=False)
 def _add_layer_norm(types: Any, attrs: Any) -> list[ValueType]:
     """``layer_norm(x + residual)``."""
@@ -475,6 +546,7 @@ for _name, _infer in (
     ("embed_layer_norm", _embed_layer_norm),
     ("add_layer_norm", _add_layer_norm),
     ("layer_norm", _layer_norm),
+    ("gated_activation", _gated_activation),
 ):
     _op(
         _name + "_narrow",

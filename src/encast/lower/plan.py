@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import encast._core as _core
 from encast.errors import UnsupportedModelError
 from encast.ir.graph import Graph, Node
-from encast.ir.ops import COARSE_ACTIVATIONS
+from encast.ir.ops import ATTENTIONS, COARSE_ACTIVATIONS
 from encast.ir.types import ValueType
 from encast.lower.memory import Lifetime, place_values
 from encast.lower.target import TILE_CLASSES, Target
@@ -18,6 +18,7 @@ from encast.lower.unfuse import unfuse
 
 __all__ = ["StoredTensor", "has_steps", "lower"]
 
+_READS_QKV = (*ATTENTIONS, "rotary_qkv")
 _APART = frozenset({"head_tasks", "qkv_fusion", "row_blocks"})  # ablations that keep attention and its product apart
 
 
@@ -190,7 +191,7 @@ class _Lowering:
         if "qkv_fusion" not in self.target.without:
             return 1
         width = self.graph.type_of(node.outputs[0]).shape[1]
-        read = any(user.op == "attention" and user.inputs[0] == node.outputs[0] for user in self.graph.nodes)
+        read = any(user.op in _READS_QKV and user.inputs[0] == node.outputs[0] for user in self.graph.nodes)
         return 3 if read and isinstance(width, int) and width % (3 * _core.PANEL) == 0 else 1
 
     def attention(self, node: Node) -> None:
@@ -204,7 +205,16 @@ class _Lowering:
             factor=_real(node.attrs["scale"]),
             arithmetic=self.target.attention[node.attrs["products"]],
             **({"bias": self.weight(bias, "dense")} if bias else {}),
+            **({"reach": str(node.attrs["reach"])} if "reach" in node.attrs else {}),
         )
+
+    def local_attention(self, node: Node) -> None:
+        self.attention(node)
+
+    def rotary_qkv(self, node: Node) -> None:
+        qkv, table = node.inputs
+        heads = str(node.attrs["heads"])
+        self.step("rotary", node, {"x": qkv}, _outputs(node), table=self.weight(table, "dense"), heads=heads)
 
     def quantize(self, node: Node) -> None:
         zero_point = str(int(node.attrs["zero_point"]))
@@ -229,6 +239,9 @@ class _Lowering:
 
     def activation(self, node: Node) -> None:
         self.step("elementwise", node, {"x": node.inputs[0]}, _outputs(node), factor="1", act=node.attrs["kind"])
+
+    def gated_activation(self, node: Node) -> None:
+        self.step("gated", node, {"x": node.inputs[0]}, _outputs(node), act=node.attrs["kind"], **_narrow_keys(node))
 
     def add(self, node: Node) -> None:
         a, b = node.inputs

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from encast.ir.graph import Graph, Node
+from encast.ir.ops import ATTENTIONS
 
 __all__ = ["ABLATIONS", "unfuse"]
 
@@ -38,7 +39,7 @@ def unfuse(graph: Graph, without: frozenset[str]) -> Graph:
 
 
 def _parts(node: Node, without: frozenset[str]) -> Iterator[Node]:
-    if node.op == "attention" and "narrow_attention" in without:
+    if node.op in ATTENTIONS and "narrow_attention" in without:
         yield Node(node.op, node.inputs, node.outputs, {**node.attrs, "products": "f32"}, node.name, node.layer)
     elif node.op.startswith("linear") and node.attrs["activation"] != "none" and "epilogue_fusion" in without:
         (out,) = node.outputs

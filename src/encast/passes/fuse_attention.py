@@ -7,11 +7,19 @@
 The scale may also stand between q and the scores (DistilBERT), or be absent; so may the relative bias, whose
 bucket table becomes one row a head over all distances that ``max_len`` allows. The projections must be joined
 in the same step: attention reads one value.
+
+Queries and keys may be turned by their positions, and scores hidden beyond a reach (ModernBERT):
+
+    attention_scores(rotary(q), rotary(k))              qkv = rotary_qkv(linear(x), table)
+    softmax(local_mask(scores))                   →     context = local_attention(qkv)
+
+where the table holds the cosines and sines of all positions up to ``max_len``: computed in float64, rounded once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +43,8 @@ class Match:
     heads: int
     factor: float
     bias: Node | None
+    reach: int | None
+    theta: float | None
 
 
 def fuse_attention(graph: Graph, exact: bool) -> Outcome:
@@ -43,6 +53,7 @@ def fuse_attention(graph: Graph, exact: bool) -> Outcome:
     index = Index(graph)
     joiner = ProjectionJoiner(graph, exact)
     tables: dict[tuple[str, int], str] = {}
+    angles: dict[tuple[float, int], str] = {}
     patches: list[Patch] = []
     for context in [node for node in graph.nodes if node.op == "attention_context"]:
         try:
@@ -59,16 +70,19 @@ def fuse_attention(graph: Graph, exact: bool) -> Outcome:
             outcome.missed.append(Miss("attention", context.layer, context.name, "its projections cannot be joined"))
             continue
         joined, factor = joiner.join(q, k, v, match.factor)
-        bias = "" if match.bias is None else _distance_table(graph, match.bias, tables)
-        fused = Node(
-            "attention",
-            [joined.outputs[0], bias],
-            context.outputs,
-            {"heads": match.heads, "scale": factor, "products": "f32"},
-            context.name,
-            context.layer,
-        )
-        patches.append(Patch((q, k, v, *match.inner, context), (joined, fused)))
+        made = [joined]
+        if match.theta is not None:
+            size = _width(graph, q) // match.heads
+            made.append(_turned(graph, joined, match, _angle_table(graph, match.theta, size, angles)))
+        attrs: dict[str, Any] = {"heads": match.heads, "scale": factor, "products": "f32"}
+        inputs = [made[-1].outputs[0]]
+        if match.reach is not None:
+            attrs["reach"] = match.reach
+        else:
+            inputs.append("" if match.bias is None else _distance_table(graph, match.bias, tables))
+        op = "attention" if match.reach is None else "local_attention"
+        fused = Node(op, inputs, context.outputs, attrs, context.name, context.layer)
+        patches.append(Patch((q, k, v, *match.inner, context), (*made, fused)))
         outcome.fused += [("qkv", context.layer), ("attention", context.layer)]
     outcome.changes = apply(graph, patches)
     return outcome
@@ -79,8 +93,13 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
     index.need_private(probs, context)
     softmax = index.made_by(probs, "softmax")
     inner = [softmax]
-    factor, bias = 1.0, None
-    node, reader = index.made_by(softmax.inputs[0], "attention_scores", "scale", "relative_bias"), softmax
+    factor, bias, reach = 1.0, None, None
+    node, reader = index.made_by(softmax.inputs[0], "attention_scores", "scale", "relative_bias", "local_mask"), softmax
+    if node.op == "local_mask":
+        index.need_private(node.outputs[0], reader)
+        reach = int(node.attrs["reach"])
+        inner.append(node)
+        node, reader = index.made_by(node.inputs[0], "attention_scores", "scale"), node
     if node.op == "relative_bias":
         index.need_private(node.outputs[0], reader)
         if node.inputs[1] not in graph.constants:
@@ -104,6 +123,17 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
     index.need_private(v, context)
     index.need_private(k, scores)
     index.need_private(q, scores)
+    theta = None
+    turned = [index.producer(value) for value in (q, k)]
+    if any(node is not None and node.op == "rotary" for node in turned):
+        turned_q, turned_k = (index.made_by(value, "rotary") for value in (q, k))
+        if turned_q.attrs != turned_k.attrs or turned_q.attrs["heads"] != scores.attrs["heads"]:
+            raise MismatchError(f"{turned_q.name!r} and {turned_k.name!r} do not turn the heads of the scores alike")
+        theta = float(turned_q.attrs["theta"])
+        inner += [turned_q, turned_k]
+        q, k = turned_q.inputs[0], turned_k.inputs[0]
+        index.need_private(q, turned_q)
+        index.need_private(k, turned_k)
     scaled = index.producer(q)
     if scaled is not None and scaled.op == "scale":
         factor *= scaled.attrs["factor"]
@@ -112,7 +142,7 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
         index.need_private(q, scaled)
     if not factor > 0:
         raise MismatchError(f"the scores are scaled by {factor}")
-    return Match(tuple(inner), q, k, v, scores.attrs["heads"], factor, bias)
+    return Match(tuple(inner), q, k, v, scores.attrs["heads"], factor, bias, reach, theta)
 
 
 def _distance_table(graph: Graph, bias: Node, made: dict[tuple[str, int], str]) -> str:
@@ -125,3 +155,23 @@ def _distance_table(graph: Graph, bias: Node, made: dict[tuple[str, int], str]) 
         dense = np.ascontiguousarray(rows[relative_buckets(distances, rows.shape[0], furthest)].T)
         made[table, furthest] = graph.add_constant(fresh_name(graph, f"{table}.distances"), dense)
     return made[table, furthest]
+
+
+def _width(graph: Graph, linear: Node) -> int:
+    columns = graph.type_of(linear.outputs[0]).shape[1]
+    assert isinstance(columns, int)
+    return columns
+
+
+def _turned(graph: Graph, joined: Node, match: Match, table: str) -> Node:
+    name = fresh_name(graph, f"{joined.name}.rotary")
+    return Node("rotary_qkv", [joined.outputs[0], table], [name], {"heads": match.heads}, name, joined.layer)
+
+
+def _angle_table(graph: Graph, theta: float, size: int, made: dict[tuple[float, int], str]) -> str:
+    """``f32[max_len, size]``: of every position the cosines and the sines of the angles of op ``rotary``."""
+    if (theta, size) not in made:
+        angles = np.arange(graph.meta.max_len)[:, None] * theta ** (-np.arange(0, size, 2) / size)
+        table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+        made[theta, size] = graph.add_constant(fresh_name(graph, f"rotary.{theta:g}"), table)
+    return made[theta, size]

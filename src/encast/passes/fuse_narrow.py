@@ -1,8 +1,9 @@
-"""A layer norm writes the narrow copy of its rows that the next product reads, while they are in registers.
+"""A row op writes the narrow copy of its rows that the next product reads, while they are in registers.
 
     y = layer_norm(x); y8 = quantize(y)   →   y, y8 = layer_norm_narrow(x)
 
-and the same for ``add_layer_norm`` and ``embed_layer_norm``, and for bf16. The f32 output stays: the residual reads it.
+and the same for ``add_layer_norm``, ``embed_layer_norm`` and ``gated_activation``, and for bf16. The f32 output stays:
+the residual reads it.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ def fuse_narrow(graph: Graph) -> Outcome:
     index = Index(graph)
     patches: list[Patch] = []
     for node in graph.nodes:
-        if node.op not in NORMS:
+        if node.op not in (*NORMS, "gated_activation"):
             continue
         users = [user for user in index.users(node.outputs[0]) if user.op in NARROWING]
         if not users:
             continue
-        # A norm has one narrow output: of two (linears kept in different dtypes), the first is fused.
+        # An op has one narrow output: of two (linears kept in different dtypes), the first is fused.
         narrow = users[0]
         attrs = {**node.attrs, "also": _also(narrow)}
         outputs = [node.outputs[0], narrow.outputs[0]]
         fused = Node(f"{node.op}_narrow", node.inputs, outputs, attrs, node.name, node.layer)
-        # Where the norm stood: others may read its f32 output before the narrow copy was made.
+        # Where the op stood: others may read its f32 output before the narrow copy was made.
         patches.append(Patch((node, narrow), (fused,), anchor=node))
     return Outcome(changes=apply(graph, patches))
 

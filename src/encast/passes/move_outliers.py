@@ -29,6 +29,7 @@ import numpy as np
 
 from encast.errors import InputError
 from encast.ir import Graph, Node
+from encast.ir.ops import ATTENTIONS
 from encast.passes.fuse_narrow import NORMS
 from encast.passes.patch import Index, MismatchError, Patch, apply, fresh_name
 from encast.passes.report import Outcome
@@ -148,10 +149,13 @@ def _find(graph: Graph, index: Index, value: str, narrow: list[Node]) -> _Move |
 
 def _projection(index: Index, producer: Node) -> Node:
     """The linear that makes a value, or the values that an attention takes the mean of; ``MismatchError`` if none."""
-    if producer.op != "attention":
+    if producer.op not in ATTENTIONS:
         return index.made_by(producer.outputs[0], "linear")
-    linear = index.made_by(producer.inputs[0], "linear")
+    linear = index.made_by(producer.inputs[0], "linear", "rotary_qkv")
     index.need_private(producer.inputs[0], producer)
+    if linear.op == "rotary_qkv":  # which leaves the values as they are
+        index.need_private(linear.inputs[0], linear)
+        linear = index.made_by(linear.inputs[0], "linear")
     if linear.attrs["activation"] != "none":
         raise MismatchError(f"{linear.name!r} ends in an activation")
     return linear

@@ -22,6 +22,7 @@ import numpy as np
 
 from encast.errors import InputError
 from encast.ir import Graph, Node
+from encast.ir.ops import ATTENTIONS
 from encast.passes.patch import Index, Patch, apply, fresh_name
 from encast.passes.report import Outcome
 from encast.quant.calibration import Calibration
@@ -38,7 +39,7 @@ def set_precision(graph: Graph, spec: QuantSpec, calibration: Calibration | None
     value without a range.
     """
     linears = [node for node in graph.nodes if node.op == "linear"]
-    attentions = [node for node in graph.nodes if node.op == "attention"]
+    attentions = [node for node in graph.nodes if node.op in ATTENTIONS]
     products = linears + attentions
     for pattern, _ in spec.keep:
         if not any(fnmatchcase(node.name, pattern) for node in products):

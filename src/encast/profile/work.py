@@ -30,6 +30,9 @@ ELEMENT_OPERATIONS = {
     "scale": 1,
     "pool": 1,
     "normalize": 3,
+    # Two products and a sum a column.
+    "rotary": 3,
+    "gated": 1,
 }
 """f32 operations an element (a fused multiply-add is two) of everything that is no product, in the cheapest form that
 the kernels have. Conversions, shuffles and loads are not counted: this is a bound."""
@@ -38,13 +41,21 @@ the kernels have. Conversions, shuffles and loads are not counted: this is a bou
 @dataclass(frozen=True)
 class Chunk:
     """Whole sequences that go through the plan together: tokens, sequences, selected rows, the sum of the squares of
-    the lengths, and how many different token ids there are."""
+    the lengths, how many different token ids there are, and the lengths."""
 
     tokens: int
     seqs: int
     selected: int
     squares: int
     words: int
+    lengths: tuple[int, ...] = ()
+
+    def pairs(self, reach: int) -> int:
+        """Pairs of a query and a key of its sequence that are at most ``reach`` apart, 0: all."""
+        if reach == 0:
+            return self.squares
+        near = [min(reach, length - 1) for length in self.lengths]
+        return sum(length * (2 * most + 1) - most * (most + 1) for length, most in zip(self.lengths, near, strict=True))
 
     def rows(self, symbol: str) -> int:
         """Rows of values of a kind: tokens, seqs or selected."""
@@ -97,6 +108,7 @@ def chunks_of(batch: Batch, chunk_tokens: int, select: Int32 | None = None) -> l
                 selected,
                 int(np.sum(lengths[first:end] ** 2)),
                 int(np.unique(batch.token_ids[begin:stop]).size),
+                tuple(map(int, lengths[first:end])),
             )
         )
         first = end
@@ -150,10 +162,11 @@ def product_weights(step: PlanStep) -> list[PlanWeight]:
 
 def _attention(step: PlanStep, chunk: Chunk, own: str) -> Work:
     x, out = step.keys["x"], step.keys["out"]
-    elements = chunk.squares * step.keys["heads"] * ELEMENT_OPERATIONS["softmax"]
+    pairs = chunk.pairs(step.keys["reach"])
+    elements = pairs * step.keys["heads"] * ELEMENT_OPERATIONS["softmax"]
     if step.keys["arithmetic"] == "s8":  # queries, keys and values become codes inside
         elements += chunk.tokens * x.cols * ELEMENT_OPERATIONS["narrow"]
-    return Work(4 * chunk.squares * out.cols, elements, 0, 0, _moved(chunk, step, x=own))
+    return Work(4 * pairs * out.cols, elements, 0, 0, _moved(chunk, step, x=own))
 
 
 def _pool(step: PlanStep, chunk: Chunk, _: str) -> Work:
@@ -175,10 +188,19 @@ def _rows(step: PlanStep, chunk: Chunk, _: str) -> Work:
     out: PlanValue = step.keys["out"]
     if step.kind == "elementwise":
         cost = ELEMENT_OPERATIONS[step.keys["act"]] + (step.keys["factor"] != 1)
+    elif step.kind == "gated":
+        cost = ELEMENT_OPERATIONS[step.keys["act"]] + ELEMENT_OPERATIONS["gated"]
     else:
         cost = ELEMENT_OPERATIONS[step.kind]
     cost += "other" in step.keys
     elements = chunk.rows(out.rows) * out.cols * cost + _narrowing(step, chunk)
+    return Work(0, elements, 0, 0, _moved(chunk, step))
+
+
+def _rotary(step: PlanStep, chunk: Chunk, own: str) -> Work:
+    # Queries and keys; of the table as many rows as the longest sequence has, which are few beside the values.
+    out: PlanValue = step.keys["out"]
+    elements = chunk.tokens * (out.cols // 3 * 2) * ELEMENT_OPERATIONS["rotary"]
     return Work(0, elements, 0, 0, _moved(chunk, step))
 
 
@@ -188,8 +210,10 @@ WORK_OF_KIND: dict[str, Callable[[PlanStep, Chunk, str], Work]] = {
     "linear": _linear,
     "sparse": _sparse,
     "attention": _attention,
+    "rotary": _rotary,
     "narrow": _rows,
     "elementwise": _rows,
+    "gated": _rows,
     "pool": _pool,
     "first": _gather,
     "select": _gather,

@@ -18,7 +18,7 @@ import numpy as np
 
 from encast.backends.reference.coarse import BUMPS, coarse
 from encast.ir.blocks import unpack_blocks
-from encast.ir.ops import ATTENTION_KEY_BLOCK
+from encast.ir.ops import ATTENTION_KEY_BLOCK, LOCAL_QUERY_BLOCK
 from encast.ir.relative import relative_buckets
 
 __all__ = ["EVALUATORS", "Context", "Float64", "Quantized"]
@@ -133,6 +133,32 @@ def _activation(context: Context, x: Float64, *, kind: str) -> Float64:
     return _activated(x, kind)
 
 
+@_evaluates("gated_activation")
+def _gated_activation(context: Context, x: Float64, *, kind: str) -> Float64:
+    a, b = np.split(x, 2, axis=1)
+    return _activated(a, kind) * b
+
+
+@_evaluates("rotary")
+def _rotary(context: Context, x: Float64, *, heads: int, theta: float) -> Float64:
+    size = x.shape[1] // heads
+    angles = _positions(context)[:, None] * theta ** (-np.arange(0, size, 2) / size)
+    return _turned(x, np.cos(angles), np.sin(angles))
+
+
+def _positions(context: Context) -> Ids:
+    """The place of every row in its sequence."""
+    return np.concatenate([np.empty(0, np.int32), *(np.arange(length) for _, _, length in context.sequences())])
+
+
+def _turned(x: Float64, cos: Float64, sin: Float64) -> Float64:
+    """Every head of ``x`` with its pairs turned; ``cos`` and ``sin`` are ``[rows, head_dim / 2]``."""
+    pairs = x.reshape(len(x), -1, 2, cos.shape[1])
+    a, b = pairs[:, :, 0], pairs[:, :, 1]
+    cos, sin = cos[:, None], sin[:, None]
+    return np.stack([a * cos - b * sin, b * cos + a * sin], axis=2).reshape(x.shape)
+
+
 def _per_head(x: Float64, heads: int) -> Float64:
     """``[rows, heads * head_dim]`` as ``[heads, rows, head_dim]``."""
     return x.reshape(x.shape[0], heads, -1).transpose(1, 0, 2)
@@ -155,6 +181,19 @@ def _relative_bias(context: Context, scores: Float64, table: Float64, *, max_dis
         buckets = relative_buckets(positions[None, :] - positions[:, None], table.shape[0], max_distance)
         result[:, pairs] += table[buckets.reshape(-1)].T
     return result
+
+
+@_evaluates("local_mask")
+def _local_mask(context: Context, scores: Float64, *, reach: int) -> Float64:
+    result = scores.copy()
+    for _, pairs, length in context.sequences():
+        result[:, pairs][:, _far(np.arange(length), np.arange(length), reach).reshape(-1)] = -np.inf
+    return result
+
+
+def _far(queries: Any, keys: Any, reach: int) -> Any:
+    """``bool[queries, keys]``: whether a key is further than ``reach`` from a query."""
+    return np.abs(keys[None, :] - queries[:, None]) > reach
 
 
 @_evaluates("softmax")
@@ -255,6 +294,31 @@ def _attention(
             mixed[head] = _ATTENTION[products](q[head], k[head], v[head], one, scale)
         result[rows] = mixed.transpose(1, 0, 2).reshape(length, -1)
     return result
+
+
+@_evaluates("local_attention")
+def _local_attention(context: Context, qkv: Float64, *, heads: int, scale: float, products: str, reach: int) -> Float64:
+    hidden = qkv.shape[1] // 3
+    result = np.empty((len(qkv), hidden))
+    for rows, _, length in context.sequences():
+        q, k, v = (_per_head(part, heads) for part in np.split(qkv[rows], 3, axis=1))
+        for begin in range(0, length, LOCAL_QUERY_BLOCK):
+            queries = np.arange(begin, min(begin + LOCAL_QUERY_BLOCK, length))
+            keys = np.arange(max(begin - reach, 0), min(begin + LOCAL_QUERY_BLOCK + reach, length))
+            hidden_keys = np.where(_far(queries, keys, reach), -np.inf, 0.0)
+            for head in range(heads):
+                columns = slice(head * (hidden // heads), (head + 1) * (hidden // heads))
+                result[rows][queries, columns] = _ATTENTION[products](
+                    q[head][queries], k[head][keys], v[head][keys], hidden_keys, scale
+                )
+    return result
+
+
+@_evaluates("rotary_qkv")
+def _rotary_qkv(context: Context, qkv: Float64, table: Float64, *, heads: int) -> Float64:
+    turned = qkv.shape[1] // 3 * 2
+    cos, sin = np.split(table[_positions(context)], 2, axis=1)
+    return np.concatenate([_turned(qkv[:, :turned], cos, sin), qkv[:, turned:]], axis=1)
 
 
 def _attention_f32(q: Float64, k: Float64, v: Float64, added: Any, scale: float) -> Float64:
@@ -407,5 +471,5 @@ def _with_narrow(name: str) -> Callable[..., Any]:
     return evaluate
 
 
-for _name in ("embed_layer_norm", "add_layer_norm", "layer_norm"):
+for _name in ("embed_layer_norm", "add_layer_norm", "layer_norm", "gated_activation"):
     EVALUATORS[_name + "_narrow"] = _with_narrow(_name)

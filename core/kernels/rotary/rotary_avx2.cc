@@ -1,0 +1,9 @@
+#include "kernels/rotary/rotary_impl.h"
+
+namespace encast {
+
+void rotary_f32_avx2(const RotaryArgs& args, int64_t row_begin, int64_t row_end) {
+  avx2::rotary_rows(args, row_begin, row_end);
+}
+
+}  // namespace encast
