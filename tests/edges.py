@@ -68,6 +68,10 @@ def largest_unexplained(
     return largest
 
 
+_NEAR = 1.0
+"""Standard deviations within which most edges lie that fell otherwise; others are tried where none of these helps."""
+
+
 class _Sequence:
     """One sequence, and the roundings in it that have been turned to the other side."""
 
@@ -84,7 +88,9 @@ class _Sequence:
         now = self._compare(value, got, self.turned)
         while now.excess > 1:
             best, best_turned = now, self.turned
-            for edge in now.edges:
+            for far, edge in now.edges:
+                if far > _NEAR and best.distance <= _WORTHWHILE * now.distance:
+                    break
                 turned = self.turned ^ {edge}  # or back, when it was turned for want of a better one
                 tried = self._compare(value, got, turned)
                 if tried.distance < best.distance:
@@ -94,7 +100,9 @@ class _Sequence:
             if best.excess > 1 and best.distance > _WORTHWHILE * now.distance:
                 break
             now, self.turned = best, best_turned
-        self.settled = now.roundings
+        maker = self.graph.producer(value)
+        # A narrow copy of the value itself is rounded with it, but nothing in the value tells how it fell.
+        self.settled = now.roundings - (maker is not None and maker.op.endswith("_narrow"))
         return now.excess
 
     def _compare(self, value: str, got: Array, turned: frozenset[Edge]) -> _Compared:
@@ -105,21 +113,22 @@ class _Sequence:
         return _Compared(
             largest_excess(got, made.exact, self.confidence * made.sigma),
             float(np.sqrt(((got - made.exact) ** 2).mean())),
-            [edge for _, edge in left],
+            left,
             rules.roundings,
         )
 
 
 @dataclass(frozen=True)
 class _Compared:
-    """How far the engine is: largest excess, root mean square. Edges that may be turned, nearest first; all roundings.
+    """How far the engine is: largest excess, root mean square. Edges that may be turned, nearest first, with their
+    distances in standard deviations; all roundings.
 
     The way goes by the root mean square: of several roundings that fell otherwise, one may hide the others' largest.
     """
 
     excess: float
     distance: float
-    edges: list[Edge]
+    edges: list[tuple[float, Edge]]
     roundings: int
 
 
