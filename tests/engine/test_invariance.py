@@ -34,7 +34,7 @@ def _run(cpu: CpuRunnable, texts: list[tuple[np.ndarray, np.ndarray]], output: s
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
         np.concatenate([types for _, types in texts]),
     )
-    if output == "embedding":
+    if output in ("embedding", "sparse_embedding"):
         return list(cpu.run(output, batch))
     select = np.arange(batch.tokens, dtype=np.int32) if output == "logits" else None
     return np.split(cpu.run(output, batch, select), batch.cu_seqlens[1:-1])
