@@ -96,6 +96,13 @@ def _saved_model(data: bytes) -> None:
     read_saved_model(_file(data, "saved_model.pb"))
 
 
+def _onnx(data: bytes) -> None:
+    root = Path(_SCRATCH.name) / "onnx"
+    root.mkdir(exist_ok=True)
+    (root / "net.onnx").write_bytes(data)
+    build_graph(open_checkpoint(root / "net.onnx"))
+
+
 def _bundle_files() -> Any:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     return importlib.import_module("bundle_files")
@@ -112,6 +119,7 @@ READERS: tuple[Reader, ...] = (
     _saved_model,
     _params,
     _gluon,
+    _onnx,
 )
 
 
@@ -142,6 +150,7 @@ def corpus() -> dict[str, bytes]:
     bundles = _bundle_files()
     entries = [(b"", bundles.header_bytes()), (b"bert/a/kernel", bundles.entry_bytes(shape=(4, 4), size=64))]
     entries.append((b"bert/b/bias", bundles.entry_bytes(dtype=19, shape=(0,), size=0, offset=64)))
+    golden = Path(__file__).parents[1] / "golden"
     shapes = {"input_ids": [-1, 8]}, {"probabilities": [-1, 3]}
     gluon_texts = (
         b'{"num_attention_heads": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12}',
@@ -158,6 +167,7 @@ def corpus() -> dict[str, bytes]:
         "saved_model": bytes([7]) + bundles.saved_model(bundles.meta_graph(["Erf"], *shapes)),
         "params": bytes([8]) + gluon.params_bytes({"w": arrays["w"], "i": arrays["i"]}),
         "gluon": bytes([9]) + b"\0".join((*gluon_texts, gluon.tiny_model())),
+        "onnx": bytes([10]) + (golden / "onnx" / "bert-features-dynamo-23.onnx").read_bytes(),
     }
 
 

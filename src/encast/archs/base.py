@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from encast.archs.config import Config
 from encast.archs.encoder import Sizes
+from encast.archs.exported import Empty, ExportLike, show_export
 from encast.archs.heads import SentenceModules, pool_sentences
 from encast.archs.modules import Modules
 from encast.archs.weights import TensorSource, Weights
@@ -54,6 +55,9 @@ class CheckpointLike(Protocol):
 
     @property
     def modules(self) -> SentenceModules | None: ...
+
+    @property
+    def export(self) -> ExportLike | None: ...
 
 
 class Architecture(ABC):
@@ -157,6 +161,8 @@ def build_graph(checkpoint: CheckpointLike, task: str | None = None) -> Graph:
     ``architectures``). Raises ``CheckpointError`` for a checkpoint that contradicts itself and
     ``UnsupportedModelError`` for arithmetic or a head that is not there.
     """
+    if checkpoint.export is not None:
+        checkpoint = _show(checkpoint, checkpoint.export)
     config = Config(checkpoint.config, f"{checkpoint.path}/{checkpoint.config_file}")
     model_type, cls = _find_architecture(config, checkpoint.architecture)
     _refuse_other_arithmetic(config)
@@ -164,20 +170,44 @@ def build_graph(checkpoint: CheckpointLike, task: str | None = None) -> Graph:
     chosen = _choose_task(cls, checkpoint, weights, task, config.where)
     arch = cls(config)
 
-    graph = Graph()
-    graph.add_input("token_ids", ValueType("i32", ("tokens",)))
-    if arch.sizes.type_vocab:
-        graph.add_input("token_type_ids", ValueType("i32", ("tokens",)))
     prefixed = any(name.startswith(cls.prefix) for name in checkpoint.tensors)
-    encoder = Modules(graph, weights, cls.prefix if prefixed else "")
-    head = Modules(graph, weights)
-    hidden = arch.encode(encoder)
-    graph.outputs["last_hidden_state"] = hidden
-    labels = _add_head(arch, graph, encoder, head, hidden, chosen, checkpoint)
+    graph, labels = _write(arch, weights, cls.prefix if prefixed else "", chosen, checkpoint.modules)
     weights.check_all_used(cls.unread)
     graph.meta = _meta(arch, graph, model_type, chosen, labels, checkpoint)
     verify(graph)
     return graph
+
+
+def _write(
+    arch: Architecture, weights: Weights, prefix: str, task: str, modules: SentenceModules | None
+) -> tuple[Graph, list[str] | None]:
+    """The graph without its facts, and the labels; ``prefix`` stands before the encoder's tensors."""
+    graph = Graph()
+    graph.add_input("token_ids", ValueType("i32", ("tokens",)))
+    if arch.sizes.type_vocab:
+        graph.add_input("token_type_ids", ValueType("i32", ("tokens",)))
+    encoder = Modules(graph, weights, prefix)
+    head = Modules(graph, weights)
+    hidden = arch.encode(encoder)
+    graph.outputs["last_hidden_state"] = hidden
+    return graph, _add_head(arch, graph, encoder, head, hidden, task, modules, weights.where)
+
+
+def _show(checkpoint: CheckpointLike, export: ExportLike) -> CheckpointLike:
+    """An export as the checkpoint that it was made of."""
+    table = model_types()
+    where = f"{checkpoint.path}/{checkpoint.config_file}"
+
+    def build(model_type: str, config: Mapping[str, Any], task: str) -> Graph:
+        untied = config.get("tie_word_embeddings") is False
+        return _write(table[model_type](Config(config, where)), Empty(untied), "", task, None)[0]
+
+    def class_name(model_type: str, task: str) -> str:
+        names = table[model_type].stem
+        stem = next((name for name in names if name.lower() == model_type.replace("-", "")), names[0])
+        return stem + next(suffix for suffix, meant in _SUFFIXES.items() if meant == task)
+
+    return show_export(export, checkpoint.config, checkpoint.path, checkpoint.modules, table, class_name, build)
 
 
 def _add_head(
@@ -187,13 +217,12 @@ def _add_head(
     head: Modules,
     hidden: str,
     task: str,
-    checkpoint: CheckpointLike,
+    modules: SentenceModules | None,
+    where: str,
 ) -> list[str] | None:
     """Adds what ``task`` needs on top of the last hidden state; returns the names of the labels, if it has any."""
     if task == "embed":
-        graph.outputs["embedding"] = pool_sentences(
-            graph, hidden, arch.sizes.hidden, checkpoint.modules, str(checkpoint.path)
-        )
+        graph.outputs["embedding"] = pool_sentences(graph, hidden, arch.sizes.hidden, modules, where)
     elif task == "answer":
         graph.outputs["logits"] = arch.answer(head, hidden)
     elif task == "fill_mask":

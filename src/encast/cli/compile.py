@@ -25,7 +25,7 @@ __all__ = ["compile_command"]
 
 def compile_command(
     source: Annotated[
-        str, typer.Argument(help="A folder, a hub id, the prefix of a TensorFlow checkpoint, or GluonNLP's .params.")
+        str, typer.Argument(help="A folder, a hub id, a TensorFlow prefix, GluonNLP's .params, an .onnx file.")
     ],
     out: Annotated[
         Path | None,

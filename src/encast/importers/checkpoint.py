@@ -13,7 +13,8 @@ from encast.importers.files import Folder, quote
 from encast.importers.gluon import GluonFolder, is_params_file
 from encast.importers.google_bert import check_case
 from encast.importers.hub import looks_like_hub_id, resolve_hub
-from encast.importers.model_files import ModelFiles, read_tensors
+from encast.importers.model_files import WEIGHT_FILES, ModelFiles, read_tensors
+from encast.importers.onnx import Export, read_export
 from encast.importers.sentence_modules import (
     SentenceModules,
     TransformerSettings,
@@ -35,7 +36,9 @@ class Checkpoint:
     ``root``: the folder that was opened, or that of the ``.params`` file; ``path``: that with config.json, the same one
     or inside of it; ``config``: its content; ``modules``: sentence-transformers' modules, None when there are none.
     ``tokenizer`` is made when first asked for. ``config_file``: what config.json is called; ``tensorflow``: whether the
-    files are TensorFlow's, whose names and config are given as the Hugging Face layout has them.
+    files are TensorFlow's, whose names and config are given as the Hugging Face layout has them. ``onnx``: the name of
+    the ONNX file that it is, "" for others; ``config`` is then empty where no config.json lies beside it, and
+    ``tensors`` are empty.
     """
 
     root: Path
@@ -47,6 +50,7 @@ class Checkpoint:
     revision: str | None = None
     config_file: str = "config.json"
     tensorflow: bool = False
+    onnx: str = ""
     _folder: Folder = field(kw_only=True, repr=False)
     _settings: TransformerSettings = field(kw_only=True, repr=False)
 
@@ -63,11 +67,16 @@ class Checkpoint:
             check_case(self._folder)
         return read_tokenizer(self._folder, self.config, self._settings)
 
+    @cached_property
+    def export(self) -> Export | None:
+        """The graph of an ONNX file, None for other checkpoints; raises as ``read_export`` does."""
+        return read_export(self._folder, self.onnx) if self.onnx else None
+
     def need_hugging_face(self, use: str) -> None:
         """Raises ``InputError`` unless the folder has the layout that other libraries read and that is rewritten."""
         gluon = isinstance(self._folder, GluonFolder)
-        if gluon or self.tensorflow:
-            made = "a file of GluonNLP" if gluon else "a checkpoint of TensorFlow"
+        if gluon or self.tensorflow or self.onnx:
+            made = "a file of GluonNLP" if gluon else "an ONNX file" if self.onnx else "a checkpoint of TensorFlow"
             raise InputError(
                 f"{self.source}: {use} needs a folder in the Hugging Face layout; this is {made}, which `encast "
                 "compile` takes as it is"
@@ -83,24 +92,32 @@ class Checkpoint:
 
 
 def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = None) -> Checkpoint:
-    """Opens a folder, the prefix of a TensorFlow checkpoint, a ``.params`` file of GluonNLP or, when ``source`` is no
-    existing path, a model of the hub (``owner/name``).
+    """Opens a folder, the prefix of a TensorFlow checkpoint, a ``.params`` file of GluonNLP, an ``.onnx`` file or, when
+    ``source`` is no existing path, a model of the hub (``owner/name``).
 
-    A folder has the Hugging Face layout, TensorFlow checkpoints of google-research/bert, or a SavedModel of such a
-    model. ``revision``: branch, tag or commit of a hub model. Validates every file's structure without reading
-    tensors. Raises ``CheckpointError`` when something is missing, damaged or contradicts itself, and
-    ``UnsupportedModelError`` on what encast does not have.
+    A folder has the Hugging Face layout, one ONNX file, TensorFlow checkpoints of google-research/bert, or a
+    SavedModel of such a model. ``revision``: branch, tag or commit of a hub model. Validates every file's structure
+    without reading tensors; an ONNX graph is read when it is asked for. Raises ``CheckpointError`` when something is
+    missing, damaged or contradicts itself, and ``UnsupportedModelError`` on what encast does not have.
     """
     given = os.fspath(source)
     path, prefix, commit = _locate(given, revision)
+    onnx = ""
+    if _is_onnx_file(path):
+        path, onnx = path.parent, path.name
     gluon = GluonFolder(path) if is_params_file(path) else None
     root = gluon or Folder(path)
-    folder = root if gluon is not None or prefix is not None else transformer_folder(root)
-    if gluon is None:
+    beside = gluon is not None or prefix is not None or bool(onnx)
+    folder = root if beside else transformer_folder(root)
+    if gluon is None and not onnx:
         prefix = prefix or find_prefix(folder)
+        onnx = "" if prefix is not None else _find_onnx(folder)
     settings = read_transformer_settings(folder)
     modules = read_modules(root, settings)
-    model = _read_folder(folder) if prefix is None else read_tensorflow(folder, prefix)
+    if onnx:
+        model = _read_onnx(folder, onnx)
+    else:
+        model = _read_folder(folder) if prefix is None else read_tensorflow(folder, prefix)
     names = model.config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise CheckpointError(f"{model.folder.path(model.config_file)}: architectures must be a list of strings")
@@ -114,9 +131,35 @@ def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = No
         revision=commit,
         config_file=model.config_file,
         tensorflow=prefix is not None,
+        onnx=onnx,
         _folder=model.vocabulary,
         _settings=settings,
     )
+
+
+def _is_onnx_file(path: Path) -> bool:
+    return path.suffix == ".onnx" and not path.is_dir()
+
+
+def _find_onnx(folder: Folder) -> str:
+    """The one ONNX file of a folder that has no other weights, "" if there is none."""
+    names = sorted(name for name in folder.names if name.endswith(".onnx"))
+    if not names or folder.pick(WEIGHT_FILES) is not None:
+        return ""
+    if len(names) > 1:
+        raise CheckpointError(
+            f"{folder.root}: has {len(names)} ONNX files, {', '.join(quote(name) for name in names[:4])}; give the "
+            "one that "
+            "is meant"
+        )
+    return names[0]
+
+
+def _read_onnx(folder: Folder, name: str) -> ModelFiles:
+    """The export's graph is read when it is asked for."""
+    folder.map(name)
+    config = folder.object("config.json") if folder.has("config.json") else {}
+    return ModelFiles(folder, "config.json", config, TensorSource({}, str(folder.path(name))), folder)
 
 
 def _read_folder(folder: Folder) -> ModelFiles:
@@ -144,6 +187,8 @@ def checkpoint_name(source: str | os.PathLike[str]) -> str:
     name = Path(os.path.abspath(text)).name if os.path.lexists(text) else text.rstrip("/").rsplit("/", 1)[-1]
     if is_params_file(Path(text)):
         name = name.removesuffix(".params")
+    if _is_onnx_file(Path(text)):
+        name = name.removesuffix(".onnx")
     if not name or "\0" in name:
         raise InputError(f"{text!r} gives the result no name; say where it should go with out")
     return name
@@ -163,11 +208,13 @@ def _locate(source: str, revision: str | None) -> tuple[Path, str | None, str | 
     if split is not None and not path.is_dir():
         return *split, None
     if exists:
-        if path.is_file() and path.suffix != ".params":
+        if path.is_file() and path.suffix not in (".params", ".onnx"):
             refuse_table_file(path)
         return path, None, None
     if path.suffix == ".params":
         raise CheckpointError(f"{quote(source)}: no such file; a parameter file of GluonNLP is needed")
+    if path.suffix == ".onnx":
+        raise CheckpointError(f"{quote(source)}: no such file; an ONNX file is needed")
     if not looks_like_hub_id(source):
         raise CheckpointError(f"{quote(source)}: no such folder; {wanted}")
     folder, commit = resolve_hub(source, revision)

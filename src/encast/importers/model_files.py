@@ -39,7 +39,6 @@ WEIGHT_FILES: dict[str, Reader] = {
 _OTHER_WEIGHTS = {
     "tf_model.h5": "TensorFlow",
     "flax_model.msgpack": "Flax",
-    "model.onnx": "ONNX",
     "adapter_model.safetensors": "a PEFT adapter, which must be merged into its base model first",
     "adapter_model.bin": "a PEFT adapter, which must be merged into its base model first",
 }

@@ -1,0 +1,126 @@
+"""Comparing an exported graph with the one that an architecture writes, and what that says of the weights' names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from encast.archs.weights import Float32
+from encast.ir import Graph, Node
+
+__all__ = ["Comparison", "NoFitError", "alike"]
+
+
+class NoFitError(Exception):
+    """Graph and architecture differ; ``depth`` counts the nodes that were found alike before."""
+
+    def __init__(self, message: str, depth: int) -> None:
+        super().__init__(message)
+        self.depth = depth
+
+
+def alike(a: Float32, b: Float32) -> bool:
+    return a is b or (a.shape == b.shape and np.array_equal(a, b))
+
+
+class Comparison:
+    """Two graphs, node by node from an output up."""
+
+    def __init__(self, graph: Graph, template: Graph, what: str) -> None:
+        self.graph, self.template, self.what = graph, template, what
+        self.makers = {output: node for node in graph.nodes for output in node.outputs}
+        self.wanted = {output: node for node in template.nodes for output in node.outputs}
+        self.bound: dict[str, Float32] = {}
+        self.met: dict[str, str] = {}
+
+    def run(self, value: str, wanted: str) -> dict[str, Float32]:
+        """The arrays of ``graph`` by the names of ``template``; raises ``NoFitError``."""
+        pairs = [(value, wanted)]
+        while pairs:
+            mine, theirs = pairs.pop()
+            if theirs in self.template.constants:
+                self._bind(mine, theirs)
+            elif theirs in self.template.inputs or mine in self.graph.inputs:
+                if mine != theirs:
+                    raise self._differ(f"{mine!r} is read", f"{theirs!r}")
+            elif self.wanted[theirs].op == "select_rows":
+                pairs.append((mine, self.wanted[theirs].inputs[0]))
+            elif theirs in self.met:
+                if self.met[theirs] != mine:
+                    raise self._differ(f"{mine!r} is read", f"{self.met[theirs]!r} again, as {theirs!r}")
+            else:
+                self.met[theirs] = mine
+                pairs += self._node(mine, theirs)
+        return self.bound
+
+    def _node(self, mine: str, theirs: str) -> list[tuple[str, str]]:
+        node, wanted = self.makers.get(mine), self.wanted[theirs]
+        if node is None or node.op != wanted.op or not _same_attrs(node.attrs, wanted.attrs):
+            found = "nothing" if node is None else f"{node.op}{_shown(node.attrs)} ({node.name!r})"
+            raise self._differ(found, f"{wanted.op}{_shown(wanted.attrs)} ({wanted.name!r})")
+        if node.op != "add":
+            return list(zip(node.inputs, wanted.inputs, strict=True))
+        # Sums of embeddings may be written in another order; which term is which follows from what makes it.
+        ours, others = self._terms(mine, self.makers), self._terms(theirs, self.wanted)
+        kinds = {self._kind(term, self.makers): term for term in ours}
+        if len(ours) != len(others) or len(kinds) != len(ours):
+            raise self._differ(f"a sum of {len(ours)} terms ({mine!r})", f"one of {len(others)} ({theirs!r})")
+        pairs = []
+        for other in others:
+            kind = self._kind(other, self.wanted)
+            if kind not in kinds:
+                raise self._differ(f"a sum without {kind} ({mine!r})", f"one with it ({theirs!r})")
+            pairs.append((kinds[kind], other))
+        return pairs
+
+    def _terms(self, value: str, makers: Mapping[str, Node]) -> list[str]:
+        node = makers.get(value)
+        if node is None or node.op != "add":
+            return [value]
+        terms: list[str] = []
+        for part in node.inputs:
+            inner = makers.get(part)
+            terms += inner.inputs if inner is not None and inner.op == "add" else [part]
+        return terms
+
+    def _kind(self, value: str, makers: Mapping[str, Node]) -> str:
+        """What makes a term, and of what: the terms of one sum differ in it."""
+        node = makers.get(value)
+        if node is None:
+            return value
+        before = makers.get(node.inputs[0])
+        return f"{node.op} of {node.inputs[0] if before is None else before.op}"
+
+    def _bind(self, mine: str, theirs: str) -> None:
+        shape = self.template.constants[theirs].array.shape
+        if mine == "":
+            array: Float32 = np.zeros(shape, np.float32)  # a bias that an optimiser left out
+        elif mine in self.graph.constants:
+            array = self.graph.constants[mine].array
+        else:
+            raise self._differ(f"{mine!r} is computed", f"the weight {theirs!r}")
+        if array.shape != shape:
+            raise self._differ(f"the weight {mine!r} of shape {list(array.shape)}", f"{theirs!r} of {list(shape)}")
+        if theirs in self.bound and not alike(self.bound[theirs], array):
+            raise self._differ(f"{mine!r} is another weight", f"{theirs!r} in both places")
+        self.bound.setdefault(theirs, array)
+
+    def _differ(self, found: str, wanted: str) -> NoFitError:
+        return NoFitError(f"{self.what}, and there has {found} where that has {wanted}", len(self.met))
+
+
+def _same_attrs(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    def same(a: Any, b: Any) -> bool:
+        if isinstance(a, float) and isinstance(b, float):
+            return bool(np.isclose(a, b, rtol=1e-6, atol=0.0))
+        return bool(a == b)
+
+    return set(found) == set(wanted) and all(same(found[key], wanted[key]) for key in found)
+
+
+def _shown(attrs: Mapping[str, Any]) -> str:
+    kept = {key: value for key, value in attrs.items() if value != "none"}
+    return re.sub(r"[{}']", "", f" with {kept}") if kept else ""

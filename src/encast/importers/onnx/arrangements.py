@@ -1,0 +1,241 @@
+"""Ops that move values without computing: other axes, rows of tables, first tokens, single columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from encast.errors import GraphError
+from encast.importers.onnx.folding import axes_of, index_slices, resolve_shape
+from encast.importers.onnx.reader import Reader, Value, handles
+from encast.importers.onnx.values import Axes, Known, Seen, arrange, labels, shape_of
+from encast.ir.relative import relative_buckets
+
+__all__ = ["look_up"]
+
+Array = np.ndarray[Any, Any]
+
+_REACH = 128
+"""The greatest distance of a relative bias with buckets of its own: that of MPNet and T5."""
+
+
+def _seen(reader: Reader) -> Seen:
+    seen = reader.inputs[0]
+    if not isinstance(seen, Seen):
+        raise reader.fail(f"{reader.node.op} takes its rows first")
+    return seen
+
+
+def _array(reader: Reader, place: int) -> Array | None:
+    known = reader.known(place)
+    return None if known is None else known.array
+
+
+def _with_axes(seen: Seen, axes: Axes) -> list[Value]:
+    return [Seen(seen.kind, seen.value, axes, seen.curve, seen.extra)]
+
+
+@handles("Identity", "Dropout")
+def _identity(reader: Reader) -> list[Value]:
+    return [_seen(reader)]
+
+
+@handles("Cast", "CastLike")
+def _cast(reader: Reader) -> list[Value]:
+    if reader.node.op == "Cast" and reader.node.attributes.get("to") not in (1, 10, 11, 16):
+        raise reader.fail("rows stay numbers in floating point")
+    return [_seen(reader)]
+
+
+@handles("Shape")
+def _shape(reader: Reader) -> list[Value]:
+    shape = shape_of(_seen(reader).axes)
+    given = reader.node.attributes
+    return [Known(np.array(shape[given.get("start", 0) : given.get("end", len(shape))], np.int64), constant=False)]
+
+
+@handles("Reshape", "Flatten")
+def _reshape(reader: Reader) -> list[Value]:
+    seen = _seen(reader)
+    shape = shape_of(seen.axes)
+    if reader.node.op == "Flatten":
+        axis = reader.node.attributes.get("axis", 1)
+        wanted = [int(np.prod(shape[:axis])), -1]
+    else:
+        array = _array(reader, 1)
+        if array is None:
+            raise reader.fail("the new shape is made of numbers and of the sizes of the ids")
+        wanted = [int(size) for size in array.reshape(-1)]
+    axes = arrange(seen.axes, resolve_shape(shape, wanted, bool(reader.node.attributes.get("allowzero", 0))))
+    if axes is None:
+        raise reader.fail(f"{wanted} would mix tokens; columns are cut into heads or put together again")
+    return _with_axes(seen, axes)
+
+
+@handles("Transpose")
+def _transpose(reader: Reader) -> list[Value]:
+    seen = _seen(reader)
+    order = reader.node.attributes.get("perm") or list(range(len(seen.axes)))[::-1]
+    if sorted(order) != list(range(len(seen.axes))):
+        raise reader.fail(f"the order {order} is none of its axes")
+    return _with_axes(seen, tuple(seen.axes[place] for place in order))
+
+
+@handles("Unsqueeze", "Squeeze")
+def _squeeze(reader: Reader) -> list[Value]:
+    seen = _seen(reader)
+    wanted = axes_of(reader.node, [None, _array(reader, 1)])
+    axes = list(seen.axes)
+    if reader.node.op == "Unsqueeze":
+        rank = len(axes) + len(wanted or ())
+        for place in sorted(one % rank for one in wanted or ()):
+            axes.insert(place, ())
+    else:
+        gone = {one % len(axes) for one in wanted} if wanted is not None else {i for i, a in enumerate(axes) if not a}
+        if any(axes[place] for place in gone):
+            raise reader.fail("only axes of size 1 are squeezed out")
+        axes = [axis for place, axis in enumerate(axes) if place not in gone]
+    return _with_axes(seen, tuple(axes))
+
+
+@handles("Expand")
+def _expand(reader: Reader) -> list[Value]:
+    seen, array = _seen(reader), _array(reader, 1)
+    if array is None:
+        raise reader.fail("the new shape is made of numbers and of the sizes of the ids")
+    shape = np.broadcast_shapes(shape_of(seen.axes), tuple(int(size) for size in array.reshape(-1)))
+    axes: list[Any] = [()] * (len(shape) - len(seen.axes)) + list(seen.axes)
+    sequences = reader.probe.ids.shape[0]
+    for place, (axis, size) in enumerate(zip(axes, shape, strict=True)):
+        if not axis and size != 1:
+            if place == 0 and size == sequences and seen.kind in ("bias", "rows"):
+                axes[place] = (("b", size),)  # the same for every sequence
+            elif seen.kind in ("squares", "mean", "variance"):
+                axes[place] = (("n", size),)
+            else:
+                raise reader.fail("rows are not repeated")
+    return _with_axes(seen, tuple(axes))
+
+
+@handles("Gather")
+def _gather(reader: Reader) -> list[Value]:
+    seen, index = _seen(reader), _array(reader, 1)
+    if index is None:
+        raise reader.fail("rows are picked by a constant index")
+    axis = reader.node.attributes.get("axis", 0) % len(seen.axes)
+    if index.size != 1:
+        raise reader.fail("one row or one column is picked")
+    start = int(index.reshape(()))
+    kept: Axes = ((),) if index.ndim == 1 else ()
+    return [_pick(reader, seen, axis, start, (*seen.axes[:axis], *kept, *seen.axes[axis + 1 :]))]
+
+
+@handles("Slice")
+def _slice(reader: Reader) -> list[Value]:
+    seen = _seen(reader)
+    arrays = [None, *(_array(reader, place) for place in range(1, len(reader.inputs)))]
+    shape = shape_of(seen.axes)
+    if any(arrays[place] is None and reader.inputs[place] is not None for place in range(1, len(arrays))):
+        raise reader.fail("the bounds of a slice are numbers")
+    for axis, one in enumerate(index_slices(reader.node, len(shape), arrays)):
+        start, stop, step = one.indices(shape[axis])
+        if (start, stop, step) != (0, shape[axis], 1):
+            if stop - start != 1:
+                raise reader.fail("a slice takes the first token or one column")
+            seen = _pick(reader, seen, axis, start, (*seen.axes[:axis], (), *seen.axes[axis + 1 :]))
+    return [seen]
+
+
+def _pick(reader: Reader, seen: Seen, axis: int, start: int, axes: Axes) -> Seen:
+    """The part at ``start`` of an axis: the first token's row, or a column."""
+    width = shape_of(seen.axes)[axis]
+    if not 0 <= start + width * (start < 0) < width:
+        raise reader.fail(f"index {start} is beyond the {width} that are there")
+    rows = reader.rows(seen)
+    if labels(rows.axes) == "b,s,n" and labels(rows.axes[axis : axis + 1]) == "s" and start == 0:
+        return Seen("sequences", reader.emit("first_token", rows.value), axes)
+    if axis == len(rows.axes) - 1 and labels(rows.axes) == "b,s,n":
+        return Seen("column", rows.value, axes, extra=start % width)
+    raise reader.fail("the first token of every sequence is picked, or one column of the rows")
+
+
+@handles("Split")
+def _split(reader: Reader) -> list[Value]:
+    seen, sizes = _seen(reader), _array(reader, 1)
+    axis = reader.node.attributes.get("axis", 0) % len(seen.axes)
+    width = shape_of(seen.axes)[axis]
+    given = reader.node.attributes.get("split") if sizes is None else [int(one) for one in sizes.reshape(-1)]
+    if (given or [1] * len(reader.node.outputs)) != [1] * width:
+        raise reader.fail("rows are split into single columns")
+    axes = (*seen.axes[:axis], (), *seen.axes[axis + 1 :])
+    return [_pick(reader, seen, axis, place, axes) for place in range(width)]
+
+
+# Rows of tables
+
+
+def look_up(reader: Reader, table: Known, index: Known) -> list[Value] | None:
+    """Gather of a table at ids that depend on the input: an embedding or a relative bias. None if it is neither."""
+    array = index.array
+    if table.array.ndim != 2 or table.array.dtype.kind != "f" or array.dtype.kind != "i":
+        return None
+    sequences, positions = reader.probe.ids.shape
+    if array.ndim == 2 and array.shape == (positions, positions) and table.array.shape[0] > 1:
+        bias = _relative_bias(reader, table, array)
+        if bias is not None:
+            return [bias]
+    if array.shape not in ((sequences, positions), (1, positions), (positions,)):
+        return None
+    ids = _ids(reader, table, np.broadcast_to(array, (sequences, positions)))
+    value = reader.emit("embedding", ids, reader.constant(table, table.array))
+    leading: Axes = {
+        (sequences, positions): ((("b", sequences),),),
+        (1, positions): ((),),
+    }.get(array.shape, ())
+    return [Seen("rows", value, (*leading, (("s", positions),), (("n", table.array.shape[1]),)))]
+
+
+def _ids(reader: Reader, table: Known, array: Array) -> str:
+    """Token ids, token types or positions: what the array holds for the tokens of the texts."""
+    probe = reader.probe
+    real = probe.mask.astype(bool)
+    found = array[real]
+    if np.array_equal(found, probe.ids[real]):
+        return "token_ids"
+    if np.array_equal(found, probe.types[real]):
+        return reader.types_input()
+    if not found.any():
+        if table.array.shape[0] == 1:
+            return reader.types_input()
+        raise reader.fail(
+            f"all tokens get row 0 of a table of {table.array.shape[0]}: the model was exported without "
+            "token_type_ids; "
+            "export it with them among its inputs"
+        )
+    for skip in (-1, *probe.special):
+        counted = probe.ids != skip
+        before = np.cumsum(counted, axis=1) - counted
+        offset = int((array - before)[real & counted][0]) if (real & counted).any() else 0
+        if np.array_equal(found, np.where(counted, offset + before, offset - 1)[real]):
+            return reader.emit("position_ids", "token_ids", offset=offset, skip_id=skip)
+    raise reader.fail(
+        "rows of a table are picked by token ids, by token type ids or by positions, which count from a fixed number "
+        "and "
+        "may leave out a padding id"
+    )
+
+
+def _relative_bias(reader: Reader, table: Known, array: Array) -> Seen | None:
+    positions = len(array)
+    distances = np.arange(positions)[None, :] - np.arange(positions)[:, None]
+    try:
+        wanted = relative_buckets(distances, table.array.shape[0], _REACH)
+        before = relative_buckets(distances - np.sign(distances), table.array.shape[0], _REACH)
+    except GraphError:
+        return None
+    # A logarithm in f32 may put the first distance of a bucket into the one before.
+    if not ((array == wanted) | ((array == before) & (np.abs(distances) > 1))).all():
+        return None
+    axes: Axes = ((("q", positions),), (("k", positions),), (("h", table.array.shape[1]),))
+    return Seen("bias", reader.constant(table, table.array), axes, extra=_REACH)

@@ -1,0 +1,223 @@
+"""Products of rows with weights and with each other, masks, softmax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from encast.importers.onnx.reader import Reader, Value, handles
+from encast.importers.onnx.values import ARGUMENTS, Axes, Known, Seen, arrange, labels, shape_of
+
+__all__ = ["add_mask", "choose"]
+
+Array = np.ndarray[Any, Any]
+
+_LOW = -1000.0
+"""What is added to the scores of padding, or stands in their place, is at most this: exp of it is 0 in f32."""
+
+
+@handles("MatMul")
+def _matmul(reader: Reader) -> list[Value]:
+    a, b = reader.inputs
+    if isinstance(a, Seen) and isinstance(b, Known):
+        return [_times_weight(reader, a, b, b.array)]
+    if isinstance(a, Seen) and isinstance(b, Seen):
+        if a.kind == "probabilities":
+            return [_context(reader, a, b)]
+        return [_scores(reader, a, b)]
+    raise reader.fail("a product is rows times a weight, queries times keys, or probabilities times values")
+
+
+def _times_weight(reader: Reader, a: Seen, known: Known, weight: Array) -> Seen:
+    """``weight: [in, out]``."""
+    rows = reader.rows(a)
+    width = shape_of(rows.axes)[-1]
+    if weight.ndim != 2 or weight.shape[0] != width or labels(rows.axes) not in ("b,s,n", "bs,n", "b,n"):
+        raise reader.fail(f"a weight of [{width}, outputs] is needed")
+    shown = Known(weight, known.constant, known.name)
+    return Seen("product", rows.value, (*rows.axes[:-1], (("n", weight.shape[1]),)), extra=(shown, rows.kind))
+
+
+@handles("Gemm")
+def _gemm(reader: Reader) -> list[Value]:
+    given = reader.node.attributes
+    a, known = reader.inputs[0], reader.known(1)
+    bias = reader.inputs[2] if len(reader.inputs) > 2 else None
+    plain = given.get("alpha", 1.0) == 1.0 and given.get("beta", 1.0) == 1.0 and not given.get("transA", 0)
+    if not isinstance(a, Seen) or known is None or not plain or isinstance(bias, Seen):
+        raise reader.fail("Gemm is rows times a weight plus a bias, with alpha and beta 1 and without transA")
+    weight = known.array.T if given.get("transB", 0) else known.array
+    product = _times_weight(reader, a, known, weight)
+    if bias is None:
+        return [product]
+    if bias.array.shape != weight.shape[1:]:
+        raise reader.fail(f"the bias has one number for each of {weight.shape[1:]} outputs")
+    added = reader.constant(bias, bias.array)
+    turned = reader.constant(product.extra[0], weight.T)
+    name = reader.emit("linear", product.value, turned, added, activation="none")
+    return [Seen(product.extra[1], name, product.axes)]
+
+
+def _scaled(reader: Reader, seen: Seen) -> tuple[Seen, float]:
+    """Queries or keys and what they are multiplied by."""
+    if seen.kind == "product":
+        seen = reader.finished(seen)
+    if seen.kind == "rows" and seen.curve is not None:
+        ratio = float(seen.curve[-1] / ARGUMENTS[-1])
+        if np.allclose(seen.curve, ratio * ARGUMENTS, rtol=1e-6, atol=0.0):
+            return Seen(seen.kind, seen.value, seen.axes), ratio
+    return reader.rows(seen), 1.0
+
+
+def _heads(axes: Axes) -> int:
+    return next((size for axis in axes for label, size in axis if label == "h"), 1)
+
+
+def _scores(reader: Reader, a: Seen, b: Seen) -> Seen:
+    if a.kind not in ("rows", "product") or b.kind not in ("rows", "product"):
+        raise reader.fail("queries and keys are rows in heads")
+    (q, first), (k, second) = _scaled(reader, a), _scaled(reader, b)
+    sides = (labels(q.axes), labels(k.axes))
+    if sides not in (("b,h,s,d", "b,h,d,s"), ("bh,s,d", "bh,d,s"), ("b,s,n", "b,n,s")) or _heads(q.axes) != _heads(
+        k.axes
+    ):
+        raise reader.fail(
+            "queries are [sequences, heads, positions, columns] and keys the same with the last two exchanged"
+        )
+    heads = _heads(q.axes)
+    return _emit_scores(reader, q, k, heads, first * second, _score_axes(reader, q.axes, heads))
+
+
+def _score_axes(reader: Reader, axes: Axes, heads: int) -> Axes:
+    sequences, positions = reader.probe.ids.shape
+    last: Axes = ((("q", positions),), (("k", positions),))
+    if labels(axes).startswith("bh"):
+        return ((("b", sequences), ("h", heads)), *last)
+    if heads == 1 and labels(axes) == "b,s,n":
+        return ((("b", sequences),), *last)
+    return ((("b", sequences),), (("h", heads),), *last)
+
+
+def _emit_scores(reader: Reader, q: Seen, k: Seen, heads: int, factor: float, axes: Axes) -> Seen:
+    value = reader.emit("attention_scores", q.value, k.value, heads=heads)
+    return Seen("scores", value, axes, None if factor == 1.0 else factor * ARGUMENTS)
+
+
+def _context(reader: Reader, probs: Seen, b: Seen) -> Seen:
+    v = reader.rows(b)
+    sides = (labels(probs.axes), labels(v.axes))
+    if sides not in (("b,h,q,k", "b,h,s,d"), ("bh,q,k", "bh,s,d"), ("b,q,k", "b,s,n")) or _heads(probs.axes) != _heads(
+        v.axes
+    ):
+        raise reader.fail("probabilities [sequences, heads, queries, keys] are multiplied by values in heads")
+    return Seen("rows", reader.emit("attention_context", probs.value, v.value), v.axes)
+
+
+@handles("Softmax")
+def _softmax(reader: Reader) -> list[Value]:
+    seen = reader.inputs[0]
+    if not isinstance(seen, Seen) or seen.kind != "scores" or not labels(seen.axes).endswith("q,k"):
+        raise reader.fail(
+            "softmax is that of attention scores; a softmax over logits is left out of an export for encast"
+        )
+    axis = reader.node.attributes.get("axis", -1 if reader.opset >= 13 else 1)
+    if axis % len(seen.axes) != len(seen.axes) - 1:
+        raise reader.fail("softmax goes over the keys, the last axis")
+    return [Seen("probabilities", reader.emit("softmax", reader.finished(seen).value), seen.axes)]
+
+
+@handles("Attention")
+def _attention(reader: Reader) -> list[Value]:
+    """The op of opset 23, without cache, softcap and causal mask."""
+    given = reader.node.attributes
+    plain = not given.get("is_causal", 0) and not given.get("softcap", 0.0) and len(reader.node.outputs) == 1
+    if not plain or any(one is not None for one in reader.inputs[4:]):
+        raise reader.fail("attention has no causal mask, no cache, no softcap and one output")
+    sides = []
+    for place, count in enumerate(("q_num_heads", "kv_num_heads", "kv_num_heads")):
+        part = reader.inputs[place]
+        if not isinstance(part, Seen):
+            raise reader.fail("queries, keys and values are rows")
+        part, factor = _scaled(reader, part)
+        if labels(part.axes) == "b,s,n" and given.get(count):
+            sequences, positions, width = shape_of(part.axes)
+            split = arrange(part.axes, (sequences, positions, given[count], width // given[count]))
+            part = Seen(part.kind, part.value, (split[0], split[2], split[1], split[3]) if split else part.axes)
+        if labels(part.axes) != "b,h,s,d":
+            raise reader.fail("queries, keys and values are [sequences, heads, positions, columns]")
+        sides.append((part, factor))
+    (q, first), (k, second), (v, third) = sides
+    heads = _heads(q.axes)
+    if _heads(k.axes) != heads or _heads(v.axes) != heads or third != 1.0:
+        raise reader.fail("queries, keys and values have the same heads")
+    width = shape_of(q.axes)[-1]
+    factor = first * second * given.get("scale", 1.0 / np.sqrt(width))
+    scores = _emit_scores(reader, q, k, heads, factor, _score_axes(reader, q.axes, heads))
+    mask = reader.inputs[3] if len(reader.inputs) > 3 else None
+    if isinstance(mask, Known):
+        added = np.where(mask.array, 0.0, -np.inf) if mask.array.dtype == bool else mask.array
+        scores = add_mask(reader, scores, added)
+    elif isinstance(mask, Seen):
+        raise reader.fail("the mask of an attention is made of the attention mask alone")
+    probs = Seen("probabilities", reader.emit("softmax", reader.finished(scores).value), scores.axes)
+    context = _context(reader, probs, v)
+    if len(shape_of(reader.inputs[0].axes)) == 3:  # type: ignore[union-attr]
+        order = (context.axes[0], context.axes[2], (*context.axes[1], *context.axes[3]))
+        return [Seen("rows", context.value, order)]
+    return [context]
+
+
+def _of_texts(reader: Reader, axes: Axes, array: Array) -> tuple[Array, Array] | None:
+    """What an array that is spread over scores holds where query and key are tokens, and where the key is padding."""
+    sequences, positions = reader.probe.ids.shape
+    shape = shape_of(axes)
+    if labels(axes) == "bh,q,k":
+        heads = shape[0] // sequences
+        spread = np.broadcast_to(array, shape).reshape(sequences, heads, positions, positions)
+    elif labels(axes) in ("b,h,q,k", "h,q,k", "b,q,k"):
+        wide = np.broadcast_shapes(array.shape, shape)
+        spread = np.broadcast_to(array, wide)
+        if labels(axes) == "b,q,k":
+            spread = spread.reshape(sequences, 1, positions, positions)
+    else:
+        return None
+    if spread.ndim != 4 or spread.shape[0] not in (1, sequences):
+        return None
+    spread = np.broadcast_to(spread, (sequences, *spread.shape[1:]))
+    mask = reader.probe.mask.astype(bool)
+    texts = mask[:, None, :, None] & np.ones_like(mask)[:, None, None, :]
+    keys = mask[:, None, None, :]
+    both = np.broadcast_to(texts & keys, spread.shape)
+    padding = np.broadcast_to(texts & ~keys, spread.shape)
+    return spread[both], spread[padding]
+
+
+def add_mask(reader: Reader, seen: Seen, array: Array) -> Seen:
+    """Scores, or a bias that is added to them, plus an array that takes padding out and leaves the rest."""
+    parts = _of_texts(reader, seen.axes, np.asarray(array))
+    if parts is None or not (parts[0] == 0).all() or not (parts[1] <= _LOW).all():
+        raise reader.fail(
+            "what is added to scores is a mask of padding: 0 between the tokens of a text, and -10000 or less for "
+            "keys that "
+            "are padding"
+        )
+    return seen
+
+
+def choose(reader: Reader, condition: Array, yes: Value | None, no: Value | None) -> list[Value]:
+    """Where: one side is ours, the other takes the place of padding."""
+    ours, other, kept = (yes, no, condition) if isinstance(yes, Seen) else (no, yes, ~condition)
+    if not isinstance(ours, Seen) or not isinstance(other, Known):
+        raise reader.fail("Where puts a number in the place of padding")
+    low = np.asarray(other.array, np.float64)
+    if ours.kind == "scores":
+        # As if the array were added: 0 where the scores stay.
+        return [add_mask(reader, ours, np.where(kept, 0.0, np.minimum(low, 1.0) - 1.0))]
+    rows = reader.rows(ours)
+    mask = reader.probe.mask[:, :, None].astype(bool)
+    if labels(rows.axes) == "b,s,n" and low.size == 1:
+        spread = np.broadcast_to(kept, shape_of(rows.axes))
+        if np.array_equal(spread, np.broadcast_to(mask, spread.shape)) and (low == 0 or low <= _LOW).all():
+            return [Seen("masked" if low == 0 else "lowered", rows.value, rows.axes)]
+    raise reader.fail("Where replaces the scores or rows of padding by a number, and no others")

@@ -1,0 +1,216 @@
+"""Elementwise ops: activations in any writing, norms in their parts, sums of rows.
+
+A function of one value is followed by its results at fixed arguments, so that every writing of GELU is read alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from encast.importers.onnx.attention import add_mask, choose
+from encast.importers.onnx.pooling import average, keep_real, normalised
+from encast.importers.onnx.reader import Reader, Value, erf, handles
+from encast.importers.onnx.values import Known, Seen, arguments, labels, shape_of
+
+__all__: list[str] = []
+
+Array = np.ndarray[Any, Any]
+
+_UNARY: dict[str, Callable[[Array], Array]] = {
+    "Erf": erf,
+    "Tanh": np.tanh,
+    "Relu": lambda x: np.maximum(x, 0.0),
+    "Sigmoid": lambda x: 1.0 / (1.0 + np.exp(-x)),
+    "Sqrt": np.sqrt,
+    "Neg": np.negative,
+    "Exp": np.exp,
+    "Reciprocal": lambda x: 1.0 / x,
+}
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+    "Pow": np.power,
+    "Max": np.maximum,
+    "Min": np.minimum,
+}
+_CURVED = ("rows", "sequences", "scores", "centred", "variance", "squares")
+
+
+def _curve(seen: Seen) -> Array:
+    return arguments(seen) if seen.curve is None else seen.curve
+
+
+def _curved(seen: Seen, curve: Array) -> list[Value]:
+    return [Seen(seen.kind, seen.value, seen.axes, curve, seen.extra)]
+
+
+def _open(reader: Reader, seen: Seen) -> Seen:
+    """A value of which a function can be taken."""
+    if seen.kind == "product":
+        seen = reader.finished(seen)
+    if seen.kind not in _CURVED:
+        raise reader.fail("an elementwise function takes rows or scores")
+    return seen
+
+
+@handles(*_UNARY)
+def _unary(reader: Reader) -> list[Value]:
+    assert isinstance(reader.inputs[0], Seen)
+    seen = _open(reader, reader.inputs[0])
+    with np.errstate(all="ignore"):
+        return _curved(seen, _UNARY[reader.node.op](_curve(seen)))
+
+
+@handles("Gelu")
+def _gelu(reader: Reader) -> list[Value]:
+    assert isinstance(reader.inputs[0], Seen)
+    seen = _open(reader, reader.inputs[0])
+    x = _curve(seen)
+    form = reader.node.attributes.get("approximate", "none")
+    if form == "none":
+        return _curved(seen, 0.5 * x * (1.0 + erf(x / np.sqrt(2.0))))
+    if form == "tanh":
+        return _curved(seen, 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3))))
+    raise reader.fail("approximate is none or tanh")
+
+
+@handles("Clip")
+def _clip(reader: Reader) -> list[Value]:
+    seen = reader.inputs[0]
+    bounds = [reader.scalar(one) for one in (*reader.inputs[1:], None, None)[:2]]
+    if not isinstance(seen, Seen) or any(reader.known(place) is None for place in range(1, len(reader.inputs))
+                                         if reader.inputs[place] is not None):  # fmt: skip
+        raise reader.fail("Clip takes numbers as bounds")
+    seen = _open(reader, seen)
+    return _curved(seen, np.clip(_curve(seen), bounds[0], bounds[1]) if bounds != [None, None] else _curve(seen))
+
+
+@handles("IsNaN")
+def _is_nan(reader: Reader) -> list[Value]:
+    seen = reader.inputs[0]
+    if not isinstance(seen, Seen) or seen.kind != "probabilities":
+        raise reader.fail("only attention probabilities are asked whether they are NaN")
+    return [Seen("invalid", seen.value, seen.axes)]
+
+
+@handles("Where")
+def _where(reader: Reader) -> list[Value]:
+    condition, yes, no = reader.inputs
+    if isinstance(condition, Seen):
+        if condition.kind == "invalid" and isinstance(no, Seen) and no.value == condition.value:
+            return [no]  # rows without any key, which texts do not have
+        raise reader.fail("a condition must not depend on the rows")
+    assert isinstance(condition, Known)
+    return choose(reader, condition.array.astype(bool), yes, no)
+
+
+@handles(*_BINARY)
+def _binary(reader: Reader) -> list[Value]:
+    if len(reader.inputs) != 2:
+        raise reader.fail(f"{reader.node.op} takes two values")
+    a, b = reader.inputs
+    if isinstance(a, Seen) and isinstance(b, Seen):
+        return _of_two(reader, a, b)
+    if isinstance(a, Seen) and isinstance(b, Known):
+        return _with_known(reader, a, b, swapped=False)
+    if isinstance(a, Known) and isinstance(b, Seen):
+        return _with_known(reader, b, a, swapped=True)
+    raise reader.fail("two values are needed")
+
+
+def _of_two(reader: Reader, a: Seen, b: Seen) -> list[Value]:
+    op = reader.node.op
+    if a.kind == "product" or b.kind == "product":
+        a, b = (reader.finished(one) if one.kind == "product" else one for one in (a, b))
+    if op == "Sub" and a.kind in ("rows", "sequences") and b.kind == "mean" and _same(reader, a, b):
+        return [Seen("centred", b.value, a.axes, extra=a.kind)]
+    if op in ("Div", "Mul") and a.kind == "centred" and b.kind == "variance" and a.curve is None:
+        return [_divided_by_deviation(reader, a, b)]
+    if op == "Div" and b.kind == "squares":
+        return [normalised(reader, a, b)]
+    if op == "Add" and {a.kind, b.kind} == {"scores", "bias"}:
+        scores, bias = (a, b) if a.kind == "scores" else (b, a)
+        return [_biased(reader, scores, bias)]
+    if (a.kind, a.value) == (b.kind, b.value) and a.kind in _CURVED and shape_of(a.axes) == shape_of(b.axes):
+        with np.errstate(all="ignore"):
+            return _curved(a, _BINARY[op](_curve(a), _curve(b)))
+    if op == "Add" and {a.kind, b.kind} <= {"rows", "sequences"}:
+        first, second = reader.rows(a), reader.rows(b)
+        names = {labels(first.axes), labels(second.axes)}
+        if len(names) == 1 or names == {"b,s,n", "s,n"}:
+            fuller = max(first.axes, second.axes, key=lambda axes: len(labels(axes)))
+            return [Seen(first.kind, reader.emit("add", first.value, second.value), fuller)]
+    raise reader.fail(
+        f"{op} takes rows and rows (only Add), a value and a number, or the parts of a layer norm, of an activation or "
+        "of a normalisation in their order"
+    )
+
+
+def _same(reader: Reader, rows: Seen, mean: Seen) -> bool:
+    return reader.finished(rows).value == mean.value
+
+
+def _divided_by_deviation(reader: Reader, centred: Seen, variance: Seen) -> Seen:
+    curve = _curve(variance)
+    with np.errstate(all="ignore"):
+        deviation = curve if reader.node.op == "Div" else 1.0 / curve
+    square = float(deviation[0]) ** 2
+    if centred.value == variance.value and square > 0.0:
+        eps = float(str(np.float32(square)))
+        if np.allclose(deviation, np.sqrt(arguments(variance) + square), rtol=1e-6, atol=0.0):
+            return Seen("normed", centred.value, centred.axes, extra=(eps, None, centred.extra))
+    raise reader.fail("a layer norm divides by the root of its own variance plus a number above 0")
+
+
+def _biased(reader: Reader, scores: Seen, bias: Seen) -> Seen:
+    if labels(scores.axes) != "b,h,q,k" or labels(bias.axes) not in ("h,q,k", "b,h,q,k"):
+        raise reader.fail("a relative bias is added to scores of the same arrangement")
+    scores = reader.finished(scores)
+    name = reader.emit("relative_bias", scores.value, bias.value, max_distance=bias.extra)
+    return Seen("scores", name, scores.axes)
+
+
+def _with_known(reader: Reader, seen: Seen, known: Known, *, swapped: bool) -> list[Value]:
+    op, array = reader.node.op, known.array
+    vector = known.constant and array.ndim >= 1 and array.shape == (*(1,) * (array.ndim - 1), array.size)
+    wide = vector and shape_of(seen.axes)[-1:] == (array.size,) and array.ndim <= len(seen.axes)
+    if op == "Add" and seen.kind == "product" and seen.curve is None and wide:
+        weight, kind = seen.extra
+        bias = reader.constant(known, array.reshape(-1))
+        name = reader.emit("linear", seen.value, reader.constant(weight, weight.array.T), bias, activation="none")
+        return [Seen(kind, name, seen.axes)]
+    if seen.kind == "normed" and wide and op in ("Mul", "Add"):
+        return [_affine(reader, seen, known)]
+    number = reader.scalar(known)
+    if number is not None and seen.kind in (*_CURVED, "product") and array.ndim <= len(seen.axes):
+        seen = _open(reader, seen)
+        operands = (number, _curve(seen)) if swapped else (_curve(seen), number)
+        with np.errstate(all="ignore"):
+            return _curved(seen, np.asarray(_BINARY[op](*operands), np.float64))
+    if op == "Add" and seen.kind in ("scores", "bias"):
+        return [add_mask(reader, seen, array)]
+    if op == "Mul" and seen.kind in ("rows", "product"):
+        return [keep_real(reader, reader.rows(seen), array)]
+    if op == "Div" and seen.kind == "sum" and not swapped:
+        return [average(reader, seen, array)]
+    raise reader.fail(
+        f"{op} of a value and an array is a bias of a product, gamma and beta of a norm, a number, or a mask made of "
+        "the "
+        "attention mask"
+    )
+
+
+def _affine(reader: Reader, seen: Seen, known: Known) -> Seen:
+    eps, gamma, kind = seen.extra
+    if reader.node.op == "Mul" and gamma is None:
+        return Seen("normed", seen.value, seen.axes, extra=(eps, known, kind))
+    if reader.node.op == "Add" and gamma is not None:
+        scale = reader.constant(gamma, gamma.array.reshape(-1))
+        shift = reader.constant(known, known.array.reshape(-1))
+        return Seen(kind, reader.emit("layer_norm", seen.value, scale, shift, eps=eps), seen.axes)
+    raise reader.fail("a layer norm multiplies by gamma and then adds beta")

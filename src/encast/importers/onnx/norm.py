@@ -1,0 +1,23 @@
+"""The op LayerNormalization of opset 17."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from encast.importers.onnx.reader import Reader, Value, handles
+from encast.importers.onnx.values import Seen
+
+__all__ = ["layer_normalization"]
+
+
+@handles("LayerNormalization")
+def layer_normalization(reader: Reader) -> list[Value]:
+    """Over the columns, with gamma and beta."""
+    rows = reader.rows(reader.inputs[0])
+    gamma, beta = reader.known(1), reader.known(2)
+    given = reader.node.attributes
+    if gamma is None or beta is None or given.get("axis", -1) not in (-1, len(rows.axes) - 1):
+        raise reader.fail("a layer norm goes over the columns and has gamma and beta")
+    eps = float(str(np.float32(given.get("epsilon", 1e-5))))
+    names = [reader.constant(one, one.array.reshape(-1)) for one in (gamma, beta)]
+    return [Seen(rows.kind, reader.emit("layer_norm", rows.value, *names, eps=eps), rows.axes)]

@@ -1,0 +1,275 @@
+"""Reading an export: every node of the ONNX graph is given a meaning, in order.
+
+What depends on ids, mask and sizes alone (shape arithmetic, masks, positions) is computed for a probe batch; rows of
+the encoder are followed as values of encast's own graph. So a mask is known by what it does to scores, an activation by
+its values, a position by its number, however the exporter wrote them. The file is read twice, with probes of
+different sizes; both readings must make the same graph. No name of a node or weight is looked at; the inputs are
+known by the names that transformers gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from encast.errors import CheckpointError, EncastError, UnsupportedModelError
+from encast.importers.files import Folder, quote
+from encast.importers.onnx import attention, elementwise, pooling
+from encast.importers.onnx.arrangements import look_up
+from encast.importers.onnx.folding import fold
+from encast.importers.onnx.model import Input, Model, OnnxNode, read_model
+from encast.importers.onnx.norm import layer_normalization  # noqa: F401
+from encast.importers.onnx.reader import HANDLERS, Probe, Reader, SpecialIdFoundError, Value
+from encast.importers.onnx.values import Known, Seen, labels
+from encast.ir import Graph
+
+__all__ = ["Export", "Output", "read_export"]
+
+_SECTIONS = (attention, elementwise, pooling)  # importing them registers their handlers
+
+_MOST_SPECIAL = 8
+_MOST_BYTES = 4 << 30
+"""Of all arrays that are computed in one reading; masks and positions of a real export are a few megabytes."""
+_SHORT, _LONG = 5, 307
+"""Positions of the two probes; the longer one is cut to what the position table allows."""
+
+_INPUTS: dict[str, Callable[[Probe], np.ndarray[Any, Any]]] = {
+    "input_ids": lambda probe: probe.ids,
+    "attention_mask": lambda probe: probe.mask,
+    "token_type_ids": lambda probe: probe.types,
+    "position_ids": lambda probe: np.broadcast_to(np.arange(probe.ids.shape[1]), probe.ids.shape),
+}
+_INTEGERS = {6: np.int32, 7: np.int64}
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output that was read: ``kind`` is ``rows``, ``sequences`` or ``column`` (number ``column`` of ``value``)."""
+
+    name: str
+    kind: str
+    value: str
+    column: int = 0
+
+
+@dataclass(frozen=True)
+class Export:
+    """``graph`` has nodes and constants, named after the file's, and no outputs or facts; ``where``: the file."""
+
+    graph: Graph
+    outputs: tuple[Output, ...]
+    where: str
+
+
+def read_export(folder: Folder, name: str) -> Export:
+    """Reads the ONNX file ``name`` of ``folder``.
+
+    Raises ``CheckpointError`` for a damaged file and ``UnsupportedModelError`` for a graph of which no output is that
+    of an encoder, naming the node that is not understood.
+    """
+    model = read_model(folder, name)
+    _check_inputs(model)
+    first = _read(model, 3, _SHORT)
+    longest = _longest(first.graph)
+    if longest is not None and longest < _SHORT:
+        raise UnsupportedModelError(
+            f"{model.where}: the position table is for {longest} tokens; at least {_SHORT} are needed"
+        )
+    second = _read(model, 2, min(longest or _LONG, _LONG))
+    if str(first.graph) != str(second.graph) or first.outputs != second.outputs:
+        raise UnsupportedModelError(
+            f"{model.where}: computes different things for texts of {_SHORT} and of {min(longest or _LONG, _LONG)} "
+            "tokens: "
+            "sizes of the example that it was exported with are fixed in it; export it with dynamic axes"
+        )
+    return second
+
+
+def _check_inputs(model: Model) -> None:
+    for one in model.inputs:
+        if one.name in model.initializers:
+            continue
+        if one.name not in _INPUTS:
+            raise UnsupportedModelError(
+                f"{model.where}: has an input {quote(one.name)}; the inputs of an encoder are {', '.join(_INPUTS)}: "
+                "give "
+                "the export these input_names"
+            )
+        if one.dtype not in _INTEGERS or (one.shape is not None and len(one.shape) != 2):
+            raise UnsupportedModelError(
+                f"{model.where}: the input {quote(one.name)} is of data type {one.dtype} and shape {one.shape}; "
+                "integers "
+                "[batch, sequence] are needed"
+            )
+        if one.shape is not None and one.shape != (None, None):
+            raise UnsupportedModelError(
+                f"{model.where}: the input {quote(one.name)} has the fixed shape {one.shape}; export the model with "
+                "dynamic axes for batch and sequence (dynamic_axes or dynamic_shapes of torch.onnx.export)"
+            )
+
+
+def _longest(graph: Graph) -> int | None:
+    """How many tokens the position table allows, None if there is none."""
+    for node in graph.nodes:
+        if node.op == "position_ids":
+            for user in graph.users(node.outputs[0]):
+                rows = graph.type_of(user.inputs[1]).shape[0]
+                return int(rows) - int(node.attrs["offset"])
+    return None
+
+
+def _read(model: Model, sequences: int, positions: int) -> Export:
+    special: tuple[int, ...] = ()
+    while True:
+        try:
+            return _Walk(model, Probe.make(sequences, positions, special)).export()
+        except SpecialIdFoundError as error:
+            special = (*special, error.value)
+            if len(special) > _MOST_SPECIAL:
+                raise UnsupportedModelError(
+                    f"{model.where}: compares the token ids with {len(special)} numbers; encoders do so with a "
+                    "padding id"
+                ) from None
+
+
+class _Walk:
+    """One reading of the nodes."""
+
+    def __init__(self, model: Model, probe: Probe) -> None:
+        self.model = model
+        self.reader = Reader(model.where, model.opset, probe)
+        self.values: dict[str, Value | EncastError] = {}
+        self.computed = 0
+        for one in model.inputs:
+            if one.name not in model.initializers:
+                self._define(one.name, self._input(one))
+
+    def _input(self, one: Input) -> Value:
+        array = _INPUTS[one.name](self.reader.probe).astype(_INTEGERS[one.dtype])
+        return Known(array, constant=False)
+
+    def _define(self, name: str, value: Value | EncastError) -> None:
+        if name in self.values or name in self.model.initializers:
+            raise CheckpointError(
+                f"{self.model.where}: two nodes or inputs are named {quote(name)}; the file is damaged"
+            )
+        self.values[name] = value
+
+    def _value(self, name: str, label: str) -> Value | EncastError:
+        if name in self.values:
+            return self.values[name]
+        if name in self.model.initializers:
+            tensor = self.model.initializers[name]
+            self.values[name] = Known(tensor.array(), constant=True, name=name)
+            # An initializer stays one: ``_define`` refuses its name.
+            return self.values[name]
+        raise CheckpointError(
+            f"{self.model.where}: {label} reads {quote(name)}, which nothing before it makes; nodes must be sorted, "
+            "without "
+            "cycles, and all weights be there"
+        )
+
+    def export(self) -> Export:
+        for node in self.model.nodes:
+            self._step(node)
+        outputs: list[Output] = []
+        errors: list[EncastError] = []
+        for name in self.model.outputs:
+            value = self._value(name, "an output")
+            if isinstance(value, EncastError):
+                errors.append(value)
+                continue
+            try:
+                outputs.append(self._output(name, value))
+            except EncastError as error:
+                errors.append(error)
+        if not outputs:
+            raise errors[0]
+        return Export(self.reader.graph, tuple(outputs), self.model.where)
+
+    def _output(self, name: str, value: Value) -> Output:
+        self.reader.node, self.reader.inputs = OnnxNode("output", "", name, [name], [], {}), [value]
+        if isinstance(value, Seen) and value.kind == "column" and labels(value.axes) == "b,s":
+            return Output(name, "column", value.value, value.extra)
+        seen = self.reader.rows(value)
+        if labels(seen.axes) not in ("b,s,n", "b,n"):
+            raise self.reader.fail("an output is [batch, sequence, columns] or [batch, columns]")
+        return Output(name, seen.kind, seen.value)
+
+    def _step(self, node: OnnxNode) -> None:
+        inputs: list[Value | None] = []
+        broken: EncastError | None = None
+        for name in node.inputs:
+            value = self._value(name, node.label) if name else None
+            if isinstance(value, EncastError):
+                broken = broken or value
+            else:
+                inputs.append(value)
+        outputs: list[Value] = []
+        if broken is None:
+            try:
+                outputs = self._meaning(node, inputs)
+            except EncastError as error:
+                # Another output of the file may do without this node: a pooler's, say.
+                broken = error
+        for place, name in enumerate(node.outputs):
+            if name and broken is None and place >= len(outputs):
+                broken = UnsupportedModelError(
+                    f"{self.model.where}: {node.label}: its output {place} is not read; the first {len(outputs)} are"
+                )
+            if name:
+                self._define(name, outputs[place] if broken is None else broken)
+
+    def _meaning(self, node: OnnxNode, inputs: list[Value | None]) -> list[Value]:
+        reader = self.reader
+        reader.node, reader.inputs = node, inputs
+        if node.domain not in ("", "ai.onnx"):
+            what = (
+                "a function of the file" if (node.domain, node.op) in self.model.functions else "no op of ONNX itself"
+            )
+            raise UnsupportedModelError(
+                f"{self.model.where}: {node.label} of {quote(node.domain)} is {what}; standard ops are read: export "
+                "the "
+                "model without functions and without graph optimisations"
+            )
+        known = [one for one in inputs if isinstance(one, Known)]
+        if len(known) == sum(one is not None for one in inputs):
+            if node.op == "Gather" and len(known) == 2 and known[0].constant and not known[1].constant:
+                rows = look_up(reader, *known) if node.attributes.get("axis", 0) == 0 else None
+                if rows is not None:
+                    return rows
+            self._note_special(node, known)
+            arrays = [one.array if isinstance(one, Known) else None for one in inputs]
+            made = fold(node, arrays, self.model.opset)
+            if made is not None:
+                constant = all(one.constant for one in known)
+                self.computed += sum(array.nbytes for array in made if array.flags.owndata)
+                if self.computed > _MOST_BYTES:
+                    raise CheckpointError(
+                        f"{self.model.where}: computes more than {_MOST_BYTES} bytes of masks and sizes"
+                    )
+                name = known[0].name if len(known) > 0 and len(made) == 1 else ""
+                return [Known(array, constant, name) for array in made]
+        elif node.op in HANDLERS:
+            try:
+                return HANDLERS[node.op](reader)
+            except (ValueError, IndexError, TypeError, ZeroDivisionError) as error:
+                raise CheckpointError(
+                    f"{self.model.where}: {node.label} does not fit its inputs "
+                    f"({', '.join('nothing' if one is None else one.meaning for one in inputs)}): {error}"
+                ) from None
+        raise reader.fail(f"{quote(node.op)} is not read here; ops on rows are {', '.join(sorted(HANDLERS))}")
+
+    def _note_special(self, node: OnnxNode, known: list[Known]) -> None:
+        """A comparison of token ids with a number: the probe must have tokens of that id."""
+        if node.op != "Equal" or len(known) != 2:
+            return
+        probe = self.reader.probe
+        for ids, other in (known, known[::-1]):
+            if other.array.size == 1 and ids.array.shape == probe.ids.shape and np.array_equal(ids.array, probe.ids):
+                value = int(other.array.reshape(()))
+                if value not in probe.special:
+                    raise SpecialIdFoundError(value)

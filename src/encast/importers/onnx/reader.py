@@ -1,0 +1,187 @@
+"""The state of one reading: what every value means, and the graph that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from encast.errors import UnsupportedModelError
+from encast.importers.onnx.model import OnnxNode
+from encast.importers.onnx.values import ARGUMENTS, Known, Seen, arguments
+from encast.ir import Graph
+from encast.ir.types import ValueType
+
+__all__ = ["HANDLERS", "Handler", "Probe", "Reader", "Value", "erf", "handles"]
+
+Value = Known | Seen
+Array = np.ndarray[Any, Any]
+
+_TOLERANCE = 4e-6
+"""How far apart two writings of one function may be, with their constants in f32; erf's and tanh's GELU are 4e-4."""
+
+
+def erf(x: Array) -> Array:
+    """The error function to about 1e-15, by its series and its continued fraction (Abramowitz and Stegun 7.1.6, "
+    "7.1.14)."""
+    size = np.minimum(np.abs(x), 6.5)
+    term = 2.0 / np.sqrt(np.pi) * size * np.exp(-size * size)
+    near = np.zeros_like(size)
+    for order in range(120):
+        near += term
+        term = term * 2.0 * size * size / (2 * order + 3)
+    tail = np.zeros_like(size)
+    for order in range(60, 0, -1):
+        tail = (order / 2.0) / (np.maximum(size, 2.0) + tail)
+    far = 1.0 - np.exp(-size * size) / np.sqrt(np.pi) / (np.maximum(size, 2.0) + tail)
+    return np.asarray(np.sign(x) * np.where(size < 3.0, near, far))
+
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": lambda x: 0.5 * x * (1.0 + erf(x / np.sqrt(2.0))),
+    "gelu_tanh": lambda x: 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: np.maximum(x, 0.0),
+    "silu": lambda x: x / (1.0 + np.exp(-x)),
+    "tanh": np.tanh,
+}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A batch for which ids, masks and shapes are computed; the two readings of a file have different ones.
+
+    ``ids``, ``mask``: i64[sequences, positions], padding behind; ``special``: ids that the graph compares with.
+    """
+
+    ids: Array
+    mask: Array
+    types: Array
+    special: tuple[int, ...]
+
+    @staticmethod
+    def make(sequences: int, positions: int, special: tuple[int, ...]) -> Probe:
+        random = np.random.RandomState(sequences * 1000 + positions)
+        ids = random.randint(100, 1000, (sequences, positions))
+        for place, value in enumerate(special):
+            ids[place % sequences, 1 + place // sequences :: 3] = value
+        lengths = [max(1, positions - 2 * row) for row in range(sequences)]
+        mask = (np.arange(positions)[None, :] < np.array(lengths)[:, None]).astype(np.int64)
+        types = random.randint(0, 2, (sequences, positions))
+        types[0, :2] = (0, 1)[:positions]
+        return Probe(ids.astype(np.int64), mask, types.astype(np.int64), special)
+
+
+class SpecialIdFoundError(Exception):
+    """The graph compares ids with one that the probe does not have yet."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(value)
+        self.value = value
+
+
+class Reader:
+    """Handlers ask it for what a node takes, and emit nodes of plain ops through it."""
+
+    def __init__(self, where: str, opset: int, probe: Probe) -> None:
+        self.where = where
+        self.opset = opset
+        self.probe = probe
+        self.graph = Graph()
+        self.graph.add_input("token_ids", ValueType("i32", ("tokens",)))
+        self.node: OnnxNode = OnnxNode("", "", "", [], [], {})
+        self.inputs: Sequence[Value | None] = ()
+        self._made: dict[Any, str] = {}
+        self._kept: list[Array] = []
+
+    def fail(self, accepted: str) -> UnsupportedModelError:
+        """The error for the node that is read: what came in, and what is ``accepted``."""
+        met = ", ".join("nothing" if one is None else one.meaning for one in self.inputs)
+        return UnsupportedModelError(
+            f"{self.where}: {self.node.label} takes {met or 'nothing'}; {accepted}. Export the unchanged model of "
+            "transformers, in f32 and without graph optimisations, or compile its checkpoint"
+        )
+
+    # Emitting
+
+    def emit(self, op: str, *inputs: str, **attrs: Any) -> str:
+        """The value of a node of a plain op, which is added unless the same one is there."""
+        key = (op, inputs, tuple(sorted(attrs.items(), key=str)) if "modes" not in attrs else str(attrs))
+        if key not in self._made:
+            at = self.node.name or (self.node.outputs[0] if self.node.outputs else "output")
+            name = f"{len(self.graph.nodes)}:{at}"
+            self._made[key] = self.graph.add(op, *inputs, name=name, **attrs)
+        return self._made[key]
+
+    def constant(self, known: Known, array: Array) -> str:
+        """A constant of the graph: ``array`` is that of ``known``, in some arrangement."""
+        if not known.constant:
+            raise self.fail("weights must be constants")
+        if array.dtype.kind != "f":
+            raise self.fail("weights must be numbers in floating point")
+        key = ("constant", array.__array_interface__["data"][0], array.shape, array.strides)
+        if key not in self._made:
+            name = f"{len(self.graph.constants)}:{known.name}"
+            with np.errstate(over="ignore"):
+                self._made[key] = self.graph.add_constant(name, array.astype(np.float32, copy=False))
+            self._kept.append(array)  # an address stands for an array as long as that lives
+        return self._made[key]
+
+    def types_input(self) -> str:
+        if "token_type_ids" not in self.graph.inputs:
+            self.graph.add_input("token_type_ids", ValueType("i32", ("tokens",)))
+        return "token_type_ids"
+
+    # Asking
+
+    def known(self, place: int) -> Known | None:
+        value = self.inputs[place] if place < len(self.inputs) else None
+        return value if isinstance(value, Known) else None
+
+    def scalar(self, value: Value | None) -> float | None:
+        """The number that a value is, None if it is none."""
+        if isinstance(value, Known) and value.array.size == 1 and value.array.dtype.kind in "fiu":
+            return float(value.array.reshape(())[()])
+        return None
+
+    def finished(self, seen: Seen) -> Seen:
+        """The value with its pending product and function emitted; fails if that is none of the op table."""
+        if seen.kind == "product":
+            weight, kind = seen.extra
+            value = self.emit("linear", seen.value, self.constant(weight, weight.array.T), "", activation="none")
+            return self.finished(Seen(kind, value, seen.axes, seen.curve))
+        if seen.curve is None:
+            return seen
+        if seen.kind not in ("rows", "sequences", "scores"):
+            raise self.fail("a norm or a pooling is not finished here")
+        ratio = float(seen.curve[-1] / ARGUMENTS[-1])
+        if np.allclose(seen.curve, ratio * arguments(seen), rtol=1e-6, atol=0.0):
+            value = seen.value if ratio == 1.0 else self.emit("scale", seen.value, factor=ratio)
+            return Seen(seen.kind, value, seen.axes)
+        for kind, function in _ACTIVATIONS.items():
+            with np.errstate(over="ignore"):
+                near = np.abs(seen.curve - function(ARGUMENTS)) <= _TOLERANCE * (1.0 + np.abs(ARGUMENTS))
+            if near.all() and seen.kind != "scores":
+                return Seen(seen.kind, self.emit("activation", seen.value, kind=kind), seen.axes)
+        raise self.fail(f"what comes in is no activation that encast has, which are {sorted(_ACTIVATIONS)}")
+
+    def rows(self, value: Value | None) -> Seen:
+        """A finished value of rows, one for a token or a sequence."""
+        if isinstance(value, Seen) and value.kind in ("rows", "sequences", "product"):
+            return self.finished(value)
+        raise self.fail("rows of the encoder are needed")
+
+
+Handler = Callable[[Reader], "list[Value]"]
+HANDLERS: dict[str, Handler] = {}
+
+
+def handles(*ops: str) -> Callable[[Handler], Handler]:
+    """Registers what reads nodes of these ops of which an input is no known array."""
+
+    def register(function: Handler) -> Handler:
+        HANDLERS.update(dict.fromkeys(ops, function))
+        return function
+
+    return register

@@ -1,0 +1,124 @@
+"""What a value of an ONNX graph can mean.
+
+``Known`` values are arrays: constants, shapes, and what follows from the ids and the mask of a probe batch (see
+``read.py``). All others are ``Seen``: a value of encast's graph, in some arrangement of its axes, possibly on the way
+through an elementwise function or a norm.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["ARGUMENTS", "Axes", "Known", "Seen", "arguments", "arrange", "columns", "labels", "shape_of"]
+
+Atom = tuple[str, int]
+Axes = tuple[tuple[Atom, ...], ...]
+"""For each axis of the ONNX value the axes of ours that it holds, as (label, size): ``b`` sequences, ``s`` positions,
+``n`` columns, ``h`` heads, ``d`` columns of a head, ``q`` and ``k`` positions of queries and keys. An axis of size 1
+holds none."""
+
+ARGUMENTS = np.linspace(-8.0, 8.0, 128)
+"""Where elementwise functions are compared: f64, without 0."""
+
+_POSITIVE = np.concatenate([[0.0], np.logspace(-10, 3, 127)])
+"""The same for values that are never negative, with 0 first."""
+
+_NAMES = {
+    "rows": "a row for every token",
+    "sequences": "a row for every sequence",
+    "scores": "attention scores",
+    "probabilities": "attention probabilities",
+    "product": "rows times a weight",
+    "bias": "a relative attention bias",
+    "mean": "the mean of rows",
+    "centred": "rows less their mean",
+    "variance": "the variance of rows",
+    "normed": "rows over their deviation",
+    "squares": "the sum of squares of rows",
+    "masked": "rows with zeros for padding",
+    "lowered": "rows with low values for padding",
+    "sum": "the sum of a sequence's rows",
+    "column": "a column of rows",
+    "invalid": "where probabilities are NaN",
+}
+
+
+@dataclass(frozen=True)
+class Known:
+    """``constant``: whether it is the same for all inputs. ``name``: that of the initializer, if it is one."""
+
+    array: np.ndarray[Any, Any]
+    constant: bool
+    name: str = ""
+
+    @property
+    def meaning(self) -> str:
+        what = "a constant" if self.constant else "ids, a mask or a shape"
+        return f"{what} {list(self.array.shape)}"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """``kind``: a key of ``_NAMES``; ``value``: a name in the graph; ``curve``: a function of it, at ``arguments``.
+
+    ``extra``: of a product the weight, of ``normed`` epsilon and gamma.
+    """
+
+    kind: str
+    value: str
+    axes: Axes
+    curve: np.ndarray[Any, Any] | None = None
+    extra: Any = None
+
+    @property
+    def meaning(self) -> str:
+        through = "a function of " if self.curve is not None else ""
+        return f"{through}{_NAMES[self.kind]} {list(shape_of(self.axes))}"
+
+
+def arguments(seen: Seen) -> np.ndarray[Any, Any]:
+    """Where the curve of a value is known."""
+    return _POSITIVE if seen.kind in ("variance", "squares") else ARGUMENTS
+
+
+def shape_of(axes: Axes) -> tuple[int, ...]:
+    return tuple(math.prod(size for _, size in axis) for axis in axes)
+
+
+def labels(axes: Axes) -> str:
+    """The labels of all axes in order, those of one axis side by side: ``b,s,hd``."""
+    return ",".join(columns(axis) for axis in axes if axis)
+
+
+def columns(axis: tuple[Atom, ...]) -> str:
+    """Heads side by side are columns again."""
+    return "".join(label for label, _ in axis).replace("hd", "n")
+
+
+def arrange(axes: Axes, shape: tuple[int, ...]) -> Axes | None:
+    """The axes of a value after a reshape, or None if that would cut one that is no row of columns."""
+    rest = [atom for axis in axes for atom in axis]
+    result: list[tuple[Atom, ...]] = []
+    for size in shape:
+        taken: list[Atom] = []
+        product = 1
+        while product < size and rest:
+            label, width = rest.pop(0)
+            if size % (product * width) == 0:
+                taken.append((label, width))
+                product *= width
+                continue
+            part, remainder = divmod(size, product)
+            if remainder or label != "n" or width % part:
+                return None
+            taken.append(("h", part))
+            rest.insert(0, ("d", width // part))
+            product *= part
+        if product != size:
+            return None
+        result.append(tuple(taken))
+    return None if rest else tuple(result)

@@ -1,0 +1,107 @@
+"""Writes ``golden/onnx``, exports by torch's two exporters that tests read without torch.
+
+Run with torch (2.13), transformers (5.23), onnx and onnxscript: ``python tests/make_onnx_exports.py [NAME ...]``. The
+weights are those of ``checkpoints.py``; sentence embeddings are pooled as sentence-transformers' modules do it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from onnx_files import CASES, Export, checkpoint_of
+from safetensors.torch import load_file
+
+__all__ = ["export"]
+
+_HEADS = {
+    "features": ("AutoModel", ["last_hidden_state"]),
+    "embed": ("AutoModel", ["sentence_embedding"]),
+    "classify": ("AutoModelForSequenceClassification", ["logits"]),
+    "tag": ("AutoModelForTokenClassification", ["logits"]),
+    "answer": ("AutoModelForQuestionAnswering", ["start_logits", "end_logits"]),
+    "fill_mask": ("AutoModelForMaskedLM", ["logits"]),
+}
+
+
+class Wrapped(torch.nn.Module):
+    """A model with inputs by position, and sentence embeddings where ``export`` asks for them."""
+
+    def __init__(self, model: torch.nn.Module, names: Sequence[str], outputs: Sequence[str], export: Export) -> None:
+        super().__init__()
+        self.model, self.names, self.outputs, self.options = model, names, outputs, export.options
+        self.dense: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        given = dict(zip(self.names, inputs, strict=True))
+        answer = self.model(**given)
+        if self.outputs == ["sentence_embedding"]:
+            return self.embed(answer.last_hidden_state, given["attention_mask"])
+        return tuple(answer[name] for name in self.outputs)
+
+    def embed(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        spread = mask.unsqueeze(-1).expand(x.size()).to(x.dtype)
+        if self.options["pooling"] == ("mean",):
+            x = torch.sum(x * spread, 1) / torch.clamp(spread.sum(1), min=1e-9)
+        elif self.options["pooling"] == ("max",):
+            x = torch.max(torch.where(spread == 0, torch.tensor(-1e9), x), 1)[0]
+        else:
+            x = x[:, 0]
+        for weight, bias in self.dense:
+            x = torch.tanh(torch.nn.functional.linear(x, weight, bias))
+        return torch.nn.functional.normalize(x, p=2, dim=1) if self.options.get("normalize") else x
+
+
+def export(case: Export, folder: Path, out: Path) -> None:
+    """Exports the checkpoint in ``folder`` to the file ``out``."""
+    kind, outputs = _HEADS[case.head]
+    model = getattr(transformers, kind).from_pretrained(folder, attn_implementation=case.attention).eval()
+    ids = torch.randint(5, 20, (2, 7))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if case.arch in ("bert", "electra", "albert"):
+        inputs["token_type_ids"] = torch.zeros_like(ids)
+    wrapped = Wrapped(model, list(inputs), outputs, case)
+    for path in sorted(folder.glob("*_Dense/model.safetensors")):
+        tensors = load_file(path)
+        wrapped.dense.append((tensors["linear.weight"], tensors["linear.bias"]))
+    shared: dict[str, Any] = {"input_names": list(inputs), "output_names": outputs, "opset_version": case.opset}
+    if case.exporter == "torchscript":
+        axes = {name: {0: "batch", 1: "sequence"} for name in inputs}
+        torch.onnx.export(wrapped, tuple(inputs.values()), str(out), dynamic_axes=axes, dynamo=False, **shared)
+        return
+    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}
+    program = torch.onnx.export(
+        wrapped,
+        tuple(inputs.values()),
+        dynamic_shapes=(tuple(dims for _ in inputs),),
+        dynamo=True,
+        verbose=False,
+        **shared,
+    )
+    assert program is not None
+    for node in program.model.graph:
+        # Stack traces and module names: most of the bytes of a small file, and no part of the model.
+        node.metadata_props.clear()
+        node.doc_string = None
+    program.save(str(out), external_data=False)
+
+
+def main(names: Sequence[str]) -> None:
+    target = Path(__file__).parent / "golden" / "onnx"
+    target.mkdir(exist_ok=True)
+    for case in CASES:
+        if names and case.file not in names:
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) / "model"
+            checkpoint_of(case, folder)
+            export(case, folder, target / case.file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,148 @@
+"""Writers of ONNX files for tests, message by message, and the exports that are kept in ``golden/onnx``."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from checkpoints import make_checkpoint
+
+__all__ = [
+    "CASES",
+    "Export",
+    "checkpoint_of",
+    "field_bytes",
+    "input_bytes",
+    "model_bytes",
+    "node_bytes",
+    "tensor_bytes",
+    "varint",
+]
+
+_KINDS = {"f4": 1, "u1": 2, "i1": 3, "i4": 6, "i8": 7, "b1": 9, "f2": 10, "f8": 11}
+
+
+def varint(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    out = b""
+    while value >= 0x80:
+        out += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return out + bytes([value])
+
+
+def field_bytes(number: int, value: int | bytes | str | float) -> bytes:
+    if isinstance(value, float):
+        return varint(number << 3 | 5) + struct.pack("<f", value)
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    data = value.encode() if isinstance(value, str) else value
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def tensor_bytes(name: str, array: np.ndarray[Any, Any], **changes: Any) -> bytes:
+    """TensorProto; ``changes``: ``shape``, ``kind``, ``raw`` (None for none), ``extra`` bytes."""
+    shape = changes.get("shape", array.shape)
+    out = b"".join(field_bytes(1, dim) for dim in shape)
+    out += field_bytes(2, changes.get("kind", _KINDS[array.dtype.str[1:]]))
+    out += field_bytes(8, name)
+    raw = changes.get("raw", np.ascontiguousarray(array).tobytes())
+    return out + (field_bytes(9, raw) if raw is not None else b"") + changes.get("extra", b"")
+
+
+def attribute_bytes(name: str, value: Any) -> bytes:
+    out = field_bytes(1, name)
+    if isinstance(value, float):
+        return out + field_bytes(2, value) + field_bytes(20, 1)
+    if isinstance(value, int):
+        return out + field_bytes(3, value) + field_bytes(20, 2)
+    if isinstance(value, str):
+        return out + field_bytes(4, value) + field_bytes(20, 3)
+    if isinstance(value, np.ndarray):
+        return out + field_bytes(5, tensor_bytes("", value)) + field_bytes(20, 4)
+    if isinstance(value, bytes):  # a graph
+        return out + field_bytes(6, value) + field_bytes(20, 5)
+    return out + b"".join(field_bytes(8, one) for one in value) + field_bytes(20, 7)
+
+
+def node_bytes(op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any) -> bytes:
+    out = b"".join(field_bytes(1, name) for name in inputs) + b"".join(field_bytes(2, name) for name in outputs)
+    out += field_bytes(3, f"the/{op}/of/{outputs[0]}") + field_bytes(4, op)
+    out += b"".join(field_bytes(5, attribute_bytes(name, value)) for name, value in attributes.items())
+    return out + field_bytes(7, domain)
+
+
+def input_bytes(name: str, shape: Sequence[int | str] = ("batch", "sequence"), kind: int = 7) -> bytes:
+    dims = b"".join(field_bytes(1, field_bytes(1 if isinstance(dim, int) else 2, dim)) for dim in shape)
+    tensor = field_bytes(1, kind) + field_bytes(2, dims)
+    return field_bytes(1, name) + field_bytes(2, field_bytes(1, tensor))
+
+
+def model_bytes(
+    nodes: Sequence[bytes],
+    initializers: Mapping[str, np.ndarray[Any, Any]] | Sequence[bytes] = (),
+    inputs: Sequence[bytes] = (),
+    outputs: Sequence[str] = ("out",),
+    *,
+    opset: int = 17,
+    extra: bytes = b"",
+) -> bytes:
+    """ModelProto; ``extra``: further fields of the graph."""
+    if isinstance(initializers, Mapping):
+        initializers = [tensor_bytes(name, array) for name, array in initializers.items()]
+    graph = b"".join(field_bytes(1, node) for node in nodes) + field_bytes(2, "graph")
+    graph += b"".join(field_bytes(5, tensor) for tensor in initializers)
+    graph += b"".join(field_bytes(11, one) for one in inputs)
+    graph += b"".join(field_bytes(12, field_bytes(1, name)) for name in outputs) + extra
+    opsets = field_bytes(8, field_bytes(1, "") + field_bytes(2, opset))
+    return field_bytes(1, 8) + field_bytes(2, "pytorch") + field_bytes(7, graph) + opsets
+
+
+# Exports that are kept
+
+
+@dataclass(frozen=True)
+class Export:
+    """``arch`` and ``head`` as ``make_checkpoint`` takes them; ``exporter`` is ``torchscript`` or ``dynamo``."""
+
+    arch: str
+    head: str
+    opset: int
+    exporter: str
+    attention: str = "sdpa"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def file(self) -> str:
+        return f"{self.arch}-{self.head}-{self.exporter}-{self.opset}.onnx"
+
+
+CASES = [
+    Export("bert", "features", 11, "torchscript", "eager"),
+    Export("bert", "features", 18, "dynamo"),
+    Export("bert", "features", 23, "dynamo"),
+    Export("bert", "classify", 14, "torchscript", options={"activation": "gelu_new"}),
+    Export("bert", "tag", 20, "dynamo", "eager"),
+    Export("bert", "embed", 17, "torchscript", options={"pooling": ("mean",), "normalize": True}),
+    Export("bert", "fill_mask", 18, "dynamo", options={"tied": False}),
+    Export("distilbert", "answer", 14, "torchscript"),
+    Export("distilbert", "embed", 18, "dynamo", options={"pooling": ("max",), "dense": ((12, "Tanh"),)}),
+    Export("roberta", "classify", 18, "dynamo"),
+    Export("xlm-roberta", "tag", 17, "torchscript"),
+    Export("mpnet", "features", 13, "torchscript", "eager"),
+    Export("mpnet", "fill_mask", 18, "dynamo", "eager"),
+    Export("electra", "classify", 17, "torchscript"),
+    Export("albert", "features", 18, "dynamo", options={"layers": 4, "groups": 2}),
+    Export("albert", "tag", 17, "torchscript", options={"inner_group": 2}),
+    Export("albert", "fill_mask", 14, "torchscript", options={"layers": 2}),
+]
+
+
+def checkpoint_of(export: Export, folder: Path) -> Path:
+    """The checkpoint that an export was made of, written into ``folder``."""
+    sizes: dict[str, Any] = {"layers": 1, "hidden": 32, "heads": 4, "inner": 40, "vocab": 60, "positions": 24}
+    return make_checkpoint(folder, export.arch, export.head, **{**sizes, **export.options})
