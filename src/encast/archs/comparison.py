@@ -41,7 +41,10 @@ class Comparison:
         pairs = [(value, wanted)]
         while pairs:
             mine, theirs = pairs.pop()
-            if theirs in self.template.constants:
+            if not theirs:
+                if mine:
+                    raise self._differ(f"{mine!r} is added", "nothing")
+            elif theirs in self.template.constants:
                 self._bind(mine, theirs)
             elif theirs in self.template.inputs or mine in self.graph.inputs:
                 if mine != theirs:

@@ -238,8 +238,7 @@ def _candidates(export: ExportLike) -> Iterator[tuple[OutputLike, list[str]]]:
         if [one.column for one in columns] != [0, 1] or len({one.value for one in columns}) != 1:
             raise UnsupportedModelError(
                 f"{export.where}: the outputs {[one.name for one in columns]} are single columns; question answering "
-                "has "
-                "two, the start and then the end of one product"
+                "has two, the start and then the end of one product"
             )
         yield columns[0], ["answer"]
     for one in export.outputs:
@@ -414,8 +413,7 @@ def _merged(facts: dict[str, Any], given: Mapping[str, Any], where: Path) -> dic
             if not same:
                 raise CheckpointError(
                     f"{where}: {key} is {said!r}, the exported graph has {value!r}: config.json and the ONNX file are "
-                    "not "
-                    "of the same model; take the right one, or remove it"
+                    "not of the same model; take the right one, or remove it"
                 )
         if all(given.get(key) is None for key in (name, aliases.get(name, name))):
             names = [known for known, meant in ACTIVATION_NAMES.items() if meant == value]
