@@ -296,8 +296,7 @@ def _facts(export: ExportLike, output: OutputLike) -> Facts:
     if missing:
         raise UnsupportedModelError(
             f"{export.where}: the output {output.name!r} is made without {', '.join(missing)}; encoders of the BERT "
-            "family "
-            "have words, positions, attention and layer norms"
+            "family have words, positions, attention and layer norms"
         )
     # The first activation behind the first attention is that of the feed-forward part.
     after = nodes[nodes.index(scores[0]) :]

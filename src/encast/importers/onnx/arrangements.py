@@ -221,8 +221,7 @@ def _ids(reader: Reader, table: Known, array: Array) -> str:
             return reader.emit("position_ids", "token_ids", offset=offset, skip_id=skip)
     raise reader.fail(
         "rows of a table are picked by token ids, by token type ids or by positions, which count from a fixed number "
-        "and "
-        "may leave out a padding id"
+        "and may leave out a padding id"
     )
 
 

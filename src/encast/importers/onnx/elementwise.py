@@ -200,8 +200,7 @@ def _with_known(reader: Reader, seen: Seen, known: Known, *, swapped: bool) -> l
         return [average(reader, seen, array)]
     raise reader.fail(
         f"{op} of a value and an array is a bias of a product, gamma and beta of a norm, a number, or a mask made of "
-        "the "
-        "attention mask"
+        "the attention mask"
     )
 
 

@@ -95,14 +95,12 @@ def _check_inputs(model: Model) -> None:
         if one.name not in _INPUTS:
             raise UnsupportedModelError(
                 f"{model.where}: has an input {quote(one.name)}; the inputs of an encoder are {', '.join(_INPUTS)}: "
-                "give "
-                "the export these input_names"
+                "give the export these input_names"
             )
         if one.dtype not in _INTEGERS or (one.shape is not None and len(one.shape) != 2):
             raise UnsupportedModelError(
                 f"{model.where}: the input {quote(one.name)} is of data type {one.dtype} and shape {one.shape}; "
-                "integers "
-                "[batch, sequence] are needed"
+                "integers [batch, sequence] are needed"
             )
         if one.shape is not None and one.shape != (None, None):
             raise UnsupportedModelError(
@@ -168,8 +166,7 @@ class _Walk:
             return self.values[name]
         raise CheckpointError(
             f"{self.model.where}: {label} reads {quote(name)}, which nothing before it makes; nodes must be sorted, "
-            "without "
-            "cycles, and all weights be there"
+            "without cycles, and all weights be there"
         )
 
     def export(self) -> Export:
@@ -232,8 +229,7 @@ class _Walk:
             )
             raise UnsupportedModelError(
                 f"{self.model.where}: {node.label} of {quote(node.domain)} is {what}; standard ops are read: export "
-                "the "
-                "model without functions and without graph optimisations"
+                "the model without functions and without graph optimisations"
             )
         known = [one for one in inputs if isinstance(one, Known)]
         if len(known) == sum(one is not None for one in inputs):

@@ -164,7 +164,6 @@ def _external(
     if length != nbytes or offset < 0 or offset + nbytes > mapped.size:
         raise CheckpointError(
             f"{at} is said to be bytes {offset} to {offset + length} of {quote(name)} with {mapped.size}; its shape "
-            "and "
-            f"dtype ask for {nbytes}: the files do not belong together, or the copy is incomplete"
+            f"and dtype ask for {nbytes}: the files do not belong together, or the copy is incomplete"
         )
     return lambda: mapped.elements(dtype, offset, nbytes // dtype.itemsize)
