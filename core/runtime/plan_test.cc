@@ -102,6 +102,58 @@ ENCAST_TEST(sparse_products) {
   refused("stage sequences\n", "", "holds other steps than a product", apart);
 }
 
+// The good plan with the columns of queries and keys turned.
+std::string rotary_plan() {
+  std::string text = with("value v0", "weight w11 f32 dense 40 8 @12288\nvalue v0");
+  text = with("@-\nstage", "@-\nvalue v10 f32 tokens 48 @65536\nstage", text);
+  text = with("stage sequences", "step rotary name=turned x=v2 table=w11 heads=2 out=v10\nstage sequences",
+              text);
+  return with("name=attention x=v2", "name=attention x=v10", text);
+}
+
+ENCAST_TEST(rotary_positions) {
+  const std::string good = rotary_plan();
+  CHECK_EQ(Plan::parse(good).steps[2].table, 11);
+  refused("table=w11 heads=2", "table=w11 heads=5", "columns that are not 3 x heads", good);
+  refused("table=w11 heads=2", "table=w11 heads=16", "heads of an odd number of columns", good);
+  refused("dense 40 8", "dense 39 8", "a table that is not max_len positions", good);
+  refused("dense 40 8", "dense 40 16", "a table that is not max_len positions", good);
+  refused("dense 40 8", "panels 40 8", "wrong dtype or layout", good);
+  refused("table=w11 ", "", "lacks table=", good);
+  refused("v10 f32 tokens 48", "v10 f32 tokens 16", "wrong shape", good);
+  refused("heads=2 out=v10", "heads=2 out=v2", "", good);
+}
+
+ENCAST_TEST(gated_activations) {
+  const std::string good =
+      with("step elementwise name=act x=v8 factor=1 act=relu", "step gated name=act x=v8 act=relu",
+           with("v9 f32 selected 16", "v9 f32 selected 8"));
+  CHECK(Plan::parse(good).steps.back().act == Activation::relu);
+  refused("v9 f32 selected 8", "v9 f32 selected 16", "wrong shape", good);
+  refused("v9 f32 selected 8", "v9 f32 seqs 8", "wrong shape", good);
+  refused("x=v8 act=relu", "x=v1 act=relu", "wrong dtype", good);
+  // A product of 15 outputs, whose columns have no halves.
+  std::string odd = with("v4 f32 tokens 16 @+0", "v4 f32 tokens 15 @+0", good);
+  odd = with("w9 f32 panels 16 16", "w9 f32 panels 15 16",
+             with("w10 f32 padded 1 16", "w10 f32 padded 1 15", odd));
+  odd = with("step norm name=norm x=v4 other=v0 gamma=w3 beta=w4 eps=1e-5 out=v5",
+             "step gated name=norm x=v4 act=gelu out=v5", odd);
+  CHECK_THROWS(Plan::parse(odd), PlanError, "columns have no halves");
+}
+
+ENCAST_TEST(local_attention) {
+  const std::string good = with("factor=0.35 ", "factor=0.35 reach=4 ");
+  CHECK_EQ(Plan::parse(good).steps[2].reach, 4);
+  CHECK_EQ(Plan::parse(kGood).steps[2].reach, 0);
+  refused("reach=4", "reach=0", "reach is '0'", good);
+  refused("reach=4", "reach=-1", "reach is '-1'", good);
+  refused("reach=4", "reach=2147483648", "reach is", good);
+  const std::string biased = with("value v0", "weight w11 f32 dense 2 79 @12288\nvalue v0");
+  const std::string both = with("x=v2 heads=2 ", "x=v2 bias=w11 heads=2 ", biased);
+  CHECK_EQ(Plan::parse(both).steps[2].bias, 11);
+  refused("factor=0.35 ", "factor=0.35 reach=4 ", "both a reach and a bias", both);
+}
+
 ENCAST_TEST(grammar) {
   refused("encast-plan 1", "encast-plan 2", "no plan of version 1");
   refused("limits", "limit", "begins with");

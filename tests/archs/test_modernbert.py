@@ -44,6 +44,8 @@ MODERN = "modernbert"
         ({"local_rope_theta": None}, CheckpointError, "local_rope_theta is None; a number above 0"),
         ({"local_rope_theta": 1e31}, CheckpointError, r"local_rope_theta is 1e\+31; a number above 0"),
         ({"local_attention": 1}, CheckpointError, "local_attention is 1; an integer from 2"),
+        ({"sliding_window": 0}, CheckpointError, "sliding_window is 0; an integer from 1"),
+        ({"max_position_embeddings": 1 << 18}, CheckpointError, "max_position_embeddings is 262144; an integer from 1"),
         ({"global_attn_every_n_layers": 0}, CheckpointError, "global_attn_every_n_layers is 0; an integer from 1"),
         ({"norm_bias": "no"}, CheckpointError, "norm_bias is 'no'; true or false"),
         ({"norm_eps": 0.0}, CheckpointError, "norm_eps is 0.0; a number above 0"),
@@ -93,3 +95,9 @@ def test_modernbert_layer_types_win_over_the_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["absolute", "rope", "sans_pos"])
 def test_modernbert_is_rotary_whatever_an_unread_field_says(kind: str, tmp_path: Path) -> None:
     assert build(with_config(made(tmp_path, MODERN), position_embedding_type=kind)).meta.arch == MODERN
+
+
+def test_modernbert_sliding_window_overrules_local_attention(tmp_path: Path) -> None:
+    """As ModernBertConfig of transformers has it: the keys to each side."""
+    folder = with_config(made(tmp_path, MODERN, layers=3), local_attention=6, sliding_window=2)
+    assert {node.attrs["reach"] for node in build(folder).nodes if node.op == "local_mask"} == {2}

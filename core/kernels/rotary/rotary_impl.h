@@ -28,7 +28,6 @@ static inline void rotary_rows(const RotaryArgs& args, int64_t row_begin, int64_
         rotate_pairs(x + head + pair, table + pair, out + head + pair, half, SomeLanes{half - pair});
       }
     }
-    if (out == x) continue;
     for_columns(args.cols - turned, [&](int, int64_t col, auto lanes) ENCAST_SIMD_BODY {
       store(out + turned + col, lanes, load(x + turned + col, lanes));
     });

@@ -73,7 +73,8 @@ class ModernBert(Architecture):
             layers=config.count("num_hidden_layers", most=MOST_LAYERS),
             heads=config.count("num_attention_heads"),
             inner=config.count("intermediate_size"),
-            positions=config.count("max_position_embeddings", default=8192),
+            # No tensor bounds it, and tables of angles are made for all positions.
+            positions=config.count("max_position_embeddings", default=8192, most=1 << 17),
             type_vocab=0,
             eps=config.eps("norm_eps", 1e-5),
             activation=config.activation("hidden_activation", default="gelu"),
@@ -177,9 +178,11 @@ def _read_layers(config: Config, layers: int) -> list[_Layer]:
         for name in rope.names():
             if name not in _THETAS:
                 rope.refuse_unless(name)
+    # transformers lets sliding_window, the keys to each side, overrule local_attention, the whole window.
+    reach = config.count("sliding_window", default=config.count("local_attention", default=128, least=2) // 2)
     kinds = {
         _GLOBAL: _Layer(_read_theta(config, rope, _GLOBAL), None),
-        _LOCAL: _Layer(_read_theta(config, rope, _LOCAL), config.count("local_attention", default=128, least=2) // 2),
+        _LOCAL: _Layer(_read_theta(config, rope, _LOCAL), reach),
     }
     every = config.count("global_attn_every_n_layers", default=3)
     types = config.texts("layer_types") or [_LOCAL if layer % every else _GLOBAL for layer in range(layers)]
