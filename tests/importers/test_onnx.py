@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from onnx_files import CASES, Export, checkpoint_of
+from safetensors.numpy import load_file, save_file
 
 from encast.archs import build_graph
 from encast.compile import compile
@@ -111,6 +112,15 @@ def test_pooling_beside_another_pooling(tmp_path: Path) -> None:
         build_graph(open_checkpoint(exported))
 
 
+def test_a_dense_layer_beside_another_bias(tmp_path: Path) -> None:
+    _, exported = pair(tmp_path, case_of("distilbert-embed-dynamo-18.onnx"))
+    path = next(exported.glob("*_Dense/model.safetensors"))
+    tensors = load_file(path)
+    save_file({**tensors, "linear.bias": tensors["linear.bias"] + 1}, path)
+    with pytest.raises(CheckpointError, match=r"dense layer 0 of modules\.json is not that of the exported graph"):
+        build_graph(open_checkpoint(exported))
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -139,6 +149,13 @@ def test_labels_may_not_contradict_the_graph(tmp_path: Path) -> None:
     (exported / "config.json").write_text(json.dumps({**config, "id2label": {"0": "a", "1": "b"}}))
     with pytest.raises(CheckpointError, match="has 2 labels, the exported graph 3"):
         build_graph(open_checkpoint(exported))
+
+
+def test_labels_are_no_matter_of_an_encoder(tmp_path: Path) -> None:
+    _, exported = pair(tmp_path, case_of("bert-features-dynamo-18.onnx"))
+    config = json.loads((exported / "config.json").read_text())
+    (exported / "config.json").write_text(json.dumps({**config, "id2label": {"0": "a", "1": "b", "2": "c"}}))
+    assert build_graph(open_checkpoint(exported)).meta.task == "features"
 
 
 @pytest.mark.parametrize("model_type", ["distilbert", "roberta", "mpnet", "albert", "t5"])

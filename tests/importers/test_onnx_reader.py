@@ -16,6 +16,8 @@ from encast.errors import CheckpointError, EncastError, UnsupportedModelError
 from encast.importers import open_checkpoint
 from encast.importers.files import Folder
 from encast.importers.onnx import Export, read_export
+from encast.importers.onnx.folding import fold
+from encast.importers.onnx.model import OnnxNode
 
 HIDDEN, HEADS, INNER, VOCAB, POSITIONS = 8, 2, 12, 30, 16
 INPUTS = [input_bytes(name) for name in ("input_ids", "attention_mask", "token_type_ids")]
@@ -60,10 +62,13 @@ class Writer:
         self.nodes: list[bytes] = []
         self.weights: dict[str, np.ndarray[Any, Any]] = {}
         numbers = {"one": 1.0, "half": 0.5, "three": 3.0, "eps": 1e-12, "cubic": 0.044715}
+        numbers |= {"ten": 10.0, "minus ten": -10.0}
         numbers |= {"root2": 2**0.5, "root": (2 / np.pi) ** 0.5, "low": -1e9, "dim": (HIDDEN / HEADS) ** 0.5}
         for name, value in numbers.items():
             self.weights[name] = np.array(value, np.float32)
-        self.weights |= {"ids": np.arange(POSITIONS)[None], "heads": np.array([0, 0, HEADS, -1])}
+        self.positions = POSITIONS
+        self.weights |= {"true": np.array(True), "false": np.array(False)}
+        self.weights |= {"heads": np.array([0, 0, HEADS, -1])}
         self.weights |= {"flat": np.array([0, 0, HIDDEN]), "first": np.array([0]), "second": np.array([1])}
         self.act, self.mask, self.norm, self.gemm = act, mask, norm, gemm
         self.count = 0
@@ -107,12 +112,22 @@ class Writer:
             return self.play(self.norm, x, GAMMA=gamma, BETA=beta)
         return self.add("LayerNormalization", x, gamma, beta, epsilon=1e-12)
 
-    def embeddings(self) -> str:
+    def word_ids(self) -> str:
+        return "input_ids"
+
+    def type_ids(self) -> str:
+        return "token_type_ids"
+
+    def position_ids(self) -> str:
+        self.weights["ids"] = np.arange(self.positions)[None]
         length = self.add("Slice", self.add("Shape", "input_ids"), "second", self.shape_of_rows("end", [2]))
-        positions = self.add("Slice", "ids", "first", length, "second")
-        words = self.add("Gather", self.weight(VOCAB, HIDDEN), "input_ids")
-        types = self.add("Gather", self.weight(2, HIDDEN), "token_type_ids")
-        rows = self.add("Gather", self.weight(POSITIONS, HIDDEN), positions)
+        return self.add("Slice", "ids", "first", length, "second")
+
+    def embeddings(self) -> str:
+        positions = self.position_ids()
+        words = self.add("Gather", self.weight(VOCAB, HIDDEN), self.word_ids())
+        types = self.add("Gather", self.weight(2, HIDDEN), self.type_ids())
+        rows = self.add("Gather", self.weight(self.positions, HIDDEN), positions)
         return self.layer_norm(self.add("Add", self.add("Add", words, types), rows))
 
     def masked(self, scores: str) -> str:
@@ -132,7 +147,9 @@ class Writer:
         return self.linear(self.add("Reshape", context, "flat"), HIDDEN, HIDDEN)
 
     def encoder(self) -> str:
-        x = self.embeddings()
+        return self.layer(self.embeddings())
+
+    def layer(self, x: str) -> str:
         x = self.layer_norm(self.add("Add", self.attention(x), x))
         inner = self.play(self.act, self.linear(x, HIDDEN, INNER))
         return self.layer_norm(self.add("Add", self.linear(inner, INNER, HIDDEN), x))
@@ -173,6 +190,79 @@ def test_every_writing_is_one_graph(tmp_path: Path, options: dict[str, Any], kin
     for name, constant in plain.constants.items():
         assert np.array_equal(constant.array, graph.constants[name].array), name
     assert str(graph) == str(plain).replace("kind=gelu", f"kind={kind}")
+
+
+class Reshaped(Writer):
+    def word_ids(self) -> str:
+        flat = self.add("Reshape", self.add("Cast", "input_ids", to=6), self.shape_of_rows("all", [-1]))
+        return self.add("Reshape", flat, self.add("Shape", "input_ids"))
+
+
+def test_ids_may_be_cast_and_reshaped(tmp_path: Path) -> None:
+    found, plain = read(Reshaped().write(tmp_path / "a.onnx")), read(Writer().write(tmp_path / "b.onnx"))
+    assert [node.op for node in found.graph.nodes] == [node.op for node in plain.graph.nodes]
+
+
+def test_one_head_may_keep_its_axis(tmp_path: Path) -> None:
+    writer = Writer()
+    writer.weights["heads"] = np.array([0, 0, 1, -1])
+    assert read(writer.write(tmp_path / "net.onnx")).outputs[0].kind == "rows"
+
+
+def test_a_dropout_that_is_off_is_left_out(tmp_path: Path) -> None:
+    writer = Writer(act=[("Relu", ["x"], "a", {}), ("Dropout", ["a", "half", "false"], "y", {})])
+    assert read(writer.write(tmp_path / "net.onnx")).outputs[0].kind == "rows"
+
+
+def pooled(writer: Writer) -> str:
+    """The mean of the tokens' rows."""
+    rows, tokens = writer.encoder(), writer.shape_of_rows("tokens", [1])
+    real = writer.add("Cast", writer.add("Unsqueeze", "attention_mask", writer.shape_of_rows("last", [2])), to=1)
+    total = writer.add("ReduceSum", writer.add("Mul", rows, real), tokens, keepdims=0)
+    return writer.add("Div", total, writer.add("ReduceSum", real, tokens, keepdims=0))
+
+
+@pytest.mark.parametrize("bent", [False, True])
+@pytest.mark.parametrize("normalised", [False, True])
+def test_a_pooling_without_an_activation(tmp_path: Path, bent: bool, normalised: bool) -> None:
+    writer = Writer()
+    x = pooled(writer)
+    if bent:
+        x = writer.add("Tanh", x)
+    if normalised:
+        x = writer.add("Div", x, writer.add("ReduceL2", x, axes=[-1]))
+    writer.nodes.append(node_bytes("Identity", [x], ["out"]))
+    checkpoint = open_checkpoint(writer.finish(tmp_path / "net.onnx"))
+    if bent:
+        with pytest.raises(UnsupportedModelError, match="the graph is none of"):
+            build_graph(checkpoint)
+    else:
+        assert build_graph(checkpoint).meta.task == "embed"
+
+
+def test_of_all_hidden_states_the_last_is_taken(tmp_path: Path) -> None:
+    writer = Writer()
+    start = writer.embeddings()
+    first = writer.layer(start)
+    values = {"start": start, "hidden": first, "out": writer.layer(first)}
+    writer.nodes += [node_bytes("Identity", [value], [name]) for name, value in values.items()]
+    path = writer.finish(tmp_path / "net.onnx", outputs=tuple(values))
+    assert build_graph(open_checkpoint(path)).meta.layers == 2
+    for layers in (2, 1):
+        (tmp_path / "config.json").write_text(f'{{"model_type": "bert", "num_hidden_layers": {layers}}}')
+        assert build_graph(open_checkpoint(path)).meta.layers == layers
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "num_hidden_layers": 3}')
+    with pytest.raises(CheckpointError, match="num_hidden_layers is 3, the exported graph has 2"):
+        build_graph(open_checkpoint(path))
+
+
+def test_layers_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("encast.archs.exported.MOST_LAYERS", 1)
+    writer = Writer()
+    path = tmp_path / "net.onnx"
+    writer.nodes.append(node_bytes("Identity", [writer.layer(writer.encoder())], ["out"]))
+    with pytest.raises(UnsupportedModelError, match="made with 2 attentions; encoders have at most 1 layers"):
+        build_graph(open_checkpoint(writer.finish(path)))
 
 
 def test_weights_may_lie_beside(tmp_path: Path) -> None:
@@ -219,7 +309,40 @@ class Wrong(Writer):
             return super().masked(self.add("Add", scores, self.add("Mul", above, "low.positive")))
         if self.change == "bent scores":
             return super().masked(self.add("Tanh", scores))
+        if self.change == "clamped scores":
+            return super().masked(self.add("Clip", scores, "minus ten", "ten"))
+        if self.change == "symmetric scores":
+            return super().masked(self.add("Max", scores, self.add("Transpose", scores, perm=[0, 1, 3, 2])))
+        if self.change == "softmax of one":
+            return self.add("Unsqueeze", super().masked(scores), self.shape_of_rows("behind", [-1]))
         return super().masked(scores)
+
+    def word_ids(self) -> str:
+        self.weights |= {"0": np.array(0), "5": np.array(5), "999": np.array(999)}
+        if self.change == "small ids":
+            return self.add("Where", self.add("Less", "input_ids", "5"), "5", "input_ids")
+        if self.change == "clipped ids":
+            return self.add("Clip", "input_ids", "0", "999")
+        if self.change == "ids and types":
+            return self.add("Max", "token_type_ids", "input_ids")
+        return super().word_ids()
+
+    def type_ids(self) -> str:
+        return self.add("Clip", "token_type_ids", "0", "5") if self.change == "clipped types" else super().type_ids()
+
+    def position_ids(self) -> str:
+        if self.change == "far positions":
+            self.positions = 400
+            self.weights["350"] = np.array(350)
+            return self.add("Min", super().position_ids(), "350")
+        if self.change == "many positions":
+            self.positions = 3000
+        return super().position_ids()
+
+    def encoder(self) -> str:
+        if self.change == "wide output":
+            return self.add("Unsqueeze", super().encoder(), self.shape_of_rows("second", [1]))
+        return super().encoder()
 
     def layer_norm(self, x: str) -> str:
         if self.change == "axis":
@@ -231,6 +354,8 @@ class Wrong(Writer):
             self.weights["heads"] = np.array([0, 5, HEADS, -1])
         if self.change == "mixed":
             self.weights["flat"] = np.array([0, HIDDEN, -1])
+        if self.change == "mixed texts":
+            return self.add("Unsqueeze", super().attention(x), self.shape_of_rows("second", [1]))
         return super().attention(x)
 
 
@@ -245,9 +370,25 @@ class Wrong(Writer):
         (Writer(act=[("Exp", ["x"], "y", {})]), "what comes in is no activation that encast has, which are"),
         (Writer(act=[("Celu", ["x"], "y", {})]), r"'Celu' is not read here; ops on rows are Add, Attention"),
         (Writer(norm=[*NORM[:4], ("Sqrt", ["v"], "s", {}), *NORM[6:]]), "its own variance plus a number above 0"),
+        (Wrong("clamped scores"), "no activation that encast has"),
+        (Wrong("symmetric scores"), "Max takes rows and rows"),
+        (Wrong("softmax of one"), "softmax is that of attention scores"),
+        (Wrong("mixed texts"), "Add takes rows and rows"),
+        (Wrong("wide output"), r"an output is \[batch, sequence, columns\]"),
+        (Wrong("small ids"), "token ids are looked up in a table of words"),
+        (Wrong("clipped ids"), "token ids are looked up in a table of words"),
+        (Wrong("ids and types"), "token ids are looked up in a table of words"),
+        (Wrong("clipped types"), "rows of a table are picked by token ids"),
+        (Wrong("far positions"), "rows of a table are picked by token ids"),
+        (Wrong("many positions"), "the position table is for 3000 tokens; 5 to 2048 are read"),
+        (Writer(act=[*GELU[:-1], ("Mul", ["d", "half"], "g", {}), ("Clip", ["g", "minus ten", "ten"], "y", {})]),
+         "no activation that encast has"),
+        (Writer(act=[("Relu", ["x"], "a", {}), ("Dropout", ["a", "half", "true"], "y", {})]), "a dropout does nothing"),
+        (Writer(act=[("Relu", ["x"], "a", {}), ("Cast", ["a"], "y", {"to": 10})]), "a cast to f16 or bf16 rounds them"),
+        (Writer(norm=[("ReduceMean", ["x"], "m", {"axes": [5]}), *NORM[1:]]), "there is no axis 5 among 3"),
         (Writer(norm=[*NORM[:7], ("Add", ["d", "BETA"], "y", {})]), "multiplies by gamma and then adds beta"),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_understood_is_named(tmp_path: Path, writer: Writer, message: str) -> None:
     with pytest.raises(EncastError, match=message):
         read(writer.write(tmp_path / "net.onnx"))
@@ -262,7 +403,7 @@ def test_a_causal_mask_is_refused(tmp_path: Path) -> None:
 
 def test_an_encoder_without_token_types_as_input_is_refused(tmp_path: Path) -> None:
     writer = Writer()
-    zeros = writer.add("Mul", "input_ids", "first")
+    zeros = writer.add("ConstantOfShape", writer.add("Shape", "input_ids"), value=np.zeros(1, np.int64))
     writer.nodes.append(node_bytes("Identity", [zeros], ["token_type_ids"]))
     writer.nodes.append(node_bytes("Identity", [writer.encoder()], ["out"]))
     path = tmp_path / "net.onnx"
@@ -279,6 +420,11 @@ def lone(tmp_path: Path, *nodes: bytes, **options: Any) -> Path:
     options = {"inputs": INPUTS[:1], "initializers": {"w": np.ones((3, 2), np.float32)}} | options
     path.write_bytes(model_bytes(list(nodes), **options))
     return path
+
+
+ROWS = node_bytes("Gather", ["w", "input_ids"], ["x"])
+FLOATS = node_bytes("Cast", ["input_ids"], ["x"], to=1)
+TALL, WIDE = node_bytes("Expand", ["w", "tall"], ["a"]), node_bytes("Expand", ["w", "wide"], ["b"])
 
 
 @pytest.mark.parametrize(
@@ -301,6 +447,19 @@ def lone(tmp_path: Path, *nodes: bytes, **options: Any) -> Path:
         ([node_bytes("Range", ["a", "a", "a"], ["out"])], {"initializers": {"a": np.array(0)}}, "does not fit"),
         ([node_bytes("Reshape", ["w", "w"], ["out"])], {}, "does not fit its inputs"),
         ([node_bytes("Concat", ["w", "w"], ["out"])], {}, "does not fit its inputs"),
+        ([ROWS, node_bytes("Erf", ["", "x"], ["out"])], {}, "an elementwise function takes rows or scores first"),
+        ([ROWS, node_bytes("Gelu", ["", "x"], ["out"])], {}, "an elementwise function takes rows or scores first"),
+        ([ROWS, node_bytes("Where", ["", "x", "x"], ["out"])], {}, "a condition and two values are needed"),
+        ([FLOATS, node_bytes("Equal", ["x", "w"], ["out"])], {"initializers": {"w": np.array(np.nan)}}, "rows of the"),
+        ([FLOATS, node_bytes("Equal", ["x", "w"], ["out"])], {"initializers": {"w": np.array(np.inf)}}, "rows of the"),
+        ([TALL, WIDE, node_bytes("Clip", ["a", "b"], ["out"])],
+         {"initializers": {"w": np.ones(1), "tall": np.array([1 << 25, 1]), "wide": np.array([1, 1 << 25])}},
+         "no encoder needs that"),
+        ([node_bytes("GatherElements", ["w", "i"], ["out"], axis=1)],
+         {"initializers": {"w": np.ones((3, 2)), "i": np.zeros((4, 2), np.int64)}}, "an index larger than the data"),
+        ([node_bytes("GatherElements", ["w", "i"], ["out"], axis=1)],
+         {"initializers": {"w": np.ones((3, 2)), "i": np.zeros(2, np.int64)}}, "does not fit its inputs"),
+        ([], {"outputs": ("out",) * 257}, "more than 256 outputs"),
         ([], {"opset": 10}, "the ops are those of opset 10; 11 to 23 are read"),
         ([], {"opset": 24}, "opset 24"),
         ([], {"inputs": [input_bytes("x")]}, "has an input 'x'; the inputs of an encoder are input_ids"),
@@ -314,6 +473,37 @@ def lone(tmp_path: Path, *nodes: bytes, **options: Any) -> Path:
 def test_graphs_that_lie(tmp_path: Path, nodes: list[bytes], options: dict[str, Any], message: str) -> None:
     with pytest.raises(EncastError, match=message):
         read(lone(tmp_path, *nodes, **options))
+
+
+def test_arrays_that_own_no_memory_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("encast.importers.onnx.read._MOST_BYTES", 1000)
+    nodes = [node_bytes("Tile", ["w", "n"], [name]) for name in ("a", "out")]
+    with pytest.raises(CheckpointError, match="computes more than 1000 bytes"):
+        read(lone(tmp_path, *nodes, initializers={"w": np.ones(1, np.float32), "n": np.array([150])}))
+
+
+def test_numbers_one_by_one_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("encast.importers.onnx.tensors._MOST_NUMBERS", 3)
+    with pytest.raises(UnsupportedModelError, match="more than 3 numbers one by one"):
+        read(lone(tmp_path, node_bytes("Squeeze", ["w"], ["out"], axes=[0] * 4)))
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "attributes", "wanted"),
+    [
+        ("Split", [np.arange(7)], {"num_outputs": 3}, [[0, 1, 2], [3, 4, 5], [6]]),
+        ("ReduceSum", [np.array([1, 2])], {"noop_with_empty_axes": 1}, [[1, 2]]),
+        ("ReduceSum", [np.array([1, 2]), np.empty(0, np.int64)], {"keepdims": 0}, [3]),
+        ("Mod", [np.array([-5]), np.array([3])], {"fmod": 1}, [[-2]]),
+        ("Mod", [np.array([-5]), np.array([3])], {}, [[1]]),
+        ("GatherElements", [np.array([[1, 2], [3, 4]]), np.array([[1, 0, 1]])], {"axis": 1}, [[[2, 1, 2]]]),
+    ],
+)
+def test_ops_on_numbers_are_those_of_onnx(op: str, inputs: list[Any], attributes: dict[str, Any], wanted: Any) -> None:
+    node = OnnxNode(op, "", op, ["x"] * len(inputs), ["y"] * len(wanted), attributes)
+    made = fold(node, inputs, 18)
+    assert made is not None
+    assert [one.tolist() for one in made] == wanted
 
 
 ONES = np.ones((2, 3), np.float32)

@@ -17,9 +17,10 @@ import numpy as np
 
 from encast.archs.comparison import Comparison, NoFitError, alike
 from encast.archs.config import ACTIVATION_NAMES
+from encast.archs.encoder import MOST_LAYERS
 from encast.archs.heads import SentenceModules
 from encast.archs.weights import Float32, Weights
-from encast.errors import CheckpointError, UnsupportedModelError
+from encast.errors import CheckpointError, EncastError, UnsupportedModelError
 from encast.ir import Graph, Node
 
 __all__ = ["ExportLike", "OutputLike", "Shown", "show_export"]
@@ -124,6 +125,10 @@ class Empty(Weights):
         return np.broadcast_to(np.float32(0.0), shape)
 
 
+class _ContradictedError(CheckpointError):
+    """config.json is not that of an output; another output of the graph may still be the one that it describes."""
+
+
 Build = Callable[[str, Mapping[str, Any], str], Graph]
 """The graph with empty constants of a model type, a config and a task."""
 
@@ -198,8 +203,18 @@ def show_export(
             f"{path / 'config.json'}: model_type is {model_type!r}; encast has {sorted(model_types)}"
         )
     best: NoFitError | None = None
+    failed: EncastError | None = None
+    found: dict[str, Facts | UnsupportedModelError] = {}
     for output, tasks in _candidates(export):
-        facts = _facts(export, output)
+        if output.value not in found:
+            try:
+                found[output.value] = _facts(export, output)
+            except UnsupportedModelError as error:
+                found[output.value] = error
+        facts = found[output.value]
+        if isinstance(facts, UnsupportedModelError):
+            failed = failed or facts
+            continue
         for task in tasks:
             for name in [str(model_type)] if model_type is not None else _order(model_types, facts):
                 try:
@@ -207,7 +222,10 @@ def show_export(
                 except NoFitError as error:
                     if best is None or error.depth > best.depth:
                         best = error
-    assert best is not None
+                except _ContradictedError as error:
+                    failed = failed if isinstance(failed, _ContradictedError) else error
+    if failed is not None and (best is None or isinstance(failed, _ContradictedError)):
+        raise failed
     raise UnsupportedModelError(
         f"{export.where}: the graph is none of {model_type or sorted(model_types)} with a head that encast has; it "
         f"comes nearest to {best}. Export the unchanged model of transformers, or compile its checkpoint"
@@ -231,8 +249,12 @@ def _order(model_types: Mapping[str, Any], facts: Facts) -> list[str]:
 
 
 def _candidates(export: ExportLike) -> Iterator[tuple[OutputLike, list[str]]]:
-    """Outputs, and the tasks that they may be of, heads before bare encoders."""
+    """Outputs, and the tasks that they may be of, heads before bare encoders, and the last of all layers first."""
     graph = export.graph
+    layers = {
+        one.value: sum(node.op == "attention_scores" for node in _above(graph, one.value)) for one in export.outputs
+    }
+    outputs = sorted(export.outputs, key=lambda one: -layers[one.value])
     columns = [one for one in export.outputs if one.kind == "column"]
     if columns:
         if [one.column for one in columns] != [0, 1] or len({one.value for one in columns}) != 1:
@@ -241,18 +263,18 @@ def _candidates(export: ExportLike) -> Iterator[tuple[OutputLike, list[str]]]:
                 "has two, the start and then the end of one product"
             )
         yield columns[0], ["answer"]
-    for one in export.outputs:
+    for one in outputs:
         if one.kind == "sequences":
             pools = any(node.op == "pooling" for node in _above(graph, one.value))
             if pools or graph.producer(one.value).op in ("normalize", "first_token"):  # type: ignore[union-attr]
                 yield one, ["embed"]
-    for one in export.outputs:
+    for one in outputs:
         if one.kind == "sequences":
             yield one, ["classify"]
-    for one in export.outputs:
+    for one in outputs:
         if one.kind == "rows":
             yield one, ["fill_mask", "tag", "answer"]
-    for one in export.outputs:
+    for one in outputs:
         if one.kind == "rows":
             yield one, ["features"]
 
@@ -297,6 +319,11 @@ def _facts(export: ExportLike, output: OutputLike) -> Facts:
         raise UnsupportedModelError(
             f"{export.where}: the output {output.name!r} is made without {', '.join(missing)}; encoders of the BERT "
             "family have words, positions, attention and layer norms"
+        )
+    if len(scores) > MOST_LAYERS:
+        raise UnsupportedModelError(
+            f"{export.where}: the output {output.name!r} is made with {len(scores)} attentions; encoders have at most "
+            f"{MOST_LAYERS} layers"
         )
     # The first activation behind the first attention is that of the feed-forward part.
     after = nodes[nodes.index(scores[0]) :]
@@ -343,7 +370,7 @@ def _pooled(graph: Graph, value: str) -> tuple[Pooled, str]:
         if node.op == "activation":
             activation, node = str(node.attrs["kind"]), graph.producer(node.inputs[0])
         if node is None or node.op != "linear":
-            break
+            raise NoFitError(f"a sentence embedding, where {activation} comes behind a dense layer only", 0)
         bias = graph.constants[node.inputs[2]].array if node.inputs[2] else None
         dense.append(Dense(np.ascontiguousarray(graph.constants[node.inputs[1]].array), bias, activation))
         node = graph.producer(node.inputs[0])
@@ -373,8 +400,15 @@ def _fit(
     if model_type == "albert":
         fields |= _groups(facts, given)
     config = _merged(fields, given, path / "config.json")
+    labels = int(graph.type_of(output.value).shape[1])
+    said: Any = None
     if task in ("classify", "tag"):
-        config |= _labels(int(graph.type_of(output.value).shape[1]), given, path)
+        names = given.get("id2label")
+        said = len(names) if isinstance(names, Mapping) else given.get("num_labels")
+        if said != labels:
+            if isinstance(names, Mapping):
+                del config["id2label"]
+            config["num_labels"] = labels
     config["model_type"] = model_type
     top, pooled = output.value, None
     if task == "embed":
@@ -390,13 +424,18 @@ def _fit(
         raise NoFitError(f"{model_type}, of which {error}", 0) from None
     wanted = template.outputs["last_hidden_state" if built == "features" else "logits"]
     bound = Comparison(graph, template, f"{model_type} for {task}").run(top, wanted)
+    if said is not None and said != labels:
+        raise CheckpointError(
+            f"{path / 'config.json'}: has {said} labels, the exported graph {labels}: config.json and the ONNX file "
+            "are not of the same model; take the right one, or remove it"
+        )
     name = class_name(model_type, built)
     config["architectures"] = [name]
     return Shown(path, config, "config.json", name, Arrays(bound), modules if modules is not None else pooled)
 
 
 def _merged(facts: dict[str, Any], given: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """config.json with what the graph says; raises ``CheckpointError`` where they differ."""
+    """config.json with what the graph says; raises ``_ContradictedError`` where they differ."""
     aliases = {"dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads"}
     merged = dict(given)
     for name, value in facts.items():
@@ -410,7 +449,7 @@ def _merged(facts: dict[str, Any], given: Mapping[str, Any], where: Path) -> dic
             elif isinstance(value, float) and isinstance(said, (int, float)):
                 same = np.float32(said) == np.float32(value)
             if not same:
-                raise CheckpointError(
+                raise _ContradictedError(
                     f"{where}: {key} is {said!r}, the exported graph has {value!r}: config.json and the ONNX file are "
                     "not of the same model; take the right one, or remove it"
                 )
@@ -429,18 +468,6 @@ def _groups(facts: Facts, given: Mapping[str, Any]) -> dict[str, int]:
     return {"num_hidden_layers": facts.layers // repeats, "num_hidden_groups": groups, "inner_group_num": repeats}
 
 
-def _labels(count: int, given: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    names = given.get("id2label")
-    said = len(names) if isinstance(names, Mapping) else given.get("num_labels")
-    if said is not None and said != count:
-        raise CheckpointError(
-            f"{path / 'config.json'}: has {said} labels, the exported graph {count}: config.json and the ONNX file "
-            "are not "
-            "of the same model; take the right one, or remove it"
-        )
-    return {} if said is not None else {"num_labels": count}
-
-
 def _compare_modules(pooled: Pooled, modules: SentenceModules, path: Path) -> None:
     said = (tuple(modules.pooling_modes), len(modules.dense), modules.normalize)
     found = (pooled.pooling_modes, len(pooled.dense), pooled.normalize)
@@ -452,7 +479,9 @@ def _compare_modules(pooled: Pooled, modules: SentenceModules, path: Path) -> No
             "take the files of the same model, or remove modules.json"
         )
     for index, (mine, theirs) in enumerate(zip(pooled.dense, modules.dense, strict=True)):
-        if not alike(mine.weight, theirs.weight) or mine.activation != theirs.activation:
+        none = np.zeros(len(mine.weight), np.float32)
+        biases = [none if one.bias is None else one.bias for one in (mine, theirs)]
+        if not alike(mine.weight, theirs.weight) or not alike(*biases) or mine.activation != theirs.activation:
             raise CheckpointError(f"{path}: dense layer {index} of modules.json is not that of the exported graph")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from encast.errors import GraphError
-from encast.importers.onnx.folding import axes_of, index_slices, resolve_shape
+from encast.importers.onnx.folding import axes_of, index_slices, place_of, resolve_shape
 from encast.importers.onnx.reader import Reader, Value, handles
 from encast.importers.onnx.values import Axes, Known, Seen, arrange, labels, shape_of
 from encast.ir.relative import relative_buckets
@@ -28,6 +28,9 @@ def _seen(reader: Reader) -> Seen:
 
 
 def _array(reader: Reader, place: int) -> Array | None:
+    """The known array of an input, None if there is no such input."""
+    if place < len(reader.inputs) and isinstance(reader.inputs[place], Seen):
+        raise reader.fail("shapes, indices and axes are numbers")
     known = reader.known(place)
     return None if known is None else known.array
 
@@ -38,13 +41,23 @@ def _with_axes(seen: Seen, axes: Axes) -> list[Value]:
 
 @handles("Identity", "Dropout")
 def _identity(reader: Reader) -> list[Value]:
+    for training in reader.inputs[2:]:
+        off = isinstance(training, Known) and training.constant and not training.array.any()
+        if training is not None and not off:
+            raise reader.fail("a dropout does nothing: training_mode is absent or false")
     return [_seen(reader)]
 
 
 @handles("Cast", "CastLike")
 def _cast(reader: Reader) -> list[Value]:
-    if reader.node.op == "Cast" and reader.node.attributes.get("to") not in (1, 10, 11, 16):
-        raise reader.fail("rows stay numbers in floating point")
+    if reader.node.op == "Cast":
+        wide = reader.node.attributes.get("to") in (1, 11)
+    else:
+        like = reader.inputs[1] if len(reader.inputs) > 1 else None
+        kind = like.array.dtype if isinstance(like, Known) else np.dtype("f4")
+        wide = like is not None and kind.kind == "f" and kind.itemsize >= 4
+    if not wide:
+        raise reader.fail("rows and scores stay f32, or f64; a cast to f16 or bf16 rounds them")
     return [_seen(reader)]
 
 
@@ -61,6 +74,8 @@ def _reshape(reader: Reader) -> list[Value]:
     shape = shape_of(seen.axes)
     if reader.node.op == "Flatten":
         axis = reader.node.attributes.get("axis", 1)
+        if axis != len(shape):
+            place_of(axis, len(shape))
         wanted = [int(np.prod(shape[:axis])), -1]
     else:
         array = _array(reader, 1)
@@ -89,10 +104,19 @@ def _squeeze(reader: Reader) -> list[Value]:
     axes = list(seen.axes)
     if reader.node.op == "Unsqueeze":
         rank = len(axes) + len(wanted or ())
-        for place in sorted(one % rank for one in wanted or ()):
+        places = sorted(place_of(one, rank) for one in wanted or ())
+        if not places or len(set(places)) != len(places):
+            raise reader.fail("axes are given, each once")
+        for place in places:
             axes.insert(place, ())
     else:
-        gone = {one % len(axes) for one in wanted} if wanted is not None else {i for i, a in enumerate(axes) if not a}
+        if wanted == []:
+            raise reader.fail("no axes at all may mean all of them or none")
+        gone = (
+            {place_of(one, len(axes)) for one in wanted}
+            if wanted is not None
+            else {i for i, a in enumerate(axes) if not a}
+        )
         if any(axes[place] for place in gone):
             raise reader.fail("only axes of size 1 are squeezed out")
         axes = [axis for place, axis in enumerate(axes) if place not in gone]
@@ -123,11 +147,11 @@ def _gather(reader: Reader) -> list[Value]:
     seen, index = _seen(reader), _array(reader, 1)
     if index is None:
         raise reader.fail("rows are picked by a constant index")
-    axis = reader.node.attributes.get("axis", 0) % len(seen.axes)
+    axis = place_of(reader.node.attributes.get("axis", 0), len(seen.axes))
     if index.size != 1:
         raise reader.fail("one row or one column is picked")
     start = int(index.reshape(()))
-    kept: Axes = ((),) if index.ndim == 1 else ()
+    kept: Axes = ((),) * index.ndim
     return [_pick(reader, seen, axis, start, (*seen.axes[:axis], *kept, *seen.axes[axis + 1 :]))]
 
 
@@ -155,7 +179,7 @@ def _pick(reader: Reader, seen: Seen, axis: int, start: int, axes: Axes) -> Seen
     rows = reader.rows(seen)
     if labels(rows.axes) == "b,s,n" and labels(rows.axes[axis : axis + 1]) == "s" and start == 0:
         return Seen("sequences", reader.emit("first_token", rows.value), axes)
-    if axis == len(rows.axes) - 1 and labels(rows.axes) == "b,s,n":
+    if axis == len(rows.axes) - 1 and labels(rows.axes) == "b,s,n" and rows.axes[axis]:
         return Seen("column", rows.value, axes, extra=start % width)
     raise reader.fail("the first token of every sequence is picked, or one column of the rows")
 
@@ -163,7 +187,7 @@ def _pick(reader: Reader, seen: Seen, axis: int, start: int, axes: Axes) -> Seen
 @handles("Split")
 def _split(reader: Reader) -> list[Value]:
     seen, sizes = _seen(reader), _array(reader, 1)
-    axis = reader.node.attributes.get("axis", 0) % len(seen.axes)
+    axis = place_of(reader.node.attributes.get("axis", 0), len(seen.axes))
     width = shape_of(seen.axes)[axis]
     given = reader.node.attributes.get("split") if sizes is None else [int(one) for one in sizes.reshape(-1)]
     if (given or [1] * len(reader.node.outputs)) != [1] * width:
@@ -187,7 +211,7 @@ def look_up(reader: Reader, table: Known, index: Known) -> list[Value] | None:
             return [bias]
     if array.shape not in ((sequences, positions), (1, positions), (positions,)):
         return None
-    ids = _ids(reader, table, np.broadcast_to(array, (sequences, positions)))
+    ids = _ids(reader, table, np.broadcast_to(array, (sequences, positions)), index.source)
     value = reader.emit("embedding", ids, reader.constant(table, table.array))
     leading: Axes = {
         (sequences, positions): ((("b", sequences),),),
@@ -196,14 +220,17 @@ def look_up(reader: Reader, table: Known, index: Known) -> list[Value] | None:
     return [Seen("rows", value, (*leading, (("s", positions),), (("n", table.array.shape[1]),)))]
 
 
-def _ids(reader: Reader, table: Known, array: Array) -> str:
-    """Token ids, token types or positions: what the array holds for the tokens of the texts."""
+def _ids(reader: Reader, table: Known, array: Array, source: str) -> str:
+    """Token ids, token types or positions: what the array holds for the tokens of the texts.
+
+    Ids and types are the inputs themselves: what is computed of them may be the same for the probe's alone.
+    """
     probe = reader.probe
     real = probe.mask.astype(bool)
     found = array[real]
-    if np.array_equal(found, probe.ids[real]):
+    if source == "input_ids" and np.array_equal(found, probe.ids[real]):
         return "token_ids"
-    if np.array_equal(found, probe.types[real]):
+    if source == "token_type_ids" and np.array_equal(found, probe.types[real]):
         return reader.types_input()
     if not found.any():
         if table.array.shape[0] == 1:

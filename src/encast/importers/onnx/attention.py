@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from encast.importers.onnx.folding import place_of
 from encast.importers.onnx.reader import Reader, Value, handles
-from encast.importers.onnx.values import ARGUMENTS, Axes, Known, Seen, arrange, labels, shape_of
+from encast.importers.onnx.values import ARGUMENTS, Axes, Known, Seen, arrange, labels, shape_of, together
 
 __all__ = ["add_mask", "choose"]
 
@@ -33,7 +34,8 @@ def _times_weight(reader: Reader, a: Seen, known: Known, weight: Array) -> Seen:
     """``weight: [in, out]``."""
     rows = reader.rows(a)
     width = shape_of(rows.axes)[-1]
-    if weight.ndim != 2 or weight.shape[0] != width or labels(rows.axes) not in ("b,s,n", "bs,n", "b,n"):
+    fits = labels(rows.axes) in ("b,s,n", "bs,n", "b,n") and labels(rows.axes[-1:]) == "n"
+    if weight.ndim != 2 or weight.shape[0] != width or not fits:
         raise reader.fail(f"a weight of [{width}, outputs] is needed")
     shown = Known(weight, known.constant, known.name)
     return Seen("product", rows.value, (*rows.axes[:-1], (("n", weight.shape[1]),)), extra=(shown, rows.kind))
@@ -79,24 +81,19 @@ def _scores(reader: Reader, a: Seen, b: Seen) -> Seen:
         raise reader.fail("queries and keys are rows in heads")
     (q, first), (k, second) = _scaled(reader, a), _scaled(reader, b)
     sides = (labels(q.axes), labels(k.axes))
-    if sides not in (("b,h,s,d", "b,h,d,s"), ("bh,s,d", "bh,d,s"), ("b,s,n", "b,n,s")) or _heads(q.axes) != _heads(
-        k.axes
-    ):
+    fits = sides in (("b,h,s,d", "b,h,d,s"), ("bh,s,d", "bh,d,s"), ("b,s,n", "b,n,s"))
+    if not fits or q.axes[:-2] != k.axes[:-2] or not (all(q.axes[-2:]) and all(k.axes[-2:])):
         raise reader.fail(
             "queries are [sequences, heads, positions, columns] and keys the same with the last two exchanged"
         )
     heads = _heads(q.axes)
-    return _emit_scores(reader, q, k, heads, first * second, _score_axes(reader, q.axes, heads))
+    return _emit_scores(reader, q, k, heads, first * second, _score_axes(reader, q.axes))
 
 
-def _score_axes(reader: Reader, axes: Axes, heads: int) -> Axes:
-    sequences, positions = reader.probe.ids.shape
-    last: Axes = ((("q", positions),), (("k", positions),))
-    if labels(axes).startswith("bh"):
-        return ((("b", sequences), ("h", heads)), *last)
-    if heads == 1 and labels(axes) == "b,s,n":
-        return ((("b", sequences),), *last)
-    return ((("b", sequences),), (("h", heads),), *last)
+def _score_axes(reader: Reader, axes: Axes) -> Axes:
+    """The axes of the scores of queries with these, positions and columns last."""
+    positions = reader.probe.ids.shape[1]
+    return (*axes[:-2], (("q", positions),), (("k", positions),))
 
 
 def _emit_scores(reader: Reader, q: Seen, k: Seen, heads: int, factor: float, axes: Axes) -> Seen:
@@ -107,9 +104,8 @@ def _emit_scores(reader: Reader, q: Seen, k: Seen, heads: int, factor: float, ax
 def _context(reader: Reader, probs: Seen, b: Seen) -> Seen:
     v = reader.rows(b)
     sides = (labels(probs.axes), labels(v.axes))
-    if sides not in (("b,h,q,k", "b,h,s,d"), ("bh,q,k", "bh,s,d"), ("b,q,k", "b,s,n")) or _heads(probs.axes) != _heads(
-        v.axes
-    ):
+    fits = sides in (("b,h,q,k", "b,h,s,d"), ("bh,q,k", "bh,s,d"), ("b,q,k", "b,s,n"))
+    if not fits or probs.axes[:-2] != v.axes[:-2] or not (all(probs.axes[-2:]) and all(v.axes[-2:])):
         raise reader.fail("probabilities [sequences, heads, queries, keys] are multiplied by values in heads")
     return Seen("rows", reader.emit("attention_context", probs.value, v.value), v.axes)
 
@@ -117,12 +113,13 @@ def _context(reader: Reader, probs: Seen, b: Seen) -> Seen:
 @handles("Softmax")
 def _softmax(reader: Reader) -> list[Value]:
     seen = reader.inputs[0]
-    if not isinstance(seen, Seen) or seen.kind != "scores" or not labels(seen.axes).endswith("q,k"):
+    keys_last = isinstance(seen, Seen) and labels(seen.axes[-1:]) == "k" and labels(seen.axes).endswith("q,k")
+    if not isinstance(seen, Seen) or seen.kind != "scores" or not keys_last:
         raise reader.fail(
             "softmax is that of attention scores; a softmax over logits is left out of an export for encast"
         )
     axis = reader.node.attributes.get("axis", -1 if reader.opset >= 13 else 1)
-    if axis % len(seen.axes) != len(seen.axes) - 1:
+    if place_of(axis, len(seen.axes)) != len(seen.axes) - 1:
         raise reader.fail("softmax goes over the keys, the last axis")
     return [Seen("probabilities", reader.emit("softmax", reader.finished(seen).value), seen.axes)]
 
@@ -144,16 +141,16 @@ def _attention(reader: Reader) -> list[Value]:
             sequences, positions, width = shape_of(part.axes)
             split = arrange(part.axes, (sequences, positions, given[count], width // given[count]))
             part = Seen(part.kind, part.value, (split[0], split[2], split[1], split[3]) if split else part.axes)
-        if labels(part.axes) != "b,h,s,d":
+        if labels(part.axes) != "b,h,s,d" or len(part.axes) != 4:
             raise reader.fail("queries, keys and values are [sequences, heads, positions, columns]")
         sides.append((part, factor))
     (q, first), (k, second), (v, third) = sides
     heads = _heads(q.axes)
-    if _heads(k.axes) != heads or _heads(v.axes) != heads or third != 1.0:
+    if _heads(k.axes) != heads or _heads(v.axes) != heads or third != 1.0 or (q.axes, q.axes) != (k.axes, v.axes):
         raise reader.fail("queries, keys and values have the same heads")
     width = shape_of(q.axes)[-1]
     factor = first * second * given.get("scale", 1.0 / np.sqrt(width))
-    scores = _emit_scores(reader, q, k, heads, factor, _score_axes(reader, q.axes, heads))
+    scores = _emit_scores(reader, q, k, heads, factor, _score_axes(reader, q.axes))
     mask = reader.inputs[3] if len(reader.inputs) > 3 else None
     if isinstance(mask, Known):
         added = np.where(mask.array, 0.0, -np.inf) if mask.array.dtype == bool else mask.array
@@ -171,20 +168,16 @@ def _attention(reader: Reader) -> list[Value]:
 def _of_texts(reader: Reader, axes: Axes, array: Array) -> tuple[Array, Array] | None:
     """What an array that is spread over scores holds where query and key are tokens, and where the key is padding."""
     sequences, positions = reader.probe.ids.shape
+    if labels(axes) not in ("b,h,q,k", "b,q,k", "bh,q,k") or not all(axes[-2:]):
+        return None
     shape = shape_of(axes)
-    if labels(axes) == "bh,q,k":
-        heads = shape[0] // sequences
-        spread = np.broadcast_to(array, shape).reshape(sequences, heads, positions, positions)
-    elif labels(axes) in ("b,h,q,k", "h,q,k", "b,q,k"):
-        wide = np.broadcast_shapes(array.shape, shape)
-        spread = np.broadcast_to(array, wide)
-        if labels(axes) == "b,q,k":
-            spread = spread.reshape(sequences, 1, positions, positions)
-    else:
+    if np.broadcast_shapes(array.shape, shape) != shape:
         return None
-    if spread.ndim != 4 or spread.shape[0] not in (1, sequences):
-        return None
-    spread = np.broadcast_to(spread, (sequences, *spread.shape[1:]))
+    array = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
+    # Not for every head what is the same for all of them.
+    heads = [all(label == "h" for label, _ in axis) for axis in axes]
+    sizes = [mine if alike else size for mine, size, alike in zip(array.shape, shape, heads, strict=True)]
+    spread = np.broadcast_to(array, sizes).reshape(sequences, -1, positions, positions)
     mask = reader.probe.mask.astype(bool)
     texts = mask[:, None, :, None] & np.ones_like(mask)[:, None, None, :]
     keys = mask[:, None, None, :]
@@ -195,6 +188,9 @@ def _of_texts(reader: Reader, axes: Axes, array: Array) -> tuple[Array, Array] |
 
 def add_mask(reader: Reader, seen: Seen, array: Array) -> Seen:
     """Scores, or a bias that is added to them, plus an array that takes padding out and leaves the rest."""
+    if labels(seen.axes) == "h,q,k" and array.ndim == 4:
+        axes = together(((("b", len(reader.probe.ids)),), (), (), ()), seen.axes)
+        seen = Seen(seen.kind, seen.value, axes or seen.axes, seen.curve, seen.extra)
     parts = _of_texts(reader, seen.axes, np.asarray(array))
     if parts is None or not (parts[0] == 0).all() or not (parts[1] <= _LOW).all():
         raise reader.fail(
@@ -216,7 +212,7 @@ def choose(reader: Reader, condition: Array, yes: Value | None, no: Value | None
         return [add_mask(reader, ours, np.where(kept, 0.0, np.minimum(low, 1.0) - 1.0))]
     rows = reader.rows(ours)
     mask = reader.probe.mask[:, :, None].astype(bool)
-    if labels(rows.axes) == "b,s,n" and low.size == 1:
+    if labels(rows.axes) == "b,s,n" and len(rows.axes) == 3 and low.size == 1 and low.ndim <= 3:
         spread = np.broadcast_to(kept, shape_of(rows.axes))
         if np.array_equal(spread, np.broadcast_to(mask, spread.shape)) and (low == 0 or low <= _LOW).all():
             return [Seen("masked" if low == 0 else "lowered", rows.value, rows.axes)]

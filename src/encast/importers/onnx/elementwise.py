@@ -13,7 +13,7 @@ import numpy as np
 from encast.importers.onnx.attention import add_mask, choose
 from encast.importers.onnx.pooling import average, keep_real, normalised
 from encast.importers.onnx.reader import Reader, Value, erf, handles
-from encast.importers.onnx.values import Known, Seen, arguments, labels, shape_of
+from encast.importers.onnx.values import Known, Seen, arguments, labels, shape_of, together
 
 __all__: list[str] = []
 
@@ -49,8 +49,10 @@ def _curved(seen: Seen, curve: Array) -> list[Value]:
     return [Seen(seen.kind, seen.value, seen.axes, curve, seen.extra)]
 
 
-def _open(reader: Reader, seen: Seen) -> Seen:
+def _open(reader: Reader, seen: Value | None) -> Seen:
     """A value of which a function can be taken."""
+    if not isinstance(seen, Seen):
+        raise reader.fail("an elementwise function takes rows or scores first")
     if seen.kind == "product":
         seen = reader.finished(seen)
     if seen.kind not in _CURVED:
@@ -60,7 +62,6 @@ def _open(reader: Reader, seen: Seen) -> Seen:
 
 @handles(*_UNARY)
 def _unary(reader: Reader) -> list[Value]:
-    assert isinstance(reader.inputs[0], Seen)
     seen = _open(reader, reader.inputs[0])
     with np.errstate(all="ignore"):
         return _curved(seen, _UNARY[reader.node.op](_curve(seen)))
@@ -68,7 +69,6 @@ def _unary(reader: Reader) -> list[Value]:
 
 @handles("Gelu")
 def _gelu(reader: Reader) -> list[Value]:
-    assert isinstance(reader.inputs[0], Seen)
     seen = _open(reader, reader.inputs[0])
     x = _curve(seen)
     form = reader.node.attributes.get("approximate", "none")
@@ -102,10 +102,12 @@ def _is_nan(reader: Reader) -> list[Value]:
 def _where(reader: Reader) -> list[Value]:
     condition, yes, no = reader.inputs
     if isinstance(condition, Seen):
-        if condition.kind == "invalid" and isinstance(no, Seen) and no.value == condition.value:
+        same = isinstance(no, Seen) and (no.value, no.axes) == (condition.value, condition.axes)
+        if condition.kind == "invalid" and same and no is not None and reader.scalar(yes) is not None:
             return [no]  # rows without any key, which texts do not have
         raise reader.fail("a condition must not depend on the rows")
-    assert isinstance(condition, Known)
+    if condition is None:
+        raise reader.fail("a condition and two values are needed")
     return choose(reader, condition.array.astype(bool), yes, no)
 
 
@@ -127,24 +129,27 @@ def _of_two(reader: Reader, a: Seen, b: Seen) -> list[Value]:
     op = reader.node.op
     if a.kind == "product" or b.kind == "product":
         a, b = (reader.finished(one) if one.kind == "product" else one for one in (a, b))
-    if op == "Sub" and a.kind in ("rows", "sequences") and b.kind == "mean" and _same(reader, a, b):
+    axes = together(a.axes, b.axes)
+    whole = axes == a.axes  # else a size of 1 is spread over another axis than that of the same rows
+    if op == "Sub" and a.kind in ("rows", "sequences") and b.kind == "mean" and whole and _same(reader, a, b):
         return [Seen("centred", b.value, a.axes, extra=a.kind)]
-    if op in ("Div", "Mul") and a.kind == "centred" and b.kind == "variance" and a.curve is None:
+    if op in ("Div", "Mul") and a.kind == "centred" and b.kind == "variance" and a.curve is None and whole:
         return [_divided_by_deviation(reader, a, b)]
-    if op == "Div" and b.kind == "squares":
+    if op == "Div" and b.kind == "squares" and whole:
         return [normalised(reader, a, b)]
     if op == "Add" and {a.kind, b.kind} == {"scores", "bias"}:
         scores, bias = (a, b) if a.kind == "scores" else (b, a)
         return [_biased(reader, scores, bias)]
-    if (a.kind, a.value) == (b.kind, b.value) and a.kind in _CURVED and shape_of(a.axes) == shape_of(b.axes):
+    if (a.kind, a.value) == (b.kind, b.value) and a.kind in _CURVED and a.axes == b.axes:
         with np.errstate(all="ignore"):
             return _curved(a, _BINARY[op](_curve(a), _curve(b)))
     if op == "Add" and {a.kind, b.kind} <= {"rows", "sequences"}:
         first, second = reader.rows(a), reader.rows(b)
         names = {labels(first.axes), labels(second.axes)}
         if len(names) == 1 or names == {"b,s,n", "s,n"}:
-            fuller = max(first.axes, second.axes, key=lambda axes: len(labels(axes)))
-            return [Seen(first.kind, reader.emit("add", first.value, second.value), fuller)]
+            fuller = max(first.axes, second.axes, key=lambda one: len(labels(one)))
+            if together(first.axes, second.axes) == fuller:
+                return [Seen(first.kind, reader.emit("add", first.value, second.value), fuller)]
     raise reader.fail(
         f"{op} takes rows and rows (only Add), a value and a number, or the parts of a layer norm, of an activation or "
         "of a normalisation in their order"
@@ -168,7 +173,8 @@ def _divided_by_deviation(reader: Reader, centred: Seen, variance: Seen) -> Seen
 
 
 def _biased(reader: Reader, scores: Seen, bias: Seen) -> Seen:
-    if labels(scores.axes) != "b,h,q,k" or labels(bias.axes) not in ("h,q,k", "b,h,q,k"):
+    fits = labels(scores.axes) == "b,h,q,k" and labels(bias.axes) in ("h,q,k", "b,h,q,k")
+    if not fits or together(scores.axes, bias.axes) != scores.axes:
         raise reader.fail("a relative bias is added to scores of the same arrangement")
     scores = reader.finished(scores)
     name = reader.emit("relative_bias", scores.value, bias.value, max_distance=bias.extra)

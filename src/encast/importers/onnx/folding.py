@@ -12,7 +12,7 @@ from encast.errors import CheckpointError, UnsupportedModelError
 from encast.importers.onnx.model import OnnxNode
 from encast.importers.onnx.tensors import DTYPES, OnnxTensor
 
-__all__ = ["LIMIT", "axes_of", "fold", "index_slices", "resolve_shape"]
+__all__ = ["LIMIT", "axes_of", "fold", "index_slices", "place_of", "resolve_shape"]
 
 LIMIT = 1 << 25
 """Elements of an array that is computed; weights are views of the file and do not count."""
@@ -91,9 +91,10 @@ def _fold(node: OnnxNode, inputs: Sequence[Array | None], opset: int) -> list[Ar
             return [np.where(arrays[0], arrays[1], arrays[2])]
         if op == "Div":
             return [_divide(arrays[0], arrays[1])]
+        function: Callable[[Any, Any], Any] = np.fmod if op == "Mod" and given.get("fmod", 0) else _BINARY[op]
         result = arrays[0]
         for other in arrays[1:]:
-            result = _BINARY[op](result, other)
+            result = function(result, other)
         kind = None if result.dtype == bool or op == "Pow" else arrays[0].dtype
         return [result.astype(kind or (arrays[0].dtype if op == "Pow" else result.dtype))]
     if op == "Constant":
@@ -124,12 +125,16 @@ def _fold(node: OnnxNode, inputs: Sequence[Array | None], opset: int) -> list[Ar
         return [x.reshape(resolve_shape(x.shape, _ints(inputs[1]), bool(given.get("allowzero", 0))))]
     if op == "Flatten":
         axis = given.get("axis", 1)
+        if axis != x.ndim:
+            place_of(axis, x.ndim)
         return [x.reshape(math.prod(x.shape[:axis]), -1)]
     if op == "Transpose":
         return [x.transpose(given.get("perm") or None)]
     if op in ("Unsqueeze", "Squeeze"):
         axes = axes_of(node, inputs)
         if op == "Squeeze":
+            if axes == []:
+                raise ValueError("no axes")
             return [np.squeeze(x, None if axes is None else tuple(axes))]
         return [np.expand_dims(x, tuple(axes or ()))]
     if op == "Expand":
@@ -158,20 +163,23 @@ def _fold(node: OnnxNode, inputs: Sequence[Array | None], opset: int) -> list[Ar
         _bound(node, [*index.shape[:-1], *x.shape[index.shape[-1] :]])
         return [x[tuple(np.moveaxis(index, -1, 0))]]
     if op == "GatherElements":
-        return [np.take_along_axis(x, np.asarray(inputs[1]), given.get("axis", 0))]
+        return [_gather_elements(node, x, np.asarray(inputs[1]), place_of(given.get("axis", 0), x.ndim))]
     if op == "CumSum":
         if given.get("exclusive", 0) or given.get("reverse", 0):
             return None
         return [np.cumsum(x, int(np.asarray(inputs[1]).item()), dtype=x.dtype)]
     if op == "Clip":
         low, high = (inputs[place] if len(inputs) > place else None for place in (1, 2))
+        _bound(node, np.broadcast_shapes(*(one.shape for one in (x, low, high) if one is not None)))
         return [np.clip(x, low, high).astype(x.dtype)]
     if op == "Trilu":
         offset = int(np.asarray(inputs[1]).item()) if len(inputs) > 1 and inputs[1] is not None else 0
         return [np.triu(x, offset) if given.get("upper", 1) else np.tril(x, offset)]
     if op in _REDUCE:
         axes = axes_of(node, inputs)
-        result = _REDUCE[op](x, axis=None if axes is None else tuple(axes), keepdims=bool(given.get("keepdims", 1)))
+        if not axes and given.get("noop_with_empty_axes", 0):
+            return [x]
+        result = _REDUCE[op](x, axis=tuple(axes) if axes else None, keepdims=bool(given.get("keepdims", 1)))
         return [np.asarray(result).astype(x.dtype)]
     return None
 
@@ -190,6 +198,16 @@ def _divide(a: Array, b: Array) -> Array:
         quotient = np.abs(a) // np.abs(np.where(b == 0, 1, b))
         return (quotient * np.sign(a) * np.sign(b)).astype(a.dtype)
     return np.asarray(a / b)
+
+
+def _gather_elements(node: OnnxNode, x: Array, index: Array, axis: int) -> Array:
+    """An index that is smaller than the data along another axis takes the first of it; NumPy would spread it."""
+    _bound(node, index.shape)
+    sizes = enumerate(zip(index.shape, x.shape, strict=True))
+    if any(mine > whole for place, (mine, whole) in sizes if place != axis):
+        raise ValueError("an index larger than the data")
+    cut = tuple(slice(None) if place == axis else slice(size) for place, size in enumerate(index.shape))
+    return np.take_along_axis(x[cut], index, axis)
 
 
 def _constant(node: OnnxNode) -> Array:
@@ -212,6 +230,13 @@ def axes_of(node: OnnxNode, inputs: Sequence[Array | None]) -> list[int] | None:
     if len(inputs) > 1 and inputs[1] is not None:
         return _ints(inputs[1])
     return node.attributes.get("axes")
+
+
+def place_of(axis: int, rank: int) -> int:
+    """An axis, which may count from the end, counted from the start."""
+    if not -rank <= axis < rank:
+        raise ValueError(f"there is no axis {axis} among {rank}")
+    return axis % rank
 
 
 def resolve_shape(old: Sequence[int], wanted: Sequence[int], keep_zero: bool) -> tuple[int, ...]:
@@ -243,7 +268,11 @@ def _split(node: OnnxNode, x: Array, inputs: Sequence[Array | None]) -> list[Arr
     axis = node.attributes.get("axis", 0)
     sizes = _ints(inputs[1]) if len(inputs) > 1 and inputs[1] is not None else node.attributes.get("split")
     if sizes is None:
-        return list(np.array_split(x, len(node.outputs), axis))
+        count = node.attributes.get("num_outputs", len(node.outputs))
+        part = -(-x.shape[axis] // count)
+        sizes = [part] * (count - 1) + [x.shape[axis] - part * (count - 1)]
+        if count != len(node.outputs) or ("num_outputs" not in node.attributes and sizes[-1] != part):
+            raise ValueError("the parts are not the whole")
     if sum(sizes) != x.shape[axis] or min(sizes) < 0:
         raise ValueError("the parts are not the whole")
     return list(np.split(x, np.cumsum(sizes)[:-1], axis))

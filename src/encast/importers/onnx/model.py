@@ -7,20 +7,21 @@ the schema of an encoder has; a graph inside of an attribute (If, Loop) is only 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from encast.errors import CheckpointError, UnsupportedModelError
 from encast.importers.files import Folder, MappedFile, quote
-from encast.importers.onnx.tensors import OnnxTensor, read_tensor
-from encast.importers.protobuf import MALFORMED, Bytes, fields, integer, message, text, varint
+from encast.importers.onnx.tensors import OnnxTensor, bounded, numbers_of, read_tensor
+from encast.importers.protobuf import MALFORMED, Bytes, fields, integer, message, text
 
 __all__ = ["Input", "Model", "OnnxNode", "read_model"]
 
 _OLDEST, _NEWEST = 11, 23
 _MOST_NODES = 1 << 17
 """An encoder of 24 layers, exported without any folding, has less than 10,000."""
+_MOST_OUTPUTS = 256
+"""One of 24 layers with all hidden states and attentions has about 50."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,8 @@ def _read_graph(model: Model, data: Bytes, folder: Folder) -> None:
         elif number == 11:
             model.inputs.append(_read_input(message(value)))
         elif number == 12:
+            if len(model.outputs) == _MOST_OUTPUTS:
+                raise UnsupportedModelError(f"{model.where}: more than {_MOST_OUTPUTS} outputs, which no encoder has")
             model.outputs.append(_read_input(message(value)).name)
         elif number == 15:
             raise UnsupportedModelError(
@@ -173,10 +176,9 @@ def _read_attribute(data: Bytes, where: str) -> tuple[str, Any]:
         elif number in (6, 11):
             found[5] = Subgraph()
         elif number == 7:
-            packed = message(value)
-            floats += [one[0] for one in struct.iter_unpack("<f", packed)]
+            bounded(floats, (one[0] for one in struct.iter_unpack("<f", message(value))), where)
         elif number == 8:
-            numbers += list(signed_list(value))
+            bounded(numbers, numbers_of(value), where)
         elif number == 21:
             raise CheckpointError(f"{where}: the attribute {quote(name)} refers to a function's, outside of a function")
     if kind == 6 or floats:
@@ -191,17 +193,6 @@ def _read_attribute(data: Bytes, where: str) -> tuple[str, Any]:
 def signed(value: int) -> int:
     """A varint as the int64 that it stands for."""
     return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def signed_list(value: int | Bytes) -> Iterator[int]:
-    """int64s, one or packed."""
-    if isinstance(value, int):
-        yield signed(value)
-        return
-    position = 0
-    while position < len(value):
-        number, position = varint(value, position)
-        yield signed(number)
 
 
 def _read_input(data: Bytes) -> Input:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from encast.importers.onnx.reader import Reader, Value, handles
-from encast.importers.onnx.values import Seen
+from encast.importers.onnx.values import Seen, labels, shape_of
 
 __all__ = ["layer_normalization"]
 
@@ -16,7 +16,9 @@ def layer_normalization(reader: Reader) -> list[Value]:
     rows = reader.rows(reader.inputs[0])
     gamma, beta = reader.known(1), reader.known(2)
     given = reader.node.attributes
-    if gamma is None or beta is None or given.get("axis", -1) not in (-1, len(rows.axes) - 1):
+    columns = shape_of(rows.axes)[-1:]
+    plain = labels(rows.axes[-1:]) == "n" and given.get("axis", -1) in (-1, len(rows.axes) - 1)
+    if gamma is None or beta is None or not plain or not gamma.array.shape == beta.array.shape == columns:
         raise reader.fail("a layer norm goes over the columns and has gamma and beta")
     eps = float(str(np.float32(given.get("epsilon", 1e-5))))
     names = [reader.constant(one, one.array.reshape(-1)) for one in (gamma, beta)]

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from encast.importers.onnx.folding import axes_of
+from encast.importers.onnx.folding import axes_of, place_of
 from encast.importers.onnx.reader import Reader, Value, handles
-from encast.importers.onnx.values import Axes, Known, Seen, arguments, labels
+from encast.importers.onnx.values import Axes, Known, Seen, arguments, labels, shape_of
 
 __all__ = ["average", "keep_real", "normalised"]
 
@@ -27,7 +27,8 @@ def _reduce(reader: Reader) -> list[Value]:
         raise reader.fail("a reduction of rows goes over one axis")
     if seen.kind == "product":
         seen = reader.finished(seen)
-    place, rank = axes[0] % len(seen.axes), len(seen.axes)
+    rank = len(seen.axes)
+    place = place_of(axes[0], rank)
     keep = bool(reader.node.attributes.get("keepdims", 1))
     left: Axes = (*seen.axes[:place], *(((),) if keep else ()), *seen.axes[place + 1 :])
     if place == rank - 1 and labels(seen.axes[-1:]) == "n":
@@ -58,9 +59,10 @@ def keep_real(reader: Reader, rows: Seen, array: Array) -> Seen:
     if (
         rows.kind == "rows"
         and labels(rows.axes) == "b,s,n"
+        and len(rows.axes) == 3
         and np.array_equal(
-            np.broadcast_to(array, np.broadcast_shapes(array.shape, wanted.shape)),
-            np.broadcast_to(wanted, np.broadcast_shapes(array.shape, wanted.shape)),
+            np.broadcast_to(array, shape_of(rows.axes)),
+            np.broadcast_to(wanted, shape_of(rows.axes)),
         )
     ):
         return Seen("masked", rows.value, rows.axes)
@@ -70,7 +72,7 @@ def keep_real(reader: Reader, rows: Seen, array: Array) -> Seen:
 def average(reader: Reader, total: Seen, array: Array) -> Seen:
     """The sum of a sequence's rows over their number, or over its root."""
     lengths = reader.probe.mask.sum(1).astype(np.float64)
-    flat = array.reshape(len(lengths), -1) if array.shape[:1] == lengths.shape else np.empty((1, 0))
+    flat = np.broadcast_to(array, shape_of(total.axes)).reshape(len(lengths), -1)
     for mode, counts in (("mean", lengths), ("mean_sqrt_len_tokens", np.sqrt(lengths))):
         if flat.size and np.allclose(flat, counts[:, None], rtol=1e-6, atol=0.0):
             return Seen("sequences", reader.emit("pooling", total.value, modes=[mode]), total.axes)

@@ -9,6 +9,7 @@ known by the names that transformers gives them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,10 +32,11 @@ __all__ = ["Export", "Output", "read_export"]
 _SECTIONS = (attention, elementwise, pooling)  # importing them registers their handlers
 
 _MOST_SPECIAL = 8
-_MOST_BYTES = 4 << 30
+_MOST_BYTES = 512 << 20
 """Of all arrays that are computed in one reading; masks and positions of a real export are a few megabytes."""
-_SHORT, _LONG = 5, 307
-"""Positions of the two probes; the longer one is cut to what the position table allows."""
+_SHORT, _LONG, _MOST_POSITIONS = 5, 307, 2048
+"""Positions of the first probe, of the second one where there is no position table, and of the longest table: the
+second probe has a position for each of its rows, so nothing can differ behind it."""
 
 _INPUTS: dict[str, Callable[[Probe], np.ndarray[Any, Any]]] = {
     "input_ids": lambda probe: probe.ids,
@@ -43,6 +45,9 @@ _INPUTS: dict[str, Callable[[Probe], np.ndarray[Any, Any]]] = {
     "position_ids": lambda probe: np.broadcast_to(np.arange(probe.ids.shape[1]), probe.ids.shape),
 }
 _INTEGERS = {6: np.int32, 7: np.int64}
+_EXACT = (1, 6, 7, 11)
+"""Data types that hold every id of a table of words: f32, i32, i64, f64."""
+_RESHAPING = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
 @dataclass(frozen=True)
@@ -74,15 +79,15 @@ def read_export(folder: Folder, name: str) -> Export:
     _check_inputs(model)
     first = _read(model, 3, _SHORT)
     longest = _longest(first.graph)
-    if longest is not None and longest < _SHORT:
+    if longest is not None and not _SHORT <= longest <= _MOST_POSITIONS:
         raise UnsupportedModelError(
-            f"{model.where}: the position table is for {longest} tokens; at least {_SHORT} are needed"
+            f"{model.where}: the position table is for {longest} tokens; {_SHORT} to {_MOST_POSITIONS} are read: "
+            "compile the model's checkpoint"
         )
-    second = _read(model, 2, min(longest or _LONG, _LONG))
+    second = _read(model, 2, longest or _LONG)
     if str(first.graph) != str(second.graph) or first.outputs != second.outputs:
         raise UnsupportedModelError(
-            f"{model.where}: computes different things for texts of {_SHORT} and of {min(longest or _LONG, _LONG)} "
-            "tokens: "
+            f"{model.where}: computes different things for texts of {_SHORT} and of {longest or _LONG} tokens: "
             "sizes of the example that it was exported with are fixed in it; export it with dynamic axes"
         )
     return second
@@ -110,13 +115,14 @@ def _check_inputs(model: Model) -> None:
 
 
 def _longest(graph: Graph) -> int | None:
-    """How many tokens the position table allows, None if there is none."""
-    for node in graph.nodes:
-        if node.op == "position_ids":
-            for user in graph.users(node.outputs[0]):
-                rows = graph.type_of(user.inputs[1]).shape[0]
-                return int(rows) - int(node.attrs["offset"])
-    return None
+    """How many tokens the position table allows, the longest of several; None if there is none."""
+    found = [
+        int(graph.type_of(user.inputs[1]).shape[0]) - int(node.attrs["offset"])
+        for node in graph.nodes
+        if node.op == "position_ids"
+        for user in graph.users(node.outputs[0])
+    ]
+    return max(found, default=None)
 
 
 def _read(model: Model, sequences: int, positions: int) -> Export:
@@ -147,7 +153,7 @@ class _Walk:
 
     def _input(self, one: Input) -> Value:
         array = _INPUTS[one.name](self.reader.probe).astype(_INTEGERS[one.dtype])
-        return Known(array, constant=False)
+        return Known(array, constant=False, source=one.name)
 
     def _define(self, name: str, value: Value | EncastError) -> None:
         if name in self.values or name in self.model.initializers:
@@ -189,10 +195,10 @@ class _Walk:
 
     def _output(self, name: str, value: Value) -> Output:
         self.reader.node, self.reader.inputs = OnnxNode("output", "", name, [name], [], {}), [value]
-        if isinstance(value, Seen) and value.kind == "column" and labels(value.axes) == "b,s":
+        if isinstance(value, Seen) and value.kind == "column" and labels(value.axes) == "b,s" and len(value.axes) == 2:
             return Output(name, "column", value.value, value.extra)
         seen = self.reader.rows(value)
-        if labels(seen.axes) not in ("b,s,n", "b,n"):
+        if labels(seen.axes) not in ("b,s,n", "b,n") or not all(seen.axes):
             raise self.reader.fail("an output is [batch, sequence, columns] or [batch, columns]")
         return Output(name, seen.kind, seen.value)
 
@@ -237,35 +243,63 @@ class _Walk:
                 rows = look_up(reader, *known) if node.attributes.get("axis", 0) == 0 else None
                 if rows is not None:
                     return rows
-            self._note_special(node, known)
+            source = self._source(node, inputs)
             arrays = [one.array if isinstance(one, Known) else None for one in inputs]
             made = fold(node, arrays, self.model.opset)
             if made is not None:
                 constant = all(one.constant for one in known)
-                self.computed += sum(array.nbytes for array in made if array.flags.owndata)
+                if node.op != "Constant":  # its elements are those of the file
+                    given = [one.array for one in known]
+                    self.computed += sum(
+                        _held(array) for array in made if not any(np.may_share_memory(array, one) for one in given)
+                    )
                 if self.computed > _MOST_BYTES:
                     raise CheckpointError(
                         f"{self.model.where}: computes more than {_MOST_BYTES} bytes of masks and sizes"
                     )
                 name = known[0].name if len(known) > 0 and len(made) == 1 else ""
-                return [Known(array, constant, name) for array in made]
+                return [Known(array, constant, name, source) for array in made]
         elif node.op in HANDLERS:
             try:
                 return HANDLERS[node.op](reader)
-            except (ValueError, IndexError, TypeError, ZeroDivisionError) as error:
+            except (ValueError, IndexError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
                 raise CheckpointError(
                     f"{self.model.where}: {node.label} does not fit its inputs "
                     f"({', '.join('nothing' if one is None else one.meaning for one in inputs)}): {error}"
                 ) from None
         raise reader.fail(f"{quote(node.op)} is not read here; ops on rows are {', '.join(sorted(HANDLERS))}")
 
-    def _note_special(self, node: OnnxNode, known: list[Known]) -> None:
+    def _source(self, node: OnnxNode, inputs: list[Value | None]) -> str:
+        """The input that a node of known values hands on as it is; "" if it is none.
+
+        Token ids may be looked up, compared with a number, and asked for their shape. Whatever else is made of them
+        could be what it seems for the probe's ids alone.
+        """
+        names = [one.source if isinstance(one, Known) else "" for one in inputs]
+        first = names[0] if names else ""
+        if "input_ids" in names[1:] and (node.op, names.index("input_ids")) not in (("Equal", 1), ("CastLike", 1)):
+            raise self.reader.fail("token ids are looked up in a table of words, or compared with a padding id")
+        if node.op in _RESHAPING or (node.op == "Cast" and node.attributes.get("to") in _EXACT):
+            return first
+        if node.op == "Equal" and "input_ids" in names:
+            self._note_special([one for one, name in zip(inputs, names, strict=True) if name != "input_ids"])
+        elif first == "input_ids" and node.op not in ("Shape", "Size"):
+            raise self.reader.fail("token ids are looked up in a table of words, or compared with a padding id")
+        return ""
+
+    def _note_special(self, others: list[Value | None]) -> None:
         """A comparison of token ids with a number: the probe must have tokens of that id."""
-        if node.op != "Equal" or len(known) != 2:
-            return
-        probe = self.reader.probe
-        for ids, other in (known, known[::-1]):
-            if other.array.size == 1 and ids.array.shape == probe.ids.shape and np.array_equal(ids.array, probe.ids):
-                value = int(other.array.reshape(()))
-                if value not in probe.special:
-                    raise SpecialIdFoundError(value)
+        number = self.reader.scalar(others[0]) if len(others) == 1 else None
+        if number is None:
+            raise self.reader.fail("token ids are compared with one number")
+        # No token has an id that is no integer, or beyond 31 bits.
+        if math.isfinite(number) and number.is_integer() and 0 <= number < 1 << 31:
+            value = int(number)
+            if value not in self.reader.probe.special:
+                raise SpecialIdFoundError(value)
+
+
+def _held(array: np.ndarray[Any, Any]) -> int:
+    """Bytes of an array, those that are spread counted once."""
+    sizes: list[int] = [size for size, stride in zip(array.shape, array.strides, strict=True) if stride != 0]
+    return int(array.itemsize) * math.prod(sizes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
@@ -16,7 +16,7 @@ from encast.errors import CheckpointError, UnsupportedModelError
 from encast.importers.files import Folder, quote
 from encast.importers.protobuf import Bytes, fields, integer, message, text, varint
 
-__all__ = ["DTYPES", "OnnxTensor", "read_tensor"]
+__all__ = ["DTYPES", "OnnxTensor", "bounded", "numbers_of", "read_tensor"]
 
 DTYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype("<f4"),
@@ -34,7 +34,7 @@ DTYPES: dict[int, np.dtype[Any]] = {
 _MOST_DIMS = 8
 _MOST_ELEMENTS = 1 << 40
 _MOST_NUMBERS = 1 << 20
-"""Integers that are not raw bytes cost far more memory than they have bytes in the file."""
+"""Numbers that are not raw bytes cost far more memory than they have bytes in the file."""
 _FLOAT, _INT32, _INT64, _DOUBLE = 4, 5, 7, 10
 _TYPED: dict[int, np.dtype[Any]] = {_FLOAT: np.dtype("<f4"), _DOUBLE: np.dtype("<f8")}
 
@@ -58,7 +58,7 @@ def read_tensor(data: Bytes, folder: Folder | None, where: str) -> OnnxTensor:
     external: dict[str, str] = {}
     for number, value in fields(data):
         if number == 1:
-            shape += _numbers(value)
+            bounded(shape, numbers_of(value), where)
         elif number == 2:
             kind = integer(value)
         elif number == 3:
@@ -66,12 +66,7 @@ def read_tensor(data: Bytes, folder: Folder | None, where: str) -> OnnxTensor:
         elif number in _TYPED:
             typed.setdefault(number, []).append(message(value))
         elif number in (_INT32, _INT64):
-            numbers = typed.setdefault(number, [])
-            numbers.extend(_numbers(value))
-            if len(numbers) > _MOST_NUMBERS:
-                raise UnsupportedModelError(
-                    f"{where}: a tensor of more than {_MOST_NUMBERS} numbers one by one, which no exporter writes"
-                )
+            bounded(typed.setdefault(number, []), numbers_of(value), where)
         elif number == 8:
             name = text(value)
         elif number == 9:
@@ -113,14 +108,25 @@ def _view(data: Bytes, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     return array
 
 
-def _numbers(value: int | Bytes) -> list[int]:
+def numbers_of(value: int | Bytes) -> Iterator[int]:
+    """int64s, one or packed."""
     if isinstance(value, int):
-        return [value - (1 << 64) if value >= 1 << 63 else value]
-    found, position = [], 0
+        yield value - (1 << 64) if value >= 1 << 63 else value
+        return
+    position = 0
     while position < len(value):
         number, position = varint(value, position)
-        found.append(number - (1 << 64) if number >= 1 << 63 else number)
-    return found
+        yield number - (1 << 64) if number >= 1 << 63 else number
+
+
+def bounded(numbers: list[Any], more: Iterable[Any], where: str) -> None:
+    """Adds ``more`` to ``numbers``, one by one and no more than a file may hold."""
+    for number in more:
+        if len(numbers) == _MOST_NUMBERS:
+            raise UnsupportedModelError(
+                f"{where}: more than {_MOST_NUMBERS} numbers one by one, which no exporter writes"
+            )
+        numbers.append(number)
 
 
 def _typed_values(typed: dict[int, list[Any]], dtype: np.dtype[Any], at: str) -> np.ndarray[Any, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ARGUMENTS", "Axes", "Known", "Seen", "arguments", "arrange", "columns", "labels", "shape_of"]
+__all__ = ["ARGUMENTS", "Axes", "Known", "Seen", "arguments", "arrange", "columns", "labels", "shape_of", "together"]
 
 Atom = tuple[str, int]
 Axes = tuple[tuple[Atom, ...], ...]
@@ -21,10 +21,10 @@ Axes = tuple[tuple[Atom, ...], ...]
 ``n`` columns, ``h`` heads, ``d`` columns of a head, ``q`` and ``k`` positions of queries and keys. An axis of size 1
 holds none."""
 
-ARGUMENTS = np.linspace(-8.0, 8.0, 128)
-"""Where elementwise functions are compared: f64, without 0."""
+ARGUMENTS = np.concatenate([-np.logspace(6, 1, 16), np.linspace(-8.0, 8.0, 128), np.logspace(1, 6, 16)])
+"""Where elementwise functions are compared: f64, without 0. The large ones show a function that is cut off."""
 
-_POSITIVE = np.concatenate([[0.0], np.logspace(-10, 3, 127)])
+_POSITIVE = np.concatenate([[0.0], np.logspace(-10, 12, 220)])
 """The same for values that are never negative, with 0 first."""
 
 _NAMES = {
@@ -49,11 +49,15 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Known:
-    """``constant``: whether it is the same for all inputs. ``name``: that of the initializer, if it is one."""
+    """``constant``: whether it is the same for all inputs. ``name``: that of the initializer, if it is one.
+
+    ``source``: the input of the file that it is, number for number, perhaps in another shape.
+    """
 
     array: np.ndarray[Any, Any]
     constant: bool
     name: str = ""
+    source: str = ""
 
     @property
     def meaning(self) -> str:
@@ -97,6 +101,16 @@ def labels(axes: Axes) -> str:
 def columns(axis: tuple[Atom, ...]) -> str:
     """Heads side by side are columns again."""
     return "".join(label for label, _ in axis).replace("hd", "n")
+
+
+def together(a: Axes, b: Axes) -> Axes | None:
+    """The axes of two values that are spread over each other; None if one's axis would meet another of the other's."""
+    rank = max(len(a), len(b))
+    empty: Axes = ((),)
+    pairs = list(zip(empty * (rank - len(a)) + a, empty * (rank - len(b)) + b, strict=True))
+    if any(x and y and x != y for x, y in pairs):
+        return None
+    return tuple(x or y for x, y in pairs)
 
 
 def arrange(axes: Axes, shape: tuple[int, ...]) -> Axes | None:
