@@ -22,6 +22,7 @@ from encast.bench.agreement import LEAST_COSINE
 from encast.bench.peers.base import Encoder, ModelFiles
 from encast.bench.peers.deepsparse import DeepSparse, calibrate, kernels_of, write
 from encast.bench.peers.interpret import (
+    ABSENT_OPS,
     HEAD_OPS,
     INTERPRETED,
     MASKED,
@@ -79,10 +80,10 @@ def with_numpy(graph: Graph, batch: Batch, more: int = 0, filling: int = 0) -> A
     return tokens_of(interpret(graph, NumpyLike(), shape, given), batch)
 
 
-def test_every_plain_op_is_interpreted_or_comes_after_the_hidden_states() -> None:
+def test_every_plain_op_is_interpreted_or_named_as_one_that_is_not() -> None:
     plain = {name for name, op in OPS.items() if op.plain}
-    assert plain == INTERPRETED | HEAD_OPS
-    assert not INTERPRETED & HEAD_OPS
+    assert plain == INTERPRETED | HEAD_OPS | ABSENT_OPS
+    assert not INTERPRETED & (HEAD_OPS | ABSENT_OPS)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -148,6 +149,13 @@ def test_refuses_a_graph_that_is_not_plain(graphs: dict[str, Graph]) -> None:
     graph.nodes[0].op = "quantize"
     shape, given = rectangle(batch_of(graph))
     with pytest.raises(GraphError, match=r"quantize has no function here; \['activation', "):
+        interpret(graph, NumpyLike(), shape, given)
+
+
+def test_refuses_modernbert_by_its_ops(tmp_path: Path) -> None:
+    graph = build_graph(open_checkpoint(make_checkpoint(tmp_path / "modernbert", "modernbert", "features")))
+    shape, given = rectangle(batch_of(graph))
+    with pytest.raises(GraphError, match=r"rotary has no function here; \['activation', "):
         interpret(graph, NumpyLike(), shape, given)
 
 

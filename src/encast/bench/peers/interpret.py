@@ -29,6 +29,7 @@ from encast.ir.relative import relative_buckets
 from encast.ir.types import ValueType
 
 __all__ = [
+    "ABSENT_OPS",
     "HEAD_OPS",
     "INTERPRETED",
     "MASKED",
@@ -58,6 +59,9 @@ MASKED = -1e9
 
 HEAD_OPS = frozenset({"first_token", "select_rows", "pooling", "normalize"})
 """Plain ops that come after the hidden states, which is as far as backends are compared."""
+
+ABSENT_OPS = frozenset({"gated_activation", "local_mask", "rotary"})
+"""Plain ops without a function here: those of ModernBERT, which these backends refuse."""
 
 
 class ArrayLibrary(abc.ABC):
@@ -265,7 +269,7 @@ class _Run:
 
 
 INTERPRETED = frozenset(OPS) & frozenset(vars(_Run))
-"""The ops of the table that have a function here: all plain ones but ``HEAD_OPS``."""
+"""The ops of the table that have a function here: all plain ones but ``HEAD_OPS`` and ``ABSENT_OPS``."""
 
 
 def interpret(
