@@ -36,7 +36,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(base: Path) -> Iterator[Running]:
-    with start_server(f"m={artifact(base, 'embed')}", "--alias", "also=m") as running:
+    # The wait is long enough for what waits while a busy machine starts an engine.
+    with start_server(f"m={artifact(base, 'embed')}", "--alias", "also=m", "--max-wait-ms", "60000") as running:
         yield running
 
 

@@ -279,7 +279,9 @@ class Engine:
         all_refused, kept = self._instances.submit(jobs)
         for job, refused in all_refused:
             late = ", longer than the request has" if refused.late else ""
-            words = f"the queue is full: a new run would wait {refused.wait_s:.1f} s{late}; try again later"
+            # From its arrival: a run that waited for a new engine is refused for that, whatever waits before it here.
+            after_s = time.monotonic() + refused.wait_s - job.arrived
+            words = f"the queue is full: the answer would come after {after_s:.1f} s{late}; try again later"
             self._refuse(job, "overloaded", words, refused.retry_after, refused.wait_s)
         if kept is not None:
             self._instances.run(kept)
