@@ -398,6 +398,20 @@ def test_the_cost_model_finds_the_line_and_forgets_disturbances() -> None:
     assert model.seconds(1, "logits", 500) == model.seconds(0, OUTPUT, 500)  # nothing better is known
 
 
+def test_the_cost_model_expects_what_batches_take_on_average() -> None:
+    model, source = CostModel(), random.Random(0)
+    total = {"found": 0.0, "expected": 0.0}
+    for number in range(2000):
+        tokens = source.choice([100, 400, 1000])
+        # One in five loses its core for a while: what waits behind it waits for that too.
+        seconds = (2e-4 + 3e-5 * tokens) * source.choice([1.0, 1.0, 1.0, 1.0, 2.5])
+        if number >= 100:
+            total["found"] += seconds
+            total["expected"] += model.seconds(0, OUTPUT, tokens)
+        model.observe(0, OUTPUT, tokens, seconds)
+    assert total["expected"] == pytest.approx(total["found"], rel=0.05)
+
+
 @pytest.mark.parametrize("tokens", [[100], [100, 100], [10, 1000]])
 def test_the_cost_model_never_says_less_than_nothing(tokens: list[int]) -> None:
     model = CostModel()

@@ -12,6 +12,9 @@ _FORGET = 0.98
 _OUTLIER = 3.0
 """A batch that took longer than so many times what was expected counts as one that took that long: it was disturbed."""
 
+_FIRST = 3
+"""Batches for which what is expected is a guess."""
+
 _SPREAD = 0.01
 """Of the sizes of batches, relative to their mean square; with less, overhead and speed cannot be told apart."""
 
@@ -24,10 +27,15 @@ _GUESS = (1e-3, 5e-5)
 
 @dataclass
 class _Fit:
-    """Least squares of seconds = overhead + token * tokens over relative errors, old batches forgotten step by step."""
+    """Least squares of seconds = overhead + token * tokens over relative errors, old batches forgotten step by step.
+
+    Errors are relative to what was expected. Relative to what was found, batches that took longer than the others would
+    count less than these, and sums of estimates would fall short of the sum of times.
+    """
 
     overhead: float
     token: float
+    seen: int = 0
     n: float = 0.0
     x: float = 0.0
     xx: float = 0.0
@@ -36,10 +44,13 @@ class _Fit:
 
     def observe(self, tokens: int, seconds: float) -> None:
         expected = self.overhead + self.token * tokens
-        if self.n >= 3:
+        if self.seen >= _FIRST:
             seconds = min(max(seconds, expected / _OUTLIER), expected * _OUTLIER)
+        else:
+            expected = seconds
+        self.seen += 1
         seconds = max(seconds, _LEAST)
-        weight = 1.0 / seconds**2
+        weight = 1.0 / max(expected, _LEAST) ** 2
         self.n = self.n * _FORGET + weight
         self.x = self.x * _FORGET + weight * tokens
         self.xx = self.xx * _FORGET + weight * (tokens * tokens)
