@@ -60,14 +60,15 @@ def engine(base: Path, name: str) -> Engine:
 class LocalRunner:
     """Runs in a thread of this process; keeps the runs that it was asked for.
 
-    ``backlog_s`` and ``gate``: what it says of its queue. A test may put an exception into ``fails``: the next run
-    raises it. A run waits while ``go`` is cleared, and ``waiting`` says how many do; ``withdrawn`` counts those that
-    were cancelled.
+    ``backlog_s`` and ``full_from``, in bytes: what it says of its queue. A test may put an exception into ``fails``:
+    the next run raises it. A run waits while ``go`` is cleared, and ``waiting`` says how many do; ``withdrawn`` counts
+    those that were cancelled.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.backlog_s = self.gate = 0.0
+        self.backlog_s = 0.0
+        self.full_from: int | None = None
         self.runs: list[Run] = []
         self.befores: list[int] = []
         self.deadlines: list[float] = []
@@ -76,8 +77,11 @@ class LocalRunner:
         self.go.set()
         self.waiting = self.withdrawn = 0
 
+    def full(self, size: int) -> bool:
+        return self.full_from is not None and size >= self.full_from
+
     async def run(
-        self, run: Run, *, arrived: float, deadline: float, before: int, timing: Timing
+        self, run: Run, *, arrived: float, deadline: float, before: int, size: int, timing: Timing
     ) -> np.ndarray[Any, np.dtype[np.float32]]:
         self.runs.append(run)
         self.befores.append(before)

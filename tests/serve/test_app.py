@@ -214,11 +214,14 @@ def test_all_bodies_together_are_bounded(tmp_path_factory: pytest.TempPathFactor
 
 def test_admission(app: TestClient, service: Service) -> None:
     body = {"texts": ["a"]}
-    runner(service).gate, runner(service).backlog_s = time.monotonic() + 100, 2.4
+    runner(service).full_from, runner(service).backlog_s = 20, 2.4
     full = app.post("/run", content=b"no JSON: it is not read")
     assert (full.status_code, full.headers["retry-after"]) == (429, "3")
+    assert app.post("/run", json=body).status_code == 200, "a smaller one"
+    chunks = app.post("/run", content=iter([b'{"texts":', b'["a a a a a a"]}']))
+    assert (chunks.status_code, chunks.headers["retry-after"]) == (429, "3"), "once its size is known"
     assert app.get("/look/x").status_code == 200
-    runner(service).gate = 0.0
+    runner(service).full_from = None
     service.ready = lambda: False
     found = app.post("/run", json=body)
     assert (found.status_code, found.headers["retry-after"]) == (503, "1")

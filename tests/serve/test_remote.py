@@ -28,11 +28,12 @@ import encast
 from encast.batch import Batch
 from encast.errors import InputError
 from encast.machine import usable_cores
+from encast.serve import wire
 from encast.serve.control import Drain, Failed
 from encast.serve.errors import RefusalError
 from encast.serve.models import Timing
 from encast.serve.options import ServeOptions
-from encast.serve.remote import RemoteEngine
+from encast.serve.remote import RemoteEngine, _Pending
 from encast.serve.wire import Cancel, Frames, Rows, Submit, frame
 from encast.tasks.session import Piece, Run
 
@@ -67,9 +68,12 @@ def offline(base: Path, name: str, run: Run) -> F32:
     return engine(base, name).runnable.run(run.output, run.piece.batch, run.select)
 
 
-async def ask(remote: RemoteEngine, run: Run, *, seconds: float = 60.0, before: int = 0) -> tuple[F32, Timing]:
+async def ask(
+    remote: RemoteEngine, run: Run, *, seconds: float = 60.0, before: int = 0, size: int = 100
+) -> tuple[F32, Timing]:
     now, timing = time.monotonic(), Timing()
-    return await remote.run(run, arrived=now, deadline=now + seconds, before=before, timing=timing), timing
+    rows = await remote.run(run, arrived=now, deadline=now + seconds, before=before, size=size, timing=timing)
+    return rows, timing
 
 
 def with_remote(here: Listening, work: Callable[[RemoteEngine], Awaitable[T]]) -> T:
@@ -274,23 +278,38 @@ def test_a_deadline_holds_although_the_engine_hangs(embed: Path) -> None:
         with_remote(here, work)
 
 
+def test_a_run_without_time_closes_no_gate() -> None:
+    async def work() -> None:
+        remote, pending = RemoteEngine("nobody"), asyncio.get_running_loop().create_future()
+        remote._pending[1] = _Pending(bytearray(), 100, pending)
+        remote._hear(wire.Failed(1, "overloaded", "longer than the request has", 1.0, 0.5))
+        assert not remote.full(100), "others have more time"
+        remote._hear(wire.Failed(1, "overloaded", "full", 1.0, 0.5, True))
+        assert remote.full(100)
+
+    asyncio.run(work())
+
+
 def test_a_full_engine_refuses_and_the_front_remembers(embed: Path) -> None:
     async def work(remote: RemoteEngine) -> object:
         large = asyncio.ensure_future(ask(remote, texts(*[LONGEST] * 20_000)))
         await until(lambda: remote.unanswered == 1)
         await ask(remote, texts(3), before=1)
-        begin = time.monotonic()
         with pytest.raises(RefusalError) as refused:
-            await ask(remote, texts(3))
+            await ask(remote, texts(3), size=1000)
         assert refused.value.kind == "overloaded"
         assert refused.value.retry_after is not None
-        assert remote.gate > begin
+        assert refused.value.retry_after >= 0.2  # a tenth of the limit
+        assert [remote.full(size) for size in (499, 500, 1 << 30)] == [False, True, True]
+        with pytest.raises(RefusalError):
+            await ask(remote, texts(3), size=400)
+        assert [remote.full(size) for size in (199, 200, 1 << 30)] == [False, True, True]
         assert remote.backlog_s > 0
-        remote.gate = time.monotonic() + 60
+        remote._gate = (time.monotonic() + 60, 100)
         with pytest.raises(RefusalError, match="full"):
-            await ask(remote, texts(3))
-        await ask(remote, texts(3), before=1)  # of an accepted request
-        remote.gate = 0.0
+            await ask(remote, texts(3), size=100)
+        await ask(remote, texts(3), size=100, before=1)  # of an accepted request
+        remote._gate = (0.0, 0)
         large.cancel()
         await asyncio.gather(large, return_exceptions=True)
         while True:  # until the batches that ran have ended

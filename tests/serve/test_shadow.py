@@ -40,7 +40,7 @@ def set_up(base: Path, share: float, reference: str = "embed") -> tuple[Runner, 
 
 
 async def ask(runner: Any, run: Run) -> Any:
-    return await runner.run(run, arrived=0.0, deadline=1e12, before=0, timing=Timing())
+    return await runner.run(run, arrived=0.0, deadline=1e12, before=0, size=0, timing=Timing())
 
 
 def test_a_share_of_the_runs_is_compared(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -91,8 +91,8 @@ def test_a_reference_that_fails_is_nobodys_failure(tmp_path_factory: pytest.Temp
         await ask(shadow, run)
         await settled(shadow)
         assert counts.counters == {("shadow_dropped_total", ("minilm",)): 1}
-        main.gate, main.backlog_s = 7.0, 8.0
-        assert (shadow.gate, shadow.backlog_s) == (7.0, 8.0)
+        main.full_from, main.backlog_s = 7, 8.0
+        assert (shadow.full(6), shadow.full(7), shadow.backlog_s) == (False, True, 8.0)
         main.fails.append(InputError("ours"))
         with pytest.raises(InputError, match="ours"):
             await ask(shadow, run)

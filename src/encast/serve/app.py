@@ -160,9 +160,11 @@ def _call(request: Request, limits: RequestLimits) -> Call:
 def _admit(service: Service, operation: Operation, call: Call) -> str:
     """The name of the request's key; raises ``RefusalError`` for what needs no look into the body."""
     works = operation.body is not None
-    key = service.admit(call.headers.get("authorization"), works=works, runs=operation.runs, open=operation.open)
-    limits = service.limits
-    if (size := _announced(call)) is not None and size > limits.max_body_bytes:
+    size, limits = _announced(call), service.limits
+    key = service.admit(
+        call.headers.get("authorization"), size=size, works=works, runs=operation.runs, open=operation.open
+    )
+    if size is not None and size > limits.max_body_bytes:
         raise _too_large(limits.max_body_bytes)
     return key
 

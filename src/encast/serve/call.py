@@ -80,6 +80,8 @@ class Call:
         advance: Callable[[Any], Run] = steps.send
         given: Any = None  # starts a generator
         before, size = 0, len(self.body)
+        if model.runner.full(size):
+            raise RefusalError("overloaded", "the queue is full; try again later", retry_after=model.runner.backlog_s)
         try:
             while True:
                 begin = time.perf_counter()
@@ -91,8 +93,9 @@ class Call:
                 self.timing.tokens += run.piece.batch.tokens
                 try:
                     given = await model.runner.run(
-                        run, arrived=self.arrived, deadline=self.deadline, before=before, timing=self.timing
-                    )
+                        run, arrived=self.arrived, deadline=self.deadline, before=before, size=len(self.body),
+                        timing=self.timing,
+                    )  # fmt: skip
                     advance, size = steps.send, max(len(self.body), given.nbytes)
                 except InputError as error:
                     given, advance = model.session.explain(run, error), steps.throw

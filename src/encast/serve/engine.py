@@ -282,7 +282,7 @@ class Engine:
             # From its arrival: a run that waited for a new engine is refused for that, whatever waits before it here.
             after_s = time.monotonic() + refused.wait_s - job.arrived
             words = f"the queue is full: the answer would come after {after_s:.1f} s{late}; try again later"
-            self._refuse(job, "overloaded", words, refused.retry_after, refused.wait_s)
+            self._refuse(job, "overloaded", words, refused.retry_after, refused.wait_s, full=not refused.late)
         if kept is not None:
             self._instances.run(kept)
 
@@ -321,9 +321,11 @@ class Engine:
         for job, _ in outcomes:
             job.owner.connection.jobs.pop(job.owner.id, None)
 
-    def _refuse(self, job: Job, kind: Kind, message: str, retry_after: float | None, backlog_s: float) -> None:
+    def _refuse(
+        self, job: Job, kind: Kind, message: str, retry_after: float | None, backlog_s: float, *, full: bool = False
+    ) -> None:
         asked: Asked = job.owner
-        asked.connection.send(frame(Failed(asked.id, kind, message, retry_after, backlog_s)))
+        asked.connection.send(frame(Failed(asked.id, kind, message, retry_after, backlog_s, full)))
         asked.connection.jobs.pop(asked.id, None)
 
     def _send_stats(self) -> None:

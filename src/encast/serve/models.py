@@ -28,10 +28,11 @@ class Timing:
 class Runner(Protocol):
     """What computes: an engine in another process, or, in tests, in this one."""
 
-    async def run(self, run: Run, *, arrived: float, deadline: float, before: int, timing: Timing) -> F32:
+    async def run(self, run: Run, *, arrived: float, deadline: float, before: int, size: int, timing: Timing) -> F32:
         """The rows that the run asks for, as ``Runnable.run`` gives them; adds to ``timing``.
 
-        ``arrived``, ``deadline``: seconds of ``time.monotonic``; ``before``: tokens of the request's earlier runs.
+        ``arrived``, ``deadline``: seconds of ``time.monotonic``; ``before``: tokens of the request's earlier runs;
+        ``size``: bytes of its body.
         Raises ``RefusalError``, and ``InputError`` for what the model refuses. Cancelling the task withdraws the run.
         """
         ...
@@ -41,9 +42,8 @@ class Runner(Protocol):
         """How many seconds a run would now wait: what was last heard, less the time since then."""
         ...
 
-    @property
-    def gate(self) -> float:
-        """The ``time.monotonic`` until which new requests are refused, because the engine was full when last heard."""
+    def full(self, size: int) -> bool:
+        """Whether a new request whose body has so many bytes would be refused: one like it has just been."""
         ...
 
 

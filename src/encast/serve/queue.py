@@ -43,6 +43,9 @@ _WAIT, _RESERVE, _PASSED = 0.8, 0.1, 0.5
 """Of ``max_wait_s``: how long an accepted run may wait, its own time apart; what of that is kept for smaller runs that
 come later; and for how long they may pass."""
 
+_ROOM = 0.1
+"""Of ``max_wait_s``, at least: when what was refused may try again. Room for a single request is soon taken."""
+
 _SHORTER = 0.5
 """Of what is left of a batch's time, at most, takes a batch for which it stops."""
 
@@ -245,7 +248,7 @@ class Queue:
         late = answered - alone > job.deadline
         full = waiting and self.tokens + job.tokens > self.limits.max_tokens
         if late or full or (waiting and excess > 0):
-            return Refused(answered - now, max(0.05, excess), late)
+            return Refused(answered - now, max(0.05, _ROOM * self.limits.max_wait_s, excess), late)
         return None
 
     def cancel(self, job: Job) -> None:

@@ -26,8 +26,11 @@ _LONGEST_RETRY_S = 0.5
 _GRACE_S = 0.1
 """After a deadline, for the engine to say so itself."""
 
-_GATE_S = 0.1
-"""Without new runs, at most, after the engine refused one; then the next one asks again."""
+_GATE_S = 0.2
+"""Without new runs like it, at most, after the engine refused one; then the next one asks again."""
+
+_LIKE = 0.5
+"""Of the bytes of a request that was refused: smaller ones may have room where it had none."""
 
 _MOST_UNSENT = 16 << 20
 """Bytes that the engine has not read, beyond which new requests are refused: more than a burst of requests makes."""
@@ -37,24 +40,24 @@ _TOGETHER_BYTES = 4096
 
 
 class _Pending:
-    """A run without an answer, and how many engines it was sent to."""
+    """A run without an answer, of a request with a body of ``size`` bytes, and how many engines it was sent to."""
 
-    __slots__ = ("data", "future", "sent")
+    __slots__ = ("data", "future", "sent", "size")
 
-    def __init__(self, data: bytearray, future: asyncio.Future[Rows | Failed]) -> None:
-        self.data, self.future, self.sent = data, future, 0
+    def __init__(self, data: bytearray, size: int, future: asyncio.Future[Rows | Failed]) -> None:
+        self.data, self.size, self.future, self.sent = data, size, future, 0
 
 
 class RemoteEngine:
     """Answers by the engine behind the listening Unix socket at ``address``, an abstract name without its leading NUL.
 
     When the connection breaks it connects again, and sends the runs that had no answer once more: a run under which two
-    engines ended gets ``RefusalError`` "failed". All methods belong to one event loop. ``gate``: the
-    ``time.monotonic`` until which new requests are refused at once, because the engine was full.
+    engines ended gets ``RefusalError`` "failed". All methods belong to one event loop.
     """
 
     def __init__(self, address: str) -> None:
-        self.gate = 0.0
+        self._gate = (0.0, 0)
+        """Until when new requests are refused at once, because the engine was full; and from how many bytes on."""
         self._address = "\0" + address
         self._pending: dict[int, _Pending] = {}
         self._unsent: list[_Pending] = []
@@ -77,14 +80,19 @@ class RemoteEngine:
         """Runs under way."""
         return len(self._pending)
 
-    async def run(self, run: Run, *, arrived: float, deadline: float, before: int, timing: Timing) -> F32:
+    def full(self, size: int) -> bool:
+        """See ``Runner.full``."""
+        until, least = self._gate
+        return size >= least and time.monotonic() < until
+
+    async def run(self, run: Run, *, arrived: float, deadline: float, before: int, size: int, timing: Timing) -> F32:
         """See ``Runner.run``."""
         now = time.monotonic()
         if self._closed:
             raise RefusalError("unavailable", "the model is being replaced", retry_after=1)
         if now >= deadline:
             raise RefusalError("expired", "the deadline passed before the run was submitted")
-        if not before and now < self.gate:
+        if not before and self.full(size):
             raise RefusalError("overloaded", "the engine is full; try again later", retry_after=self.backlog_s)
         if not before and self._paused:
             raise RefusalError("overloaded", "the engine does not keep up; try again later", retry_after=1)
@@ -100,7 +108,7 @@ class RemoteEngine:
             )
         )  # fmt: skip
         loop = asyncio.get_running_loop()
-        pending = self._pending[number] = _Pending(data, loop.create_future())
+        pending = self._pending[number] = _Pending(data, size, loop.create_future())
         timer = loop.call_later(deadline - now + _GRACE_S, self._expire, number)
         try:
             self._send(pending)
@@ -218,8 +226,11 @@ class RemoteEngine:
     def _hear(self, answer: FromEngine) -> None:
         now = time.monotonic()
         self._heard = (answer.backlog_s, now)
-        if isinstance(answer, Failed) and answer.kind == "overloaded":
-            self.gate = now + min(_GATE_S, answer.retry_after or _GATE_S)
+        pending = self._pending.get(answer.id)
+        if isinstance(answer, Failed) and answer.full and pending is not None:
+            until, least = self._gate
+            size = int(pending.size * _LIKE)
+            self._gate = now + min(_GATE_S, answer.retry_after or _GATE_S), min(size, least) if now < until else size
         self._answer(answer)
 
 

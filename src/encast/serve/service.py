@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -99,9 +98,10 @@ class Service:
     inflight_bytes: int = 0
     """Of their bodies: the sum of their calls' ``held``."""
 
-    def admit(self, authorization: str | None, *, works: bool, runs: bool, open: bool) -> str:
+    def admit(self, authorization: str | None, *, size: int | None, works: bool, runs: bool, open: bool) -> str:
         """The name of the key of a request that is counted in ``running``; see ``Operation`` for ``runs`` and ``open``.
-        ``works``: whether it is one of those that ``max_concurrent`` bounds.
+        ``size``: bytes of its body, None where nobody knows yet; ``works``: whether it is one of those that
+        ``max_concurrent`` bounds.
 
         Raises ``RefusalError`` for what needs no look into the request's body.
         """
@@ -112,10 +112,10 @@ class Service:
             raise RefusalError("unavailable", "the server is starting, or about to end; try again", retry_after=1)
         if works and self.running > self.limits.max_concurrent:
             raise RefusalError("overloaded", f"{self.running - 1} requests are under way; try again", retry_after=1)
-        if runs:
+        if runs and size is not None:
             # Which model it wants is in the body: it is refused here when none of them has room.
             runners = [model.runner for model in self.models.by_name.values()]
-            if runners and time.monotonic() < min(runner.gate for runner in runners):
+            if runners and all(runner.full(size) for runner in runners):
                 wait = min(runner.backlog_s for runner in runners)
                 raise RefusalError("overloaded", "the queue is full; try again later", retry_after=wait)
         return key

@@ -89,9 +89,9 @@ class ShadowRunner:
         self._owed = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def run(self, run: Run, *, arrived: float, deadline: float, before: int, timing: Timing) -> F32:
+    async def run(self, run: Run, *, arrived: float, deadline: float, before: int, size: int, timing: Timing) -> F32:
         """See ``Runner.run``."""
-        rows = await self._main.run(run, arrived=arrived, deadline=deadline, before=before, timing=timing)
+        rows = await self._main.run(run, arrived=arrived, deadline=deadline, before=before, size=size, timing=timing)
         self._owed += self._share
         if self._owed >= 1:
             self._owed -= 1
@@ -108,10 +108,9 @@ class ShadowRunner:
         """Of the main runner."""
         return self._main.backlog_s
 
-    @property
-    def gate(self) -> float:
+    def full(self, size: int) -> bool:
         """Of the main runner."""
-        return self._main.gate
+        return self._main.full(size)
 
     async def close(self) -> None:
         """Closes both, and gives up comparisons under way."""
@@ -125,7 +124,7 @@ class ShadowRunner:
         now = time.monotonic()
         try:
             expected = await self._reference.run(
-                run, arrived=now, deadline=now + _PATIENCE_S, before=0, timing=Timing()
+                run, arrived=now, deadline=now + _PATIENCE_S, before=0, size=0, timing=Timing()
             )
         except EncastError:
             self._counts.count("shadow_dropped_total", self._model)

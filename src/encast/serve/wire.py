@@ -66,13 +66,16 @@ class Rows(msgspec.Struct, array_like=True, frozen=True, tag=2):
 
 
 class Failed(msgspec.Struct, array_like=True, frozen=True, tag=3):
-    """No answer; see ``RefusalError``. ``kind`` "unprocessable" carries the words of an ``InputError``."""
+    """No answer; see ``RefusalError``. ``kind`` "unprocessable" carries the words of an ``InputError``. ``full``: the
+    queue has no room for runs like it, whatever time they have.
+    """
 
     id: int
     kind: Kind
     message: str
     retry_after: float | None
     backlog_s: float
+    full: bool = False
 
 
 class EngineStats(msgspec.Struct, array_like=True, frozen=True):

@@ -112,7 +112,7 @@ def _method(
         key, refusal, answer = "", None, b""
         service.running += 1
         try:
-            key = service.admit(metadata.get("authorization"), works=runs, runs=runs, open=open)
+            key = service.admit(metadata.get("authorization"), size=len(body), works=runs, runs=runs, open=open)
             service.hold(call, len(body))
             answer = await asyncio.wait_for(_answer(service, call, request_type, handler), call.deadline - now)
         except RefusalError as error:
