@@ -158,10 +158,10 @@ class Rules:
         exact = a.exact * b.exact
         return Value(exact, np.sqrt((a.sigma * b.exact) ** 2 + (b.sigma * a.exact) ** 2 + (UNIT * exact) ** 2))
 
-    def rotary(self, context: Context, x: Value, *, heads: int, theta: float) -> Value:
+    def rotary(self, context: Context, x: Value, *, heads: int, theta: float, rate: float) -> Value:
         size = x.exact.shape[1] // heads
         angles = np.concatenate([np.arange(length) for _, _, length in context.sequences()])[:, None]
-        angles = angles * theta ** (-np.arange(0, size, 2) / size)
+        angles = angles * rate * theta ** (-np.arange(0, size, 2) / size)
         return turned(x, np.cos(angles), np.sin(angles))
 
     def attention_scores(self, context: Context, q: Value, k: Value, *, heads: int) -> Value:

@@ -12,6 +12,7 @@ Needs torch and transformers. Run from the repository root: ``python tests/make_
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +21,7 @@ from unittest import mock
 
 import numpy as np
 from checkpoints import CASES, ENTITY_CASES, ENTITY_TEXTS, Case, Inputs, digest, inputs_of, make_case
+from transformers_form import transformers_form
 
 GOLDEN = Path(__file__).parent / "golden"
 SEQUENCE_OF_KEYS = 1
@@ -27,6 +29,11 @@ SEQUENCE_OF_KEYS = 1
 
 def transformers_outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -> dict[str, np.ndarray[Any, Any]]:
     """Runs the checkpoint with transformers, one sequence at a time (no padding), in ``float32`` or ``float64``."""
+    with tempfile.TemporaryDirectory() as place:
+        return _outputs(transformers_form(folder, case, Path(place) / "form"), case, inputs, dtype)
+
+
+def _outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -> dict[str, np.ndarray[Any, Any]]:
     import torch
     import transformers
 
@@ -41,7 +48,10 @@ def transformers_outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -
     }
     # The eager form of ModernBERT's attention takes its softmax in float32, whatever the model's dtype is.
     attention = "sdpa" if case.arch == "modernbert" else "eager"
-    model, loading = classes[case.head].from_pretrained(
+    # Some models have no head for answers; the folder then has it as one that labels tokens.
+    answers = json.loads((folder / "config.json").read_text())["architectures"][0].endswith("QuestionAnswering")
+    kind = "tag" if case.head == "answer" and not answers else case.head
+    model, loading = classes[kind].from_pretrained(
         folder, dtype=getattr(torch, dtype), attn_implementation=attention, output_loading_info=True
     )
     problems = {key: value for key, value in loading.items() if value}
@@ -50,7 +60,7 @@ def transformers_outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -
     model.eval()
     keys: list[Any] = []
     for name, module in model.named_modules():
-        if name.rsplit(".", 1)[-1] in ("key", "k", "k_lin"):
+        if name.rsplit(".", 1)[-1] in ("key", "k", "k_lin", "k_proj"):
             module.register_forward_hook(lambda module, args, result: keys.append(result[0].numpy()))
         elif name.endswith(".Wqkv"):
             module.register_forward_hook(lambda module, args, result: keys.append(result[0].chunk(3, -1)[1].numpy()))
@@ -67,7 +77,7 @@ def transformers_outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -
             if inputs.token_type_ids is not None:
                 arguments["token_type_ids"] = torch.tensor([inputs.token_type_ids[index]])
             answer = model(**arguments)
-            if case.head == "answer":
+            if answers:
                 parts.append(torch.stack([answer.start_logits[0], answer.end_logits[0]], dim=1).numpy())
             elif case.head in ("features", "embed"):
                 parts.append(answer.last_hidden_state[0].numpy())
@@ -89,10 +99,13 @@ def _angles_in_float64(module: Any, args: Any, kwargs: Any, result: Any) -> Any:
     """Cosines and sines of angles in float64: transformers makes them in float32, whatever the model's dtype is."""
     import torch
 
-    _, positions, kind = (*args, *kwargs.values())
+    _, positions, *kind = (*args, *kwargs.values())
     size = result[0].shape[-1]
-    theta = float(module.config.rope_parameters[kind]["rope_theta"])
-    frequencies = theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    parameters = module.config.rope_parameters[kind[0]] if kind else module.config.rope_parameters
+    theta, factor = float(parameters["rope_theta"]), 1.0
+    if parameters.get("rope_type") == "linear":
+        factor = float(parameters["factor"])
+    frequencies = 1.0 / factor * theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     angles = (positions[..., None].double() * frequencies).repeat(1, 1, 2)
     assert (angles.cos() - result[0]).abs().max() < 1e-5
     assert (angles.sin() - result[1]).abs().max() < 1e-5
@@ -112,8 +125,6 @@ def _turned_in_float64(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 
 
 def embed(folder: Path, x: Any) -> np.ndarray[Any, Any]:
     """Pooling, dense and normalisation of one sequence, ``x: [tokens, hidden]``, as ``modules.json`` says."""
-    import json
-
     import torch
     from safetensors.torch import load_file
 
@@ -174,8 +185,6 @@ def make(case: Case, folder: Path) -> None:
 
 def make_entities(folder: Path) -> None:
     """``golden/entities.json``: what transformers' pipeline finds in ``ENTITY_TEXTS`` with its simple strategy."""
-    import json
-
     import transformers
 
     found: dict[str, Any] = {}

@@ -75,11 +75,12 @@ def broken_nodes(graph: Graph) -> Iterator[tuple[str, Table]]:
             ("one less far", lambda context, scores, *, reach: _masked(context, scores, reach - 1)),
         ],
         "rotary": [
-            ("left out", lambda context, x, *, heads, theta: x),
-            ("another base", lambda context, x, *, heads, theta: _rotated(context, x, heads, theta * 1.05)),
-            ("one head", lambda context, x, *, heads, theta: _rotated(context, x, 1, theta)),
+            ("left out", lambda context, x, **attrs: x),
+            ("another base", lambda context, x, *, theta, **attrs: _rotated(context, x, theta=theta * 1.05, **attrs)),
+            ("another rate", lambda context, x, *, rate, **attrs: _rotated(context, x, rate=rate * 1.05, **attrs)),
+            ("one head", lambda context, x, *, heads, **attrs: _rotated(context, x, heads=1, **attrs)),
             ("other pairs", _rotated_neighbours),
-            ("backwards", lambda context, x, *, heads, theta: _rotated(context, x[:, ::-1], heads, theta)[:, ::-1]),
+            ("backwards", lambda context, x, **attrs: _rotated(context, x[:, ::-1], **attrs)[:, ::-1]),
             ("not restarted", _rotated_not_restarted),
         ],
         "gated_activation": [
@@ -116,21 +117,21 @@ def _masked(context: Context, scores: Any, reach: int) -> Any:
     return EVALUATORS["local_mask"](context, scores, reach=reach)
 
 
-def _rotated(context: Context, x: Any, heads: int, theta: float) -> Any:
-    return EVALUATORS["rotary"](context, x, heads=heads, theta=theta)
+def _rotated(context: Context, x: Any, **attrs: Any) -> Any:
+    return EVALUATORS["rotary"](context, x, **attrs)
 
 
-def _rotated_neighbours(context: Context, x: Any, *, heads: int, theta: float) -> Any:
+def _rotated_neighbours(context: Context, x: Any, *, heads: int, **attrs: Any) -> Any:
     """Pairs of neighbouring columns, as other models have them."""
     size = x.shape[1] // heads
     order = np.arange(x.shape[1]).reshape(heads, size // 2, 2).transpose(0, 2, 1).reshape(-1)
-    return _rotated(context, x[:, order], heads, theta)[:, np.argsort(order)]
+    return _rotated(context, x[:, order], heads=heads, **attrs)[:, np.argsort(order)]
 
 
-def _rotated_not_restarted(context: Context, x: Any, *, heads: int, theta: float) -> Any:
+def _rotated_not_restarted(context: Context, x: Any, **attrs: Any) -> Any:
     whole = replace(context, cu_seqlens=np.array([0, len(x)], np.int32))
     # Of queries or of keys alone: where both are wrong alike, no distance is.
-    return _rotated(whole, x, heads, theta)
+    return _rotated(whole, x, **attrs)
 
 
 def _gated(context: Context, x: Any, kind: str) -> Any:

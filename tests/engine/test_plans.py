@@ -44,6 +44,7 @@ CASES = [
     ("albert-odd", "int8", "scalar"),
     ("modernbert-classify", "int8", "avx512bf16"),
     ("modernbert-mean", "bf16", "scalar"),
+    ("nomic_bert-own-classify", "int8", "avx512bf16"),
 ]
 
 

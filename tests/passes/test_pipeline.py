@@ -29,10 +29,10 @@ def ops(graph: Graph) -> set[str]:
     return {node.op for node in graph.nodes}
 
 
-def _rotary_of_f32(context: Context, x: Any, *, heads: int, theta: float) -> Any:
+def _rotary_of_f32(context: Context, x: Any, *, heads: int, theta: float, rate: float) -> Any:
     size = x.shape[1] // heads
     positions = np.concatenate([np.arange(length) for _, _, length in context.sequences()])
-    angles = positions[:, None] * theta ** (-np.arange(0, size, 2) / size)
+    angles = positions[:, None] * rate * theta ** (-np.arange(0, size, 2) / size)
     cos, sin = (part.astype(np.float32).astype(np.float64)[:, None] for part in (np.cos(angles), np.sin(angles)))
     a, b = np.split(x.reshape(len(x), heads, size), 2, axis=2)
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=2).reshape(x.shape)

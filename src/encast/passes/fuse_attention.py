@@ -44,7 +44,8 @@ class Match:
     factor: float
     bias: Node | None
     reach: int | None
-    theta: float | None
+    angles: tuple[float, float] | None
+    """Base and rate of op ``rotary``."""
 
 
 def fuse_attention(graph: Graph, exact: bool) -> Outcome:
@@ -53,7 +54,7 @@ def fuse_attention(graph: Graph, exact: bool) -> Outcome:
     index = Index(graph)
     joiner = ProjectionJoiner(graph, exact)
     tables: dict[tuple[str, int], str] = {}
-    angles: dict[tuple[float, int], str] = {}
+    made_angles: dict[tuple[float, float, int], str] = {}
     patches: list[Patch] = []
     for context in [node for node in graph.nodes if node.op == "attention_context"]:
         try:
@@ -71,9 +72,9 @@ def fuse_attention(graph: Graph, exact: bool) -> Outcome:
             continue
         joined, factor = joiner.join(q, k, v, match.factor)
         made = [joined]
-        if match.theta is not None:
+        if match.angles is not None:
             size = _width(graph, q) // match.heads
-            made.append(_turned(graph, joined, match, _angle_table(graph, match.theta, size, angles)))
+            made.append(_turned(graph, joined, match, _angle_table(graph, *match.angles, size, made_angles)))
         attrs: dict[str, Any] = {"heads": match.heads, "scale": factor, "products": "f32"}
         inputs = [made[-1].outputs[0]]
         if match.reach is not None:
@@ -123,13 +124,13 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
     index.need_private(v, context)
     index.need_private(k, scores)
     index.need_private(q, scores)
-    theta = None
+    angles = None
     turned = [index.producer(value) for value in (q, k)]
     if any(node is not None and node.op == "rotary" for node in turned):
         turned_q, turned_k = (index.made_by(value, "rotary") for value in (q, k))
         if turned_q.attrs != turned_k.attrs or turned_q.attrs["heads"] != scores.attrs["heads"]:
             raise MismatchError(f"{turned_q.name!r} and {turned_k.name!r} do not turn the heads of the scores alike")
-        theta = float(turned_q.attrs["theta"])
+        angles = (float(turned_q.attrs["theta"]), float(turned_q.attrs["rate"]))
         inner += [turned_q, turned_k]
         q, k = turned_q.inputs[0], turned_k.inputs[0]
         index.need_private(q, turned_q)
@@ -142,7 +143,7 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
         index.need_private(q, scaled)
     if not factor > 0:
         raise MismatchError(f"the scores are scaled by {factor}")
-    return Match(tuple(inner), q, k, v, scores.attrs["heads"], factor, bias, reach, theta)
+    return Match(tuple(inner), q, k, v, scores.attrs["heads"], factor, bias, reach, angles)
 
 
 def _distance_table(graph: Graph, bias: Node, made: dict[tuple[str, int], str]) -> str:
@@ -168,10 +169,10 @@ def _turned(graph: Graph, joined: Node, match: Match, table: str) -> Node:
     return Node("rotary_qkv", [joined.outputs[0], table], [name], {"heads": match.heads}, name, joined.layer)
 
 
-def _angle_table(graph: Graph, theta: float, size: int, made: dict[tuple[float, int], str]) -> str:
+def _angle_table(graph: Graph, theta: float, rate: float, size: int, made: dict[tuple[float, float, int], str]) -> str:
     """``f32[max_len, size]``: of every position the cosines and the sines of the angles of op ``rotary``."""
-    if (theta, size) not in made:
-        angles = np.arange(graph.meta.max_len)[:, None] * theta ** (-np.arange(0, size, 2) / size)
+    if (theta, rate, size) not in made:
+        angles = np.arange(graph.meta.max_len)[:, None] * rate * theta ** (-np.arange(0, size, 2) / size)
         table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-        made[theta, size] = graph.add_constant(fresh_name(graph, f"rotary.{theta:g}"), table)
-    return made[theta, size]
+        made[theta, rate, size] = graph.add_constant(fresh_name(graph, f"rotary.{theta:g}"), table)
+    return made[theta, rate, size]

@@ -140,9 +140,9 @@ def _gated_activation(context: Context, x: Float64, *, kind: str) -> Float64:
 
 
 @_evaluates("rotary")
-def _rotary(context: Context, x: Float64, *, heads: int, theta: float) -> Float64:
+def _rotary(context: Context, x: Float64, *, heads: int, theta: float, rate: float) -> Float64:
     size = x.shape[1] // heads
-    angles = _positions(context)[:, None] * theta ** (-np.arange(0, size, 2) / size)
+    angles = _positions(context)[:, None] * rate * theta ** (-np.arange(0, size, 2) / size)
     return _turned(x, np.cos(angles), np.sin(angles))
 
 
