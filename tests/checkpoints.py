@@ -23,6 +23,7 @@ import numpy as np
 from checkpoint_tokenizers import BYTE_LEVEL_VOCAB, write_tokenizer
 from checkpoints_gated import (
     GATED,
+    NOT_IN_TRANSFORMERS,
     TOKENIZERS,
     gated_cases,
     gated_config,
@@ -38,6 +39,7 @@ __all__ = [
     "ENTITY_CASES",
     "ENTITY_TEXTS",
     "HEADS",
+    "TRAINABLE",
     "Case",
     "Inputs",
     "digest",
@@ -47,6 +49,8 @@ __all__ = [
 ]
 
 ARCHS = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "mpnet", "albert", *GATED)
+TRAINABLE = tuple(arch for arch in ARCHS if arch not in NOT_IN_TRANSFORMERS)
+"""Those that ``encast compress`` trains."""
 HEADS = ("features", "embed", "embed_sparse", "classify", "tag", "answer", "fill_mask")
 
 _STEMS = {

@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "GATED", "TOKENIZERS", "gated_cases", "gated_config", "gated_shapes", "gated_stem", "inject_gated_outliers",
+    "GATED", "NOT_IN_TRANSFORMERS", "TOKENIZERS", "gated_cases", "gated_config", "gated_shapes", "gated_stem",
+    "inject_gated_outliers",
 ]  # fmt: skip
 
-GATED = {"modernbert": 8, "nomic_bert": 43}
+GATED = {"modernbert": 8, "nomic_bert": 43, "gte": 45, "new": 48}
 """The architectures, and the seeds of their usual cases."""
-TOKENIZERS = {"nomic_bert": "Bert"}
+NOT_IN_TRANSFORMERS = ("new",)
+"""Model types that it opens only with code of the hub."""
+TOKENIZERS = {"nomic_bert": "Bert", "gte": "Bert", "new": "Bert", "jina_bert": "Bert"}
 """Whose tokenizer an architecture comes with, where that has not its own name."""
 _OUTLIER = 16.0
 _BARE = ("features", "embed")
@@ -32,7 +35,8 @@ Shapes = Iterator[tuple[str, tuple[int, ...], str]]
 
 def gated_stem(spec: Any) -> str:
     """The class name's beginning."""
-    return {"modernbert": "ModernBert", "nomic_bert": "NomicBert"}[spec.arch]
+    stems = {"modernbert": "ModernBert", "nomic_bert": "NomicBert", "gte": "Gte", "new": "New", "jina_bert": "JinaBert"}
+    return stems[spec.arch]
 
 
 def gated_config(spec: Any, config: dict[str, Any]) -> dict[str, Any]:
@@ -45,7 +49,17 @@ def gated_config(spec: Any, config: dict[str, Any]) -> dict[str, Any]:
         del config["layer_norm_eps"]
         return config
     config["type_vocab_size"] = spec.type_vocab
-    if spec.layout != "own":
+    if spec.arch == "new":
+        config.update(rope_theta=20.0, rope_scaling={"type": "ntk", "factor": 8.0}, position_embedding_type="rope")
+        config.update(
+            layer_norm_type="layer_norm", logn_attention_scale=False, logn_attention_clip1=False, pack_qkv=True
+        )
+        config["auto_map"] = {"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"}
+    elif spec.arch == "jina_bert":
+        config.update(model_type="bert", position_embedding_type="alibi", feed_forward_type="geglu", emb_pooler="mean")
+        code = "jinaai/jina-bert-implementation--modeling_bert."
+        config["auto_map"] = {"AutoModel": f"{code}JinaBertModel", "AutoModelForMaskedLM": f"{code}JinaBertForMaskedLM"}
+    elif spec.layout != "own":
         config["rope_parameters"] = {"rope_type": "default", "rope_theta": 100.0}
     elif spec.arch == "nomic_bert":
         words = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
@@ -87,7 +101,9 @@ def _norm(name: str, size: int, bias: bool = True) -> Shapes:
 def _prefix(spec: Any) -> str:
     if spec.head in _BARE:
         return ""
-    return {("modernbert", ""): "model.", ("nomic_bert", "own"): "bert."}.get((spec.arch, spec.layout), spec.arch + ".")
+    if spec.arch == "jina_bert" or (spec.arch, spec.layout) == ("nomic_bert", "own"):
+        return "bert."
+    return f"{spec.arch}."
 
 
 def gated_shapes(spec: Any) -> Shapes:
@@ -95,17 +111,24 @@ def gated_shapes(spec: Any) -> Shapes:
     if spec.arch == "modernbert":
         yield from _modern_shapes(spec, "" if spec.head in _BARE else "model.")
         return
-    own, prefix, vocab = spec.layout != "transformers", _prefix(spec), _vocab_rows(spec)
+    own, prefix, vocab = _has_own_names(spec), _prefix(spec), _vocab_rows(spec)
     yield f"{prefix}embeddings.word_embeddings.weight", (vocab, spec.hidden), "table"
     if spec.type_vocab:
         yield f"{prefix}embeddings.token_type_embeddings.weight", (spec.type_vocab, spec.hidden), "table"
-    yield from _norm(f"{prefix}{'emb_ln' if own else 'embeddings.LayerNorm'}", spec.hidden)
+    yield from _norm(
+        f"{prefix}{'emb_ln' if own and spec.arch == 'nomic_bert' else 'embeddings.LayerNorm'}", spec.hidden
+    )
     for layer in range(spec.layers):
         if own:
-            yield from _nomic_layer(spec, f"{prefix}encoder.layers.{layer}.")
+            place, shapes = _OWN_LAYERS[spec.arch]
+            yield from shapes(spec, f"{prefix}{place}.{layer}.")
         else:
             yield from _transformers_layer(spec, f"{prefix}layers.{layer}.")
     yield from _head_shapes(spec, prefix, vocab)
+
+
+def _has_own_names(spec: Any) -> bool:
+    return spec.layout != "transformers" or spec.arch in ("new", "jina_bert")
 
 
 def _inner_columns(spec: Any) -> int:
@@ -129,6 +152,39 @@ def _nomic_layer(spec: Any, at: str) -> Shapes:
     yield from _norm(f"{at}norm2", hidden)
 
 
+def _gte_layer(spec: Any, at: str) -> Shapes:
+    hidden = spec.hidden
+    if spec.config.get("pack_qkv", True):
+        yield from _linear(f"{at}attention.qkv_proj", 3 * hidden, hidden, True, "peaked_qk")
+    else:
+        for part, kind in (("q", "peaked_qk"), ("k", "peaked_qk"), ("v", "weight")):
+            yield from _linear(f"{at}attention.{part}_proj", hidden, hidden, True, kind)
+    yield from _linear(f"{at}attention.o_proj", hidden, hidden, True)
+    yield from _norm(f"{at}attn_ln", hidden)
+    yield from _linear(f"{at}mlp.up_gate_proj", 2 * spec.inner, hidden, False)
+    yield from _linear(f"{at}mlp.down_proj", hidden, spec.inner, True)
+    yield from _norm(f"{at}mlp_ln", hidden)
+
+
+def _jina_layer(spec: Any, at: str) -> Shapes:
+    hidden = spec.hidden
+    for part, kind in (("query", "peaked_qk"), ("key", "peaked_qk"), ("value", "weight")):
+        yield from _linear(f"{at}attention.self.{part}", hidden, hidden, True, kind)
+    yield from _linear(f"{at}attention.output.dense", hidden, hidden, True)
+    yield from _norm(f"{at}attention.output.LayerNorm", hidden)
+    yield from _linear(f"{at}mlp.gated_layers", 2 * spec.inner, hidden, False)
+    yield from _linear(f"{at}mlp.wo", hidden, spec.inner, True)
+    yield from _norm(f"{at}mlp.layernorm", hidden)
+
+
+_OWN_LAYERS = {
+    "nomic_bert": ("encoder.layers", _nomic_layer),
+    "gte": ("encoder.layer", _gte_layer),
+    "new": ("encoder.layer", _gte_layer),
+    "jina_bert": ("encoder.layer", _jina_layer),
+}
+
+
 def _transformers_layer(spec: Any, at: str) -> Shapes:
     hidden, biases = spec.hidden, spec.arch != "nomic_bert"
     for part, kind in (("q", "peaked_qk"), ("k", "peaked_qk"), ("v", "weight"), ("o", "weight")):
@@ -148,10 +204,17 @@ def _head_shapes(spec: Any, prefix: str, vocab: int) -> Shapes:
         yield from _linear("classifier", spec.labels, hidden, True)
     elif head == "answer":
         yield from _linear("qa_outputs", 2, hidden, True)
+    elif head in _MASKED and spec.arch in ("gte", "new"):
+        yield from _linear("lm_head.dense", hidden, hidden, True)
+        yield from _norm(f"lm_head.{'norm' if _has_own_names(spec) else 'layer_norm'}", hidden)
+        if not spec.tied:
+            yield "lm_head.decoder.weight", (vocab, hidden), "weight"
+        yield "lm_head.decoder.bias", (vocab,), "bias"
     elif head in _MASKED:
-        bias = spec.layout != "own" or spec.config.get("mlp_fc1_bias", False)
+        bias = (spec.arch, spec.layout) != ("nomic_bert", "own") or spec.config.get("mlp_fc1_bias", False)
         yield from _linear("cls.predictions.transform.dense", hidden, hidden, bias)
-        yield from _norm("cls.predictions.transform.layer_norm", hidden)
+        norm = "LayerNorm" if spec.arch == "jina_bert" else "layer_norm"
+        yield from _norm(f"cls.predictions.transform.{norm}", hidden)
         if not spec.tied:
             yield from _linear("cls.predictions.decoder", vocab, hidden, True)  # its bias wins
         if bias:
@@ -223,6 +286,12 @@ def _feed_forwards(made: Mapping[str, Any], spec: Any) -> Iterator[tuple[str, li
             yield at, [f"{path}.mlp.fc1"], f"{path}.mlp.fc1", 0, f"{path}.mlp.fc2"
         elif norm == "norm1":
             yield at, [f"{path}.mlp.fc11", f"{path}.mlp.fc12"], f"{path}.mlp.fc11", 0, f"{path}.mlp.fc2"
+        elif norm == "attn_ln":
+            up = f"{path}.mlp.up_gate_proj"
+            yield at, [up], up, 0, f"{path}.mlp.down_proj"
+        elif at.endswith("attention.output.LayerNorm"):
+            up = f"{path.removesuffix('.attention.output')}.mlp.gated_layers"
+            yield at, [up], up, spec.inner, up.replace("gated_layers", "wo")
         elif norm == "post_attention_layernorm":
             up = f"{path}.mlp.up_proj"
             yield at, [f"{path}.mlp.gate_proj", up], up, 0, f"{path}.mlp.down_proj"
@@ -247,3 +316,13 @@ def gated_cases() -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     yield "nomic_bert-linear", "nomic_bert", "features", {**small, "config": {"rope_parameters": linear}}
     yield "nomic_bert-untied", "nomic_bert", "fill_mask", {**small, "layers": 1, "tied": False}
     yield "nomic_bert-embed", "nomic_bert", "embed", {**small, "pooling": ("mean",), "normalize": True}
+    yield "gte-saved", "gte", "features", {**small, "layout": "saved", "type_vocab": 1}
+    yield "gte-saved-fill_mask", "gte", "fill_mask", {**small, "layout": "saved", "layers": 1}
+    yield "gte-no-types", "gte", "features", {**small, "type_vocab": 0}
+    yield "gte-relu", "gte", "fill_mask", {**small, "layers": 1, "activation": "relu"}
+    yield "gte-untied", "gte", "fill_mask", {**small, "layers": 1, "tied": False}
+    yield "gte-reranker", "gte", "classify", {**small, "labels": 1, "type_vocab": 1}
+    yield "new-parts", "new", "features", {**small, "type_vocab": 1, "config": {"pack_qkv": False}}
+    yield "new-wide", "new", "classify", {**wide, "type_vocab": 0}
+    yield "new-odd", "new", "features", {**odd, "config": {"rope_scaling": None}}
+    yield "new-embed", "new", "embed", {**small, "pooling": ("cls",), "normalize": True}

@@ -15,12 +15,12 @@ from safetensors.numpy import load_file, save_file
 __all__ = ["transformers_form"]
 
 # Model types without this head in transformers: it is that of token classification, by another name.
-_WITHOUT_ANSWERS = ("nomic_bert",)
+_WITHOUT_ANSWERS = ("nomic_bert", "gte", "new")
 
 
 def transformers_form(folder: Path, case: Case, place: Path) -> Path:
     """``folder`` itself where transformers opens it as it is, else a copy in the new folder ``place``."""
-    own = case.options.get("layout") == "own"
+    own = case.options.get("layout") == "own" or case.arch == "new"
     tagged = case.head == "answer" and case.arch in _WITHOUT_ANSWERS
     if not own and not tagged:
         return folder
@@ -59,4 +59,25 @@ def _nomic(config: Mapping[str, Any], tensors: Tensors) -> tuple[dict[str, Any],
     return made, named
 
 
-_FORMS = {"nomic_bert": _nomic}
+def _new(config: Mapping[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Tensors]:
+    """Its scaled base is another base with all angles divided, which transformers has."""
+    made = {name: value for name, value in config.items() if name not in ("auto_map", "rope_theta", "rope_scaling")}
+    made["model_type"] = "gte"
+    made["architectures"] = [name.replace("New", "Gte") for name in config["architectures"]]
+    theta, scaling = float(config["rope_theta"]), config["rope_scaling"]
+    made["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+    if scaling is not None:
+        size, factor = config["hidden_size"] // config["num_attention_heads"], float(scaling["factor"])
+        divisor = factor ** (2.0 / size)
+        made["rope_parameters"] = {"rope_type": "linear", "rope_theta": theta * factor, "factor": divisor}
+    words = {f"attention.{part}_proj": f"self_attn.{part}_proj" for part in "qkv"}
+    named = {}
+    for name, array in tensors.items():
+        new = name.replace("new.", "gte.")
+        for old, word in words.items():
+            new = new.replace(old, word)
+        named[new] = array
+    return made, named
+
+
+_FORMS = {"nomic_bert": _nomic, "new": _new}

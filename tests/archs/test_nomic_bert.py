@@ -115,6 +115,8 @@ def test_a_published_config(tmp_path: Path) -> None:
         "resid_pdrop": 0.0, "rotary_emb_base": 1000, "rotary_scaling_factor": 2, "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False, "summary_type": "cls_index", "torch_dtype": "float32",
         "use_cache": True, "use_flash_attn": True, "use_rms_norm": False, "use_xentropy": True,
+        # Since transformers has the model, the files say sizes and angles a second time.
+        "max_position_embeddings": 2048, "rope_parameters": {"rope_theta": 1000.0, "rope_type": "default"},
     }  # fmt: skip
     graph = build(own(tmp_path, config=published))
     assert graph.meta.max_len == 2048
@@ -170,6 +172,11 @@ OWN = [
     ({"rotary_emb_base": 0}, CheckpointError, "rotary_emb_base is 0; a number above 0"),
     ({"rotary_scaling_factor": -2}, CheckpointError, "rotary_scaling_factor is -2; a number above 0"),
     ({"rotary_scaling_factor": 2, "max_trained_positions": 0}, CheckpointError, "max_trained_positions is 0"),
+    (
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+        CheckpointError,
+        "rotary_emb_base is 100, and rope_parameters say .*rate=0.5",
+    ),
     ({"layer_norm_epsilon": 0.0}, CheckpointError, "layer_norm_epsilon is 0.0; a number above 0"),
     ({"qkv_proj_bias": "no"}, CheckpointError, "qkv_proj_bias is 'no'; true or false"),
     ({"qkv_proj_bias": True}, CheckpointError, r"'encoder\.layers\.0\.attn\.Wqkv\.bias' is missing"),

@@ -22,7 +22,7 @@ from encast.archs.gated import (
 from encast.archs.heads import predict_tokens, transform
 from encast.archs.modules import Modules
 from encast.archs.weights import Weights
-from encast.errors import UnsupportedModelError
+from encast.errors import CheckpointError, UnsupportedModelError
 
 __all__ = ["NomicBert"]
 
@@ -89,6 +89,13 @@ class NomicBert(GatedEncoder):
             return
         _refuse_other_arithmetic(config, self.sizes)
         self.rotary = Rotary(config.above_zero("rotary_emb_base", 10_000.0))
+        # Files on the hub say the same a second time, in the words of transformers.
+        again = read_rotary(config, self.rotary.theta, self.sizes.hidden // self.sizes.heads)
+        if again != self.rotary:
+            raise CheckpointError(
+                f"{config.where}: rotary_emb_base is {self.rotary.theta:g}, and rope_parameters say {again}: two "
+                "spellings of one field: remove one"
+            )
         attention, inner = config.flag("qkv_proj_bias", True), config.flag("mlp_fc1_bias", True)
         self.biases = Biases(attention, attention, inner, config.flag("mlp_fc2_bias", True))
         self.head_bias = inner
