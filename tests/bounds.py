@@ -94,6 +94,7 @@ class Rules:
             "rotary",
             "attention_scores",
             "relative_bias",
+            "linear_bias",
             "local_mask",
             "softmax",
             "attention_context",
@@ -176,6 +177,11 @@ class Rules:
     def relative_bias(self, context: Context, scores: Value, table: Array, *, max_distance: int) -> Value:
         exact = EVALUATORS["relative_bias"](context, scores.exact, table, max_distance=max_distance)
         return Value(exact, np.hypot(scores.sigma, UNIT * exact))
+
+    def linear_bias(self, context: Context, scores: Value, slopes: Array) -> Value:
+        exact = EVALUATORS["linear_bias"](context, scores.exact, slopes)
+        # The rounding of what is taken away, and that of the sum.
+        return Value(exact, np.sqrt(scores.sigma**2 + UNIT**2 * (exact**2 + (exact - scores.exact) ** 2)))
 
     def local_mask(self, context: Context, scores: Value, *, reach: int) -> Value:
         exact = EVALUATORS["local_mask"](context, scores.exact, reach=reach)

@@ -17,9 +17,9 @@ __all__ = [
     "inject_gated_outliers",
 ]  # fmt: skip
 
-GATED = {"modernbert": 8, "nomic_bert": 43, "gte": 45, "new": 48}
+GATED = {"modernbert": 8, "nomic_bert": 43, "gte": 45, "new": 48, "jina_bert": 46}
 """The architectures, and the seeds of their usual cases."""
-NOT_IN_TRANSFORMERS = ("new",)
+NOT_IN_TRANSFORMERS = ("new", "jina_bert")
 """Model types that it opens only with code of the hub."""
 TOKENIZERS = {"nomic_bert": "Bert", "gte": "Bert", "new": "Bert", "jina_bert": "Bert"}
 """Whose tokenizer an architecture comes with, where that has not its own name."""
@@ -326,3 +326,8 @@ def gated_cases() -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     yield "new-wide", "new", "classify", {**wide, "type_vocab": 0}
     yield "new-odd", "new", "features", {**odd, "config": {"rope_scaling": None}}
     yield "new-embed", "new", "embed", {**small, "pooling": ("cls",), "normalize": True}
+    yield "jina_bert-reglu", "jina_bert", "features", {**small, "config": {"feed_forward_type": "reglu"}}
+    yield "jina_bert-wide", "jina_bert", "tag", wide
+    yield "jina_bert-odd", "jina_bert", "features", {**odd, "heads": 12}
+    yield "jina_bert-relu", "jina_bert", "fill_mask", {**small, "layers": 1, "activation": "relu"}
+    yield "jina_bert-embed", "jina_bert", "embed", {**small, "pooling": ("mean",), "normalize": True}

@@ -8,6 +8,8 @@ Needs torch and transformers. Run from the repository root: ``python tests/make_
 - ``rows`` (with ``last_hidden_state``): the rows that are kept
 - ``key_f64`` (``features`` only): the key projections of the 2-token sequence, ``[layers, 2, hidden]``. The bias of
   a key adds the same number to all scores of a query, which softmax takes away again: no output can show it.
+
+transformers has no JinaBERT: what is compared there is ``numpy_encoders.jina``.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from unittest import mock
 
 import numpy as np
 from checkpoints import CASES, ENTITY_CASES, ENTITY_TEXTS, Case, Inputs, digest, inputs_of, make_case
+from numpy_encoders import jina
+from safetensors.numpy import load_file
 from transformers_form import transformers_form
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -29,8 +33,23 @@ SEQUENCE_OF_KEYS = 1
 
 def transformers_outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -> dict[str, np.ndarray[Any, Any]]:
     """Runs the checkpoint with transformers, one sequence at a time (no padding), in ``float32`` or ``float64``."""
+    if case.arch == "jina_bert":
+        return _packed(folder, case, inputs, *_by_numpy(folder, case, inputs, dtype))
     with tempfile.TemporaryDirectory() as place:
         return _outputs(transformers_form(folder, case, Path(place) / "form"), case, inputs, dtype)
+
+
+def _by_numpy(
+    folder: Path, case: Case, inputs: Inputs, dtype: str
+) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
+    """The rows of every sequence and the keys of one, of a model that transformers does not have."""
+    tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    types = inputs.token_type_ids or [None] * len(inputs.token_ids)
+    made = [
+        jina(tensors, config, case.head, ids, kinds, np.dtype(dtype))
+        for ids, kinds in zip(inputs.token_ids, types, strict=True)
+    ]
+    return [rows for rows, _ in made], made[SEQUENCE_OF_KEYS][1]
 
 
 def _outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -> dict[str, np.ndarray[Any, Any]]:
@@ -85,13 +104,20 @@ def _outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -> dict[str, 
                 parts.append(answer.logits[0].numpy() if case.head != "classify" else answer.logits.numpy())
             if index == SEQUENCE_OF_KEYS:
                 kept_keys = list(keys)
+    return _packed(folder, case, inputs, parts, kept_keys)
+
+
+def _packed(folder: Path, case: Case, inputs: Inputs, parts: list[Any], keys: list[Any]) -> dict[str, Any]:
+    """The outputs of a packed batch, of what was answered for each sequence."""
+    import torch
+
     if case.head == "embed":
         return {"embedding": np.stack([embed(folder, torch.from_numpy(part)) for part in parts])}
     if case.head == "embed_sparse":
         return {"sparse_embedding": np.stack([part.max(axis=0).clip(0) for part in parts])}
     packed = np.concatenate(parts)
     if case.head == "features":
-        return {"last_hidden_state": packed, "key": np.stack(kept_keys)}
+        return {"last_hidden_state": packed, "key": np.stack(keys)}
     return {"logits": packed[inputs.select] if case.head == "fill_mask" else packed}
 
 
@@ -126,7 +152,7 @@ def _turned_in_float64(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 
 def embed(folder: Path, x: Any) -> np.ndarray[Any, Any]:
     """Pooling, dense and normalisation of one sequence, ``x: [tokens, hidden]``, as ``modules.json`` says."""
     import torch
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file as load_tensors
 
     if not (folder / "modules.json").exists():
         return x.mean(dim=0).numpy()
@@ -146,7 +172,7 @@ def embed(folder: Path, x: Any) -> np.ndarray[Any, Any]:
             x = torch.cat([value for mode, value in pooled.items() if config[mode]])
         elif kind == "Dense":
             config = json.loads((folder / module["path"] / "config.json").read_text())
-            tensors = load_file(folder / module["path"] / "model.safetensors")
+            tensors = load_tensors(folder / module["path"] / "model.safetensors")
             x = torch.nn.functional.linear(x, tensors["linear.weight"].to(x.dtype), tensors["linear.bias"].to(x.dtype))
             activation = config["activation_function"].rsplit(".", 1)[-1]
             x = getattr(torch.nn, activation)()(x)

@@ -1,7 +1,7 @@
 """Encoders that transformers does not have, once more: a page of NumPy, one sequence at a time, in float64.
 
-Written from the models' own published code, for tests to compare with; it shares nothing with encast. Rotary positions
-are products of complex numbers here, distances are counted one by one.
+Written from what is published of the models' own code, for tests to compare with; it shares nothing with encast. Rotary
+positions are products of complex numbers here, distances are counted one by one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["nomic_own"]
+__all__ = ["jina", "nomic_own"]
 
 Array = np.ndarray[Any, Any]
 Tensors = Mapping[str, Array]
@@ -92,3 +92,62 @@ def nomic_own(
             inner = w.linear(x, f"{at}.mlp.fc11") * activation(w.linear(x, f"{at}.mlp.fc12"))
         x = w.norm(x + w.linear(inner, f"{at}.mlp.fc2"), f"{at}.norm2", eps)
     return x
+
+
+def jina(
+    tensors: Tensors,
+    config: Mapping[str, Any],
+    head: str,
+    ids: Sequence[int],
+    types: Sequence[int] | None = None,
+    dtype: Any = np.float64,
+) -> tuple[Array, list[Array]]:
+    """What JinaBERT's own code (``jina-bert-implementation``) answers, and the keys of every layer.
+
+    ``head``: ``features``, ``classify`` (a row), ``tag``, ``answer`` or ``fill_mask`` (of all tokens).
+    """
+    w = _Weights(tensors, "bert." if any(name.startswith("bert.") for name in tensors) else "", dtype)
+    eps, heads = config["layer_norm_eps"], config["num_attention_heads"]
+    x = w["embeddings.word_embeddings.weight"][list(ids)]
+    x = x + w["embeddings.token_type_embeddings.weight"][list(types or [0] * len(ids))]
+    x = w.norm(x, "embeddings.LayerNorm", eps)
+    distances = np.array([[abs(key - query) for key in range(len(ids))] for query in range(len(ids))])
+    # The slopes are float32, whatever the model is.
+    costs = np.array([-np.float64(np.float32(slope)) * distances for slope in _alibi_slopes(heads)]).astype(dtype)
+    keys = []
+    for layer in range(config["num_hidden_layers"]):
+        at = f"encoder.layer.{layer}"
+        q, k, v = (w.linear(x, f"{at}.attention.self.{part}") for part in ("query", "key", "value"))
+        keys.append(k)
+        mixed = w.linear(_attention(q, k, v, heads, costs), f"{at}.attention.output.dense")
+        x = w.norm(x + mixed, f"{at}.attention.output.LayerNorm", eps)
+        gate, up = np.split(w.linear(x, f"{at}.mlp.gated_layers"), 2, axis=1)
+        gate = np.maximum(gate, 0) if config["feed_forward_type"] == "reglu" else _gelu(gate)
+        x = w.norm(x + w.linear(gate * up, f"{at}.mlp.wo"), f"{at}.mlp.layernorm", eps)
+    return _bert_head(w, config, head, x, eps), keys
+
+
+def _bert_head(w: _Weights, config: Mapping[str, Any], head: str, x: Array, eps: float) -> Array:
+    words, w = w, _Weights(w.tensors, "", w.dtype)
+    if head == "classify":
+        return w.linear(np.tanh(words.linear(x[:1], "pooler.dense")), "classifier")
+    if head in ("tag", "answer"):
+        return w.linear(x, "classifier" if head == "tag" else "qa_outputs")
+    if head not in ("fill_mask", "embed_sparse"):
+        return x
+    at = "cls.predictions"
+    x = w.linear(x, f"{at}.transform.dense")
+    x = np.maximum(x, 0) if config["hidden_act"] == "relu" else _gelu(x)
+    x = w.norm(x, f"{at}.transform.LayerNorm", eps)
+    decoder = w.tensors.get(f"{at}.decoder.weight", words["embeddings.word_embeddings.weight"])
+    return np.einsum("ti,oi->to", x, decoder) + w[f"{at}.bias"]
+
+
+def _alibi_slopes(heads: int) -> list[float]:
+    """As the code of "Train Short, Test Long" (Press et al. 2022) has it."""
+    power = math.floor(math.log2(heads))
+    start = 2.0 ** (-(2.0 ** -(power - 3)))
+    slopes = [start * start**index for index in range(2**power)]
+    if 2**power == heads:
+        return slopes
+    return slopes + _alibi_slopes(2 ** (power + 1))[0::2][: heads - 2**power]

@@ -69,6 +69,11 @@ def broken_nodes(graph: Graph) -> Iterator[tuple[str, Table]]:
             ("mirrored", _mirrored),
             ("left out", lambda context, scores, table, *, max_distance: scores),
         ],
+        "linear_bias": [
+            ("left out", lambda context, scores, slopes: scores),
+            ("to one side", _to_one_side),
+            ("heads turned", lambda context, scores, slopes: EVALUATORS["linear_bias"](context, scores, slopes[::-1])),
+        ],
         "local_mask": [
             ("left out", lambda context, scores, *, reach: scores),
             ("one further", lambda context, scores, *, reach: _masked(context, scores, reach + 1)),
@@ -115,6 +120,15 @@ def _other(kind: str) -> str:
 
 def _masked(context: Context, scores: Any, reach: int) -> Any:
     return EVALUATORS["local_mask"](context, scores, reach=reach)
+
+
+def _to_one_side(context: Context, scores: Any, slopes: Any) -> Any:
+    """Of keys behind the query alone, as if the model were causal."""
+    result = EVALUATORS["linear_bias"](context, scores, slopes)
+    for _, pairs, length in context.sequences():
+        before = (np.arange(length)[None, :] < np.arange(length)[:, None]).reshape(-1)
+        result[:, pairs][:, before] = scores[:, pairs][:, before]
+    return result
 
 
 def _rotated(context: Context, x: Any, **attrs: Any) -> Any:
@@ -181,7 +195,7 @@ def _without_walls(layer: int) -> Table:
 
         return evaluate
 
-    ops = ("attention_scores", "relative_bias", "softmax", "attention_context")
+    ops = ("attention_scores", "relative_bias", "linear_bias", "softmax", "attention_context")
     # A mask of whole sequences would hide what lies beyond the walls: the n-th local layer is not the n-th layer.
     unmasked = {"local_mask": lambda context, scores, *, reach: scores}
     return {**EVALUATORS, **unmasked, **{op: _nth(op, layer, merged(op))[op] for op in ops}}

@@ -112,6 +112,43 @@ def test_the_distance_table_reaches_max_len() -> None:
     assert changed.type_of(node(changed, "attention").inputs[1]).shape == (2, 2 * 24 - 1)
 
 
+def alibi() -> Graph:
+    """Attention whose scores a linear bias lowers, of 2 heads."""
+    builder = Builder(layers=1)
+    graph, x = builder.graph, builder.embeddings()
+    q, k, v = (builder.linear(x, f"attention.self.{part}", 32, 0) for part in ("query", "key", "value"))
+    scores = graph.add("attention_scores", q, k, name="attention.scores", layer=0, heads=2)
+    scores = graph.add("scale", scores, name="attention.scaled", layer=0, factor=0.25)
+    slopes = graph.add_constant("slopes", np.array([0.5, 2.0**-0.5], np.float32))
+    scores = graph.add("linear_bias", scores, slopes, name="attention.biased", layer=0)
+    probs = graph.add("softmax", scores, name="attention.probs", layer=0)
+    graph.outputs["last_hidden_state"] = graph.add("attention_context", probs, v, name="attention.context", layer=0)
+    return graph
+
+
+def test_a_linear_bias_is_a_table_of_distances() -> None:
+    graph = alibi()
+    changed, outcome = fused(graph)
+    assert outcome.fused == [("qkv", 0), ("attention", 0)]
+    table = changed.constants[node(changed, "attention").inputs[1]].array
+    assert table.shape == (2, 2 * 24 - 1)
+    distances = np.abs(np.arange(-23, 24))
+    slopes = graph.constants["slopes"].array.astype(np.float64)
+    np.testing.assert_array_equal(table, (-slopes[:, None] * distances).astype(np.float32))
+    requests = batch(graph)
+    plain = Reference(graph).evaluate("last_hidden_state", requests)
+    assert np.abs(Reference(changed).evaluate("last_hidden_state", requests) - plain).max() < 1e-6
+
+
+def test_a_linear_bias_that_is_read_elsewhere_stays_plain() -> None:
+    graph = alibi()
+    graph.outputs["extra"] = graph.add("scale", "attention.biased", name="extra", factor=2.0)
+    changed, outcome = fused(graph)
+    assert not outcome.fused
+    assert "also read by scale 'extra'" in outcome.missed[0].reason
+    assert "linear_bias" in {node.op for node in changed.nodes}
+
+
 def modern(reach: int = 3, rate: tuple[float, float] = (1.0, 1.0), **theta: float) -> Graph:
     """Attention with rotary positions and a local mask, in heads of 16; ``theta``: other bases, of q or of k, as
     ``rate``: other rates.

@@ -290,6 +290,15 @@ def _relative_bias(types: Any, attrs: Any) -> list[ValueType]:
     return [scores]
 
 
+@_op("linear_bias", "scores slopes")
+def _linear_bias(types: Any, attrs: Any) -> list[ValueType]:
+    """Takes ``slopes[head] * |key - query|`` from every score, ``slopes: f32[heads]`` (ALiBi, Press et al. 2022)."""
+    scores = _matrix(types[0], "scores")
+    _need(scores.shape[1] == "pairs", f"scores are {scores}; columns must be pairs")
+    _vector(types[1], "slopes", scores.shape[0])
+    return [scores]
+
+
 @_op("local_mask", "scores", {"reach": _is_count})
 def _local_mask(types: Any, attrs: Any) -> list[ValueType]:
     """Minus infinity for every score whose key is more than ``reach`` positions from its query; the others stay."""

@@ -5,8 +5,8 @@
         softmax(relative_bias(scale(attention_scores(q, k)), table)), v)
 
 The scale may also stand between q and the scores (DistilBERT), or be absent; so may the relative bias, whose
-bucket table becomes one row a head over all distances that ``max_len`` allows. The projections must be joined
-in the same step: attention reads one value.
+bucket table becomes one row a head over all distances that ``max_len`` allows, or the linear one (ALiBi), whose slopes
+do. The projections must be joined in the same step: attention reads one value.
 
 Queries and keys may be turned by their positions, and scores hidden beyond a reach (ModernBERT):
 
@@ -30,6 +30,8 @@ from encast.passes.projections import ProjectionJoiner, need_joinable
 from encast.passes.report import Miss, Outcome
 
 __all__ = ["fuse_attention"]
+
+_BIASES = ("relative_bias", "linear_bias")
 
 
 @dataclass(frozen=True)
@@ -95,13 +97,14 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
     softmax = index.made_by(probs, "softmax")
     inner = [softmax]
     factor, bias, reach = 1.0, None, None
-    node, reader = index.made_by(softmax.inputs[0], "attention_scores", "scale", "relative_bias", "local_mask"), softmax
+    before = ("attention_scores", "scale", *_BIASES, "local_mask")
+    node, reader = index.made_by(softmax.inputs[0], *before), softmax
     if node.op == "local_mask":
         index.need_private(node.outputs[0], reader)
         reach = int(node.attrs["reach"])
         inner.append(node)
         node, reader = index.made_by(node.inputs[0], "attention_scores", "scale"), node
-    if node.op == "relative_bias":
+    if node.op in _BIASES:
         index.need_private(node.outputs[0], reader)
         if node.inputs[1] not in graph.constants:
             raise MismatchError(f"{node.inputs[1]!r} is not a constant")
@@ -147,13 +150,16 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
 
 
 def _distance_table(graph: Graph, bias: Node, made: dict[tuple[str, int], str]) -> str:
-    """``f32[heads, 2 * max_len - 1]``: the bias of every distance key - query, from its bucket's row."""
-    table, furthest = bias.inputs[1], bias.attrs["max_distance"]
+    """``f32[heads, 2 * max_len - 1]``: the bias of every distance key - query, by its bucket's row or its slope."""
+    table, furthest = bias.inputs[1], bias.attrs.get("max_distance", 0)
     if (table, furthest) not in made:
         rows = graph.constants[table].array
         max_len = graph.meta.max_len
         distances = np.arange(1 - max_len, max_len)
-        dense = np.ascontiguousarray(rows[relative_buckets(distances, rows.shape[0], furthest)].T)
+        if bias.op == "linear_bias":
+            dense = (-rows[:, None].astype(np.float64) * np.abs(distances)).astype(np.float32)
+        else:
+            dense = np.ascontiguousarray(rows[relative_buckets(distances, rows.shape[0], furthest)].T)
         made[table, furthest] = graph.add_constant(fresh_name(graph, f"{table}.distances"), dense)
     return made[table, furthest]
 

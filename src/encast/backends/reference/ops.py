@@ -183,6 +183,16 @@ def _relative_bias(context: Context, scores: Float64, table: Float64, *, max_dis
     return result
 
 
+@_evaluates("linear_bias")
+def _linear_bias(context: Context, scores: Float64, slopes: Float64) -> Float64:
+    result = scores.copy()
+    for _, pairs, length in context.sequences():
+        positions = np.arange(length)
+        distances = np.abs(positions[None, :] - positions[:, None]).reshape(-1)
+        result[:, pairs] -= slopes[:, None] * distances
+    return result
+
+
 @_evaluates("local_mask")
 def _local_mask(context: Context, scores: Float64, *, reach: int) -> Float64:
     result = scores.copy()
