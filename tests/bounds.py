@@ -94,6 +94,7 @@ class Rules:
             "rotary",
             "attention_scores",
             "relative_bias",
+            "linear_bias",
             "local_mask",
             "softmax",
             "attention_context",
@@ -158,10 +159,10 @@ class Rules:
         exact = a.exact * b.exact
         return Value(exact, np.sqrt((a.sigma * b.exact) ** 2 + (b.sigma * a.exact) ** 2 + (UNIT * exact) ** 2))
 
-    def rotary(self, context: Context, x: Value, *, heads: int, theta: float) -> Value:
+    def rotary(self, context: Context, x: Value, *, heads: int, theta: float, rate: float) -> Value:
         size = x.exact.shape[1] // heads
         angles = np.concatenate([np.arange(length) for _, _, length in context.sequences()])[:, None]
-        angles = angles * theta ** (-np.arange(0, size, 2) / size)
+        angles = angles * rate * theta ** (-np.arange(0, size, 2) / size)
         return turned(x, np.cos(angles), np.sin(angles))
 
     def attention_scores(self, context: Context, q: Value, k: Value, *, heads: int) -> Value:
@@ -176,6 +177,11 @@ class Rules:
     def relative_bias(self, context: Context, scores: Value, table: Array, *, max_distance: int) -> Value:
         exact = EVALUATORS["relative_bias"](context, scores.exact, table, max_distance=max_distance)
         return Value(exact, np.hypot(scores.sigma, UNIT * exact))
+
+    def linear_bias(self, context: Context, scores: Value, slopes: Array) -> Value:
+        exact = EVALUATORS["linear_bias"](context, scores.exact, slopes)
+        # The rounding of what is taken away, and that of the sum.
+        return Value(exact, np.sqrt(scores.sigma**2 + UNIT**2 * (exact**2 + (exact - scores.exact) ** 2)))
 
     def local_mask(self, context: Context, scores: Value, *, reach: int) -> Value:
         exact = EVALUATORS["local_mask"](context, scores.exact, reach=reach)

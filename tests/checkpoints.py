@@ -21,6 +21,16 @@ from typing import Any
 
 import numpy as np
 from checkpoint_tokenizers import BYTE_LEVEL_VOCAB, write_tokenizer
+from checkpoints_gated import (
+    GATED,
+    NOT_IN_TRANSFORMERS,
+    TOKENIZERS,
+    gated_cases,
+    gated_config,
+    gated_shapes,
+    gated_stem,
+    inject_gated_outliers,
+)
 from safetensors.numpy import save_file
 
 __all__ = [
@@ -29,6 +39,7 @@ __all__ = [
     "ENTITY_CASES",
     "ENTITY_TEXTS",
     "HEADS",
+    "TRAINABLE",
     "Case",
     "Inputs",
     "digest",
@@ -37,7 +48,9 @@ __all__ = [
     "make_checkpoint",
 ]
 
-ARCHS = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "mpnet", "albert", "modernbert")
+ARCHS = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "mpnet", "albert", *GATED)
+TRAINABLE = tuple(arch for arch in ARCHS if arch not in NOT_IN_TRANSFORMERS)
+"""Those that ``encast compress`` trains."""
 HEADS = ("features", "embed", "embed_sparse", "classify", "tag", "answer", "fill_mask")
 
 _STEMS = {
@@ -49,7 +62,6 @@ _STEMS = {
     "electra": "Electra",
     "mpnet": "MPNet",
     "albert": "Albert",
-    "modernbert": "ModernBert",
 }
 _SUFFIXES = {
     "features": "Model",
@@ -81,6 +93,7 @@ class _Spec:
     embedding: int
     labels: int
     activation: str
+    layout: str
     tied: bool
     groups: int
     inner_group: int
@@ -108,7 +121,8 @@ def make_checkpoint(
     type_vocab: int | None = None,
     embedding: int | None = None,
     labels: int = 3,
-    activation: str = "gelu",
+    activation: str | None = None,
+    layout: str = "transformers",
     tied: bool = True,
     groups: int = 1,
     inner_group: int = 1,
@@ -125,6 +139,7 @@ def make_checkpoint(
 
     ``arch`` is a ``model_type``, ``head`` one of ``HEADS``. ``inner`` is twice ``hidden`` unless given. ``embedding``
     is the width of ELECTRA's and ALBERT's tables (half of ``hidden``). ``groups`` and ``inner_group`` are ALBERT's.
+    ``activation`` is gelu unless given, NomicBERT's silu. ``layout``: see ``checkpoints_gated``.
     ``pooling`` (modes), ``dense`` ((width, torch activation class) each) and ``normalize`` describe modules.json; an
     ``embed`` head without ``pooling`` is a bare encoder. ``splade``: the activation_function of a sparse encoder's
     SpladePooling, for ``embed_sparse``; without it the folder is that of a masked-LM. ``old_names``: LayerNorm.gamma
@@ -144,7 +159,8 @@ def make_checkpoint(
         type_vocab=type_vocab if type_vocab is not None else (1 if arch in _ROBERTAS else 2),
         embedding=(embedding or hidden // 2) if arch in ("electra", "albert") else hidden,
         labels=2 if head == "answer" else labels,
-        activation=activation,
+        activation=activation or ("silu" if arch == "nomic_bert" else "gelu"),
+        layout=layout,
         tied=tied,
         groups=groups,
         inner_group=inner_group,
@@ -163,7 +179,7 @@ def make_checkpoint(
     if old_names:
         tensors = {_old_name(name): array for name, array in tensors.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    write_tokenizer(folder, arch, _STEMS[arch], spec.vocab, spec.positions, tokenizer_json)
+    write_tokenizer(folder, arch, TOKENIZERS.get(arch) or _stem(spec), spec.vocab, spec.positions, tokenizer_json)
     if pooling:
         _write_modules(folder, spec)
     if splade:
@@ -186,9 +202,13 @@ def digest(folder: Path) -> str:
 # Config
 
 
+def _stem(spec: _Spec) -> str:
+    return gated_stem(spec) if spec.arch in GATED else _STEMS[spec.arch]
+
+
 def _config(spec: _Spec) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "architectures": [_STEMS[spec.arch] + _SUFFIXES[spec.head]],
+        "architectures": [_stem(spec) + _SUFFIXES[spec.head]],
         "model_type": spec.arch,
         "vocab_size": spec.vocab,
         "max_position_embeddings": spec.positions,
@@ -213,11 +233,8 @@ def _config(spec: _Spec) -> dict[str, Any]:
             hidden_act=spec.activation,
             layer_norm_eps=1e-5 if spec.arch in (*_ROBERTAS, "mpnet") else 1e-12,
         )
-    if spec.arch == "modernbert":
-        # Global, local, local: a window that hides most of a text of 40 tokens.
-        config.update(norm_eps=1e-5, hidden_activation=config.pop("hidden_act"), local_attention=7)
-        config.update(classifier_activation=spec.activation, global_rope_theta=1000.0, local_rope_theta=100.0)
-        del config["layer_norm_eps"]
+    if spec.arch in GATED:
+        config = gated_config(spec, config)
     elif spec.arch == "mpnet":
         config["relative_attention_num_buckets"] = 32
     elif spec.arch != "distilbert":
@@ -242,10 +259,10 @@ def _shapes(spec: _Spec) -> Iterator[tuple[str, tuple[int, ...], str]]:
     hidden, table, prefix = spec.hidden, spec.embedding, ""
     if spec.head not in ("features", "embed"):
         prefix = {
-            "distilbert": "distilbert.", "camembert": "roberta.", "xlm-roberta": "roberta.", "modernbert": "model.",
+            "distilbert": "distilbert.", "camembert": "roberta.", "xlm-roberta": "roberta.",
         }.get(spec.arch, spec.arch + ".")  # fmt: skip
-    if spec.arch == "modernbert":
-        yield from _modern_shapes(spec, prefix)
+    if spec.arch in GATED:
+        yield from gated_shapes(spec)
         return
 
     def linear(name: str, size: int, inner: int, kind: str = "weight") -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -280,45 +297,6 @@ def _shapes(spec: _Spec) -> Iterator[tuple[str, tuple[int, ...], str]]:
         yield from linear(at + names["down"], hidden, spec.inner)
         yield from norm(at + names["norm2"], hidden)
     yield from _head_shapes(spec, prefix, linear, norm)
-
-
-def _modern_shapes(spec: _Spec, prefix: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """ModernBERT's: queries, keys and values in one tensor, biases where the config asks for them."""
-    hidden, config = spec.hidden, spec.config
-
-    def linear(name: str, size: int, inner: int, bias: bool, kind: str = "weight") -> Iterator[Any]:
-        yield f"{name}.weight", (size, inner), kind
-        if bias:
-            yield f"{name}.bias", (size,), "bias"
-
-    def norm(name: str) -> Iterator[Any]:
-        yield f"{name}.weight", (hidden,), "gamma"
-        if config.get("norm_bias"):
-            yield f"{name}.bias", (hidden,), "beta"
-
-    yield f"{prefix}embeddings.tok_embeddings.weight", (spec.vocab, hidden), "table"
-    yield from norm(f"{prefix}embeddings.norm")
-    for layer in range(spec.layers):
-        at = f"{prefix}layers.{layer}"
-        if layer:
-            yield from norm(f"{at}.attn_norm")
-        yield from linear(f"{at}.attn.Wqkv", 3 * hidden, hidden, config.get("attention_bias", False), "peaked_qk")
-        yield from linear(f"{at}.attn.Wo", hidden, hidden, config.get("attention_bias", False))
-        yield from norm(f"{at}.mlp_norm")
-        yield from linear(f"{at}.mlp.Wi", 2 * spec.inner, hidden, config.get("mlp_bias", False))
-        yield from linear(f"{at}.mlp.Wo", hidden, spec.inner, config.get("mlp_bias", False))
-    yield from norm(f"{prefix}final_norm")
-    if spec.head in ("features", "embed"):
-        return
-    yield from linear("head.dense", hidden, hidden, config.get("classifier_bias", False))
-    yield from norm("head.norm")
-    if spec.head not in ("fill_mask", "embed_sparse"):
-        yield from linear("classifier", spec.labels, hidden, True)
-        return
-    if not spec.tied:
-        yield "decoder.weight", (spec.vocab, hidden), "weight"
-    if config.get("decoder_bias", True):
-        yield "decoder.bias", (spec.vocab,), "bias"
 
 
 def _head_shapes(spec: _Spec, prefix: str, linear: Any, norm: Any) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -421,8 +399,8 @@ def _inject_outliers(made: dict[str, np.ndarray[Any, Any]], spec: _Spec) -> None
     Three inner channels of every layer do the same within the feed-forward part. Layers that share their weights do
     both at once.
     """
-    if spec.arch == "modernbert":
-        _inject_modern_outliers(made, spec)
+    if spec.arch in GATED:
+        inject_gated_outliers(made, spec)
         return
     names = _layer_names(spec.arch)
     prefix = next(name for name in made if name.endswith("embeddings.LayerNorm.weight")).partition("embeddings.")[0]
@@ -439,22 +417,6 @@ def _inject_outliers(made: dict[str, np.ndarray[Any, Any]], spec: _Spec) -> None
         made[f"{path}{names['up']}.weight"][inner] *= 8.0
         made[f"{path}{names['up']}.bias"][inner] *= 8.0
         made[f"{path}{names['down']}.weight"][:, inner] /= 8.0
-
-
-def _inject_modern_outliers(made: dict[str, np.ndarray[Any, Any]], spec: _Spec) -> None:
-    """Two channels of what the products of a layer read, and three inner ones, in all layers."""
-    channels, inner = [3, spec.hidden // 2], [1, spec.inner // 3, spec.inner - 2]
-    for name in made:
-        if name.endswith("mlp_norm.weight"):
-            made[name][channels] *= _OUTLIER
-            path = name.removesuffix("mlp_norm.weight") + "mlp."
-            made[path + "Wi.weight"][:, channels] /= _OUTLIER
-            made[path + "Wi.weight"][[spec.inner + channel for channel in inner]] *= 8.0
-            made[path + "Wo.weight"][:, inner] /= 8.0
-            if path + "Wi.bias" in made:
-                made[path + "Wi.bias"][[spec.inner + channel for channel in inner]] *= 8.0
-            if name.replace("weight", "bias") in made:
-                made[name.replace("weight", "bias")][channels] *= _OUTLIER
 
 
 def _old_name(name: str) -> str:
@@ -544,7 +506,7 @@ class Case:
 def _cases() -> Iterator[Case]:
     for seed, arch in enumerate(ARCHS):
         for head in ("features", "classify", "tag", "answer", "fill_mask"):
-            yield Case(f"{arch}-{head}", arch, head, {"seed": seed})
+            yield Case(f"{arch}-{head}", arch, head, {"seed": GATED.get(arch, seed)})
     small = {"layers": 2, "seed": 20}
     for activation in ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "silu", "tanh"):
         yield Case(f"bert-{activation}", "bert", "features", {**small, "activation": activation})
@@ -583,6 +545,8 @@ def _cases() -> Iterator[Case]:
     new = {"config": {"rope_parameters": theta, "layer_types": kinds, "local_attention": 30}}
     yield Case("modernbert-layer_types", "modernbert", "features", {**small, **new})
     yield Case("modernbert-embed", "modernbert", "embed", {**small, "pooling": ("mean",), "normalize": True})
+    for name, arch, head, options in gated_cases():
+        yield Case(name, arch, head, options)
     for arch in ("bert", "roberta", "electra", "distilbert", "albert", "modernbert"):
         yield Case(f"{arch}-untied", arch, "fill_mask", {**small, "tied": False})
     yield Case("bert-relu-fill_mask", "bert", "fill_mask", {**small, "activation": "relu"})

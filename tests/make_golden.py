@@ -8,10 +8,13 @@ Needs torch and transformers. Run from the repository root: ``python tests/make_
 - ``rows`` (with ``last_hidden_state``): the rows that are kept
 - ``key_f64`` (``features`` only): the key projections of the 2-token sequence, ``[layers, 2, hidden]``. The bias of
   a key adds the same number to all scores of a query, which softmax takes away again: no output can show it.
+
+transformers has no JinaBERT: what is compared there is ``numpy_encoders.jina``.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +23,9 @@ from unittest import mock
 
 import numpy as np
 from checkpoints import CASES, ENTITY_CASES, ENTITY_TEXTS, Case, Inputs, digest, inputs_of, make_case
+from numpy_encoders import jina
+from safetensors.numpy import load_file
+from transformers_form import transformers_form
 
 GOLDEN = Path(__file__).parent / "golden"
 SEQUENCE_OF_KEYS = 1
@@ -27,6 +33,26 @@ SEQUENCE_OF_KEYS = 1
 
 def transformers_outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -> dict[str, np.ndarray[Any, Any]]:
     """Runs the checkpoint with transformers, one sequence at a time (no padding), in ``float32`` or ``float64``."""
+    if case.arch == "jina_bert":
+        return _packed(folder, case, inputs, *_by_numpy(folder, case, inputs, dtype))
+    with tempfile.TemporaryDirectory() as place:
+        return _outputs(transformers_form(folder, case, Path(place) / "form"), case, inputs, dtype)
+
+
+def _by_numpy(
+    folder: Path, case: Case, inputs: Inputs, dtype: str
+) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
+    """The rows of every sequence and the keys of one, of a model that transformers does not have."""
+    tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    types = inputs.token_type_ids or [None] * len(inputs.token_ids)
+    made = [
+        jina(tensors, config, case.head, ids, kinds, np.dtype(dtype))
+        for ids, kinds in zip(inputs.token_ids, types, strict=True)
+    ]
+    return [rows for rows, _ in made], made[SEQUENCE_OF_KEYS][1]
+
+
+def _outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -> dict[str, np.ndarray[Any, Any]]:
     import torch
     import transformers
 
@@ -41,7 +67,10 @@ def transformers_outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -
     }
     # The eager form of ModernBERT's attention takes its softmax in float32, whatever the model's dtype is.
     attention = "sdpa" if case.arch == "modernbert" else "eager"
-    model, loading = classes[case.head].from_pretrained(
+    # Some models have no head for answers; the folder then has it as one that labels tokens.
+    answers = json.loads((folder / "config.json").read_text())["architectures"][0].endswith("QuestionAnswering")
+    kind = "tag" if case.head == "answer" and not answers else case.head
+    model, loading = classes[kind].from_pretrained(
         folder, dtype=getattr(torch, dtype), attn_implementation=attention, output_loading_info=True
     )
     problems = {key: value for key, value in loading.items() if value}
@@ -50,7 +79,7 @@ def transformers_outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -
     model.eval()
     keys: list[Any] = []
     for name, module in model.named_modules():
-        if name.rsplit(".", 1)[-1] in ("key", "k", "k_lin"):
+        if name.rsplit(".", 1)[-1] in ("key", "k", "k_lin", "k_proj"):
             module.register_forward_hook(lambda module, args, result: keys.append(result[0].numpy()))
         elif name.endswith(".Wqkv"):
             module.register_forward_hook(lambda module, args, result: keys.append(result[0].chunk(3, -1)[1].numpy()))
@@ -67,7 +96,7 @@ def transformers_outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -
             if inputs.token_type_ids is not None:
                 arguments["token_type_ids"] = torch.tensor([inputs.token_type_ids[index]])
             answer = model(**arguments)
-            if case.head == "answer":
+            if answers:
                 parts.append(torch.stack([answer.start_logits[0], answer.end_logits[0]], dim=1).numpy())
             elif case.head in ("features", "embed"):
                 parts.append(answer.last_hidden_state[0].numpy())
@@ -75,13 +104,20 @@ def transformers_outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -
                 parts.append(answer.logits[0].numpy() if case.head != "classify" else answer.logits.numpy())
             if index == SEQUENCE_OF_KEYS:
                 kept_keys = list(keys)
+    return _packed(folder, case, inputs, parts, kept_keys)
+
+
+def _packed(folder: Path, case: Case, inputs: Inputs, parts: list[Any], keys: list[Any]) -> dict[str, Any]:
+    """The outputs of a packed batch, of what was answered for each sequence."""
+    import torch
+
     if case.head == "embed":
         return {"embedding": np.stack([embed(folder, torch.from_numpy(part)) for part in parts])}
     if case.head == "embed_sparse":
         return {"sparse_embedding": np.stack([part.max(axis=0).clip(0) for part in parts])}
     packed = np.concatenate(parts)
     if case.head == "features":
-        return {"last_hidden_state": packed, "key": np.stack(kept_keys)}
+        return {"last_hidden_state": packed, "key": np.stack(keys)}
     return {"logits": packed[inputs.select] if case.head == "fill_mask" else packed}
 
 
@@ -89,10 +125,13 @@ def _angles_in_float64(module: Any, args: Any, kwargs: Any, result: Any) -> Any:
     """Cosines and sines of angles in float64: transformers makes them in float32, whatever the model's dtype is."""
     import torch
 
-    _, positions, kind = (*args, *kwargs.values())
+    _, positions, *kind = (*args, *kwargs.values())
     size = result[0].shape[-1]
-    theta = float(module.config.rope_parameters[kind]["rope_theta"])
-    frequencies = theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    parameters = module.config.rope_parameters[kind[0]] if kind else module.config.rope_parameters
+    theta, factor = float(parameters["rope_theta"]), 1.0
+    if parameters.get("rope_type") == "linear":
+        factor = float(parameters["factor"])
+    frequencies = 1.0 / factor * theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     angles = (positions[..., None].double() * frequencies).repeat(1, 1, 2)
     assert (angles.cos() - result[0]).abs().max() < 1e-5
     assert (angles.sin() - result[1]).abs().max() < 1e-5
@@ -112,10 +151,8 @@ def _turned_in_float64(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 
 
 def embed(folder: Path, x: Any) -> np.ndarray[Any, Any]:
     """Pooling, dense and normalisation of one sequence, ``x: [tokens, hidden]``, as ``modules.json`` says."""
-    import json
-
     import torch
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file as load_tensors
 
     if not (folder / "modules.json").exists():
         return x.mean(dim=0).numpy()
@@ -135,7 +172,7 @@ def embed(folder: Path, x: Any) -> np.ndarray[Any, Any]:
             x = torch.cat([value for mode, value in pooled.items() if config[mode]])
         elif kind == "Dense":
             config = json.loads((folder / module["path"] / "config.json").read_text())
-            tensors = load_file(folder / module["path"] / "model.safetensors")
+            tensors = load_tensors(folder / module["path"] / "model.safetensors")
             x = torch.nn.functional.linear(x, tensors["linear.weight"].to(x.dtype), tensors["linear.bias"].to(x.dtype))
             activation = config["activation_function"].rsplit(".", 1)[-1]
             x = getattr(torch.nn, activation)()(x)
@@ -174,8 +211,6 @@ def make(case: Case, folder: Path) -> None:
 
 def make_entities(folder: Path) -> None:
     """``golden/entities.json``: what transformers' pipeline finds in ``ENTITY_TEXTS`` with its simple strategy."""
-    import json
-
     import transformers
 
     found: dict[str, Any] = {}

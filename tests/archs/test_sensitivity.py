@@ -69,17 +69,23 @@ def broken_nodes(graph: Graph) -> Iterator[tuple[str, Table]]:
             ("mirrored", _mirrored),
             ("left out", lambda context, scores, table, *, max_distance: scores),
         ],
+        "linear_bias": [
+            ("left out", lambda context, scores, slopes: scores),
+            ("to one side", _to_one_side),
+            ("heads turned", lambda context, scores, slopes: EVALUATORS["linear_bias"](context, scores, slopes[::-1])),
+        ],
         "local_mask": [
             ("left out", lambda context, scores, *, reach: scores),
             ("one further", lambda context, scores, *, reach: _masked(context, scores, reach + 1)),
             ("one less far", lambda context, scores, *, reach: _masked(context, scores, reach - 1)),
         ],
         "rotary": [
-            ("left out", lambda context, x, *, heads, theta: x),
-            ("another base", lambda context, x, *, heads, theta: _rotated(context, x, heads, theta * 1.05)),
-            ("one head", lambda context, x, *, heads, theta: _rotated(context, x, 1, theta)),
+            ("left out", lambda context, x, **attrs: x),
+            ("another base", lambda context, x, *, theta, **attrs: _rotated(context, x, theta=theta * 1.05, **attrs)),
+            ("another rate", lambda context, x, *, rate, **attrs: _rotated(context, x, rate=rate * 1.05, **attrs)),
+            ("one head", lambda context, x, *, heads, **attrs: _rotated(context, x, heads=1, **attrs)),
             ("other pairs", _rotated_neighbours),
-            ("backwards", lambda context, x, *, heads, theta: _rotated(context, x[:, ::-1], heads, theta)[:, ::-1]),
+            ("backwards", lambda context, x, **attrs: _rotated(context, x[:, ::-1], **attrs)[:, ::-1]),
             ("not restarted", _rotated_not_restarted),
         ],
         "gated_activation": [
@@ -116,21 +122,30 @@ def _masked(context: Context, scores: Any, reach: int) -> Any:
     return EVALUATORS["local_mask"](context, scores, reach=reach)
 
 
-def _rotated(context: Context, x: Any, heads: int, theta: float) -> Any:
-    return EVALUATORS["rotary"](context, x, heads=heads, theta=theta)
+def _to_one_side(context: Context, scores: Any, slopes: Any) -> Any:
+    """Of keys behind the query alone, as if the model were causal."""
+    result = EVALUATORS["linear_bias"](context, scores, slopes)
+    for _, pairs, length in context.sequences():
+        before = (np.arange(length)[None, :] < np.arange(length)[:, None]).reshape(-1)
+        result[:, pairs][:, before] = scores[:, pairs][:, before]
+    return result
 
 
-def _rotated_neighbours(context: Context, x: Any, *, heads: int, theta: float) -> Any:
+def _rotated(context: Context, x: Any, **attrs: Any) -> Any:
+    return EVALUATORS["rotary"](context, x, **attrs)
+
+
+def _rotated_neighbours(context: Context, x: Any, *, heads: int, **attrs: Any) -> Any:
     """Pairs of neighbouring columns, as other models have them."""
     size = x.shape[1] // heads
     order = np.arange(x.shape[1]).reshape(heads, size // 2, 2).transpose(0, 2, 1).reshape(-1)
-    return _rotated(context, x[:, order], heads, theta)[:, np.argsort(order)]
+    return _rotated(context, x[:, order], heads=heads, **attrs)[:, np.argsort(order)]
 
 
-def _rotated_not_restarted(context: Context, x: Any, *, heads: int, theta: float) -> Any:
+def _rotated_not_restarted(context: Context, x: Any, **attrs: Any) -> Any:
     whole = replace(context, cu_seqlens=np.array([0, len(x)], np.int32))
     # Of queries or of keys alone: where both are wrong alike, no distance is.
-    return _rotated(whole, x, heads, theta)
+    return _rotated(whole, x, **attrs)
 
 
 def _gated(context: Context, x: Any, kind: str) -> Any:
@@ -180,7 +195,7 @@ def _without_walls(layer: int) -> Table:
 
         return evaluate
 
-    ops = ("attention_scores", "relative_bias", "softmax", "attention_context")
+    ops = ("attention_scores", "relative_bias", "linear_bias", "softmax", "attention_context")
     # A mask of whole sequences would hide what lies beyond the walls: the n-th local layer is not the n-th layer.
     unmasked = {"local_mask": lambda context, scores, *, reach: scores}
     return {**EVALUATORS, **unmasked, **{op: _nth(op, layer, merged(op))[op] for op in ops}}

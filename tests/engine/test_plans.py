@@ -44,6 +44,8 @@ CASES = [
     ("albert-odd", "int8", "scalar"),
     ("modernbert-classify", "int8", "avx512bf16"),
     ("modernbert-mean", "bf16", "scalar"),
+    ("nomic_bert-own-classify", "int8", "avx512bf16"),
+    ("jina_bert-reglu", "bf16", "avx512bf16"),
 ]
 
 
@@ -86,6 +88,7 @@ def test_every_op_has_steps_or_is_known_to_have_none() -> None:
         "attention_context",
         "attention_scores",
         "embedding",
+        "linear_bias",
         "local_mask",
         "position_ids",
         "relative_bias",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,13 +112,54 @@ def test_the_distance_table_reaches_max_len() -> None:
     assert changed.type_of(node(changed, "attention").inputs[1]).shape == (2, 2 * 24 - 1)
 
 
-def modern(reach: int = 3, **theta: float) -> Graph:
-    """Attention with rotary positions and a local mask, in heads of 16; ``theta``: other bases, of q or of k."""
+def alibi() -> Graph:
+    """Attention whose scores a linear bias lowers, of 2 heads."""
     builder = Builder(layers=1)
     graph, x = builder.graph, builder.embeddings()
     q, k, v = (builder.linear(x, f"attention.self.{part}", 32, 0) for part in ("query", "key", "value"))
-    q = graph.add("rotary", q, name="attention.rotary.query", layer=0, heads=2, theta=theta.get("q", 100.0))
-    k = graph.add("rotary", k, name="attention.rotary.key", layer=0, heads=2, theta=theta.get("k", 100.0))
+    scores = graph.add("attention_scores", q, k, name="attention.scores", layer=0, heads=2)
+    scores = graph.add("scale", scores, name="attention.scaled", layer=0, factor=0.25)
+    slopes = graph.add_constant("slopes", np.array([0.5, 2.0**-0.5], np.float32))
+    scores = graph.add("linear_bias", scores, slopes, name="attention.biased", layer=0)
+    probs = graph.add("softmax", scores, name="attention.probs", layer=0)
+    graph.outputs["last_hidden_state"] = graph.add("attention_context", probs, v, name="attention.context", layer=0)
+    return graph
+
+
+def test_a_linear_bias_is_a_table_of_distances() -> None:
+    graph = alibi()
+    changed, outcome = fused(graph)
+    assert outcome.fused == [("qkv", 0), ("attention", 0)]
+    table = changed.constants[node(changed, "attention").inputs[1]].array
+    assert table.shape == (2, 2 * 24 - 1)
+    distances = np.abs(np.arange(-23, 24))
+    slopes = graph.constants["slopes"].array.astype(np.float64)
+    np.testing.assert_array_equal(table, (-slopes[:, None] * distances).astype(np.float32))
+    requests = batch(graph)
+    plain = Reference(graph).evaluate("last_hidden_state", requests)
+    assert np.abs(Reference(changed).evaluate("last_hidden_state", requests) - plain).max() < 1e-6
+
+
+def test_a_linear_bias_that_is_read_elsewhere_stays_plain() -> None:
+    graph = alibi()
+    graph.outputs["extra"] = graph.add("scale", "attention.biased", name="extra", factor=2.0)
+    changed, outcome = fused(graph)
+    assert not outcome.fused
+    assert "also read by scale 'extra'" in outcome.missed[0].reason
+    assert "linear_bias" in {node.op for node in changed.nodes}
+
+
+def modern(reach: int = 3, rate: tuple[float, float] = (1.0, 1.0), **theta: float) -> Graph:
+    """Attention with rotary positions and a local mask, in heads of 16; ``theta``: other bases, of q or of k, as
+    ``rate``: other rates.
+    """
+    builder = Builder(layers=1)
+    graph, x = builder.graph, builder.embeddings()
+    q, k, v = (builder.linear(x, f"attention.self.{part}", 32, 0) for part in ("query", "key", "value"))
+    of_q = {"theta": theta.get("q", 100.0), "rate": rate[0]}
+    of_k = {"theta": theta.get("k", 100.0), "rate": rate[1]}
+    q = graph.add("rotary", q, name="attention.rotary.query", layer=0, heads=2, **of_q)
+    k = graph.add("rotary", k, name="attention.rotary.key", layer=0, heads=2, **of_k)
     scores = graph.add("attention_scores", q, k, name="attention.scores", layer=0, heads=2)
     scores = graph.add("scale", scores, name="attention.scaled", layer=0, factor=0.25)
     scores = graph.add("local_mask", scores, name="attention.near", layer=0, reach=reach)
@@ -126,8 +168,9 @@ def modern(reach: int = 3, **theta: float) -> Graph:
     return graph
 
 
-def test_rotary_and_local_attention() -> None:
-    graph = modern()
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+def test_rotary_and_local_attention(rate: float) -> None:
+    graph = modern(rate=(rate, rate))
     changed, outcome = fused(graph)
     assert outcome.fused == [("qkv", 0), ("attention", 0)]
     assert node(changed, "local_attention").attrs == {"heads": 2, "scale": 1.0, "products": "f32", "reach": 3}
@@ -135,7 +178,7 @@ def test_rotary_and_local_attention() -> None:
     assert turned.attrs == {"heads": 2}
     table = changed.constants[turned.inputs[1]].array
     assert table.shape == (24, 16)
-    angles = 23 * 100.0 ** (-np.arange(0, 16, 2) / 16)
+    angles = 23 * rate * 100.0 ** (-np.arange(0, 16, 2) / 16)
     np.testing.assert_array_equal(table[23], np.r_[np.cos(angles), np.sin(angles)].astype(np.float32))
     requests = batch(graph)
     plain = Reference(graph).evaluate("last_hidden_state", requests)
@@ -144,8 +187,9 @@ def test_rotary_and_local_attention() -> None:
     assert 0 < difference < 1e-6
 
 
-def test_unlike_rotaries_stay_plain() -> None:
-    changed, outcome = fused(modern(k=101.0))
+@pytest.mark.parametrize("unlike", [{"k": 101.0}, {"rate": (1.0, 0.5)}])
+def test_unlike_rotaries_stay_plain(unlike: dict[str, Any]) -> None:
+    changed, outcome = fused(modern(**unlike))
     assert not outcome.fused
     assert "do not turn the heads of the scores alike" in outcome.missed[0].reason
     assert "attention" not in {node.op for node in changed.nodes}

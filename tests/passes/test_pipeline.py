@@ -29,13 +29,17 @@ def ops(graph: Graph) -> set[str]:
     return {node.op for node in graph.nodes}
 
 
-def _rotary_of_f32(context: Context, x: Any, *, heads: int, theta: float) -> Any:
+def _rotary_of_f32(context: Context, x: Any, *, heads: int, theta: float, rate: float) -> Any:
     size = x.shape[1] // heads
     positions = np.concatenate([np.arange(length) for _, _, length in context.sequences()])
-    angles = positions[:, None] * theta ** (-np.arange(0, size, 2) / size)
+    angles = positions[:, None] * rate * theta ** (-np.arange(0, size, 2) / size)
     cos, sin = (part.astype(np.float32).astype(np.float64)[:, None] for part in (np.cos(angles), np.sin(angles)))
     a, b = np.split(x.reshape(len(x), heads, size), 2, axis=2)
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=2).reshape(x.shape)
+
+
+def _linear_bias_of_f32(context: Context, scores: Any, slopes: Any) -> Any:
+    return scores + EVALUATORS["linear_bias"](context, np.zeros_like(scores), slopes).astype(np.float32)
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -43,8 +47,9 @@ def test_fused_graphs_answer_as_plain_ones(opened: Opened, exact: bool) -> None:
     fused, report = optimise(opened.graph, F32, strict=True, exact=exact)
     assert not report.misses
     assert fused.meta.math == ("exact" if exact else "fast")
-    # The table of a fused rotary is rounded to f32 once, and nothing else may differ.
-    plain = opened.evaluate(evaluators={**EVALUATORS, "rotary": _rotary_of_f32})
+    # The tables of a fused rotary and of a linear bias are rounded to f32 once, and nothing else may differ.
+    rounded = {"rotary": _rotary_of_f32, "linear_bias": _linear_bias_of_f32}
+    plain = opened.evaluate(evaluators={**EVALUATORS, **rounded})
     got = opened.evaluate(fused)
     # Folding a scale that is no power of two rounds q's weights to f32 once more; exact mode folds none.
     bound = 1e-13 if exact else 2e-5
@@ -55,7 +60,7 @@ def test_nothing_plain_is_left_of_a_fusion(opened: Opened) -> None:
     """The backends have no kernels for the parts."""
     fused, _ = optimise(opened.graph, F32, strict=True)
     left = {"attention_scores", "softmax", "attention_context", "relative_bias", "scale", "embedding", "position_ids"}
-    left |= {"rotary", "local_mask"}
+    left |= {"rotary", "local_mask", "linear_bias"}
     assert not ops(fused) & left
     for node in fused.nodes:
         assert node.op != "activation" or fused.type_of(node.inputs[0]).shape[0] == "seqs"

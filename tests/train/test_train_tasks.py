@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="make test-train installs torch and transformers")
 transformers = pytest.importorskip("transformers", reason="make test-train installs torch and transformers")
 
-from checkpoints import ARCHS, make_checkpoint
+from checkpoints import TRAINABLE, make_checkpoint
 from small_rows import WORDS, classes, sentences
 
 import encast
@@ -22,7 +22,7 @@ from encast.compress.pipeline import Result, compress
 from encast.compress.recipe import parse_recipe
 from encast.data.datasets import Dataset, Labelled, Sentence, open_dataset
 from encast.data.datasets.base import Pair
-from encast.errors import InputError
+from encast.errors import InputError, UnsupportedModelError
 from encast.importers import open_checkpoint
 
 Rows = list[dict[str, Any]]
@@ -74,7 +74,7 @@ def test_classes(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path])
 
 
 @pytest.mark.parametrize("score", ["magnitude", "obs"])
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", TRAINABLE)
 def test_every_architecture_is_pruned_and_answers_alike(
     tmp_path: Path, write_rows: Callable[..., Path], arch: str, score: str
 ) -> None:
@@ -86,8 +86,8 @@ stages:
 """
     result = train(source, data, tmp_path / "out", "classify", recipe)
     (record,) = result.stages.values()
-    # ALBERT's layers share their weights; of ModernBERT's products several are one tensor.
-    assert len(record["zeros"]) == {"albert": 6, "modernbert": 8}.get(arch, 12)
+    # ALBERT's layers share their weights; of ModernBERT's products several are one tensor; others have a gate besides.
+    assert len(record["zeros"]) == {"albert": 6, "modernbert": 8, "nomic_bert": 14, "gte": 14}.get(arch, 12)
     tensors = open_checkpoint(result.checkpoint).tensors
     for name, share in record["zeros"].items():
         # A made weight may hold a zero besides, which stays.
@@ -95,6 +95,17 @@ stages:
         assert np.mean(tensors.f32(name) == 0) == pytest.approx(share, abs=1e-4)
     ours, theirs = logits(result, sentences(6, 5), "AutoModelForSequenceClassification")
     np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+@pytest.mark.parametrize(("arch", "layout"), [("jina_bert", "transformers"), ("new", "own"), ("nomic_bert", "saved")])
+def test_what_transformers_would_read_otherwise_is_not_trained(
+    arch: str, layout: str, tmp_path: Path, write_rows: Callable[..., Path]
+) -> None:
+    """As BERT without ALiBi, say."""
+    source = make_checkpoint(tmp_path / arch, arch, "features", layout=layout, layers=1, hidden=32, heads=2)
+    data = write_rows("data", classes(8, 1), classes(4, 2))
+    with pytest.raises(UnsupportedModelError, match="training needs a model of transformers"):
+        train(source, data, tmp_path / "out", "classify")
 
 
 def test_classes_of_pairs_by_number(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]) -> None:

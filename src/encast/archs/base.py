@@ -21,7 +21,7 @@ from encast.ir import FusionPromise, Graph, GraphMeta, verify
 from encast.ir.meta import HEADS
 from encast.ir.types import ValueType
 
-__all__ = ["TASKS", "Architecture", "architecture", "build_graph", "model_types"]
+__all__ = ["TASKS", "Architecture", "architecture", "build_graph", "model_types", "need_transformers"]
 
 TASKS = tuple(HEADS)
 """What a graph can be built for; ``features`` is the encoder alone."""
@@ -69,6 +69,9 @@ class Architecture(ABC):
     prefix: ClassVar[str]
     """What stands before the encoder's tensors in a checkpoint that has a head, with its dot."""
 
+    other_prefixes: ClassVar[tuple[str, ...]] = ()
+    """What stands there in checkpoints of other code."""
+
     stem: ClassVar[tuple[str, ...]]
     """The class names in ``architectures`` without their suffix, the usual one first."""
 
@@ -83,6 +86,17 @@ class Architecture(ABC):
 
     position_types: ClassVar[tuple[str, ...]] = ("absolute",)
     """Values of ``position_embedding_type`` that are this architecture's own positions."""
+
+    code: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of the class names in ``auto_map`` whose arithmetic this is. The code itself is never run."""
+
+    variants: ClassVar[Mapping[tuple[str, str], str]] = {}
+    """Fields with a value that make the checkpoint one of another ``model_type`` than it says."""
+
+    @classmethod
+    def foreign(cls, config: Config, weights: Weights) -> str:
+        """Why the tensors of such a checkpoint are no parameters of transformers' modules; empty where they are."""
+        return ""
 
     def __init__(self, config: Config) -> None:
         config.refuse_unless("position_embedding_type", *self.position_types)
@@ -165,17 +179,32 @@ def build_graph(checkpoint: CheckpointLike, task: str | None = None) -> Graph:
         checkpoint = _show(checkpoint, checkpoint.export)
     config = Config(checkpoint.config, f"{checkpoint.path}/{checkpoint.config_file}")
     model_type, cls = _find_architecture(config, checkpoint.architecture)
-    _refuse_other_arithmetic(config)
+    _refuse_other_arithmetic(config, cls)
     weights = Weights(checkpoint.tensors, str(checkpoint.path))
     chosen = _choose_task(cls, checkpoint, weights, task, config.where)
     arch = cls(config)
 
-    prefixed = any(name.startswith(cls.prefix) for name in checkpoint.tensors)
-    graph, labels = _write(arch, weights, cls.prefix if prefixed else "", chosen, checkpoint.modules)
+    prefixes = (cls.prefix, *cls.other_prefixes)
+    prefix = next((one for one in prefixes if weights.any_below(one)), "")
+    graph, labels = _write(arch, weights, prefix, chosen, checkpoint.modules)
     weights.check_all_used(cls.unread)
     graph.meta = _meta(arch, graph, model_type, chosen, labels, checkpoint)
     verify(graph)
     return graph
+
+
+def need_transformers(checkpoint: CheckpointLike, what: str) -> None:
+    """Raises ``UnsupportedModelError`` for a checkpoint whose tensors are no parameters of a module of transformers.
+
+    ``what``: what needs them, as the subject of the message.
+    """
+    if checkpoint.export is not None:
+        return
+    config = Config(checkpoint.config, f"{checkpoint.path}/{checkpoint.config_file}")
+    _, cls = _find_architecture(config, checkpoint.architecture)
+    reason = cls.foreign(config, Weights(checkpoint.tensors, str(checkpoint.path)))
+    if reason:
+        raise UnsupportedModelError(f"{config.where}: {what} needs a model of transformers, and {reason}")
 
 
 def _write(
@@ -253,16 +282,19 @@ def _find_architecture(config: Config, name: str) -> tuple[str, type[Architectur
     if model_type not in table:
         said = f"model_type is {config.text('model_type')!r}" + (f" (architectures: {name})" if name else "")
         raise UnsupportedModelError(f"{config.where}: {said}; encast has {sorted(table)}")
+    fields = table[model_type].variants.items()
+    model_type = next((other for (name, value), other in fields if config.is_text(name, value)), model_type)
     return model_type, table[model_type]
 
 
-def _refuse_other_arithmetic(config: Config) -> None:
+def _refuse_other_arithmetic(config: Config, cls: type[Architecture]) -> None:
     for switch in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):
         config.refuse_unless(switch, False)
     config.refuse_unless("pruned_heads", {})
-    # Weights stored in a quantised form, and models whose code is in the checkpoint.
+    # Weights stored in a quantised form, and models whose code is in the checkpoint, unless it is known what that does.
     config.refuse_unless("quantization_config")
-    config.refuse_unless("auto_map")
+    if not (cls.code and config.all_texts_match("auto_map", rf"(.*\.)?({'|'.join(cls.code)})(Config|Model|For\w+)")):
+        config.refuse_unless("auto_map")
 
 
 def _choose_task(

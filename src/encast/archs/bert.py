@@ -26,6 +26,7 @@ class Bert(Architecture):
         "answer": "qa_outputs.weight",
         "fill_mask": "cls.predictions.transform.dense.weight",
     }
+    variants: ClassVar[Mapping[tuple[str, str], str]] = {("position_embedding_type", "alibi"): "jina_bert"}
     unread = (r"(bert\.)?pooler\.dense\.\w+", r"cls\..*", r"classifier\.\w+", r"qa_outputs\.\w+")
 
     def read_sizes(self) -> Sizes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,11 +76,13 @@ class Config:
             )
         return float(value)
 
-    def above_zero(self, name: str, default: float) -> float:
-        """A number above 0, at most 1e30."""
+    def above_zero(self, name: str, default: float | None = None) -> float:
+        """A number above 0, at most 1e30; without a default the field must be there."""
         _, value = self._find((name,))
-        if value is _ABSENT:
+        if value is _ABSENT and default is not None:
             return default
+        if value is _ABSENT:
+            raise CheckpointError(f"{self.where}: {name} is missing; add it, a number above 0")
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.0 < value <= _LARGEST:
             raise CheckpointError(
                 f"{self.where}: {name} is {value!r}; a number above 0, at most 1e30, is needed: correct the file"
@@ -94,6 +97,10 @@ class Config:
         if not isinstance(value, Mapping):
             raise CheckpointError(f"{self.where}: {name} is {_short(value)}; an object is needed: correct the file")
         return Config(value, f"{self.where}: {name}")
+
+    def given(self, name: str) -> bool:
+        """Whether the file has the field, and not as null."""
+        return self._fields.get(name) is not None
 
     def names(self) -> list[str]:
         """The names of all fields."""
@@ -121,6 +128,17 @@ class Config:
         if value is not None and not isinstance(value, str):
             raise CheckpointError(f"{self.where}: {name} is {value!r}; a string is needed: correct the file")
         return value
+
+    def is_text(self, name: str, value: str) -> bool:
+        """Whether a field is this string."""
+        return self._fields.get(name) == value
+
+    def all_texts_match(self, name: str, pattern: str) -> bool:
+        """Whether a field is an object all of whose values are strings that the pattern matches whole."""
+        value = self._fields.get(name)
+        return isinstance(value, Mapping) and all(
+            isinstance(text, str) and re.fullmatch(pattern, text) for text in value.values()
+        )
 
     def activation(self, *names: str, default: str) -> str:
         """An activation of the op table, exactly the one that the config names."""

@@ -88,20 +88,30 @@ class LayerPaths:
     output_norm: str = "output.LayerNorm"
 
 
-def sum_embeddings(encoder: Modules, sizes: Sizes, *, offset: int = 0, skip_id: int = -1) -> str:
+def sum_embeddings(
+    encoder: Modules,
+    sizes: Sizes,
+    *,
+    offset: int = 0,
+    skip_id: int = -1,
+    positions: bool = True,
+    norm: str = "embeddings.LayerNorm",
+) -> str:
     """Word, token-type and position rows added in this order, then layer norm: f32[tokens, embedding].
 
-    With ``type_vocab`` 0 there is no token-type table. ``offset`` and ``skip_id`` are those of op ``position_ids``.
+    With ``type_vocab`` 0 there is no token-type table, without ``positions`` none of those. ``offset`` and ``skip_id``
+    are those of op ``position_ids``; ``norm`` is where the layer norm's tensors stand.
     """
     graph, dim = encoder.graph, sizes.embedding
     total = encoder.embedding("token_ids", "embeddings.word_embeddings", sizes.vocab, dim)
     if sizes.type_vocab:
         types = encoder.embedding("token_type_ids", "embeddings.token_type_embeddings", sizes.type_vocab, dim)
         total = graph.add("add", total, types, name="embeddings.word_and_token_type")
-    ids = graph.add("position_ids", "token_ids", name="embeddings.position_ids", offset=offset, skip_id=skip_id)
-    rows = encoder.embedding(ids, "embeddings.position_embeddings", sizes.positions, dim)
-    total = graph.add("add", total, rows, name="embeddings.sum")
-    return encoder.layer_norm(total, "embeddings.LayerNorm", dim, sizes.eps)
+    if positions:
+        ids = graph.add("position_ids", "token_ids", name="embeddings.position_ids", offset=offset, skip_id=skip_id)
+        rows = encoder.embedding(ids, "embeddings.position_embeddings", sizes.positions, dim)
+        total = graph.add("add", total, rows, name="embeddings.sum")
+    return encoder.layer_norm(total, norm, dim, sizes.eps, name="embeddings.LayerNorm")
 
 
 def encoder_layer(

@@ -98,9 +98,11 @@ def classify_first_token(
     return out.linear(inner, out_path, labels, hidden)
 
 
-def transform(head: Modules, x: str, sizes: Sizes, width: int, *, dense: str, norm: str, activation: str) -> str:
+def transform(
+    head: Modules, x: str, sizes: Sizes, width: int, *, dense: str, norm: str, activation: str, bias: bool = True
+) -> str:
     """The part of a masked-LM head before its decoder: f32[rows, width] of f32[rows, hidden]."""
-    x = head.linear(x, dense, width, sizes.hidden)
+    x = head.linear(x, dense, width, sizes.hidden, bias=bias)
     x = head.activation(x, activation, name=f"{dense}.activation")
     return head.layer_norm(x, norm, width, sizes.eps)
 

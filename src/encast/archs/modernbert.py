@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from encast.archs.base import Architecture, architecture
 from encast.archs.config import Config
 from encast.archs.encoder import MOST_LAYERS, Sizes
+from encast.archs.gated import MOST_POSITIONS, Rotary, attend, need_pairs, packed_projections
 from encast.archs.heads import predict_tokens
 from encast.archs.modules import Modules
 from encast.errors import CheckpointError, UnsupportedModelError
@@ -19,14 +19,13 @@ __all__ = ["ModernBert"]
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _THETAS = {_GLOBAL: ("global_rope_theta", 160_000.0), _LOCAL: ("local_rope_theta", 10_000.0)}
-_PARTS = ("query", "key", "value")
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """How a layer attends: the base of its rotary positions, and how far it sees, None: everywhere."""
+    """How a layer attends: its rotary positions, and how far it sees, None: everywhere."""
 
-    theta: float
+    rotary: Rotary
     reach: int | None
 
 
@@ -57,13 +56,7 @@ class ModernBert(Architecture):
         self.norm_bias = config.flag("norm_bias", False)
         self.classifier_bias = config.flag("classifier_bias", False)
         self.layers = _read_layers(config, self.sizes.layers)
-        head_dim = self.sizes.hidden // self.sizes.heads
-        config.refuse_unless("head_dim", head_dim)
-        if head_dim % 2:
-            raise CheckpointError(
-                f"{config.where}: {self.sizes.heads} heads of {head_dim} columns; rotary positions need pairs, an even "
-                "number: correct hidden_size or num_attention_heads"
-            )
+        need_pairs(config, self.sizes)
 
     def read_sizes(self) -> Sizes:
         config = self.config
@@ -73,8 +66,7 @@ class ModernBert(Architecture):
             layers=config.count("num_hidden_layers", most=MOST_LAYERS),
             heads=config.count("num_attention_heads"),
             inner=config.count("intermediate_size"),
-            # No tensor bounds it, and tables of angles are made for all positions.
-            positions=config.count("max_position_embeddings", default=8192, most=1 << 17),
+            positions=config.count("max_position_embeddings", default=8192, most=MOST_POSITIONS),
             type_vocab=0,
             eps=config.eps("norm_eps", 1e-5),
             activation=config.activation("hidden_activation", default="gelu"),
@@ -137,37 +129,16 @@ class ModernBert(Architecture):
         """Norm, attention, add; norm, gated feed-forward, add."""
         graph, sizes, path = encoder.graph, self.sizes, f"layers.{layer}"
         read = self._norm(encoder, x, f"{path}.attn_norm", layer) if layer else x
-        context = self._attention(encoder, read, f"{path}.attn", layer, how)
-        attended = encoder.linear(
-            context, f"{path}.attn.Wo", sizes.hidden, sizes.hidden, layer=layer, bias=self.attention_bias
-        )
-        x = graph.add("add", x, attended, name=f"{path}.attn.sum", layer=layer)
+        at, bias = f"{path}.attn", self.attention_bias
+        projections = packed_projections(encoder, read, f"{at}.Wqkv", sizes.hidden, layer=layer, bias=bias)
+        context = attend(graph, projections, sizes, at=at, layer=layer, rotary=how.rotary, reach=how.reach)
+        attended = encoder.linear(context, f"{at}.Wo", sizes.hidden, sizes.hidden, layer=layer, bias=bias)
+        x = graph.add("add", x, attended, name=f"{at}.sum", layer=layer)
         read = self._norm(encoder, x, f"{path}.mlp_norm", layer)
         inner = encoder.linear(read, f"{path}.mlp.Wi", 2 * sizes.inner, sizes.hidden, layer=layer, bias=self.mlp_bias)
         inner = graph.add("gated_activation", inner, name=f"{path}.mlp.act", layer=layer, kind=sizes.activation)
         made = encoder.linear(inner, f"{path}.mlp.Wo", sizes.hidden, sizes.inner, layer=layer, bias=self.mlp_bias)
         return graph.add("add", x, made, name=f"{path}.mlp.sum", layer=layer)
-
-    def _attention(self, encoder: Modules, x: str, path: str, layer: int, how: _Layer) -> str:
-        graph, sizes = encoder.graph, self.sizes
-
-        def add(op: str, *inputs: str, name: str, **attrs: Any) -> str:
-            return graph.add(op, *inputs, name=f"{path}.{name}", layer=layer, **attrs)
-
-        weights = encoder.parts(f"{path}.Wqkv.weight", _PARTS, sizes.hidden, sizes.hidden)
-        biases = encoder.parts(f"{path}.Wqkv.bias", _PARTS, sizes.hidden) if self.attention_bias else ("", "", "")
-        query, key, value = (
-            add("linear", x, weight, bias, name=f"Wqkv.{part}", activation="none")
-            for part, weight, bias in zip(_PARTS, weights, biases, strict=True)
-        )
-        query = add("rotary", query, name="rotary.query", heads=sizes.heads, theta=how.theta)
-        key = add("rotary", key, name="rotary.key", heads=sizes.heads, theta=how.theta)
-        scores = add("attention_scores", query, key, name="scores", heads=sizes.heads)
-        factor = 1.0 / math.sqrt(sizes.hidden // sizes.heads)
-        scores = add("scale", scores, name="scaled_scores", factor=factor)
-        if how.reach is not None:
-            scores = add("local_mask", scores, name="near_scores", reach=how.reach)
-        return add("attention_context", add("softmax", scores, name="probs"), value, name="context")
 
 
 def _read_layers(config: Config, layers: int) -> list[_Layer]:
@@ -181,8 +152,8 @@ def _read_layers(config: Config, layers: int) -> list[_Layer]:
     # transformers lets sliding_window, the keys to each side, overrule local_attention, the whole window.
     reach = config.count("sliding_window", default=config.count("local_attention", default=128, least=2) // 2)
     kinds = {
-        _GLOBAL: _Layer(_read_theta(config, rope, _GLOBAL), None),
-        _LOCAL: _Layer(_read_theta(config, rope, _LOCAL), reach),
+        _GLOBAL: _Layer(Rotary(_read_theta(config, rope, _GLOBAL)), None),
+        _LOCAL: _Layer(Rotary(_read_theta(config, rope, _LOCAL)), reach),
     }
     every = config.count("global_attn_every_n_layers", default=3)
     types = config.texts("layer_types") or [_LOCAL if layer % every else _GLOBAL for layer in range(layers)]

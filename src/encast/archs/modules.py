@@ -28,6 +28,10 @@ class Modules:
         """Whether the checkpoint has this tensor."""
         return self.prefix + name in self.weights
 
+    def below(self, path: str) -> bool:
+        """Whether the checkpoint has a tensor whose path begins so, by which layouts of one architecture differ."""
+        return self.weights.any_below(self.prefix + path)
+
     def constant(self, name: str, *shape: int) -> str:
         """The tensor of that path as a constant; returns its name in the graph."""
         if name not in self.graph.constants:
@@ -41,6 +45,16 @@ class Modules:
         for index, part in enumerate(names):
             self.graph.add_constant(part, rows[index * size : (index + 1) * size])
         return names
+
+    def stack(self, names: Sequence[str], size: int, *shape: int) -> str:
+        """One constant with the rows of several tensors, ``size`` of each, in this order: ``NAME+NAME``."""
+        rows = [self.weights.take(self.prefix + name, (size, *shape)) for name in names]
+        return self.graph.add_constant("+".join(names), np.concatenate(rows))
+
+    def halves_swapped(self, name: str, size: int, *shape: int) -> str:
+        """The tensor of that path with the second half of its ``size`` rows first, as a constant: ``NAME[swapped]``."""
+        first, second = np.split(self.weights.take(self.prefix + name, (size, *shape)), 2)
+        return self.graph.add_constant(f"{name}[swapped]", np.concatenate([second, first]))
 
     def zeros(self, size: int) -> str:
         """A constant of zeros, one for all that ask for this size."""

@@ -62,6 +62,10 @@ class Weights:
         self._used.add(stored)
         return self._tensors.f32(stored)
 
+    def any_below(self, path: str) -> bool:
+        """Whether a tensor's name begins with ``path``."""
+        return any(name.startswith(path) for name in self._tensors)
+
     def check_all_used(self, ignorable: Iterable[str]) -> None:
         """Raises ``CheckpointError`` when a tensor was neither taken nor matches a pattern of ``ignorable``.
 

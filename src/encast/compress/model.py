@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812, its usual name
 import transformers
 
-from encast.archs import build_graph
+from encast.archs import build_graph, need_transformers
 from encast.compress.tasks import TrainTask
 from encast.errors import CheckpointError, InputError, UnsupportedModelError
 from encast.files import sync_folder
@@ -162,8 +162,9 @@ def load_model(
     ``layers``: which of its layers stay, or how many. ``dropout``: instead of what the config says; the config that is
     saved later stays as it was. ``attention``: its weights will be asked for; it then has no dropout,
     whose zeros would be learned. A head of other sizes is replaced by a new one, and stderr says so.
-    Raises ``InputError`` and ``CheckpointError``.
+    Raises ``InputError``, ``CheckpointError``, and ``UnsupportedModelError`` for a layout that is not transformers'.
     """
+    need_transformers(checkpoint, "training")
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(seed)
@@ -278,7 +279,10 @@ def save_checkpoint(model: Model, weights: Mapping[str, Tensor] | None, out: Pat
                 shutil.copyfile(checkpoint.path / name, out / name)
         (out / "tokenizer.json").write_text(checkpoint.tokenizer.json, encoding="utf-8")
     state = module.state_dict() if weights is None else weights
-    module.save_pretrained(place, state_dict={name: value.contiguous() for name, value in state.items()})
+    # The names of the parameters, by which the record and later stages speak of them, and not those of the files that
+    # transformers converts them from.
+    tensors = {name: value.contiguous() for name, value in state.items()}
+    module.save_pretrained(place, state_dict=tensors, save_original_format=False)
     (out / "compress.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     for folder, _, files in os.walk(out):
         for name in files:

@@ -374,7 +374,7 @@ _BOUNDS_AND_MASK = ("bos", "eos", "pad", "mask")
 FAMILIES = (
     Family(
         ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"),
-        ("bert", "distilbert", "electra"),
+        ("bert", "distilbert", "electra", "nomic_bert"),
         _BERT,
         ("pad", "mask"),
         _build_bert,

@@ -254,12 +254,13 @@ def _gated_activation(types: Any, attrs: Any) -> list[ValueType]:
     return [ValueType("f32", (x.shape[0], _columns(x, "x") // 2))]
 
 
-@_op("rotary", "x", {"heads": _is_count, "theta": _is_theta})
+@_op("rotary", "x", {"heads": _is_count, "theta": _is_theta, "rate": _is_theta})
 def _rotary(types: Any, attrs: Any) -> list[ValueType]:
     """Rotary positions (Su et al. 2021): every pair of columns turned by an angle that grows with the position.
 
     In a head of ``d`` columns the pairs are columns ``i`` and ``d/2 + i``, the angle of pair ``i`` at position ``p``
-    of a sequence is ``t = p * theta ** (-2 * i / d)``: ``(a, b)`` becomes ``(a cos t - b sin t, b cos t + a sin t)``.
+    of a sequence is ``t = p * rate * theta ** (-2 * i / d)``: ``(a, b)`` becomes
+    ``(a cos t - b sin t, b cos t + a sin t)``.
     """
     x = _matrix(types[0], "x")
     _need(x.shape[0] == "tokens", f"x is {x}; rows must be tokens")
@@ -286,6 +287,15 @@ def _relative_bias(types: Any, attrs: Any) -> list[ValueType]:
     """
     scores, table = _matrix(types[0], "scores"), _matrix(types[1], "table")
     _need(scores.shape[0] == table.shape[1], f"scores are {scores}, table is {table}; the heads differ")
+    return [scores]
+
+
+@_op("linear_bias", "scores slopes")
+def _linear_bias(types: Any, attrs: Any) -> list[ValueType]:
+    """Takes ``slopes[head] * |key - query|`` from every score, ``slopes: f32[heads]`` (ALiBi, Press et al. 2022)."""
+    scores = _matrix(types[0], "scores")
+    _need(scores.shape[1] == "pairs", f"scores are {scores}; columns must be pairs")
+    _vector(types[1], "slopes", scores.shape[0])
     return [scores]
 
 

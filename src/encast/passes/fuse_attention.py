@@ -5,8 +5,8 @@
         softmax(relative_bias(scale(attention_scores(q, k)), table)), v)
 
 The scale may also stand between q and the scores (DistilBERT), or be absent; so may the relative bias, whose
-bucket table becomes one row a head over all distances that ``max_len`` allows. The projections must be joined
-in the same step: attention reads one value.
+bucket table becomes one row a head over all distances that ``max_len`` allows, or the linear one (ALiBi), whose slopes
+do. The projections must be joined in the same step: attention reads one value.
 
 Queries and keys may be turned by their positions, and scores hidden beyond a reach (ModernBERT):
 
@@ -31,6 +31,8 @@ from encast.passes.report import Miss, Outcome
 
 __all__ = ["fuse_attention"]
 
+_BIASES = ("relative_bias", "linear_bias")
+
 
 @dataclass(frozen=True)
 class Match:
@@ -44,7 +46,8 @@ class Match:
     factor: float
     bias: Node | None
     reach: int | None
-    theta: float | None
+    angles: tuple[float, float] | None
+    """Base and rate of op ``rotary``."""
 
 
 def fuse_attention(graph: Graph, exact: bool) -> Outcome:
@@ -53,7 +56,7 @@ def fuse_attention(graph: Graph, exact: bool) -> Outcome:
     index = Index(graph)
     joiner = ProjectionJoiner(graph, exact)
     tables: dict[tuple[str, int], str] = {}
-    angles: dict[tuple[float, int], str] = {}
+    made_angles: dict[tuple[float, float, int], str] = {}
     patches: list[Patch] = []
     for context in [node for node in graph.nodes if node.op == "attention_context"]:
         try:
@@ -71,9 +74,9 @@ def fuse_attention(graph: Graph, exact: bool) -> Outcome:
             continue
         joined, factor = joiner.join(q, k, v, match.factor)
         made = [joined]
-        if match.theta is not None:
+        if match.angles is not None:
             size = _width(graph, q) // match.heads
-            made.append(_turned(graph, joined, match, _angle_table(graph, match.theta, size, angles)))
+            made.append(_turned(graph, joined, match, _angle_table(graph, *match.angles, size, made_angles)))
         attrs: dict[str, Any] = {"heads": match.heads, "scale": factor, "products": "f32"}
         inputs = [made[-1].outputs[0]]
         if match.reach is not None:
@@ -94,13 +97,14 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
     softmax = index.made_by(probs, "softmax")
     inner = [softmax]
     factor, bias, reach = 1.0, None, None
-    node, reader = index.made_by(softmax.inputs[0], "attention_scores", "scale", "relative_bias", "local_mask"), softmax
+    before = ("attention_scores", "scale", *_BIASES, "local_mask")
+    node, reader = index.made_by(softmax.inputs[0], *before), softmax
     if node.op == "local_mask":
         index.need_private(node.outputs[0], reader)
         reach = int(node.attrs["reach"])
         inner.append(node)
         node, reader = index.made_by(node.inputs[0], "attention_scores", "scale"), node
-    if node.op == "relative_bias":
+    if node.op in _BIASES:
         index.need_private(node.outputs[0], reader)
         if node.inputs[1] not in graph.constants:
             raise MismatchError(f"{node.inputs[1]!r} is not a constant")
@@ -123,13 +127,13 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
     index.need_private(v, context)
     index.need_private(k, scores)
     index.need_private(q, scores)
-    theta = None
+    angles = None
     turned = [index.producer(value) for value in (q, k)]
     if any(node is not None and node.op == "rotary" for node in turned):
         turned_q, turned_k = (index.made_by(value, "rotary") for value in (q, k))
         if turned_q.attrs != turned_k.attrs or turned_q.attrs["heads"] != scores.attrs["heads"]:
             raise MismatchError(f"{turned_q.name!r} and {turned_k.name!r} do not turn the heads of the scores alike")
-        theta = float(turned_q.attrs["theta"])
+        angles = (float(turned_q.attrs["theta"]), float(turned_q.attrs["rate"]))
         inner += [turned_q, turned_k]
         q, k = turned_q.inputs[0], turned_k.inputs[0]
         index.need_private(q, turned_q)
@@ -142,17 +146,20 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
         index.need_private(q, scaled)
     if not factor > 0:
         raise MismatchError(f"the scores are scaled by {factor}")
-    return Match(tuple(inner), q, k, v, scores.attrs["heads"], factor, bias, reach, theta)
+    return Match(tuple(inner), q, k, v, scores.attrs["heads"], factor, bias, reach, angles)
 
 
 def _distance_table(graph: Graph, bias: Node, made: dict[tuple[str, int], str]) -> str:
-    """``f32[heads, 2 * max_len - 1]``: the bias of every distance key - query, from its bucket's row."""
-    table, furthest = bias.inputs[1], bias.attrs["max_distance"]
+    """``f32[heads, 2 * max_len - 1]``: the bias of every distance key - query, by its bucket's row or its slope."""
+    table, furthest = bias.inputs[1], bias.attrs.get("max_distance", 0)
     if (table, furthest) not in made:
         rows = graph.constants[table].array
         max_len = graph.meta.max_len
         distances = np.arange(1 - max_len, max_len)
-        dense = np.ascontiguousarray(rows[relative_buckets(distances, rows.shape[0], furthest)].T)
+        if bias.op == "linear_bias":
+            dense = (-rows[:, None].astype(np.float64) * np.abs(distances)).astype(np.float32)
+        else:
+            dense = np.ascontiguousarray(rows[relative_buckets(distances, rows.shape[0], furthest)].T)
         made[table, furthest] = graph.add_constant(fresh_name(graph, f"{table}.distances"), dense)
     return made[table, furthest]
 
@@ -168,10 +175,10 @@ def _turned(graph: Graph, joined: Node, match: Match, table: str) -> Node:
     return Node("rotary_qkv", [joined.outputs[0], table], [name], {"heads": match.heads}, name, joined.layer)
 
 
-def _angle_table(graph: Graph, theta: float, size: int, made: dict[tuple[float, int], str]) -> str:
+def _angle_table(graph: Graph, theta: float, rate: float, size: int, made: dict[tuple[float, float, int], str]) -> str:
     """``f32[max_len, size]``: of every position the cosines and the sines of the angles of op ``rotary``."""
-    if (theta, size) not in made:
-        angles = np.arange(graph.meta.max_len)[:, None] * theta ** (-np.arange(0, size, 2) / size)
+    if (theta, rate, size) not in made:
+        angles = np.arange(graph.meta.max_len)[:, None] * rate * theta ** (-np.arange(0, size, 2) / size)
         table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-        made[theta, size] = graph.add_constant(fresh_name(graph, f"rotary.{theta:g}"), table)
-    return made[theta, size]
+        made[theta, rate, size] = graph.add_constant(fresh_name(graph, f"rotary.{theta:g}"), table)
+    return made[theta, rate, size]

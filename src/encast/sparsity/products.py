@@ -29,10 +29,10 @@ def product_weights(checkpoint: Checkpoint, keep: Sequence[str] = (), names: Ite
 
 def _products(checkpoint: Checkpoint, names: list[str]) -> Iterator[str]:
     graph = build_graph(checkpoint)
-    # Of a tensor that holds several weights (Modules.parts) the constants are NAME[PART].
-    weights = dict.fromkeys(
-        node.inputs[1].partition("[")[0] for node in graph.nodes if node.op == "linear" and node.layer >= 0
-    )
+    # Of a tensor that holds several weights (Modules.parts) the constants are NAME[PART], of several tensors that are
+    # one weight (Modules.stack) NAME+NAME.
+    constants = [node.inputs[1] for node in graph.nodes if node.op == "linear" and node.layer >= 0]
+    weights = dict.fromkeys(name for one in constants for name in one.partition("[")[0].split("+"))
     for weight in weights:
         # Constants have the checkpoint's names without the prefix of the encoder.
         found = [name for name in names if name == weight or name.endswith(f".{weight}")]

@@ -140,9 +140,9 @@ def _gated_activation(context: Context, x: Float64, *, kind: str) -> Float64:
 
 
 @_evaluates("rotary")
-def _rotary(context: Context, x: Float64, *, heads: int, theta: float) -> Float64:
+def _rotary(context: Context, x: Float64, *, heads: int, theta: float, rate: float) -> Float64:
     size = x.shape[1] // heads
-    angles = _positions(context)[:, None] * theta ** (-np.arange(0, size, 2) / size)
+    angles = _positions(context)[:, None] * rate * theta ** (-np.arange(0, size, 2) / size)
     return _turned(x, np.cos(angles), np.sin(angles))
 
 
@@ -180,6 +180,16 @@ def _relative_bias(context: Context, scores: Float64, table: Float64, *, max_dis
         positions = np.arange(length)
         buckets = relative_buckets(positions[None, :] - positions[:, None], table.shape[0], max_distance)
         result[:, pairs] += table[buckets.reshape(-1)].T
+    return result
+
+
+@_evaluates("linear_bias")
+def _linear_bias(context: Context, scores: Float64, slopes: Float64) -> Float64:
+    result = scores.copy()
+    for _, pairs, length in context.sequences():
+        positions = np.arange(length)
+        distances = np.abs(positions[None, :] - positions[:, None]).reshape(-1)
+        result[:, pairs] -= slopes[:, None] * distances
     return result
 
 

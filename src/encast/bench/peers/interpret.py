@@ -60,8 +60,8 @@ MASKED = -1e9
 HEAD_OPS = frozenset({"first_token", "select_rows", "pooling", "normalize"})
 """Plain ops that come after the hidden states, which is as far as backends are compared."""
 
-ABSENT_OPS = frozenset({"gated_activation", "local_mask", "rotary"})
-"""Plain ops without a function here: those of ModernBERT, which these backends refuse."""
+ABSENT_OPS = frozenset({"gated_activation", "linear_bias", "local_mask", "rotary"})
+"""Plain ops without a function here: those of ModernBERT and the other gated encoders, which these backends refuse."""
 
 
 class ArrayLibrary(abc.ABC):
