@@ -59,6 +59,7 @@ def test_one_rounding_on_an_edge_is_no_fault_however_far_it_carries(tmp_path: Pa
         "distilbert-embed-dense",
         "bert-relu",
         "modernbert-features",
+        "deberta-v2-features",
     ],
 )
 def test_every_kind_of_output(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:

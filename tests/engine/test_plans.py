@@ -44,6 +44,8 @@ CASES = [
     ("albert-odd", "int8", "scalar"),
     ("modernbert-classify", "int8", "avx512bf16"),
     ("modernbert-mean", "bf16", "scalar"),
+    ("deberta-v2-conv", "int8", "avx512bf16"),
+    ("deberta-v2-own-keys", "bf16", "scalar"),
 ]
 
 
@@ -89,6 +91,7 @@ def test_every_op_has_steps_or_is_known_to_have_none() -> None:
         "local_mask",
         "position_ids",
         "relative_bias",
+        "relative_scores",
         "rotary",
         "softmax",
     }

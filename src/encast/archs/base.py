@@ -123,6 +123,11 @@ class Architecture(ABC):
             "embed_layer_norm": FusionPromise(0, 1),
         }
 
+    @classmethod
+    def has_head(cls, task: str, weights: Weights) -> bool:
+        """Whether a checkpoint has the head of a task of ``markers``."""
+        return cls.markers[task] in weights
+
     def max_len(self) -> int:
         """The longest sequence that the position table allows."""
         return self.sizes.positions
@@ -289,7 +294,7 @@ def _choose_task(
             f"{where}: architectures is {name!r}, a head that encast does not have; it has {cls.stem[0]} with {known}. "
             "Ask for task 'features' or 'embed' to use the encoder alone"
         )
-    if declared in cls.markers and not name and cls.markers[declared] not in weights:
+    if declared in cls.markers and not name and not cls.has_head(declared, weights):
         return "features"
     return declared
 
@@ -301,14 +306,14 @@ def _check_task(
         raise UnsupportedModelError(f"no task is named {task!r}; encast has {list(TASKS)}")
     head = "fill_mask" if task == "embed_sparse" else task
     if head in ("features", "embed", declared):
-        if head in cls.markers and cls.markers[head] not in weights:
+        if head in cls.markers and not cls.has_head(head, weights):
             raise UnsupportedModelError(
                 f"{where}: task {task!r} needs a head, and the checkpoint has no tensor {cls.markers[head]!r}; "
                 "take a checkpoint that was fine-tuned for it, or ask for 'features' or 'embed'"
             )
         return task
     # Heads of different tasks may have the same tensors; so a class name that says one rules out the others.
-    if declared in (None, "features") and cls.markers[head] in weights:
+    if declared in (None, "features") and cls.has_head(head, weights):
         return task
     hint = "" if declared in (None, "features") else f". If the head is another one, say so by architectures in {where}"
     able = {"features", "embed"} | ({declared} if declared else set())
