@@ -117,7 +117,7 @@ _CONVOLVED = {"conv_kernel_size": 3, "conv_act": "gelu"}
 DEBERTA_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     # Projections of positions, distances that are cut at 16, absolute positions and token types beside them.
     "own-keys": ("features", {**_SMALL, "type_vocab": 2, "config": _OWN}),
-    "own-c2p": ("features", {**_SMALL, "config": {**_OWN, "pos_att_type": ["c2p"], "norm_rel_ebd": "layer_norm"}}),
+    "own-c2p": ("features", {**_SMALL, "config": {**_OWN, "pos_att_type": ["c2p"]}}),
     "p2c": ("features", {**_SMALL, "config": {"pos_att_type": "p2c"}}),
     "uncut": ("features", {**_SMALL, "config": {"position_buckets": -1, "max_relative_positions": 48}}),
     "not-relative": (

@@ -78,8 +78,8 @@ def test_a_projection_of_embeddings_goes_into_their_tables(positions: bool, bias
     changed, outcome = folded(graph)
     assert outcome.changes == 1
     assert not [node for node in changed.nodes if node.op == "linear"]
-    tables = [changed.type_of(node.inputs[1]).shape for node in changed.nodes if node.op == "embedding"]
-    assert tables == [(50, 32), (2, 32), (24, 32)][: 3 if positions else 1]
+    tables = {changed.type_of(node.inputs[1]).shape for node in changed.nodes if node.op == "embedding"}
+    assert tables == ({(50, 32), (2, 32), (24, 32)} if positions else {(50, 32)})
     requests = batch(graph)
     plain = Reference(graph).evaluate("last_hidden_state", requests)
     assert np.abs(Reference(changed).evaluate("last_hidden_state", requests) - plain).max() < 1e-6

@@ -40,8 +40,8 @@ struct AttentionArgs {
 constexpr int64_t relative_columns(int64_t max_len) { return 2 * ((max_len + 15) / 16 * 16) + 16; }
 constexpr int64_t relative_origin(int64_t columns) { return columns / 2 + 7; }
 
-// Bytes of scratch (64-byte aligned) that one call needs for sequences up to max_len; `tables`: with tables of
-// distances.
+// Bytes of scratch (64-byte aligned) that one call needs for sequences up to max_len; `tables`: with tables
+// of distances.
 int64_t attention_scratch_bytes(int64_t max_len, int64_t head_dim, bool tables = false);
 
 // One head of one sequence, query rows [query_begin, query_end) of it.

@@ -225,9 +225,8 @@ ENCAST_SIMD void attend_span(const AttentionArgs& args, const Span& span, int64_
   const float* q = args.qkv + first * args.qkv_stride + head_index * args.head_dim;
   const ScratchParts parts = scratch_parts(len, args.head_dim);
   const int64_t table_floats = head_index * args.table_columns * args.head_dim;
-  const auto table = [&](const float* tables) ENCAST_SIMD_BODY {
-    return tables == nullptr ? nullptr : tables + table_floats;
-  };
+  const auto table = [&](const float* tables)
+                         ENCAST_SIMD_BODY { return tables == nullptr ? nullptr : tables + table_floats; };
   float* keys = static_cast<float*>(scratch);
   const Head head = {
       .q = q,
@@ -265,12 +264,12 @@ ENCAST_SIMD void attend_span(const AttentionArgs& args, const Span& span, int64_
     pack_rows<kRounded>(head, head.q + query * head.stride, rows, head.queries);
     if constexpr (!kRounded) {
       if (head.begun) {
-        begin_scores<kRows, kVectors>(head.distances, head.queries, head.padded_dim, head.head_dim, query, rows, len,
-                                      head.scores, head.padded_len);
+        begin_scores<kRows, kVectors>(head.distances, head.queries, head.padded_dim, head.head_dim, query,
+                                      rows, len, head.scores, head.padded_len);
       }
       if (head.distances.of_queries != nullptr) {
-        add_to_scores<kRows, kVectors>(head.distances, head.k, head.stride, head.padded_dim, head.head_dim, query,
-                                       rows, len, head.scores, head.padded_len);
+        add_to_scores<kRows, kVectors>(head.distances, head.k, head.stride, head.padded_dim, head.head_dim,
+                                       query, rows, len, head.scores, head.padded_len);
       }
     }
     score_block<kRows, kVectors>(head, query, rows);

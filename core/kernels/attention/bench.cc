@@ -23,8 +23,9 @@
 // A call is a whole batch: all heads of all sequences, the packing of keys and values included. Kernels take
 // turns; the minimum is the machine's answer, the median shows its mood. xd: with both tables of distances,
 // which the f32 kernels alone have. Operations are those of the
-// products (with tables four of the same size), so the fraction of the product instruction's peak has everything else as its loss. Before a
-// kernel is timed some of its rows are checked: exit status 1 when one is wrong.
+// products (with tables four of the same size), so the fraction of the product instruction's peak has
+// everything else as its loss. Before a kernel is timed some of its rows are checked: exit status 1 when one
+// is wrong.
 namespace encast::testing {
 namespace {
 
@@ -84,7 +85,8 @@ class Workload {
     rng.fill_normal({qkv_.get(), floats});
     out_.resize(rows * hidden);
     for (int64_t s = 0; s <= shape.seqs; ++s) offsets_.push_back(static_cast<int32_t>(s * shape.len));
-    scratch_.resize(static_cast<size_t>(attention_scratch_bytes(shape.len, shape.head_dim, shape.tables)) / 4 + 16);
+    scratch_.resize(
+        static_cast<size_t>(attention_scratch_bytes(shape.len, shape.head_dim, shape.tables)) / 4 + 16);
     args_.qkv = qkv_.get();
     args_.qkv_stride = 3 * hidden_;
     args_.cu_seqlens = offsets_.data();
@@ -157,7 +159,9 @@ class Workload {
 };
 
 bool bench_shape(const Shape& shape, std::vector<Timing> timings, double seconds) {
-  if (shape.tables) std::erase_if(timings, [](const Timing& one) { return std::string_view(one.kernel->arithmetic) != "f32"; });
+  if (shape.tables)
+    std::erase_if(timings,
+                  [](const Timing& one) { return std::string_view(one.kernel->arithmetic) != "f32"; });
   std::printf("%ld sequences of %ld tokens, %ld heads of %ld, reach %ld%s\n", shape.seqs, shape.len,
               shape.heads, shape.head_dim, shape.reach, shape.tables ? ", distances" : "");
   Workload workload(shape);

@@ -58,8 +58,8 @@ ENCAST_SIMD void distance_products(const float* a, int64_t a_stride, int64_t row
     for (int64_t row = 0; row < rows; row += kRows) {
       with_count<kRows>(rows - row, [&](auto r) ENCAST_SIMD_BODY {
         with_count<kVectors>(count - block, [&](auto v) ENCAST_SIMD_BODY {
-          distance_tile<r.value, v.value>(a + row * a_stride, a_stride, blocks + block * 16 * head_dim, head_dim,
-                                          out + row * out_stride + 16 * block, out_stride);
+          distance_tile<r.value, v.value>(a + row * a_stride, a_stride, blocks + block * 16 * head_dim,
+                                          head_dim, out + row * out_stride + 16 * block, out_stride);
         });
       });
     }
@@ -79,7 +79,9 @@ struct Distances {
 struct Columns {
   int64_t first, blocks;
 };
-ENCAST_SIMD Columns whole_blocks(int64_t low, int64_t high) { return {low / 16 * 16, high / 16 + 1 - low / 16}; }
+ENCAST_SIMD Columns whole_blocks(int64_t low, int64_t high) {
+  return {low / 16 * 16, high / 16 + 1 - low / 16};
+}
 
 // scores = queries by the vectors of their distances to all keys, `rows` queries from `query` on. What lies
 // behind the last key is no number of any meaning.
@@ -110,8 +112,8 @@ ENCAST_SIMD_TILE void begin_scores(const Distances& with, const float* queries, 
 // key's columns of this head, `key_stride` from one key to the next.
 template <int kRows, int kVectors>
 ENCAST_SIMD_TILE void add_to_scores(const Distances& with, const float* key_rows, int64_t key_stride,
-                                    int64_t padded_dim, int64_t head_dim, int64_t query, int64_t rows, int64_t len,
-                                    float* scores, int64_t stride) {
+                                    int64_t padded_dim, int64_t head_dim, int64_t query, int64_t rows,
+                                    int64_t len, float* scores, int64_t stride) {
   for (int64_t key = 0; key < len; key += 16) {
     const int64_t keys = len - key < 16 ? len - key : 16;
     for (int64_t j = 0; j < keys; ++j) {
@@ -123,13 +125,15 @@ ENCAST_SIMD_TILE void add_to_scores(const Distances& with, const float* key_rows
     const Columns columns =
         whole_blocks(with.origin + query - (key + 15), with.origin + query + rows - 1 - key);
     const int64_t width = 16 * columns.blocks;
-    distance_products<kRows, kVectors>(with.keys, padded_dim, keys, with.of_queries + columns.first * head_dim,
-                                       columns.blocks, head_dim, with.products, width);
+    distance_products<kRows, kVectors>(with.keys, padded_dim, keys,
+                                       with.of_queries + columns.first * head_dim, columns.blocks, head_dim,
+                                       with.products, width);
     for (int64_t row = 0; row < rows; row += 16) {
       F32x16 block[16];
       for (int64_t j = 0; j < 16; ++j) {
-        block[j] = j < keys ? load(with.products + j * width + with.origin + query + row - (key + j) - columns.first)
-                            : set1(0.0f);
+        block[j] =
+            j < keys ? load(with.products + j * width + with.origin + query + row - (key + j) - columns.first)
+                     : set1(0.0f);
       }
       transpose(block);
       for (int64_t i = 0; i < 16 && row + i < rows; ++i) {

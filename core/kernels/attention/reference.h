@@ -26,8 +26,8 @@ struct AttentionRow {
   const float* qkv = nullptr;  // row 0 of the sequence
   int64_t stride = 0, hidden = 0, len = 0, head = 0, head_dim = 0, query = 0;
   float scale = 1;
-  const float* bias = nullptr;  // of key - query = 0, or null
-  int64_t reach = 0;            // 0: all keys
+  const float* bias = nullptr;       // of key - query = 0, or null
+  int64_t reach = 0;                 // 0: all keys
   const float* key_table = nullptr;  // of all heads, or null; see attention.h
   const float* query_table = nullptr;
   int64_t columns = 0;  // of the tables
@@ -79,7 +79,8 @@ inline AttentionReference float_reference(const AttentionRow& row, bool is_bf16)
         magnitude += std::abs(product);
       }
       if (row.query_table != nullptr) {
-        const double product = static_cast<double>(row.k(j)[d]) * row.vector(row.query_table, row.query - j, d);
+        const double product =
+            static_cast<double>(row.k(j)[d]) * row.vector(row.query_table, row.query - j, d);
         of_distance += product;
         magnitude += std::abs(product);
       }
@@ -88,7 +89,8 @@ inline AttentionReference float_reference(const AttentionRow& row, bool is_bf16)
     const size_t at = static_cast<size_t>(j);
     score[at] = row.scale * dot;
     // Chains of head_dim terms, of which the last goes on from the sum of the others.
-    error[at] = row.scale * dot_bound((row.key_table != nullptr || row.query_table != nullptr ? 6 : 2) * dim, magnitude);
+    error[at] = row.scale *
+                dot_bound((row.key_table != nullptr || row.query_table != nullptr ? 6 : 2) * dim, magnitude);
     if (row.bias != nullptr) score[at] += row.bias[j - row.query];
     error[at] += 4 * u * (std::abs(row.scale * dot) + std::abs(score[at]));
     top = std::max(top, score[at]);

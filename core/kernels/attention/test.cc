@@ -100,7 +100,8 @@ struct Problem {
         bias(with_bias ? heads : 0, 2 * longest - 1),
         key_table(tables & 1 ? hidden * relative_columns(longest) / 16 : 0, 16),
         query_table(tables & 2 ? hidden * relative_columns(longest) / 16 : 0, 16),
-        scratch(static_cast<size_t>(attention_scratch_bytes(longest, head_dim, tables != 0)) / sizeof(float)) {
+        scratch(static_cast<size_t>(attention_scratch_bytes(longest, head_dim, tables != 0)) /
+                sizeof(float)) {
     cu[0] = 0;
     for (size_t s = 0; s < lengths.size(); ++s) cu[s + 1] = cu[s] + lengths[s];
     rng.fill_normal(qkv.buffer.span());
@@ -477,8 +478,8 @@ ENCAST_TEST(bits_of_a_local_attention_depend_on_the_sequence_alone) {
   }
 }
 
-// Every length, with each table alone and both; heads of every kind; more than 1024 keys, where a block has fewer
-// queries.
+// Every length, with each table alone and both; heads of every kind; more than 1024 keys, where a block has
+// fewer queries.
 ENCAST_TEST(scores_that_know_of_distances) {
   Rng rng(15);
   const int32_t dims[] = {32, 64, 8, 33, 16, 1, 80};
@@ -497,7 +498,8 @@ ENCAST_TEST(scores_that_know_of_distances) {
 // Pieces of any size, among neighbours and scratch that hold no numbers.
 ENCAST_TEST(bits_with_distances_depend_on_the_sequence_alone) {
   Rng rng(16);
-  Problem together({20, 300, 9}, 2, 40, false, rng, 1.0f, 3), poisoned({20, 300, 9}, 2, 40, false, rng, 1.0f, 3);
+  Problem together({20, 300, 9}, 2, 40, false, rng, 1.0f, 3),
+      poisoned({20, 300, 9}, 2, 40, false, rng, 1.0f, 3);
   std::copy_n(together.key_table.data(), together.key_table.buffer.size(), poisoned.key_table.data());
   std::copy_n(together.query_table.data(), together.query_table.buffer.size(), poisoned.query_table.data());
   for (int64_t t = 0; t < poisoned.qkv.rows; ++t) {
@@ -512,7 +514,8 @@ ENCAST_TEST(bits_with_distances_depend_on_the_sequence_alone) {
     together.run(kernel, out);
     std::fill(poisoned.scratch.begin(), poisoned.scratch.end(), std::numeric_limits<float>::quiet_NaN());
     for (int64_t h = 0; h < 2; ++h) {
-      for (const auto& [begin, end] : {std::pair{0, 5}, {5, 6}, {6, 127}, {127, 129}, {129, 129}, {129, 300}}) {
+      for (const auto& [begin, end] :
+           {std::pair{0, 5}, {5, 6}, {6, 127}, {127, 129}, {129, 129}, {129, 300}}) {
         kernel.fn(poisoned.args(alone), 1, h, begin, end, poisoned.scratch.data());
       }
     }

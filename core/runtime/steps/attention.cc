@@ -12,7 +12,8 @@ void check_tables(StepCheck& check, const StepDecl& step, int64_t hidden) {
   for (const int id : {step.key_table, step.query_table}) {
     if (id < 0) continue;
     const WeightDecl& table = check.weight(id, DType::f32, WeightLayout::dense);
-    check.need(table.cols == 16 && table.rows % hidden == 0, "has a table that is not heads x blocks of distances");
+    check.need(table.cols == 16 && table.rows % hidden == 0,
+               "has a table that is not heads x blocks of distances");
     const int64_t found = table.rows / hidden * 16;
     check.need(found % 32 == 16 && found >= relative_columns(check.plan().max_len),
                "has a table that does not hold the distances of max_len");
@@ -73,7 +74,6 @@ class AttentionStep final : public Step {
 }  // namespace
 
 const StepType step_types::attention = {"x bias? key_table? query_table? heads factor reach? arithmetic out",
-                                        &check_attention,
-                                        &bind_as<AttentionStep>};
+                                        &check_attention, &bind_as<AttentionStep>};
 
 }  // namespace encast

@@ -84,6 +84,9 @@ class Architecture(ABC):
     position_types: ClassVar[tuple[str, ...]] = ("absolute",)
     """Values of ``position_embedding_type`` that are this architecture's own positions."""
 
+    exported: ClassVar[bool] = True
+    """Whether exports of it (ONNX) are read."""
+
     def __init__(self, config: Config) -> None:
         config.refuse_unless("position_embedding_type", *self.position_types)
         self.config = config

@@ -135,7 +135,7 @@ def _is_products(value: Any) -> bool:
 
 
 def _is_wide(value: Any) -> bool:
-    return value == "f32"
+    return bool(value == "f32")
 
 
 def _is_side(value: Any) -> bool:

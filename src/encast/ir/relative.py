@@ -123,4 +123,5 @@ def pack_distances(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, An
 def unpack_distances(table: np.ndarray[Any, Any], heads: int, size: int) -> np.ndarray[Any, Any]:
     """``[heads, columns, size]`` of what ``pack_distances`` made."""
     blocks = table.reshape(heads, -1, size, DISTANCE_BLOCK).transpose(0, 1, 3, 2)
-    return blocks.reshape(heads, -1, size)
+    made: np.ndarray[Any, Any] = blocks.reshape(heads, -1, size)
+    return made
