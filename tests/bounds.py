@@ -30,6 +30,7 @@ import numpy as np
 from encast.backends.reference import EVALUATORS, Context, Reference
 from encast.batch import Batch
 from encast.ir import Graph
+from encast.ir.relative import distance_rows
 
 __all__ = ["UNIT", "Rules", "Value", "allowed_difference", "exactly", "largest_excess", "per_head", "product", "turned"]
 
@@ -95,6 +96,8 @@ class Rules:
             "attention_scores",
             "relative_bias",
             "linear_bias",
+            "relative_scores",
+            "window_rows",
             "local_mask",
             "softmax",
             "attention_context",
@@ -115,12 +118,15 @@ class Rules:
         exact = x.exact * factor
         return Value(exact, np.hypot(factor * x.sigma, 2 * UNIT * exact))
 
-    def linear(self, context: Context, x: Value, weight: Array, bias: Array | None, *, activation: str) -> Value:
-        made = product(x, exactly(weight.T))
+    def linear(
+        self, context: Context, x: Value | Array, weight: Array, bias: Array | None, *, activation: str
+    ) -> Value:
+        made = product(_value(x), exactly(weight.T))
         exact = made.exact if bias is None else made.exact + bias
         return Value(exact, np.hypot(made.sigma, UNIT * np.abs(exact)))
 
-    def layer_norm(self, context: Context, x: Value, gamma: Array, beta: Array, *, eps: float) -> Value:
+    def layer_norm(self, context: Context, x: Value | Array, gamma: Array, beta: Array, *, eps: float) -> Value:
+        x = _value(x)
         size = x.exact.shape[1]
         mean = x.exact.mean(axis=1, keepdims=True)
         centred = x.exact - mean
@@ -182,6 +188,29 @@ class Rules:
         exact = EVALUATORS["linear_bias"](context, scores.exact, slopes)
         # The rounding of what is taken away, and that of the sum.
         return Value(exact, np.sqrt(scores.sigma**2 + UNIT**2 * (exact**2 + (exact - scores.exact) ** 2)))
+
+    def relative_scores(
+        self, context: Context, scores: Value, x: Value, table: Value | Array, *, of: str, max_distance: int
+    ) -> Value:
+        heads = len(scores.exact)
+        of_table = per_head(_value(table), heads)
+        transposed = Value(of_table.exact.transpose(0, 2, 1), of_table.sigma.transpose(0, 2, 1))
+        exact, sigma = scores.exact.copy(), scores.sigma.copy()
+        for rows, pairs, length in context.sequences():
+            made = product(per_head(_rows(x, rows), heads), transposed)
+            queries, keys = np.arange(length)[:, None], np.arange(length)[None, :]
+            place = (
+                slice(None),
+                queries if of == "query" else keys,
+                distance_rows(queries - keys, len(_value(table).exact) // 2, max_distance),
+            )
+            exact[:, pairs] += made.exact[place].reshape(heads, -1)
+            of_sum = UNIT * exact[:, pairs]
+            sigma[:, pairs] = np.sqrt(sigma[:, pairs] ** 2 + made.sigma[place].reshape(heads, -1) ** 2 + of_sum**2)
+        return Value(exact, sigma)
+
+    def window_rows(self, context: Context, x: Value, *, width: int) -> Value:
+        return Value(*(EVALUATORS["window_rows"](context, part, width=width) for part in (x.exact, x.sigma)))
 
     def local_mask(self, context: Context, scores: Value, *, reach: int) -> Value:
         exact = EVALUATORS["local_mask"](context, scores.exact, reach=reach)
@@ -268,6 +297,11 @@ def turned(x: Value, cos: Array, sin: Array) -> Value:
 def exactly(x: Array) -> Value:
     """A value that has no error."""
     return Value(x, np.zeros_like(x))
+
+
+def _value(x: Value | Array) -> Value:
+    """An operand that may be a constant, which has no error."""
+    return x if isinstance(x, Value) else exactly(x)
 
 
 def _rows(x: Value, index: Any) -> Value:

@@ -48,12 +48,12 @@ def write_tokenizer(folder: Path, arch: str, stem: str, vocab: int, positions: i
         tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, unk_token="<unk>"))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         settings["tokenizer_class"] = "RobertaTokenizer"
-    elif arch in ("xlm-roberta", "camembert", "albert"):
+    elif arch in ("xlm-roberta", "camembert", "albert", "deberta-v2"):
         for piece in _words("▁", ""):
             if len(ids) < vocab:
                 ids.setdefault(piece, len(ids))
         scores = [(token, -0.1 * index) for token, index in ids.items()]
-        tokenizer = Tokenizer(models.Unigram(scores, unk_id=ids["<unk>"], byte_fallback=False))
+        tokenizer = Tokenizer(models.Unigram(scores, unk_id=ids[special["unk"]], byte_fallback=False))
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
         settings["tokenizer_class"] = stem + "Tokenizer"
         whole = True

@@ -31,6 +31,7 @@ from checkpoints_gated import (
     gated_stem,
     inject_gated_outliers,
 )
+from deberta_checkpoints import DEBERTA_OPTIONS, deberta_config, deberta_shapes
 from safetensors.numpy import save_file
 
 __all__ = [
@@ -48,7 +49,9 @@ __all__ = [
     "make_checkpoint",
 ]
 
-ARCHS = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "mpnet", "albert", *GATED)
+ARCHS = (
+    "bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "mpnet", "albert", *GATED, "deberta-v2",
+)  # fmt: skip
 TRAINABLE = tuple(arch for arch in ARCHS if arch not in NOT_IN_TRANSFORMERS)
 """Those that ``encast compress`` trains."""
 HEADS = ("features", "embed", "embed_sparse", "classify", "tag", "answer", "fill_mask")
@@ -62,6 +65,7 @@ _STEMS = {
     "electra": "Electra",
     "mpnet": "MPNet",
     "albert": "Albert",
+    "deberta-v2": "DebertaV2",
 }
 _SUFFIXES = {
     "features": "Model",
@@ -156,8 +160,8 @@ def make_checkpoint(
         vocab=max(vocab, BYTE_LEVEL_VOCAB) if arch == "roberta" else vocab,
         seed=seed,
         positions=positions,
-        type_vocab=type_vocab if type_vocab is not None else (1 if arch in _ROBERTAS else 2),
-        embedding=(embedding or hidden // 2) if arch in ("electra", "albert") else hidden,
+        type_vocab=type_vocab if type_vocab is not None else _default_types(arch),
+        embedding=(embedding or hidden // 2) if arch in ("electra", "albert") else embedding or hidden,
         labels=2 if head == "answer" else labels,
         activation=activation or ("silu" if arch == "nomic_bert" else "gelu"),
         layout=layout,
@@ -185,6 +189,10 @@ def make_checkpoint(
     if splade:
         _write_splade(folder, splade)
     return folder
+
+
+def _default_types(arch: str) -> int:
+    return 1 if arch in _ROBERTAS else 0 if arch == "deberta-v2" else 2
 
 
 def digest(folder: Path) -> str:
@@ -239,6 +247,8 @@ def _config(spec: _Spec) -> dict[str, Any]:
         config["relative_attention_num_buckets"] = 32
     elif spec.arch != "distilbert":
         config["type_vocab_size"] = spec.type_vocab
+    if spec.arch == "deberta-v2":
+        config.update(deberta_config(spec))
     if spec.arch in ("electra", "albert"):
         config["embedding_size"] = spec.embedding
     if spec.arch == "albert":
@@ -260,9 +270,13 @@ def _shapes(spec: _Spec) -> Iterator[tuple[str, tuple[int, ...], str]]:
     if spec.head not in ("features", "embed"):
         prefix = {
             "distilbert": "distilbert.", "camembert": "roberta.", "xlm-roberta": "roberta.",
+            "deberta-v2": "deberta.",
         }.get(spec.arch, spec.arch + ".")  # fmt: skip
     if spec.arch in GATED:
         yield from gated_shapes(spec)
+        return
+    if spec.arch == "deberta-v2":
+        yield from deberta_shapes(spec, prefix)
         return
 
     def linear(name: str, size: int, inner: int, kind: str = "weight") -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -352,7 +366,10 @@ def _layer_paths(spec: _Spec) -> list[str]:
 
 
 def _layer_names(arch: str) -> dict[str, str]:
-    if arch == "distilbert":
+    if arch == "deberta-v2":
+        names = "attention.self.query_proj attention.self.key_proj attention.self.value_proj attention.output.dense"
+        names += " attention.output.LayerNorm intermediate.dense output.dense output.LayerNorm"
+    elif arch == "distilbert":
         names = "attention.q_lin attention.k_lin attention.v_lin attention.out_lin sa_layer_norm ffn.lin1 ffn.lin2"
         names += " output_layer_norm"
     elif arch == "albert":
@@ -547,6 +564,8 @@ def _cases() -> Iterator[Case]:
     yield Case("modernbert-embed", "modernbert", "embed", {**small, "pooling": ("mean",), "normalize": True})
     for name, arch, head, options in gated_cases():
         yield Case(name, arch, head, options)
+    for name, (head, options) in DEBERTA_OPTIONS.items():
+        yield Case(f"deberta-v2-{name}", "deberta-v2", head, options)
     for arch in ("bert", "roberta", "electra", "distilbert", "albert", "modernbert"):
         yield Case(f"{arch}-untied", arch, "fill_mask", {**small, "tied": False})
     yield Case("bert-relu-fill_mask", "bert", "fill_mask", {**small, "activation": "relu"})
@@ -616,7 +635,7 @@ def inputs_of(case: Case) -> Inputs:
     ids = [[int(token) for token in source.randint(6, vocab, size=length, dtype=np.int32)] for length in lengths]
     if case.arch in (*_ROBERTAS, "mpnet"):
         ids[2][5] = ids[2][6] = ids[3][39] = case.options.get("config", {}).get("pad_token_id", 1)
-    default = 1 if case.arch in _ROBERTAS else 2
+    default = _default_types(case.arch)
     types = None
     if case.arch not in ("distilbert", "mpnet", "modernbert") and case.options.get("type_vocab", default) > 1:
         types = [[0] * length for length in lengths[:-1]] + [[0] * 7 + [1] * 6]

@@ -25,6 +25,7 @@ from encast.backends.reference import EVALUATORS, Context, Reference
 from encast.backends.reference.coarse import BUMPS
 from encast.batch import Batch
 from encast.ir import Graph
+from encast.ir.relative import distance_origin, unpack_distances
 
 __all__ = ["largest_unexplained"]
 
@@ -155,6 +156,7 @@ class _NarrowRules(Rules):
             "cast_bf16": lambda context, x: self.round(x),
             "attention": self.attention,
             "local_attention": lambda context, qkv, **attrs: self.attention(context, qkv, None, **attrs),
+            "disentangled_attention": self.disentangled_attention,
             "rotary_qkv": self.rotary_qkv,
             "embed_layer_norm": self.embed_layer_norm,
             "add_layer_norm": self.add_layer_norm,
@@ -269,6 +271,39 @@ class _NarrowRules(Rules):
         own = UNIT * np.sqrt(length / 9 + 4)
         sigma = np.sqrt((mixed.sigma / total) ** 2 + exact**2 * (of_total**2 + own**2))
         return Value(*(x.transpose(1, 0, 2).reshape(length, -1) for x in (exact, sigma)))
+
+    def disentangled_attention(
+        self,
+        context: Context,
+        qkv: Value,
+        key_table: Array | None,
+        query_table: Array | None,
+        *,
+        heads: int,
+        scale: float,
+        products: str,
+    ) -> Value:
+        """By the rules of the plain ops: its products are f32."""
+        assert products == "f32", f"there are no rules for products in {products}"
+        (length,) = (length for _, _, length in context.sequences())
+        q, k, v = (
+            Value(*parts) for parts in zip(*(np.split(x, 3, axis=1) for x in (qkv.exact, qkv.sigma)), strict=True)
+        )
+        scores = self.attention_scores(context, q, k, heads=heads)
+        queries, keys = np.arange(length)[:, None], np.arange(length)[None, :]
+        for table, x, at, distances in (
+            (key_table, q, queries, keys - queries),
+            (query_table, k, keys, queries - keys),
+        ):
+            if table is None:
+                continue
+            vectors = unpack_distances(table, heads, qkv.exact.shape[1] // 3 // heads)
+            made = product(per_head(x, heads), exactly(vectors.transpose(0, 2, 1)))
+            place = (slice(None), at, distances + distance_origin(vectors.shape[1]))
+            picked = Value(*(part[place].reshape(heads, -1) for part in (made.exact, made.sigma)))
+            scores = self.add(context, scores, picked)
+        scores = self.scale(context, scores, factor=scale)
+        return self.attention_context(context, self.softmax(context, scores), v)
 
     def rotary_qkv(self, context: Context, qkv: Value, table: Array, *, heads: int) -> Value:
         (length,) = (length for _, _, length in context.sequences())

@@ -79,17 +79,23 @@ def _outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -> dict[str, 
     model.eval()
     keys: list[Any] = []
     for name, module in model.named_modules():
-        if name.rsplit(".", 1)[-1] in ("key", "k", "k_lin", "k_proj"):
+        if name.rsplit(".", 1)[-1] in ("key", "k", "k_lin", "k_proj", "key_proj"):
             module.register_forward_hook(lambda module, args, result: keys.append(result[0].numpy()))
         elif name.endswith(".Wqkv"):
             module.register_forward_hook(lambda module, args, result: keys.append(result[0].chunk(3, -1)[1].numpy()))
         elif name.endswith("rotary_emb") and dtype == "float64":
             module.register_forward_hook(_angles_in_float64, with_kwargs=True)
     parts, kept_keys = [], []
+    from transformers.models.deberta_v2 import modeling_deberta_v2
     from transformers.models.modernbert import modeling_modernbert
 
     turn = modeling_modernbert.apply_rotary_pos_emb if dtype == "float32" else _turned_in_float64
-    with torch.no_grad(), mock.patch.object(modeling_modernbert, "apply_rotary_pos_emb", turn):
+    root = modeling_deberta_v2.scaled_size_sqrt if dtype == "float32" else _root_in_float64
+    with (
+        torch.no_grad(),
+        mock.patch.object(modeling_modernbert, "apply_rotary_pos_emb", turn),
+        mock.patch.object(modeling_deberta_v2, "scaled_size_sqrt", root),
+    ):
         for index, ids in enumerate(inputs.token_ids):
             keys.clear()
             arguments = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
@@ -103,7 +109,8 @@ def _outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -> dict[str, 
             else:
                 parts.append(answer.logits[0].numpy() if case.head != "classify" else answer.logits.numpy())
             if index == SEQUENCE_OF_KEYS:
-                kept_keys = list(keys)
+                # DeBERTa's layers project positions as they do keys.
+                kept_keys = [key for key in keys if len(key) == len(ids)]
     return _packed(folder, case, inputs, parts, kept_keys)
 
 
@@ -147,6 +154,13 @@ def _turned_in_float64(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 
         return x * cos.unsqueeze(unsqueeze_dim) + torch.cat([-b, a], dim=-1) * sin.unsqueeze(unsqueeze_dim)
 
     return turned(q), turned(k)
+
+
+def _root_in_float64(query: Any, factor: int) -> Any:
+    """What DeBERTa's scores are divided by: transformers makes it in float32, whatever the model's dtype is."""
+    import torch
+
+    return torch.sqrt(torch.tensor(query.size(-1) * factor, dtype=torch.float64))
 
 
 def embed(folder: Path, x: Any) -> np.ndarray[Any, Any]:

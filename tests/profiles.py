@@ -49,7 +49,7 @@ CEILINGS = Ceilings(
 """Two threads, numbers that are easy to divide by."""
 
 PLAN = """encast-plan 1
-limits vocab=100 types=2 max_len=64 chunk_tokens=64 arena=147456 block_rows=48 stream_rows=48 \
+limits vocab=100 types=2 max_len=64 chunk_tokens=64 arena=155648 block_rows=48 stream_rows=48 \
 head_tokens=0 block=4096 exact=0
 weight w0 f32 dense 100 24 @0
 weight w1 f32 dense 64 24 @0
@@ -81,6 +81,7 @@ value v13 f32 tokens 72 @98304
 value v14 f32 tokens 24 @122880
 value v15 f32 tokens 12 @131072
 value v16 q8 tokens 12 @+0
+value v17 f32 tokens 72 @135168
 stage rows
 step embed name=embeddings word=w0 position=w1 gamma=w2 beta=w3 eps=1e-12 offset=0 skip=-1 zero_point=1 out=v0 also=v1
 step linear name=layer.0.qkv x=v1 w=w4 scale=w5 colsum=w6 bias=w7 act=gelu arithmetic=s8 out=v2
@@ -106,6 +107,7 @@ stage sequences
 step attention name=layer.1.context x=v13 heads=2 factor=0.5 reach=2 arithmetic=f32 out=v14
 stage rows
 step gated name=layer.1.act x=v14 act=gelu zero_point=1 out=v15 also=v16
+step window name=window x=v5 out=v17
 output last_hidden_state v5
 output embedding v7
 """

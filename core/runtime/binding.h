@@ -154,6 +154,11 @@ inline AttentionArgs attention_args(const Binder& binder, const StepDecl& decl, 
   args.bias = binder.data<float>(decl.bias);
   args.bias_len = decl.bias < 0 ? 0 : (binder.weight(decl.bias).cols + 1) / 2;
   args.reach = decl.reach;
+  args.key_table = binder.data<float>(decl.key_table);
+  args.query_table = binder.data<float>(decl.query_table);
+  if (const int table = decl.key_table < 0 ? decl.query_table : decl.key_table; table >= 0) {
+    args.table_columns = binder.weight(table).rows / (args.heads * args.head_dim) * 16;
+  }
   args.out = f32_out(share, decl.out);
   args.out_stride = stride(share, decl.out);
   args.exact = binder.exact();

@@ -25,8 +25,10 @@ int64_t task_bytes(int64_t rows, int64_t head_dim) {
 
 int64_t stage_scratch_bytes(const Plan& plan, const StageDecl& stage) {
   if (stage.kind == StageKind::rows) return 0;
-  const int64_t head_dim = head_dim_of(plan, plan.steps[stage.end - 1]);
-  return attention_scratch_bytes(plan.max_len, head_dim) +
+  const StepDecl& attention = plan.steps[stage.end - 1];
+  const int64_t head_dim = head_dim_of(plan, attention);
+  const bool tables = attention.key_table >= 0 || attention.query_table >= 0;
+  return attention_scratch_bytes(plan.max_len, head_dim, tables) +
          (stage.kind == StageKind::heads ? task_bytes(most_rows(plan), head_dim) : 0);
 }
 
@@ -99,6 +101,9 @@ void HeadStage::attend(const Share& share, int64_t task) const {
   args.qkv_stride = 3 * width_;
   args.heads = static_cast<int32_t>(heads_);
   if (args.bias != nullptr) args.bias += first_head * (2 * args.bias_len - 1);
+  for (const float** table : {&args.key_table, &args.query_table}) {
+    if (*table != nullptr) *table += first_head * head_dim_ * args.table_columns;
+  }
   args.out += first_head * head_dim_;
   const AttentionFn attend = attend_(share.rows.end - share.rows.begin);
   const Range range = seqs(share.chunk, task);

@@ -124,6 +124,40 @@ ENCAST_TEST(rotary_positions) {
   refused("heads=2 out=v10", "heads=2 out=v2", "", good);
 }
 
+// The good plan with vectors of distances: seven blocks of sixteen for two heads of eight columns.
+std::string distances_plan() {
+  const std::string text = with("value v0", "weight w11 f32 dense 112 16 @12288\nvalue v0");
+  return with("heads=2 factor", "key_table=w11 query_table=w11 heads=2 factor", text);
+}
+
+ENCAST_TEST(tables_of_distances) {
+  const std::string good = distances_plan();
+  CHECK_EQ(Plan::parse(good).steps[2].key_table, 11);
+  CHECK_EQ(Plan::parse(with("key_table=w11 ", "", good)).steps[2].query_table, 11);
+  refused("dense 112 16", "dense 80 16", "does not hold the distances", good);
+  refused("dense 112 16", "dense 128 16", "does not hold the distances", good);
+  refused("dense 112 16", "dense 111 16", "not heads x blocks", good);
+  refused("dense 112 16", "dense 112 15", "not heads x blocks", good);
+  refused("dense 112 16", "panels 112 16", "wrong dtype or layout", good);
+  refused("factor=0.35 arithmetic=f32", "factor=0.35 arithmetic=s8", "arithmetic that is not f32", good);
+  refused("factor=0.35 ", "factor=0.35 reach=3 ", "beside a reach", good);
+  refused("query_table=w11", "query_table=w12", "two tables of unlike sizes",
+          with("value v0", "weight w12 f32 dense 144 16 @19456\nvalue v0", good));
+}
+
+// The good plan with windows of three tokens around the embeddings, beside the norm.
+ENCAST_TEST(windows_of_tokens) {
+  std::string good = with("@-\nstage", "@-\nvalue v10 f32 tokens 48 @65536\nstage");
+  good = with("out=v5\nstage", "out=v5\nstep window name=window x=v0 out=v10\nstage", good);
+  CHECK_EQ(Plan::parse(good).steps[5].x, 0);
+  refused("window x=v0", "window x=v5", "a window reads rows that it makes", good);
+  refused("window x=v0", "window x=v4", "a window reads rows that it makes", good);
+  refused("window x=v0", "window x=v1", "wrong dtype", good);
+  refused("v10 f32 tokens 48", "v10 f32 tokens 32", "no odd number of rows", good);
+  refused("v10 f32 tokens 48", "v10 f32 tokens 47", "no odd number of rows", good);
+  refused("v10 f32 tokens 48", "v10 f32 seqs 48", "wrong shape", good);
+}
+
 ENCAST_TEST(gated_activations) {
   const std::string good =
       with("step elementwise name=act x=v8 factor=1 act=relu", "step gated name=act x=v8 act=relu",

@@ -66,7 +66,8 @@ class Validator {
 
   // That a stage holds the steps that its kind may. In a stage of rows each row then depends on the same row
   // of what the stage makes: those steps that read other rows than they make, like pooling, also make rows of
-  // another kind, and so read what an earlier stage made.
+  // another kind, and so read what an earlier stage made. A window makes rows of the same kind, and is told
+  // apart.
   void check_stage(size_t number) const {
     const StageDecl& stage = plan_.stages[number];
     const std::span<const StepDecl> steps(plan_.steps.begin() + static_cast<std::ptrdiff_t>(stage.begin),
@@ -80,6 +81,13 @@ class Validator {
         const auto unlike = [&](const StepDecl& step) { return rows(step) != rows(steps[0]); };
         if (std::ranges::any_of(steps, is_attention)) fail_stage(number, "attention mixes rows");
         if (std::ranges::any_of(steps, unlike)) fail_stage(number, "its steps make rows of unlike kinds");
+        for (const StepDecl& step : steps) {
+          if (step.kind != StepKind::window) continue;
+          const auto makes = [&](const StepDecl& other) {
+            return other.out == step.x || other.also == step.x;
+          };
+          if (std::ranges::any_of(steps, makes)) fail_stage(number, "a window reads rows that it makes");
+        }
         return;
       }
       case StageKind::sequences:

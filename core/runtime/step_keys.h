@@ -59,6 +59,8 @@ inline constexpr StepKey kStepKeys[] = {
     {"scale", WeightKey{&StepDecl::scale}},
     {"colsum", WeightKey{&StepDecl::colsum}},
     {"bias", WeightKey{&StepDecl::bias}},
+    {"key_table", WeightKey{&StepDecl::key_table}},
+    {"query_table", WeightKey{&StepDecl::query_table}},
     {"heads", IntegerKey{&StepDecl::heads, 1, 1 << 16}},
     {"reach", IntegerKey{&StepDecl::reach, 1, kMaxRows - 1}},
     {"offset", IntegerKey{&StepDecl::offset, 0, 1 << 20}},

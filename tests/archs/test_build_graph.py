@@ -244,7 +244,7 @@ def test_modules_decide_the_task(tmp_path: Path) -> None:
         ("hidden_act", "quick_gelu"),
         ("hidden_act", "linear"),
         ("hidden_act", None),
-        ("model_type", "deberta-v2"),
+        ("model_type", "deberta"),
         ("model_type", "xlm-roberta-xl"),
     ],
 )

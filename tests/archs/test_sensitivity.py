@@ -22,7 +22,9 @@ from encast.ir import Constant, Graph
 FEATURES = [name for name, case in CASES.items() if case.head == "features"]
 HEADS = [name for name, case in CASES.items() if case.head != "features"]
 # Softmax takes a key's bias away again, see test_golden.test_keys_match_transformers.
-KEY_BIASES = tuple(f"{path}.bias" for path in (".key", ".attn.k", ".k_lin"))
+KEY_BIASES = tuple(f"{path}.bias" for path in (".key", ".attn.k", ".k_lin", ".key_proj"))
+# So it does that of a vector of distances that queries meet; it is no key's.
+POSITION_BIAS = ".pos_key_proj.bias"
 
 Table = dict[str, Callable[..., Any]]
 
@@ -74,6 +76,25 @@ def broken_nodes(graph: Graph) -> Iterator[tuple[str, Table]]:
             ("to one side", _to_one_side),
             ("heads turned", lambda context, scores, slopes: EVALUATORS["linear_bias"](context, scores, slopes[::-1])),
         ],
+        "relative_scores": [
+            ("left out", lambda context, scores, x, table, *, of, max_distance: scores),
+            ("mirrored", lambda *operands, **rule: _distances(*operands[:3], operands[3][::-1], **rule)),
+            ("one further", lambda *operands, **rule: _distances(*operands[:3], np.roll(operands[3], 1, 0), **rule)),
+            ("the other side", _other_side),
+            ("heads swapped", lambda *operands, **rule: _distances(*operands[:3], _rolled_heads(*operands), **rule)),
+            (
+                "other buckets",
+                lambda *operands, of, max_distance: _distances(
+                    *operands, of=of, max_distance=0 if max_distance else 2 * len(operands[3])
+                ),
+            ),
+        ],
+        "window_rows": [
+            ("middle alone", lambda context, x, *, width: _window(context, x, width, [width // 2])),
+            ("without the first", lambda context, x, *, width: _window(context, x, width, range(1, width))),
+            ("backwards", lambda context, x, *, width: _window(context, x, width, range(width))[:, ::-1]),
+            ("without walls", _window_without_walls),
+        ],
         "local_mask": [
             ("left out", lambda context, scores, *, reach: scores),
             ("one further", lambda context, scores, *, reach: _masked(context, scores, reach + 1)),
@@ -106,9 +127,11 @@ def broken_nodes(graph: Graph) -> Iterator[tuple[str, Table]]:
     for node in graph.nodes:
         index = counts[node.op] = counts.get(node.op, -1) + 1
         for how, function in wrong.get(node.op, []):
-            yield f"{node.name} ({node.op}) {how}", _nth(node.op, index, function)
+            yield f"{node.name} ({node.op}) {how}", _nth(node.op, [index], function)
+    with_distances = [node.layer for node in graph.nodes if node.op == "relative_scores"]
     for layer in range(counts["softmax"] + 1):
-        yield f"layer {layer}: no walls between sequences", _without_walls(layer)
+        relative = [index for index, of_layer in enumerate(with_distances) if of_layer == layer]
+        yield f"layer {layer}: no walls between sequences", _without_walls(layer, relative)
     if any(node.op == "position_ids" and node.attrs["skip_id"] >= 0 for node in graph.nodes):
         yield "padding tokens count as positions", {**EVALUATORS, "position_ids": _counts_padding}
 
@@ -116,6 +139,28 @@ def broken_nodes(graph: Graph) -> Iterator[tuple[str, Table]]:
 def _other(kind: str) -> str:
     # The two gelus are the closest pair: taking one for the other must show.
     return {"gelu": "gelu_tanh", "gelu_tanh": "gelu"}.get(kind, "gelu")
+
+
+def _distances(context: Context, scores: Any, x: Any, table: Any, *, of: str, max_distance: int) -> Any:
+    return EVALUATORS["relative_scores"](context, scores, x, table, of=of, max_distance=max_distance)
+
+
+def _other_side(context: Context, scores: Any, x: Any, table: Any, *, of: str, max_distance: int) -> Any:
+    return _distances(context, scores, x, table, of="key" if of == "query" else "query", max_distance=max_distance)
+
+
+def _rolled_heads(context: Context, scores: Any, x: Any, table: Any) -> Any:
+    return np.roll(table, table.shape[1] // len(scores), axis=1)
+
+
+def _window(context: Context, x: Any, width: int, places: Any) -> Any:
+    whole = EVALUATORS["window_rows"](context, x, width=width)
+    kept = np.repeat([place in places for place in range(width)], x.shape[1])
+    return np.where(kept, whole, 0.0)
+
+
+def _window_without_walls(context: Context, x: Any, *, width: int) -> Any:
+    return EVALUATORS["window_rows"](replace(context, cu_seqlens=context.cu_seqlens[[0, -1]]), x, width=width)
 
 
 def _masked(context: Context, scores: Any, reach: int) -> Any:
@@ -177,16 +222,16 @@ def _counts_padding(context: Context, ids: Any, *, offset: int, skip_id: int) ->
     return EVALUATORS["position_ids"](context, ids, offset=offset, skip_id=-1)
 
 
-def _nth(op: str, index: int, wrong: Callable[..., Any]) -> Table:
+def _nth(op: str, indices: list[int], wrong: Callable[..., Any]) -> Table:
     calls = iter(range(1 << 30))
 
     def evaluate(*operands: Any, **attrs: Any) -> Any:
-        return (wrong if next(calls) == index else EVALUATORS[op])(*operands, **attrs)
+        return (wrong if next(calls) in indices else EVALUATORS[op])(*operands, **attrs)
 
     return {**EVALUATORS, op: evaluate}
 
 
-def _without_walls(layer: int) -> Table:
+def _without_walls(layer: int, relative: list[int]) -> Table:
     """Attention of one layer over the whole batch as if it were one sequence."""
 
     def merged(op: str) -> Callable[..., Any]:
@@ -196,9 +241,11 @@ def _without_walls(layer: int) -> Table:
         return evaluate
 
     ops = ("attention_scores", "relative_bias", "linear_bias", "softmax", "attention_context")
+    # Of these a layer has more than one, or none.
+    distances = {"relative_scores": _nth("relative_scores", relative, merged("relative_scores"))["relative_scores"]}
     # A mask of whole sequences would hide what lies beyond the walls: the n-th local layer is not the n-th layer.
     unmasked = {"local_mask": lambda context, scores, *, reach: scores}
-    return {**EVALUATORS, **unmasked, **{op: _nth(op, layer, merged(op))[op] for op in ops}}
+    return {**EVALUATORS, **unmasked, **distances, **{op: _nth(op, [layer], merged(op))[op] for op in ops}}
 
 
 def unnoticed(opened: Opened, broken: Iterator[tuple[str, Graph | Table]]) -> list[str]:
@@ -219,9 +266,10 @@ def unnoticed(opened: Opened, broken: Iterator[tuple[str, Graph | Table]]) -> li
 @pytest.mark.parametrize("name", FEATURES)
 def test_every_constant_of_an_encoder_is_needed(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     opened = open_case(name, tmp_path_factory)
-    expected = [f"{name} = 0" for name in opened.graph.constants if name.endswith(KEY_BIASES)]
-    if any(node.op == "rotary" for node in opened.graph.nodes):
-        expected = []  # a bias that is turned is another one at every distance
+    hidden = (*KEY_BIASES, POSITION_BIAS)
+    if any(node.op == "rotary" or node.attrs.get("of") == "key" for node in opened.graph.nodes):
+        hidden = (POSITION_BIAS,)  # a key's that is turned, or meets vectors of distances, shows
+    expected = [f"{name} = 0" for name in opened.graph.constants if name.endswith(hidden)]
     assert unnoticed(opened, broken_constants(opened.graph)) == expected
 
 

@@ -60,6 +60,7 @@ def test_one_rounding_on_an_edge_is_no_fault_however_far_it_carries(tmp_path: Pa
         "bert-relu",
         "modernbert-features",
         "nomic_bert-own",
+        "deberta-v2-features",
     ],
 )
 def test_every_kind_of_output(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:

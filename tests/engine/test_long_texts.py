@@ -1,4 +1,4 @@
-"""Rotary positions and local attention in texts of several spans: right, alike in any company, alike on all levels."""
+"""Long texts, with positions that attention knows of: right, alike in any company and on all levels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,22 +31,31 @@ FAST_ELEMENTARY = 16 * 2.0**-24
 LENGTHS = (130, 1, 700, 64)
 # Global, local, local, with 64 to each side as in the published models; the longest text has two blocks of keys in the
 # global layer.
-OPTIONS = {"layers": 3, "positions": 1200, "seed": 31, "config": {"local_attention": 128}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "modernbert": {"layers": 3, "positions": 1200, "seed": 31, "config": {"local_attention": 128}},
+    # With the buckets of the published models; the longest text has distances behind the last of them.
+    "deberta-v2": {
+        "layers": 2,
+        "positions": 1200,
+        "seed": 32,
+        "config": {"position_buckets": 256, "max_relative_positions": 512, "conv_kernel_size": 3},
+    },
+}
 
 
 @functools.cache
-def _folder(base: Path) -> Path:
-    return make_checkpoint(base / "long", "modernbert", "features", **OPTIONS)
+def _folder(base: Path, arch: str) -> Path:
+    return make_checkpoint(base / f"long-{arch}", arch, "features", **OPTIONS[arch])
 
 
-@pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _folder(tmp_path_factory.getbasetemp())
+@pytest.fixture(params=OPTIONS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _folder(tmp_path_factory.getbasetemp(), request.param)
 
 
 @functools.cache
 def _compiled(folder: Path, dtype: str) -> Path:
-    return encast.compile(folder, folder.with_name(f"long-{dtype}.encast"), dtype=dtype, strict=True)
+    return encast.compile(folder, folder.with_name(f"{folder.name}-{dtype}.encast"), dtype=dtype, strict=True)
 
 
 def _texts(lengths: tuple[int, ...]) -> list[list[int]]:

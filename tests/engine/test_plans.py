@@ -46,6 +46,8 @@ CASES = [
     ("modernbert-mean", "bf16", "scalar"),
     ("nomic_bert-own-classify", "int8", "avx512bf16"),
     ("jina_bert-reglu", "bf16", "avx512bf16"),
+    ("deberta-v2-conv", "int8", "avx512bf16"),
+    ("deberta-v2-own-keys", "bf16", "scalar"),
 ]
 
 
@@ -92,6 +94,7 @@ def test_every_op_has_steps_or_is_known_to_have_none() -> None:
         "local_mask",
         "position_ids",
         "relative_bias",
+        "relative_scores",
         "rotary",
         "softmax",
     }

@@ -24,7 +24,15 @@ from encast.ir.blocks import BLOCK_OUTPUTS, GROUP_INPUTS
 from encast.lower import Target, lower
 from encast.sparsity import Pattern, prune_checkpoint
 
-NAMES = ("bert-embed", "distilbert-classify", "albert-odd", "roberta-tag", "mpnet-fill_mask", "modernbert-tag")
+NAMES = (
+    "bert-embed",
+    "distilbert-classify",
+    "albert-odd",
+    "roberta-tag",
+    "mpnet-fill_mask",
+    "modernbert-tag",
+    "deberta-v2-tag",
+)
 LENGTHS = (1, 2, 31, 40, 7, 16, 17, 40, 33, 1, 40, 25, 12)
 
 

@@ -28,7 +28,15 @@ from encast.passes import optimise
 from encast.passes.move_outliers import move_outliers
 from encast.quant import Calibration, QuantSpec
 
-NAMES = ("bert-embed", "albert-odd", "roberta-tag", "mpnet-fill_mask", "distilbert-classify", "modernbert-tag")
+NAMES = (
+    "bert-embed",
+    "albert-odd",
+    "roberta-tag",
+    "mpnet-fill_mask",
+    "distilbert-classify",
+    "modernbert-tag",
+    "deberta-v2-tag",
+)
 TEXTS = ["the cat", "a dog runs over the wide green hill", "", "one two three four five six", "the the the and"] * 4
 SPECS = {
     "minmax": QuantSpec(activations="static", ranges="minmax"),

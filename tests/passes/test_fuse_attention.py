@@ -221,6 +221,80 @@ def test_near_misses_of_rotary_and_local_attention(miss: str) -> None:
     assert not {"local_attention", "rotary_qkv"} & {node.op for node in changed.nodes}
 
 
+def distances(**changes: object) -> Graph:
+    """Scores with vectors of distances, as DeBERTa has them; ``changes``: of the second one."""
+    builder = Builder(layers=1, hidden=36, heads=3)
+    graph = builder.graph
+    x = builder.embeddings()
+    q, k, v = (builder.linear(x, f"self.{part}", 36, 0) for part in ("query", "key", "value"))
+    scores = graph.add("attention_scores", q, k, name="scores", layer=0, heads=3)
+    tables = [builder.constant(f"pos_{part}", 16, 36) for part in ("key", "query")]
+    rule = {"of": "key", "max_distance": 20, **changes}
+    scores = graph.add("relative_scores", scores, q, tables[0], name="c2p", layer=0, of="query", max_distance=0)
+    scores = graph.add("relative_scores", scores, k, tables[1], name="p2c", layer=0, **rule)
+    scores = graph.add("scale", scores, name="scaled", layer=0, factor=36**-0.5)
+    probs = graph.add("softmax", scores, name="probs", layer=0)
+    graph.outputs["last_hidden_state"] = graph.add("attention_context", probs, v, name="context", layer=0)
+    return graph
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("sides", [("query", "key"), ("query",), ("key",)])
+def test_vectors_of_distances(sides: tuple[str, ...], exact: bool) -> None:
+    """In both modes: with the factor in the queries, where it goes into the other table too, and left to the end."""
+    graph = distances()
+    for side, name in (("query", "c2p"), ("key", "p2c")):
+        if side not in sides:
+            left_out = node(graph, "relative_scores", name)
+            for other in graph.nodes:
+                other.inputs = [left_out.inputs[0] if one == left_out.outputs[0] else one for one in other.inputs]
+            graph.nodes.remove(left_out)
+            del graph.values[left_out.outputs[0]]
+    verify(graph)
+    changed, outcome = fused(graph, exact)
+    assert outcome.fused == [("qkv", 0), ("attention", 0)]
+    attention = node(changed, "disentangled_attention")
+    assert attention.attrs == {"heads": 3, "scale": pytest.approx(36**-0.5 if exact else 1.0), "products": "f32"}
+    assert [bool(name) for name in attention.inputs[1:]] == [side in sides for side in ("query", "key")]
+    requests = batch(graph)
+    plain = Reference(graph).evaluate("last_hidden_state", requests)
+    difference = np.abs(Reference(changed).evaluate("last_hidden_state", requests) - plain).max()
+    assert difference < (1e-14 if exact else 1e-6)
+
+
+def same_side(graph: Graph) -> None:
+    node(graph, "relative_scores", "p2c").attrs["of"] = "query"
+    node(graph, "relative_scores", "p2c").inputs[1] = node(graph, "relative_scores", "c2p").inputs[1]
+
+
+def other_rows(graph: Graph) -> None:
+    node(graph, "relative_scores", "c2p").inputs[1] = node(graph, "attention_scores").inputs[1]
+
+
+def computed_table(graph: Graph) -> None:
+    table = node(graph, "relative_scores", "c2p")
+    place = graph.nodes.index(table)
+    rest, graph.nodes = graph.nodes[place:], graph.nodes[:place]
+    table.inputs[2] = graph.add("scale", table.inputs[2], name="scaled_table", factor=2.0)
+    graph.nodes += rest
+
+
+def scores_elsewhere(graph: Graph) -> None:
+    scores = node(graph, "relative_scores", "c2p").outputs[0]
+    graph.outputs["scores"] = graph.add("softmax", scores, name="other")
+
+
+@pytest.mark.parametrize("change", [same_side, other_rows, computed_table, scores_elsewhere])
+def test_near_misses_of_vectors_of_distances(change: Callable[[Graph], None]) -> None:
+    graph = distances()
+    change(graph)
+    verify(graph)
+    changed, outcome = fused(graph)
+    assert not outcome.fused
+    assert {miss.fusion for miss in outcome.missed} == {"qkv", "attention"}
+    assert [node.name for node in changed.nodes] == [node.name for node in graph.nodes]
+
+
 def also_output(value: str) -> Callable[[Graph], None]:
     def spoil(graph: Graph) -> None:
         graph.outputs["extra"] = value

@@ -103,6 +103,22 @@ def test_local_attention_counts_what_it_reaches() -> None:
     assert CHUNK.pairs(5) == CHUNK.pairs(100) == CHUNK.pairs(0) == 16 + 36
 
 
+def test_tables_of_distances_are_products_too() -> None:
+    plan = PLAN.replace("value v0", "weight w13 f32 dense 216 16 @0\nvalue v0", 1)
+    plan = plan.replace("x=v2 heads=2 factor", "x=v2 key_table=w13 query_table=w13 heads=2 factor")
+    attention = work_of(Plan(plan).steps[2], CHUNK)
+    assert attention.products == 2 * _work(2).products
+    # The longest of the texts has eleven distances.
+    assert attention.table_bytes == 2 * 11 * 24 * 4
+    assert (attention.elements, attention.value_bytes) == (_work(2).elements, _work(2).value_bytes)
+
+
+def test_windows_are_copied() -> None:
+    window = next(work_of(step, CHUNK) for step in STEPS if step.kind == "window")
+    assert (window.products, window.elements) == (0, 0)
+    assert window.value_bytes == {"arena": 10 * 24 * 4 + 10 * 72 * 4}
+
+
 def test_gated_activation() -> None:
     gated = next(work_of(step, CHUNK) for step in STEPS if step.kind == "gated")
     assert gated.elements == 10 * 12 * (ELEMENT_OPERATIONS["gelu"] + 1 + ELEMENT_OPERATIONS["narrow"])

@@ -276,3 +276,33 @@ def test_albert(tmp_path: Path, config: dict[str, Any] | None) -> None:
     if config is not None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     compare(tmp_path, "albert", "AlbertTokenizer")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        None,
+        {"do_lower_case": True},
+        {"split_by_punct": True},
+        {"add_prefix_space": False},
+        {"do_lower_case": False, "sp_model_kwargs": {}, "vocab_type": "spm"},
+        {"mask_token": {"content": "[MASK]", "lstrip": True, "__type": "AddedToken"}},
+    ],
+)
+def test_deberta(tmp_path: Path, config: dict[str, Any] | None) -> None:
+    """As the published models have it: [MASK] is no piece, and comes behind them."""
+    train(
+        tmp_path,
+        "spm.model",
+        pad_id=0,
+        bos_id=1,
+        eos_id=2,
+        unk_id=3,
+        pad_piece="[PAD]",
+        bos_piece="[CLS]",
+        eos_piece="[SEP]",
+        unk_piece="[UNK]",
+    )
+    if config is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    compare(tmp_path, "deberta-v2", "DebertaV2Tokenizer")

@@ -1,5 +1,6 @@
 #pragma once
 #include "kernels/attention/attention.h"
+#include "kernels/attention/distances.h"
 #include "kernels/attention/local.h"
 #include "kernels/attention/scratch.h"
 #include "kernels/attention/spans.h"
@@ -51,6 +52,8 @@ struct Head {
   float* scores;
   float* context;
   float* queries;
+  Distances distances;
+  bool begun;  // scores hold what tables of distances give
 };
 
 // What class bf16_fma makes of an operand, and f32 does not.
@@ -93,19 +96,21 @@ ENCAST_SIMD_TILE void pack_rows(const Head& head, const float* rows, int64_t cou
   }
 }
 
-// scale * q k^T + bias of `rows` queries from row `row` of the block on against `vectors` times 16 keys from
-// `key` on; -infinity behind the last key.
+// scale * (q k^T + what the scores hold already) + bias of `rows` queries from row `row` of the block on
+// against `vectors` times 16 keys from `key` on; -infinity behind the last key.
 template <int rows, int vectors>
 ENCAST_SIMD_TILE void score_tile(const Head& head, int64_t query, int64_t row, int64_t key) {
+  float* scores = head.scores + row * head.padded_len;
   F32x16 sum[rows][vectors];
 #pragma GCC unroll 6
   for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 4
-    for (int v = 0; v < vectors; ++v) sum[i][v] = set1(0.0f);
+    for (int v = 0; v < vectors; ++v) {
+      sum[i][v] = head.begun ? load(scores + i * head.padded_len + key + 16 * v) : set1(0.0f);
+    }
   }
   const float* panel = head.keys + key / kKeyPanel * kKeyPanel * head.head_dim + key % kKeyPanel;
   multiply_tile(sum, head.queries + row * head.padded_dim, head.padded_dim, panel, kKeyPanel, head.head_dim);
-  float* scores = head.scores + row * head.padded_len;
   const F32x16 scale = set1(head.scale);
 #pragma GCC unroll 6
   for (int i = 0; i < rows; ++i) {
@@ -219,6 +224,9 @@ ENCAST_SIMD void attend_span(const AttentionArgs& args, const Span& span, int64_
   const int64_t hidden = static_cast<int64_t>(args.heads) * args.head_dim;
   const float* q = args.qkv + first * args.qkv_stride + head_index * args.head_dim;
   const ScratchParts parts = scratch_parts(len, args.head_dim);
+  const int64_t table_floats = head_index * args.table_columns * args.head_dim;
+  const auto table = [&](const float* tables)
+                         ENCAST_SIMD_BODY { return tables == nullptr ? nullptr : tables + table_floats; };
   float* keys = static_cast<float*>(scratch);
   const Head head = {
       .q = q,
@@ -240,6 +248,12 @@ ENCAST_SIMD void attend_span(const AttentionArgs& args, const Span& span, int64_
       .scores = keys + parts.keys + parts.values,
       .context = keys + parts.keys + parts.values + parts.scores,
       .queries = keys + parts.keys + parts.values + parts.scores + parts.context,
+      .distances = {.of_keys = table(args.key_table),
+                    .of_queries = table(args.query_table),
+                    .origin = relative_origin(args.table_columns),
+                    .products = keys + parts.floats(),
+                    .keys = keys + parts.floats() + distance_parts(len, args.head_dim).products},
+      .begun = !kRounded && (args.key_table != nullptr || args.query_table != nullptr),
   };
   pack_keys<kRounded>(head);
   pack_rows<kRounded>(head, head.v, len, head.values);
@@ -248,6 +262,16 @@ ENCAST_SIMD void attend_span(const AttentionArgs& args, const Span& span, int64_
   for (int64_t query = span.query_begin; query < span.query_end; query += block) {
     const int64_t rows = span.query_end - query < block ? span.query_end - query : block;
     pack_rows<kRounded>(head, head.q + query * head.stride, rows, head.queries);
+    if constexpr (!kRounded) {
+      if (head.begun) {
+        begin_scores<kRows, kVectors>(head.distances, head.queries, head.padded_dim, head.head_dim, query,
+                                      rows, len, head.scores, head.padded_len);
+      }
+      if (head.distances.of_queries != nullptr) {
+        add_to_scores<kRows, kVectors>(head.distances, head.k, head.stride, head.padded_dim, head.head_dim,
+                                       query, rows, len, head.scores, head.padded_len);
+      }
+    }
     score_block<kRows, kVectors>(head, query, rows);
     for (int64_t row = 0; args.reach > 0 && row < rows; ++row) {
       hide_far(head.scores + row * head.padded_len, len, query + row - args.reach, query + row + args.reach);

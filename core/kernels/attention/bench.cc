@@ -18,21 +18,24 @@
 
 // Times every kernel of the family that this machine may run, on one core:
 //
-//   bench [SUBSTRING of kernel names] [SECONDS a kernel and shape] [SEQSxLENxHEADSxHEADDIM[xREACH] ...]
+//   bench [SUBSTRING of kernel names] [SECONDS a kernel and shape] [SEQSxLENxHEADSxHEADDIM[xREACH|xd] ...]
 //
 // A call is a whole batch: all heads of all sequences, the packing of keys and values included. Kernels take
-// turns; the minimum is the machine's answer, the median shows its mood. Operations are those of the two
-// products, so the fraction of the product instruction's peak has everything else as its loss. Before a
-// kernel is timed some of its rows are checked: exit status 1 when one is wrong.
+// turns; the minimum is the machine's answer, the median shows its mood. xd: with both tables of distances,
+// which the f32 kernels alone have. Operations are those of the
+// products (with tables four of the same size), so the fraction of the product instruction's peak has
+// everything else as its loss. Before a kernel is timed some of its rows are checked: exit status 1 when one
+// is wrong.
 namespace encast::testing {
 namespace {
 
 struct Shape {
   int64_t seqs, len, heads, head_dim, reach = 0;
+  bool tables = false;
   double operations() const {
     // Of a query the keys that it sees, at the ends of a text fewer.
     const int64_t most = reach == 0 ? len - 1 : std::min(reach, len - 1);
-    return 4.0 * static_cast<double>(seqs * heads * head_dim) *
+    return (tables ? 8.0 : 4.0) * static_cast<double>(seqs * heads * head_dim) *
            static_cast<double>(len * (2 * most + 1) - most * (most + 1));
   }
 };
@@ -82,7 +85,8 @@ class Workload {
     rng.fill_normal({qkv_.get(), floats});
     out_.resize(rows * hidden);
     for (int64_t s = 0; s <= shape.seqs; ++s) offsets_.push_back(static_cast<int32_t>(s * shape.len));
-    scratch_.resize(static_cast<size_t>(attention_scratch_bytes(shape.len, shape.head_dim)) / 4 + 16);
+    scratch_.resize(
+        static_cast<size_t>(attention_scratch_bytes(shape.len, shape.head_dim, shape.tables)) / 4 + 16);
     args_.qkv = qkv_.get();
     args_.qkv_stride = 3 * hidden_;
     args_.cu_seqlens = offsets_.data();
@@ -90,6 +94,15 @@ class Workload {
     args_.head_dim = static_cast<int32_t>(shape.head_dim);
     args_.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(shape.head_dim)));
     args_.reach = shape.reach;
+    if (shape.tables) {
+      args_.table_columns = relative_columns(shape.len);
+      for (std::vector<float>* table : {&key_table_, &query_table_}) {
+        table->resize(hidden * static_cast<size_t>(args_.table_columns));
+        rng.fill_normal({table->data(), table->size()});
+      }
+      args_.key_table = key_table_.data();
+      args_.query_table = query_table_.data();
+    }
     args_.out = out_.data();
     args_.out_stride = hidden_;
   }
@@ -115,6 +128,9 @@ class Workload {
     row.head_dim = shape_.head_dim;
     row.scale = args_.scale;
     row.reach = shape_.reach;
+    row.key_table = args_.key_table;
+    row.query_table = args_.query_table;
+    row.columns = args_.table_columns;
     for (const int64_t query : {int64_t{0}, shape_.len - 1}) {
       // The block of queries and what it reaches, see spans.h.
       const int64_t block = query / 128 * 128;
@@ -137,14 +153,17 @@ class Workload {
   Shape shape_;
   int64_t hidden_;
   std::unique_ptr<float, Free> qkv_;
-  std::vector<float> out_, scratch_;
+  std::vector<float> out_, scratch_, key_table_, query_table_;
   std::vector<int32_t> offsets_;
   AttentionArgs args_;
 };
 
-bool bench_shape(const Shape& shape, std::vector<Timing>& timings, double seconds) {
-  std::printf("%ld sequences of %ld tokens, %ld heads of %ld, reach %ld\n", shape.seqs, shape.len,
-              shape.heads, shape.head_dim, shape.reach);
+bool bench_shape(const Shape& shape, std::vector<Timing> timings, double seconds) {
+  if (shape.tables)
+    std::erase_if(timings,
+                  [](const Timing& one) { return std::string_view(one.kernel->arithmetic) != "f32"; });
+  std::printf("%ld sequences of %ld tokens, %ld heads of %ld, reach %ld%s\n", shape.seqs, shape.len,
+              shape.heads, shape.head_dim, shape.reach, shape.tables ? ", distances" : "");
   Workload workload(shape);
   bool all_right = true;
   for (Timing& timing : timings) {
@@ -186,6 +205,7 @@ int run_bench(int argc, char** argv) {
   std::vector<Shape> shapes;
   for (int i = 3; i < argc; ++i) {
     Shape s;
+    s.tables = std::string_view(argv[i]).ends_with("xd");
     if (std::sscanf(argv[i], "%ldx%ldx%ldx%ldx%ld", &s.seqs, &s.len, &s.heads, &s.head_dim, &s.reach) < 4 ||
         s.reach < 0 || s.seqs < 1 || s.len < 1 || s.heads < 1 || s.head_dim < 1 ||
         s.seqs * s.len * s.heads * s.head_dim > (1 << 28)) {

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/attention/attention.h"
 #include "testing/tolerance.h"
 
 // One row of one head by the definitions of the arithmetic classes (src/encast/ir/ops.py: attention), in
@@ -25,10 +26,18 @@ struct AttentionRow {
   const float* qkv = nullptr;  // row 0 of the sequence
   int64_t stride = 0, hidden = 0, len = 0, head = 0, head_dim = 0, query = 0;
   float scale = 1;
-  const float* bias = nullptr;  // of key - query = 0, or null
-  int64_t reach = 0;            // 0: all keys
+  const float* bias = nullptr;       // of key - query = 0, or null
+  int64_t reach = 0;                 // 0: all keys
+  const float* key_table = nullptr;  // of all heads, or null; see attention.h
+  const float* query_table = nullptr;
+  int64_t columns = 0;  // of the tables
 
   bool hides(int64_t key) const { return reach > 0 && std::abs(key - query) > reach; }
+  // Element d of the vector of a distance.
+  double vector(const float* table, int64_t distance, int64_t d) const {
+    const int64_t column = relative_origin(columns) + distance;
+    return table[((head * columns / 16 + column / 16) * head_dim + d) * 16 + column % 16];
+  }
   const float* q() const { return qkv + query * stride + head * head_dim; }
   const float* k(int64_t key) const { return qkv + key * stride + hidden + head * head_dim; }
   const float* v(int64_t key) const { return qkv + key * stride + 2 * hidden + head * head_dim; }
@@ -62,9 +71,26 @@ inline AttentionReference float_reference(const AttentionRow& row, bool is_bf16)
       dot += product;
       magnitude += std::abs(product);
     }
+    for (int64_t d = 0; d < dim; ++d) {
+      double of_distance = 0;
+      if (row.key_table != nullptr) {
+        const double product = static_cast<double>(row.q()[d]) * row.vector(row.key_table, j - row.query, d);
+        of_distance += product;
+        magnitude += std::abs(product);
+      }
+      if (row.query_table != nullptr) {
+        const double product =
+            static_cast<double>(row.k(j)[d]) * row.vector(row.query_table, row.query - j, d);
+        of_distance += product;
+        magnitude += std::abs(product);
+      }
+      dot += of_distance;
+    }
     const size_t at = static_cast<size_t>(j);
     score[at] = row.scale * dot;
-    error[at] = row.scale * dot_bound(2 * dim, magnitude);
+    // Chains of head_dim terms, of which the last goes on from the sum of the others.
+    error[at] = row.scale *
+                dot_bound((row.key_table != nullptr || row.query_table != nullptr ? 6 : 2) * dim, magnitude);
     if (row.bias != nullptr) score[at] += row.bias[j - row.query];
     error[at] += 4 * u * (std::abs(row.scale * dot) + std::abs(score[at]));
     top = std::max(top, score[at]);

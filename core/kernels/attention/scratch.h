@@ -43,6 +43,24 @@ constexpr ScratchParts scratch_parts(int64_t len, int64_t head_dim) {
           kMaxQueryRows * padded_dim, kMaxQueryRows * padded_dim};
 }
 
+// What tables of distances need behind those parts, in floats.
+//
+//   products   of kDistanceRows queries by the distances of all keys, or of sixteen keys by those of the
+//              block's queries; vectors are read from any float on, so a last row has some to spare
+//   keys       [16][head_dim rounded to 16]
+constexpr int64_t kDistanceRows = 24;  // a multiple of every tile's rows
+
+struct DistanceParts {
+  int64_t products, keys;
+  constexpr int64_t floats() const { return products + keys; }
+};
+
+constexpr DistanceParts distance_parts(int64_t len, int64_t head_dim) {
+  const int64_t of_queries = kDistanceRows * (round_up_to(len + kDistanceRows, 16) + 32);
+  const int64_t of_keys = 16 * (kMaxQueryRows + 48);
+  return {(of_queries > of_keys ? of_queries : of_keys) + 64, 16 * round_up_to(head_dim, 16)};
+}
+
 // The narrow classes (narrow_impl.h), in bytes; every part is a multiple of 64. A group is 32 bits of codes:
 // 4 bytes or 2 halves. Keys come in blocks, and only one block's scores and powers exist at a time. `rows`
 // are narrow_query_rows at their most.

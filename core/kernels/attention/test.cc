@@ -88,8 +88,9 @@ const std::vector<Kernel>& kernels() {
 
 // The whole batch between guard pages; scratch as large as promised and no larger.
 struct Problem {
+  // tables: 1 of keys, 2 of queries, 3 both.
   Problem(std::vector<int32_t> lengths, int32_t heads, int32_t head_dim, bool with_bias, Rng& rng,
-          float peak = 1.0f)
+          float peak = 1.0f, int tables = 0)
       : heads(heads),
         head_dim(head_dim),
         hidden(int64_t{heads} * head_dim),
@@ -97,7 +98,10 @@ struct Problem {
         cu(lengths.size() + 1),
         qkv(total(lengths), 3 * hidden, 3 * hidden + 3),
         bias(with_bias ? heads : 0, 2 * longest - 1),
-        scratch(static_cast<size_t>(attention_scratch_bytes(longest, head_dim)) / sizeof(float)) {
+        key_table(tables & 1 ? hidden * relative_columns(longest) / 16 : 0, 16),
+        query_table(tables & 2 ? hidden * relative_columns(longest) / 16 : 0, 16),
+        scratch(static_cast<size_t>(attention_scratch_bytes(longest, head_dim, tables != 0)) /
+                sizeof(float)) {
     cu[0] = 0;
     for (size_t s = 0; s < lengths.size(); ++s) cu[s + 1] = cu[s] + lengths[s];
     rng.fill_normal(qkv.buffer.span());
@@ -105,6 +109,8 @@ struct Problem {
       for (int64_t j = 0; j < hidden; ++j) qkv.at(t, j) *= peak;
     }
     rng.fill_normal(bias.buffer.span(), 0.0f, 2.0f);
+    rng.fill_normal(key_table.buffer.span());
+    rng.fill_normal(query_table.buffer.span());
   }
 
   static int64_t total(const std::vector<int32_t>& lengths) {
@@ -113,6 +119,7 @@ struct Problem {
     return sum;
   }
 
+  bool has_tables() const { return key_table.rows > 0 || query_table.rows > 0; }
   int64_t seqs() const { return static_cast<int64_t>(cu.size()) - 1; }
   int64_t length(int64_t seq) const {
     return cu[static_cast<size_t>(seq) + 1] - cu[static_cast<size_t>(seq)];
@@ -129,6 +136,9 @@ struct Problem {
     args.bias = bias.rows == 0 ? nullptr : bias.data();
     args.bias_len = longest;
     args.reach = reach;
+    args.key_table = key_table.rows == 0 ? nullptr : key_table.data();
+    args.query_table = query_table.rows == 0 ? nullptr : query_table.data();
+    args.table_columns = has_tables() ? relative_columns(longest) : 0;
     args.out = out.data();
     args.out_stride = out.stride;
     args.exact = exact;
@@ -145,7 +155,7 @@ struct Problem {
   int32_t heads, head_dim;
   int64_t hidden, longest, reach = 0;
   GuardedBuffer<int32_t> cu;
-  GuardedMatrix<float> qkv, bias;
+  GuardedMatrix<float> qkv, bias, key_table, query_table;
   GuardedBuffer<float> scratch;
 };
 
@@ -161,6 +171,9 @@ void check_rows(const Problem& problem, const GuardedMatrix<float>& out, const K
   row.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(problem.head_dim)));
   row.bias = problem.bias.rows == 0 ? nullptr : problem.bias.row(head) + problem.longest - 1;
   row.reach = problem.reach;
+  row.columns = relative_columns(problem.longest);
+  row.key_table = problem.key_table.rows == 0 ? nullptr : problem.key_table.data();
+  row.query_table = problem.query_table.rows == 0 ? nullptr : problem.query_table.data();
   const bool coded = kernel.arithmetic == "s8";
   CodedHead codes;
   int64_t coded_block = -1;
@@ -187,6 +200,7 @@ void check_problem(Problem& problem, const std::string& what) {
   for (const bool exact : {false, true}) {
     std::map<std::string, GuardedMatrix<float>> first_of;  // of every class
     for (const Kernel& kernel : kernels()) {
+      if (problem.has_tables() && kernel.arithmetic != "f32") continue;
       const std::string note = std::string(kernel.name) + ' ' + what + " exact=" + std::to_string(exact);
       GuardedMatrix<float> out(problem.qkv.rows, problem.hidden, problem.hidden + 5);
       problem.run(kernel, out, exact);
@@ -461,6 +475,84 @@ ENCAST_TEST(bits_of_a_local_attention_depend_on_the_sequence_alone) {
     }
     CHECK_SAME_BITS(out.row(20), alone.row(20), static_cast<size_t>(300 * alone.cols), kernel.name);
     CHECK(alone.untouched(0, 0, 20 * alone.cols) && alone.untouched(320, 0, 9 * alone.cols), kernel.name);
+  }
+}
+
+// Every length, with each table alone and both; heads of every kind; more than 1024 keys, where a block has
+// fewer queries.
+ENCAST_TEST(scores_that_know_of_distances) {
+  Rng rng(15);
+  const int32_t dims[] = {32, 64, 8, 33, 16, 1, 80};
+  const auto check = [&](int32_t len, int32_t head_dim, int tables, float peak = 1.0f) {
+    Problem problem({3, len, 1}, 2, head_dim, false, rng, peak, tables);
+    check_problem(problem, "len=" + std::to_string(len) + " head_dim=" + std::to_string(head_dim) +
+                               " tables=" + std::to_string(tables));
+  };
+  for (int32_t len = 1; len <= 70; ++len) check(len, dims[len % 7], 1 + len % 3);
+  for (const int32_t head_dim : {1, 8, 16, 31, 33, 64, 128, 200}) check(65, head_dim, 3);
+  for (const int32_t len : {128, 129, 500}) check(len, 64, 3);
+  check(1100, 8, 3);
+  for (const float peak : {1e-3f, 30.0f}) check(50, 32, 3, peak);
+}
+
+// Pieces of any size, among neighbours and scratch that hold no numbers.
+ENCAST_TEST(bits_with_distances_depend_on_the_sequence_alone) {
+  Rng rng(16);
+  Problem together({20, 300, 9}, 2, 40, false, rng, 1.0f, 3),
+      poisoned({20, 300, 9}, 2, 40, false, rng, 1.0f, 3);
+  std::copy_n(together.key_table.data(), together.key_table.buffer.size(), poisoned.key_table.data());
+  std::copy_n(together.query_table.data(), together.query_table.buffer.size(), poisoned.query_table.data());
+  for (int64_t t = 0; t < poisoned.qkv.rows; ++t) {
+    for (int64_t j = 0; j < poisoned.qkv.cols; ++j) {
+      const bool mine = t >= 20 && t < 320;
+      poisoned.qkv.at(t, j) = mine ? together.qkv.at(t, j) : std::numeric_limits<float>::quiet_NaN();
+    }
+  }
+  for (const Kernel& kernel : kernels()) {
+    if (kernel.arithmetic != "f32") continue;
+    GuardedMatrix<float> out(together.qkv.rows, together.hidden), alone(poisoned.qkv.rows, poisoned.hidden);
+    together.run(kernel, out);
+    std::fill(poisoned.scratch.begin(), poisoned.scratch.end(), std::numeric_limits<float>::quiet_NaN());
+    for (int64_t h = 0; h < 2; ++h) {
+      for (const auto& [begin, end] :
+           {std::pair{0, 5}, {5, 6}, {6, 127}, {127, 129}, {129, 129}, {129, 300}}) {
+        kernel.fn(poisoned.args(alone), 1, h, begin, end, poisoned.scratch.data());
+      }
+    }
+    CHECK_SAME_BITS(out.row(20), alone.row(20), static_cast<size_t>(300 * alone.cols), kernel.name);
+    CHECK(alone.untouched(0, 0, 20 * alone.cols) && alone.untouched(320, 0, 9 * alone.cols), kernel.name);
+  }
+}
+
+// Tables for longer texts are read around their middle.
+ENCAST_TEST(tables_are_relative_to_their_middle) {
+  Rng rng(17);
+  Problem shorter({12}, 2, 16, false, rng, 1.0f, 3), longer({12, 90}, 2, 16, false, rng, 1.0f, 3);
+  for (int64_t t = 0; t < 12; ++t) std::copy_n(shorter.qkv.row(t), shorter.qkv.cols, longer.qkv.row(t));
+  const auto moved = [&](const GuardedMatrix<float>& from, GuardedMatrix<float>& to) {
+    const int64_t narrow = relative_columns(12), wide = relative_columns(90);
+    const auto at = [](int64_t columns, int64_t head, int64_t distance, int64_t d) {
+      const int64_t column = relative_origin(columns) + distance;
+      return std::pair{(head * columns / 16 + column / 16) * 16 + d, column % 16};
+    };
+    for (int64_t head = 0; head < 2; ++head) {
+      for (int64_t distance = -11; distance <= 11; ++distance) {
+        for (int64_t d = 0; d < 16; ++d) {
+          const auto [row, col] = at(narrow, head, distance, d);
+          const auto [to_row, to_col] = at(wide, head, distance, d);
+          to.at(to_row, to_col) = from.at(row, col);
+        }
+      }
+    }
+  };
+  moved(shorter.key_table, longer.key_table);
+  moved(shorter.query_table, longer.query_table);
+  for (const Kernel& kernel : kernels()) {
+    if (kernel.arithmetic != "f32") continue;
+    GuardedMatrix<float> a(12, 32), b(102, 32);
+    shorter.run(kernel, a);
+    longer.run(kernel, b);
+    CHECK_SAME_BITS(a.data(), b.data(), a.buffer.size(), kernel.name);
   }
 }
 

@@ -98,6 +98,9 @@ class Architecture(ABC):
         """Why the tensors of such a checkpoint are no parameters of transformers' modules; empty where they are."""
         return ""
 
+    exported: ClassVar[bool] = True
+    """Whether exports of it (ONNX) are read."""
+
     def __init__(self, config: Config) -> None:
         config.refuse_unless("position_embedding_type", *self.position_types)
         self.config = config
@@ -136,6 +139,11 @@ class Architecture(ABC):
             "add_layer_norm": FusionPromise(2, 0),
             "embed_layer_norm": FusionPromise(0, 1),
         }
+
+    @classmethod
+    def has_head(cls, task: str, weights: Weights) -> bool:
+        """Whether a checkpoint has the head of a task of ``markers``."""
+        return cls.markers[task] in weights
 
     def max_len(self) -> int:
         """The longest sequence that the position table allows."""
@@ -321,7 +329,7 @@ def _choose_task(
             f"{where}: architectures is {name!r}, a head that encast does not have; it has {cls.stem[0]} with {known}. "
             "Ask for task 'features' or 'embed' to use the encoder alone"
         )
-    if declared in cls.markers and not name and cls.markers[declared] not in weights:
+    if declared in cls.markers and not name and not cls.has_head(declared, weights):
         return "features"
     return declared
 
@@ -333,14 +341,14 @@ def _check_task(
         raise UnsupportedModelError(f"no task is named {task!r}; encast has {list(TASKS)}")
     head = "fill_mask" if task == "embed_sparse" else task
     if head in ("features", "embed", declared):
-        if head in cls.markers and cls.markers[head] not in weights:
+        if head in cls.markers and not cls.has_head(head, weights):
             raise UnsupportedModelError(
                 f"{where}: task {task!r} needs a head, and the checkpoint has no tensor {cls.markers[head]!r}; "
                 "take a checkpoint that was fine-tuned for it, or ask for 'features' or 'embed'"
             )
         return task
     # Heads of different tasks may have the same tensors; so a class name that says one rules out the others.
-    if declared in (None, "features") and cls.markers[head] in weights:
+    if declared in (None, "features") and cls.has_head(head, weights):
         return task
     hint = "" if declared in (None, "features") else f". If the head is another one, say so by architectures in {where}"
     able = {"features", "embed"} | ({declared} if declared else set())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from encast.archs.config import Config
@@ -124,11 +125,13 @@ def encoder_layer(
     weights: str = "",
     paths: LayerPaths | None = None,
     relative: tuple[str, int] | None = None,
+    score: Callable[[str, str], str] | None = None,
 ) -> str:
     """One post-norm layer: attention, add, norm, feed-forward, add, norm (Vaswani et al. 2017; Devlin et al. 2019).
 
     ``path`` names the nodes; ``weights`` is where the tensors stand if that differs (layers that share weights).
     ``relative``: a constant ``f32[buckets, heads]`` and the rule's greatest distance, added to the scaled scores.
+    ``score`` makes the scores of the queries and keys that it is given; without it they are their scaled products.
     """
     paths = paths or LayerPaths()
     graph, hidden = encoder.graph, sizes.hidden
@@ -146,9 +149,7 @@ def encoder_layer(
     key = linear(x, paths.key, hidden, hidden)
     value = linear(x, paths.value, hidden, hidden)
     at = f"{path}.attention"
-    scores = graph.add("attention_scores", query, key, name=f"{at}.scores", layer=layer, heads=sizes.heads)
-    factor = 1.0 / math.sqrt(hidden // sizes.heads)
-    scores = graph.add("scale", scores, name=f"{at}.scaled_scores", layer=layer, factor=factor)
+    scores = score(query, key) if score is not None else _scaled_scores(encoder, query, key, sizes, at, layer)
     if relative is not None:
         table, reach = relative
         scores = graph.add("relative_bias", scores, table, name=f"{at}.biased_scores", layer=layer, max_distance=reach)
@@ -158,3 +159,10 @@ def encoder_layer(
     inner = linear(attended, paths.inner, sizes.inner, hidden)
     inner = encoder.activation(inner, sizes.activation, name=f"{path}.{paths.inner}.activation", layer=layer)
     return add_and_norm(linear(inner, paths.output, hidden, sizes.inner), attended, paths.output_norm)
+
+
+def _scaled_scores(encoder: Modules, query: str, key: str, sizes: Sizes, at: str, layer: int) -> str:
+    graph = encoder.graph
+    scores = graph.add("attention_scores", query, key, name=f"{at}.scores", layer=layer, heads=sizes.heads)
+    factor = 1.0 / math.sqrt(sizes.hidden // sizes.heads)
+    return graph.add("scale", scores, name=f"{at}.scaled_scores", layer=layer, factor=factor)

@@ -202,6 +202,11 @@ def show_export(
         raise UnsupportedModelError(
             f"{path / 'config.json'}: model_type is {model_type!r}; encast has {sorted(model_types)}"
         )
+    if model_type is not None and not model_types[model_type].exported:
+        raise UnsupportedModelError(
+            f"{path / 'config.json'}: model_type is {model_type!r}, of which no exports are read; compile "
+            "its checkpoint"
+        )
     best: NoFitError | None = None
     failed: EncastError | None = None
     found: dict[str, Facts | UnsupportedModelError] = {}
@@ -241,7 +246,8 @@ def _order(model_types: Mapping[str, Any], facts: Facts) -> list[str]:
     first = ["albert"] if shares else ["bert", "roberta", "electra"]
     names: dict[Any, str] = {}
     for name in (*first, "bert", "roberta", *model_types):
-        names.setdefault(model_types[name], name)
+        if model_types[name].exported:
+            names.setdefault(model_types[name], name)
     return list(names.values())
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from encast.errors import CheckpointError
 from encast.importers.protobuf import MALFORMED, Bytes, fields, integer, message, text
 
-__all__ = ["CONTROL", "USER_DEFINED", "Piece", "SentencePieceModel", "parse_sentencepiece"]
+__all__ = ["CONTROL", "UNKNOWN", "USER_DEFINED", "Piece", "SentencePieceModel", "parse_sentencepiece"]
 
-CONTROL, USER_DEFINED = 3, 4
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 """Kinds of pieces that tokenizers treat apart (``SentencePiece.Type``)."""
 
 UNIGRAM = 1

@@ -11,13 +11,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from encast.errors import CheckpointError, UnsupportedModelError, translated
 from encast.importers.files import Folder, parse_json, quote
 from encast.importers.sentencepiece_model import (
     CONTROL,
     UNIGRAM,
+    UNKNOWN,
     USER_DEFINED,
     SentencePieceModel,
     parse_sentencepiece,
@@ -192,12 +193,7 @@ def _word_piece(folder: Folder, settings: TokenizerSettings, special: Mapping[st
 def _build_bert(folder: Folder, settings: TokenizerSettings, special: Mapping[str, AddedToken]) -> Tokenizer:
     tokenizer = _word_piece(folder, settings, special)
     _add_special(tokenizer, settings, special)
-    cls, sep = special["cls"].content, special["sep"].content
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=[f"{cls}:0", "$A:0", f"{sep}:0"],
-        pair=[f"{cls}:0", "$A:0", f"{sep}:0", "$B:1", f"{sep}:1"],
-        special_tokens=[_processor_token(tokenizer, special[role]) for role in ("cls", "sep")],
-    )
+    tokenizer.post_processor = _cls_sep_types(tokenizer, special)
     return tokenizer
 
 
@@ -273,7 +269,7 @@ def _build_gluon_roberta(folder: Folder, settings: TokenizerSettings, special: M
     return tokenizer
 
 
-# Unigram from a sentencepiece model: XLM-RoBERTa, CamemBERT, ALBERT
+# Unigram from a sentencepiece model: XLM-RoBERTa, CamemBERT, ALBERT, DeBERTa
 
 
 def _read_unigram(folder: Folder) -> SentencePieceModel:
@@ -360,13 +356,46 @@ def _build_albert(folder: Folder, settings: TokenizerSettings, special: Mapping[
         before.append(normalizers.Lowercase())
     tokenizer = _unigram(model, [(piece.text, piece.score) for piece in model.pieces], 1, settings, before)
     _add_special(tokenizer, settings, special, _symbols(model))
+    tokenizer.post_processor = _cls_sep_types(tokenizer, special)
+    return tokenizer
+
+
+def _build_deberta(folder: Folder, settings: TokenizerSettings, special: Mapping[str, AddedToken]) -> Tokenizer:
+    """Of the model the pieces alone: transformers 5 has rules of its own in place of the model's normalisation."""
+    model = _read_unigram(folder)
+    vocab = [(piece.text, piece.score) for piece in model.pieces]
+    unknown = (special["unk"].content, 0.0)
+    # Else the model's own unknown piece, of which there is one.
+    own = next((index for index, piece in enumerate(model.pieces) if piece.kind == UNKNOWN), 0)
+    unk_id = vocab.index(unknown) if unknown in vocab else own
+    tokenizer = Tokenizer(models.Unigram(vocab, unk_id=unk_id, byte_fallback=False))
+    before: list[Any] = [normalizers.Lowercase()] if settings.flag("do_lower_case", False) else []
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            *before,
+            normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "),
+            normalizers.NFC(),
+            normalizers.Strip(left=False, right=True),
+        ]
+    )
+    scheme = "always" if settings.flag("add_prefix_space", True) else "first"
+    split = [pre_tokenizers.Punctuation(behavior="isolated")] if settings.flag("split_by_punct", False) else []
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*split, pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)]
+    )
+    tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
+    _add_special(tokenizer, settings, special, _symbols(model))
+    tokenizer.post_processor = _cls_sep_types(tokenizer, special)
+    return tokenizer
+
+
+def _cls_sep_types(tokenizer: Tokenizer, special: Mapping[str, AddedToken]) -> Any:
     cls, sep = special["cls"].content, special["sep"].content
-    tokenizer.post_processor = processors.TemplateProcessing(
+    return processors.TemplateProcessing(
         single=[f"{cls}:0", "$A:0", f"{sep}:0"],
         pair=[f"{cls}:0", "$A:0", f"{sep}:0", "$B:1", f"{sep}:1"],
         special_tokens=[_processor_token(tokenizer, special[role]) for role in ("cls", "sep")],
     )
-    return tokenizer
 
 
 _BOUNDS_AND_MASK = ("bos", "eos", "pad", "mask")
@@ -390,6 +419,13 @@ FAMILIES = (
         {"bos": "[CLS]", "eos": "[SEP]", **_BERT, "unk": "<unk>", "pad": "<pad>"},
         _BOUNDS_AND_MASK,
         _build_albert,
+    ),
+    Family(
+        ("DebertaV2Tokenizer",),
+        ("deberta-v2",),
+        {"bos": "[CLS]", "eos": "[SEP]", **_BERT},
+        _BOUNDS_AND_MASK,
+        _build_deberta,
     ),
 )
 """Every kind of tokenizer that can be built from vocabulary files."""

@@ -20,8 +20,11 @@ from dataclasses import dataclass
 from struct import pack, unpack
 from typing import Any
 
+import numpy as np
+
 from encast.errors import GraphError
 from encast.ir.blocks import BLOCK_OUTPUTS, GROUP_INPUTS, MOST_INPUTS, block_count
+from encast.ir.relative import DISTANCE_BLOCK, distance_rows
 from encast.ir.types import ValueType
 
 __all__ = [
@@ -31,6 +34,7 @@ __all__ = [
     "ATTENTION_PRODUCTS",
     "COARSE_ACTIVATIONS",
     "LOCAL_QUERY_BLOCK",
+    "NARROW_ATTENTIONS",
     "OPS",
     "POOLING_MODES",
     "Op",
@@ -54,8 +58,11 @@ ATTENTION_KEY_BLOCK = 1024
 LOCAL_QUERY_BLOCK = 128
 """Queries of a local attention whose keys are coded together."""
 
-ATTENTIONS = ("attention", "local_attention")
+ATTENTIONS = ("attention", "local_attention", "disentangled_attention")
 """Ops that are a whole self-attention."""
+
+NARROW_ATTENTIONS = ("attention", "local_attention")
+"""Those of them whose products may be narrow; those of the others are f32."""
 
 _LEAST_SCALE, _MOST_SCALE = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
 """The smallest normal f32 and the largest."""
@@ -125,6 +132,22 @@ def _is_linear_activation(value: Any) -> bool:
 
 def _is_products(value: Any) -> bool:
     return value in ATTENTION_PRODUCTS
+
+
+def _is_wide(value: Any) -> bool:
+    return bool(value == "f32")
+
+
+def _is_side(value: Any) -> bool:
+    return value in ("query", "key")
+
+
+def _is_distance(value: Any) -> bool:
+    return _is_int(value) and value >= 0
+
+
+def _is_odd(value: Any) -> bool:
+    return _is_count(value) and value % 2 == 1
 
 
 def _is_modes(value: Any) -> bool:
@@ -299,6 +322,30 @@ def _linear_bias(types: Any, attrs: Any) -> list[ValueType]:
     return [scores]
 
 
+@_op("relative_scores", "scores x table", {"of": _is_side, "max_distance": _is_distance})
+def _relative_scores(types: Any, attrs: Any) -> list[ValueType]:
+    """Adds to every score the product of a row of ``x`` with the row of ``table`` for their distance.
+
+    The row of ``x`` is the query's with ``of`` "query" (content to position), the key's with "key" (position to
+    content); the heads own the same columns in both. ``table: f32[2 * span, columns of x]``: ``distance_rows`` of
+    ``ir/relative.py`` gives the row of query - key (He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled
+    Attention"). ``max_distance``: that of logarithmic buckets, 0: every distance has a row up to ``span``.
+    """
+    scores, x, table = _matrix(types[0], "scores"), _matrix(types[1], "x"), _matrix(types[2], "table")
+    _need(scores.shape[1] == "pairs", f"scores are {scores}; columns must be pairs")
+    _need(x.shape[0] == "tokens", f"x is {x}; rows must be tokens")
+    _need(_columns(x, "x") % int(scores.shape[0]) == 0, f"x is {x}: {scores.shape[0]} heads do not divide its columns")
+    rows = table.shape[0]
+    _need(
+        table.shape[1] == x.shape[1] and isinstance(rows, int) and rows % 2 == 0,
+        f"table is {table}, x is {x}: an even number of rows as wide as x is needed",
+    )
+    assert isinstance(rows, int)
+    # Raises where the numbers admit no rule.
+    distance_rows(np.zeros(1, np.int64), rows // 2, attrs["max_distance"])
+    return [scores]
+
+
 @_op("local_mask", "scores", {"reach": _is_count})
 def _local_mask(types: Any, attrs: Any) -> list[ValueType]:
     """Minus infinity for every score whose key is more than ``reach`` positions from its query; the others stay."""
@@ -322,6 +369,18 @@ def _attention_context(types: Any, attrs: Any) -> list[ValueType]:
     _need(probs.shape[1] == "pairs" and v.shape[0] == "tokens", f"probs are {probs}, v is {v}")
     _need(_columns(v, "v") % int(probs.shape[0]) == 0, f"v is {v}: {probs.shape[0]} heads do not divide its columns")
     return [v]
+
+
+@_op("window_rows", "x", {"width": _is_odd})
+def _window_rows(types: Any, attrs: Any) -> list[ValueType]:
+    """For every token the rows of the ``width`` tokens around it, side by side in their order.
+
+    Token ``t`` gets rows ``t - width // 2`` to ``t + width // 2``; where its sequence has none stand zeros. A
+    convolution over the tokens is a linear of these rows.
+    """
+    x = _matrix(types[0], "x")
+    _need(x.shape[0] == "tokens", f"x is {x}; rows must be tokens")
+    return [ValueType("f32", ("tokens", _columns(x, "x") * attrs["width"]))]
 
 
 @_op("first_token", "x")
@@ -429,6 +488,38 @@ def _local_attention(types: Any, attrs: Any) -> list[ValueType]:
     ones, ...): each block has its own, of the keys and values that any of its queries reaches.
     """
     return _attention([types[0], None], attrs)
+
+
+@_op(
+    "disentangled_attention",
+    "qkv key_table? query_table?",
+    {"heads": _is_count, "scale": _is_float, "products": _is_wide},
+    plain=False,
+)
+def _disentangled_attention(types: Any, attrs: Any) -> list[ValueType]:
+    """As ``attention`` without a bias, of scores that know of distances: those of ``relative_scores``.
+
+    The score of query ``i`` and key ``j`` is ``scale * (q_i . k_j + q_i . K[j - i] + k_j . Q[i - j])``: ``key_table``
+    holds the vectors ``K`` of every head and distance, ``query_table`` the vectors ``Q``, each as ``pack_distances``
+    of ``ir/relative.py`` lays them, for distances up to that of the longest text. One of them may be absent. All
+    products are f32.
+    """
+    made = _attention([types[0], None], attrs)
+    _need(types[1] is not None or types[2] is not None, "key_table and query_table are both absent")
+    size = _columns(types[0], "qkv") // 3 // attrs["heads"]
+    for place, name in ((1, "key_table"), (2, "query_table")):
+        if types[place] is not None:
+            table = _matrix(types[place], name)
+            rows = table.shape[0]
+            _need(
+                table.shape[1] == DISTANCE_BLOCK
+                and isinstance(rows, int)
+                and rows % (attrs["heads"] * size) == 0
+                and rows // (attrs["heads"] * size) % 2 == 1,
+                f"{name} is {table}, qkv is {types[0]}: an odd number of blocks of {attrs['heads']} heads is needed",
+            )
+    _need(types[1] is None or types[2] is None or types[1] == types[2], "the two tables are of unlike sizes")
+    return made
 
 
 @_op("rotary_qkv", "qkv table", {"heads": _is_count}, plain=False)

@@ -211,6 +211,22 @@ class _Lowering:
     def local_attention(self, node: Node) -> None:
         self.attention(node)
 
+    def disentangled_attention(self, node: Node) -> None:
+        tables = {"key_table": _operand(node, 1), "query_table": _operand(node, 2)}
+        self.step(
+            "attention",
+            node,
+            {"x": node.inputs[0]},
+            _outputs(node),
+            heads=str(node.attrs["heads"]),
+            factor=_real(node.attrs["scale"]),
+            arithmetic=self.target.attention[node.attrs["products"]],
+            **{key: self.weight(name, "dense") for key, name in tables.items() if name},
+        )
+
+    def window_rows(self, node: Node) -> None:
+        self.step("window", node, {"x": node.inputs[0]}, _outputs(node))
+
     def rotary_qkv(self, node: Node) -> None:
         qkv, table = node.inputs
         heads = str(node.attrs["heads"])
@@ -280,11 +296,17 @@ class _Lowering:
                     stages.append(_Stage("heads", [index - 1, index]))
                 else:
                     stages.append(_Stage("sequences", [index]))
-            elif stages and stages[-1].kind == "rows" and self.made_rows(self.steps[index - 1]) == self.made_rows(step):
+            elif stages and stages[-1].kind == "rows" and self.may_follow(stages[-1].steps, step):
                 stages[-1].steps.append(index)
             else:
                 stages.append(_Stage("rows", [index]))
         return stages
+
+    def may_follow(self, steps: list[int], step: _Step) -> bool:
+        """Whether a step may stand in one stage of rows with the steps before it."""
+        if step.kind == "window" and any(step.reads["x"] in self.steps[index].writes.values() for index in steps):
+            return False  # it reads rows of other tokens, which another thread may be making
+        return self.made_rows(self.steps[steps[-1]]) == self.made_rows(step)
 
     def by_heads(self, index: int) -> bool:
         """Whether an attention shares a stage of heads with the product before it."""

@@ -14,6 +14,13 @@ Queries and keys may be turned by their positions, and scores hidden beyond a re
     softmax(local_mask(scores))                   →     context = local_attention(qkv)
 
 where the table holds the cosines and sines of all positions up to ``max_len``: computed in float64, rounded once.
+
+Scores may also gain products with vectors of distances before they are scaled (DeBERTa):
+
+    scale(relative_scores(relative_scores(            →     context = disentangled_attention(qkv, keys, queries)
+        attention_scores(q, k), q, table), k, table))
+
+where the two tables, constants by now, are laid out for all distances that ``max_len`` allows.
 """
 
 from __future__ import annotations
@@ -24,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from encast.ir import Graph, Node
-from encast.ir.relative import relative_buckets
+from encast.ir.relative import distance_rows, pack_distances, relative_buckets
 from encast.passes.patch import Index, MismatchError, Patch, apply, fresh_name
 from encast.passes.projections import ProjectionJoiner, need_joinable
 from encast.passes.report import Miss, Outcome
@@ -48,6 +55,8 @@ class Match:
     reach: int | None
     angles: tuple[float, float] | None
     """Base and rate of op ``rotary``."""
+    relative: dict[str, Node]
+    """The ``relative_scores`` of each side."""
 
 
 def fuse_attention(graph: Graph, exact: bool) -> Outcome:
@@ -79,11 +88,15 @@ def fuse_attention(graph: Graph, exact: bool) -> Outcome:
             made.append(_turned(graph, joined, match, _angle_table(graph, *match.angles, size, made_angles)))
         attrs: dict[str, Any] = {"heads": match.heads, "scale": factor, "products": "f32"}
         inputs = [made[-1].outputs[0]]
-        if match.reach is not None:
+        op = "attention"
+        if match.relative:
+            op = "disentangled_attention"
+            inputs += _distance_vectors(graph, match, match.factor / factor)
+        elif match.reach is not None:
+            op = "local_attention"
             attrs["reach"] = match.reach
         else:
             inputs.append("" if match.bias is None else _distance_table(graph, match.bias, tables))
-        op = "attention" if match.reach is None else "local_attention"
         fused = Node(op, inputs, context.outputs, attrs, context.name, context.layer)
         patches.append(Patch((q, k, v, *match.inner, context), (*made, fused)))
         outcome.fused += [("qkv", context.layer), ("attention", context.layer)]
@@ -97,25 +110,33 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
     softmax = index.made_by(probs, "softmax")
     inner = [softmax]
     factor, bias, reach = 1.0, None, None
-    before = ("attention_scores", "scale", *_BIASES, "local_mask")
-    node, reader = index.made_by(softmax.inputs[0], *before), softmax
+    kinds = ("attention_scores", "relative_scores", "scale")
+    node, reader = index.made_by(softmax.inputs[0], *kinds, *_BIASES, "local_mask"), softmax
     if node.op == "local_mask":
         index.need_private(node.outputs[0], reader)
         reach = int(node.attrs["reach"])
         inner.append(node)
-        node, reader = index.made_by(node.inputs[0], "attention_scores", "scale"), node
+        node, reader = index.made_by(node.inputs[0], *kinds), node
     if node.op in _BIASES:
         index.need_private(node.outputs[0], reader)
         if node.inputs[1] not in graph.constants:
             raise MismatchError(f"{node.inputs[1]!r} is not a constant")
         bias = node
         inner.append(node)
-        node, reader = index.made_by(node.inputs[0], "attention_scores", "scale"), node
+        node, reader = index.made_by(node.inputs[0], *kinds), node
     if node.op == "scale":
         index.need_private(node.outputs[0], reader)
         factor = node.attrs["factor"]
         inner.append(node)
-        node, reader = index.made_by(node.inputs[0], "attention_scores"), node
+        node, reader = index.made_by(node.inputs[0], "attention_scores", "relative_scores"), node
+    relative: dict[str, Node] = {}
+    while node.op == "relative_scores":
+        index.need_private(node.outputs[0], reader)
+        if node.attrs["of"] in relative or node.inputs[2] not in graph.constants:
+            raise MismatchError(f"{node.name!r} is a second one of its side, or {node.inputs[2]!r} is not a constant")
+        relative[node.attrs["of"]] = node
+        inner.append(node)
+        node, reader = index.made_by(node.inputs[0], "attention_scores", "relative_scores"), node
     index.need_private(node.outputs[0], reader)
     scores = node
     inner.append(scores)
@@ -125,8 +146,13 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
     if graph.type_of(v) != graph.type_of(q):
         raise MismatchError(f"queries are {graph.type_of(q)}, values are {graph.type_of(v)}")
     index.need_private(v, context)
-    index.need_private(k, scores)
-    index.need_private(q, scores)
+    for side, value in (("query", q), ("key", k)):
+        readers = [scores]
+        if side in relative:
+            readers.append(relative[side])
+            if relative[side].inputs[1] != value:
+                raise MismatchError(f"{relative[side].name!r} reads {relative[side].inputs[1]!r}, not {value!r}")
+        index.need_private(value, *readers)
     angles = None
     turned = [index.producer(value) for value in (q, k)]
     if any(node is not None and node.op == "rotary" for node in turned):
@@ -144,9 +170,11 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
         inner.append(scaled)
         q = scaled.inputs[0]
         index.need_private(q, scaled)
+    if relative and (bias is not None or reach is not None or q != scores.inputs[0]):
+        raise MismatchError("products with vectors of distances come with a bias, a reach, or other queries")
     if not factor > 0:
         raise MismatchError(f"the scores are scaled by {factor}")
-    return Match(tuple(inner), q, k, v, scores.attrs["heads"], factor, bias, reach, angles)
+    return Match(tuple(inner), q, k, v, scores.attrs["heads"], factor, bias, reach, angles, relative)
 
 
 def _distance_table(graph: Graph, bias: Node, made: dict[tuple[str, int], str]) -> str:
@@ -162,6 +190,25 @@ def _distance_table(graph: Graph, bias: Node, made: dict[tuple[str, int], str]) 
             dense = np.ascontiguousarray(rows[relative_buckets(distances, rows.shape[0], furthest)].T)
         made[table, furthest] = graph.add_constant(fresh_name(graph, f"{table}.distances"), dense)
     return made[table, furthest]
+
+
+def _distance_vectors(graph: Graph, match: Match, folded: float) -> list[str]:
+    """The tables of op ``disentangled_attention``. ``folded``: the factor that the queries have taken in; what is
+    multiplied by keys takes it in too."""
+    longest, names = graph.meta.max_len, ["", ""]
+    # From the keys' first to the last one for keys (key - query), the same for queries (query - key).
+    ascending = np.arange(1 - longest, longest)
+    for place, (side, distances) in enumerate((("query", -ascending), ("key", ascending))):
+        if side not in match.relative:
+            continue
+        node = match.relative[side]
+        rows = graph.constants[node.inputs[2]].array
+        vectors = rows[distance_rows(distances, len(rows) // 2, node.attrs["max_distance"])]
+        if side == "key" and folded != 1.0:
+            vectors = (vectors * np.float64(folded)).astype(np.float32)
+        name = fresh_name(graph, f"{node.inputs[2]}.distances")
+        names[place] = graph.add_constant(name, pack_distances(vectors, match.heads))
+    return names
 
 
 def _width(graph: Graph, linear: Node) -> int:

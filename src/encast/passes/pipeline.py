@@ -10,6 +10,7 @@ from encast.passes.choose_math import choose_math
 from encast.passes.choose_sparse import choose_sparse
 from encast.passes.drop_unused import drop_unused
 from encast.passes.fold_constants import fold_constants
+from encast.passes.fold_tables import fold_tables
 from encast.passes.fuse_add_layer_norm import fuse_add_layer_norm
 from encast.passes.fuse_attention import fuse_attention
 from encast.passes.fuse_embed_layer_norm import fuse_embed_layer_norm
@@ -48,6 +49,7 @@ def optimise(
     passes: tuple[tuple[str, Callable[[Graph], Outcome]], ...] = (
         ("drop_unused", drop_unused),
         ("fold_constants", fold_constants),
+        ("fold_tables", fold_tables),
         ("fuse_attention", lambda graph: fuse_attention(graph, exact)),
         ("fuse_linear_activation", fuse_linear_activation),
         # Before fuse_add_layer_norm, which would take the last add of the embedding sum.

@@ -6,7 +6,7 @@ A linear gets narrow weights, and a narrow copy of what it reads:
 
 (``quantize_static`` where a calibration fixes the range)
 
-    attention(qkv)  →  the same with products "bf16" or "int8"
+    attention(qkv)  →  the same with products "bf16" or "int8"   (one with tables of distances stays f32)
 
 Linears that read one value share its narrow copy; layers that share their weights share the narrow ones. An f32
 weight that nothing reads any more is let go at once, so that a large model is never held twice.
@@ -22,7 +22,7 @@ import numpy as np
 
 from encast.errors import InputError
 from encast.ir import Graph, Node
-from encast.ir.ops import ATTENTIONS
+from encast.ir.ops import ATTENTIONS, NARROW_ATTENTIONS
 from encast.passes.patch import Index, Patch, apply, fresh_name
 from encast.passes.report import Outcome
 from encast.quant.calibration import Calibration
@@ -47,7 +47,8 @@ def set_precision(graph: Graph, spec: QuantSpec, calibration: Calibration | None
             names = ", ".join(shown) + (", ..." if len(products) > len(shown) else "")
             raise InputError(f"the pattern {pattern!r} in keep matches none of the {len(products)} products: {names}")
     for node in attentions:
-        node.attrs["products"] = spec.dtype_of_attention(node.name)
+        narrow = node.op in NARROW_ATTENTIONS
+        node.attrs["products"] = spec.dtype_of_attention(node.name) if narrow else "f32"
     graph.meta = replace(graph.meta, dtype=spec.dtype)
     narrowing = _Narrowing(graph, spec, calibration)
     patches = [

@@ -32,6 +32,8 @@ ELEMENT_OPERATIONS = {
     "normalize": 3,
     # Two products and a sum a column.
     "rotary": 3,
+    # A copy.
+    "window": 0,
     "gated": 1,
 }
 """f32 operations an element (a fused multiply-add is two) of everything that is no product, in the cheapest form that
@@ -166,7 +168,10 @@ def _attention(step: PlanStep, chunk: Chunk, own: str) -> Work:
     elements = pairs * step.keys["heads"] * ELEMENT_OPERATIONS["softmax"]
     if step.keys["arithmetic"] == "s8":  # queries, keys and values become codes inside
         elements += chunk.tokens * x.cols * ELEMENT_OPERATIONS["narrow"]
-    return Work(4 * pairs * out.cols, elements, 0, 0, _moved(chunk, step, x=own))
+    # Of a table of distances those that the longest text has.
+    tables = sum(key in step.keys for key in ("key_table", "query_table"))
+    table_bytes = tables * (2 * max(chunk.lengths, default=1) - 1) * out.cols * 4
+    return Work((4 + 2 * tables) * pairs * out.cols, elements, 0, table_bytes, _moved(chunk, step, x=own))
 
 
 def _pool(step: PlanStep, chunk: Chunk, _: str) -> Work:
@@ -217,6 +222,7 @@ WORK_OF_KIND: dict[str, Callable[[PlanStep, Chunk, str], Work]] = {
     "pool": _pool,
     "first": _gather,
     "select": _gather,
+    "window": _rows,
     "normalize": _rows,
 }
 """Of every kind of step; the last argument is the place of what a stage of heads keeps for itself, or empty."""

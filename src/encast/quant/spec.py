@@ -27,7 +27,8 @@ class QuantSpec:
     """The dtype of products, and the exceptions.
 
     ``dtype``: of the weights and the inputs of every product, those inside attention among them, unless an
-    exception holds. Sums and everything between products are f32 (int32 and f32 with int8).
+    exception holds; attention with vectors of distances (DeBERTa) is f32 always. Sums and everything between products
+    are f32 (int32 and f32 with int8).
     ``keep``: pairs (pattern, dtype): products and attentions whose module name matches the pattern (as a shell
     matches file names; ``encast inspect`` lists the names) get that dtype instead; the first match counts.
     ``zero_point``: which quantised activations get a zero point: ``always``, ``after_activation`` (those that

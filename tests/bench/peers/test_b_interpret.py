@@ -152,10 +152,11 @@ def test_refuses_a_graph_that_is_not_plain(graphs: dict[str, Graph]) -> None:
         interpret(graph, NumpyLike(), shape, given)
 
 
-def test_refuses_modernbert_by_its_ops(tmp_path: Path) -> None:
-    graph = build_graph(open_checkpoint(make_checkpoint(tmp_path / "modernbert", "modernbert", "features")))
+@pytest.mark.parametrize(("arch", "op"), [("modernbert", "rotary"), ("deberta-v2", "relative_scores")])
+def test_refuses_what_it_has_no_function_for(arch: str, op: str, tmp_path: Path) -> None:
+    graph = build_graph(open_checkpoint(make_checkpoint(tmp_path / arch, arch, "features")))
     shape, given = rectangle(batch_of(graph))
-    with pytest.raises(GraphError, match=r"rotary has no function here; \['activation', "):
+    with pytest.raises(GraphError, match=rf"{op} has no function here; \['activation', "):
         interpret(graph, NumpyLike(), shape, given)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from encast.backends.reference.coarse import BUMPS, coarse
 from encast.ir.blocks import unpack_blocks
 from encast.ir.ops import ATTENTION_KEY_BLOCK, LOCAL_QUERY_BLOCK
-from encast.ir.relative import relative_buckets
+from encast.ir.relative import distance_origin, distance_rows, relative_buckets, unpack_distances
 
 __all__ = ["EVALUATORS", "Context", "Float64", "Quantized"]
 
@@ -193,6 +193,20 @@ def _linear_bias(context: Context, scores: Float64, slopes: Float64) -> Float64:
     return result
 
 
+@_evaluates("relative_scores")
+def _relative_scores(
+    context: Context, scores: Float64, x: Float64, table: Float64, *, of: str, max_distance: int
+) -> Float64:
+    result = scores.copy()
+    by_head = _per_head(table, len(scores)).transpose(0, 2, 1)
+    for rows, pairs, length in context.sequences():
+        queries, keys = np.arange(length)[:, None], np.arange(length)[None, :]
+        at = distance_rows(queries - keys, len(table) // 2, max_distance)
+        products = _per_head(x[rows], len(scores)) @ by_head
+        result[:, pairs] += products[:, queries if of == "query" else keys, at].reshape(len(scores), -1)
+    return result
+
+
 @_evaluates("local_mask")
 def _local_mask(context: Context, scores: Float64, *, reach: int) -> Float64:
     result = scores.copy()
@@ -223,6 +237,16 @@ def _attention_context(context: Context, probs: Float64, v: Float64) -> Float64:
     for rows, pairs, length in context.sequences():
         mixed = probs[:, pairs].reshape(heads, length, length) @ _per_head(v[rows], heads)
         result[rows] = mixed.transpose(1, 0, 2).reshape(length, -1)
+    return result
+
+
+@_evaluates("window_rows")
+def _window_rows(context: Context, x: Float64, *, width: int) -> Float64:
+    reach, cols = width // 2, x.shape[1]
+    result = np.zeros((len(x), width * cols))
+    for rows, _, length in context.sequences():
+        around = np.pad(x[rows], ((reach, reach), (0, 0)))
+        result[rows] = np.concatenate([around[place : place + length] for place in range(width)], axis=1)
     return result
 
 
@@ -321,6 +345,37 @@ def _local_attention(context: Context, qkv: Float64, *, heads: int, scale: float
                 result[rows][queries, columns] = _ATTENTION[products](
                     q[head][queries], k[head][keys], v[head][keys], hidden_keys, scale
                 )
+    return result
+
+
+@_evaluates("disentangled_attention")
+def _disentangled_attention(
+    context: Context,
+    qkv: Float64,
+    key_table: Float64 | None,
+    query_table: Float64 | None,
+    *,
+    heads: int,
+    scale: float,
+    products: str,
+) -> Float64:
+    hidden = qkv.shape[1] // 3
+    result = np.empty((len(qkv), hidden))
+    tables = [
+        None if table is None else unpack_distances(table, heads, hidden // heads) for table in (key_table, query_table)
+    ]
+    for rows, _, length in context.sequences():
+        q, k, v = (_per_head(part, heads) for part in np.split(qkv[rows], 3, axis=1))
+        queries, keys = np.arange(length)[:, None], np.arange(length)[None, :]
+        for head in range(heads):
+            added: Any = 0.0
+            for table, x, at, distances in zip(
+                tables, (q, k), (queries, keys), (keys - queries, queries - keys), strict=True
+            ):
+                if table is not None:
+                    added = added + (x[head] @ table[head].T)[at, distances + distance_origin(table.shape[1])]
+            columns = slice(head * (hidden // heads), (head + 1) * (hidden // heads))
+            result[rows][:, columns] = _ATTENTION[products](q[head], k[head], v[head], added * scale, scale)
     return result
 
 

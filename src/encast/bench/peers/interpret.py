@@ -60,8 +60,8 @@ MASKED = -1e9
 HEAD_OPS = frozenset({"first_token", "select_rows", "pooling", "normalize"})
 """Plain ops that come after the hidden states, which is as far as backends are compared."""
 
-ABSENT_OPS = frozenset({"gated_activation", "linear_bias", "local_mask", "rotary"})
-"""Plain ops without a function here: those of ModernBERT and the other gated encoders, which these backends refuse."""
+ABSENT_OPS = frozenset({"gated_activation", "linear_bias", "local_mask", "relative_scores", "rotary", "window_rows"})
+"""Plain ops without a function here: those of DeBERTa and of the gated encoders, which these backends refuse."""
 
 
 class ArrayLibrary(abc.ABC):
@@ -279,11 +279,12 @@ def interpret(
 
     ``observe`` is called with every node and its value. Raises ``GraphError`` for a graph that is not plain.
     """
-    run = _Run(graph, library, shape, inputs["bias"])
-    values = {name: inputs[name] for name in ("token_ids", "token_type_ids")}
     for node in graph.nodes:
         if node.op not in INTERPRETED:
             raise GraphError(f"node {node.name!r}: {node.op} has no function here; {sorted(INTERPRETED)} have")
+    run = _Run(graph, library, shape, inputs["bias"])
+    values = {name: inputs[name] for name in ("token_ids", "token_type_ids")}
+    for node in graph.nodes:
         operands = [values.get(name, name) if name else None for name in node.inputs]
         values[node.outputs[0]] = run.node(node, operands)
         if observe is not None:
