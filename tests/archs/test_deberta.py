@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from test_build_graph import build, made, with_config
 
+from encast.batch import Batch
+from encast.bench.roofline import Sizes
 from encast.errors import CheckpointError, GraphError, UnsupportedModelError
 from encast.ir import Graph, Node
 from encast.ir.relative import distance_columns, distance_origin, distance_rows, pack_distances, unpack_distances
@@ -25,6 +27,7 @@ def nodes(graph: Graph, op: str) -> list[Node]:
     [
         ({"pos_att_type": "c2p|p2p"}, UnsupportedModelError, "pos_att_type has 'p2p'"),
         ({"pos_att_type": ["c2p", "p2p"]}, UnsupportedModelError, "pos_att_type has 'p2p'"),
+        ({"pos_att_type": ["C2P"]}, UnsupportedModelError, "pos_att_type has 'C2P'"),  # transformers knows none
         ({"pos_att_type": 3}, CheckpointError, "pos_att_type is 3; a list of strings, or one with"),
         ({"norm_rel_ebd": "layer_norm|batch_norm"}, UnsupportedModelError, "norm_rel_ebd has 'batch_norm'"),
         ({"attention_head_size": 8}, UnsupportedModelError, "attention_head_size is 8"),
@@ -127,6 +130,25 @@ def test_buckets_by_hand() -> None:
 def test_numbers_without_a_rule_are_refused(span: int, furthest: int) -> None:
     with pytest.raises(GraphError, match="no logarithmic rule"):
         distance_rows(np.zeros(1, np.int64), span, furthest)
+
+
+@pytest.mark.parametrize("furthest", [10**30, 10**400])
+def test_a_graph_of_absurd_distances_is_refused_at_once(furthest: int, tmp_path: Path) -> None:
+    graph = build(made(tmp_path, DEBERTA, layers=1))
+    nodes(graph, "relative_scores")[0].attrs["max_distance"] = furthest
+    with pytest.raises(GraphError, match="attribute max_distance=10+ is not acceptable"):
+        Graph.from_json(graph.to_json(), {name: constant.type for name, constant in graph.constants.items()})
+
+
+def test_the_projections_of_tables_are_no_work_of_tokens(tmp_path: Path) -> None:
+    with_them, without = (
+        Sizes.of(build(with_config(made(tmp_path / str(known), DEBERTA, layers=2), relative_attention=known)))
+        for known in (True, False)
+    )
+    assert (with_them.weights, with_them.distances, without.distances) == (without.weights, 4, 0)
+    batch = Batch.of([[1] * 5, [1] * 3])
+    extra = with_them.operations(batch) - without.operations(batch)
+    assert extra == 2 * 4 * with_them.hidden * (25 + 9)
 
 
 @pytest.mark.parametrize("longest", [1, 2, 15, 16, 17, 48])

@@ -126,6 +126,11 @@ def test_choose_files_prefers_safetensors_in_every_folder() -> None:
     ]
 
 
+def test_choose_files_takes_the_only_tokenizer_that_deberta_has() -> None:
+    names = ["README.md", "config.json", "pytorch_model.bin", "spm.model", "tokenizer_config.json"]
+    assert choose_files(names) == names[1:]
+
+
 def test_choose_files_takes_the_shards_of_the_preferred_index() -> None:
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     names = [

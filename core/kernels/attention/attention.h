@@ -36,7 +36,7 @@ struct AttentionArgs {
 
 // Columns of a table of distances for texts up to max_len, and the one of distance 0. Sixteen keys and the
 // queries from a multiple of sixteen on then have distances that begin with a block of sixteen columns, and
-// those that are no key'"'"'s lie within the table.
+// those that are no key's lie within the table.
 constexpr int64_t relative_columns(int64_t max_len) { return 2 * ((max_len + 15) / 16 * 16) + 16; }
 constexpr int64_t relative_origin(int64_t columns) { return columns / 2 + 7; }
 

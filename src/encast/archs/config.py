@@ -114,14 +114,15 @@ class Config:
         return value
 
     def words(self, name: str) -> list[str]:
-        """Lower-case words of a list of strings, or of one string with ``|`` between them; [] where absent or null."""
+        """A list of strings as it is, or the lower-case words of one string with ``|`` between them; [] where absent or
+        null."""
         value = self._fields.get(name)
-        parts = value.split("|") if isinstance(value, str) else value
+        parts = [part.strip().lower() for part in value.split("|")] if isinstance(value, str) else value
         if parts is not None and not (isinstance(parts, list) and all(isinstance(part, str) for part in parts)):
             raise CheckpointError(
                 f"{self.where}: {name} is {_short(value)}; a list of strings, or one with | between them, is needed"
             )
-        return [part.strip().lower() for part in parts or ()]
+        return list(parts or ())
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean; null counts as absent."""

@@ -23,23 +23,30 @@ WEIGHT_BYTES = {"f32": 4, "bf16": 2, "int8": 1}
 
 @dataclass(frozen=True)
 class Sizes:
-    """``weights``: of the products that every token goes through; ``layers`` attend over ``hidden`` columns."""
+    """``weights``: of the products that every token goes through; ``layers`` attend over ``hidden`` columns.
+    ``distances``: products of tokens with vectors of distances, in all layers (DeBERTa).
+    """
 
     weights: int
     layers: int
     hidden: int
+    distances: int = 0
 
     @staticmethod
     def of(graph: Graph) -> Sizes:
-        """Of a plain graph: a weight that several layers share is multiplied in each of them."""
-        products = [node for node in graph.nodes if node.op == "linear"]
+        """Of a plain graph: a weight that several layers share is multiplied in each of them. What tables go through
+        is computed once, when a model is made.
+        """
+        linears = [node for node in graph.nodes if node.op == "linear"]
+        products = [node for node in linears if graph.type_of(node.outputs[0]).shape[0] == "tokens"]
         weights = sum(graph.constants[node.inputs[1]].array.size for node in products)
-        return Sizes(weights, graph.meta.layers, graph.meta.hidden)
+        distances = sum(node.op == "relative_scores" for node in graph.nodes)
+        return Sizes(weights, graph.meta.layers, graph.meta.hidden, distances)
 
     def operations(self, batch: Batch) -> int:
-        """Multiplications and additions: the products, and attention's two of length x length."""
+        """Multiplications and additions: the products, attention's two of length x length, and those of distances."""
         lengths = np.diff(batch.cu_seqlens).astype(np.int64)
-        attention = 4 * self.layers * self.hidden * int((lengths * lengths).sum())
+        attention = (4 * self.layers + 2 * self.distances) * self.hidden * int((lengths * lengths).sum())
         return 2 * self.weights * batch.tokens + attention
 
 

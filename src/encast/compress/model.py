@@ -21,6 +21,7 @@ from encast.compress.tasks import TrainTask
 from encast.errors import CheckpointError, InputError, UnsupportedModelError
 from encast.files import sync_folder
 from encast.importers import Checkpoint
+from encast.importers.tokenizer_build import SENTENCEPIECE_FILES
 from encast.sparsity.files import copy_files
 from encast.tasks.tokenize import Tokenizer
 
@@ -41,7 +42,7 @@ Tensor = Any
 _ACTIVATIONS = {"tanh": torch.tanh, "gelu": F.gelu, "relu": torch.relu, "silu": F.silu, "none": lambda x: x}
 _TOKENIZER_FILES = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
-    "sentencepiece.bpe.model", "spiece.model",
+    *SENTENCEPIECE_FILES,
 )  # fmt: skip
 _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 _DROPOUTS = (

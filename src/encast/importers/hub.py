@@ -9,6 +9,7 @@ from typing import Any
 from encast.errors import CheckpointError
 from encast.importers.model_files import WEIGHT_FILES
 from encast.importers.tensor_bundle import DATA_FILE
+from encast.importers.tokenizer_build import SENTENCEPIECE_FILES
 
 __all__ = ["choose_files", "looks_like_hub_id", "resolve_hub"]
 
@@ -23,13 +24,12 @@ _SMALL_FILES = {
     "config_sentence_transformers.json",
     "merges.txt",
     "modules.json",
-    "sentencepiece.bpe.model",
     "special_tokens_map.json",
-    "spiece.model",
     "tokenizer.json",
     "tokenizer_config.json",
     "vocab.json",
     "vocab.txt",
+    *SENTENCEPIECE_FILES,
 }
 _MODULE_FOLDER = re.compile(r"\d+_[A-Za-z]+")
 _SAVED_MODEL = re.compile(r"saved_model\.pb|variables/variables\.(index|data-\d{5}-of-\d{5})")

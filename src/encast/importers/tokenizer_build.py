@@ -25,10 +25,19 @@ from encast.importers.sentencepiece_model import (
 )
 from encast.importers.tokenizer_settings import ROLES, TokenizerSettings
 
-__all__ = ["FAMILIES", "VOCAB_LIMIT", "Family", "build_tokenizer", "family_of", "guarded", "trim_line"]
+__all__ = [
+    "FAMILIES",
+    "SENTENCEPIECE_FILES",
+    "VOCAB_LIMIT",
+    "Family",
+    "build_tokenizer",
+    "family_of",
+    "guarded",
+    "trim_line",
+]
 
 VOCAB_LIMIT = 256 << 20
-_SENTENCEPIECE_FILES = (
+SENTENCEPIECE_FILES = (
     "sentencepiece.bpe.model",
     "spiece.model",
     "tokenizer.model",
@@ -273,9 +282,9 @@ def _build_gluon_roberta(folder: Folder, settings: TokenizerSettings, special: M
 
 
 def _read_unigram(folder: Folder) -> SentencePieceModel:
-    name = folder.pick(_SENTENCEPIECE_FILES)
+    name = folder.pick(SENTENCEPIECE_FILES)
     if name is None:
-        raise _missing(folder, f"a sentencepiece model ({', '.join(_SENTENCEPIECE_FILES)})")
+        raise _missing(folder, f"a sentencepiece model ({', '.join(SENTENCEPIECE_FILES)})")
     model = parse_sentencepiece(folder.read(name, VOCAB_LIMIT), str(folder.path(name)))
     if model.model_type != UNIGRAM:
         raise UnsupportedModelError(

@@ -142,8 +142,12 @@ def _is_side(value: Any) -> bool:
     return value in ("query", "key")
 
 
+_MOST_BUCKETS, _MOST_DISTANCE = 1 << 14, 1 << 20
+"""Far above those of any model; the borders of buckets are found one by one."""
+
+
 def _is_distance(value: Any) -> bool:
-    return _is_int(value) and value >= 0
+    return _is_int(value) and 0 <= value <= _MOST_DISTANCE
 
 
 def _is_odd(value: Any) -> bool:
@@ -301,7 +305,7 @@ def _attention_scores(types: Any, attrs: Any) -> list[ValueType]:
     return [ValueType("f32", (attrs["heads"], "pairs"))]
 
 
-@_op("relative_bias", "scores table", {"max_distance": _is_count})
+@_op("relative_bias", "scores table", {"max_distance": _is_distance})
 def _relative_bias(types: Any, attrs: Any) -> list[ValueType]:
     """Adds ``table[bucket(key - query), head]`` to every score, ``table: f32[buckets, heads]``.
 
@@ -310,6 +314,10 @@ def _relative_bias(types: Any, attrs: Any) -> list[ValueType]:
     """
     scores, table = _matrix(types[0], "scores"), _matrix(types[1], "table")
     _need(scores.shape[0] == table.shape[1], f"scores are {scores}, table is {table}; the heads differ")
+    _need(
+        isinstance(table.shape[0], int) and table.shape[0] <= _MOST_BUCKETS,
+        f"table is {table}; at most {_MOST_BUCKETS} buckets are needed",
+    )
     return [scores]
 
 
@@ -337,8 +345,8 @@ def _relative_scores(types: Any, attrs: Any) -> list[ValueType]:
     _need(_columns(x, "x") % int(scores.shape[0]) == 0, f"x is {x}: {scores.shape[0]} heads do not divide its columns")
     rows = table.shape[0]
     _need(
-        table.shape[1] == x.shape[1] and isinstance(rows, int) and rows % 2 == 0,
-        f"table is {table}, x is {x}: an even number of rows as wide as x is needed",
+        table.shape[1] == x.shape[1] and isinstance(rows, int) and rows % 2 == 0 and rows <= _MOST_BUCKETS,
+        f"table is {table}, x is {x}: an even number of rows up to {_MOST_BUCKETS}, as wide as x, is needed",
     )
     assert isinstance(rows, int)
     # Raises where the numbers admit no rule.

@@ -20,13 +20,24 @@ __all__ = [
 ]
 
 
+_UNSURE = 1e-9
+"""Of a border: far more than a power in floating point is off."""
+
+
+def _floor(border: float) -> tuple[int, bool]:
+    """The largest integer that is not above the border, and True; where the border is too close to an integer to tell,
+    that one, and False."""
+    near = round(border)
+    return (near, False) if abs(border - near) <= _UNSURE * border else (int(border), True)
+
+
 def relative_buckets(distances: np.ndarray[Any, Any], buckets: int, max_distance: int) -> np.ndarray[Any, Any]:
     """The bucket of every ``distance = key - query``, as i64 of the same shape.
 
     Keys after the query use the upper half of the ``buckets``. In a half of ``m`` buckets, distances
     below ``e = m / 2`` have one each; bucket ``e + j`` begins at ``e * (max_distance / e) ** (j / (m - e))``,
     and the last one takes all the rest (Raffel et al. 2020, "Exploring the Limits of Transfer Learning",
-    section 2.1). The beginnings are found in integers, so no logarithm's rounding can move one.
+    section 2.1). Those close to an integer are found in integers, so no logarithm's rounding can move one.
 
     Raises ``GraphError`` when the numbers admit no such buckets.
     """
@@ -37,13 +48,10 @@ def relative_buckets(distances: np.ndarray[Any, Any], buckets: int, max_distance
     steps = half - exact
     starts = []
     for step in range(1, steps):
-        wanted = max_distance**step * exact ** (steps - step)
-        start = round(wanted ** (1.0 / steps))
-        while start**steps >= wanted:
+        start, sure = _floor(exact * (max_distance / exact) ** (step / steps))
+        if not sure and start**steps >= max_distance**step * exact ** (steps - step):
             start -= 1
-        while start**steps < wanted:
-            start += 1
-        starts.append(start)
+        starts.append(start + 1)
     size = np.abs(distances).astype(np.int64)
     large = exact + np.searchsorted(np.array(starts, np.int64), size, side="right")
     result: np.ndarray[Any, Any] = np.where(distances > 0, half, 0) + np.where(size < exact, size, large)
@@ -61,7 +69,7 @@ def distance_rows(distances: np.ndarray[Any, Any], span: int, max_distance: int)
     Disentangled Attention", section 3). With ``max_distance`` 0 a distance is its own bucket. Otherwise (v2) those up
     to ``m = span // 2`` are, and of longer ones bucket ``m + j`` takes those that are more than
     ``m * ((max_distance - 1) / m) ** ((j - 1) / (m - 1))`` and at most the same of ``j``; negative ones mirror them.
-    The borders are found in integers, so no logarithm's rounding can move one.
+    Borders close to an integer are found in integers, so no logarithm's rounding can move one.
 
     Raises ``GraphError`` when the numbers admit no such buckets.
     """
@@ -84,12 +92,9 @@ def _bucket_ends(span: int, max_distance: int) -> tuple[int, ...]:
     steps = exact - 1
     ends = [exact]
     for step in range(1, exact + 2):
-        wanted = (max_distance - 1) ** step * exact**steps
-        end = round(exact * ((max_distance - 1) / exact) ** (step / steps))
-        while end**steps * exact**step > wanted:
+        end, sure = _floor(exact * ((max_distance - 1) / exact) ** (step / steps))
+        if not sure and end**steps * exact**step > (max_distance - 1) ** step * exact**steps:
             end -= 1
-        while (end + 1) ** steps * exact**step <= wanted:
-            end += 1
         ends.append(end)
     return tuple(ends)
 
