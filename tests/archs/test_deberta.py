@@ -142,7 +142,7 @@ def test_a_graph_of_absurd_distances_is_refused_at_once(furthest: int, tmp_path:
 
 def test_the_projections_of_tables_are_no_work_of_tokens(tmp_path: Path) -> None:
     with_them, without = (
-        Sizes.of(build(with_config(made(tmp_path / str(known), DEBERTA, layers=2), relative_attention=known)))
+        Sizes.of(build(made(tmp_path / str(known), DEBERTA, layers=2, config={"relative_attention": known})))
         for known in (True, False)
     )
     assert (with_them.weights, with_them.distances, without.distances) == (without.weights, 4, 0)
