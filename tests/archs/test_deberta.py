@@ -136,13 +136,22 @@ def test_numbers_without_a_rule_are_refused(span: int, furthest: int) -> None:
 def test_a_graph_of_absurd_distances_is_refused_at_once(furthest: int, tmp_path: Path) -> None:
     graph = build(made(tmp_path, DEBERTA, layers=1))
     nodes(graph, "relative_scores")[0].attrs["max_distance"] = furthest
-    with pytest.raises(GraphError, match="attribute max_distance=10+ is not acceptable"):
+    with pytest.raises(GraphError, match=r"attribute max_distance=10+ is not acceptable"):
         Graph.from_json(graph.to_json(), {name: constant.type for name, constant in graph.constants.items()})
 
 
 def test_the_projections_of_tables_are_no_work_of_tokens(tmp_path: Path) -> None:
     with_them, without = (
-        Sizes.of(build(made(tmp_path / str(known), DEBERTA, layers=2, config={"relative_attention": known})))
+        Sizes.of(
+            build(
+                made(
+                    tmp_path / str(known),
+                    DEBERTA,
+                    layers=2,
+                    config={"norm_rel_ebd": "none", "relative_attention": known},
+                )
+            )
+        )
         for known in (True, False)
     )
     assert (with_them.weights, with_them.distances, without.distances) == (without.weights, 4, 0)

@@ -158,7 +158,8 @@ def test_every_missing_tensor_of_its_own_code_is_named(tmp_path: Path) -> None:
 
 
 def test_training_asks_for_the_layout_of_transformers(tmp_path: Path) -> None:
-    need_transformers(open_checkpoint(made(tmp_path / "a", "gte")), "training")
+    advised = with_config(made(tmp_path / "a", "gte"), auto_map={"AutoModel": "modeling.GteModel"})
+    need_transformers(open_checkpoint(advised), "training")
     with pytest.raises(UnsupportedModelError, match=r"training needs a model of transformers.*save_original_format"):
         need_transformers(open_checkpoint(made(tmp_path / "b", "gte", layout="saved")), "training")
     with pytest.raises(UnsupportedModelError, match=r"training needs a model of transformers.*does not run"):

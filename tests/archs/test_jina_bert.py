@@ -37,6 +37,31 @@ def test_distances_cost_alike_to_both_sides(tmp_path: Path) -> None:
     np.testing.assert_array_equal(table, [-distances / 16, -distances / 256])
 
 
+def test_a_published_config(tmp_path: Path) -> None:
+    """That of jina-embeddings-v2-base-en, with all of its fields but for sizes."""
+    code = "jinaai/jina-bert-implementation--"
+    published = {
+        "attention_probs_dropout_prob": 0.0, "attn_implementation": None,
+        "auto_map": {
+            "AutoConfig": f"{code}configuration_bert.JinaBertConfig",
+            "AutoModel": f"{code}modeling_bert.JinaBertModel",
+            "AutoModelForMaskedLM": f"{code}modeling_bert.JinaBertForMaskedLM",
+            "AutoModelForSequenceClassification": f"{code}modeling_bert.JinaBertForSequenceClassification",
+        },
+        "classifier_dropout": None, "emb_pooler": "mean", "feed_forward_type": "geglu", "gradient_checkpointing": False,
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "initializer_range": 0.02, "layer_norm_eps": 1e-12,
+        "max_position_embeddings": 8192, "model_max_length": 8192, "model_type": "bert", "pad_token_id": 0,
+        "position_embedding_type": "alibi", "torch_dtype": "float32", "type_vocab_size": 2, "use_cache": True,
+    }  # fmt: skip
+    graph = build(with_config(made(tmp_path, JINA, hidden=24, heads=12), **published))
+    assert graph.meta.max_len == 8192
+    slopes = graph.constants["alibi.slopes"].array[[0, 7, 8, 11]]
+    np.testing.assert_array_equal(slopes, np.exp2([-1, -8, -0.5, -3.5]).astype(np.float32))
+    changed = {"AutoModelForSequenceClassification": "modeling_bert.JinaBertForSequenceClassification"}
+    with pytest.raises(UnsupportedModelError, match="12 heads, no power of two, and auto_map names code"):
+        build(with_config(tmp_path / "checkpoint", auto_map=changed))
+
+
 CONFIGS = [
     ({"feed_forward_type": "original"}, UnsupportedModelError, "feed_forward_type is 'original'"),
     ({"feed_forward_type": None}, UnsupportedModelError, "feed_forward_type is None"),

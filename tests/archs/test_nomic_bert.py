@@ -201,6 +201,8 @@ ROPES = [
     ({"rope_type": "linear"}, CheckpointError, "rope_parameters: factor is missing; add it"),
     ({"rope_type": "linear", "factor": 0}, CheckpointError, "rope_parameters: factor is 0; a number above 0"),
     ({"rope_type": "ntk", "factor": 1e40}, CheckpointError, r"rope_parameters: factor is 1e\+40; a number above 0"),
+    ({"rope_type": "linear", "factor": 1e-308, "rope_theta": 1e-30}, CheckpointError, "factor is 1e-308 and the base"),
+    ({"rope_type": "linear", "factor": 5e-324}, CheckpointError, "factor is 4.94066e-324 and the base 1000"),
     ({"rope_theta": -1.0}, CheckpointError, "rope_parameters: rope_theta is -1.0; a number above 0"),
     ({"rope_type": 7}, UnsupportedModelError, "rope_parameters: rope_type is 7"),
 ]
@@ -258,7 +260,11 @@ def test_a_head_with_new_biases(tmp_path: Path) -> None:
 def test_training_asks_for_the_layout_of_transformers(layout: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"training needs a model of transformers.*save_original_format"):
         need_transformers(open_checkpoint(made(tmp_path, NOMIC, layout=layout)), "training")
-    need_transformers(open_checkpoint(made(tmp_path / "other", NOMIC)), "training")
+    advised = made(tmp_path / "other", NOMIC)
+    need_transformers(open_checkpoint(advised), "training")
+    # What transformers saves of the model keeps the words of its own code.
+    own_words = {"n_embd": 8, "n_head": 2, "n_layer": 1, "auto_map": {"AutoModel": "m.NomicBertModel"}}
+    need_transformers(open_checkpoint(with_config(advised, **own_words)), "training")
 
 
 def test_prompts_of_its_own_layout(tmp_path: Path) -> None:

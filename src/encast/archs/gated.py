@@ -107,6 +107,10 @@ def read_sizes(config: Config, *, positions: int, types: int, activation: str, l
     ).checked(config)
 
 
+_QUICKEST = 1e6
+"""Radians; angles far beyond have no digit left of their turn."""
+
+
 def need_pairs(config: Config, sizes: Sizes) -> None:
     """Raises ``CheckpointError`` unless the columns of a head are pairs, and ``UnsupportedModelError`` where
     ``head_dim`` says another size than the hidden one gives.
@@ -148,9 +152,18 @@ def read_rotary(config: Config, theta: float, size: int) -> Rotary:
         fields.refuse_unless("factor", 1.0, 1)
         return Rotary(base)
     factor = fields.above_zero("factor")
+    rotary = Rotary(base)
     if kind == "linear":
-        return Rotary(base, 1.0 / factor)
-    return Rotary(base * factor, factor ** (-2.0 / size)) if factor > 1.0 else Rotary(base)
+        rotary = Rotary(base, 1.0 / factor)
+    elif factor > 1.0:
+        rotary = Rotary(base * factor, factor ** (-2.0 / size))
+    # A base below 1 makes the last pair the quickest.
+    if not max(rotary.rate, rotary.rate * rotary.theta ** (2.0 / size - 1.0)) <= _QUICKEST:
+        raise CheckpointError(
+            f"{fields.where}: factor is {factor:g} and the base {base:g}; a position turns a pair by {_QUICKEST:g} at "
+            "most: correct the file"
+        )
+    return rotary
 
 
 def packed_projections(encoder: Modules, x: str, path: str, hidden: int, *, layer: int, bias: bool) -> list[str]:

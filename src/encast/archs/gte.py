@@ -74,7 +74,7 @@ class Gte(GatedEncoder):
 
     @classmethod
     def foreign(cls, config: Config, weights: Weights) -> str:
-        if config.is_text("model_type", "gte") and not config.given("auto_map"):
+        if config.is_text("model_type", "gte"):
             if not any(weights.any_below(f"{one}{_OWN_LAYERS}.") for one in ("", cls.prefix, *cls.other_prefixes)):
                 return ""
             return (

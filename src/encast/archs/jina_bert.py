@@ -30,6 +30,7 @@ _PATHS = GatedPaths(
 _BIASES = Biases(attention=True, attention_output=True, inner=False, output=True)
 _MOST_DISTANCES = 1 << 22
 """Of all heads to one side: no tensor bounds the table that attention reads."""
+_KNOWN_CODE = r"jinaai/jina-bert-implementation--.*"
 _ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
 
 
@@ -63,6 +64,11 @@ class JinaBert(GatedEncoder):
             )
         self.sizes = replace(self.sizes, activation=_ACTIVATIONS[kind])
         heads, positions = self.sizes.heads, self.sizes.positions
+        if heads & (heads - 1) and config.given("auto_map") and not config.all_texts_match("auto_map", _KNOWN_CODE):
+            raise UnsupportedModelError(
+                f"{config.where}: {heads} heads, no power of two, and auto_map names code that may have other slopes "
+                "for them (jina-reranker-v1); encast has those of jinaai/jina-bert-implementation"
+            )
         if heads * positions > _MOST_DISTANCES:
             raise UnsupportedModelError(
                 f"{config.where}: {heads} heads and max_position_embeddings {positions}; encast has tables of at most "

@@ -129,11 +129,9 @@ class NomicBert(GatedEncoder):
 
     @classmethod
     def foreign(cls, config: Config, weights: Weights) -> str:
-        if _is_own(config) or any(
-            weights.any_below(f"{prefix}{_OWN_LAYERS}.") for prefix in ("", cls.prefix, *cls.other_prefixes)
-        ):
+        if any(weights.any_below(f"{prefix}{_OWN_LAYERS}.") for prefix in ("", cls.prefix, *cls.other_prefixes)):
             return (
-                "this is the layout of the model's own code; open it with transformers, and save it with "
+                "these tensors have the names of the model's own code; open it with transformers, and save it with "
                 "save_pretrained(..., save_original_format=False)"
             )
         return ""
@@ -194,5 +192,8 @@ def _refuse_other_arithmetic(config: Config, sizes: Sizes) -> None:
     config.refuse_unless("rotary_emb_fraction", 1.0, 1)
     config.refuse_unless("rotary_emb_scale_base")
     config.refuse_unless("num_heads_kv", sizes.heads)
+    # The words of transformers, which it may have written into the same file.
+    config.refuse_unless("layer_norm_eps", sizes.eps)
+    config.refuse_unless("hidden_act", sizes.activation)
     # nomic-embed-text-v2-moe has experts in every second layer.
     config.refuse_unless("moe_every_n_layers", 0, -1)
