@@ -100,6 +100,16 @@ def test_every_op_has_steps_or_is_known_to_have_none() -> None:
     }
 
 
+def test_a_window_stands_in_no_stage_with_what_makes_its_rows(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Another thread may be making them."""
+    graph = open_case("deberta-v2-conv", tmp_path_factory).graph.copy()
+    (window,) = [node for node in graph.nodes if node.op == "window_rows"]
+    window.inputs = ["encoder.layer.0.output.LayerNorm"]
+    plan = _plan(graph, "f32", TARGETS["scalar"])
+    _core.Plan(plan)
+    assert "stage rows\nstep window" in plan
+
+
 def test_an_op_without_a_step_is_refused() -> None:
     graph = Graph()
     graph.meta = META
