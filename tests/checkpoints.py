@@ -53,7 +53,7 @@ ARCHS = (
     "bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "mpnet", "albert", *GATED, "deberta-v2",
 )  # fmt: skip
 TRAINABLE = tuple(arch for arch in ARCHS if arch not in NOT_IN_TRANSFORMERS)
-"""Those that ``encast compress`` trains."""
+"""Those that transformers has, so that ``encast compress`` trains them."""
 HEADS = ("features", "embed", "embed_sparse", "classify", "tag", "answer", "fill_mask")
 
 _STEMS = {

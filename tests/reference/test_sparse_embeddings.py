@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="compares with transformers, which needs torch")
 transformers = pytest.importorskip("transformers", reason="compares with transformers")
 
-from checkpoints import ARCHS, make_checkpoint  # noqa: E402
+from checkpoints import TRAINABLE, make_checkpoint  # noqa: E402
 
 import encast  # noqa: E402
 
@@ -18,7 +18,7 @@ TEXTS = ["the cat sat on the mat", "a", "b c [MASK] d " * 5]
 
 
 @pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", TRAINABLE)
 def test_weights(arch: str, activation: str, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / arch, arch, "embed_sparse", layers=2, hidden=32, heads=2, splade=activation)
     model = transformers.AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float64).eval()
