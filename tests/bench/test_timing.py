@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checkpoints import make_checkpoint
 
 from encast import _core
+from encast.archs import build_graph
 from encast.batch import Batch
 from encast.bench import roofline as bounds
 from encast.bench.cache import cached, cached_place, seconds_to_make
@@ -20,6 +22,8 @@ from encast.bench.roofline import Sizes, most, peak, peak_is_known, roofline
 from encast.bench.scenarios.base import Point
 from encast.bench.timing import interleave, warm_up
 from encast.errors import ResourceError
+from encast.importers import open_checkpoint
+from encast.sparsity import Pattern, prune_checkpoint
 
 
 class Cooling:
@@ -175,6 +179,14 @@ def test_the_limit_is_arithmetic_or_weights(made_up_peaks: dict[str, float]) -> 
     # Each of two instances reads them for a batch of its own, or for its part of one.
     assert limit(2, False, 1e7)["sequences_per_s"] == pytest.approx(16 / 0.2)
     assert limit(2, True, 1e7)["sequences_per_s"] == pytest.approx(8 / 0.2)
+
+
+def test_zeros_of_a_pruned_checkpoint_are_no_work(tmp_path: Path) -> None:
+    """What leaves them out is not accused of computing nothing."""
+    dense = make_checkpoint(tmp_path / "dense", "bert", "features")
+    prune_checkpoint(dense, tmp_path / "pruned", pattern=Pattern(4, 1), sparsity=0.75)
+    every, left = (Sizes.of(build_graph(open_checkpoint(tmp_path / name))).weights for name in ("dense", "pruned"))
+    assert left == pytest.approx(every / 4, rel=1e-3)
 
 
 def test_where_the_peak_is_not_known_nobody_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:

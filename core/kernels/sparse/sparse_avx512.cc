@@ -48,8 +48,8 @@ struct BlocksAvx512 {
       values += kBlockOutputs * kGroupInputs;
     }
     // Lane l has rows 8l to 8l + 3 in the first half, and the four after them in the second.
-    store_rows(sums[0], to, 8);
-    store_rows(sums[1], to + 4 * kPanel, 8);
+    store_rows(sums[0], to, 8, 16);
+    store_rows(sums[1], to + 4 * kPanel, 8, 16);
   }
 };
 

@@ -23,7 +23,7 @@ WEIGHT_BYTES = {"f32": 4, "bf16": 2, "int8": 1}
 
 @dataclass(frozen=True)
 class Sizes:
-    """``weights``: of the products that every token goes through; ``layers`` attend over ``hidden`` columns.
+    """``weights``: not zero, of the products that every token goes through; ``layers`` attend over ``hidden`` columns.
     ``distances``: products of tokens with vectors of distances, in all layers (DeBERTa).
     """
 
@@ -35,11 +35,11 @@ class Sizes:
     @staticmethod
     def of(graph: Graph) -> Sizes:
         """Of a plain graph: a weight that several layers share is multiplied in each of them. What tables go through
-        is computed once, when a model is made.
+        is computed once, when a model is made. Zeros of a pruned weight need neither be read nor multiplied.
         """
         linears = [node for node in graph.nodes if node.op == "linear"]
         products = [node for node in linears if graph.type_of(node.outputs[0]).shape[0] == "tokens"]
-        weights = sum(graph.constants[node.inputs[1]].array.size for node in products)
+        weights = sum(int(np.count_nonzero(graph.constants[node.inputs[1]].array)) for node in products)
         distances = sum(node.op == "relative_scores" for node in graph.nodes)
         return Sizes(weights, graph.meta.layers, graph.meta.hidden, distances)
 
