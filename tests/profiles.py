@@ -102,9 +102,9 @@ stage rows
 step narrow name=last.narrow x=v5 zero_point=1 out=v12
 step sparse name=last x=v12 w=w9 columns=w10 starts=w11 scale=w5 colsum=w6 bias=w7 act=gelu arithmetic=s8 out=v11
 stage rows
-step rotary name=layer.1.rotary x=v2 table=w12 heads=2 out=v13
+step rotary name=layer.1.rotary x=v11 table=w12 heads=2 out=v11
 stage sequences
-step attention name=layer.1.context x=v13 heads=2 factor=0.5 reach=2 arithmetic=f32 out=v14
+step attention name=layer.1.context x=v11 heads=2 factor=0.5 reach=2 arithmetic=f32 out=v14
 stage rows
 step gated name=layer.1.act x=v14 act=gelu zero_point=1 out=v15 also=v16
 step window name=window x=v5 out=v17

@@ -136,6 +136,8 @@ inline GemmArgs product_args(const Binder& binder, const StepDecl& decl, const S
   args.w_scale = binder.data<float>(decl.scale);
   args.w_colsum = binder.data<int32_t>(decl.colsum);
   args.bias = binder.data<float>(decl.bias);
+  args.residual = f32_in(share, decl.other);
+  args.residual_stride = stride(share, decl.other);
   args.activation = decl.act;
   args.exact = binder.exact();
   args.coarse = decl.coarse;

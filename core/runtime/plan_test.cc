@@ -102,13 +102,26 @@ ENCAST_TEST(sparse_products) {
   refused("stage sequences\n", "", "holds other steps than a product", apart);
 }
 
+ENCAST_TEST(products_that_add) {
+  const std::string good = with("name=dense x=v3", "name=dense x=v3 other=v0");
+  CHECK_EQ(Plan::parse(good).steps[3].other, 0);
+  refused("x=v3 other=v0", "x=v3 other=v2", "adds a value of another shape", good);
+  refused("x=v3 other=v0", "x=v3 other=v1", "wrong dtype", good);
+  refused("x=v3 other=v0", "x=v3 other=v5", "no step before it makes", good);
+  const std::string sparse = with(
+      "stage sequences",
+      "step sparse name=again x=v1 other=v2 w=w5 columns=w11 starts=w12 scale=w6 colsum=w7 bias=w8 act=none "
+      "arithmetic=s8 out=v10\nstage sequences",
+      with("@-\nstage", "@-\nvalue v10 f32 tokens 48 @65536\nstage", sparse_plan()));
+  CHECK_EQ(Plan::parse(sparse).steps[2].other, 2);
+  refused("x=v1 other=v2", "x=v1 other=v0", "adds a value of another shape", sparse);
+}
+
 // The good plan with the columns of queries and keys turned.
 std::string rotary_plan() {
   std::string text = with("value v0", "weight w11 f32 dense 40 8 @12288\nvalue v0");
-  text = with("@-\nstage", "@-\nvalue v10 f32 tokens 48 @65536\nstage", text);
-  text = with("stage sequences", "step rotary name=turned x=v2 table=w11 heads=2 out=v10\nstage sequences",
+  return with("stage sequences", "step rotary name=turned x=v2 table=w11 heads=2 out=v2\nstage sequences",
               text);
-  return with("name=attention x=v2", "name=attention x=v10", text);
 }
 
 ENCAST_TEST(rotary_positions) {
@@ -120,8 +133,7 @@ ENCAST_TEST(rotary_positions) {
   refused("dense 40 8", "dense 40 16", "a table that is not max_len positions", good);
   refused("dense 40 8", "panels 40 8", "wrong dtype or layout", good);
   refused("table=w11 ", "", "lacks table=", good);
-  refused("v10 f32 tokens 48", "v10 f32 tokens 16", "wrong shape", good);
-  refused("heads=2 out=v10", "heads=2 out=v2", "", good);
+  refused("heads=2 out=v2", "heads=2 out=v3", "does not turn its rows in place", good);
 }
 
 // The good plan with vectors of distances: seven blocks of sixteen for two heads of eight columns.
@@ -326,6 +338,12 @@ ENCAST_TEST(stages_of_heads) {
   refused("output context v3", "output context v3\noutput qkv v2", "others than its attention read", good);
   const testing::HeadModel narrow{.heads = 3, .head_dim = 32};
   CHECK_THROWS(Plan::parse(narrow.plan(32)), PlanError, "its heads do not fill panels");
+  std::string sum = with("arena=1540864", "arena=2462464", good);
+  sum = with("@-\nstage", "@-\nvalue v4 f32 tokens 384 @1540864\nstage", sum);
+  sum = with("stage heads\n", "step linear x=v0 w=w2 bias=w3 act=none arithmetic=f32 out=v4\nstage heads\n",
+             sum);
+  Plan::parse(sum);
+  refused("name=qkv x=v0", "name=qkv x=v0 other=v4", "its product adds a value", sum);
   // A product in two parts, of which the stage has the second.
   std::string parts = with("w2 f32 panels 384 128", "w2 f32 panels 192 128", good);
   parts = with("w3 f32 padded 1 384", "w3 f32 padded 1 192", parts);

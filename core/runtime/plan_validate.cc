@@ -110,6 +110,7 @@ class Validator {
     const int64_t cols = plan_.values[static_cast<size_t>(id)].cols;
     need(steps[0].out == id && plan_.weights[static_cast<size_t>(steps[0].w)].rows == cols,
          "its product does not make all that its attention reads");
+    need(steps[0].other < 0, "its product adds a value");
     need(heads_fill_panels(steps[1].heads, cols / 3 / steps[1].heads), "its heads do not fill panels");
     const auto reads = [&](const StepDecl& step) { return step.x == id || step.other == id; };
     const auto is_output = [&](const OutputDecl& output) { return output.value == id; };

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,34 @@ def test_a_window_stands_in_no_stage_with_what_makes_its_rows(tmp_path_factory: 
     plan = _plan(graph, "f32", TARGETS["scalar"])
     _core.Plan(plan)
     assert "stage rows\nstep window" in plan
+
+
+def test_products_add_the_residual(tmp_path_factory: pytest.TempPathFactory) -> None:
+    graph = open_case("modernbert-mean", tmp_path_factory).graph
+    sums = sum(node.op == "add" for node in graph.nodes)
+
+    def sums_apart(graph: Graph, *without: str) -> int:
+        plan = _plan(graph, "f32", replace(TARGETS["scalar"], without=frozenset(without)))
+        _core.Plan(plan)
+        return len(re.findall(r"^step elementwise .* other=", plan, re.MULTILINE))
+
+    assert sums > 0
+    assert sums_apart(graph) == 0
+    assert sums_apart(graph, "norm_fusion") == sums
+    assert sums_apart(graph, "epilogue_fusion") == sums - 1, "the last one is part of the last norm"
+    twice = graph.copy()
+    node = next(node for node in twice.nodes if node.op == "add")
+    node.inputs = [node.inputs[1]] * 2
+    assert sums_apart(twice) == 1, "what is read a second time is written"
+
+
+def test_what_is_turned_in_place_has_no_other_reader(tmp_path_factory: pytest.TempPathFactory) -> None:
+    graph, _ = optimise(open_case("modernbert-mean", tmp_path_factory).graph, QuantSpec("f32"), strict=True)
+    rotary = next(node for node in graph.nodes if node.op == "rotary_qkv")
+    graph.outputs["embedding"] = rotary.inputs[0]
+    tensors = {spec.name: _Offset(0) for spec in stored_specs(graph)}
+    with pytest.raises(UnsupportedModelError, match=r"turns .* in place, which others read too"):
+        lower(graph, tensors, TARGETS["scalar"])
 
 
 def test_an_op_without_a_step_is_refused() -> None:

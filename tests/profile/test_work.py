@@ -65,6 +65,15 @@ def test_int8_attention_narrows_inside(arithmetic: str, operations: int) -> None
     assert work_of(narrow, CHUNK).elements - _work(2).elements == operations
 
 
+def test_a_product_that_adds_reads_what_it_adds() -> None:
+    plan = PLAN.replace("step sparse name=last x=v12", "step sparse name=last x=v12 other=v2", 1)
+    sparse, without = (
+        next(work_of(step, CHUNK) for step in Plan(text).steps if step.kind == "sparse") for text in (plan, PLAN)
+    )
+    assert sparse.elements == without.elements + CHUNK.tokens * 72
+    assert sparse.value_bytes["arena"] == without.value_bytes["arena"] + CHUNK.tokens * 72 * 4
+
+
 def test_rows() -> None:
     narrow, norm, add = _work(3), _work(4), _work(5)
     assert (narrow.elements, narrow.value_bytes) == (10 * 24 * 4, {"arena": 960, "block": 480})
@@ -92,7 +101,7 @@ def test_a_sparse_product_counts_what_is_left() -> None:
 def test_rotary_turns_queries_and_keys() -> None:
     rotary = next(work_of(step, CHUNK) for step in STEPS if step.kind == "rotary")
     assert rotary.elements == 10 * 48 * ELEMENT_OPERATIONS["rotary"]
-    assert rotary.value_bytes == {"arena": 2 * 10 * 72 * 4}
+    assert rotary.value_bytes == {"arena": 2 * 10 * 48 * 4}, "read and written where they are"
 
 
 def test_local_attention_counts_what_it_reaches() -> None:

@@ -46,16 +46,14 @@ void check_shape(int64_t heads, int64_t head_dim, int64_t rest, Rng& rng) {
     const std::string note = std::string(kernel.name) + " heads=" + std::to_string(heads) +
                              " head_dim=" + std::to_string(head_dim) + " rest=" + std::to_string(rest);
     GuardedMatrix<float> out(kRows, cols, cols + 5);
+    for (int64_t row = kFirst; row < kRows; ++row) std::copy_n(x.row(row), cols, out.row(row));
     RotaryArgs args;
-    args.cols = cols;
     args.heads = heads;
     args.head_dim = head_dim;
-    args.x = x.data();
-    args.x_stride = x.stride;
+    args.x = out.data();
+    args.x_stride = out.stride;
     args.table = table.data();
     args.first = kFirst;
-    args.out = out.data();
-    args.out_stride = out.stride;
     kernel.fn(args, kFirst, 4);
     kernel.fn(args, 4, kRows);
     CHECK(out.check_gaps() && out.untouched(0, 0, cols) && out.untouched(1, 0, cols), note);

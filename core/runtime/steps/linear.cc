@@ -23,6 +23,10 @@ void check_linear(StepCheck& check, const StepDecl& step) {
   check.need(step.column % kPanel == 0, "makes columns that do not begin a panel");
   const ValueDecl& out = check.write_part(step.out, x.rows, step.column, w.rows);
   check.need(out.dtype == DType::f32 || out.dtype == DType::bf16, "makes a value of the wrong dtype");
+  if (step.other >= 0) {
+    check.need(w.rows == out.cols && check.same(out, check.read(step.other, DType::f32)),
+               "adds a value of another shape");
+  }
 }
 
 class LinearStep final : public Step {
@@ -70,7 +74,7 @@ class LinearStep final : public Step {
 
 }  // namespace
 
-const StepType step_types::linear = {"x w scale? colsum? bias? act coarse? arithmetic column? out",
+const StepType step_types::linear = {"x other? w scale? colsum? bias? act coarse? arithmetic column? out",
                                      &check_linear, &bind_as<LinearStep>};
 
 }  // namespace encast

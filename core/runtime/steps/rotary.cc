@@ -16,7 +16,7 @@ void check_rotary(StepCheck& check, const StepDecl& step) {
   const WeightDecl& table = check.weight(step.table, DType::f32, WeightLayout::dense);
   check.need(table.cols == head_dim && table.rows >= check.plan().max_len,
              "has a table that is not max_len positions x columns of a head");
-  check.write_f32(step.out, Rows::tokens, x.cols);
+  check.need(step.out == step.x, "does not turn its rows in place");
 }
 
 class RotaryStep final : public RowStep<RotaryFn> {
@@ -24,9 +24,11 @@ class RotaryStep final : public RowStep<RotaryFn> {
   RotaryStep(const Binder& binder, const StepDecl& decl) : RowStep(binder, decl, "rotary_rows") {}
 
   void run(const Share& share) const override {
-    auto args = operands<RotaryArgs>(share);
+    RotaryArgs args;
+    args.x = f32_out(share, decl_.x);
+    args.x_stride = stride(share, decl_.x);
     args.heads = 2 * decl_.heads;
-    args.head_dim = args.cols / 3 / decl_.heads;
+    args.head_dim = binder_.value(decl_.x).cols / 3 / decl_.heads;
     args.table = binder_.data<float>(decl_.table);
     const Range rows = split(share.rows, 1, share.part, share.parts);
     const RotaryFn rotate = select_(rows.end - rows.begin);

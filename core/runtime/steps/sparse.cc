@@ -21,6 +21,10 @@ void check_sparse(StepCheck& check, const StepDecl& step) {
   check.need(w.cols == kBlockOutputs * kGroupInputs && columns.cols == kGroupInputs && columns.rows == w.rows,
              "has groups and columns that do not fit each other");
   check.vector(step.starts, DType::i32, WeightLayout::dense, sparse_blocks(outputs) + 1);
+  if (step.other >= 0) {
+    const ValueDecl& other = check.read(step.other, DType::f32);
+    check.need(other.rows == x.rows && other.cols == outputs, "adds a value of another shape");
+  }
   check.write_f32(step.out, x.rows, outputs);
 }
 
@@ -65,7 +69,8 @@ class SparseStep final : public Step {
 
 }  // namespace
 
-const StepType step_types::sparse = {"x w columns starts scale colsum bias? act coarse? arithmetic out",
-                                     &check_sparse, &bind_as<SparseStep>};
+const StepType step_types::sparse = {
+    "x other? w columns starts scale colsum bias? act coarse? arithmetic out", &check_sparse,
+    &bind_as<SparseStep>};
 
 }  // namespace encast

@@ -86,13 +86,26 @@ class _Lowering:
 
     def step(self, kind: str, node: Node, reads: Mapping[str, str], writes: Mapping[str, str], **keys: str) -> None:
         for value in reads.values():
-            if value not in self.values:
-                raise UnsupportedModelError(
-                    f"node {node.name!r} computes with {value!r}, which no step before it makes; fold constants first"
-                )
+            self.need_made(value, node)
         self.steps.append(_Step(kind, {"name": node.name or node.outputs[0], **keys}, reads, writes))
         for value in writes.values():
             self.values[value] = self.graph.type_of(value)
+
+    def need_made(self, value: str, node: Node) -> None:
+        if value not in self.values:
+            raise UnsupportedModelError(
+                f"node {node.name!r} computes with {value!r}, which no step before it makes; fold constants first"
+            )
+
+    def rename(self, value: str, node: Node) -> None:
+        """The steps that make a value make the only output of its only reader, ``node``, instead."""
+        self.need_made(value, node)
+        (output,) = node.outputs
+        for index, step in enumerate(self.steps):
+            writes = {key: output if name == value else name for key, name in step.writes.items()}
+            self.steps[index] = replace(step, writes=writes)
+        del self.values[value]
+        self.values[output] = self.graph.type_of(output)
 
     # One method an op, found by name
 
@@ -229,8 +242,12 @@ class _Lowering:
 
     def rotary_qkv(self, node: Node) -> None:
         qkv, table = node.inputs
+        if self.readers[qkv] != 1:
+            raise UnsupportedModelError(f"node {node.name!r} turns {qkv!r} in place, which others read too")
+        self.rename(qkv, node)
+        x = {"x": node.outputs[0]}
         heads = str(node.attrs["heads"])
-        self.step("rotary", node, {"x": qkv}, _outputs(node), table=self.weight(table, "dense"), heads=heads)
+        self.step("rotary", node, x, _outputs(node), table=self.weight(table, "dense"), heads=heads)
 
     def quantize(self, node: Node) -> None:
         zero_point = str(int(node.attrs["zero_point"]))
@@ -245,11 +262,7 @@ class _Lowering:
         makers = [i for i, step in enumerate(self.steps) if x in step.writes.values()]
         fused = "epilogue_fusion" not in self.target.without and self.readers[x] == 1
         if fused and makers and all(self.steps[maker].kind == "linear" for maker in makers):
-            # A product rounds in registers what nobody reads wider.
-            for maker in makers:
-                self.steps[maker] = replace(self.steps[maker], writes=_outputs(node))
-            del self.values[x]
-            self.values[node.outputs[0]] = self.graph.type_of(node.outputs[0])
+            self.rename(x, node)  # a product rounds in registers what nobody reads wider
             return
         self.step("narrow", node, {"x": node.inputs[0]}, _outputs(node), zero_point="0")
 
@@ -261,7 +274,22 @@ class _Lowering:
 
     def add(self, node: Node) -> None:
         a, b = node.inputs
+        if self.product_adds(a, b, node) or self.product_adds(b, a, node):
+            return
         self.step("elementwise", node, {"x": a, "other": b}, _outputs(node), factor="1", act="none")
+
+    def product_adds(self, made: str, other: str, node: Node) -> bool:
+        """Lets the product that makes a value which only ``node`` reads add one that was made before."""
+        makers = {value: index for index, step in enumerate(self.steps) for value in step.writes.values()}
+        if self.readers[made] != 1 or not makers.get(other, len(self.steps)) < makers.get(made, 0):
+            return False
+        step = self.steps[makers[made]]
+        apart = not {"epilogue_fusion", "norm_fusion"}.isdisjoint(self.target.without)
+        if apart or step.kind not in {"linear", "sparse"} or "column" in step.keys or "other" in step.reads:
+            return False
+        self.steps[makers[made]] = replace(step, reads={**step.reads, "other": other})
+        self.rename(made, node)
+        return True
 
     def scale(self, node: Node) -> None:
         factor = _real(node.attrs["factor"])
@@ -316,7 +344,8 @@ class _Lowering:
         x, heads = attention.reads["x"], int(attention.keys["heads"])
         width = self.values[x].shape[1]
         assert isinstance(width, int)
-        made = index > 0 and product.kind == "linear" and product.writes["out"] == x and self.readers[x] == 1
+        alone = product.kind == "linear" and "other" not in product.reads
+        made = index > 0 and alone and product.writes["out"] == x and self.readers[x] == 1
         return made and _core.heads_fill_panels(heads, width // 3 // heads)
 
     def uses_tiles(self) -> bool:

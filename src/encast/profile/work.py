@@ -137,7 +137,7 @@ def _linear(step: PlanStep, chunk: Chunk, own: str) -> Work:
     rows = chunk.rows(step.keys["out"].rows)
     return Work(
         products=2 * rows * weight.rows * weight.cols,
-        elements=rows * weight.rows * ELEMENT_OPERATIONS[step.keys["act"]],
+        elements=rows * weight.rows * _after_sum(step),
         weight_bytes=sum(one.nbytes for one in product_weights(step)),
         value_bytes=_moved(chunk, step, columns=weight.rows, out=own),
     )
@@ -150,10 +150,15 @@ def _sparse(step: PlanStep, chunk: Chunk, _: str) -> Work:
     rows = chunk.rows(out.rows)
     return Work(
         products=2 * rows * groups.rows * groups.cols,
-        elements=rows * out.cols * ELEMENT_OPERATIONS[step.keys["act"]],
+        elements=rows * out.cols * _after_sum(step),
         weight_bytes=sum(weight.nbytes for weight in product_weights(step)),
         value_bytes=_moved(chunk, step),
     )
+
+
+def _after_sum(step: PlanStep) -> int:
+    """Operations an output of a product: its activation, and the residual."""
+    return ELEMENT_OPERATIONS[step.keys["act"]] + (step.keys.get("other") is not None)
 
 
 def product_weights(step: PlanStep) -> list[PlanWeight]:
@@ -205,8 +210,9 @@ def _rows(step: PlanStep, chunk: Chunk, _: str) -> Work:
 def _rotary(step: PlanStep, chunk: Chunk, own: str) -> Work:
     # Queries and keys; of the table as many rows as the longest sequence has, which are few beside the values.
     out: PlanValue = step.keys["out"]
-    elements = chunk.tokens * (out.cols // 3 * 2) * ELEMENT_OPERATIONS["rotary"]
-    return Work(0, elements, 0, 0, _moved(chunk, step))
+    turned = out.cols // 3 * 2
+    moved = {out.place: 2 * chunk.tokens * out.row_bytes(turned)}
+    return Work(0, chunk.tokens * turned * ELEMENT_OPERATIONS["rotary"], 0, 0, moved)
 
 
 WORK_OF_KIND: dict[str, Callable[[PlanStep, Chunk, str], Work]] = {
