@@ -53,4 +53,7 @@ if __name__ == "__main__":
     if len(sys.argv) < 2 or platform.machine() != "x86_64":
         sys.exit("usage, on x86_64: python benchmarks/without_amx.py COMMAND [ARGUMENT...]")
     refuse_tiles()
-    os.execvp(sys.argv[1], sys.argv[1:])
+    try:
+        os.execvp(sys.argv[1], sys.argv[1:])
+    except OSError as error:
+        sys.exit(f"{sys.argv[1]}: {error.strerror}")

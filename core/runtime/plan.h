@@ -85,6 +85,7 @@ enum class StepKind : uint8_t {
 };
 
 // Operands are ids, -1 when absent.
+// A step makes its out and also; one of rotary changes what it reads, and its out is its x.
 struct StepDecl {
   StepKind kind = StepKind::embed;
   std::string name;        // of the module that it computes

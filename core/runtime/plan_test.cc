@@ -108,6 +108,8 @@ ENCAST_TEST(products_that_add) {
   refused("x=v3 other=v0", "x=v3 other=v2", "adds a value of another shape", good);
   refused("x=v3 other=v0", "x=v3 other=v1", "wrong dtype", good);
   refused("x=v3 other=v0", "x=v3 other=v5", "no step before it makes", good);
+  refused("x=v3 other=v0", "x=v3 other=v4", "no step before it makes", good);  // its own output
+  refused("arithmetic=f32 out=v4", "arithmetic=f32 column=64 out=v4", "adds a value of another shape", good);
   const std::string sparse = with(
       "stage sequences",
       "step sparse name=again x=v1 other=v2 w=w5 columns=w11 starts=w12 scale=w6 colsum=w7 bias=w8 act=none "
@@ -115,6 +117,7 @@ ENCAST_TEST(products_that_add) {
       with("@-\nstage", "@-\nvalue v10 f32 tokens 48 @65536\nstage", sparse_plan()));
   CHECK_EQ(Plan::parse(sparse).steps[2].other, 2);
   refused("x=v1 other=v2", "x=v1 other=v0", "adds a value of another shape", sparse);
+  refused("x=v1 other=v2", "x=v1 other=v10", "no step before it makes", sparse);
 }
 
 // The good plan with the columns of queries and keys turned.

@@ -19,14 +19,16 @@ void check_linear(StepCheck& check, const StepDecl& step) {
     check.vector(step.colsum, DType::i32, WeightLayout::padded, w.rows);
   }
   if (step.bias >= 0) check.vector(step.bias, DType::f32, WeightLayout::padded, w.rows);
+  // Read before the output is made, so that it is not the output.
+  if (step.other >= 0) {
+    const ValueDecl& other = check.read(step.other, DType::f32);
+    check.need(step.column == 0 && other.rows == x.rows && other.cols == w.rows,
+               "adds a value of another shape");
+  }
   // Kernels write whole panels, and fill the padding of narrow rows after the last one.
   check.need(step.column % kPanel == 0, "makes columns that do not begin a panel");
   const ValueDecl& out = check.write_part(step.out, x.rows, step.column, w.rows);
   check.need(out.dtype == DType::f32 || out.dtype == DType::bf16, "makes a value of the wrong dtype");
-  if (step.other >= 0) {
-    check.need(w.rows == out.cols && check.same(out, check.read(step.other, DType::f32)),
-               "adds a value of another shape");
-  }
 }
 
 class LinearStep final : public Step {

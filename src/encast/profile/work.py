@@ -158,7 +158,7 @@ def _sparse(step: PlanStep, chunk: Chunk, _: str) -> Work:
 
 def _after_sum(step: PlanStep) -> int:
     """Operations an output of a product: its activation, and the residual."""
-    return ELEMENT_OPERATIONS[step.keys["act"]] + (step.keys.get("other") is not None)
+    return ELEMENT_OPERATIONS[step.keys["act"]] + ("other" in step.keys)
 
 
 def product_weights(step: PlanStep) -> list[PlanWeight]:
@@ -207,7 +207,7 @@ def _rows(step: PlanStep, chunk: Chunk, _: str) -> Work:
     return Work(0, elements, 0, 0, _moved(chunk, step))
 
 
-def _rotary(step: PlanStep, chunk: Chunk, own: str) -> Work:
+def _rotary(step: PlanStep, chunk: Chunk, _: str) -> Work:
     # Queries and keys; of the table as many rows as the longest sequence has, which are few beside the values.
     out: PlanValue = step.keys["out"]
     turned = out.cols // 3 * 2
