@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from checkpoints import make_checkpoint
+from safetensors.numpy import load_file, save_file
 
 __all__ = [
     "CASES",
@@ -19,11 +20,12 @@ __all__ = [
     "input_bytes",
     "model_bytes",
     "node_bytes",
+    "rounded",
     "tensor_bytes",
     "varint",
 ]
 
-_KINDS = {"f4": 1, "u1": 2, "i1": 3, "i4": 6, "i8": 7, "b1": 9, "f2": 10, "f8": 11}
+_KINDS = {"f4": 1, "u1": 2, "i1": 3, "u2": 4, "i4": 6, "i8": 7, "b1": 9, "f2": 10, "f8": 11}
 
 
 def varint(value: int) -> bytes:
@@ -107,7 +109,13 @@ def model_bytes(
 
 @dataclass(frozen=True)
 class Export:
-    """``arch`` and ``head`` as ``make_checkpoint`` takes them; ``exporter`` is ``torchscript`` or ``dynamo``."""
+    """``arch`` and ``head`` as ``make_checkpoint`` takes them; ``exporter`` is ``torchscript`` or ``dynamo``.
+
+    ``dtype``: that of the model in torch. ``then``: what was done to its export, in order: ``transformers`` and
+    ``heads`` are onnxruntime.transformers' optimiser, the latter with MultiHeadAttention; ``session`` is a session of
+    ONNX Runtime that writes its graph; ``f16`` is the converter of onnxruntime and onnxconverter-common, which leaves
+    inputs and outputs in f32.
+    """
 
     arch: str
     head: str
@@ -115,10 +123,18 @@ class Export:
     exporter: str
     attention: str = "sdpa"
     options: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str = "f32"
+    then: tuple[str, ...] = ()
 
     @property
     def file(self) -> str:
-        return f"{self.arch}-{self.head}-{self.exporter}-{self.opset}.onnx"
+        narrow = () if self.dtype == "f32" else (f"torch-{self.dtype}",)
+        return "-".join((self.arch, self.head, self.exporter, str(self.opset), *narrow, *self.then)) + ".onnx"
+
+    @property
+    def numbers(self) -> str:
+        """What the weights are rounded to: f32, f16 or bf16."""
+        return "f16" if "f16" in self.then else self.dtype
 
 
 CASES = [
@@ -139,10 +155,41 @@ CASES = [
     Export("albert", "features", 18, "dynamo", options={"layers": 4, "groups": 2}),
     Export("albert", "tag", 17, "torchscript", options={"inner_group": 2}),
     Export("albert", "fill_mask", 14, "torchscript", options={"layers": 2}),
-]
+    Export("bert", "features", 11, "torchscript", "eager", then=("transformers",)),
+    Export("bert", "features", 11, "torchscript", "eager", then=("heads",)),
+    Export("bert", "fill_mask", 14, "torchscript", options={"activation": "gelu_new"}, then=("transformers",)),
+    Export("roberta", "classify", 18, "dynamo", then=("session",)),
+    Export("mpnet", "features", 13, "torchscript", "eager", then=("session",)),
+    Export("distilbert", "embed", 18, "dynamo", options={"pooling": ("max",), "dense": ((12, "Tanh"),)},
+           then=("session",)),
+    Export("bert", "features", 14, "torchscript", "eager", dtype="f16"),
+    Export("bert", "features", 18, "dynamo", dtype="bf16"),
+    Export("bert", "features", 11, "torchscript", "eager", then=("f16",)),
+    Export("bert", "embed", 17, "torchscript", options={"pooling": ("mean",), "normalize": True}, then=("f16",)),
+    Export("mpnet", "features", 13, "torchscript", "eager", then=("f16",)),
+    Export("bert", "features", 11, "torchscript", "eager", then=("transformers", "f16")),
+    Export("distilbert", "answer", 18, "dynamo", then=("transformers", "f16")),
+    Export("electra", "classify", 17, "torchscript", then=("transformers", "f16")),
+]  # fmt: skip
 
 
 def checkpoint_of(export: Export, folder: Path) -> Path:
-    """The checkpoint that an export was made of, written into ``folder``."""
+    """The checkpoint that an export was made of, written into ``folder``.
+
+    Its weights are f32, rounded as the export's.
+    """
     sizes: dict[str, Any] = {"layers": 1, "hidden": 32, "heads": 4, "inner": 40, "vocab": 60, "positions": 24}
-    return make_checkpoint(folder, export.arch, export.head, **{**sizes, **export.options})
+    make_checkpoint(folder, export.arch, export.head, **{**sizes, **export.options})
+    for path in folder.glob("**/*.safetensors"):
+        save_file({name: rounded(array, export.numbers) for name, array in load_file(path).items()}, path)
+    return folder
+
+
+def rounded(array: np.ndarray[Any, Any], numbers: str) -> np.ndarray[Any, Any]:
+    """f32 with the numbers of f16 or bf16."""
+    if numbers == "f16":
+        return array.astype(np.float16).astype(np.float32)
+    if numbers == "bf16":
+        mantissa, exponent = np.frexp(array)
+        return np.ldexp(np.rint(mantissa * 256.0), exponent - 8).astype(np.float32)
+    return array

@@ -168,6 +168,8 @@ def corpus() -> dict[str, bytes]:
         "params": bytes([8]) + gluon.params_bytes({"w": arrays["w"], "i": arrays["i"]}),
         "gluon": bytes([9]) + b"\0".join((*gluon_texts, gluon.tiny_model())),
         "onnx": bytes([10]) + (golden / "onnx" / "bert-features-dynamo-23.onnx").read_bytes(),
+        "onnx_fused": bytes([10])
+        + (golden / "onnx" / "bert-features-torchscript-11-transformers-f16.onnx").read_bytes(),
     }
 
 

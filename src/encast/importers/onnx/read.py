@@ -18,9 +18,10 @@ import numpy as np
 
 from encast.errors import CheckpointError, EncastError, UnsupportedModelError
 from encast.importers.files import Folder, quote
-from encast.importers.onnx import attention, elementwise, pooling
+from encast.importers.onnx import attention, elementwise, microsoft_attention, pooling
 from encast.importers.onnx.arrangements import look_up
 from encast.importers.onnx.folding import fold
+from encast.importers.onnx.microsoft import MICROSOFT, take_apart
 from encast.importers.onnx.model import Input, Model, OnnxNode, read_model
 from encast.importers.onnx.norm import layer_normalization  # noqa: F401
 from encast.importers.onnx.reader import HANDLERS, Probe, Reader, SpecialIdFoundError, Value
@@ -29,7 +30,7 @@ from encast.ir import Graph
 
 __all__ = ["Export", "Output", "read_export"]
 
-_SECTIONS = (attention, elementwise, pooling)  # importing them registers their handlers
+_SECTIONS = (attention, elementwise, microsoft_attention, pooling)  # importing them registers their handlers
 
 _MOST_SPECIAL = 8
 _MOST_BYTES = 512 << 20
@@ -62,11 +63,16 @@ class Output:
 
 @dataclass(frozen=True)
 class Export:
-    """``graph`` has nodes and constants, named after the file's, and no outputs or facts; ``where``: the file."""
+    """``graph`` has nodes and constants, named after the file's, and no outputs or facts; ``where``: the file.
+
+    ``rounding``: how far, relatively, its numbers may be from what they were rounded from, which is 0 unless the file
+    has f16 or bf16.
+    """
 
     graph: Graph
     outputs: tuple[Output, ...]
     where: str
+    rounding: float
 
 
 def read_export(folder: Folder, name: str) -> Export:
@@ -76,6 +82,10 @@ def read_export(folder: Folder, name: str) -> Export:
     of an encoder, naming the node that is not understood.
     """
     model = read_model(folder, name)
+    if model.domains.get(MICROSOFT, 1) != 1:
+        raise UnsupportedModelError(
+            f"{model.where}: the ops of {quote(MICROSOFT)} are those of version {model.domains[MICROSOFT]}; 1 is read"
+        )
     _check_inputs(model)
     first = _read(model, 3, _SHORT)
     longest = _longest(first.graph)
@@ -144,9 +154,10 @@ class _Walk:
 
     def __init__(self, model: Model, probe: Probe) -> None:
         self.model = model
-        self.reader = Reader(model.where, model.opset, probe)
+        self.reader = Reader(model.where, model.opset, probe, model.rounding)
         self.values: dict[str, Value | EncastError] = {}
         self.computed = 0
+        self.cast: set[tuple[str, Any]] = set()
         for one in model.inputs:
             if one.name not in model.initializers:
                 self._define(one.name, self._input(one))
@@ -191,7 +202,7 @@ class _Walk:
                 errors.append(error)
         if not outputs:
             raise errors[0]
-        return Export(self.reader.graph, tuple(outputs), self.model.where)
+        return Export(self.reader.graph, tuple(outputs), self.model.where, self.reader.rounding)
 
     def _output(self, name: str, value: Value) -> Output:
         self.reader.node, self.reader.inputs = OnnxNode("output", "", name, [name], [], {}), [value]
@@ -229,13 +240,15 @@ class _Walk:
     def _meaning(self, node: OnnxNode, inputs: list[Value | None]) -> list[Value]:
         reader = self.reader
         reader.node, reader.inputs = node, inputs
+        if node.domain == MICROSOFT and (node.domain, node.op) not in self.model.functions:
+            return take_apart(reader, node, inputs, self._meaning)
         if node.domain not in ("", "ai.onnx"):
             what = (
                 "a function of the file" if (node.domain, node.op) in self.model.functions else "no op of ONNX itself"
             )
             raise UnsupportedModelError(
-                f"{self.model.where}: {node.label} of {quote(node.domain)} is {what}; standard ops are read: export "
-                "the model without functions and without graph optimisations"
+                f"{self.model.where}: {node.label} of {quote(node.domain)} is {what}; standard ops, and those "
+                f"of {quote(MICROSOFT)}, are read: export the model without functions and without graph optimisations"
             )
         known = [one for one in inputs if isinstance(one, Known)]
         if len(known) == sum(one is not None for one in inputs):
@@ -248,7 +261,7 @@ class _Walk:
             made = fold(node, arrays, self.model.opset)
             if made is not None:
                 constant = all(one.constant for one in known)
-                if node.op != "Constant":  # its elements are those of the file
+                if not self._of_file(node, known):
                     given = [one.array for one in known]
                     self.computed += sum(
                         _held(array) for array in made if not any(np.may_share_memory(array, one) for one in given)
@@ -268,6 +281,15 @@ class _Walk:
                     f"({', '.join('nothing' if one is None else one.meaning for one in inputs)}): {error}"
                 ) from None
         raise reader.fail(f"{quote(node.op)} is not read here; ops on rows are {', '.join(sorted(HANDLERS))}")
+
+    def _of_file(self, node: OnnxNode, known: list[Known]) -> bool:
+        """Whether a node of known values makes no more than the elements of the file: a weight, or a cast of one."""
+        if node.op == "Cast" and known[0].constant and known[0].name:
+            cast = (known[0].name, str(node.attributes.get("to")))
+            first = cast not in self.cast
+            self.cast.add(cast)
+            return first
+        return node.op == "Constant"
 
     def _source(self, node: OnnxNode, inputs: list[Value | None]) -> str:
         """The input that a node of known values hands on as it is; "" if it is none.

@@ -18,8 +18,8 @@ __all__ = ["ARGUMENTS", "Axes", "Known", "Seen", "arguments", "arrange", "column
 Atom = tuple[str, int]
 Axes = tuple[tuple[Atom, ...], ...]
 """For each axis of the ONNX value the axes of ours that it holds, as (label, size): ``b`` sequences, ``s`` positions,
-``n`` columns, ``h`` heads, ``d`` columns of a head, ``q`` and ``k`` positions of queries and keys. An axis of size 1
-holds none."""
+``n`` columns, ``h`` heads, ``d`` columns of a head, ``q`` and ``k`` positions of queries and keys, ``p`` the parts
+of a head of packed rows. An axis of size 1 holds none."""
 
 ARGUMENTS = np.concatenate([-np.logspace(6, 1, 16), np.linspace(-8.0, 8.0, 128), np.logspace(1, 6, 16)])
 """Where elementwise functions are compared: f64, without 0. The large ones show a function that is cut off."""
@@ -127,9 +127,9 @@ def arrange(axes: Axes, shape: tuple[int, ...]) -> Axes | None:
                 product *= width
                 continue
             part, remainder = divmod(size, product)
-            if remainder or label != "n" or width % part:
+            if remainder or label not in ("n", "d") or width % part:
                 return None
-            taken.append(("h", part))
+            taken.append(("h" if label == "n" else "p", part))
             rest.insert(0, ("d", width // part))
             product *= part
         if product != size:
