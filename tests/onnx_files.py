@@ -13,17 +13,20 @@ from checkpoints import make_checkpoint
 
 __all__ = [
     "CASES",
+    "QUANTISED",
     "Export",
+    "QuantisedExport",
     "checkpoint_of",
     "field_bytes",
     "input_bytes",
     "model_bytes",
     "node_bytes",
+    "quantised_texts",
     "tensor_bytes",
     "varint",
 ]
 
-_KINDS = {"f4": 1, "u1": 2, "i1": 3, "i4": 6, "i8": 7, "b1": 9, "f2": 10, "f8": 11}
+_KINDS = {"f4": 1, "u1": 2, "i1": 3, "i2": 5, "i4": 6, "i8": 7, "b1": 9, "f2": 10, "f8": 11}
 
 
 def varint(value: int) -> bytes:
@@ -146,3 +149,73 @@ def checkpoint_of(export: Export, folder: Path) -> Path:
     """The checkpoint that an export was made of, written into ``folder``."""
     sizes: dict[str, Any] = {"layers": 1, "hidden": 32, "heads": 4, "inner": 40, "vocab": 60, "positions": 24}
     return make_checkpoint(folder, export.arch, export.head, **{**sizes, **export.options})
+
+
+# Quantised exports that are kept
+
+
+@dataclass(frozen=True)
+class QuantisedExport:
+    """``export``: a file of ``golden/onnx``; ``options``: of ONNX Runtime's ``quantize_dynamic``, or of
+    ``quantize_static`` with pairs of QuantizeLinear and DequantizeLinear; ``prepared``: by ``quant_pre_process``."""
+
+    export: str
+    name: str
+    options: Mapping[str, Any]
+    static: bool = False
+    prepared: bool = False
+
+    @property
+    def file(self) -> str:
+        return self.export.replace(".onnx", f"-{self.name}.onnx")
+
+    @property
+    def case(self) -> Export:
+        return next(case for case in CASES if case.file == self.export)
+
+
+_PRODUCTS = ["MatMul", "Gemm"]
+QUANTISED = [
+    QuantisedExport("bert-features-torchscript-11.onnx", "dynamic-s8", {"weight_type": "QInt8"}),
+    QuantisedExport("bert-classify-torchscript-14.onnx", "dynamic-u8", {"weight_type": "QUInt8"}),
+    QuantisedExport(
+        "mpnet-features-torchscript-13.onnx",
+        "dynamic-channels",
+        {"weight_type": "QInt8", "per_channel": True, "reduce_range": True},
+    ),
+    QuantisedExport(
+        "distilbert-answer-torchscript-14.onnx",
+        "dynamic-all-products",
+        {"op_types_to_quantize": ["MatMul"], "extra_options": {"MatMulConstBOnly": False}},
+    ),
+    QuantisedExport(
+        "bert-fill_mask-dynamo-18.onnx",
+        "dynamic-prepared",
+        {"weight_type": "QUInt8", "per_channel": True, "reduce_range": True},
+        prepared=True,
+    ),
+    QuantisedExport(
+        "bert-tag-dynamo-20.onnx",
+        "static-products",
+        {"op_types_to_quantize": _PRODUCTS, "per_channel": True, "activation_type": "QUInt8", "weight_type": "QInt8"},
+        static=True,
+    ),
+    QuantisedExport(
+        "electra-classify-torchscript-17.onnx",
+        "static-u8",
+        {"op_types_to_quantize": _PRODUCTS, "activation_type": "QUInt8", "weight_type": "QUInt8"},
+        static=True,
+    ),
+    QuantisedExport(
+        "bert-features-dynamo-18.onnx",
+        "static-everything",
+        {"activation_type": "QInt8", "weight_type": "QInt8"},
+        static=True,
+    ),
+]
+
+
+def quantised_texts() -> list[list[int]]:
+    """The token ids whose answers by ONNX Runtime are kept beside the quantised exports."""
+    random = np.random.RandomState(1)
+    return [random.randint(5, 50, length).tolist() for length in (7, 12, 3, 20)]

@@ -13,7 +13,7 @@ from encast.archs import TASKS, build_graph
 from encast.errors import CheckpointError, InputError
 from encast.importers import Checkpoint, checkpoint_name, open_checkpoint
 from encast.ir import Graph
-from encast.passes import SPARSE, FusionReport, optimise
+from encast.passes import SPARSE, FusionReport, count_fixed, optimise, stored_ranges
 from encast.quant import Calibration, QuantSpec
 
 __all__ = ["check_sparse", "compile"]
@@ -46,7 +46,9 @@ def compile(
     ISA level (``ENCAST_ISA`` names another one). ``exact``: exp, erf and tanh by
     libm instead of polynomials. ``calibration``: what ``encast.calibrate`` returned for this checkpoint and ``quant``,
     if that asks for static activations or moved outliers; else None, since scales of activations are found at run time,
-    a row at a time. ``progress(stage, done, total)`` is called as the work goes on.
+    a row at a time. A checkpoint that is quantised already may fix the ranges of activations: where it does for every
+    int8 product they are taken without a ``quant``, and with one that asks for static activations.
+    ``progress(stage, done, total)`` is called as the work goes on.
 
     Raises ``InputError`` for bad options, ``CheckpointError`` or ``UnsupportedModelError`` for a checkpoint that
     cannot be used, and ``ResourceError`` when the artifact cannot be written. ``out`` then stays as it was.
@@ -63,9 +65,20 @@ def compile(
     graph = build_graph(checkpoint, task)
     _check_tokenizer(checkpoint, graph)
     report_progress("optimise", 0, 1)
+    fixed, stored = count_fixed(graph, spec), False
+    if calibration is None and (quant is None or spec.activations == "static"):
+        spec, calibration = stored_ranges(graph, spec) or (spec, None)
+        stored = calibration is not None
     isa = _core.isa_best() if sparse == "auto" else ""
     graph, fusions = optimise(graph, spec, calibration=calibration, strict=strict, exact=exact, sparse=sparse, isa=isa)
     card = _card(checkpoint, graph, spec, fusions, sparse)
+    if checkpoint.export is not None and checkpoint.export.quantised:
+        card["quantised"] = {
+            "rows": checkpoint.export.quantised,
+            "ranges": {"stored": fixed[0], "values": fixed[1], "used": stored},
+            "left_out": checkpoint.export.elsewhere,
+            "kept": {name: list(rows) for name, rows in fusions.kept.items()},
+        }
     if sparse == "auto":
         card["sparse_for"] = isa
     return artifact.write(

@@ -15,6 +15,7 @@ from encast.archs.encoder import Sizes
 from encast.archs.exported import Empty, ExportLike, show_export
 from encast.archs.heads import SentenceModules, pool_sentences
 from encast.archs.modules import Modules
+from encast.archs.shown import Shown
 from encast.archs.weights import TensorSource, Weights
 from encast.errors import CheckpointError, UnsupportedModelError
 from encast.ir import FusionPromise, Graph, GraphMeta, verify
@@ -183,8 +184,10 @@ def build_graph(checkpoint: CheckpointLike, task: str | None = None) -> Graph:
     ``architectures``). Raises ``CheckpointError`` for a checkpoint that contradicts itself and
     ``UnsupportedModelError`` for arithmetic or a head that is not there.
     """
+    stored = None
     if checkpoint.export is not None:
         checkpoint = _show(checkpoint, checkpoint.export)
+        stored = checkpoint.stored
     config = Config(checkpoint.config, f"{checkpoint.path}/{checkpoint.config_file}")
     model_type, cls = _find_architecture(config, checkpoint.architecture)
     _refuse_other_arithmetic(config, cls)
@@ -196,6 +199,8 @@ def build_graph(checkpoint: CheckpointLike, task: str | None = None) -> Graph:
     prefix = next((one for one in prefixes if weights.any_below(one)), "")
     graph, labels = _write(arch, weights, prefix, chosen, checkpoint.modules)
     weights.check_all_used(cls.unread)
+    if stored is not None:
+        stored.attach(graph)
     graph.meta = _meta(arch, graph, model_type, chosen, labels, checkpoint)
     verify(graph)
     return graph
@@ -230,7 +235,7 @@ def _write(
     return graph, _add_head(arch, graph, encoder, head, hidden, task, modules, weights.where)
 
 
-def _show(checkpoint: CheckpointLike, export: ExportLike) -> CheckpointLike:
+def _show(checkpoint: CheckpointLike, export: ExportLike) -> Shown:
     """An export as the checkpoint that it was made of."""
     table = model_types()
     where = f"{checkpoint.path}/{checkpoint.config_file}"

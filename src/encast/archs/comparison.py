@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from encast.archs.weights import Float32
-from encast.ir import Graph, Node
+from encast.ir import Graph, Integers, Node
 
 __all__ = ["Comparison", "NoFitError", "alike"]
 
@@ -34,6 +34,7 @@ class Comparison:
         self.makers = {output: node for node in graph.nodes for output in node.outputs}
         self.wanted = {output: node for node in template.nodes for output in node.outputs}
         self.bound: dict[str, Float32] = {}
+        self.integers: dict[str, Integers] = {}
         self.met: dict[str, str] = {}
 
     def run(self, value: str, wanted: str) -> dict[str, Float32]:
@@ -58,6 +59,12 @@ class Comparison:
                 self.met[theirs] = mine
                 pairs += self._node(mine, theirs)
         return self.bound
+
+    def read_by_products(self, found: Mapping[str, tuple[float, int]]) -> dict[str, tuple[float, int]]:
+        """What ``found`` says of values that products of ``graph`` read, by the values' names in ``template``."""
+        linears = [node for node in self.template.nodes if node.op == "linear" and node.outputs[0] in self.met]
+        products = [(node.inputs[0], self.makers[self.met[node.outputs[0]]].inputs[0]) for node in linears]
+        return {theirs: found[mine] for theirs, mine in products if mine in found}
 
     def _node(self, mine: str, theirs: str) -> list[tuple[str, str]]:
         node, wanted = self.makers.get(mine), self.wanted[theirs]
@@ -102,7 +109,10 @@ class Comparison:
         if mine == "":
             array: Float32 = np.zeros(shape, np.float32)  # a bias that an optimiser left out
         elif mine in self.graph.constants:
-            array = self.graph.constants[mine].array
+            constant = self.graph.constants[mine]
+            array = constant.array
+            if constant.integers is not None:
+                self.integers.setdefault(theirs, constant.integers)
         else:
             raise self._differ(f"{mine!r} is computed", f"the weight {theirs!r}")
         if array.shape != shape:

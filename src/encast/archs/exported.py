@@ -19,11 +19,12 @@ from encast.archs.comparison import Comparison, NoFitError, alike
 from encast.archs.config import ACTIVATION_NAMES
 from encast.archs.encoder import MOST_LAYERS
 from encast.archs.heads import SentenceModules
+from encast.archs.shown import Arrays, Dense, Pooled, Shown, Stored
 from encast.archs.weights import Float32, Weights
 from encast.errors import CheckpointError, EncastError, UnsupportedModelError
 from encast.ir import Graph, Node
 
-__all__ = ["ExportLike", "OutputLike", "Shown", "show_export"]
+__all__ = ["ExportLike", "OutputLike", "show_export"]
 
 
 class OutputLike(Protocol):
@@ -54,60 +55,8 @@ class ExportLike(Protocol):
     @property
     def where(self) -> str: ...
 
-
-@dataclass(frozen=True)
-class Arrays:
-    """Tensors by the names of the architecture."""
-
-    arrays: Mapping[str, Float32]
-
-    def __contains__(self, name: object, /) -> bool:
-        return name in self.arrays
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.arrays)
-
-    def shape(self, name: str, /) -> Sequence[int]:
-        return tuple(self.arrays[name].shape)
-
-    def f32(self, name: str, /) -> Float32:
-        array = np.ascontiguousarray(self.arrays[name])
-        if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
-            raise CheckpointError(f"the weight {name!r} of the export has values that are no finite numbers")
-        return array
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A dense layer behind a pooling."""
-
-    weight: Float32
-    bias: Float32 | None
-    activation: str
-
-
-@dataclass(frozen=True)
-class Pooled:
-    """What of ``SentenceModules`` stands in the graph itself."""
-
-    pooling_modes: tuple[str, ...]
-    dense: Sequence[Dense]
-    normalize: bool
-    similarity: str | None = None
-    splade: object | None = None
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A checkpoint, as ``build_graph`` takes it."""
-
-    path: Path
-    config: Mapping[str, Any]
-    config_file: str
-    architecture: str
-    tensors: Arrays
-    modules: SentenceModules | None
-    export: None = None
+    @property
+    def fixed(self) -> Mapping[str, tuple[float, int]]: ...
 
 
 class Empty(Weights):
@@ -429,7 +378,8 @@ def _fit(
     except (UnsupportedModelError, CheckpointError) as error:
         raise NoFitError(f"{model_type}, of which {error}", 0) from None
     wanted = template.outputs["last_hidden_state" if built == "features" else "logits"]
-    bound = Comparison(graph, template, f"{model_type} for {task}").run(top, wanted)
+    comparison = Comparison(graph, template, f"{model_type} for {task}")
+    bound = comparison.run(top, wanted)
     if said is not None and said != labels:
         raise CheckpointError(
             f"{path / 'config.json'}: has {said} labels, the exported graph {labels}: config.json and the ONNX file "
@@ -437,7 +387,8 @@ def _fit(
         )
     name = class_name(model_type, built)
     config["architectures"] = [name]
-    return Shown(path, config, "config.json", name, Arrays(bound), modules if modules is not None else pooled)
+    stored = Stored(comparison.integers, comparison.read_by_products(export.fixed))
+    return Shown(path, config, "config.json", name, Arrays(bound), modules if modules is not None else pooled, stored)
 
 
 def _merged(facts: dict[str, Any], given: Mapping[str, Any], where: Path) -> dict[str, Any]:
@@ -488,7 +439,10 @@ def _compare_modules(pooled: Pooled, modules: SentenceModules, path: Path) -> No
         none = np.zeros(len(mine.weight), np.float32)
         biases = [none if one.bias is None else one.bias for one in (mine, theirs)]
         if not alike(mine.weight, theirs.weight) or not alike(*biases) or mine.activation != theirs.activation:
-            raise CheckpointError(f"{path}: dense layer {index} of modules.json is not that of the exported graph")
+            raise CheckpointError(
+                f"{path}: dense layer {index} of modules.json is not that of the exported graph, perhaps quantised; "
+                "take the files of the same model, or remove modules.json"
+            )
 
 
 def _tied(graph: Graph, value: str) -> bool:

@@ -124,7 +124,8 @@ def compile_command(
             out,
             dtype=spec.dtype,
             task=task,
-            quant=spec,
+            # Without a word on them, ranges that the checkpoint fixes are taken.
+            quant=None if spec == QuantSpec(spec.dtype) and quant is None else spec,
             calibration=calibration,
             strict=strict,
             exact=exact,

@@ -10,16 +10,17 @@ known by the names that transformers gives them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from encast.errors import CheckpointError, EncastError, UnsupportedModelError
 from encast.importers.files import Folder, quote
-from encast.importers.onnx import attention, elementwise, pooling
+from encast.importers.onnx import attention, elementwise, pooling, quantised
 from encast.importers.onnx.arrangements import look_up
+from encast.importers.onnx.dequantised import Dequantised
 from encast.importers.onnx.folding import fold
 from encast.importers.onnx.model import Input, Model, OnnxNode, read_model
 from encast.importers.onnx.norm import layer_normalization  # noqa: F401
@@ -29,7 +30,7 @@ from encast.ir import Graph
 
 __all__ = ["Export", "Output", "read_export"]
 
-_SECTIONS = (attention, elementwise, pooling)  # importing them registers their handlers
+_SECTIONS = (attention, elementwise, pooling, quantised)  # importing them registers their handlers
 
 _MOST_SPECIAL = 8
 _MOST_BYTES = 512 << 20
@@ -62,11 +63,20 @@ class Output:
 
 @dataclass(frozen=True)
 class Export:
-    """``graph`` has nodes and constants, named after the file's, and no outputs or facts; ``where``: the file."""
+    """``graph`` has nodes and constants, named after the file's, and no outputs or facts; ``where``: the file.
+
+    ``quantised``: "" for a graph in floating point, else how it quantises rows: ``dynamic``, ``static``, ``mixed``, or
+    ``unquantised``, where integers are those of constants alone. ``fixed``: by the value that products read, scale and
+    zero point of the unsigned bytes that all of them round it to, where the file fixes these. ``elsewhere``: how many
+    values besides it rounds with a fixed scale.
+    """
 
     graph: Graph
     outputs: tuple[Output, ...]
     where: str
+    quantised: str = ""
+    fixed: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    elsewhere: int = 0
 
 
 def read_export(folder: Folder, name: str) -> Export:
@@ -77,14 +87,16 @@ def read_export(folder: Folder, name: str) -> Export:
     """
     model = read_model(folder, name)
     _check_inputs(model)
-    first = _read(model, 3, _SHORT)
+    integers = sum(math.prod(one.shape) for one in model.initializers.values() if one.dtype.itemsize == 1)
+    dequantised = Dequantised(integers)
+    first = _read(model, 3, _SHORT, dequantised)
     longest = _longest(first.graph)
     if longest is not None and not _SHORT <= longest <= _MOST_POSITIONS:
         raise UnsupportedModelError(
             f"{model.where}: the position table is for {longest} tokens; {_SHORT} to {_MOST_POSITIONS} are read: "
             "compile the model's checkpoint"
         )
-    second = _read(model, 2, longest or _LONG)
+    second = _read(model, 2, longest or _LONG, dequantised)
     if str(first.graph) != str(second.graph) or first.outputs != second.outputs:
         raise UnsupportedModelError(
             f"{model.where}: computes different things for texts of {_SHORT} and of {longest or _LONG} tokens: "
@@ -125,11 +137,11 @@ def _longest(graph: Graph) -> int | None:
     return max(found, default=None)
 
 
-def _read(model: Model, sequences: int, positions: int) -> Export:
+def _read(model: Model, sequences: int, positions: int, dequantised: Dequantised) -> Export:
     special: tuple[int, ...] = ()
     while True:
         try:
-            return _Walk(model, Probe.make(sequences, positions, special)).export()
+            return _Walk(model, Probe.make(sequences, positions, special), dequantised).export()
         except SpecialIdFoundError as error:
             special = (*special, error.value)
             if len(special) > _MOST_SPECIAL:
@@ -142,9 +154,9 @@ def _read(model: Model, sequences: int, positions: int) -> Export:
 class _Walk:
     """One reading of the nodes."""
 
-    def __init__(self, model: Model, probe: Probe) -> None:
+    def __init__(self, model: Model, probe: Probe, dequantised: Dequantised) -> None:
         self.model = model
-        self.reader = Reader(model.where, model.opset, probe)
+        self.reader = Reader(model.where, model.opset, probe, dequantised)
         self.values: dict[str, Value | EncastError] = {}
         self.computed = 0
         for one in model.inputs:
@@ -191,7 +203,22 @@ class _Walk:
                 errors.append(error)
         if not outputs:
             raise errors[0]
-        return Export(self.reader.graph, tuple(outputs), self.model.where)
+        reader = self.reader
+        dequantised = "unquantised" if reader.dequantised.used else ""
+        quantised = "mixed" if len(reader.activations) > 1 else next(iter(reader.activations), dequantised)
+        met = {one.node for found in reader.read.values() for one in found if one is not None}
+        elsewhere = len(reader.rounded - met)
+        return Export(reader.graph, tuple(outputs), self.model.where, quantised, self._fixed(), elsewhere)
+
+    def _fixed(self) -> dict[str, tuple[float, int]]:
+        """The roundings of values that all products round alike."""
+        fixed = {}
+        for value, found in self.reader.read.items():
+            ways = {None if one is None else one.fixed for one in found}
+            way = ways.pop() if len(ways) == 1 else None
+            if way is not None:
+                fixed[value] = way
+        return fixed
 
     def _output(self, name: str, value: Value) -> Output:
         self.reader.node, self.reader.inputs = OnnxNode("output", "", name, [name], [], {}), [value]
@@ -240,14 +267,17 @@ class _Walk:
         known = [one for one in inputs if isinstance(one, Known)]
         if len(known) == sum(one is not None for one in inputs):
             if node.op == "Gather" and len(known) == 2 and known[0].constant and not known[1].constant:
-                rows = look_up(reader, *known) if node.attributes.get("axis", 0) == 0 else None
+                first = node.attributes.get("axis", 0) == 0
+                rows = (quantised.rows_in_bytes(*known) or look_up(reader, *known)) if first else None
                 if rows is not None:
                     return rows
             source = self._source(node, inputs)
             arrays = [one.array if isinstance(one, Known) else None for one in inputs]
-            made = fold(node, arrays, self.model.opset)
+            constant = all(one.constant for one in known)
+            if node.op == "DequantizeLinear" and constant:
+                return [quantised.weight(reader)]
+            made = quantised.fold(reader) or fold(node, arrays, self.model.opset)
             if made is not None:
-                constant = all(one.constant for one in known)
                 if node.op != "Constant":  # its elements are those of the file
                     given = [one.array for one in known]
                     self.computed += sum(
@@ -261,12 +291,15 @@ class _Walk:
                 return [Known(array, constant, name, source) for array in made]
         elif node.op in HANDLERS:
             try:
+                if quantised.waits(reader):
+                    return quantised.moved(reader)
                 return HANDLERS[node.op](reader)
             except (ValueError, IndexError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
                 raise CheckpointError(
                     f"{self.model.where}: {node.label} does not fit its inputs "
                     f"({', '.join('nothing' if one is None else one.meaning for one in inputs)}): {error}"
                 ) from None
+        quantised.refuse_operators(reader)
         raise reader.fail(f"{quote(node.op)} is not read here; ops on rows are {', '.join(sorted(HANDLERS))}")
 
     def _source(self, node: OnnxNode, inputs: list[Value | None]) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from encast.errors import UnsupportedModelError
+from encast.importers.onnx.dequantised import Dequantised
 from encast.importers.onnx.model import OnnxNode
-from encast.importers.onnx.values import ARGUMENTS, Known, Seen, arguments
+from encast.importers.onnx.values import ARGUMENTS, Known, Rounding, Seen, arguments
 from encast.ir import Graph
 from encast.ir.types import ValueType
 
@@ -85,10 +86,14 @@ class SpecialIdFoundError(Exception):
 class Reader:
     """Handlers ask it for what a node takes, and emit nodes of plain ops through it."""
 
-    def __init__(self, where: str, opset: int, probe: Probe) -> None:
+    def __init__(self, where: str, opset: int, probe: Probe, dequantised: Dequantised) -> None:
         self.where = where
         self.opset = opset
         self.probe = probe
+        self.dequantised = dequantised
+        self.activations: set[str] = set()
+        self.rounded: set[str] = set()
+        self.read: dict[str, list[Rounding | None]] = {}
         self.graph = Graph()
         self.graph.add_input("token_ids", ValueType("i32", ("tokens",)))
         self.node: OnnxNode = OnnxNode("", "", "", [], [], {})
@@ -125,7 +130,8 @@ class Reader:
         if key not in self._made:
             name = f"{len(self.graph.constants)}:{known.name}"
             with np.errstate(over="ignore"):
-                self._made[key] = self.graph.add_constant(name, array.astype(np.float32, copy=False))
+                made = array.astype(np.float32, copy=False)
+            self._made[key] = self.graph.add_constant(name, made, integers=self.dequantised.integers(made))
             self._kept.append(array)  # an address stands for an array as long as that lives
         return self._made[key]
 
@@ -133,6 +139,14 @@ class Reader:
         if "token_type_ids" not in self.graph.inputs:
             self.graph.add_input("token_type_ids", ValueType("i32", ("tokens",)))
         return "token_type_ids"
+
+    def note_activations(self, scheme: str) -> None:
+        """That rows are quantised: ``dynamic`` or ``static``."""
+        self.activations.add(scheme)
+
+    def note_product(self, value: str, seen: Seen) -> None:
+        """That a product with a weight reads ``value``, which ``seen`` is."""
+        self.read.setdefault(value, []).append(seen.rounded)
 
     # Asking
 
