@@ -162,7 +162,7 @@ class _NarrowRules(Rules):
             "add_layer_norm": self.add_layer_norm,
         }
         plain = super().table()
-        for name in ("embed_layer_norm", "add_layer_norm", "layer_norm", "gated_activation"):
+        for name in ("embed_layer_norm", "add_layer_norm", "layer_norm", "rms_norm", "gated_activation"):
             narrow[f"{name}_narrow"] = self._with_narrow(narrow.get(name) or plain[name])
         return plain | narrow
 
@@ -282,6 +282,7 @@ class _NarrowRules(Rules):
         heads: int,
         scale: float,
         products: str,
+        shared: bool,
     ) -> Value:
         """By the rules of the plain ops: its products are f32."""
         assert products == "f32", f"there are no rules for products in {products}"
@@ -297,7 +298,7 @@ class _NarrowRules(Rules):
         ):
             if table is None:
                 continue
-            vectors = unpack_distances(table, heads, qkv.exact.shape[1] // 3 // heads)
+            vectors = unpack_distances(table, 1 if shared else heads, qkv.exact.shape[1] // 3 // heads)
             made = product(per_head(x, heads), exactly(vectors.transpose(0, 2, 1)))
             place = (slice(None), at, distances + distance_origin(vectors.shape[1]))
             picked = Value(*(part[place].reshape(heads, -1) for part in (made.exact, made.sigma)))

@@ -160,6 +160,27 @@ ENCAST_TEST(tables_of_distances) {
           with("value v0", "weight w12 f32 dense 144 16 @19456\nvalue v0", good));
 }
 
+// Seven blocks of sixteen for all heads: half as many rows.
+ENCAST_TEST(tables_of_distances_for_all_heads) {
+  const std::string good = with("dense 112 16", "dense 56 16",
+                                with("query_table=w11", "query_table=w11 shared_tables=1", distances_plan()));
+  CHECK(Plan::parse(good).steps[2].shared_tables);
+  CHECK(!Plan::parse(distances_plan()).steps[2].shared_tables);
+  refused("shared_tables=1 ", "", "not heads x blocks", good);
+  refused("dense 56 16", "dense 40 16", "does not hold the distances", good);
+  refused("dense 56 16", "dense 64 16", "does not hold the distances", good);
+  refused("dense 56 16", "dense 55 16", "not heads x blocks", good);
+  refused("heads=2 factor", "shared_tables=1 heads=2 factor", "shares tables that it does not have");
+}
+
+// A norm without beta is one by the root mean square; one of the embeddings has both or none.
+ENCAST_TEST(norms_without_beta) {
+  const std::string good = with("gamma=w3 beta=w4 eps=1e-5", "gamma=w3 eps=1e-5");
+  for (const StepDecl& step : Plan::parse(good).steps) CHECK(step.kind != StepKind::norm || step.beta < 0);
+  refused("name=norm x=v4 other=v0 gamma=w3 ", "name=norm x=v4 other=v0 ", "lacks gamma=", good);
+  refused("name=norm x=v4 other=v0 gamma=w3", "name=norm x=v4 other=v0 gamma=w0", "vector of the wrong size", good);
+}
+
 // The good plan with windows of three tokens around the embeddings, beside the norm.
 ENCAST_TEST(windows_of_tokens) {
   std::string good = with("@-\nstage", "@-\nvalue v10 f32 tokens 48 @65536\nstage");

@@ -61,6 +61,7 @@ inline constexpr StepKey kStepKeys[] = {
     {"bias", WeightKey{&StepDecl::bias}},
     {"key_table", WeightKey{&StepDecl::key_table}},
     {"query_table", WeightKey{&StepDecl::query_table}},
+    {"shared_tables", &StepDecl::shared_tables},
     {"heads", IntegerKey{&StepDecl::heads, 1, 1 << 16}},
     {"reach", IntegerKey{&StepDecl::reach, 1, kMaxRows - 1}},
     {"offset", IntegerKey{&StepDecl::offset, 0, 1 << 20}},

@@ -29,7 +29,8 @@ struct AttentionArgs {
   const float* key_table = nullptr;
   const float* query_table = nullptr;
   int64_t table_columns = 0;
-  float* out = nullptr;  // [tokens, heads * head_dim]
+  bool shared_tables = false;  // one for all heads: [table_columns / 16, head_dim, 16]
+  float* out = nullptr;        // [tokens, heads * head_dim]
   int64_t out_stride = 0;
   bool exact = false;  // exp by libm in double instead of a polynomial
 };

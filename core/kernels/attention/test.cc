@@ -89,18 +89,19 @@ const std::vector<Kernel>& kernels() {
 
 // The whole batch between guard pages; scratch as large as promised and no larger.
 struct Problem {
-  // tables: 1 of keys, 2 of queries, 3 both.
+  // tables: 1 of keys, 2 of queries, 3 both; shared: of all heads.
   Problem(std::vector<int32_t> lengths, int32_t heads, int32_t head_dim, bool with_bias, Rng& rng,
-          float peak = 1.0f, int tables = 0)
+          float peak = 1.0f, int tables = 0, bool shared = false)
       : heads(heads),
         head_dim(head_dim),
         hidden(int64_t{heads} * head_dim),
         longest(*std::max_element(lengths.begin(), lengths.end())),
+        shared(shared),
         cu(lengths.size() + 1),
         qkv(total(lengths), 3 * hidden, 3 * hidden + 3),
         bias(with_bias ? heads : 0, 2 * longest - 1),
-        key_table(tables & 1 ? hidden * relative_columns(longest) / 16 : 0, 16),
-        query_table(tables & 2 ? hidden * relative_columns(longest) / 16 : 0, 16),
+        key_table(tables & 1 ? (shared ? head_dim : hidden) * relative_columns(longest) / 16 : 0, 16),
+        query_table(tables & 2 ? (shared ? head_dim : hidden) * relative_columns(longest) / 16 : 0, 16),
         scratch(scratch_floats(longest, head_dim, tables != 0)) {
     cu[0] = 0;
     for (size_t s = 0; s < lengths.size(); ++s) cu[s + 1] = cu[s] + lengths[s];
@@ -148,6 +149,7 @@ struct Problem {
     args.key_table = key_table.rows == 0 ? nullptr : key_table.data();
     args.query_table = query_table.rows == 0 ? nullptr : query_table.data();
     args.table_columns = has_tables() ? relative_columns(longest) : 0;
+    args.shared_tables = shared;
     args.out = out.data();
     args.out_stride = out.stride;
     args.exact = exact;
@@ -163,6 +165,7 @@ struct Problem {
 
   int32_t heads, head_dim;
   int64_t hidden, longest, reach = 0;
+  bool shared;
   GuardedBuffer<int32_t> cu;
   GuardedMatrix<float> qkv, bias, key_table, query_table;
   GuardedBuffer<float> scratch;
@@ -181,6 +184,7 @@ void check_rows(const Problem& problem, const GuardedMatrix<float>& out, const K
   row.bias = problem.bias.rows == 0 ? nullptr : problem.bias.row(head) + problem.longest - 1;
   row.reach = problem.reach;
   row.columns = relative_columns(problem.longest);
+  row.shared = problem.shared;
   row.key_table = problem.key_table.rows == 0 ? nullptr : problem.key_table.data();
   row.query_table = problem.query_table.rows == 0 ? nullptr : problem.query_table.data();
   const bool coded = kernel.arithmetic == "s8";
@@ -502,6 +506,35 @@ ENCAST_TEST(scores_that_know_of_distances) {
   for (const int32_t len : {128, 129, 500}) check(len, 64, 3);
   check(1100, 8, 3);
   for (const float peak : {1e-3f, 30.0f}) check(50, 32, 3, peak);
+}
+
+// One table for all heads, as large as one head's and no larger (guard pages), and the bits that a copy of it
+// for each head gives.
+ENCAST_TEST(tables_for_all_heads) {
+  Rng rng(18);
+  const int32_t dims[] = {64, 33, 1, 16};
+  for (int32_t len = 1; len <= 40; ++len) {
+    const int32_t head_dim = dims[len % 4];
+    const int tables = 1 + len % 3;
+    Problem one({3, len, 1}, 3, head_dim, false, rng, 1.0f, tables, true);
+    check_problem(one, "len=" + std::to_string(len) + " head_dim=" + std::to_string(head_dim) +
+                           " shared tables=" + std::to_string(tables));
+    Problem each({3, len, 1}, 3, head_dim, false, rng, 1.0f, tables);
+    std::copy_n(one.qkv.data(), one.qkv.buffer.size(), each.qkv.data());
+    for (int64_t head = 0; head < 3; ++head) {
+      for (const auto& [from, to] :
+           {std::pair{&one.key_table, &each.key_table}, {&one.query_table, &each.query_table}}) {
+        std::copy_n(from->data(), from->rows * 16, to->data() + head * from->rows * 16);
+      }
+    }
+    for (const Kernel& kernel : kernels()) {
+      if (kernel.arithmetic != "f32") continue;
+      GuardedMatrix<float> a(one.qkv.rows, one.hidden), b(one.qkv.rows, one.hidden);
+      one.run(kernel, a);
+      each.run(kernel, b);
+      CHECK_SAME_BITS(a.data(), b.data(), a.buffer.size(), kernel.name);
+    }
+  }
 }
 
 // Pieces of any size, among neighbours and scratch that hold no numbers.

@@ -15,6 +15,7 @@ from encast.archs.encoder import Sizes
 from encast.archs.exported import Empty, ExportLike, show_export
 from encast.archs.heads import SentenceModules, pool_sentences
 from encast.archs.modules import Modules
+from encast.archs.relative_keys import RELATIVE_KEYS
 from encast.archs.weights import TensorSource, Weights
 from encast.errors import CheckpointError, UnsupportedModelError
 from encast.ir import FusionPromise, Graph, GraphMeta, verify
@@ -96,6 +97,9 @@ class Architecture(ABC):
     @classmethod
     def foreign(cls, config: Config, weights: Weights) -> str:
         """Why the tensors of such a checkpoint are no parameters of transformers' modules; empty where they are."""
+        kind = config.text("position_embedding_type")
+        if kind in RELATIVE_KEYS:
+            return f"since version 5 transformers leaves out position_embedding_type {kind!r} without a word"
         return ""
 
     exported: ClassVar[bool] = True
@@ -234,6 +238,11 @@ def _show(checkpoint: CheckpointLike, export: ExportLike) -> CheckpointLike:
     """An export as the checkpoint that it was made of."""
     table = model_types()
     where = f"{checkpoint.path}/{checkpoint.config_file}"
+    kind = Config(checkpoint.config, where).text("position_embedding_type")
+    if kind in RELATIVE_KEYS:
+        raise UnsupportedModelError(
+            f"{where}: position_embedding_type is {kind!r}, of which no exports are read; compile its checkpoint"
+        )
 
     def build(model_type: str, config: Mapping[str, Any], task: str) -> Graph:
         untied = config.get("tie_word_embeddings") is False

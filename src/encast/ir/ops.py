@@ -267,6 +267,14 @@ def _layer_norm(types: Any, attrs: Any) -> list[ValueType]:
     return [x]
 
 
+@_op("rms_norm", "x gamma", {"eps": _is_float})
+def _rms_norm(types: Any, attrs: Any) -> list[ValueType]:
+    """``x / sqrt(mean(x * x) + eps) * gamma`` over the columns of a row (Zhang and Sennrich 2019)."""
+    x = _matrix(types[0], "x")
+    _vector(types[1], "gamma", x.shape[1])
+    return [x]
+
+
 @_op("activation", "x", {"kind": _is_activation})
 def _activation(types: Any, attrs: Any) -> list[ValueType]:
     """Elementwise activation, see ``ACTIVATIONS``."""
@@ -337,16 +345,20 @@ def _relative_scores(types: Any, attrs: Any) -> list[ValueType]:
     The row of ``x`` is the query's with ``of`` "query" (content to position), the key's with "key" (position to
     content); the heads own the same columns in both. ``table: f32[2 * span, columns of x]``: ``distance_rows`` of
     ``ir/relative.py`` gives the row of query - key (He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled
-    Attention"). ``max_distance``: that of logarithmic buckets, 0: every distance has a row up to ``span``.
+    Attention"). A table that is as wide as one head is that of all heads (Shaw et al. 2018, "Self-Attention with
+    Relative Position Representations"). ``max_distance``: that of logarithmic buckets, 0: every distance has a row up
+    to ``span``.
     """
     scores, x, table = _matrix(types[0], "scores"), _matrix(types[1], "x"), _matrix(types[2], "table")
     _need(scores.shape[1] == "pairs", f"scores are {scores}; columns must be pairs")
     _need(x.shape[0] == "tokens", f"x is {x}; rows must be tokens")
-    _need(_columns(x, "x") % int(scores.shape[0]) == 0, f"x is {x}: {scores.shape[0]} heads do not divide its columns")
-    rows = table.shape[0]
+    heads = int(scores.shape[0])
+    _need(_columns(x, "x") % heads == 0, f"x is {x}: {heads} heads do not divide its columns")
+    rows, widths = table.shape[0], (_columns(x, "x"), _columns(x, "x") // heads)
     _need(
-        table.shape[1] == x.shape[1] and isinstance(rows, int) and rows % 2 == 0 and rows <= _MOST_BUCKETS,
-        f"table is {table}, x is {x}: an even number of rows up to {_MOST_BUCKETS}, as wide as x, is needed",
+        table.shape[1] in widths and isinstance(rows, int) and rows % 2 == 0 and rows <= _MOST_BUCKETS,
+        f"table is {table}, x is {x}: an even number of rows up to {_MOST_BUCKETS}, as wide as x or as one of its "
+        f"{heads} heads, is needed",
     )
     assert isinstance(rows, int)
     # Raises where the numbers admit no rule.
@@ -501,7 +513,7 @@ def _local_attention(types: Any, attrs: Any) -> list[ValueType]:
 @_op(
     "disentangled_attention",
     "qkv key_table? query_table?",
-    {"heads": _is_count, "scale": _is_float, "products": _is_wide},
+    {"heads": _is_count, "scale": _is_float, "products": _is_wide, "shared": _is_bool},
     plain=False,
 )
 def _disentangled_attention(types: Any, attrs: Any) -> list[ValueType]:
@@ -509,12 +521,12 @@ def _disentangled_attention(types: Any, attrs: Any) -> list[ValueType]:
 
     The score of query ``i`` and key ``j`` is ``scale * (q_i . k_j + q_i . K[j - i] + k_j . Q[i - j])``: ``key_table``
     holds the vectors ``K`` of every head and distance, ``query_table`` the vectors ``Q``, each as ``pack_distances``
-    of ``ir/relative.py`` lays them, for distances up to that of the longest text. One of them may be absent. All
-    products are f32.
+    of ``ir/relative.py`` lays them, for distances up to that of the longest text. With ``shared`` they are the vectors
+    of all heads, and lie as those of one. One of the tables may be absent. All products are f32.
     """
     made = _attention([types[0], None], attrs)
     _need(types[1] is not None or types[2] is not None, "key_table and query_table are both absent")
-    size = _columns(types[0], "qkv") // 3 // attrs["heads"]
+    size, heads = _columns(types[0], "qkv") // 3 // attrs["heads"], 1 if attrs["shared"] else attrs["heads"]
     for place, name in ((1, "key_table"), (2, "query_table")):
         if types[place] is not None:
             table = _matrix(types[place], name)
@@ -522,9 +534,9 @@ def _disentangled_attention(types: Any, attrs: Any) -> list[ValueType]:
             _need(
                 table.shape[1] == DISTANCE_BLOCK
                 and isinstance(rows, int)
-                and rows % (attrs["heads"] * size) == 0
-                and rows // (attrs["heads"] * size) % 2 == 1,
-                f"{name} is {table}, qkv is {types[0]}: an odd number of blocks of {attrs['heads']} heads is needed",
+                and rows % (heads * size) == 0
+                and rows // (heads * size) % 2 == 1,
+                f"{name} is {table}, qkv is {types[0]}: an odd number of blocks of {heads} heads is needed",
             )
     _need(types[1] is None or types[2] is None or types[1] == types[2], "the two tables are of unlike sizes")
     return made
@@ -655,6 +667,7 @@ for _name, _infer in (
     ("embed_layer_norm", _embed_layer_norm),
     ("add_layer_norm", _add_layer_norm),
     ("layer_norm", _layer_norm),
+    ("rms_norm", _rms_norm),
     ("gated_activation", _gated_activation),
 ):
     _op(

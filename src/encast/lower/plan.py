@@ -124,6 +124,16 @@ class _Lowering:
             **_narrow_keys(node),
         )
 
+    def embedding(self, node: Node) -> None:
+        ids, word = node.inputs
+        if ids != "token_ids":
+            raise UnsupportedModelError(
+                f"node {node.name!r}: an embedding of {ids!r} has no step of its own on this backend, as that of token "
+                "ids has; it is computed only as part of a fusion, which did not match. See: encast inspect"
+            )
+        word = self.weight(word, "dense")
+        self.step("embed", node, {}, _outputs(node), word=word, eps=_real(0.0), offset="0", skip="-1")
+
     def layer_norm(self, node: Node) -> None:
         x, gamma, beta = node.inputs
         self._norm(node, {"x": x}, gamma, beta)
@@ -132,6 +142,10 @@ class _Lowering:
         x, residual, gamma, beta = node.inputs
         self._norm(node, {"x": x, "other": residual}, gamma, beta)
 
+    def rms_norm(self, node: Node) -> None:
+        x, gamma = node.inputs
+        self._norm(node, {"x": x}, gamma, "")
+
     def _norm(self, node: Node, reads: Mapping[str, str], gamma: str, beta: str) -> None:
         self.step(
             "norm",
@@ -139,7 +153,7 @@ class _Lowering:
             reads,
             _outputs(node),
             gamma=self.weight(gamma, "dense"),
-            beta=self.weight(beta, "dense"),
+            **({"beta": self.weight(beta, "dense")} if beta else {}),
             eps=_real(node.attrs["eps"]),
             **_narrow_keys(node),
         )
@@ -235,6 +249,7 @@ class _Lowering:
             factor=_real(node.attrs["scale"]),
             arithmetic=self.target.attention[node.attrs["products"]],
             **{key: self.weight(name, "dense") for key, name in tables.items() if name},
+            **({"shared_tables": "1"} if node.attrs["shared"] else {}),
         )
 
     def window_rows(self, node: Node) -> None:

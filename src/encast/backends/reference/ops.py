@@ -109,6 +109,11 @@ def _layer_norm(context: Context, x: Float64, gamma: Float64, beta: Float64, *, 
     return centred / np.sqrt(variance + eps) * gamma + beta
 
 
+@_evaluates("rms_norm")
+def _rms_norm(context: Context, x: Float64, gamma: Float64, *, eps: float) -> Float64:
+    return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + eps) * gamma
+
+
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
@@ -198,7 +203,7 @@ def _relative_scores(
     context: Context, scores: Float64, x: Float64, table: Float64, *, of: str, max_distance: int
 ) -> Float64:
     result = scores.copy()
-    by_head = _per_head(table, len(scores)).transpose(0, 2, 1)
+    by_head = _per_head(table, len(scores) if table.shape[1] == x.shape[1] else 1).transpose(0, 2, 1)
     for rows, pairs, length in context.sequences():
         queries, keys = np.arange(length)[:, None], np.arange(length)[None, :]
         at = distance_rows(queries - keys, len(table) // 2, max_distance)
@@ -358,11 +363,13 @@ def _disentangled_attention(
     heads: int,
     scale: float,
     products: str,
+    shared: bool,
 ) -> Float64:
     hidden = qkv.shape[1] // 3
     result = np.empty((len(qkv), hidden))
     tables = [
-        None if table is None else unpack_distances(table, heads, hidden // heads) for table in (key_table, query_table)
+        None if table is None else unpack_distances(table, 1 if shared else heads, hidden // heads)
+        for table in (key_table, query_table)
     ]
     for rows, _, length in context.sequences():
         q, k, v = (_per_head(part, heads) for part in np.split(qkv[rows], 3, axis=1))
@@ -373,7 +380,8 @@ def _disentangled_attention(
                 tables, (q, k), (queries, keys), (keys - queries, queries - keys), strict=True
             ):
                 if table is not None:
-                    added = added + (x[head] @ table[head].T)[at, distances + distance_origin(table.shape[1])]
+                    vectors = table[0 if shared else head]
+                    added = added + (x[head] @ vectors.T)[at, distances + distance_origin(len(vectors))]
             columns = slice(head * (hidden // heads), (head + 1) * (hidden // heads))
             result[rows][:, columns] = _ATTENTION[products](q[head], k[head], v[head], added * scale, scale)
     return result
@@ -536,5 +544,5 @@ def _with_narrow(name: str) -> Callable[..., Any]:
     return evaluate
 
 
-for _name in ("embed_layer_norm", "add_layer_norm", "layer_norm", "gated_activation"):
+for _name in ("embed_layer_norm", "add_layer_norm", "layer_norm", "rms_norm", "gated_activation"):
     EVALUATORS[_name + "_narrow"] = _with_narrow(_name)

@@ -60,7 +60,9 @@ MASKED = -1e9
 HEAD_OPS = frozenset({"first_token", "select_rows", "pooling", "normalize"})
 """Plain ops that come after the hidden states, which is as far as backends are compared."""
 
-ABSENT_OPS = frozenset({"gated_activation", "linear_bias", "local_mask", "relative_scores", "rotary", "window_rows"})
+ABSENT_OPS = frozenset(
+    {"gated_activation", "linear_bias", "local_mask", "relative_scores", "rms_norm", "rotary", "window_rows"}
+)
 """Plain ops without a function here: those of DeBERTa and of the gated encoders, which these backends refuse."""
 
 
