@@ -99,12 +99,14 @@ class Rules:
             "relative_scores",
             "window_rows",
             "local_mask",
+            "hide_keys",
             "softmax",
             "attention_context",
             "pooling",
             "normalize",
         ]
-        table = {"position_ids": EVALUATORS["position_ids"], **{name: getattr(self, name) for name in names}}
+        table = {name: getattr(self, name) for name in names}
+        table |= {name: EVALUATORS[name] for name in ("position_ids", "seen_tokens")}
         table["embedding"] = lambda context, ids, rows: exactly(rows[ids])
         table["first_token"] = lambda context, x: _rows(x, context.cu_seqlens[:-1])
         table["select_rows"] = lambda context, x, select: _rows(x, select)
@@ -214,6 +216,10 @@ class Rules:
 
     def local_mask(self, context: Context, scores: Value, *, reach: int) -> Value:
         exact = EVALUATORS["local_mask"](context, scores.exact, reach=reach)
+        return Value(exact, np.where(np.isinf(exact), 0.0, scores.sigma))
+
+    def hide_keys(self, context: Context, scores: Value, seen: Any) -> Value:
+        exact = EVALUATORS["hide_keys"](context, scores.exact, seen)
         return Value(exact, np.where(np.isinf(exact), 0.0, scores.sigma))
 
     def softmax(self, context: Context, scores: Value) -> _Probs:

@@ -155,7 +155,7 @@ class _NarrowRules(Rules):
             "linear_bf16": self.linear,
             "cast_bf16": lambda context, x: self.round(x),
             "attention": self.attention,
-            "local_attention": lambda context, qkv, **attrs: self.attention(context, qkv, None, **attrs),
+            "local_attention": lambda context, qkv, seen, **attrs: self.attention(context, qkv, None, seen, **attrs),
             "disentangled_attention": self.disentangled_attention,
             "rotary_qkv": self.rotary_qkv,
             "embed_layer_norm": self.embed_layer_norm,
@@ -235,6 +235,7 @@ class _NarrowRules(Rules):
         context: Context,
         qkv: Value,
         bias: Array | None,
+        seen: Array | None = None,
         *,
         heads: int,
         scale: float,
@@ -256,6 +257,9 @@ class _NarrowRules(Rules):
             scores = self.add(context, scores, exactly(bias[:, columns]))
         if reach is not None:
             scores = self.local_mask(Context(np.array([0, length], np.int32)), _flat(scores), reach=reach)
+            scores = Value(*(x.reshape(heads, length, length) for x in (scores.exact, scores.sigma)))
+        if seen is not None:
+            scores = self.hide_keys(Context(np.array([0, length], np.int32)), _flat(scores), seen)
             scores = Value(*(x.reshape(heads, length, length) for x in (scores.exact, scores.sigma)))
         # Powers are rounded, so the error of the largest score counts in each: unlike in softmax it does not cancel.
         top = scores.exact.argmax(axis=2)[..., None]

@@ -203,6 +203,18 @@ ENCAST_TEST(local_attention) {
   refused("factor=0.35 ", "factor=0.35 reach=4 ", "both a reach and a bias", both);
 }
 
+ENCAST_TEST(hidden_keys) {
+  const std::string good = with("factor=0.35 ", "factor=0.35 reach=4 unseen=7 most_unseen=4 ");
+  CHECK_EQ(Plan::parse(good).steps[2].unseen, 7);
+  CHECK_EQ(Plan::parse(good).steps[2].most_unseen, 4);
+  CHECK_EQ(Plan::parse(kGood).steps[2].unseen, -1);
+  refused("unseen=7", "unseen=-1", "unseen is '-1'", good);
+  refused("most_unseen=4", "most_unseen=0", "most_unseen is '0'", good);
+  refused("most_unseen=4", "most_unseen=5", "more keys than it reaches", good);
+  refused("unseen=7 ", "", "unseen or most_unseen alone", good);
+  refused("most_unseen=4 ", "", "unseen or most_unseen alone", good);
+}
+
 ENCAST_TEST(grammar) {
   refused("encast-plan 1", "encast-plan 2", "no plan of version 1");
   refused("limits", "limit", "begins with");

@@ -63,6 +63,8 @@ inline constexpr StepKey kStepKeys[] = {
     {"query_table", WeightKey{&StepDecl::query_table}},
     {"heads", IntegerKey{&StepDecl::heads, 1, 1 << 16}},
     {"reach", IntegerKey{&StepDecl::reach, 1, kMaxRows - 1}},
+    {"unseen", IntegerKey{&StepDecl::unseen, 0, kMaxRows - 1}},
+    {"most_unseen", IntegerKey{&StepDecl::most_unseen, 1, kMaxRows - 1}},
     {"offset", IntegerKey{&StepDecl::offset, 0, 1 << 20}},
     {"skip", IntegerKey{&StepDecl::skip, -1, kMaxRows - 1}},
     {"column", IntegerKey{&StepDecl::column, 0, kMaxCols}},

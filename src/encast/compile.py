@@ -62,6 +62,7 @@ def compile(
     report_progress("build", 0, 1)
     graph = build_graph(checkpoint, task)
     _check_tokenizer(checkpoint, graph)
+    _check_lengths(checkpoint, graph)
     report_progress("optimise", 0, 1)
     isa = _core.isa_best() if sparse == "auto" else ""
     graph, fusions = optimise(graph, spec, calibration=calibration, strict=strict, exact=exact, sparse=sparse, isa=isa)
@@ -111,10 +112,21 @@ def _check_tokenizer(checkpoint: Checkpoint, graph: Graph) -> None:
         )
 
 
+def _check_lengths(checkpoint: Checkpoint, graph: Graph) -> None:
+    form = checkpoint.token_form if graph.meta.task == "embed_tokens" else None
+    for kind, length in () if form is None else (("queries", form.query_length), ("documents", form.document_length)):
+        if length is not None and length > graph.meta.max_len:
+            raise CheckpointError(
+                f"{checkpoint.path}: {kind} may have {length} tokens, and the positions of the model end at "
+                f"{graph.meta.max_len}; correct the lengths in the checkpoint"
+            )
+
+
 def _card(
     checkpoint: Checkpoint, graph: Graph, spec: QuantSpec, fusions: FusionReport, sparse: str
 ) -> dict[str, object]:
     tokenizer, modules = checkpoint.tokenizer, checkpoint.modules
+    form = checkpoint.token_form if graph.meta.task == "embed_tokens" else None
     return {
         "source": checkpoint.provenance,
         "arch": graph.meta.arch,
@@ -134,4 +146,6 @@ def _card(
         "splade": None
         if modules is None or modules.splade is None
         else asdict(modules.splade.within(graph.meta.vocab)),
+        "token_form": None if form is None else form.to_json(),
+        "unweighted": None if graph.meta.task != "embed_sparse" or checkpoint.m3 is None else checkpoint.unweighted,
     }

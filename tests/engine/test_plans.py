@@ -91,6 +91,7 @@ def test_every_op_has_steps_or_is_known_to_have_none() -> None:
         "attention_context",
         "attention_scores",
         "embedding",
+        "hide_keys",
         "linear_bias",
         "local_mask",
         "position_ids",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from graphs import Builder, batch, encoder
 
+from encast.archs.expansion import hide_expansion
 from encast.backends.reference import Reference
 from encast.ir import Graph, Node, verify
 from encast.passes.fuse_attention import fuse_attention
@@ -46,6 +47,30 @@ def test_every_form_fuses_to_the_same_bits(scale: str, relative: bool) -> None:
     requests = batch(graph)
     plain = Reference(graph).evaluate("last_hidden_state", requests)
     assert np.abs(Reference(changed).evaluate("last_hidden_state", requests) - plain).max() < 1e-14
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_hidden_keys_become_an_operand(relative: bool) -> None:
+    _, graph = one_attention(relative=relative)
+    requests = batch(graph)
+    token = int(requests.token_ids[-1])
+    seen_all = Reference(graph).evaluate("last_hidden_state", requests)
+    hide_expansion(graph, token, 2, "the checkpoint")
+    verify(graph)
+    plain = Reference(graph).evaluate("last_hidden_state", requests)
+    assert np.abs(plain - seen_all).max() > 1e-3
+    changed, outcome = fused(graph)
+    assert outcome.fused == [("qkv", 0), ("attention", 0)]
+    assert node(changed, "attention").inputs[2] == "seen_tokens"
+    assert np.abs(Reference(changed).evaluate("last_hidden_state", requests) - plain).max() < 1e-14
+
+
+def test_hidden_scores_that_are_read_elsewhere_do_not_fuse() -> None:
+    _, graph = one_attention()
+    hide_expansion(graph, 1, 2, "the checkpoint")
+    graph.outputs["extra"] = graph.add("scale", node(graph, "hide_keys").outputs[0], name="extra", factor=2.0)
+    _, outcome = fused(graph)
+    assert outcome.fused == []
 
 
 def test_qkv_holds_all_rows_of_q_then_k_then_v() -> None:

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -145,6 +146,7 @@ struct Problem {
     args.bias = bias.rows == 0 ? nullptr : bias.data();
     args.bias_len = longest;
     args.reach = reach;
+    args.seen = seen.empty() ? nullptr : seen.data();
     args.key_table = key_table.rows == 0 ? nullptr : key_table.data();
     args.query_table = query_table.rows == 0 ? nullptr : query_table.data();
     args.table_columns = has_tables() ? relative_columns(longest) : 0;
@@ -163,6 +165,7 @@ struct Problem {
 
   int32_t heads, head_dim;
   int64_t hidden, longest, reach = 0;
+  std::vector<int32_t> seen;  // empty: all
   GuardedBuffer<int32_t> cu;
   GuardedMatrix<float> qkv, bias, key_table, query_table;
   GuardedBuffer<float> scratch;
@@ -188,7 +191,8 @@ void check_rows(const Problem& problem, const GuardedMatrix<float>& out, const K
   int64_t coded_block = -1;
   for (const int64_t query : queries) {
     // With a reach, blocks of 128 queries know the keys that any of theirs reaches, and are coded with those.
-    const int64_t block = query / 128 * 128, reach = problem.reach, len = problem.length(seq);
+    const int64_t block = query / 128 * 128, reach = problem.reach;
+    const int64_t len = problem.seen.empty() ? problem.length(seq) : problem.seen[static_cast<size_t>(seq)];
     const int64_t begin = reach == 0 ? 0 : std::max<int64_t>(block - reach, 0);
     row.qkv = problem.qkv.row(first + begin);
     row.len = (reach == 0 ? len : std::min(block + 128 + reach, len)) - begin;
@@ -432,6 +436,54 @@ ENCAST_TEST(local_attention_sees_its_reach) {
     Problem problem({3, len, 1}, 2, len % 2 == 0 ? 33 : 16, false, rng);
     problem.reach = reach;
     check_problem(problem, "len=" + std::to_string(len) + " reach=" + std::to_string(reach));
+  }
+}
+
+// Of a sequence all keys, some and one; with a reach as few as leave a key to every query.
+ENCAST_TEST(attention_sees_its_keys) {
+  Rng rng(15);
+  for (const auto& [len, seen, reach] : {std::array{32, 32, 0},
+                                         {32, 31, 0},
+                                         {32, 9, 0},
+                                         {32, 1, 0},
+                                         {200, 150, 0},
+                                         {1100, 40, 0},
+                                         {1100, 1030, 0},
+                                         {32, 9, 64},
+                                         {100, 90, 10},
+                                         {300, 236, 64},
+                                         {129, 128, 1}}) {
+    const std::string what =
+        "len=" + std::to_string(len) + " seen=" + std::to_string(seen) + " reach=" + std::to_string(reach);
+    for (const bool biased : {false, true}) {
+      if (biased && reach > 0) continue;
+      Problem problem({3, len, 1}, 2, len % 2 == 0 ? 33 : 16, biased, rng);
+      problem.reach = reach;
+      problem.seen = {reach > 0 ? 2 : 1, seen, 1};
+      check_problem(problem, what + (biased ? " biased" : ""));
+    }
+  }
+}
+
+ENCAST_TEST(rows_behind_the_seen_keys_change_no_other) {
+  Rng rng(16);
+  Problem problem({20, 40}, 2, 32, false, rng);
+  problem.seen = {20, 12};
+  for (const Kernel& kernel : kernels()) {
+    GuardedMatrix<float> before(60, 64), after(60, 64);
+    problem.run(kernel, before);
+    GuardedMatrix<float> kept(problem.qkv.rows, problem.qkv.cols);
+    for (int64_t t = 0; t < 60; ++t) std::copy_n(problem.qkv.row(t), problem.qkv.cols, kept.row(t));
+    for (int64_t j = 0; j < problem.qkv.cols; ++j) problem.qkv.at(33, j) = 1e3f;
+    problem.run(kernel, after);
+    for (int64_t t = 0; t < 60; ++t) {
+      if (t == 33) {
+        CHECK(!std::equal(before.row(t), before.row(t) + 64, after.row(t)), kernel.name);
+      } else {
+        CHECK_SAME_BITS(before.row(t), after.row(t), size_t{64}, kernel.name, " token ", t);
+      }
+    }
+    for (int64_t t = 0; t < 60; ++t) std::copy_n(kept.row(t), problem.qkv.cols, problem.qkv.row(t));
   }
 }
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "runtime/attention_tasks.h"
 #include "runtime/steps/step_type.h"
 
@@ -30,6 +32,11 @@ void check_attention(StepCheck& check, const StepDecl& step) {
   check.need(x.cols / 3 / step.heads <= 1024, "has heads wider than 1024");
   check.need(step.factor > 0, "has a factor that is not positive");
   check.need(step.reach == 0 || step.bias < 0, "has both a reach and a bias");
+  check.need((step.unseen < 0) == (step.most_unseen == 0), "has unseen or most_unseen alone");
+  check.need(step.reach == 0 || step.most_unseen <= step.reach, "hides more keys than it reaches");
+  const auto first = std::ranges::find(check.plan().steps, StepKind::attention, &StepDecl::kind);
+  check.need(first->unseen == step.unseen && first->most_unseen == step.most_unseen,
+             "hides other keys than the first attention; they are counted once");
   if (step.bias >= 0) {
     const WeightDecl& bias = check.weight(step.bias, DType::f32, WeightLayout::dense);
     check.need(bias.rows == step.heads && bias.cols >= 2 * check.plan().max_len - 1 && bias.cols % 2 == 1,
@@ -73,7 +80,9 @@ class AttentionStep final : public Step {
 
 }  // namespace
 
-const StepType step_types::attention = {"x bias? key_table? query_table? heads factor reach? arithmetic out",
-                                        &check_attention, &bind_as<AttentionStep>};
+const StepType step_types::attention = {
+    "x bias? key_table? query_table? heads factor reach? unseen? most_unseen? "
+    "arithmetic out",
+    &check_attention, &bind_as<AttentionStep>};
 
 }  // namespace encast

@@ -94,7 +94,8 @@ class Pooled:
     dense: Sequence[Dense]
     normalize: bool
     similarity: str | None = None
-    splade: object | None = None
+    splade: None = None
+    late: None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ class Shown:
     tensors: Arrays
     modules: SentenceModules | None
     export: None = None
+    token_form: None = None
+    m3: None = None
 
 
 class Empty(Weights):

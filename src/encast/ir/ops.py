@@ -198,6 +198,10 @@ def _rows_of_ids(value: ValueType | None, name: str) -> None:
     )
 
 
+def _counts(value: ValueType | None) -> None:
+    _need(value == ValueType("i32", ("seqs",)), f"seen is {value}; i32[seqs] is needed")
+
+
 def _op(
     name: str,
     inputs: str,
@@ -362,6 +366,26 @@ def _local_mask(types: Any, attrs: Any) -> list[ValueType]:
     return [scores]
 
 
+@_op("seen_tokens", "token_ids", {"token": _is_int, "most": _is_count})
+def _seen_tokens(types: Any, attrs: Any) -> list[ValueType]:
+    """How many first tokens of every sequence other tokens see: all but those equal to ``token`` at its end.
+
+    Of those no more than ``most`` are hidden, and the first token of a sequence never is.
+    """
+    _rows_of_ids(types[0], "token_ids")
+    _need(attrs["token"] >= 0, f"token is {attrs['token']}; an id is needed")
+    return [ValueType("i32", ("seqs",))]
+
+
+@_op("hide_keys", "scores seen")
+def _hide_keys(types: Any, attrs: Any) -> list[ValueType]:
+    """Minus infinity for every score whose key is none of its sequence's ``seen: i32[seqs]`` first ones."""
+    scores = _matrix(types[0], "scores")
+    _need(scores.shape[1] == "pairs", f"scores are {scores}; columns must be pairs")
+    _counts(types[1])
+    return [scores]
+
+
 @_op("softmax", "scores")
 def _softmax(types: Any, attrs: Any) -> list[ValueType]:
     """Softmax over the keys of every query."""
@@ -451,13 +475,14 @@ def _embed_layer_norm(types: Any, attrs: Any) -> list[ValueType]:
     return [ValueType("f32", ("tokens", word.shape[1]))]
 
 
-@_op("attention", "qkv bias?", {"heads": _is_count, "scale": _is_float, "products": _is_products}, plain=False)
+@_op("attention", "qkv bias? seen?", {"heads": _is_count, "scale": _is_float, "products": _is_products}, plain=False)
 def _attention(types: Any, attrs: Any) -> list[ValueType]:
     """Self-attention inside every sequence.
 
     ``qkv: f32[tokens, 3*hidden]`` holds all heads' q, then k, then v. ``bias: f32[heads, 2*n-1]``, when
     present, is added to the scaled scores at column ``key - query + n - 1``. ``scale`` > 0 multiplies the
-    scores (1.0 once it is folded into the projection).
+    scores (1.0 once it is folded into the projection). ``seen: i32[seqs]``, when present: only so many first tokens of
+    a sequence are keys, and have values; the others are queries alone.
 
     ``products`` says what the two products are made of; powers ``p = exp(score - largest)`` are f32 in between.
     ``bf16``: q, k, v and p rounded to bf16, the sum of p taken after rounding.
@@ -480,12 +505,14 @@ def _attention(types: Any, attrs: Any) -> list[ValueType]:
             bias.shape[0] == attrs["heads"] and _columns(bias, "bias") % 2 == 1,
             f"bias is {bias}; f32[heads, 2n-1] is needed",
         )
+    if types[2] is not None:
+        _counts(types[2])
     return [ValueType("f32", ("tokens", _columns(qkv, "qkv") // 3))]
 
 
 @_op(
     "local_attention",
-    "qkv",
+    "qkv seen?",
     {"heads": _is_count, "scale": _is_float, "products": _is_products, "reach": _is_count},
     plain=False,
 )
@@ -493,9 +520,10 @@ def _local_attention(types: Any, attrs: Any) -> list[ValueType]:
     """As ``attention`` without a bias, of the keys that are at most ``reach`` positions from the query.
 
     The codes of ``int8`` are those of ``LOCAL_QUERY_BLOCK`` queries together (the first ones of a sequence, the next
-    ones, ...): each block has its own, of the keys and values that any of its queries reaches.
+    ones, ...): each block has its own, of the keys and values that any of its queries reaches. With ``seen`` no more
+    tokens than ``reach`` may be hidden, so that every query has a key.
     """
-    return _attention([types[0], None], attrs)
+    return _attention([types[0], None, types[1]], attrs)
 
 
 @_op(
@@ -512,7 +540,7 @@ def _disentangled_attention(types: Any, attrs: Any) -> list[ValueType]:
     of ``ir/relative.py`` lays them, for distances up to that of the longest text. One of them may be absent. All
     products are f32.
     """
-    made = _attention([types[0], None], attrs)
+    made = _attention([types[0], None, None], attrs)
     _need(types[1] is not None or types[2] is not None, "key_table and query_table are both absent")
     size = _columns(types[0], "qkv") // 3 // attrs["heads"]
     for place, name in ((1, "key_table"), (2, "query_table")):

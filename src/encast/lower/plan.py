@@ -53,6 +53,7 @@ class _Lowering:
         self.product_bytes = 0
         self.steps: list[_Step] = []
         self.values: dict[str, ValueType] = {}
+        self.counts: dict[str, Mapping[str, Any]] = {}
         self.readers = Counter(value for node in graph.nodes for value in node.inputs) + Counter(graph.outputs.values())
 
     # Operands
@@ -208,7 +209,7 @@ class _Lowering:
         return 3 if read and isinstance(width, int) and width % (3 * _core.PANEL) == 0 else 1
 
     def attention(self, node: Node) -> None:
-        bias = _operand(node, 1)
+        bias = "" if node.op == "local_attention" else _operand(node, 1)
         self.step(
             "attention",
             node,
@@ -219,7 +220,19 @@ class _Lowering:
             arithmetic=self.target.attention[node.attrs["products"]],
             **({"bias": self.weight(bias, "dense")} if bias else {}),
             **({"reach": str(node.attrs["reach"])} if "reach" in node.attrs else {}),
+            **self.hidden_keys(_operand(node, 1 if node.op == "local_attention" else 2), node),
         )
+
+    def hidden_keys(self, seen: str, node: Node) -> dict[str, str]:
+        """Which keys an attention hides: what the op says that counts those it sees."""
+        if not seen:
+            return {}
+        if seen not in self.counts:
+            raise UnsupportedModelError(f"node {node.name!r} sees {seen!r} keys, which no seen_tokens counts")
+        return {"unseen": str(self.counts[seen]["token"]), "most_unseen": str(self.counts[seen]["most"])}
+
+    def seen_tokens(self, node: Node) -> None:
+        self.counts[node.outputs[0]] = node.attrs
 
     def local_attention(self, node: Node) -> None:
         self.attention(node)

@@ -21,6 +21,10 @@ Scores may also gain products with vectors of distances before they are scaled (
         attention_scores(q, k), q, table), k, table))
 
 where the two tables, constants by now, are laid out for all distances that ``max_len`` allows.
+
+What hides keys at the end of a sequence stands right before the softmax, and becomes an operand of the first two ops:
+
+    softmax(hide_keys(scores, seen))              →     context = attention(qkv, bias, seen)
 """
 
 from __future__ import annotations
@@ -57,6 +61,8 @@ class Match:
     """Base and rate of op ``rotary``."""
     relative: dict[str, Node]
     """The ``relative_scores`` of each side."""
+    seen: str
+    """How many keys every sequence has, "" for all."""
 
 
 def fuse_attention(graph: Graph, exact: bool) -> Outcome:
@@ -97,6 +103,8 @@ def fuse_attention(graph: Graph, exact: bool) -> Outcome:
             attrs["reach"] = match.reach
         else:
             inputs.append("" if match.bias is None else _distance_table(graph, match.bias, tables))
+        if match.seen:
+            inputs.append(match.seen)
         fused = Node(op, inputs, context.outputs, attrs, context.name, context.layer)
         patches.append(Patch((q, k, v, *match.inner, context), (*made, fused)))
         outcome.fused += [("qkv", context.layer), ("attention", context.layer)]
@@ -109,9 +117,14 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
     index.need_private(probs, context)
     softmax = index.made_by(probs, "softmax")
     inner = [softmax]
-    factor, bias, reach = 1.0, None, None
+    factor, bias, reach, seen = 1.0, None, None, ""
     kinds = ("attention_scores", "relative_scores", "scale")
-    node, reader = index.made_by(softmax.inputs[0], *kinds, *_BIASES, "local_mask"), softmax
+    node, reader = index.made_by(softmax.inputs[0], *kinds, *_BIASES, "local_mask", "hide_keys"), softmax
+    if node.op == "hide_keys":
+        index.need_private(node.outputs[0], reader)
+        seen = node.inputs[1]
+        inner.append(node)
+        node, reader = index.made_by(node.inputs[0], *kinds, *_BIASES, "local_mask"), node
     if node.op == "local_mask":
         index.need_private(node.outputs[0], reader)
         reach = int(node.attrs["reach"])
@@ -170,11 +183,13 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
         inner.append(scaled)
         q = scaled.inputs[0]
         index.need_private(q, scaled)
-    if relative and (bias is not None or reach is not None or q != scores.inputs[0]):
-        raise MismatchError("products with vectors of distances come with a bias, a reach, or other queries")
+    if relative and (bias is not None or reach is not None or seen or q != scores.inputs[0]):
+        raise MismatchError(
+            "products with vectors of distances come with a bias, a reach, hidden keys or other queries"
+        )
     if not factor > 0:
         raise MismatchError(f"the scores are scaled by {factor}")
-    return Match(tuple(inner), q, k, v, scores.attrs["heads"], factor, bias, reach, angles, relative)
+    return Match(tuple(inner), q, k, v, scores.attrs["heads"], factor, bias, reach, angles, relative, seen)
 
 
 def _distance_table(graph: Graph, bias: Node, made: dict[tuple[str, int], str]) -> str:

@@ -53,7 +53,7 @@ class Chunk:
     lengths: tuple[int, ...] = ()
 
     def pairs(self, reach: int) -> int:
-        """Pairs of a query and a key of its sequence that are at most ``reach`` apart, 0: all."""
+        """Pairs of a query and a key of its sequence that are at most ``reach`` apart, 0: all; hidden keys too."""
         if reach == 0:
             return self.squares
         near = [min(reach, length - 1) for length in self.lengths]

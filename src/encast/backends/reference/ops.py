@@ -41,6 +41,12 @@ class Context:
             yield slice(int(begin), int(end)), slice(pairs, pairs + length * length), length
             pairs += length * length
 
+    def attended(self, seen: Ids | None) -> Iterator[tuple[slice, int, int]]:
+        """For every sequence: its rows, its length, and how many of its first tokens are keys."""
+        lengths = np.diff(self.cu_seqlens) if seen is None else seen
+        for (rows, _, length), keys in zip(self.sequences(), lengths, strict=True):
+            yield rows, length, int(keys)
+
 
 @dataclass(frozen=True)
 class Quantized:
@@ -220,6 +226,23 @@ def _far(queries: Any, keys: Any, reach: int) -> Any:
     return np.abs(keys[None, :] - queries[:, None]) > reach
 
 
+@_evaluates("seen_tokens")
+def _seen_tokens(context: Context, token_ids: Ids, *, token: int, most: int) -> Ids:
+    counts = []
+    for rows, _, length in context.sequences():
+        at_end = int(np.cumprod(token_ids[rows][::-1] == token).sum())
+        counts.append(max(length - min(at_end, most), 1))
+    return np.array(counts, np.int32)
+
+
+@_evaluates("hide_keys")
+def _hide_keys(context: Context, scores: Float64, seen: Ids) -> Float64:
+    result = scores.copy()
+    for (_, pairs, length), count in zip(context.sequences(), seen, strict=True):
+        result[:, pairs].reshape(-1, length, length)[:, :, count:] = -np.inf
+    return result
+
+
 @_evaluates("softmax")
 def _softmax(context: Context, scores: Float64) -> Float64:
     result = np.empty_like(scores)
@@ -312,16 +335,24 @@ def _embed_layer_norm(
 
 @_evaluates("attention")
 def _attention(
-    context: Context, qkv: Float64, bias: Float64 | None, *, heads: int, scale: float, products: str
+    context: Context,
+    qkv: Float64,
+    bias: Float64 | None,
+    seen: Ids | None = None,
+    *,
+    heads: int,
+    scale: float,
+    products: str,
 ) -> Float64:
     hidden = qkv.shape[1] // 3
     result = np.empty((len(qkv), hidden))
-    for rows, _, length in context.sequences():
+    for rows, length, keys in context.attended(seen):
         q, k, v = (_per_head(part, heads) for part in np.split(qkv[rows], 3, axis=1))
+        k, v = k[:, :keys], v[:, :keys]
         added: Any = 0.0
         if bias is not None:
             positions = np.arange(length)
-            added = bias[:, positions[None, :] - positions[:, None] + (bias.shape[1] + 1) // 2 - 1]
+            added = bias[:, positions[None, :keys] - positions[:, None] + (bias.shape[1] + 1) // 2 - 1]
         mixed = np.empty((heads, length, hidden // heads))
         for head in range(heads):
             one = added if bias is None else added[head]
@@ -331,14 +362,16 @@ def _attention(
 
 
 @_evaluates("local_attention")
-def _local_attention(context: Context, qkv: Float64, *, heads: int, scale: float, products: str, reach: int) -> Float64:
+def _local_attention(
+    context: Context, qkv: Float64, seen: Ids | None = None, *, heads: int, scale: float, products: str, reach: int
+) -> Float64:
     hidden = qkv.shape[1] // 3
     result = np.empty((len(qkv), hidden))
-    for rows, _, length in context.sequences():
+    for rows, length, last in context.attended(seen):
         q, k, v = (_per_head(part, heads) for part in np.split(qkv[rows], 3, axis=1))
         for begin in range(0, length, LOCAL_QUERY_BLOCK):
             queries = np.arange(begin, min(begin + LOCAL_QUERY_BLOCK, length))
-            keys = np.arange(max(begin - reach, 0), min(begin + LOCAL_QUERY_BLOCK + reach, length))
+            keys = np.arange(max(begin - reach, 0), min(begin + LOCAL_QUERY_BLOCK + reach, last))
             hidden_keys = np.where(_far(queries, keys, reach), -np.inf, 0.0)
             for head in range(heads):
                 columns = slice(head * (hidden // heads), (head + 1) * (hidden // heads))
