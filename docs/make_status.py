@@ -34,6 +34,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from bounds import allowed_difference, largest_excess  # noqa: E402
 from checkpoints import Case, inputs_of, make_case  # noqa: E402
 from edges import largest_unexplained  # noqa: E402
+from late_checkpoints import make_late_checkpoint  # noqa: E402
 
 import encast  # noqa: E402
 from encast import _core, artifact  # noqa: E402
@@ -74,7 +75,12 @@ def cells_of(arch: str, head: str, folder: Path) -> Iterator[Cell]:
     if head == "embed":
         options |= {"pooling": ("mean",), "normalize": True}
     case = Case(f"{arch}-{head}", arch, head, options)
-    checkpoint = make_case(folder, case)
+    if head == "embed_tokens":
+        # DeBERTa has no masks that no token sees, and local attention has to reach over them.
+        more = {"config": {"local_attention": 24}} if arch == "modernbert" else {}
+        checkpoint = make_late_checkpoint(folder / case.name, arch, attend=arch == "deberta-v2", **options, **more)
+    else:
+        checkpoint = make_case(folder, case)
     inputs = inputs_of(case)
     batch = Batch.of(inputs.token_ids, inputs.token_type_ids)
     select = np.array(inputs.select, np.int32) if head == "fill_mask" else None

@@ -90,6 +90,7 @@ class Rules:
             "scale",
             "linear",
             "layer_norm",
+            "rms_norm",
             "activation",
             "gated_activation",
             "rotary",
@@ -99,12 +100,14 @@ class Rules:
             "relative_scores",
             "window_rows",
             "local_mask",
+            "hide_keys",
             "softmax",
             "attention_context",
             "pooling",
             "normalize",
         ]
-        table = {"position_ids": EVALUATORS["position_ids"], **{name: getattr(self, name) for name in names}}
+        table = {name: getattr(self, name) for name in names}
+        table |= {name: EVALUATORS[name] for name in ("position_ids", "seen_tokens")}
         table["embedding"] = lambda context, ids, rows: exactly(rows[ids])
         table["first_token"] = lambda context, x: _rows(x, context.cu_seqlens[:-1])
         table["select_rows"] = lambda context, x, select: _rows(x, select)
@@ -144,6 +147,20 @@ class Rules:
         # Half of the relative error of the variance (a sum of squares), and four operations on the way to the result.
         of_scaling = UNIT * math.sqrt(size / 36 + 4) * unit_rows
         made = np.sqrt(inverse**2 * (np.maximum(passed, 0) + of_mean + of_centring) + of_scaling**2)
+        return Value(exact, np.hypot(gamma * made, 2 * UNIT * exact))
+
+    def rms_norm(self, context: Context, x: Value | Array, gamma: Array, *, eps: float) -> Value:
+        x = _value(x)
+        size = x.exact.shape[1]
+        inverse = 1.0 / np.sqrt((x.exact**2).mean(axis=1, keepdims=True) + eps)
+        unit_rows = x.exact * inverse
+        exact = unit_rows * gamma
+        # As above without a mean: d(unit_rows) = inverse * (dx - unit_rows * mean(unit_rows * dx))
+        variance = x.sigma**2
+        passed = variance * (1 - 2 * unit_rows**2 / size)
+        passed += unit_rows**2 * (unit_rows**2 * variance).mean(axis=1, keepdims=True) / size
+        of_scaling = UNIT * math.sqrt(size / 36 + 4) * unit_rows
+        made = np.sqrt(inverse**2 * np.maximum(passed, 0) + of_scaling**2)
         return Value(exact, np.hypot(gamma * made, 2 * UNIT * exact))
 
     def activation(self, context: Context, x: Value, *, kind: str) -> Value:
@@ -193,7 +210,8 @@ class Rules:
         self, context: Context, scores: Value, x: Value, table: Value | Array, *, of: str, max_distance: int
     ) -> Value:
         heads = len(scores.exact)
-        of_table = per_head(_value(table), heads)
+        table = _value(table)
+        of_table = per_head(table, heads if table.exact.shape[1] == x.exact.shape[1] else 1)
         transposed = Value(of_table.exact.transpose(0, 2, 1), of_table.sigma.transpose(0, 2, 1))
         exact, sigma = scores.exact.copy(), scores.sigma.copy()
         for rows, pairs, length in context.sequences():
@@ -202,7 +220,7 @@ class Rules:
             place = (
                 slice(None),
                 queries if of == "query" else keys,
-                distance_rows(queries - keys, len(_value(table).exact) // 2, max_distance),
+                distance_rows(queries - keys, len(table.exact) // 2, max_distance),
             )
             exact[:, pairs] += made.exact[place].reshape(heads, -1)
             of_sum = UNIT * exact[:, pairs]
@@ -214,6 +232,10 @@ class Rules:
 
     def local_mask(self, context: Context, scores: Value, *, reach: int) -> Value:
         exact = EVALUATORS["local_mask"](context, scores.exact, reach=reach)
+        return Value(exact, np.where(np.isinf(exact), 0.0, scores.sigma))
+
+    def hide_keys(self, context: Context, scores: Value, seen: Any) -> Value:
+        exact = EVALUATORS["hide_keys"](context, scores.exact, seen)
         return Value(exact, np.where(np.isinf(exact), 0.0, scores.sigma))
 
     def softmax(self, context: Context, scores: Value) -> _Probs:

@@ -32,6 +32,8 @@ from checkpoints_gated import (
     inject_gated_outliers,
 )
 from deberta_checkpoints import DEBERTA_OPTIONS, deberta_config, deberta_shapes
+from eurobert_checkpoints import EUROBERT_USUAL
+from relative_checkpoints import RELATIVE_CASES, distance_table, is_relative
 from safetensors.numpy import save_file
 
 __all__ = [
@@ -143,7 +145,7 @@ def make_checkpoint(
 
     ``arch`` is a ``model_type``, ``head`` one of ``HEADS``. ``inner`` is twice ``hidden`` unless given. ``embedding``
     is the width of ELECTRA's and ALBERT's tables (half of ``hidden``). ``groups`` and ``inner_group`` are ALBERT's.
-    ``activation`` is gelu unless given, NomicBERT's silu. ``layout``: see ``checkpoints_gated``.
+    ``activation`` is gelu unless given, NomicBERT's and EuroBERT's silu. ``layout``: see ``checkpoints_gated``.
     ``pooling`` (modes), ``dense`` ((width, torch activation class) each) and ``normalize`` describe modules.json; an
     ``embed`` head without ``pooling`` is a bare encoder. ``splade``: the activation_function of a sparse encoder's
     SpladePooling, for ``embed_sparse``; without it the folder is that of a masked-LM. ``old_names``: LayerNorm.gamma
@@ -163,7 +165,7 @@ def make_checkpoint(
         type_vocab=type_vocab if type_vocab is not None else _default_types(arch),
         embedding=(embedding or hidden // 2) if arch in ("electra", "albert") else embedding or hidden,
         labels=2 if head == "answer" else labels,
-        activation=activation or ("silu" if arch == "nomic_bert" else "gelu"),
+        activation=activation or ("silu" if arch in ("nomic_bert", "eurobert") else "gelu"),
         layout=layout,
         tied=tied,
         groups=groups,
@@ -305,6 +307,8 @@ def _shapes(spec: _Spec) -> Iterator[tuple[str, tuple[int, ...], str]]:
         yield from linear(at + names["q"], hidden, hidden, "peaked")
         yield from linear(at + names["k"], hidden, hidden, "peaked")
         yield from linear(at + names["v"], hidden, hidden)
+        if is_relative(spec.config):
+            yield distance_table(at + names["k"], spec)
         yield from linear(at + names["o"], hidden, hidden)
         yield from norm(at + names["norm1"], hidden)
         yield from linear(at + names["up"], spec.inner, hidden)
@@ -523,7 +527,8 @@ class Case:
 def _cases() -> Iterator[Case]:
     for seed, arch in enumerate(ARCHS):
         for head in ("features", "classify", "tag", "answer", "fill_mask"):
-            yield Case(f"{arch}-{head}", arch, head, {"seed": GATED.get(arch, seed)})
+            options = EUROBERT_USUAL if arch == "eurobert" else {}
+            yield Case(f"{arch}-{head}", arch, head, {"seed": {**GATED, "deberta-v2": 13}.get(arch, seed), **options})
     small = {"layers": 2, "seed": 20}
     for activation in ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "silu", "tanh"):
         yield Case(f"bert-{activation}", "bert", "features", {**small, "activation": activation})
@@ -566,6 +571,8 @@ def _cases() -> Iterator[Case]:
         yield Case(name, arch, head, options)
     for name, (head, options) in DEBERTA_OPTIONS.items():
         yield Case(f"deberta-v2-{name}", "deberta-v2", head, options)
+    for name, arch, head, options in RELATIVE_CASES:
+        yield Case(name, arch, head, options)
     for arch in ("bert", "roberta", "electra", "distilbert", "albert", "modernbert"):
         yield Case(f"{arch}-untied", arch, "fill_mask", {**small, "tied": False})
     yield Case("bert-relu-fill_mask", "bert", "fill_mask", {**small, "activation": "relu"})
@@ -637,6 +644,9 @@ def inputs_of(case: Case) -> Inputs:
         ids[2][5] = ids[2][6] = ids[3][39] = case.options.get("config", {}).get("pad_token_id", 1)
     default = _default_types(case.arch)
     types = None
-    if case.arch not in ("distilbert", "mpnet", "modernbert") and case.options.get("type_vocab", default) > 1:
+    if (
+        case.arch not in ("distilbert", "mpnet", "modernbert", "eurobert")
+        and case.options.get("type_vocab", default) > 1
+    ):
         types = [[0] * length for length in lengths[:-1]] + [[0] * 7 + [1] * 6]
     return Inputs(ids, types, [0, 2, 3, 19, 24, 59, 60, 72])

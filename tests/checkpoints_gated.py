@@ -11,17 +11,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from eurobert_checkpoints import EUROBERT_CASES, eurobert_config, eurobert_shapes
 
 __all__ = [
     "GATED", "NOT_IN_TRANSFORMERS", "TOKENIZERS", "gated_cases", "gated_config", "gated_shapes", "gated_stem",
     "inject_gated_outliers",
 ]  # fmt: skip
 
-GATED = {"modernbert": 8, "nomic_bert": 43, "gte": 45, "new": 48, "jina_bert": 46}
+GATED = {"modernbert": 8, "nomic_bert": 43, "gte": 45, "new": 48, "jina_bert": 46, "eurobert": 49}
 """The architectures, and the seeds of their usual cases."""
 NOT_IN_TRANSFORMERS = ("new", "jina_bert")
 """Model types that it opens only with code of the hub."""
-TOKENIZERS = {"nomic_bert": "Bert", "gte": "Bert", "new": "Bert", "jina_bert": "Bert"}
+TOKENIZERS = {"nomic_bert": "Bert", "gte": "Bert", "new": "Bert", "jina_bert": "Bert", "eurobert": "Bert"}
 """Whose tokenizer an architecture comes with, where that has not its own name."""
 _OUTLIER = 16.0
 _BARE = ("features", "embed")
@@ -36,12 +37,14 @@ Shapes = Iterator[tuple[str, tuple[int, ...], str]]
 def gated_stem(spec: Any) -> str:
     """The class name's beginning."""
     stems = {"modernbert": "ModernBert", "nomic_bert": "NomicBert", "gte": "Gte", "new": "New", "jina_bert": "JinaBert"}
-    return stems[spec.arch]
+    return {**stems, "eurobert": "EuroBert"}[spec.arch]
 
 
 def gated_config(spec: Any, config: dict[str, Any]) -> dict[str, Any]:
     """``config``, in BERT's words, as the architecture has it in the layout of ``spec``."""
     config = dict(config)
+    if spec.arch == "eurobert":
+        return eurobert_config(spec, config)
     if spec.arch == "modernbert":
         # Global, local, local: a window that hides most of a text of 40 tokens.
         config.update(norm_eps=1e-5, hidden_activation=config.pop("hidden_act"), local_attention=7)
@@ -110,6 +113,9 @@ def gated_shapes(spec: Any) -> Shapes:
     """Name, shape and kind of every tensor; a kind says how it is filled."""
     if spec.arch == "modernbert":
         yield from _modern_shapes(spec, "" if spec.head in _BARE else "model.")
+        return
+    if spec.arch == "eurobert":
+        yield from eurobert_shapes(spec)
         return
     own, prefix, vocab = _has_own_names(spec), _prefix(spec), _vocab_rows(spec)
     yield f"{prefix}embeddings.word_embeddings.weight", (vocab, spec.hidden), "table"
@@ -258,7 +264,7 @@ def inject_gated_outliers(made: dict[str, np.ndarray[Any, Any]], spec: Any) -> N
     """
     channels, inner = [3, spec.hidden // 2], [1, spec.inner // 3, spec.inner - 2]
     layers = list(_feed_forwards(made, spec))
-    for norm, read, up, offset, down in layers if spec.arch == "modernbert" else layers[:1]:
+    for norm, read, up, offset, down in layers if spec.arch in ("modernbert", "eurobert") else layers[:1]:
         made[f"{norm}.weight"][channels] *= _OUTLIER
         if f"{norm}.bias" in made:
             made[f"{norm}.bias"][channels] *= _OUTLIER
@@ -302,6 +308,7 @@ def _feed_forwards(made: Mapping[str, Any], spec: Any) -> Iterator[tuple[str, li
 
 def gated_cases() -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     """Name, architecture, head and options of the cases besides an architecture's usual ones."""
+    yield from ((name, "eurobert", head, options) for name, head, options in EUROBERT_CASES)
     small: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 2, "seed": 20}
     wide = {"layers": 1, "hidden": 320, "heads": 5, "inner": 100, "seed": 23}
     yield "nomic_bert-own", "nomic_bert", "features", {**small, "layout": "own"}

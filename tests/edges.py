@@ -155,14 +155,14 @@ class _NarrowRules(Rules):
             "linear_bf16": self.linear,
             "cast_bf16": lambda context, x: self.round(x),
             "attention": self.attention,
-            "local_attention": lambda context, qkv, **attrs: self.attention(context, qkv, None, **attrs),
+            "local_attention": lambda context, qkv, seen, **attrs: self.attention(context, qkv, None, seen, **attrs),
             "disentangled_attention": self.disentangled_attention,
             "rotary_qkv": self.rotary_qkv,
             "embed_layer_norm": self.embed_layer_norm,
             "add_layer_norm": self.add_layer_norm,
         }
         plain = super().table()
-        for name in ("embed_layer_norm", "add_layer_norm", "layer_norm", "gated_activation"):
+        for name in ("embed_layer_norm", "add_layer_norm", "layer_norm", "rms_norm", "gated_activation"):
             narrow[f"{name}_narrow"] = self._with_narrow(narrow.get(name) or plain[name])
         return plain | narrow
 
@@ -235,6 +235,7 @@ class _NarrowRules(Rules):
         context: Context,
         qkv: Value,
         bias: Array | None,
+        seen: Array | None = None,
         *,
         heads: int,
         scale: float,
@@ -256,6 +257,9 @@ class _NarrowRules(Rules):
             scores = self.add(context, scores, exactly(bias[:, columns]))
         if reach is not None:
             scores = self.local_mask(Context(np.array([0, length], np.int32)), _flat(scores), reach=reach)
+            scores = Value(*(x.reshape(heads, length, length) for x in (scores.exact, scores.sigma)))
+        if seen is not None:
+            scores = self.hide_keys(Context(np.array([0, length], np.int32)), _flat(scores), seen)
             scores = Value(*(x.reshape(heads, length, length) for x in (scores.exact, scores.sigma)))
         # Powers are rounded, so the error of the largest score counts in each: unlike in softmax it does not cancel.
         top = scores.exact.argmax(axis=2)[..., None]
@@ -282,6 +286,7 @@ class _NarrowRules(Rules):
         heads: int,
         scale: float,
         products: str,
+        shared: bool,
     ) -> Value:
         """By the rules of the plain ops: its products are f32."""
         assert products == "f32", f"there are no rules for products in {products}"
@@ -297,7 +302,7 @@ class _NarrowRules(Rules):
         ):
             if table is None:
                 continue
-            vectors = unpack_distances(table, heads, qkv.exact.shape[1] // 3 // heads)
+            vectors = unpack_distances(table, 1 if shared else heads, qkv.exact.shape[1] // 3 // heads)
             made = product(per_head(x, heads), exactly(vectors.transpose(0, 2, 1)))
             place = (slice(None), at, distances + distance_origin(vectors.shape[1]))
             picked = Value(*(part[place].reshape(heads, -1) for part in (made.exact, made.sigma)))

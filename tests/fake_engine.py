@@ -58,7 +58,7 @@ class FakeRunnable:
 
     def __init__(self, rule: Callable[[np.ndarray[Any, Any]], Any], meta: GraphMeta) -> None:
         self.rule, self.meta = rule, meta
-        self.per_token = meta.task in ("tag", "answer", "fill_mask")
+        self.per_token = meta.task in ("tag", "answer", "fill_mask", "embed_tokens")
         head = HEADS[meta.task] or ("last_hidden_state", "tokens")
         self.outputs_of = {
             name: ValueType("f32", (rows, HIDDEN)) for name, rows in (head, ("last_hidden_state", "tokens"))

@@ -9,7 +9,8 @@ Needs torch and transformers. Run from the repository root: ``python tests/make_
 - ``key_f64`` (``features`` only): the key projections of the 2-token sequence, ``[layers, 2, hidden]``. The bias of
   a key adds the same number to all scores of a query, which softmax takes away again: no output can show it.
 
-transformers has no JinaBERT: what is compared there is ``numpy_encoders.jina``.
+transformers has no JinaBERT: what is compared there is ``numpy_encoders.jina``. It has had no relative positions since
+version 5: ``numpy_encoders.relative``, which is held against transformers where that is of version 4.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 from checkpoints import CASES, ENTITY_CASES, ENTITY_TEXTS, Case, Inputs, digest, inputs_of, make_case
-from numpy_encoders import jina
+from numpy_encoders import jina, relative
+from relative_checkpoints import is_relative
 from safetensors.numpy import load_file
 from transformers_form import transformers_form
 
@@ -33,8 +36,14 @@ SEQUENCE_OF_KEYS = 1
 
 def transformers_outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -> dict[str, np.ndarray[Any, Any]]:
     """Runs the checkpoint with transformers, one sequence at a time (no padding), in ``float32`` or ``float64``."""
-    if case.arch == "jina_bert":
-        return _packed(folder, case, inputs, *_by_numpy(folder, case, inputs, dtype))
+    of_distances = is_relative(case.options.get("config", {}))
+    if case.arch == "jina_bert" or of_distances:
+        import transformers
+
+        made = _packed(folder, case, inputs, *_by_numpy(folder, case, inputs, dtype))
+        if of_distances and transformers.__version__.startswith("4."):
+            _need_alike(case, dtype, made, _outputs(folder, case, inputs, dtype))
+        return made
     with tempfile.TemporaryDirectory() as place:
         return _outputs(transformers_form(folder, case, Path(place) / "form"), case, inputs, dtype)
 
@@ -42,14 +51,25 @@ def transformers_outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -
 def _by_numpy(
     folder: Path, case: Case, inputs: Inputs, dtype: str
 ) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
-    """The rows of every sequence and the keys of one, of a model that transformers does not have."""
+    """The rows of every sequence and the keys of one, of a model that transformers does not have (any more)."""
     tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
     types = inputs.token_type_ids or [None] * len(inputs.token_ids)
+    encoder = jina if case.arch == "jina_bert" else relative
     made = [
-        jina(tensors, config, case.head, ids, kinds, np.dtype(dtype))
+        encoder(tensors, config, case.head, ids, kinds, np.dtype(dtype))
         for ids, kinds in zip(inputs.token_ids, types, strict=True)
     ]
     return [rows for rows, _ in made], made[SEQUENCE_OF_KEYS][1]
+
+
+def _need_alike(case: Case, dtype: str, made: dict[str, Any], theirs: dict[str, Any]) -> None:
+    import transformers
+
+    for name, wanted in theirs.items():
+        off, most = np.abs(made[name] - wanted).max(), 1e-13 if dtype == "float64" else 1e-5
+        print(f"{case.name} {name} {dtype}: {off:.1e} off transformers {transformers.__version__}", flush=True)
+        if off > most * np.abs(wanted).max():
+            raise RuntimeError(f"{case.name}: {name} is {off} off what transformers answers in {dtype}")
 
 
 def _outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -> dict[str, np.ndarray[Any, Any]]:
@@ -65,8 +85,8 @@ def _outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -> dict[str, 
         "answer": transformers.AutoModelForQuestionAnswering,
         "fill_mask": transformers.AutoModelForMaskedLM,
     }
-    # The eager form of ModernBERT's attention takes its softmax in float32, whatever the model's dtype is.
-    attention = "sdpa" if case.arch == "modernbert" else "eager"
+    # The eager form of their attention takes its softmax in float32, whatever the model's dtype is.
+    attention = "sdpa" if case.arch in ("modernbert", "eurobert") else "eager"
     # Some models have no head for answers; the folder then has it as one that labels tokens.
     answers = json.loads((folder / "config.json").read_text())["architectures"][0].endswith("QuestionAnswering")
     kind = "tag" if case.head == "answer" and not answers else case.head
@@ -83,6 +103,8 @@ def _outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -> dict[str, 
             module.register_forward_hook(lambda module, args, result: keys.append(result[0].numpy()))
         elif name.endswith(".Wqkv"):
             module.register_forward_hook(lambda module, args, result: keys.append(result[0].chunk(3, -1)[1].numpy()))
+        elif type(module).__name__ == "EuroBertRMSNorm" and dtype == "float64":
+            module.forward = partial(_norm_in_float64, module)
         elif name.endswith("rotary_emb") and dtype == "float64":
             module.register_forward_hook(_angles_in_float64, with_kwargs=True)
     parts, kept_keys = [], []
@@ -110,7 +132,7 @@ def _outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -> dict[str, 
                 parts.append(answer.logits[0].numpy() if case.head != "classify" else answer.logits.numpy())
             if index == SEQUENCE_OF_KEYS:
                 # DeBERTa's layers project positions as they do keys.
-                kept_keys = [key for key in keys if len(key) == len(ids)]
+                kept_keys = [_of_all_heads(key, model.config) for key in keys if len(key) == len(ids)]
     return _packed(folder, case, inputs, parts, kept_keys)
 
 
@@ -126,6 +148,21 @@ def _packed(folder: Path, case: Case, inputs: Inputs, parts: list[Any], keys: li
     if case.head == "features":
         return {"last_hidden_state": packed, "key": np.stack(keys)}
     return {"logits": packed[inputs.select] if case.head == "fill_mask" else packed}
+
+
+def _of_all_heads(key: np.ndarray[Any, Any], config: Any) -> np.ndarray[Any, Any]:
+    """Keys that heads share, once for each of them."""
+    heads = config.num_attention_heads
+    groups = getattr(config, "num_key_value_heads", heads)
+    parts = key.reshape(len(key), groups, -1)
+    return np.repeat(parts, heads // groups, axis=1).reshape(len(key), -1)
+
+
+def _norm_in_float64(module: Any, x: Any) -> Any:
+    """EuroBERT's norm in its own dtype: transformers rounds what it reads to float32, always."""
+    import torch
+
+    return module.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon))
 
 
 def _angles_in_float64(module: Any, args: Any, kwargs: Any, result: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Writes ``golden/onnx``, exports by torch's two exporters that tests read without torch.
+"""Writes ``golden/onnx``, exports by torch's two exporters, some of them optimised, that tests read without torch.
 
-Run with torch (2.13), transformers (5.23), onnx and onnxscript: ``python tests/make_onnx_exports.py [NAME ...]``. The
+Run with torch (2.13), transformers (5.23), onnx, onnxscript and, for what is done to exports, onnxruntime (1.32):
+``python tests/make_onnx_exports.py [NAME ...]``. The
 weights are those of ``checkpoints.py``; sentence embeddings are pooled as sentence-transformers' modules do it.
 """
 
@@ -8,17 +9,21 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
+import onnxruntime
 import torch
 import transformers
 from onnx_files import CASES, Export, checkpoint_of
+from onnxruntime.transformers import float16, fusion_options, optimizer
 from safetensors.torch import load_file
 
 __all__ = ["export"]
 
+_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _HEADS = {
     "features": ("AutoModel", ["last_hidden_state"]),
     "embed": ("AutoModel", ["sentence_embedding"]),
@@ -60,7 +65,10 @@ class Wrapped(torch.nn.Module):
 def export(case: Export, folder: Path, out: Path) -> None:
     """Exports the checkpoint in ``folder`` to the file ``out``."""
     kind, outputs = _HEADS[case.head]
-    model = getattr(transformers, kind).from_pretrained(folder, attn_implementation=case.attention).eval()
+    model = getattr(transformers, kind).from_pretrained(
+        folder, attn_implementation=case.attention, dtype=_DTYPES[case.dtype]
+    )
+    model.eval()
     ids = torch.randint(5, 20, (2, 7))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if case.arch in ("bert", "electra", "albert"):
@@ -91,6 +99,36 @@ def export(case: Export, folder: Path, out: Path) -> None:
     program.save(str(out), external_data=False)
 
 
+def _optimise(path: Path, *, heads: bool) -> None:
+    options = fusion_options.FusionOptions("bert")
+    options.use_multi_head_attention = heads
+    made = optimizer.optimize_model(
+        str(path), "bert", num_heads=4, hidden_size=32, optimization_options=options, opt_level=0
+    )
+    made.save_model_to_file(str(path))
+
+
+def _open_session(path: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(path)
+    onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def _halve(path: Path) -> None:
+    made = float16.convert_float_to_float16(onnx.load(str(path)), keep_io_types=True, disable_shape_infer=True)
+    onnx.save(made, str(path))
+
+
+_STEPS: dict[str, Callable[[Path], None]] = {
+    "transformers": lambda path: _optimise(path, heads=False),
+    "heads": lambda path: _optimise(path, heads=True),
+    "session": _open_session,
+    "f16": _halve,
+}
+"""``Export.then``: what is done to a file, in its place."""
+
+
 def main(names: Sequence[str]) -> None:
     target = Path(__file__).parent / "golden" / "onnx"
     target.mkdir(exist_ok=True)
@@ -101,6 +139,8 @@ def main(names: Sequence[str]) -> None:
             folder = Path(scratch) / "model"
             checkpoint_of(case, folder)
             export(case, folder, target / case.file)
+            for step in case.then:
+                _STEPS[step](target / case.file)
 
 
 if __name__ == "__main__":

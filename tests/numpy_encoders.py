@@ -1,4 +1,4 @@
-"""Encoders that transformers does not have, once more: a page of NumPy, one sequence at a time, in float64.
+"""Encoders that transformers does not have (any more), once more: a page of NumPy, one sequence at a time, in float64.
 
 Written from what is published of the models' own code, for tests to compare with; it shares nothing with encast. Rotary
 positions are products of complex numbers here, distances are counted one by one.
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["jina", "nomic_own"]
+__all__ = ["jina", "nomic_own", "relative"]
 
 Array = np.ndarray[Any, Any]
 Tensors = Mapping[str, Array]
@@ -125,6 +125,63 @@ def jina(
         gate = np.maximum(gate, 0) if config["feed_forward_type"] == "reglu" else _gelu(gate)
         x = w.norm(x + w.linear(gate * up, f"{at}.mlp.wo"), f"{at}.mlp.layernorm", eps)
     return _bert_head(w, config, head, x, eps), keys
+
+
+def relative(
+    tensors: Tensors,
+    config: Mapping[str, Any],
+    head: str,
+    ids: Sequence[int],
+    types: Sequence[int] | None = None,
+    dtype: Any = np.float64,
+) -> tuple[Array, list[Array]]:
+    """BERT, RoBERTa, ELECTRA and ALBERT with vectors of distances; what ``jina`` returns.
+
+    By the formulas of Shaw et al. 2018 (section 3.2, keys alone: relative_key) and Huang et al. 2020 (method 4:
+    relative_key_query). Tokens know no place of their own. ALBERT adds to scores that are divided already.
+    """
+    prefixes = ("bert.", "roberta.", "electra.", "albert.")
+    w = _Weights(tensors, next((one for one in prefixes if any(name.startswith(one) for name in tensors)), ""), dtype)
+    eps, heads, albert = config["layer_norm_eps"], config["num_attention_heads"], config["model_type"] == "albert"
+    x = w["embeddings.word_embeddings.weight"][list(ids)]
+    x = x + w["embeddings.token_type_embeddings.weight"][list(types or [0] * len(ids))]
+    x = w.norm(x, "embeddings.LayerNorm", eps)
+    for path in ("embeddings_project", "encoder.embedding_hidden_mapping_in"):
+        if f"{w.prefix}{path}.weight" in w.tensors:
+            x = w.linear(x, path)
+    keys = []
+    for layer in range(config["num_hidden_layers"]):
+        if albert:
+            group = layer * config["num_hidden_groups"] // config["num_hidden_layers"]
+            at = f"encoder.albert_layer_groups.{group}.albert_layers.0"
+            own, parts = f"{at}.attention", ("attention.dense", "attention.LayerNorm", "ffn", "ffn_output")
+            last = "full_layer_layer_norm"
+        else:
+            at = f"encoder.layer.{layer}"
+            own, last = f"{at}.attention.self", "output.LayerNorm"
+            parts = ("attention.output.dense", "attention.output.LayerNorm", "intermediate.dense", "output.dense")
+        q, k, v = (w.linear(x, f"{own}.{part}") for part in ("query", "key", "value"))
+        keys.append(k)
+        added = _distance_scores(q, k, w[f"{own}.distance_embedding.weight"], heads, config, albert)
+        mixed, norm, up, down = (f"{at}.{part}" for part in parts)
+        x = w.norm(x + w.linear(_attention(q, k, v, heads, added), mixed), norm, eps)
+        x = w.norm(x + w.linear(_gelu(w.linear(x, up)), down), f"{at}.{last}", eps)
+    return _bert_head(w, config, head, x, eps), keys
+
+
+def _distance_scores(q: Array, k: Array, table: Array, heads: int, config: Mapping[str, Any], divided: bool) -> Array:
+    """Pair by pair; ``divided``: the scores, to which they are added, are, and these stay as they are."""
+    size, length = q.shape[1] // heads, len(q)
+    made = np.zeros((heads, length, length), q.dtype)
+    for head in range(heads):
+        columns = slice(head * size, (head + 1) * size)
+        for i in range(length):
+            for j in range(length):
+                vector = table[i - j + config["max_position_embeddings"] - 1]
+                made[head, i, j] = q[i, columns] @ vector
+                if config["position_embedding_type"] == "relative_key_query":
+                    made[head, i, j] += k[j, columns] @ vector
+    return made if divided else made / math.sqrt(size)
 
 
 def _bert_head(w: _Weights, config: Mapping[str, Any], head: str, x: Array, eps: float) -> Array:

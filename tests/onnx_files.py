@@ -10,20 +10,25 @@ from typing import Any
 
 import numpy as np
 from checkpoints import make_checkpoint
+from safetensors.numpy import load_file, save_file
 
 __all__ = [
     "CASES",
+    "QUANTISED",
     "Export",
+    "QuantisedExport",
     "checkpoint_of",
     "field_bytes",
     "input_bytes",
     "model_bytes",
     "node_bytes",
+    "quantised_texts",
+    "rounded",
     "tensor_bytes",
     "varint",
 ]
 
-_KINDS = {"f4": 1, "u1": 2, "i1": 3, "i4": 6, "i8": 7, "b1": 9, "f2": 10, "f8": 11}
+_KINDS = {"f4": 1, "u1": 2, "i1": 3, "u2": 4, "i2": 5, "i4": 6, "i8": 7, "b1": 9, "f2": 10, "f8": 11}
 
 
 def varint(value: int) -> bytes:
@@ -107,7 +112,13 @@ def model_bytes(
 
 @dataclass(frozen=True)
 class Export:
-    """``arch`` and ``head`` as ``make_checkpoint`` takes them; ``exporter`` is ``torchscript`` or ``dynamo``."""
+    """``arch`` and ``head`` as ``make_checkpoint`` takes them; ``exporter`` is ``torchscript`` or ``dynamo``.
+
+    ``dtype``: that of the model in torch. ``then``: what was done to its export, in order: ``transformers`` and
+    ``heads`` are onnxruntime.transformers' optimiser, the latter with MultiHeadAttention; ``session`` is a session of
+    ONNX Runtime that writes its graph; ``f16`` is the converter of onnxruntime and onnxconverter-common, which leaves
+    inputs and outputs in f32.
+    """
 
     arch: str
     head: str
@@ -115,10 +126,18 @@ class Export:
     exporter: str
     attention: str = "sdpa"
     options: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str = "f32"
+    then: tuple[str, ...] = ()
 
     @property
     def file(self) -> str:
-        return f"{self.arch}-{self.head}-{self.exporter}-{self.opset}.onnx"
+        narrow = () if self.dtype == "f32" else (f"torch-{self.dtype}",)
+        return "-".join((self.arch, self.head, self.exporter, str(self.opset), *narrow, *self.then)) + ".onnx"
+
+    @property
+    def numbers(self) -> str:
+        """What the weights are rounded to: f32, f16 or bf16."""
+        return "f16" if "f16" in self.then else self.dtype
 
 
 CASES = [
@@ -139,10 +158,111 @@ CASES = [
     Export("albert", "features", 18, "dynamo", options={"layers": 4, "groups": 2}),
     Export("albert", "tag", 17, "torchscript", options={"inner_group": 2}),
     Export("albert", "fill_mask", 14, "torchscript", options={"layers": 2}),
-]
+    Export("bert", "features", 11, "torchscript", "eager", then=("transformers",)),
+    Export("bert", "features", 11, "torchscript", "eager", then=("heads",)),
+    Export("bert", "fill_mask", 14, "torchscript", options={"activation": "gelu_new"}, then=("transformers",)),
+    Export("roberta", "classify", 18, "dynamo", then=("session",)),
+    Export("mpnet", "features", 13, "torchscript", "eager", then=("session",)),
+    Export("distilbert", "embed", 18, "dynamo", options={"pooling": ("max",), "dense": ((12, "Tanh"),)},
+           then=("session",)),
+    Export("bert", "features", 14, "torchscript", "eager", dtype="f16"),
+    Export("bert", "features", 18, "dynamo", dtype="bf16"),
+    Export("bert", "features", 11, "torchscript", "eager", then=("f16",)),
+    Export("bert", "embed", 17, "torchscript", options={"pooling": ("mean",), "normalize": True}, then=("f16",)),
+    Export("mpnet", "features", 13, "torchscript", "eager", then=("f16",)),
+    Export("bert", "features", 11, "torchscript", "eager", then=("transformers", "f16")),
+    Export("distilbert", "answer", 18, "dynamo", then=("transformers", "f16")),
+    Export("electra", "classify", 17, "torchscript", then=("transformers", "f16")),
+]  # fmt: skip
 
 
 def checkpoint_of(export: Export, folder: Path) -> Path:
-    """The checkpoint that an export was made of, written into ``folder``."""
+    """The checkpoint that an export was made of, written into ``folder``.
+
+    Its weights are f32, rounded as the export's.
+    """
     sizes: dict[str, Any] = {"layers": 1, "hidden": 32, "heads": 4, "inner": 40, "vocab": 60, "positions": 24}
-    return make_checkpoint(folder, export.arch, export.head, **{**sizes, **export.options})
+    make_checkpoint(folder, export.arch, export.head, **{**sizes, **export.options})
+    for path in folder.glob("**/*.safetensors"):
+        save_file({name: rounded(array, export.numbers) for name, array in load_file(path).items()}, path)
+    return folder
+
+
+def rounded(array: np.ndarray[Any, Any], numbers: str) -> np.ndarray[Any, Any]:
+    """f32 with the numbers of f16 or bf16."""
+    if numbers == "f16":
+        return array.astype(np.float16).astype(np.float32)
+    if numbers == "bf16":
+        mantissa, exponent = np.frexp(array)
+        return np.ldexp(np.rint(mantissa * 256.0), exponent - 8).astype(np.float32)
+    return array
+
+
+# Quantised exports that are kept
+
+
+@dataclass(frozen=True)
+class QuantisedExport:
+    """``export``: a file of ``golden/onnx``; ``options``: of ONNX Runtime's ``quantize_dynamic``, or of
+    ``quantize_static`` with pairs of QuantizeLinear and DequantizeLinear; ``prepared``: by ``quant_pre_process``."""
+
+    export: str
+    name: str
+    options: Mapping[str, Any]
+    static: bool = False
+    prepared: bool = False
+
+    @property
+    def file(self) -> str:
+        return self.export.replace(".onnx", f"-{self.name}.onnx")
+
+    @property
+    def case(self) -> Export:
+        return next(case for case in CASES if case.file == self.export)
+
+
+_PRODUCTS = ["MatMul", "Gemm"]
+QUANTISED = [
+    QuantisedExport("bert-features-torchscript-11.onnx", "dynamic-s8", {"weight_type": "QInt8"}),
+    QuantisedExport("bert-classify-torchscript-14.onnx", "dynamic-u8", {"weight_type": "QUInt8"}),
+    QuantisedExport(
+        "mpnet-features-torchscript-13.onnx",
+        "dynamic-channels",
+        {"weight_type": "QInt8", "per_channel": True, "reduce_range": True},
+    ),
+    QuantisedExport(
+        "distilbert-answer-torchscript-14.onnx",
+        "dynamic-all-products",
+        {"op_types_to_quantize": ["MatMul"], "extra_options": {"MatMulConstBOnly": False}},
+    ),
+    QuantisedExport(
+        "bert-fill_mask-dynamo-18.onnx",
+        "dynamic-prepared",
+        {"weight_type": "QUInt8", "per_channel": True, "reduce_range": True},
+        prepared=True,
+    ),
+    QuantisedExport(
+        "bert-tag-dynamo-20.onnx",
+        "static-products",
+        {"op_types_to_quantize": _PRODUCTS, "per_channel": True, "activation_type": "QUInt8", "weight_type": "QInt8"},
+        static=True,
+    ),
+    QuantisedExport(
+        "electra-classify-torchscript-17.onnx",
+        "static-u8",
+        {"op_types_to_quantize": _PRODUCTS, "activation_type": "QUInt8", "weight_type": "QUInt8"},
+        static=True,
+    ),
+    QuantisedExport(
+        "bert-features-dynamo-18.onnx",
+        "static-everything",
+        {"activation_type": "QInt8", "weight_type": "QInt8"},
+        static=True,
+    ),
+]
+
+
+def quantised_texts() -> list[list[int]]:
+    """The token ids whose answers by ONNX Runtime are kept beside the quantised exports."""
+    random = np.random.RandomState(1)
+    return [random.randint(5, 50, length).tolist() for length in (7, 12, 3, 20)]

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 __all__ = ["transformers_form"]
 
 # Model types without this head in transformers: it is that of token classification, by another name.
-_WITHOUT_ANSWERS = ("nomic_bert", "gte", "new")
+_WITHOUT_ANSWERS = ("nomic_bert", "gte", "new", "eurobert")
 
 
 def transformers_form(folder: Path, case: Case, place: Path) -> Path:

@@ -156,10 +156,13 @@ inline AttentionArgs attention_args(const Binder& binder, const StepDecl& decl, 
   args.bias = binder.data<float>(decl.bias);
   args.bias_len = decl.bias < 0 ? 0 : (binder.weight(decl.bias).cols + 1) / 2;
   args.reach = decl.reach;
+  args.seen = decl.unseen < 0 ? nullptr : share.chunk.seen.data();
   args.key_table = binder.data<float>(decl.key_table);
   args.query_table = binder.data<float>(decl.query_table);
   if (const int table = decl.key_table < 0 ? decl.query_table : decl.key_table; table >= 0) {
-    args.table_columns = binder.weight(table).rows / (args.heads * args.head_dim) * 16;
+    args.shared_tables = decl.shared_tables;
+    args.table_columns =
+        binder.weight(table).rows / (decl.shared_tables ? 1 : args.heads) / args.head_dim * 16;
   }
   args.out = f32_out(share, decl.out);
   args.out_stride = stride(share, decl.out);

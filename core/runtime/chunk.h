@@ -27,6 +27,7 @@ struct Chunk {
   std::vector<int32_t> positions;           // [tokens], of the embed step
   std::vector<int32_t> cu_seqlens;          // [seqs + 1], from 0
   std::vector<int32_t> first_rows;          // [seqs]
+  std::vector<int32_t> seen;                // [seqs], of attention that hides keys
   std::vector<int32_t> selected_rows;       // [selected], from the chunk's first token
   std::vector<int32_t> attention_order;     // [seqs], longest first
   std::vector<Range> head_groups;           // of sequences, see head_tasks.h

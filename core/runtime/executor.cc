@@ -84,6 +84,7 @@ Executor::Executor(Plan plan, std::shared_ptr<const Weights> weights, TeamOption
   for (size_t index = 0; index < plan_.steps.size(); ++index) {
     steps_.push_back(bind_step(plan_, index, weights_->data()));
     if (plan_.steps[index].kind == StepKind::embed) embed_ = &plan_.steps[index];
+    if (plan_.steps[index].unseen >= 0) hides_ = &plan_.steps[index];
   }
   int64_t scratch = 0;
   for (const StageDecl& stage : plan_.stages) {
@@ -118,6 +119,7 @@ Executor::Executor(Plan plan, std::shared_ptr<const Weights> weights, TeamOption
   chunk_.positions.resize(size);
   chunk_.cu_seqlens.resize(size + 1);
   chunk_.first_rows.resize(size);
+  chunk_.seen.resize(hides_ == nullptr ? 0 : size);
   chunk_.selected_rows.resize(size);
   chunk_.attention_order.resize(size);
   chunk_.head_groups.resize(plan_.head_tokens > 0 ? size : 0);
@@ -209,6 +211,18 @@ void Executor::fill_positions() {
   }
 }
 
+// As op seen_tokens counts them.
+void Executor::fill_seen() {
+  for (int64_t seq = 0; seq < chunk_.count(Rows::seqs); ++seq) {
+    const int32_t first = chunk_.cu_seqlens[static_cast<size_t>(seq)];
+    const int32_t end = chunk_.cu_seqlens[static_cast<size_t>(seq) + 1];
+    const int32_t least = std::max(end - first - hides_->most_unseen, 1);
+    int32_t seen = end - first;
+    while (seen > least && chunk_.token_ids[first + seen - 1] == hides_->unseen) --seen;
+    chunk_.seen[static_cast<size_t>(seq)] = seen;
+  }
+}
+
 // Fills the chunk with whole sequences from first_seq on; returns the sequence after the last.
 int64_t Executor::prepare(const Request& request, int64_t first_seq, int64_t& first_selected) {
   const int32_t start = request.cu_seqlens[first_seq];
@@ -236,6 +250,7 @@ int64_t Executor::prepare(const Request& request, int64_t first_seq, int64_t& fi
   for (size_t step = 0; step < steps_.size(); ++step)
     chunk_.next_task[step].store(0, std::memory_order_relaxed);
   if (embed_ != nullptr && embed_->position >= 0) fill_positions();
+  if (hides_ != nullptr) fill_seen();
   if (plan_.head_tokens > 0) {
     const std::span<const int32_t> cu_seqlens(chunk_.cu_seqlens.data(), static_cast<size_t>(seqs) + 1);
     chunk_.head_groups_used = group_sequences(cu_seqlens, plan_.head_tokens, chunk_.head_groups);

@@ -113,6 +113,7 @@ class Executor {
   void check(const OutputDecl& output, const Request& request) const;
   int64_t prepare(const Request& request, int64_t first_seq, int64_t& first_selected);
   void fill_positions();
+  void fill_seen();
 
   struct Unmap {
     size_t bytes;
@@ -125,6 +126,7 @@ class Executor {
   std::vector<std::unique_ptr<HeadStage>> heads_;  // of every stage; null for most
   std::vector<std::vector<Stage>> stages_;         // that every output needs
   const StepDecl* embed_ = nullptr;
+  const StepDecl* hides_ = nullptr;  // an attention that hides keys; all of the plan hide the same
   int64_t arena_bytes_ = 0;
   std::unique_ptr<std::byte, Unmap> arena_;
   std::byte* block_memory_ = nullptr;  // of all threads, one after the other

@@ -102,7 +102,7 @@ void HeadStage::attend(const Share& share, int64_t task) const {
   args.heads = static_cast<int32_t>(heads_);
   if (args.bias != nullptr) args.bias += first_head * (2 * args.bias_len - 1);
   for (const float** table : {&args.key_table, &args.query_table}) {
-    if (*table != nullptr) *table += first_head * head_dim_ * args.table_columns;
+    if (*table != nullptr && !args.shared_tables) *table += first_head * head_dim_ * args.table_columns;
   }
   args.out += first_head * head_dim_;
   const AttentionFn attend = attend_(share.rows.end - share.rows.begin);

@@ -96,8 +96,10 @@ struct StepDecl {
   int key_table = -1, query_table = -1;
   float eps = 0, factor = 1;
   int32_t heads = 0, reach = 0, offset = 0, skip = -1, column = 0;
+  int32_t unseen = -1, most_unseen = 0;  // see op seen_tokens: its token, -1 without it, and its most
   bool zero_point = false;
-  float q8_scale = 0;  // of every row of a narrow output; 0: each row has its own
+  bool shared_tables = false;  // key_table and query_table are those of all heads
+  float q8_scale = 0;          // of every row of a narrow output; 0: each row has its own
   int32_t q8_zero = 0;
   Activation act = Activation::none;
   bool coarse = false;  // the activation's coarse form, see simd/activation.h

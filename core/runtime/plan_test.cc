@@ -160,6 +160,27 @@ ENCAST_TEST(tables_of_distances) {
           with("value v0", "weight w12 f32 dense 144 16 @19456\nvalue v0", good));
 }
 
+// Seven blocks of sixteen for all heads: half as many rows.
+ENCAST_TEST(tables_of_distances_for_all_heads) {
+  const std::string good = with("dense 112 16", "dense 56 16",
+                                with("query_table=w11", "query_table=w11 shared_tables=1", distances_plan()));
+  CHECK(Plan::parse(good).steps[2].shared_tables);
+  CHECK(!Plan::parse(distances_plan()).steps[2].shared_tables);
+  refused("shared_tables=1 ", "", "not heads x blocks", good);
+  refused("dense 56 16", "dense 40 16", "does not hold the distances", good);
+  refused("dense 56 16", "dense 64 16", "does not hold the distances", good);
+  refused("dense 56 16", "dense 55 16", "not heads x blocks", good);
+  refused("heads=2 factor", "shared_tables=1 heads=2 factor", "shares tables that it does not have");
+}
+
+// A norm without beta is one by the root mean square; one of the embeddings has both or none.
+ENCAST_TEST(norms_without_beta) {
+  const std::string good = with("gamma=w3 beta=w4 eps=1e-5", "gamma=w3 eps=1e-5");
+  for (const StepDecl& step : Plan::parse(good).steps) CHECK(step.kind != StepKind::norm || step.beta < 0);
+  refused("name=norm x=v4 other=v0 gamma=w3 ", "name=norm x=v4 other=v0 ", "lacks gamma=", good);
+  refused("name=norm x=v4 other=v0 gamma=w3", "name=norm x=v4 other=v0 gamma=w0", "vector of the wrong size", good);
+}
+
 // The good plan with windows of three tokens around the embeddings, beside the norm.
 ENCAST_TEST(windows_of_tokens) {
   std::string good = with("@-\nstage", "@-\nvalue v10 f32 tokens 48 @65536\nstage");
@@ -201,6 +222,18 @@ ENCAST_TEST(local_attention) {
   const std::string both = with("x=v2 heads=2 ", "x=v2 bias=w11 heads=2 ", biased);
   CHECK_EQ(Plan::parse(both).steps[2].bias, 11);
   refused("factor=0.35 ", "factor=0.35 reach=4 ", "both a reach and a bias", both);
+}
+
+ENCAST_TEST(hidden_keys) {
+  const std::string good = with("factor=0.35 ", "factor=0.35 reach=4 unseen=7 most_unseen=4 ");
+  CHECK_EQ(Plan::parse(good).steps[2].unseen, 7);
+  CHECK_EQ(Plan::parse(good).steps[2].most_unseen, 4);
+  CHECK_EQ(Plan::parse(kGood).steps[2].unseen, -1);
+  refused("unseen=7", "unseen=-1", "unseen is '-1'", good);
+  refused("most_unseen=4", "most_unseen=0", "most_unseen is '0'", good);
+  refused("most_unseen=4", "most_unseen=5", "more keys than it reaches", good);
+  refused("unseen=7 ", "", "unseen or most_unseen alone", good);
+  refused("most_unseen=4 ", "", "unseen or most_unseen alone", good);
 }
 
 ENCAST_TEST(grammar) {

@@ -10,10 +10,10 @@ from pathlib import Path
 import encast._core as _core
 import encast.artifact as artifact
 from encast.archs import TASKS, build_graph
-from encast.errors import CheckpointError, InputError
+from encast.errors import CheckpointError, InputError, need_modules
 from encast.importers import Checkpoint, checkpoint_name, open_checkpoint
 from encast.ir import Graph
-from encast.passes import SPARSE, FusionReport, optimise
+from encast.passes import SPARSE, FusionReport, count_fixed, optimise, stored_ranges
 from encast.quant import Calibration, QuantSpec
 
 __all__ = ["check_sparse", "compile"]
@@ -32,6 +32,7 @@ def compile(
     strict: bool = False,
     exact: bool = False,
     sparse: str = "never",
+    verify: bool | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Compiles the checkpoint ``source``, as ``open_checkpoint`` takes it, and returns the path of the artifact.
@@ -46,7 +47,12 @@ def compile(
     ISA level (``ENCAST_ISA`` names another one). ``exact``: exp, erf and tanh by
     libm instead of polynomials. ``calibration``: what ``encast.calibrate`` returned for this checkpoint and ``quant``,
     if that asks for static activations or moved outliers; else None, since scales of activations are found at run time,
-    a row at a time. ``progress(stage, done, total)`` is called as the work goes on.
+    a row at a time. A checkpoint that is quantised already may fix the ranges of activations: where it does for every
+    int8 product they are taken without a ``quant``, and with one that asks for static activations.
+    ``verify``: whether ONNX Runtime answers random tokens by the ONNX file as the artifact does; the
+    difference goes on the card, and a file of which the answers differ is not compiled. By default it is done where
+    the checkpoint is an ONNX file and ONNX Runtime is installed, and where that cannot run the file the card says why.
+    ``progress(stage, done, total)`` is called as the work goes on.
 
     Raises ``InputError`` for bad options, ``CheckpointError`` or ``UnsupportedModelError`` for a checkpoint that
     cannot be used, and ``ResourceError`` when the artifact cannot be written. ``out`` then stays as it was.
@@ -59,13 +65,26 @@ def compile(
     target = artifact.check_target(out if out is not None else f"{checkpoint_name(source)}.encast")
     report_progress("import", 0, 1)
     checkpoint = open_checkpoint(source)
+    check = _check(checkpoint, verify)
     report_progress("build", 0, 1)
     graph = build_graph(checkpoint, task)
     _check_tokenizer(checkpoint, graph)
+    _check_lengths(checkpoint, graph)
     report_progress("optimise", 0, 1)
+    fixed, stored = count_fixed(graph, spec), False
+    if calibration is None and (quant is None or spec.activations == "static"):
+        spec, calibration = stored_ranges(graph, spec) or (spec, None)
+        stored = calibration is not None
     isa = _core.isa_best() if sparse == "auto" else ""
     graph, fusions = optimise(graph, spec, calibration=calibration, strict=strict, exact=exact, sparse=sparse, isa=isa)
     card = _card(checkpoint, graph, spec, fusions, sparse)
+    if checkpoint.export is not None and checkpoint.export.quantised:
+        card["quantised"] = {
+            "rows": checkpoint.export.quantised,
+            "ranges": {"stored": fixed[0], "values": fixed[1], "used": stored},
+            "left_out": checkpoint.export.elsewhere,
+            "kept": {name: list(rows) for name, rows in fusions.kept.items()},
+        }
     if sparse == "auto":
         card["sparse_for"] = isa
     return artifact.write(
@@ -74,7 +93,35 @@ def compile(
         checkpoint.tokenizer.json,
         card,
         progress=lambda done, total: report_progress("store", done, total),
+        check=check,
     )
+
+
+def _check(checkpoint: Checkpoint, verify: bool | None) -> Callable[[Path], dict[str, object]] | None:
+    """What verifies the artifact, if anything does."""
+    if verify and not checkpoint.onnx:
+        raise InputError(
+            f"{checkpoint.source}: verify compares with ONNX Runtime, and this is no ONNX file; leave it out"
+        )
+    if verify:
+        need_modules("verify", "onnxruntime")
+    if verify is False or not checkpoint.onnx:
+        return None
+    from encast.verify import NotComparedError, installed, verify_onnx  # here: others need nothing that runs a model
+
+    export = checkpoint.export
+    if export is None or not installed():
+        return None
+
+    def check(made: Path) -> dict[str, object]:
+        try:
+            return {"verified": verify_onnx(made, checkpoint.path / checkpoint.onnx, arithmetic=export.arithmetic)}
+        except NotComparedError as error:
+            if verify:
+                raise
+            return {"verified": {"skipped": str(error)}}
+
+    return check
 
 
 def _spec(dtype: str, quant: QuantSpec | None) -> QuantSpec:
@@ -111,10 +158,21 @@ def _check_tokenizer(checkpoint: Checkpoint, graph: Graph) -> None:
         )
 
 
+def _check_lengths(checkpoint: Checkpoint, graph: Graph) -> None:
+    form = checkpoint.token_form if graph.meta.task == "embed_tokens" else None
+    for kind, length in () if form is None else (("queries", form.query_length), ("documents", form.document_length)):
+        if length is not None and length > graph.meta.max_len:
+            raise CheckpointError(
+                f"{checkpoint.path}: {kind} may have {length} tokens, and the positions of the model end at "
+                f"{graph.meta.max_len}; correct the lengths in the checkpoint"
+            )
+
+
 def _card(
     checkpoint: Checkpoint, graph: Graph, spec: QuantSpec, fusions: FusionReport, sparse: str
 ) -> dict[str, object]:
     tokenizer, modules = checkpoint.tokenizer, checkpoint.modules
+    form = checkpoint.token_form if graph.meta.task == "embed_tokens" else None
     return {
         "source": checkpoint.provenance,
         "arch": graph.meta.arch,
@@ -134,4 +192,6 @@ def _card(
         "splade": None
         if modules is None or modules.splade is None
         else asdict(modules.splade.within(graph.meta.vocab)),
+        "token_form": None if form is None else form.to_json(),
+        "unweighted": None if graph.meta.task != "embed_sparse" or checkpoint.m3 is None else checkpoint.unweighted,
     }

@@ -12,13 +12,14 @@ import numpy as np
 from encast.backends.base import Runnable, check_request
 from encast.backends.devices import find_device
 from encast.batch import Batch, int32_vector
-from encast.errors import InputError, StrictError
-from encast.ir.meta import SPLADE_ACTIVATIONS
+from encast.errors import ArtifactError, InputError, StrictError
+from encast.ir.meta import HEADS, SPLADE_ACTIVATIONS, TokenForm
 from encast.ir.types import ValueType
 from encast.tasks.answer import Answer, answer
 from encast.tasks.classify import Classification, classify
 from encast.tasks.embed import embed
 from encast.tasks.embed_sparse import SparseVector, embed_sparse
+from encast.tasks.embed_tokens import Kind, TokenVectors, embed_tokens
 from encast.tasks.fill_mask import Candidate, fill_mask
 from encast.tasks.rerank import rerank
 from encast.tasks.session import F32, Session, Steps, drive, need_count
@@ -57,7 +58,7 @@ class Engine:
 
     @property
     def task(self) -> str:
-        """What the artifact was compiled for: features, embed, embed_sparse, classify, tag, answer or fill_mask."""
+        """What the artifact was compiled for, one of ``encast.ir.meta.HEADS``: features, embed, classify, ..."""
         return self.meta.task
 
     @property
@@ -160,6 +161,22 @@ class Engine:
             embed_sparse(self.session, texts, on_long=on_long, prompt_name=prompt_name, max_active_dims=max_active_dims)
         )
 
+    def embed_tokens(
+        self,
+        texts: Sequence[str],
+        *,
+        kind: Kind = "document",
+        on_long: OnLong = "truncate",
+        prompt_name: str | None = None,
+    ) -> list[TokenVectors]:
+        """Embeddings of tokens: for every text ``f32[tokens, dim]``, vectors of length 1, and the id of each token.
+
+        ``kind``: "query" or "document", which the model reads differently, see
+        ``encast.tasks.embed_tokens.embed_tokens``. ``encast.tasks.max_sim`` scores a document for a query. Prompts are
+        as in ``embed``.
+        """
+        return self.drive(embed_tokens(self.session, texts, kind=kind, on_long=on_long, prompt_name=prompt_name))
+
     def classify(
         self, texts_or_pairs: Sequence[str] | Sequence[tuple[str, str]], *, on_long: OnLong = "truncate"
     ) -> list[Classification]:
@@ -231,8 +248,8 @@ class Engine:
         """``(index of the document, score)``, best first, equal scores by index.
 
         A classifier of pairs with one label (cross-encoder) scores with its logit; a sentence-embedding
-        artifact with its checkpoint's similarity, cosine when it names none. Raises ``InputError``
-        for other artifacts.
+        artifact with its checkpoint's similarity, cosine when it names none; one of embeddings of tokens with
+        ``encast.tasks.max_sim``. Raises ``InputError`` for other artifacts.
         """
         return self.drive(rerank(self.session, query, documents, on_long=on_long))
 
@@ -325,8 +342,11 @@ def session_of(opened: Artifact, batch_tokens: int | None = None) -> Session:
     ``batch_tokens`` is as in ``load``. Raises ``ArtifactError`` and ``InputError``.
     """
     graph, card = opened.graph, opened.card
-    embedding = graph.outputs.get("embedding")
-    splade = card.get("splade") or {}
+    head = HEADS[graph.meta.task]
+    embedding = graph.outputs[head[0]] if head is not None and head[0] in ("embedding", "token_embedding") else None
+    splade, form = card.get("splade") or {}, card.get("token_form")
+    if graph.meta.task == "embed_tokens" and form is None:
+        raise ArtifactError(f"{opened.path}: the card's token_form is missing; compile the checkpoint again")
     return Session(
         graph.meta,
         tokenizer_of(opened),
@@ -337,6 +357,8 @@ def session_of(opened: Artifact, batch_tokens: int | None = None) -> Session:
         unit=any(node.op == "normalize" and embedding in node.outputs for node in graph.nodes),
         logarithms=SPLADE_ACTIVATIONS[splade.get("activation") or "relu"],
         max_active_dims=splade.get("max_active_dims"),
+        unweighted=None if card.get("unweighted") is None else tuple(card["unweighted"]),
+        token_form=None if form is None else TokenForm.from_json(form),
     )
 
 

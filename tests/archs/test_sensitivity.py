@@ -39,7 +39,7 @@ def with_constant(graph: Graph, name: str, change: Callable[[Any], Any]) -> Grap
 
 def broken_constants(graph: Graph) -> Iterator[tuple[str, Graph]]:
     """Every constant, lost: biases, betas and tables zero, gammas one, weights without their last input."""
-    gammas = {node.inputs[1] for node in graph.nodes if node.op == "layer_norm"}
+    gammas = {node.inputs[1] for node in graph.nodes if node.op in ("layer_norm", "rms_norm")}
     for name, constant in graph.constants.items():
         if not constant.array.any():
             continue  # the bias of a norm that has none
@@ -67,6 +67,11 @@ def broken_nodes(graph: Graph) -> Iterator[tuple[str, Table]]:
             ("another", lambda context, x, *, kind: EVALUATORS["activation"](context, x, kind=_other(kind))),
         ],
         "layer_norm": [("left out", lambda context, x, gamma, beta, *, eps: x * gamma + beta)],
+        "rms_norm": [
+            ("left out", lambda context, x, gamma, *, eps: x * gamma),
+            ("centred", lambda context, x, gamma, *, eps: EVALUATORS["layer_norm"](context, x, gamma, 0.0, eps=eps)),
+            ("another eps", lambda context, x, gamma, *, eps: EVALUATORS["rms_norm"](context, x, gamma, eps=100 * eps)),
+        ],
         "relative_bias": [
             ("mirrored", _mirrored),
             ("left out", lambda context, scores, table, *, max_distance: scores),
@@ -150,7 +155,8 @@ def _other_side(context: Context, scores: Any, x: Any, table: Any, *, of: str, m
 
 
 def _rolled_heads(context: Context, scores: Any, x: Any, table: Any) -> Any:
-    return np.roll(table, table.shape[1] // len(scores), axis=1)
+    # By a head; by a column where one is as wide as the table.
+    return np.roll(table, table.shape[1] // len(scores) % table.shape[1] or 1, axis=1)
 
 
 def _window(context: Context, x: Any, width: int, places: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from checkpoints import make_checkpoint
+from late_checkpoints import make_late_checkpoint
 from made import edit_card, refresh
 
 import encast
@@ -131,6 +132,72 @@ def test_operands_of_the_wrong_kind(kind: str, artifacts: dict[str, Path], tmp_p
     weight = next(name for name in graph["constants"] if "word" in name)
     inputs = operands(graph["outputs"]["last_hidden_state"], weight)
     graph["nodes"].append({"op": op, "inputs": inputs, "outputs": ["z"], "attrs": attrs, "name": "z", "layer": -1})
+    refresh(copy, "graph.json", json.dumps(graph).encode())
+    with pytest.raises(EncastError, match=reason):
+        encast.load(copy, threads=1)
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Token embeddings of a model with a global and a local attention, of reach 9, that hide nine masks."""
+    root = tmp_path_factory.mktemp("late")
+    folder = make_late_checkpoint(root / "late", "modernbert", config={"local_attention": 18})
+    return encast.compile(folder, root / "late.encast", dtype="f32")
+
+
+def form(**fields: Any) -> Lie:
+    return lambda card: card["token_form"].update(fields)
+
+
+FORMS: dict[str, tuple[Lie, str]] = {
+    "none": (lambda card: card.pop("token_form"), "token_form is missing"),
+    "a list": (lambda card: card.update(token_form=[]), "token_form is"),
+    "a field too many": (form(more=1), "token_form is"),
+    "a marker that is a text": (form(query_marker="[Q] "), "token_form is"),
+    "no room for a text": (form(document_length=2), "token_form is"),
+    "a token below zero": (form(skip=[3, -1]), "token_form is"),
+    "no flag": (form(drop_first=0), "token_form is"),
+    "fewer than none": (form(most_unseen=-1), "token_form is"),
+    "tokens that are texts": (lambda card: card.update(unweighted=["<s>"]), "unweighted is"),
+}
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_lies_about_how_texts_are_read(kind: str, late: Path, tmp_path: Path) -> None:
+    lie, reason = FORMS[kind]
+    copy = Path(shutil.copytree(late, tmp_path / "copy.encast"))
+    edit_card(copy, lie)
+    with pytest.raises(ArtifactError, match=reason):
+        encast.load(copy, threads=1)
+
+
+def second(graph: dict[str, Any], **attrs: Any) -> None:
+    """The last attention hides other keys than the ones before it."""
+    (counted,) = (node for node in graph["nodes"] if node["op"] == "seen_tokens")
+    other = {**counted, "outputs": ["other"], "name": "other", "attrs": {**counted["attrs"], **attrs}}
+    graph["nodes"].insert(graph["nodes"].index(counted), other)
+    node = [node for node in graph["nodes"] if "seen_tokens" in node["inputs"]][-1]
+    node["inputs"] = ["other" if name == "seen_tokens" else name for name in node["inputs"]]
+
+
+def hide(most: int) -> Lie:
+    return lambda graph: next(n for n in graph["nodes"] if n["op"] == "seen_tokens")["attrs"].update(most=most)
+
+
+HIDDEN: dict[str, tuple[Lie, str]] = {
+    "more than are reached": (hide(10), "hides more keys than it reaches"),
+    "no token": (lambda graph: second(graph, token=-1), "an id is needed"),
+    "of another token": (lambda graph: second(graph, token=7), "hides other keys than the first attention"),
+    "of another number": (lambda graph: second(graph, most=3), "hides other keys than the first attention"),
+}
+
+
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_lies_about_hidden_keys(kind: str, late: Path, tmp_path: Path) -> None:
+    lie, reason = HIDDEN[kind]
+    copy = Path(shutil.copytree(late, tmp_path / "copy.encast"))
+    graph = json.loads((copy / "graph.json").read_bytes())
+    lie(graph)
     refresh(copy, "graph.json", json.dumps(graph).encode())
     with pytest.raises(EncastError, match=reason):
         encast.load(copy, threads=1)

@@ -61,6 +61,8 @@ def test_one_rounding_on_an_edge_is_no_fault_however_far_it_carries(tmp_path: Pa
         "modernbert-features",
         "nomic_bert-own",
         "deberta-v2-features",
+        "bert-relative_key_query",
+        "eurobert-features",
     ],
 )
 def test_every_kind_of_output(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -13,6 +13,7 @@ CASES = (
     "bert-features", "mpnet-features", "albert-odd", "roberta-fill_mask", "bert-embed", "bert-embed_sparse",
     "modernbert-features", "nomic_bert-features", "new-features",
     "jina_bert-features", "deberta-v2-features", "deberta-v2-conv",
+    "bert-relative_key_query", "bert-relative-two-tasks", "eurobert-features", "eurobert-wide",
 )  # fmt: skip
 LENGTHS = (1, 2, 31, 48, 7, 16, 17, 40, 33, 1, 48, 25, 12)
 

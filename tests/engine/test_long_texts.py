@@ -40,6 +40,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "seed": 32,
         "config": {"position_buckets": 256, "max_relative_positions": 512, "conv_kernel_size": 3},
     },
+    # No norm takes a mean away, so that a channel that is far out stays so; two heads share their keys.
+    "eurobert": {"layers": 2, "positions": 1200, "seed": 34},
+    # Every distance has a vector; those of all heads are the same.
+    "bert": {
+        "layers": 2,
+        "positions": 1200,
+        "seed": 33,
+        "config": {"position_embedding_type": "relative_key_query"},
+    },
 }
 
 

@@ -49,6 +49,8 @@ CASES = [
     ("jina_bert-reglu", "bf16", "avx512bf16"),
     ("deberta-v2-conv", "int8", "avx512bf16"),
     ("deberta-v2-own-keys", "bf16", "scalar"),
+    ("bert-relative-two-tasks", "int8", "avx512bf16"),
+    ("eurobert-wide", "int8", "avx512bf16"),
 ]
 
 
@@ -90,7 +92,7 @@ def test_every_op_has_steps_or_is_known_to_have_none() -> None:
     assert {op for op in OPS if not has_steps(op)} == {
         "attention_context",
         "attention_scores",
-        "embedding",
+        "hide_keys",
         "linear_bias",
         "local_mask",
         "position_ids",
@@ -99,6 +101,14 @@ def test_every_op_has_steps_or_is_known_to_have_none() -> None:
         "rotary",
         "softmax",
     }
+
+
+def test_an_embedding_that_no_fusion_took_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    graph = open_case("eurobert-features", tmp_path_factory).graph.copy()
+    graph.add_input("token_type_ids", ValueType("i32", ("tokens",)))
+    next(node for node in graph.nodes if node.op == "embedding").inputs[0] = "token_type_ids"
+    with pytest.raises(UnsupportedModelError, match="an embedding of 'token_type_ids' has no step of its own"):
+        _plan(graph, "f32", TARGETS["scalar"])
 
 
 def test_a_window_stands_in_no_stage_with_what_makes_its_rows(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -156,6 +156,7 @@ def corpus() -> dict[str, bytes]:
         b'{"num_attention_heads": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12}',
         gluon.vocabulary(["[UNK]", "[CLS]", "[SEP]", "a"], cls_token="[CLS]", sep_token="[SEP]"),
     )
+    quantised = "bert-tag-dynamo-20-static-products.onnx"
     return {
         "header": bytes([0]) + data_size.to_bytes(2, "little") + safetensors[8 : 8 + length],
         "safetensors": bytes([1]) + safetensors,
@@ -168,6 +169,9 @@ def corpus() -> dict[str, bytes]:
         "params": bytes([8]) + gluon.params_bytes({"w": arrays["w"], "i": arrays["i"]}),
         "gluon": bytes([9]) + b"\0".join((*gluon_texts, gluon.tiny_model())),
         "onnx": bytes([10]) + (golden / "onnx" / "bert-features-dynamo-23.onnx").read_bytes(),
+        "onnx_fused": bytes([10])
+        + (golden / "onnx" / "bert-features-torchscript-11-transformers-f16.onnx").read_bytes(),
+        "onnx_quantised": bytes([10]) + (golden / "onnx_quantised" / quantised).read_bytes(),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,10 @@ def test_sizes_and_heads_follow_from_the_graph_alone(tmp_path: Path, case: Expor
     assert found.meta.arch == same.get(case.arch, case.arch)
     for fact in ("task", "hidden", "layers", "heads", "vocab", "type_vocab", "max_len", "expected"):
         assert getattr(found.meta, fact) == getattr(wanted.meta, fact), fact
-    assert str(found) == str(wanted)
+    if case.then == ("f16",):  # which has no room for the epsilon of a norm in parts
+        assert re.sub(r"eps=\S+", "", str(found)) == re.sub(r"eps=\S+", "", str(wanted))
+    else:
+        assert str(found) == str(wanted)
     for name, constant in wanted.constants.items():
         assert constant.array.tobytes() == found.constants[name].array.tobytes(), name
     if case.head in ("classify", "tag"):
@@ -140,6 +144,24 @@ def test_config_may_not_contradict_the_graph(tmp_path: Path, field: str, value: 
     config = json.loads((exported / "config.json").read_text())
     (exported / "config.json").write_text(json.dumps({**config, field: value}))
     with pytest.raises(CheckpointError, match=rf"config\.json: {field} is .*, the exported graph has"):
+        build_graph(open_checkpoint(exported))
+
+
+@pytest.mark.parametrize(("field", "value"), [("layer_norm_eps", 1e-5), ("hidden_act", "gelu_new")])
+def test_f16_hides_no_contradiction(tmp_path: Path, field: str, value: Any) -> None:
+    _, exported = pair(tmp_path, case_of("bert-features-torchscript-11-f16.onnx"))
+    config = json.loads((exported / "config.json").read_text())
+    (exported / "config.json").write_text(json.dumps({**config, field: value}))
+    with pytest.raises(CheckpointError, match=rf"config\.json: {field} is .*, the exported graph has"):
+        build_graph(open_checkpoint(exported))
+
+
+def test_a_gelu_that_an_optimiser_replaced_is_no_secret(tmp_path: Path) -> None:
+    case = case_of("bert-fill_mask-torchscript-14-transformers.onnx")
+    _, exported = pair(tmp_path, case)
+    config = json.loads((exported / "config.json").read_text())
+    (exported / "config.json").write_text(json.dumps({**config, "hidden_act": "gelu"}))
+    with pytest.raises(CheckpointError, match=r"has 'gelu_tanh'.*as O3 and O4 do: write gelu_new for it"):
         build_graph(open_checkpoint(exported))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from graphs import Builder, batch, encoder
 
+from encast.archs.expansion import hide_expansion
 from encast.backends.reference import Reference
 from encast.ir import Graph, Node, verify
 from encast.passes.fuse_attention import fuse_attention
@@ -46,6 +47,30 @@ def test_every_form_fuses_to_the_same_bits(scale: str, relative: bool) -> None:
     requests = batch(graph)
     plain = Reference(graph).evaluate("last_hidden_state", requests)
     assert np.abs(Reference(changed).evaluate("last_hidden_state", requests) - plain).max() < 1e-14
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_hidden_keys_become_an_operand(relative: bool) -> None:
+    _, graph = one_attention(relative=relative)
+    requests = batch(graph)
+    token = int(requests.token_ids[-1])
+    seen_all = Reference(graph).evaluate("last_hidden_state", requests)
+    hide_expansion(graph, token, 2, "the checkpoint")
+    verify(graph)
+    plain = Reference(graph).evaluate("last_hidden_state", requests)
+    assert np.abs(plain - seen_all).max() > 1e-3
+    changed, outcome = fused(graph)
+    assert outcome.fused == [("qkv", 0), ("attention", 0)]
+    assert node(changed, "attention").inputs[2] == "seen_tokens"
+    assert np.abs(Reference(changed).evaluate("last_hidden_state", requests) - plain).max() < 1e-14
+
+
+def test_hidden_scores_that_are_read_elsewhere_do_not_fuse() -> None:
+    _, graph = one_attention()
+    hide_expansion(graph, 1, 2, "the checkpoint")
+    graph.outputs["extra"] = graph.add("scale", node(graph, "hide_keys").outputs[0], name="extra", factor=2.0)
+    _, outcome = fused(graph)
+    assert outcome.fused == []
 
 
 def test_qkv_holds_all_rows_of_q_then_k_then_v() -> None:
@@ -221,28 +246,40 @@ def test_near_misses_of_rotary_and_local_attention(miss: str) -> None:
     assert not {"local_attention", "rotary_qkv"} & {node.op for node in changed.nodes}
 
 
-def distances(**changes: object) -> Graph:
-    """Scores with vectors of distances, as DeBERTa has them; ``changes``: of the second one."""
+def distances(widths: tuple[int, int] = (36, 36), scaled: bool = True, **changes: object) -> Graph:
+    """Scores with vectors of distances, as DeBERTa has them; ``changes``: of the second one.
+
+    ``widths``: of the tables, 12 for one of all heads. Without ``scaled`` they are added behind the scale.
+    """
     builder = Builder(layers=1, hidden=36, heads=3)
     graph = builder.graph
     x = builder.embeddings()
     q, k, v = (builder.linear(x, f"self.{part}", 36, 0) for part in ("query", "key", "value"))
     scores = graph.add("attention_scores", q, k, name="scores", layer=0, heads=3)
-    tables = [builder.constant(f"pos_{part}", 16, 36) for part in ("key", "query")]
+    scale = {"name": "scaled", "layer": 0, "factor": 36**-0.5}
+    if not scaled:
+        scores = graph.add("scale", scores, **scale)
+    tables = [builder.constant(f"pos_{part}", 16, width) for part, width in zip(("key", "query"), widths, strict=True)]
     rule = {"of": "key", "max_distance": 20, **changes}
     scores = graph.add("relative_scores", scores, q, tables[0], name="c2p", layer=0, of="query", max_distance=0)
     scores = graph.add("relative_scores", scores, k, tables[1], name="p2c", layer=0, **rule)
-    scores = graph.add("scale", scores, name="scaled", layer=0, factor=36**-0.5)
+    if scaled:
+        scores = graph.add("scale", scores, **scale)
     probs = graph.add("softmax", scores, name="probs", layer=0)
     graph.outputs["last_hidden_state"] = graph.add("attention_context", probs, v, name="context", layer=0)
     return graph
 
 
 @pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("width", [36, 12])
+@pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("sides", [("query", "key"), ("query",), ("key",)])
-def test_vectors_of_distances(sides: tuple[str, ...], exact: bool) -> None:
-    """In both modes: with the factor in the queries, where it goes into the other table too, and left to the end."""
-    graph = distances()
+def test_vectors_of_distances(sides: tuple[str, ...], scaled: bool, width: int, exact: bool) -> None:
+    """In both modes: with the factor in the queries, where it goes into the other table too, and left to the end.
+
+    Of each head and of all; scaled with the scores, or added to scaled ones, for which the tables are divided.
+    """
+    graph = distances((width, width), scaled)
     for side, name in (("query", "c2p"), ("key", "p2c")):
         if side not in sides:
             left_out = node(graph, "relative_scores", name)
@@ -254,12 +291,18 @@ def test_vectors_of_distances(sides: tuple[str, ...], exact: bool) -> None:
     changed, outcome = fused(graph, exact)
     assert outcome.fused == [("qkv", 0), ("attention", 0)]
     attention = node(changed, "disentangled_attention")
-    assert attention.attrs == {"heads": 3, "scale": pytest.approx(36**-0.5 if exact else 1.0), "products": "f32"}
+    assert attention.attrs == {
+        "heads": 3,
+        "scale": pytest.approx(36**-0.5 if exact else 1.0),
+        "products": "f32",
+        "shared": width == 12,
+    }
     assert [bool(name) for name in attention.inputs[1:]] == [side in sides for side in ("query", "key")]
     requests = batch(graph)
     plain = Reference(graph).evaluate("last_hidden_state", requests)
     difference = np.abs(Reference(changed).evaluate("last_hidden_state", requests) - plain).max()
-    assert difference < (1e-14 if exact else 1e-6)
+    # What is divided is rounded too.
+    assert difference < (1e-14 if exact and scaled else 1e-6)
 
 
 def same_side(graph: Graph) -> None:
@@ -284,14 +327,46 @@ def scores_elsewhere(graph: Graph) -> None:
     graph.outputs["scores"] = graph.add("softmax", scores, name="other")
 
 
-@pytest.mark.parametrize("change", [same_side, other_rows, computed_table, scores_elsewhere])
-def test_near_misses_of_vectors_of_distances(change: Callable[[Graph], None]) -> None:
+def scale_between(graph: Graph) -> None:
+    """One side is added before the scores are scaled, the other one behind."""
+    first, second, scale = (
+        node(graph, op, name)
+        for op, name in (("relative_scores", "c2p"), ("relative_scores", "p2c"), ("scale", "scaled"))
+    )
+    graph.nodes.remove(scale)
+    graph.nodes.insert(graph.nodes.index(second), scale)
+    scale.inputs = list(first.outputs)
+    second.inputs[0] = scale.outputs[0]
+    node(graph, "softmax").inputs = list(second.outputs)
+
+
+DISTANCES_MISSES = {
+    "same side": (same_side, "is a second one of its side"),
+    "other rows": (other_rows, "'c2p' reads 'self.key', not 'self.query'"),
+    "computed table": (computed_table, "is not a constant"),
+    "scores elsewhere": (scores_elsewhere, "also read by"),
+    "scale between": (scale_between, "is scaled, and what is added to it later is not"),
+}
+
+
+@pytest.mark.parametrize("miss", DISTANCES_MISSES)
+def test_near_misses_of_vectors_of_distances(miss: str) -> None:
+    change, reason = DISTANCES_MISSES[miss]
     graph = distances()
     change(graph)
+    need_missed(graph, reason)
+
+
+def test_tables_of_each_head_and_of_all_do_not_mix() -> None:
+    need_missed(distances((36, 12)), "are of unlike widths")
+
+
+def need_missed(graph: Graph, reason: str) -> None:
     verify(graph)
     changed, outcome = fused(graph)
     assert not outcome.fused
     assert {miss.fusion for miss in outcome.missed} == {"qkv", "attention"}
+    assert reason in outcome.missed[0].reason, outcome.missed
     assert [node.name for node in changed.nodes] == [node.name for node in graph.nodes]
 
 

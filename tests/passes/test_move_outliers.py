@@ -47,11 +47,12 @@ def answers(graph: Graph, output: str) -> np.ndarray:
     return Reference(graph).evaluate(output, requests, select)
 
 
-def pre_norm() -> Graph:
+def pre_norm(rms: bool = False) -> Graph:
     """One block in which only products read what the norm makes."""
     builder = Builder()
     x = builder.embeddings()
-    y = builder.norm(x, "norm")
+    gamma = builder.constant("gamma", 32, scale=0.2, offset=1.3)
+    y = builder.graph.add("rms_norm", x, gamma, name="norm", eps=1e-5) if rms else builder.norm(x, "norm")
     a, b = builder.linear(y, "a", 32), builder.linear(y, "b", 32)
     total = builder.graph.add("add", a, b, name="ab")
     builder.graph.outputs["last_hidden_state"] = builder.graph.add("add", total, x, name="out")
@@ -68,8 +69,9 @@ def pre_norm() -> Graph:
         (encoder(layers=2, relative=True), "embedding"),
         (masked_lm(), "logits"),
         (pre_norm(), "last_hidden_state"),
+        (pre_norm(rms=True), "last_hidden_state"),
     ],
-    ids=["gelu", "relu", "shared", "relative", "masked", "pre-norm"],
+    ids=["gelu", "relu", "shared", "relative", "masked", "pre-norm", "rms"],
 )
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 0.8, 1.0])
 def test_the_function_keeps_every_bit(graph: Graph, output: str, exponent: float) -> None:

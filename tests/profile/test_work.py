@@ -122,6 +122,13 @@ def test_tables_of_distances_are_products_too() -> None:
     assert (attention.elements, attention.value_bytes) == (_work(2).elements, _work(2).value_bytes)
 
 
+def test_tables_of_all_heads_are_as_wide_as_one() -> None:
+    plan = PLAN.replace("value v0", "weight w13 f32 dense 108 16 @0\nvalue v0", 1)
+    plan = plan.replace("x=v2 heads=2 factor", "x=v2 key_table=w13 query_table=w13 shared_tables=1 heads=2 factor")
+    attention = work_of(Plan(plan).steps[2], CHUNK)
+    assert (attention.products, attention.table_bytes) == (2 * _work(2).products, 2 * 11 * 12 * 4)
+
+
 def test_windows_are_copied() -> None:
     window = next(work_of(step, CHUNK) for step in STEPS if step.kind == "window")
     assert (window.products, window.elements) == (0, 0)

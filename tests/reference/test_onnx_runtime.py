@@ -18,7 +18,8 @@ from encast.batch import Batch  # noqa: E402
 from encast.importers import open_checkpoint  # noqa: E402
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "onnx"
-IDS = [case.file for case in CASES]
+EXACT = [case for case in CASES if case.numbers == "f32"]
+"""In f16 ONNX Runtime rounds between all steps, and bf16 it does not run."""
 LENGTHS = (13, 1, 20, 6)
 Array = np.ndarray[Any, Any]
 
@@ -39,7 +40,7 @@ def run_padded(path: Path, ids: list[list[int]], types: list[list[int]], pad: in
     return np.concatenate([rows[: len(one)] for rows, one in zip(found, ids, strict=True)])
 
 
-@pytest.mark.parametrize("case", CASES, ids=IDS)
+@pytest.mark.parametrize("case", EXACT, ids=lambda one: one.file)
 def test_answers_are_those_of_onnx_runtime(case: Export, tmp_path: Path) -> None:
     # MPNet and RoBERTa pad with 1, and compute positions of it; texts have other ids.
     pad = 1 if "roberta" in case.arch or case.arch == "mpnet" else 0

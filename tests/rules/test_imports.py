@@ -46,7 +46,8 @@ ALLOWED: dict[str, set[str]] = {
     "tune.requests": {"errors", "batch", "artifact", "engine", "measure"},
     "tune.configuration": {"errors", "artifact", "backends.groups", "ceilings", "data"},
     "calibrate": {"errors", "ir", "batch", "importers", "archs", "passes", "quant", "backends.reference", "tasks"},
-    "compile": {"errors", "ir", "importers", "archs", "passes", "quant", "artifact", "_core"},
+    "compile": {"errors", "ir", "importers", "archs", "passes", "quant", "artifact", "verify", "_core"},
+    "verify": {"errors", "artifact", "backends.cpu", "batch", "ir.meta", "launch.process"},
     "compress": {
         "archs",
         "artifact",
@@ -174,7 +175,7 @@ OUTSIDE: dict[str, set[str] | None] = {
     "mxnet": {"bench.peers"},
     "nncf": {"bench.peers"},
     "onnx": {"bench.peers"},
-    "onnxruntime": {"bench.peers"},
+    "onnxruntime": {"bench.peers", "verify"},
     "openvino": {"bench.peers"},
     "sentence_transformers": {"bench.peers"},
     "tensorflow": {"bench.peers"},

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from checkpoints import make_checkpoint
+from late_checkpoints import make_late_checkpoint
 from starlette.testclient import TestClient
 
 import encast
@@ -33,6 +34,7 @@ ARTIFACTS: dict[str, tuple[str, dict[str, Any]]] = {
     "embed": ("embed", _EMBED),
     "other-embed": ("embed", {**_EMBED, "seed": 1}),
     "embed-sparse": ("embed_sparse", {"splade": "relu"}),
+    "embed-tokens": ("embed_tokens", {}),
     "rerank": ("classify", {"labels": 1}),
     "classify": ("classify", {"labels": 3}),
     "tag": ("tag", {"labels": 5, "config": {"id2label": {str(i): name for i, name in enumerate(_TAGS)}}}),
@@ -47,7 +49,11 @@ ARTIFACTS: dict[str, tuple[str, dict[str, Any]]] = {
 def artifact(base: Path, name: str) -> Path:
     """The compiled artifact of that name, made below ``base`` once a process."""
     task, options = ARTIFACTS[name]
-    folder = make_checkpoint(base / "serve" / name, "bert", task, layers=2, hidden=32, heads=2, **options)
+    folder = base / "serve" / name
+    if task == "embed_tokens":
+        make_late_checkpoint(folder, **options)
+    else:
+        make_checkpoint(folder, "bert", task, layers=2, hidden=32, heads=2, **options)
     return encast.compile(folder, folder.with_suffix(".encast"), dtype="f32", task=task)
 
 

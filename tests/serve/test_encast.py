@@ -104,6 +104,29 @@ def test_sparse_embeddings(app: TestClient, base: Path) -> None:
     assert app.post("/encast/v1/embed", json=body).status_code == 422
 
 
+def test_embeddings_of_tokens(app: TestClient, base: Path) -> None:
+    for kind in ("query", "document"):
+        results = ask(app, "embed-tokens", texts=TEXTS, model="embed-tokens", kind=kind)["results"]
+        for result, expected in zip(results, engine(base, "embed-tokens").embed_tokens(TEXTS, kind=kind), strict=True):
+            assert result["token_ids"] == expected.token_ids.tolist()
+            assert np.array_equal(np.float32(result["vectors"]), expected.vectors)
+            assert kind == "document" or len(result["token_ids"]) == 12
+    plain_form = ask(app, "embed-tokens", texts=TEXTS[:1])
+    assert (
+        plain_form["results"][0]["token_ids"] == engine(base, "embed-tokens").embed_tokens(TEXTS)[0].token_ids.tolist()
+    )
+    assert ask(app, "embed-tokens", texts=[])["results"] == []
+    for body, status in (
+        ({"texts": ["a"], "kind": "passage"}, 400),
+        ({"texts": ["a"], "prompt_name": "nope"}, 422),
+        ({"texts": ["a " * 30]}, 422),
+        ({"texts": ["a"], "model": "embed"}, 422),
+    ):
+        assert app.post("/encast/v1/embed-tokens", json=body).status_code == status
+    cut = ask(app, "embed-tokens", texts=["a " * 30], on_long="truncate")["results"][0]
+    assert len(cut["token_ids"]) == 20
+
+
 def test_labels_of_texts_and_pairs(app: TestClient, base: Path) -> None:
     rows = ["a cat", ["a cat", "a dog"]]
     for name in ("classify", "rerank"):
@@ -114,7 +137,7 @@ def test_labels_of_texts_and_pairs(app: TestClient, base: Path) -> None:
 
 
 def test_ranks_are_the_raw_scores(app: TestClient, base: Path) -> None:
-    for name in ("rerank", "embed"):
+    for name in ("rerank", "embed", "embed-tokens"):
         results = ask(app, "rerank", query="a cat", documents=TEXTS, model=name)["results"]
         expected = engine(base, name).rerank("a cat", TEXTS)
         assert results == [{"index": index, "score": score} for index, score in expected]

@@ -27,7 +27,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(base: Path) -> Service:
-    names = "embed", "embed-sparse", "classify", "rerank", "tag", "answer", "fill-mask", "features"
+    names = "embed", "embed-sparse", "embed-tokens", "classify", "rerank", "tag", "answer", "fill-mask", "features"
     return local_service(base, *names, limits=RequestLimits(max_texts=64))
 
 
@@ -172,6 +172,23 @@ def test_embed_sparse(app: TestClient, base: Path) -> None:
     ids, mask = ids_of(base, "embed-sparse", TEXTS)
     states = outputs_of(ask(app, "embed-sparse", tensor("input_ids", ids), tensor("attention_mask", mask)))
     assert states["last_hidden_state"].shape == (*np.shape(ids), 32)
+
+
+def test_embed_tokens(app: TestClient, base: Path) -> None:
+    for kind in ("query", "document"):
+        found = outputs_of(ask(app, "embed-tokens", texts_of(TEXTS), parameters={"kind": kind}))
+        for row, one in enumerate(engine(base, "embed-tokens").embed_tokens(TEXTS, kind=kind)):
+            of_row = found["row"] == row
+            np.testing.assert_array_equal(found["token_id"][of_row], one.token_ids)
+            np.testing.assert_array_equal(found["vector"][of_row], one.vectors)
+    refused = ask(app, "embed-tokens", texts_of(TEXTS), parameters={"kind": "passage"})
+    assert (refused.status_code, "query and document" in refused.text) == (400, True)
+    ranks = outputs_of(ask(app, "embed-tokens", texts_of(TEXTS[:1], "query"), texts_of(TEXTS, "documents")))
+    expected = dict(engine(base, "embed-tokens").rerank(TEXTS[0], TEXTS))
+    assert ranks["relevance_score"].tolist() == [np.float32(expected[index]) for index in range(len(TEXTS))]
+    ids, mask = ids_of(base, "embed-tokens", TEXTS)
+    vectors = outputs_of(ask(app, "embed-tokens", tensor("input_ids", ids), tensor("attention_mask", mask)))
+    assert vectors["token_embedding"].shape == (*np.shape(ids), 24)
 
 
 def test_features(app: TestClient, base: Path) -> None:

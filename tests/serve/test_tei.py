@@ -240,6 +240,18 @@ def test_sparse_embeddings(base: Path) -> None:
     assert app.get("/info").json()["model_type"] == {"embedding": {"pooling": "splade"}}
 
 
+def test_embeddings_of_tokens(base: Path) -> None:
+    app = client(local_service(base, "embed-tokens"), [TEI])
+    answer = app.post("/embed_all", json={"inputs": TEXTS})
+    assert answer.status_code == 200, answer.text
+    for found, expected in zip(answer.json(), engine(base, "embed-tokens").embed_tokens(TEXTS), strict=True):
+        np.testing.assert_array_equal(np.float32(found), expected.vectors)
+    assert app.post("/embed_all", json={"inputs": [[2, 5, 3]]}).status_code == 422
+    assert app.post("/embed_all", json={"inputs": LONG}).status_code == 422
+    assert len(app.post("/embed_all", json={"inputs": LONG, "truncate": True}).json()[0]) == 20
+    assert app.post("/embed", json={"inputs": "a"}).status_code == 424
+
+
 def test_a_long_text_is_cut_when_asked(app: TestClient, base: Path) -> None:
     answer = app.post("/embed", json={"inputs": LONG, "truncate": True, "truncation_direction": "Right"})
     np.testing.assert_array_equal(floats(answer), engine(base, "embed").embed([LONG]))

@@ -45,7 +45,7 @@ def test_the_products_of_the_layers_get_zeros_and_nothing_else(arch: str, head: 
     names = {weight.tensor for weight in pruned}
     layers = 1 if arch == "albert" else 2  # albert's share their weights
     # Queries, keys and values may be one tensor, and so may the two halves of a gated product; or they are one more.
-    products = {"modernbert": 4, "new": 4, "nomic_bert": 7, "gte": 7}.get(arch, 6)
+    products = {"modernbert": 4, "new": 4, "nomic_bert": 7, "gte": 7, "eurobert": 7}.get(arch, 6)
     assert len(names) == len(pruned) == products * layers
     assert all("layer" in name and name.endswith(".weight") and "norm" not in name.lower() for name in names)
     assert list(after.tensors)

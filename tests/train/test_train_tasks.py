@@ -87,7 +87,9 @@ stages:
     result = train(source, data, tmp_path / "out", "classify", recipe)
     (record,) = result.stages.values()
     # ALBERT's layers share their weights; of ModernBERT's products several are one tensor; others have a gate besides.
-    assert len(record["zeros"]) == {"albert": 6, "modernbert": 8, "nomic_bert": 14, "gte": 14}.get(arch, 12)
+    assert len(record["zeros"]) == {"albert": 6, "modernbert": 8, "nomic_bert": 14, "gte": 14, "eurobert": 14}.get(
+        arch, 12
+    )
     tensors = open_checkpoint(result.checkpoint).tensors
     for name, share in record["zeros"].items():
         # A made weight may hold a zero besides, which stays.

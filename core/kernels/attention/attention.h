@@ -23,13 +23,17 @@ struct AttentionArgs {
       nullptr;           // [heads, 2 * bias_len - 1] or null; score (i, j) gets column j - i + bias_len - 1
   int64_t bias_len = 0;  // no sequence is longer when bias is given
   int64_t reach = 0;     // 0: all keys; a bias has none
+  // [seqs] or null: so many first tokens of every sequence are keys, one or more. With a reach those behind
+  // them are no more than it, so that every query sees a key.
+  const int32_t* seen = nullptr;
   // [heads, table_columns / 16, head_dim, 16] or null: a vector of head_dim for every distance, sixteen
   // distances side by side; distance d has column d + relative_origin(table_columns). With one of them there
   // is neither a bias nor a reach.
   const float* key_table = nullptr;
   const float* query_table = nullptr;
   int64_t table_columns = 0;
-  float* out = nullptr;  // [tokens, heads * head_dim]
+  bool shared_tables = false;  // one for all heads: [table_columns / 16, head_dim, 16]
+  float* out = nullptr;        // [tokens, heads * head_dim]
   int64_t out_stride = 0;
   bool exact = false;  // exp by libm in double instead of a polynomial
 };

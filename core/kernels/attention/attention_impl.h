@@ -224,7 +224,7 @@ ENCAST_SIMD void attend_span(const AttentionArgs& args, const Span& span, int64_
   const int64_t hidden = static_cast<int64_t>(args.heads) * args.head_dim;
   const float* q = args.qkv + first * args.qkv_stride + head_index * args.head_dim;
   const ScratchParts parts = scratch_parts(len, args.head_dim);
-  const int64_t table_floats = head_index * args.table_columns * args.head_dim;
+  const int64_t table_floats = args.shared_tables ? 0 : head_index * args.table_columns * args.head_dim;
   const auto table = [&](const float* tables)
                          ENCAST_SIMD_BODY { return tables == nullptr ? nullptr : tables + table_floats; };
   float* keys = static_cast<float*>(scratch);

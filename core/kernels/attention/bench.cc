@@ -18,11 +18,11 @@
 
 // Times every kernel of the family that this machine may run, on one core:
 //
-//   bench [SUBSTRING of kernel names] [SECONDS a kernel and shape] [SEQSxLENxHEADSxHEADDIM[xREACH|xd] ...]
+//   bench [SUBSTRING of kernel names] [SECONDS a kernel and shape] [SEQSxLENxHEADSxHEADDIM[xREACH|xd|xs] ...]
 //
 // A call is a whole batch: all heads of all sequences, the packing of keys and values included. Kernels take
 // turns; the minimum is the machine's answer, the median shows its mood. xd: with both tables of distances,
-// which the f32 kernels alone have. Operations are those of the
+// which the f32 kernels alone have; xs: with one pair of them for all heads. Operations are those of the
 // products (with tables four of the same size), so the fraction of the product instruction's peak has
 // everything else as its loss. Before a kernel is timed some of its rows are checked: exit status 1 when one
 // is wrong.
@@ -31,7 +31,7 @@ namespace {
 
 struct Shape {
   int64_t seqs, len, heads, head_dim, reach = 0;
-  bool tables = false;
+  bool tables = false, shared = false;
   double operations() const {
     // Of a query the keys that it sees, at the ends of a text fewer.
     const int64_t most = reach == 0 ? len - 1 : std::min(reach, len - 1);
@@ -96,8 +96,10 @@ class Workload {
     args_.reach = shape.reach;
     if (shape.tables) {
       args_.table_columns = relative_columns(shape.len);
+      args_.shared_tables = shape.shared;
       for (std::vector<float>* table : {&key_table_, &query_table_}) {
-        table->resize(hidden * static_cast<size_t>(args_.table_columns));
+        table->resize((shape.shared ? static_cast<size_t>(shape.head_dim) : hidden) *
+                      static_cast<size_t>(args_.table_columns));
         rng.fill_normal({table->data(), table->size()});
       }
       args_.key_table = key_table_.data();
@@ -131,6 +133,7 @@ class Workload {
     row.key_table = args_.key_table;
     row.query_table = args_.query_table;
     row.columns = args_.table_columns;
+    row.shared = args_.shared_tables;
     for (const int64_t query : {int64_t{0}, shape_.len - 1}) {
       // The block of queries and what it reaches, see spans.h.
       const int64_t block = query / 128 * 128;
@@ -163,7 +166,10 @@ bool bench_shape(const Shape& shape, std::vector<Timing> timings, double seconds
     std::erase_if(timings,
                   [](const Timing& one) { return std::string_view(one.kernel->arithmetic) != "f32"; });
   std::printf("%ld sequences of %ld tokens, %ld heads of %ld, reach %ld%s\n", shape.seqs, shape.len,
-              shape.heads, shape.head_dim, shape.reach, shape.tables ? ", distances" : "");
+              shape.heads, shape.head_dim, shape.reach,
+              shape.shared   ? ", distances of all heads"
+              : shape.tables ? ", distances"
+                             : "");
   Workload workload(shape);
   bool all_right = true;
   for (Timing& timing : timings) {
@@ -205,7 +211,8 @@ int run_bench(int argc, char** argv) {
   std::vector<Shape> shapes;
   for (int i = 3; i < argc; ++i) {
     Shape s;
-    s.tables = std::string_view(argv[i]).ends_with("xd");
+    s.shared = std::string_view(argv[i]).ends_with("xs");
+    s.tables = s.shared || std::string_view(argv[i]).ends_with("xd");
     if (std::sscanf(argv[i], "%ldx%ldx%ldx%ldx%ld", &s.seqs, &s.len, &s.heads, &s.head_dim, &s.reach) < 4 ||
         s.reach < 0 || s.seqs < 1 || s.len < 1 || s.heads < 1 || s.head_dim < 1 ||
         s.seqs * s.len * s.heads * s.head_dim > (1 << 28)) {

@@ -31,12 +31,14 @@ struct AttentionRow {
   const float* key_table = nullptr;  // of all heads, or null; see attention.h
   const float* query_table = nullptr;
   int64_t columns = 0;  // of the tables
+  bool shared = false;  // one table for all heads
 
   bool hides(int64_t key) const { return reach > 0 && std::abs(key - query) > reach; }
   // Element d of the vector of a distance.
   double vector(const float* table, int64_t distance, int64_t d) const {
     const int64_t column = relative_origin(columns) + distance;
-    return table[((head * columns / 16 + column / 16) * head_dim + d) * 16 + column % 16];
+    const int64_t first = shared ? 0 : head * columns / 16;
+    return table[((first + column / 16) * head_dim + d) * 16 + column % 16];
   }
   const float* q() const { return qkv + query * stride + head * head_dim; }
   const float* k(int64_t key) const { return qkv + key * stride + hidden + head * head_dim; }

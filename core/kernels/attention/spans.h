@@ -22,10 +22,11 @@ struct Span {
 template <class Body>
 inline __attribute__((always_inline)) void each_span(const AttentionArgs& args, int64_t seq,
                                                      int64_t query_begin, int64_t query_end, Body body) {
-  const int64_t first = args.cu_seqlens[seq], len = args.cu_seqlens[seq + 1] - first;
+  const int64_t first = args.cu_seqlens[seq];
+  const int64_t len = args.seen == nullptr ? args.cu_seqlens[seq + 1] - first : args.seen[seq];
   for (int64_t query = query_begin; query < query_end;) {
     const int64_t block = args.reach == 0 ? 0 : query / kLocalQueries * kLocalQueries;
-    const int64_t block_end = args.reach == 0 ? len : block + kLocalQueries;
+    const int64_t block_end = args.reach == 0 ? query_end : block + kLocalQueries;
     const int64_t end = block_end < query_end ? block_end : query_end;
     const int64_t key = args.reach < block ? block - args.reach : 0;
     const int64_t key_end = args.reach < len - block_end ? block_end + args.reach : len;

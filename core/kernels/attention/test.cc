@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -89,18 +90,19 @@ const std::vector<Kernel>& kernels() {
 
 // The whole batch between guard pages; scratch as large as promised and no larger.
 struct Problem {
-  // tables: 1 of keys, 2 of queries, 3 both.
+  // tables: 1 of keys, 2 of queries, 3 both; shared: of all heads.
   Problem(std::vector<int32_t> lengths, int32_t heads, int32_t head_dim, bool with_bias, Rng& rng,
-          float peak = 1.0f, int tables = 0)
+          float peak = 1.0f, int tables = 0, bool shared = false)
       : heads(heads),
         head_dim(head_dim),
         hidden(int64_t{heads} * head_dim),
         longest(*std::max_element(lengths.begin(), lengths.end())),
+        shared(shared),
         cu(lengths.size() + 1),
         qkv(total(lengths), 3 * hidden, 3 * hidden + 3),
         bias(with_bias ? heads : 0, 2 * longest - 1),
-        key_table(tables & 1 ? hidden * relative_columns(longest) / 16 : 0, 16),
-        query_table(tables & 2 ? hidden * relative_columns(longest) / 16 : 0, 16),
+        key_table(tables & 1 ? (shared ? head_dim : hidden) * relative_columns(longest) / 16 : 0, 16),
+        query_table(tables & 2 ? (shared ? head_dim : hidden) * relative_columns(longest) / 16 : 0, 16),
         scratch(scratch_floats(longest, head_dim, tables != 0)) {
     cu[0] = 0;
     for (size_t s = 0; s < lengths.size(); ++s) cu[s + 1] = cu[s] + lengths[s];
@@ -145,9 +147,11 @@ struct Problem {
     args.bias = bias.rows == 0 ? nullptr : bias.data();
     args.bias_len = longest;
     args.reach = reach;
+    args.seen = seen.empty() ? nullptr : seen.data();
     args.key_table = key_table.rows == 0 ? nullptr : key_table.data();
     args.query_table = query_table.rows == 0 ? nullptr : query_table.data();
     args.table_columns = has_tables() ? relative_columns(longest) : 0;
+    args.shared_tables = shared;
     args.out = out.data();
     args.out_stride = out.stride;
     args.exact = exact;
@@ -163,6 +167,8 @@ struct Problem {
 
   int32_t heads, head_dim;
   int64_t hidden, longest, reach = 0;
+  bool shared;
+  std::vector<int32_t> seen;  // empty: all
   GuardedBuffer<int32_t> cu;
   GuardedMatrix<float> qkv, bias, key_table, query_table;
   GuardedBuffer<float> scratch;
@@ -181,6 +187,7 @@ void check_rows(const Problem& problem, const GuardedMatrix<float>& out, const K
   row.bias = problem.bias.rows == 0 ? nullptr : problem.bias.row(head) + problem.longest - 1;
   row.reach = problem.reach;
   row.columns = relative_columns(problem.longest);
+  row.shared = problem.shared;
   row.key_table = problem.key_table.rows == 0 ? nullptr : problem.key_table.data();
   row.query_table = problem.query_table.rows == 0 ? nullptr : problem.query_table.data();
   const bool coded = kernel.arithmetic == "s8";
@@ -188,7 +195,8 @@ void check_rows(const Problem& problem, const GuardedMatrix<float>& out, const K
   int64_t coded_block = -1;
   for (const int64_t query : queries) {
     // With a reach, blocks of 128 queries know the keys that any of theirs reaches, and are coded with those.
-    const int64_t block = query / 128 * 128, reach = problem.reach, len = problem.length(seq);
+    const int64_t block = query / 128 * 128, reach = problem.reach;
+    const int64_t len = problem.seen.empty() ? problem.length(seq) : problem.seen[static_cast<size_t>(seq)];
     const int64_t begin = reach == 0 ? 0 : std::max<int64_t>(block - reach, 0);
     row.qkv = problem.qkv.row(first + begin);
     row.len = (reach == 0 ? len : std::min(block + 128 + reach, len)) - begin;
@@ -435,6 +443,54 @@ ENCAST_TEST(local_attention_sees_its_reach) {
   }
 }
 
+// Of a sequence all keys, some and one; with a reach as few as leave a key to every query.
+ENCAST_TEST(attention_sees_its_keys) {
+  Rng rng(15);
+  for (const auto& [len, seen, reach] : {std::array{32, 32, 0},
+                                         {32, 31, 0},
+                                         {32, 9, 0},
+                                         {32, 1, 0},
+                                         {200, 150, 0},
+                                         {1100, 40, 0},
+                                         {1100, 1030, 0},
+                                         {32, 9, 64},
+                                         {100, 90, 10},
+                                         {300, 236, 64},
+                                         {129, 128, 1}}) {
+    const std::string what =
+        "len=" + std::to_string(len) + " seen=" + std::to_string(seen) + " reach=" + std::to_string(reach);
+    for (const bool biased : {false, true}) {
+      if (biased && reach > 0) continue;
+      Problem problem({3, len, 1}, 2, len % 2 == 0 ? 33 : 16, biased, rng);
+      problem.reach = reach;
+      problem.seen = {reach > 0 ? 2 : 1, seen, 1};
+      check_problem(problem, what + (biased ? " biased" : ""));
+    }
+  }
+}
+
+ENCAST_TEST(rows_behind_the_seen_keys_change_no_other) {
+  Rng rng(16);
+  Problem problem({20, 40}, 2, 32, false, rng);
+  problem.seen = {20, 12};
+  for (const Kernel& kernel : kernels()) {
+    GuardedMatrix<float> before(60, 64), after(60, 64);
+    problem.run(kernel, before);
+    GuardedMatrix<float> kept(problem.qkv.rows, problem.qkv.cols);
+    for (int64_t t = 0; t < 60; ++t) std::copy_n(problem.qkv.row(t), problem.qkv.cols, kept.row(t));
+    for (int64_t j = 0; j < problem.qkv.cols; ++j) problem.qkv.at(33, j) = 1e3f;
+    problem.run(kernel, after);
+    for (int64_t t = 0; t < 60; ++t) {
+      if (t == 33) {
+        CHECK(!std::equal(before.row(t), before.row(t) + 64, after.row(t)), kernel.name);
+      } else {
+        CHECK_SAME_BITS(before.row(t), after.row(t), size_t{64}, kernel.name, " token ", t);
+      }
+    }
+    for (int64_t t = 0; t < 60; ++t) std::copy_n(kept.row(t), problem.qkv.cols, problem.qkv.row(t));
+  }
+}
+
 ENCAST_TEST(local_attention_is_another_one_and_only_where_it_must) {
   Rng rng(13);
   Problem near({200}, 1, 32, false, rng), all({200}, 1, 32, false, rng);
@@ -502,6 +558,35 @@ ENCAST_TEST(scores_that_know_of_distances) {
   for (const int32_t len : {128, 129, 500}) check(len, 64, 3);
   check(1100, 8, 3);
   for (const float peak : {1e-3f, 30.0f}) check(50, 32, 3, peak);
+}
+
+// One table for all heads, as large as one head's and no larger (guard pages), and the bits that a copy of it
+// for each head gives.
+ENCAST_TEST(tables_for_all_heads) {
+  Rng rng(18);
+  const int32_t dims[] = {64, 33, 1, 16};
+  for (int32_t len = 1; len <= 40; ++len) {
+    const int32_t head_dim = dims[len % 4];
+    const int tables = 1 + len % 3;
+    Problem one({3, len, 1}, 3, head_dim, false, rng, 1.0f, tables, true);
+    check_problem(one, "len=" + std::to_string(len) + " head_dim=" + std::to_string(head_dim) +
+                           " shared tables=" + std::to_string(tables));
+    Problem each({3, len, 1}, 3, head_dim, false, rng, 1.0f, tables);
+    std::copy_n(one.qkv.data(), one.qkv.buffer.size(), each.qkv.data());
+    for (int64_t head = 0; head < 3; ++head) {
+      for (const auto& [from, to] :
+           {std::pair{&one.key_table, &each.key_table}, {&one.query_table, &each.query_table}}) {
+        std::copy_n(from->data(), from->rows * 16, to->data() + head * from->rows * 16);
+      }
+    }
+    for (const Kernel& kernel : kernels()) {
+      if (kernel.arithmetic != "f32") continue;
+      GuardedMatrix<float> a(one.qkv.rows, one.hidden), b(one.qkv.rows, one.hidden);
+      one.run(kernel, a);
+      each.run(kernel, b);
+      CHECK_SAME_BITS(a.data(), b.data(), a.buffer.size(), kernel.name);
+    }
+  }
 }
 
 // Pieces of any size, among neighbours and scratch that hold no numbers.

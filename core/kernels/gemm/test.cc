@@ -253,7 +253,7 @@ ENCAST_TEST(extreme_bytes_do_not_saturate) {
   for (const KernelInfo& kernel : all_kernels()) {
     if (std::string_view(kernel.op) != "gemm_q8s8" || !isa_allowed(kernel.isa)) continue;
     for (const int a : {0, 1, 127, 128, 129, 255}) {
-      for (const int w : {-127, -1, 127}) {
+      for (const int w : {-128, -127, -1, 127}) {
         Problem problem(GemmOperands::q8s8, {.m = 7, .n = 65, .k = 4100, .symmetric = false});
         problem.fill_bytes(static_cast<uint8_t>(a), static_cast<int8_t>(w));
         Outputs outputs(problem);

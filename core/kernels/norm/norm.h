@@ -2,7 +2,8 @@
 #include "kernels/rows.h"
 
 // Contract: op norm_rows, arithmetic f32: out = layer_norm(x (+ residual)) * gamma + beta, a row at a time,
-// with an optional narrow copy. Mean and variance in two passes over the row held in cache.
+// with an optional narrow copy. Mean and variance in two passes over the row held in cache. Without beta it
+// is the norm by the root mean square (Zhang and Sennrich 2019): no mean is taken away, and nothing is added.
 namespace encast {
 
 struct NormArgs {
@@ -12,7 +13,7 @@ struct NormArgs {
   const float* residual = nullptr;  // or null
   int64_t residual_stride = 0;
   const float* gamma = nullptr;
-  const float* beta = nullptr;
+  const float* beta = nullptr;  // or null: RMS norm
   float eps = 0;
   float* out = nullptr;  // may be x or residual
   int64_t out_stride = 0;

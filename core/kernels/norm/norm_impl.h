@@ -6,7 +6,7 @@ namespace encast {
 inline namespace ENCAST_SIMD_LEVEL {
 
 // Arguments by value: a store of a vector may change any memory that is not the function's own.
-template <int rows>
+template <int rows, bool centred>
 ENCAST_SIMD void norm_some(const NormArgs args, int64_t row) {
   const LayerNorm norm = {args.gamma, args.beta, args.eps};
   const float* const x = args.x + row * args.x_stride;
@@ -15,22 +15,28 @@ ENCAST_SIMD void norm_some(const NormArgs args, int64_t row) {
   Extremes extremes[rows];
   if (args.residual != nullptr) {
     const float* const residual = args.residual + row * args.residual_stride;
-    layer_norm_rows(args.cols, norm, out, extremes, [&](int r, int64_t col, auto lanes) ENCAST_SIMD_BODY {
-      return load(x + r * args.x_stride + col, lanes) +
-             load(residual + r * args.residual_stride + col, lanes);
-    });
+    layer_norm_rows<rows, centred>(args.cols, norm, out, extremes,
+                                   [&](int r, int64_t col, auto lanes) ENCAST_SIMD_BODY {
+                                     return load(x + r * args.x_stride + col, lanes) +
+                                            load(residual + r * args.residual_stride + col, lanes);
+                                   });
   } else {
-    layer_norm_rows(args.cols, norm, out, extremes, [&](int r, int64_t col, auto lanes) ENCAST_SIMD_BODY {
-      return load(x + r * args.x_stride + col, lanes);
-    });
+    layer_norm_rows<rows, centred>(args.cols, norm, out, extremes,
+                                   [&](int r, int64_t col, auto lanes)
+                                       ENCAST_SIMD_BODY { return load(x + r * args.x_stride + col, lanes); });
   }
   for (int r = 0; r < rows; ++r) narrow_row(args.narrow, row + r, out[r], args.cols, extremes[r]);
 }
 
-static inline void norm_rows(const NormArgs& args, int64_t row_begin, int64_t row_end) {
+template <bool centred>
+ENCAST_SIMD void norm_all(const NormArgs& args, int64_t row_begin, int64_t row_end) {
   int64_t row = row_begin;
-  for (; row + kNormRows <= row_end; row += kNormRows) norm_some<kNormRows>(args, row);
-  for (; row < row_end; ++row) norm_some<1>(args, row);
+  for (; row + kNormRows <= row_end; row += kNormRows) norm_some<kNormRows, centred>(args, row);
+  for (; row < row_end; ++row) norm_some<1, centred>(args, row);
+}
+
+static inline void norm_rows(const NormArgs& args, int64_t row_begin, int64_t row_end) {
+  args.beta != nullptr ? norm_all<true>(args, row_begin, row_end) : norm_all<false>(args, row_begin, row_end);
 }
 
 }  // namespace ENCAST_SIMD_LEVEL

@@ -5,7 +5,7 @@
 
 #include "testing/tolerance.h"
 
-// Layer norm of one row in double, with the largest error that f32 may have made. For tests.
+// Layer norm and RMS norm of one row in double, with the largest error that f32 may have made. For tests.
 namespace encast::testing {
 
 struct ReferenceNorm {
@@ -44,6 +44,30 @@ inline ReferenceNorm reference_norm(const std::vector<double>& x, const std::vec
     const double deviation = std::abs(x[j] - mean);
     const double unit_error = (deviation + deviation_error[j]) * worst * (1 + u) - deviation * inverse;
     norm.value[j] = (x[j] - mean) * inverse * gamma[j] + beta[j];
+    norm.bound[j] = std::abs(gamma[j]) * unit_error * (1 + u) + u * std::abs(norm.value[j]) + 1e-44;
+  }
+  return norm;
+}
+
+// What reference_norm is without a mean and beta.
+inline ReferenceNorm reference_rms_norm(const std::vector<double>& x, const std::vector<double>& x_error,
+                                        const float* gamma, double eps) {
+  const size_t n = x.size();
+  const double count = static_cast<double>(n), u = kEpsilonF32;
+  double mean = 0, mean_error = 0;  // of the squares
+  for (size_t j = 0; j < n; ++j) {
+    mean += x[j] * x[j] / count;
+    mean_error += x_error[j] * (2 * std::abs(x[j]) + x_error[j]) / count;
+  }
+  mean_error += gamma_bound(static_cast<int64_t>(n) + 1) * (mean + mean_error);
+
+  // Addition of eps, square root and reciprocal round once each.
+  const double inverse = 1 / std::sqrt(mean + eps);
+  const double worst = 1 / std::sqrt(std::max(mean - mean_error, 0.0) + eps) * (1 + gamma_bound(3));
+  ReferenceNorm norm{std::vector<double>(n), std::vector<double>(n)};
+  for (size_t j = 0; j < n; ++j) {
+    const double unit_error = (std::abs(x[j]) + x_error[j]) * worst * (1 + u) - std::abs(x[j]) * inverse;
+    norm.value[j] = x[j] * inverse * gamma[j];
     norm.bound[j] = std::abs(gamma[j]) * unit_error * (1 + u) + u * std::abs(norm.value[j]) + 1e-44;
   }
   return norm;

@@ -45,7 +45,7 @@ struct Problem {
     beta.make_read_only();
   }
 
-  NormArgs args(GuardedMatrix<float>& out, bool with_residual) const {
+  NormArgs args(GuardedMatrix<float>& out, bool with_residual, bool centred = true) const {
     NormArgs args;
     args.cols = x.cols;
     args.x = x.data();
@@ -53,14 +53,14 @@ struct Problem {
     args.residual = with_residual ? residual.data() : nullptr;
     args.residual_stride = residual.stride;
     args.gamma = gamma.data();
-    args.beta = beta.data();
+    args.beta = centred ? beta.data() : nullptr;
     args.eps = 1e-5f;
     args.out = out.data();
     args.out_stride = out.stride;
     return args;
   }
 
-  ReferenceNorm expected(int64_t row, bool with_residual) const {
+  ReferenceNorm expected(int64_t row, bool with_residual, bool centred) const {
     std::vector<double> sum(static_cast<size_t>(x.cols)), error(sum.size(), 0.0);
     for (size_t j = 0; j < sum.size(); ++j) {
       const int64_t col = static_cast<int64_t>(j);
@@ -70,6 +70,7 @@ struct Problem {
         error[j] = kEpsilonF32 * std::abs(sum[j]);
       }
     }
+    if (!centred) return reference_rms_norm(sum, error, gamma.data(), static_cast<double>(1e-5f));
     return reference_norm(sum, error, gamma.data(), beta.data(), static_cast<double>(1e-5f));
   }
 
@@ -77,7 +78,7 @@ struct Problem {
   GuardedBuffer<float> gamma, beta;
 };
 
-void check_shape(int64_t rows, int64_t cols, Rng& rng) {
+void check_shape(int64_t rows, int64_t cols, bool centred, Rng& rng) {
   const Problem problem(rows, cols, rng);
   for (const bool with_residual : {false, true}) {
     for (const NarrowOut::Kind kind : kNarrowKinds) {
@@ -85,11 +86,12 @@ void check_shape(int64_t rows, int64_t cols, Rng& rng) {
       bool is_first = true;
       for (const auto& kernel : runnable<NormFn>(kManifest, "norm_rows")) {
         const std::string note = std::string(kernel.name) + " cols=" + std::to_string(cols) +
+                                 " centred=" + std::to_string(centred) +
                                  " residual=" + std::to_string(with_residual) +
                                  " kind=" + std::to_string(static_cast<int>(kind));
         GuardedMatrix<float> out(rows, cols, cols + 2);
         NarrowBuffers narrow(kind, rows, cols, (cols + 63) / 64 * 64 + 64);
-        NormArgs args = problem.args(out, with_residual);
+        NormArgs args = problem.args(out, with_residual, centred);
         args.narrow = narrow.out();
         kernel.fn(args, 0, rows / 2);
         kernel.fn(args, rows / 2, rows);
@@ -98,7 +100,7 @@ void check_shape(int64_t rows, int64_t cols, Rng& rng) {
           if (is_first) std::copy_n(out.row(i), cols, first.row(i));
           CHECK_SAME_BITS(first.row(i), out.row(i), static_cast<size_t>(cols), note, " row ", i);
           narrow.check_row(i, out.row(i), cols, note);
-          const ReferenceNorm want = problem.expected(i, with_residual);
+          const ReferenceNorm want = problem.expected(i, with_residual, centred);
           for (size_t j = 0; j < want.value.size(); ++j) {
             CHECK_LE(std::abs(out.at(i, static_cast<int64_t>(j)) - want.value[j]), want.bound[j], note,
                      " row ", i, " column ", j);
@@ -114,8 +116,10 @@ void check_shape(int64_t rows, int64_t cols, Rng& rng) {
 
 ENCAST_TEST(every_width_stays_within_the_bound) {
   Rng rng;
-  for (int64_t cols = 1; cols <= 130; ++cols) check_shape(3, cols, rng);
-  for (int64_t cols : {312, 384, 768, 1024}) check_shape(4, cols, rng);
+  for (const bool centred : {true, false}) {
+    for (int64_t cols = 1; cols <= 130; ++cols) check_shape(3, cols, centred, rng);
+    for (int64_t cols : {312, 384, 768, 1024}) check_shape(4, cols, centred, rng);
+  }
 }
 
 ENCAST_TEST(out_may_be_an_operand) {
@@ -123,13 +127,14 @@ ENCAST_TEST(out_may_be_an_operand) {
   Rng rng(1);
   const Problem problem(kRows, kCols, rng);
   for (const auto& kernel : runnable<NormFn>(kManifest, "norm_rows")) {
-    GuardedMatrix<float> apart(kRows, kCols, kCols);
-    kernel.fn(problem.args(apart, true), 0, kRows);
-    for (const bool is_x : {true, false}) {
+    for (const int which : {0, 1, 2, 3}) {
+      const bool is_x = (which & 1) != 0, centred = (which & 2) != 0;
+      GuardedMatrix<float> apart(kRows, kCols, kCols);
+      kernel.fn(problem.args(apart, true, centred), 0, kRows);
       const GuardedMatrix<float>& source = is_x ? problem.x : problem.residual;
       GuardedMatrix<float> both(kRows, kCols, kCols);
       for (int64_t i = 0; i < kRows; ++i) std::copy_n(source.row(i), kCols, both.row(i));
-      NormArgs args = problem.args(both, true);
+      NormArgs args = problem.args(both, true, centred);
       (is_x ? args.x : args.residual) = both.data();
       (is_x ? args.x_stride : args.residual_stride) = both.stride;
       kernel.fn(args, 0, kRows);
@@ -147,6 +152,33 @@ ENCAST_TEST(only_the_asked_rows_are_written) {
     kernel.fn(problem.args(out, true), 1, 3);
     for (int64_t i : {0, 3, 4}) CHECK(out.untouched(i, 0, kCols), kernel.name, " row ", i);
     CHECK(!out.untouched(1, 0, kCols) && !out.untouched(2, 0, kCols), kernel.name);
+  }
+}
+
+// Of zeros the root mean square is that of eps: zeros, not NaN, also where narrow copies are made.
+ENCAST_TEST(rows_of_zeros_stay_zeros_by_their_root_mean_square) {
+  constexpr int64_t kCols = 70;
+  GuardedMatrix<float> x(1, kCols), out(1, kCols), zeros(1, kCols);
+  GuardedBuffer<float> gamma(kCols);
+  for (int64_t j = 0; j < kCols; ++j) {
+    x.at(0, j) = zeros.at(0, j) = 0.0f;
+    gamma[static_cast<size_t>(j)] = 2.0f;
+  }
+  for (const auto& kernel : runnable<NormFn>(kManifest, "norm_rows")) {
+    for (const NarrowOut::Kind kind : kNarrowKinds) {
+      NarrowBuffers narrow(kind, 1, kCols, 128);
+      NormArgs args;
+      args.cols = kCols;
+      args.x = x.data();
+      args.gamma = gamma.data();
+      args.eps = 1e-12f;
+      args.out = out.data();
+      args.out_stride = kCols;
+      args.narrow = narrow.out();
+      kernel.fn(args, 0, 1);
+      CHECK_SAME_BITS(out.data(), zeros.data(), size_t{kCols}, kernel.name);
+      narrow.check_row(0, out.row(0), kCols, kernel.name);
+    }
   }
 }
 

@@ -1,20 +1,24 @@
+#include <algorithm>
+
 #include "runtime/attention_tasks.h"
 #include "runtime/steps/step_type.h"
 
 namespace encast {
 namespace {
 
-// Tables of distances: a vector for each head and distance, as kernels/attention/attention.h lays them.
+// Tables of distances: a vector for each distance, of each head or of all, as kernels/attention/attention.h
+// lays them.
 void check_tables(StepCheck& check, const StepDecl& step, int64_t hidden) {
+  const int64_t width = step.shared_tables ? hidden / step.heads : hidden;
   check.need(step.reach == 0 && step.bias < 0, "has tables of distances beside a reach or a bias");
   check.need(step.arithmetic == "f32", "has tables of distances and an arithmetic that is not f32");
   int64_t columns = 0;
   for (const int id : {step.key_table, step.query_table}) {
     if (id < 0) continue;
     const WeightDecl& table = check.weight(id, DType::f32, WeightLayout::dense);
-    check.need(table.cols == 16 && table.rows % hidden == 0,
+    check.need(table.cols == 16 && table.rows % width == 0,
                "has a table that is not heads x blocks of distances");
-    const int64_t found = table.rows / hidden * 16;
+    const int64_t found = table.rows / width * 16;
     check.need(found % 32 == 16 && found >= relative_columns(check.plan().max_len),
                "has a table that does not hold the distances of max_len");
     check.need(columns == 0 || columns == found, "has two tables of unlike sizes");
@@ -30,12 +34,19 @@ void check_attention(StepCheck& check, const StepDecl& step) {
   check.need(x.cols / 3 / step.heads <= 1024, "has heads wider than 1024");
   check.need(step.factor > 0, "has a factor that is not positive");
   check.need(step.reach == 0 || step.bias < 0, "has both a reach and a bias");
+  check.need((step.unseen < 0) == (step.most_unseen == 0), "has unseen or most_unseen alone");
+  check.need(step.reach == 0 || step.most_unseen <= step.reach, "hides more keys than it reaches");
+  const auto first = std::ranges::find(check.plan().steps, StepKind::attention, &StepDecl::kind);
+  check.need(first->unseen == step.unseen && first->most_unseen == step.most_unseen,
+             "hides other keys than the first attention; they are counted once");
   if (step.bias >= 0) {
     const WeightDecl& bias = check.weight(step.bias, DType::f32, WeightLayout::dense);
     check.need(bias.rows == step.heads && bias.cols >= 2 * check.plan().max_len - 1 && bias.cols % 2 == 1,
                "has a bias that is not heads x (2 n - 1) with n at least max_len");
   }
-  if (step.key_table >= 0 || step.query_table >= 0) check_tables(check, step, x.cols / 3);
+  const bool tables = step.key_table >= 0 || step.query_table >= 0;
+  check.need(tables || !step.shared_tables, "shares tables that it does not have");
+  if (tables) check_tables(check, step, x.cols / 3);
   check.write_f32(step.out, Rows::tokens, x.cols / 3);
 }
 
@@ -73,7 +84,9 @@ class AttentionStep final : public Step {
 
 }  // namespace
 
-const StepType step_types::attention = {"x bias? key_table? query_table? heads factor reach? arithmetic out",
-                                        &check_attention, &bind_as<AttentionStep>};
+const StepType step_types::attention = {
+    "x bias? key_table? query_table? shared_tables? heads factor reach? unseen? most_unseen? "
+    "arithmetic out",
+    &check_attention, &bind_as<AttentionStep>};
 
 }  // namespace encast

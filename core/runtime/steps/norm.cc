@@ -35,7 +35,7 @@ class NormStep final : public RowStep<NormFn> {
 
 }  // namespace
 
-const StepType step_types::norm = {"x other? gamma beta eps out also? zero_point? q8_scale? q8_zero?",
+const StepType step_types::norm = {"x other? gamma beta? eps out also? zero_point? q8_scale? q8_zero?",
                                    &check_norm, &bind_as<NormStep>};
 
 }  // namespace encast

@@ -84,7 +84,7 @@ class StepCheck {
   }
   void norm_vectors(const StepDecl& step, int64_t cols) const {
     vector(step.gamma, DType::f32, WeightLayout::dense, cols);
-    vector(step.beta, DType::f32, WeightLayout::dense, cols);
+    if (step.beta >= 0) vector(step.beta, DType::f32, WeightLayout::dense, cols);
     need(step.eps >= 0, "has a negative eps");
   }
 

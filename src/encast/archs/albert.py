@@ -11,6 +11,7 @@ from encast.archs.config import Config
 from encast.archs.encoder import MOST_LAYERS, LayerPaths, Sizes, encoder_layer, sum_embeddings
 from encast.archs.heads import classify_first_token, predict_tokens, transform
 from encast.archs.modules import Modules
+from encast.archs.relative_keys import RELATIVE_KEYS, RelativeKeys
 from encast.errors import CheckpointError
 
 __all__ = ["Albert"]
@@ -43,7 +44,9 @@ class Albert(Architecture):
         "answer": "qa_outputs.weight",
         "fill_mask": "predictions.dense.weight",
     }
+    position_types = ("absolute", *RELATIVE_KEYS)
     unread = (
+        r"(albert\.)?embeddings\.position_embeddings\.weight",  # there with relative positions too
         r"(albert\.)?pooler\.\w+",
         r"predictions\..*",
         r"sop_classifier\..*",
@@ -68,7 +71,9 @@ class Albert(Architecture):
 
     def encode(self, encoder: Modules) -> str:
         sizes = self.sizes
-        x = sum_embeddings(encoder, sizes)
+        # What transformers up to version 4 computes: it divides the scores alone.
+        relative = RelativeKeys.read(self.config, sizes, scaled=False)
+        x = sum_embeddings(encoder, sizes, positions=relative is None)
         x = encoder.linear(x, "encoder.embedding_hidden_mapping_in", sizes.hidden, sizes.embedding)
         for step in range(sizes.layers):
             group = int(step / (sizes.layers / self.groups))
@@ -76,7 +81,11 @@ class Albert(Architecture):
                 layer = step * self.inner_layers + inner
                 shared = f"encoder.albert_layer_groups.{group}.albert_layers.{inner}"
                 path = f"encoder.layer.{layer}"
-                x = encoder_layer(encoder, x, sizes, layer=layer, path=path, weights=shared, paths=_PATHS)
+                score = None
+                if relative:
+                    table = f"{shared}.attention.distance_embedding"
+                    score = relative.score(encoder, sizes, layer=layer, path=path, table=table)
+                x = encoder_layer(encoder, x, sizes, layer=layer, path=path, weights=shared, paths=_PATHS, score=score)
         return x
 
     def classify(self, encoder: Modules, head: Modules, x: str, labels: int) -> str:

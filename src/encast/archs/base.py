@@ -12,13 +12,23 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from encast.archs.config import Config
 from encast.archs.encoder import Sizes
+from encast.archs.expansion import hide_expansion
 from encast.archs.exported import Empty, ExportLike, show_export
-from encast.archs.heads import SentenceModules, pool_sentences
+from encast.archs.heads import (
+    LateInteraction,
+    M3Heads,
+    SentenceModules,
+    pool_sentences,
+    project_tokens,
+    weigh_tokens,
+)
 from encast.archs.modules import Modules
+from encast.archs.relative_keys import RELATIVE_KEYS
+from encast.archs.shown import Shown
 from encast.archs.weights import TensorSource, Weights
 from encast.errors import CheckpointError, UnsupportedModelError
 from encast.ir import FusionPromise, Graph, GraphMeta, verify
-from encast.ir.meta import HEADS
+from encast.ir.meta import HEADS, TokenForm
 from encast.ir.types import ValueType
 
 __all__ = ["TASKS", "Architecture", "architecture", "build_graph", "model_types", "need_transformers"]
@@ -33,6 +43,10 @@ _SUFFIXES = {
     "ForQuestionAnswering": "answer",
     "ForMaskedLM": "fill_mask",
 }
+
+
+_PROJECTION = r"linear\.weight"
+"""Of token embeddings, which other tasks do not read."""
 
 
 class CheckpointLike(Protocol):
@@ -58,6 +72,12 @@ class CheckpointLike(Protocol):
 
     @property
     def export(self) -> ExportLike | None: ...
+
+    @property
+    def token_form(self) -> TokenForm | None: ...
+
+    @property
+    def m3(self) -> M3Heads | None: ...
 
 
 class Architecture(ABC):
@@ -96,6 +116,9 @@ class Architecture(ABC):
     @classmethod
     def foreign(cls, config: Config, weights: Weights) -> str:
         """Why the tensors of such a checkpoint are no parameters of transformers' modules; empty where they are."""
+        kind = config.text("position_embedding_type")
+        if kind in RELATIVE_KEYS:
+            return f"since version 5 transformers leaves out position_embedding_type {kind!r} without a word"
         return ""
 
     exported: ClassVar[bool] = True
@@ -183,8 +206,10 @@ def build_graph(checkpoint: CheckpointLike, task: str | None = None) -> Graph:
     ``architectures``). Raises ``CheckpointError`` for a checkpoint that contradicts itself and
     ``UnsupportedModelError`` for arithmetic or a head that is not there.
     """
+    stored = None
     if checkpoint.export is not None:
         checkpoint = _show(checkpoint, checkpoint.export)
+        stored = checkpoint.stored
     config = Config(checkpoint.config, f"{checkpoint.path}/{checkpoint.config_file}")
     model_type, cls = _find_architecture(config, checkpoint.architecture)
     _refuse_other_arithmetic(config, cls)
@@ -194,11 +219,21 @@ def build_graph(checkpoint: CheckpointLike, task: str | None = None) -> Graph:
 
     prefixes = (cls.prefix, *cls.other_prefixes)
     prefix = next((one for one in prefixes if weights.any_below(one)), "")
-    graph, labels = _write(arch, weights, prefix, chosen, checkpoint.modules)
-    weights.check_all_used(cls.unread)
+    m3 = checkpoint.m3 if chosen in ("embed_sparse", "embed_tokens") else None
+    graph, labels = _write(arch, weights, prefix, chosen, checkpoint.modules, m3)
+    if chosen == "embed_tokens" and (form := checkpoint.token_form) is not None and form.most_unseen:
+        assert form.expansion is not None
+        hide_expansion(graph, form.expansion, form.most_unseen, str(checkpoint.path))
+    weights.check_all_used(cls.unread if _late(checkpoint) is None else (*cls.unread, _PROJECTION))
+    if stored is not None:
+        stored.attach(graph)
     graph.meta = _meta(arch, graph, model_type, chosen, labels, checkpoint)
     verify(graph)
     return graph
+
+
+def _late(checkpoint: CheckpointLike) -> LateInteraction | None:
+    return None if checkpoint.modules is None else checkpoint.modules.late
 
 
 def need_transformers(checkpoint: CheckpointLike, what: str) -> None:
@@ -216,7 +251,12 @@ def need_transformers(checkpoint: CheckpointLike, what: str) -> None:
 
 
 def _write(
-    arch: Architecture, weights: Weights, prefix: str, task: str, modules: SentenceModules | None
+    arch: Architecture,
+    weights: Weights,
+    prefix: str,
+    task: str,
+    modules: SentenceModules | None,
+    m3: M3Heads | None = None,
 ) -> tuple[Graph, list[str] | None]:
     """The graph without its facts, and the labels; ``prefix`` stands before the encoder's tensors."""
     graph = Graph()
@@ -227,13 +267,22 @@ def _write(
     head = Modules(graph, weights)
     hidden = arch.encode(encoder)
     graph.outputs["last_hidden_state"] = hidden
-    return graph, _add_head(arch, graph, encoder, head, hidden, task, modules, weights.where)
+    return graph, _add_head(arch, graph, encoder, head, hidden, task, modules, m3, weights.where)
 
 
-def _show(checkpoint: CheckpointLike, export: ExportLike) -> CheckpointLike:
+def _show(checkpoint: CheckpointLike, export: ExportLike) -> Shown:
     """An export as the checkpoint that it was made of."""
     table = model_types()
     where = f"{checkpoint.path}/{checkpoint.config_file}"
+    kind = Config(checkpoint.config, where).text("position_embedding_type")
+    if kind in RELATIVE_KEYS:
+        raise UnsupportedModelError(
+            f"{where}: position_embedding_type is {kind!r}, of which no exports are read; compile its checkpoint"
+        )
+    if _late(checkpoint) is not None:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: embeddings of tokens are made of a checkpoint; of an ONNX file they are not supported"
+        )
 
     def build(model_type: str, config: Mapping[str, Any], task: str) -> Graph:
         untied = config.get("tie_word_embeddings") is False
@@ -255,6 +304,7 @@ def _add_head(
     hidden: str,
     task: str,
     modules: SentenceModules | None,
+    m3: M3Heads | None,
     where: str,
 ) -> list[str] | None:
     """Adds what ``task`` needs on top of the last hidden state; returns the names of the labels, if it has any."""
@@ -266,10 +316,15 @@ def _add_head(
         graph.add_input("select", ValueType("i32", ("selected",)))
         selected = graph.add("select_rows", hidden, "select", name="selected")
         graph.outputs["logits"] = arch.fill_mask(encoder, head, selected)
+    elif task == "embed_sparse" and m3 is not None:
+        graph.outputs["sparse_embedding"] = weigh_tokens(graph, hidden, arch.sizes.hidden, m3, where)
     elif task == "embed_sparse":
         logits = arch.fill_mask(encoder, head, hidden)
         positive = graph.add("activation", logits, name="activation", kind="relu")
         graph.outputs["sparse_embedding"] = graph.add("pooling", positive, name="pooling", modes=["max"])
+    elif task == "embed_tokens":
+        late = None if modules is None else modules.late
+        graph.outputs["token_embedding"] = project_tokens(head, hidden, arch.sizes.hidden, late, m3, where)
     elif task in ("classify", "tag"):
         labels = arch.config.labels()
         if task == "classify":
@@ -313,13 +368,28 @@ def _choose_task(
     match = re.fullmatch(r"(?:TF|Flax)?(\w+?)(Model|For[A-Z]\w*|LMHeadModel)", name)
     declared = {**_SUFFIXES, **cls.suffixes}.get(match[2]) if match else ("features" if not name else None)
     splade = checkpoint.modules is not None and checkpoint.modules.splade is not None
-    if task is None and splade:
-        task = "embed_sparse"
+    late = _late(checkpoint) is not None
+    if task is None and (splade or late):
+        task = "embed_sparse" if splade else "embed_tokens"
     if task is not None:
         if task == "embed" and splade:
             raise UnsupportedModelError(
                 f"{checkpoint.path}: modules.json describes sparse embeddings; ask for 'embed_sparse', not 'embed'"
             )
+        if late and task == "embed":
+            raise UnsupportedModelError(
+                f"{checkpoint.path}: the checkpoint describes embeddings of tokens; ask for 'embed_tokens', not 'embed'"
+            )
+        if task == "embed_tokens":
+            if not late and checkpoint.m3 is None:
+                raise UnsupportedModelError(
+                    f"{checkpoint.path}: task 'embed_tokens' needs a head, a projection of every token: a folder of "
+                    "PyLate (modules.json with its Dense), an HF_ColBERT with artifact.metadata, or BGE-M3 with "
+                    "colbert_linear.pt"
+                )
+            return task
+        if task == "embed_sparse" and not splade and checkpoint.m3 is not None:
+            return task
         return _check_task(cls, declared, weights, task, name, where)
     if checkpoint.modules is not None:
         return "embed"

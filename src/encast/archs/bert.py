@@ -9,6 +9,7 @@ from encast.archs.base import Architecture, architecture
 from encast.archs.encoder import Sizes, encoder_layer, sum_embeddings
 from encast.archs.heads import classify_first_token, predict_tokens, transform
 from encast.archs.modules import Modules
+from encast.archs.relative_keys import RELATIVE_KEYS, RelativeKeys
 
 __all__ = ["Bert"]
 
@@ -27,15 +28,25 @@ class Bert(Architecture):
         "fill_mask": "cls.predictions.transform.dense.weight",
     }
     variants: ClassVar[Mapping[tuple[str, str], str]] = {("position_embedding_type", "alibi"): "jina_bert"}
-    unread = (r"(bert\.)?pooler\.dense\.\w+", r"cls\..*", r"classifier\.\w+", r"qa_outputs\.\w+")
+    position_types = ("absolute", *RELATIVE_KEYS)
+    unread = (
+        r"(bert\.)?embeddings\.position_embeddings\.weight",  # there with relative positions too
+        r"(bert\.)?pooler\.dense\.\w+",
+        r"cls\..*",
+        r"classifier\.\w+",
+        r"qa_outputs\.\w+",
+    )
 
     def read_sizes(self) -> Sizes:
         return Sizes.read(self.config)
 
     def encode(self, encoder: Modules) -> str:
-        x = sum_embeddings(encoder, self.sizes)
+        relative = RelativeKeys.read(self.config, self.sizes)
+        x = sum_embeddings(encoder, self.sizes, positions=relative is None)
         for layer in range(self.sizes.layers):
-            x = encoder_layer(encoder, x, self.sizes, layer=layer, path=f"encoder.layer.{layer}")
+            path = f"encoder.layer.{layer}"
+            score = relative.score(encoder, self.sizes, layer=layer, path=path) if relative else None
+            x = encoder_layer(encoder, x, self.sizes, layer=layer, path=path, score=score)
         return x
 
     def classify(self, encoder: Modules, head: Modules, x: str, labels: int) -> str:

@@ -9,9 +9,13 @@ from typing import Any
 import numpy as np
 
 from encast.archs.weights import Float32
-from encast.ir import Graph, Node
+from encast.ir import Graph, Integers, Node
 
-__all__ = ["Comparison", "NoFitError", "alike"]
+__all__ = ["Comparison", "NoFitError", "alike", "same_number"]
+
+
+_F16 = 2.0**-11
+_SMALL, _LOST = 2.0**-14, 2.0**-23
 
 
 class NoFitError(Exception):
@@ -26,14 +30,25 @@ def alike(a: Float32, b: Float32) -> bool:
     return a is b or (a.shape == b.shape and np.array_equal(a, b))
 
 
-class Comparison:
-    """Two graphs, node by node from an output up."""
+def same_number(found: float, wanted: float, rounding: float) -> bool:
+    """Whether ``found`` of an export is ``wanted``, rounded by up to ``rounding``, relatively; 0 for f32.
 
-    def __init__(self, graph: Graph, template: Graph, what: str) -> None:
-        self.graph, self.template, self.what = graph, template, what
+    Two roundings may add up: the scale of scores is split between queries and keys. Below 2^-14, f16 has steps of
+    2^-24, and converters write up to 2^-23 for what is lost.
+    """
+    lost = _LOST if rounding == _F16 and abs(wanted) < _SMALL else 0.0
+    return bool(np.isclose(found, wanted, rtol=max(1e-6, 2.0 * rounding), atol=lost))
+
+
+class Comparison:
+    """Two graphs, node by node from an output up; ``rounding``: that of the export's numbers, see ``same_number``."""
+
+    def __init__(self, graph: Graph, template: Graph, what: str, rounding: float = 0.0) -> None:
+        self.graph, self.template, self.what, self.rounding = graph, template, what, rounding
         self.makers = {output: node for node in graph.nodes for output in node.outputs}
         self.wanted = {output: node for node in template.nodes for output in node.outputs}
         self.bound: dict[str, Float32] = {}
+        self.integers: dict[str, Integers] = {}
         self.met: dict[str, str] = {}
 
     def run(self, value: str, wanted: str) -> dict[str, Float32]:
@@ -59,9 +74,15 @@ class Comparison:
                 pairs += self._node(mine, theirs)
         return self.bound
 
+    def read_by_products(self, found: Mapping[str, tuple[float, int]]) -> dict[str, tuple[float, int]]:
+        """What ``found`` says of values that products of ``graph`` read, by the values' names in ``template``."""
+        linears = [node for node in self.template.nodes if node.op == "linear" and node.outputs[0] in self.met]
+        products = [(node.inputs[0], self.makers[self.met[node.outputs[0]]].inputs[0]) for node in linears]
+        return {theirs: found[mine] for theirs, mine in products if mine in found}
+
     def _node(self, mine: str, theirs: str) -> list[tuple[str, str]]:
         node, wanted = self.makers.get(mine), self.wanted[theirs]
-        if node is None or node.op != wanted.op or not _same_attrs(node.attrs, wanted.attrs):
+        if node is None or node.op != wanted.op or not _same_attrs(node.attrs, wanted.attrs, self.rounding):
             found = "nothing" if node is None else f"{node.op}{_shown(node.attrs)} ({node.name!r})"
             raise self._differ(found, f"{wanted.op}{_shown(wanted.attrs)} ({wanted.name!r})")
         if node.op != "add":
@@ -102,7 +123,10 @@ class Comparison:
         if mine == "":
             array: Float32 = np.zeros(shape, np.float32)  # a bias that an optimiser left out
         elif mine in self.graph.constants:
-            array = self.graph.constants[mine].array
+            constant = self.graph.constants[mine]
+            array = constant.array
+            if constant.integers is not None:
+                self.integers.setdefault(theirs, constant.integers)
         else:
             raise self._differ(f"{mine!r} is computed", f"the weight {theirs!r}")
         if array.shape != shape:
@@ -115,10 +139,10 @@ class Comparison:
         return NoFitError(f"{self.what}, and there has {found} where that has {wanted}", len(self.met))
 
 
-def _same_attrs(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+def _same_attrs(found: Mapping[str, Any], wanted: Mapping[str, Any], rounding: float) -> bool:
     def same(a: Any, b: Any) -> bool:
         if isinstance(a, float) and isinstance(b, float):
-            return bool(np.isclose(a, b, rtol=1e-6, atol=0.0))
+            return same_number(a, b, rounding)
         return bool(a == b)
 
     return set(found) == set(wanted) and all(same(found[key], wanted[key]) for key in found)

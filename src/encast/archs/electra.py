@@ -10,6 +10,7 @@ from encast.archs.base import Architecture, architecture
 from encast.archs.encoder import Sizes, encoder_layer, sum_embeddings
 from encast.archs.heads import classify_first_token, predict_tokens, transform
 from encast.archs.modules import Modules
+from encast.archs.relative_keys import RELATIVE_KEYS, RelativeKeys
 
 __all__ = ["Electra"]
 
@@ -31,7 +32,9 @@ class Electra(Architecture):
         "answer": "qa_outputs.weight",
         "fill_mask": "generator_predictions.dense.weight",
     }
+    position_types = ("absolute", *RELATIVE_KEYS)
     unread = (
+        r"(electra\.)?embeddings\.position_embeddings\.weight",  # there with relative positions too
         r"discriminator_predictions\..*",
         r"generator_(predictions|lm_head)\..*",
         r"classifier\.((dense|out_proj)\.)?\w+",
@@ -44,11 +47,14 @@ class Electra(Architecture):
 
     def encode(self, encoder: Modules) -> str:
         sizes = self.sizes
-        x = sum_embeddings(encoder, sizes)
+        relative = RelativeKeys.read(self.config, sizes)
+        x = sum_embeddings(encoder, sizes, positions=relative is None)
         if sizes.embedding != sizes.hidden:
             x = encoder.linear(x, "embeddings_project", sizes.hidden, sizes.embedding)
         for layer in range(sizes.layers):
-            x = encoder_layer(encoder, x, sizes, layer=layer, path=f"encoder.layer.{layer}")
+            path = f"encoder.layer.{layer}"
+            score = relative.score(encoder, sizes, layer=layer, path=path) if relative else None
+            x = encoder_layer(encoder, x, sizes, layer=layer, path=path, score=score)
         return x
 
     def classify(self, encoder: Modules, head: Modules, x: str, labels: int) -> str:

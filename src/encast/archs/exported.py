@@ -15,15 +15,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from encast.archs.comparison import Comparison, NoFitError, alike
+from encast.archs.comparison import Comparison, NoFitError, alike, same_number
 from encast.archs.config import ACTIVATION_NAMES
 from encast.archs.encoder import MOST_LAYERS
 from encast.archs.heads import SentenceModules
+from encast.archs.shown import Arrays, Dense, Pooled, Shown, Stored
 from encast.archs.weights import Float32, Weights
 from encast.errors import CheckpointError, EncastError, UnsupportedModelError
 from encast.ir import Graph, Node
 
-__all__ = ["ExportLike", "OutputLike", "Shown", "show_export"]
+__all__ = ["ExportLike", "OutputLike", "show_export"]
 
 
 class OutputLike(Protocol):
@@ -54,60 +55,11 @@ class ExportLike(Protocol):
     @property
     def where(self) -> str: ...
 
+    @property
+    def rounding(self) -> float: ...
 
-@dataclass(frozen=True)
-class Arrays:
-    """Tensors by the names of the architecture."""
-
-    arrays: Mapping[str, Float32]
-
-    def __contains__(self, name: object, /) -> bool:
-        return name in self.arrays
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.arrays)
-
-    def shape(self, name: str, /) -> Sequence[int]:
-        return tuple(self.arrays[name].shape)
-
-    def f32(self, name: str, /) -> Float32:
-        array = np.ascontiguousarray(self.arrays[name])
-        if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
-            raise CheckpointError(f"the weight {name!r} of the export has values that are no finite numbers")
-        return array
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A dense layer behind a pooling."""
-
-    weight: Float32
-    bias: Float32 | None
-    activation: str
-
-
-@dataclass(frozen=True)
-class Pooled:
-    """What of ``SentenceModules`` stands in the graph itself."""
-
-    pooling_modes: tuple[str, ...]
-    dense: Sequence[Dense]
-    normalize: bool
-    similarity: str | None = None
-    splade: object | None = None
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A checkpoint, as ``build_graph`` takes it."""
-
-    path: Path
-    config: Mapping[str, Any]
-    config_file: str
-    architecture: str
-    tensors: Arrays
-    modules: SentenceModules | None
-    export: None = None
+    @property
+    def fixed(self) -> Mapping[str, tuple[float, int]]: ...
 
 
 class Empty(Weights):
@@ -123,6 +75,12 @@ class Empty(Weights):
 
     def take(self, name: str, shape: tuple[int, ...]) -> Float32:
         return np.broadcast_to(np.float32(0.0), shape)
+
+
+_APPROXIMATED = (
+    " (optimisers of ONNX Runtime may put the tanh form in the place of GELU, as O3 and O4 do: write gelu_new for it, "
+    "or compile the checkpoint)"
+)
 
 
 class _ContradictedError(CheckpointError):
@@ -405,7 +363,7 @@ def _fit(
     fields = facts.config(model_type)
     if model_type == "albert":
         fields |= _groups(facts, given)
-    config = _merged(fields, given, path / "config.json")
+    config = _merged(fields, given, path / "config.json", export.rounding)
     labels = int(graph.type_of(output.value).shape[1])
     said: Any = None
     if task in ("classify", "tag"):
@@ -429,7 +387,8 @@ def _fit(
     except (UnsupportedModelError, CheckpointError) as error:
         raise NoFitError(f"{model_type}, of which {error}", 0) from None
     wanted = template.outputs["last_hidden_state" if built == "features" else "logits"]
-    bound = Comparison(graph, template, f"{model_type} for {task}").run(top, wanted)
+    comparison = Comparison(graph, template, f"{model_type} for {task}", export.rounding)
+    bound = comparison.run(top, wanted)
     if said is not None and said != labels:
         raise CheckpointError(
             f"{path / 'config.json'}: has {said} labels, the exported graph {labels}: config.json and the ONNX file "
@@ -437,11 +396,12 @@ def _fit(
         )
     name = class_name(model_type, built)
     config["architectures"] = [name]
-    return Shown(path, config, "config.json", name, Arrays(bound), modules if modules is not None else pooled)
+    stored = Stored(comparison.integers, comparison.read_by_products(export.fixed))
+    return Shown(path, config, "config.json", name, Arrays(bound), modules if modules is not None else pooled, stored)
 
 
-def _merged(facts: dict[str, Any], given: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """config.json with what the graph says; raises ``_ContradictedError`` where they differ."""
+def _merged(facts: dict[str, Any], given: Mapping[str, Any], where: Path, rounding: float) -> dict[str, Any]:
+    """config.json with what the graph says, where that is not rounded; raises ``_ContradictedError`` if they differ."""
     aliases = {"dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads"}
     merged = dict(given)
     for name, value in facts.items():
@@ -453,11 +413,12 @@ def _merged(facts: dict[str, Any], given: Mapping[str, Any], where: Path) -> dic
             if isinstance(value, str):
                 same = ACTIVATION_NAMES.get(str(said)) == value
             elif isinstance(value, float) and isinstance(said, (int, float)):
-                same = np.float32(said) == np.float32(value)
+                same = np.float32(said) == np.float32(value) or (rounding > 0.0 and same_number(value, said, rounding))
             if not same:
+                approximated = value == "gelu_tanh" and ACTIVATION_NAMES.get(str(said)) == "gelu"
                 raise _ContradictedError(
                     f"{where}: {key} is {said!r}, the exported graph has {value!r}: config.json and the ONNX file are "
-                    "not of the same model; take the right one, or remove it"
+                    f"not of the same model; take the right one, or remove it{_APPROXIMATED if approximated else ''}"
                 )
         if all(given.get(key) is None for key in (name, aliases.get(name, name))):
             names = [known for known, meant in ACTIVATION_NAMES.items() if meant == value]
@@ -488,7 +449,10 @@ def _compare_modules(pooled: Pooled, modules: SentenceModules, path: Path) -> No
         none = np.zeros(len(mine.weight), np.float32)
         biases = [none if one.bias is None else one.bias for one in (mine, theirs)]
         if not alike(mine.weight, theirs.weight) or not alike(*biases) or mine.activation != theirs.activation:
-            raise CheckpointError(f"{path}: dense layer {index} of modules.json is not that of the exported graph")
+            raise CheckpointError(
+                f"{path}: dense layer {index} of modules.json is not that of the exported graph, perhaps quantised; "
+                "take the files of the same model, or remove modules.json"
+            )
 
 
 def _tied(graph: Graph, value: str) -> bool:

@@ -1,6 +1,6 @@
 """What encoders of 2024 share: positions within attention, a gated feed-forward, layers with their norms behind.
 
-NomicBERT, GTE and JinaBERT are written with it; ModernBERT, whose norms stand before, takes its attention.
+NomicBERT, GTE and JinaBERT are written with it; ModernBERT and EuroBERT, whose norms stand before, take its attention.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ __all__ = [
     "GatedPaths",
     "Rotary",
     "attend",
+    "gate",
     "gated_layer",
     "need_pairs",
     "packed_projections",
@@ -241,16 +242,18 @@ def gated_layer(
     context = linear(context, paths.attention_output, hidden, hidden, biases.attention_output)
     attended = add_and_norm(context, x, paths.attention_norm)
     if paths.gated:
-        inner = _gate(encoder, attended, sizes, paths, biases.inner, layer=layer, path=path)
+        inner = gate(encoder, attended, sizes, paths, biases.inner, layer=layer, path=path)
     else:
         inner = linear(attended, paths.inner[0], sizes.inner, hidden, biases.inner)
         inner = encoder.activation(inner, sizes.activation, name=f"{path}.{paths.inner[0]}.activation", layer=layer)
     return add_and_norm(linear(inner, paths.output, hidden, sizes.inner, biases.output), attended, paths.output_norm)
 
 
-def _gate(encoder: Modules, x: str, sizes: Sizes, paths: GatedPaths, bias: bool, *, layer: int, path: str) -> str:
-    """One product makes the gate's columns and then those that it is multiplied with, as op ``gated_activation`` reads
-    them, however the checkpoint holds its rows.
+def gate(encoder: Modules, x: str, sizes: Sizes, paths: GatedPaths, bias: bool, *, layer: int, path: str) -> str:
+    """A gate and what it is multiplied with (Shazeer 2020): f32[tokens, inner] of the layer's modules ``paths.inner``.
+
+    One product makes the gate's columns and then the others, as op ``gated_activation`` reads them, however the
+    checkpoint holds its rows.
     """
 
     def rows(part: str, *shape: int) -> str:

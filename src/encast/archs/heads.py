@@ -9,13 +9,28 @@ from encast.archs.encoder import Sizes
 from encast.archs.modules import Modules
 from encast.archs.weights import Float32
 from encast.errors import CheckpointError, UnsupportedModelError
+from encast.ir import Graph
 from encast.ir.ops import ACTIVATIONS, POOLING_MODES
 
-__all__ = ["DenseModule", "SentenceModules", "classify_first_token", "pool_sentences", "predict_tokens", "transform"]
+__all__ = [
+    "DenseModule",
+    "LateInteraction",
+    "M3Heads",
+    "SentenceModules",
+    "classify_first_token",
+    "pool_sentences",
+    "predict_tokens",
+    "project_tokens",
+    "transform",
+    "weigh_tokens",
+]
 
 
 class DenseModule(Protocol):
-    """A dense layer behind the pooling: ``weight: f32[out, in]``, ``bias: f32[out]``, an activation or "none"."""
+    """A dense layer behind the pooling, or on every token.
+
+    ``weight: f32[out, in]``, ``bias: f32[out]``, an activation or "none".
+    """
 
     @property
     def weight(self) -> Float32: ...
@@ -25,6 +40,28 @@ class DenseModule(Protocol):
 
     @property
     def activation(self) -> str: ...
+
+
+class LateInteraction(Protocol):
+    """What stands behind the encoder of a model of token embeddings: ``dense``, or with ``dim`` the tensor
+    ``linear.weight: f32[dim, hidden]``.
+    """
+
+    @property
+    def dense(self) -> Sequence[DenseModule]: ...
+
+    @property
+    def dim(self) -> int | None: ...
+
+
+class M3Heads(Protocol):
+    """The layers that BGE-M3 has on every token: of its weight, and of its embedding."""
+
+    @property
+    def weigh(self) -> DenseModule: ...
+
+    @property
+    def embed(self) -> DenseModule: ...
 
 
 class SentenceModules(Protocol):
@@ -45,6 +82,9 @@ class SentenceModules(Protocol):
     @property
     def splade(self) -> object | None: ...
 
+    @property
+    def late(self) -> LateInteraction | None: ...
+
 
 def pool_sentences(graph: Any, x: str, width: int, modules: SentenceModules | None, where: str) -> str:
     """Pooling, dense layers and normalisation as ``modules`` say: f32[seqs, dim].
@@ -61,13 +101,34 @@ def pool_sentences(graph: Any, x: str, width: int, modules: SentenceModules | No
             f"{where}: the pooling modes are {modes}; encast has one or several of {list(POOLING_MODES)}"
         )
     x = graph.add("pooling", x, name="pooling", modes=modes)
-    width *= len(modes)
-    for index, module in enumerate(modules.dense):
+    x = _dense_layers(graph, x, width * len(modes), modules.dense, where)
+    return str(graph.add("normalize", x, name="normalize")) if modules.normalize else x
+
+
+def project_tokens(
+    head: Modules, x: str, width: int, late: LateInteraction | None, m3: M3Heads | None, where: str
+) -> str:
+    """A vector of length 1 for every token: f32[tokens, dim] of f32[tokens, width]."""
+    if late is not None and late.dim is not None:
+        x, width = head.linear(x, "linear", late.dim, width, bias=False), late.dim
+    dense = late.dense if late is not None else [m3.embed] if m3 is not None else []
+    x = _dense_layers(head.graph, x, width, dense, where)
+    return head.graph.add("normalize", x, name="normalize")
+
+
+def weigh_tokens(graph: Graph, x: str, width: int, m3: M3Heads, where: str) -> str:
+    """A weight for every token, 0 or more: f32[tokens, 1] of f32[tokens, width]."""
+    x = _dense_layers(graph, x, width, [m3.weigh], where)
+    return graph.add("activation", x, name="activation", kind="relu")
+
+
+def _dense_layers(graph: Any, x: str, width: int, modules: Sequence[DenseModule], where: str) -> str:
+    for index, module in enumerate(modules):
         path = f"dense.{index}.linear"
         if module.weight.ndim != 2 or module.weight.shape[1] != width:
             raise CheckpointError(
                 f"{where}: dense module {index} has a weight of shape {list(module.weight.shape)}, what comes "
-                f"before it is {width} wide; modules.json and the weights do not fit"
+                f"before it is {width} wide; the files of the checkpoint do not fit together"
             )
         weight = graph.add_constant(f"{path}.weight", module.weight)
         if module.bias is not None and module.bias.shape != module.weight.shape[:1]:
@@ -85,7 +146,7 @@ def pool_sentences(graph: Any, x: str, width: int, modules: SentenceModules | No
                 )
             x = graph.add("activation", x, name=f"{path}.activation", kind=module.activation)
         width = module.weight.shape[0]
-    return str(graph.add("normalize", x, name="normalize")) if modules.normalize else x
+    return x
 
 
 def classify_first_token(

@@ -56,6 +56,14 @@ class Modules:
         first, second = np.split(self.weights.take(self.prefix + name, (size, *shape)), 2)
         return self.graph.add_constant(f"{name}[swapped]", np.concatenate([second, first]))
 
+    def padded_before(self, name: str, size: int, *shape: int) -> str:
+        """The tensor of that path with a row of zeros before its ``size`` rows, as a constant: ``NAME[padded]``."""
+        padded = f"{name}[padded]"
+        if padded not in self.graph.constants:
+            rows = self.weights.take(self.prefix + name, (size, *shape))
+            self.graph.add_constant(padded, np.concatenate([np.zeros((1, *shape), np.float32), rows]))
+        return padded
+
     def zeros(self, size: int) -> str:
         """A constant of zeros, one for all that ask for this size."""
         name = f"zeros.{size}"
@@ -86,6 +94,19 @@ class Modules:
         gamma = self.constant(f"{path}.weight", size)
         beta = self.constant(f"{path}.bias", size) if bias else self.zeros(size)
         return self.graph.add("layer_norm", x, gamma, beta, name=name or path, layer=layer, eps=eps)
+
+    def rms_norm(self, x: str, path: str, size: int, eps: float, *, layer: int = -1) -> str:
+        """Module ``path``, a norm by the root mean square."""
+        return self.graph.add("rms_norm", x, self.constant(f"{path}.weight", size), name=path, layer=layer, eps=eps)
+
+    def repeated(self, name: str, groups: int, times: int, *shape: int) -> str:
+        """The tensor of that path with each of its ``groups`` of rows ``times`` over, as a constant:
+        ``NAME[repeated]``; ``shape``: the rows of a group, and all other axes.
+        """
+        if times == 1:
+            return self.constant(name, groups * shape[0], *shape[1:])
+        rows = self.weights.take(self.prefix + name, (groups * shape[0], *shape[1:])).reshape(groups, *shape)
+        return self.graph.add_constant(f"{name}[repeated]", np.repeat(rows, times, axis=0).reshape(-1, *shape[1:]))
 
     def activation(self, x: str, kind: str, *, name: str, layer: int = -1) -> str:
         """An activation, which has no path of its own in a checkpoint."""

@@ -10,13 +10,14 @@ from encast.archs.config import Config
 from encast.archs.encoder import Sizes, encoder_layer, sum_embeddings
 from encast.archs.heads import classify_first_token, predict_tokens, transform
 from encast.archs.modules import Modules
+from encast.archs.relative_keys import RELATIVE_KEYS, RelativeKeys
 
 __all__ = ["Roberta"]
 
 
 @architecture("roberta", "xlm-roberta", "camembert")
 class Roberta(Architecture):
-    """BERT's layers; positions start behind the padding id and skip padding tokens.
+    """BERT's layers; absolute positions start behind the padding id and skip padding tokens.
 
     Heads: dense, tanh and projection on the first token; masked LM with gelu (erf) whatever ``hidden_act`` says.
     """
@@ -29,7 +30,9 @@ class Roberta(Architecture):
         "answer": "qa_outputs.weight",
         "fill_mask": "lm_head.dense.weight",
     }
+    position_types = ("absolute", *RELATIVE_KEYS)
     unread = (
+        r"(roberta\.)?embeddings\.position_embeddings\.weight",  # there with relative positions too
         r"(roberta\.)?pooler\.dense\.\w+",
         r"lm_head\..*",
         r"classifier\.((dense|out_proj)\.)?\w+",
@@ -38,6 +41,7 @@ class Roberta(Architecture):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
+        self.relative = RelativeKeys.read(config, self.sizes)
         # Position rows up to and including the padding id are never a counted token's.
         self.padding_id = config.count("pad_token_id", default=1, least=0, most=self.sizes.positions)
 
@@ -45,12 +49,16 @@ class Roberta(Architecture):
         return Sizes.read(self.config)
 
     def max_len(self) -> int:
-        return self.sizes.positions - self.padding_id - 1
+        # Distances count padding tokens and begin nowhere.
+        return self.sizes.positions if self.relative else self.sizes.positions - self.padding_id - 1
 
     def encode(self, encoder: Modules) -> str:
-        x = sum_embeddings(encoder, self.sizes, offset=self.padding_id + 1, skip_id=self.padding_id)
+        offset, skip_id, absolute = self.padding_id + 1, self.padding_id, self.relative is None
+        x = sum_embeddings(encoder, self.sizes, offset=offset, skip_id=skip_id, positions=absolute)
         for layer in range(self.sizes.layers):
-            x = encoder_layer(encoder, x, self.sizes, layer=layer, path=f"encoder.layer.{layer}")
+            path = f"encoder.layer.{layer}"
+            score = self.relative.score(encoder, self.sizes, layer=layer, path=path) if self.relative else None
+            x = encoder_layer(encoder, x, self.sizes, layer=layer, path=path, score=score)
         return x
 
     def classify(self, encoder: Modules, head: Modules, x: str, labels: int) -> str:

@@ -41,7 +41,7 @@ CARD_TEMPORARY = ".card.json.tmp-"
 MAX_SMALL_FILE = 1 << 28
 """Bytes that graph, tokenizer and card may have; the tokenizers of the largest vocabularies take some 20 MB."""
 
-MUTABLE = ("accuracy", "speed")
+MUTABLE = ("accuracy", "speed", "verified")
 """The entries that may change after compilation."""
 
 _BLANK = "0" * 16
@@ -88,14 +88,14 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 
 def update_card(folder: str | os.PathLike[str], **entries: Any) -> None:
-    """Sets ``accuracy`` or ``speed`` of an artifact's card, atomically.
+    """Sets ``accuracy``, ``speed`` or ``verified`` of an artifact's card, atomically.
 
     Raises ``ArtifactError`` for a damaged card, ``InputError`` for another entry and ``ResourceError`` if the
     folder cannot be written; the card is then as it was.
     """
     fixed = sorted(set(entries) - set(MUTABLE))
     if fixed:
-        raise InputError(f"the card's {fixed} are fixed at compile; {' and '.join(MUTABLE)} may be updated")
+        raise InputError(f"the card's {fixed} are fixed at compile; {', '.join(MUTABLE)} may be updated")
     folder = Path(folder)
     data = seal({**read_card(folder), **entries})
     temporary = folder / f"{CARD_TEMPORARY}{secrets.token_hex(4)}"

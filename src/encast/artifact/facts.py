@@ -11,7 +11,7 @@ from typing import Any
 
 from encast.errors import ArtifactError
 from encast.ir import Graph
-from encast.ir.meta import HEADS, SPLADE_ACTIVATIONS, Check, count, is_text, one_of
+from encast.ir.meta import HEADS, SPLADE_ACTIVATIONS, Check, count, is_text, is_token_form, is_tokens, one_of
 from encast.ir.types import ValueType
 
 __all__ = ["check_card", "check_graph"]
@@ -41,7 +41,10 @@ _CARD: Mapping[str, Check] = {
     "default_prompt": is_text,
     "sizes": _is_sizes,
     "accuracy": _is_table,
+    "verified": _is_table,
     "splade": _is_table,
+    "token_form": is_token_form,
+    "unweighted": is_tokens,
 }
 _SPLADE: Mapping[str, Check] = {"activation": one_of(*SPLADE_ACTIVATIONS), "max_active_dims": count(1)}
 _TOKENIZER: Mapping[str, Check] = {
@@ -71,6 +74,11 @@ def _check_outputs(graph: Graph, path: Path) -> None:
     rows = {"last_hidden_state": "tokens"}
     if head := HEADS[meta.task]:
         rows[head[0]] = head[1]
+    # Of BGE-M3 a sparse embedding is the weight of each token, of others those of the vocabulary.
+    weighs = meta.task == "embed_sparse" and head is not None and head[0] in graph.outputs
+    by_token = weighs and graph.type_of(graph.outputs["sparse_embedding"]) == ValueType("f32", ("tokens", 1))
+    if by_token:
+        rows["sparse_embedding"] = "tokens"
     if set(graph.outputs) != set(rows):
         raise ArtifactError(
             f"{path}: the graph has the outputs {sorted(graph.outputs)}; {meta.task} has {sorted(rows)}"
@@ -84,7 +92,9 @@ def _check_outputs(graph: Graph, path: Path) -> None:
     if graph.type_of(graph.outputs["last_hidden_state"]) != ValueType("f32", ("tokens", meta.hidden)):
         raise ArtifactError(f"{path}: last_hidden_state is not f32[tokens, {meta.hidden}], as meta says")
     labels = len(meta.labels or [])
-    columns = {"answer": 2, "classify": labels, "tag": labels, "embed_sparse": meta.vocab}.get(meta.task)
+    columns = {"answer": 2, "classify": labels, "tag": labels, "embed_sparse": 1 if by_token else meta.vocab}.get(
+        meta.task
+    )
     if columns and head and graph.type_of(graph.outputs[head[0]]).shape[1] != columns:
         raise ArtifactError(f"{path}: {head[0]} has not {columns} columns, as meta says")
 

@@ -25,6 +25,7 @@ from encast.artifact.card import (
     checksum,
     hexadecimal,
     seal,
+    update_card,
     write_file,
 )
 from encast.artifact.pack import pack, stored_specs
@@ -47,12 +48,14 @@ def write(
     card: Mapping[str, Any],
     *,
     progress: Progress | None = None,
+    check: Callable[[Path], Mapping[str, Any]] | None = None,
 ) -> Path:
     """Writes ``graph`` (with arrays), the tokenizer and the card to the folder ``out`` and returns its path.
 
     ``card`` holds what the caller knows (source, quantisation, ...); sizes, checksums, versions and the time are
     added. Weights are packed and written one at a time. ``progress(done, total)`` counts their bytes. An encast
-    artifact that stands at ``out`` is replaced once the new one is complete.
+    artifact that stands at ``out`` is replaced once the new one is complete. Before that ``check`` is given
+    the new one: what it returns is set on the card, as ``update_card`` does, and what it raises ends the writing.
 
     Raises ``InputError`` if ``out`` holds anything else, and ``ResourceError`` if the disk is full or the folder
     cannot be written. On any exception ``out`` is as it was and no temporary folder stays.
@@ -63,6 +66,8 @@ def write(
     try:
         temporary.mkdir()
         _fill(temporary, graph, tokenizer_json, card, progress)
+        if check is not None:
+            update_card(temporary, **check(temporary))
         _swap_in(temporary, target)
     except OSError as error:
         raise _unwritable(target, error) from None

@@ -155,4 +155,4 @@ class Workshop:
         path = self._scratch / f"{name}.encast"
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
-        return compile(self._source, path, dtype=spec.dtype, quant=spec, sparse=sparse, **self._options)
+        return compile(self._source, path, dtype=spec.dtype, quant=spec, sparse=sparse, verify=False, **self._options)

@@ -35,7 +35,8 @@ def compile_command(
     task: Annotated[
         str | None,
         typer.Option(
-            help="features, embed, embed_sparse, classify, tag, answer or fill_mask; default: the checkpoint's."
+            help="features, embed, embed_sparse, embed_tokens, classify, tag, answer or fill_mask; default: the "
+            "checkpoint's."
         ),
     ] = None,
     quant: Annotated[Path | None, typer.Option(help="A JSON file with the fields of a QuantSpec.")] = None,
@@ -56,6 +57,13 @@ def compile_command(
     calibrate: Annotated[
         Path | None,
         typer.Option(help="Texts (lines, rows, a data set) that fix the ranges of int8: static, not a scale a row."),
+    ] = None,
+    verify: Annotated[
+        bool | None,
+        typer.Option(
+            "--verify/--no-verify",
+            help="Compare with what ONNX Runtime makes of an ONNX file; default: where it is installed.",
+        ),
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="exp, erf and tanh by libm, not polynomials.")] = False,
     max_drop: Annotated[
@@ -92,6 +100,7 @@ def compile_command(
             quant=quant,
             keep=keep,
             strict=strict,
+            verify=verify is not None,
             calibrate=calibrate,
         )
         if data is None:
@@ -124,11 +133,13 @@ def compile_command(
             out,
             dtype=spec.dtype,
             task=task,
-            quant=spec,
+            # Without a word on them, ranges that the checkpoint fixes are taken.
+            quant=None if spec == QuantSpec(spec.dtype) and quant is None else spec,
             calibration=calibration,
             strict=strict,
             exact=exact,
             sparse=sparse,
+            verify=verify,
             progress=lambda stage, done, total: progress.update(done >> 20, done / total),
         )
     seconds = time.perf_counter() - begin

@@ -82,9 +82,13 @@ def summary(opened: Artifact) -> Iterator[str]:
     )
     outputs = [f"{name} {opened.graph.type_of(value)}" for name, value in opened.graph.outputs.items()]
     yield f"{'outputs':<12}{', '.join(outputs)}"
-    yield f"{'numbers':<12}{_numbers(QuantSpec.from_json(_fact(opened, 'quant')))}; {meta.math} math"
+    yield f"{'numbers':<12}{_numbers(opened)}; {meta.math} math"
+    if "quantised" in opened.card:
+        yield from _stored(opened)
     yield f"{'size':<12}" + ", ".join(f"{name} {size(count)}" for name, count in _fact(opened, "sizes").items())
     yield f"{'weights':<12}" + ", ".join(f"{dtype} {size(count)}" for dtype, count in _weight_bytes(opened).items())
+    if verified := opened.card.get("verified"):
+        yield f"{'verified':<12}{_verified(verified)}"
     yield f"{'made':<12}{_fact(opened, 'created')} by encast {_fact(opened, 'encast_version')}"
     for name, result in dict(_fact(opened, "accuracy")).items():
         try:
@@ -125,18 +129,63 @@ def metric_lines(result: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
+def _verified(found: Mapping[str, Any]) -> str:
+    """As ``encast.verify`` writes it, or as it stands."""
+    try:
+        if "skipped" in found:
+            line = f"not: {found['skipped']}"
+        else:
+            limit = "no limit: its ranges are fixed" if found["limit"] is None else f"limit {found['limit']:g}"
+            line = (
+                f"{found['output']} is {found['of']} of {found['runtime']} but for {found['relative']:.1e} of its size "
+                f"(cosine {found['cosine']:.6f} at least, {found['tokens']} random tokens; "
+                f"{limit})"
+            )
+    except (KeyError, TypeError, ValueError):
+        line = ""
+    return line if line and line.isprintable() else json_module.dumps(found)
+
+
 def size(count: int) -> str:
     return f"{count / 1e6:.1f} MB" if count >= 100_000 else f"{count / 1e3:.1f} kB"
 
 
-def _numbers(spec: QuantSpec) -> str:
+def _numbers(opened: Artifact) -> str:
+    spec = QuantSpec.from_json(_fact(opened, "quant"))
     kept = "".join(f", {pattern} {dtype}" for pattern, dtype in spec.keep)
     if spec.dtype != "int8":
         return spec.dtype + kept
     zero = {"always": "with zero points", "never": "symmetric", "after_activation": "zero points after activations"}
-    scales = "a scale a row" if spec.activations == "dynamic" else f"fixed scales ({spec.ranges})"
+    scales = "a scale a row" if spec.activations == "dynamic" else f"fixed scales ({_source_of_ranges(opened, spec)})"
     moved = "" if spec.move_outliers is None else f", outliers moved to weights ({spec.move_outliers:g})"
     return f"int8, weights a scale an output, activations {scales}, {zero[spec.zero_point]}{moved}{kept}"
+
+
+def _source_of_ranges(opened: Artifact, spec: QuantSpec) -> str:
+    ranges = opened.card["quantised"].get("ranges") if isinstance(opened.card.get("quantised"), dict) else None
+    return "the checkpoint's" if isinstance(ranges, dict) and ranges.get("used") is True else spec.ranges
+
+
+def _stored(opened: Artifact) -> Iterator[str]:
+    """What became of the integers and fixed ranges of a checkpoint that is quantised already."""
+    int8 = QuantSpec.from_json(_fact(opened, "quant")).dtype == "int8"
+    kept, ranges = _fact(opened, "quantised", "kept"), _fact(opened, "quantised", "ranges")
+    try:
+        pairs = [(int(rows), int(of)) for rows, of in kept.values()]
+        fixed, values, used = int(ranges["stored"]), int(ranges["values"]), bool(ranges["used"])
+        left_out = int(_fact(opened, "quantised", "left_out"))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{opened.path}: the card's quantised is malformed: {error}") from None
+    whole, parts = sum(rows == of for rows, of in pairs), [pair for pair in pairs if 0 < pair[0] < pair[1]]
+    said = [f"the checkpoint's in {whole} of {len(pairs)} int8 products" if int8 else "the checkpoint's, dequantised"]
+    if parts:
+        said.append(f"in {sum(rows for rows, _ in parts)} of {sum(of for _, of in parts)} outputs of {len(parts)} more")
+    yield f"{'integers':<12}{', '.join(said)}{'; the others rounded anew' if whole < len(pairs) else ''}"
+    if fixed and int8:
+        took = "and all are used" if used else "which are not used"
+        yield f"{'ranges':<12}the checkpoint fixes those of {fixed} of {values} values that products read, {took}"
+    if left_out:
+        yield f"{'left out':<12}{left_out} roundings of the checkpoint that no product with a weight reads"
 
 
 def _weight_bytes(opened: Artifact) -> Counter[str]:

@@ -36,7 +36,8 @@ def run_command(
     task: Annotated[
         str,
         typer.Option(
-            help="embed, embed_sparse, classify, answer, tag, rerank, fill_mask or features; auto: the artifact's."
+            help="embed, embed_sparse, embed_tokens, classify, answer, tag, rerank, fill_mask or features; auto: the "
+            "artifact's."
         ),
     ] = "auto",
     output: Annotated[str, typer.Option("--output", "-o", help="Where answers go; - is standard output.")] = "-",
@@ -63,7 +64,7 @@ def run_command(
     ] = None,
     prompt_name: Annotated[
         str | None,
-        typer.Option(help="The checkpoint's prompt before every text (embed, embed_sparse); default: as it says."),
+        typer.Option(help="The checkpoint's prompt before every text (of embeddings); default: as it says."),
     ] = None,
     truncate_dim: Annotated[
         int | None, typer.Option(min=1, help="Keep so many of an embedding's first numbers (embed).")
@@ -71,6 +72,7 @@ def run_command(
     max_active_dims: Annotated[
         int | None, typer.Option(min=1, help="Keep so many of a sparse embedding's largest weights (embed_sparse).")
     ] = None,
+    kind: Annotated[str, typer.Option(help="Whether the texts are document or query (embed_tokens).")] = "document",
     on_long: Annotated[str, typer.Option(help="Texts beyond the model's length: truncate or error.")] = "truncate",
     threads: Annotated[int | None, typer.Option(help="Threads an instance; default: the usable cores.")] = None,
     instances: Annotated[int, typer.Option(help="Copies of the executor that share the weights.")] = 1,
@@ -84,6 +86,8 @@ def run_command(
     """
     if on_long not in ("truncate", "error"):
         raise InputError(f"--on-long is {on_long!r}; truncate and error are known")
+    if kind not in ("document", "query"):
+        raise InputError(f"--kind is {kind!r}; document and query are known")
     options = RunOptions(
         "error" if on_long == "error" else "truncate",
         stride,
@@ -91,6 +95,7 @@ def run_command(
         null_threshold,
         truncate_dim,
         max_active_dims,
+        "query" if kind == "query" else "document",
     )
     began = time.monotonic()
     with engines.load(artifact, threads=threads, instances=instances, batch_tokens=batch_tokens) as engine:
@@ -238,7 +243,7 @@ def _task_name(engine: Engine, asked: str) -> str:
     name = engine.task if asked == "auto" else asked
     file_task(name)
     if name != "features":
-        engine.session.need(f"--task {name}", *(("classify", "embed") if name == "rerank" else (name,)))
+        engine.session.need(f"--task {name}", *(("classify", "embed", "embed_tokens") if name == "rerank" else (name,)))
     return name
 
 

@@ -96,6 +96,11 @@ class CsvWriter(_BytesWriter):
         return value if isinstance(shape, str) else _json(value)
 
 
+def _lists(value: Any) -> Any:
+    """An array of more than one axis as a list of its rows: Arrow takes no other."""
+    return list(value) if isinstance(value, np.ndarray) and value.ndim > 1 else value
+
+
 class ParquetWriter(Writer):
     """Parquet, a row group a block; needs pyarrow and a regular file."""
 
@@ -114,7 +119,7 @@ class ParquetWriter(Writer):
         if not records:
             return
         arrays = [
-            self._arrow.array([record[name] for record in records], self._schema.field(name).type)
+            self._arrow.array([_lists(record[name]) for record in records], self._schema.field(name).type)
             for name in self.columns
         ]
         try:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from encast.errors import CheckpointError, InputError
+from encast.errors import CheckpointError, InputError, UnsupportedModelError
 from encast.importers.files import Folder, quote
 from encast.importers.gluon import GluonFolder, is_params_file
 from encast.importers.google_bert import check_case
 from encast.importers.hub import looks_like_hub_id, resolve_hub
+from encast.importers.late_interaction import STANFORD, read_stanford, token_form
+from encast.importers.m3_heads import M3Heads, read_m3_heads, unweighted_tokens
 from encast.importers.model_files import WEIGHT_FILES, ModelFiles, read_tensors
 from encast.importers.onnx import Export, read_export
 from encast.importers.sentence_modules import (
@@ -24,7 +26,9 @@ from encast.importers.sentence_modules import (
 )
 from encast.importers.tensorflow_files import find_prefix, read_tensorflow, refuse_table_file, split_prefix
 from encast.importers.tokenizer import TokenizerFiles, read_tokenizer
+from encast.importers.tokenizer_settings import read_tokenizer_settings
 from encast.importers.weights import TensorSource
+from encast.ir.meta import TokenForm
 
 __all__ = ["Checkpoint", "checkpoint_name", "open_checkpoint"]
 
@@ -35,10 +39,10 @@ class Checkpoint:
 
     ``root``: the folder that was opened, or that of the ``.params`` file; ``path``: that with config.json, the same one
     or inside of it; ``config``: its content; ``modules``: sentence-transformers' modules, None when there are none.
-    ``tokenizer`` is made when first asked for. ``config_file``: what config.json is called; ``tensorflow``: whether the
-    files are TensorFlow's, whose names and config are given as the Hugging Face layout has them. ``onnx``: the name of
-    the ONNX file that it is, "" for others; ``config`` is then empty where no config.json lies beside it, and
-    ``tensors`` are empty.
+    ``tokenizer`` and ``token_form`` are made when first asked for. ``config_file``: what config.json is called;
+    ``tensorflow``: whether the files are TensorFlow's, whose names and config are given as the Hugging Face layout has
+    them. ``onnx``: the name of the ONNX file that it is, "" for others; ``config`` is then empty where no config.json
+    lies beside it, and ``tensors`` are empty.
     """
 
     root: Path
@@ -65,7 +69,35 @@ class Checkpoint:
         """Raises ``CheckpointError`` or ``UnsupportedModelError`` when there is no usable tokenizer."""
         if self.tensorflow:
             check_case(self._folder)
-        return read_tokenizer(self._folder, self.config, self._settings)
+        found = read_tokenizer(self._folder, self.config, self._settings)
+        # The lengths of queries and documents take the place of all others, in each layout.
+        late = None if self.modules is None else self.modules.late
+        return found if late is None else replace(found, max_length=late.longest)
+
+    @cached_property
+    def token_form(self) -> TokenForm | None:
+        """How a model of token embeddings reads texts, None for others; raises as ``tokenizer`` does, and where that
+        lacks a token that the model needs."""
+        late = None if self.modules is None else self.modules.late
+        if late is None:
+            return None if self.m3 is None else TokenForm(None, None, None, None, None, 0, (), drop_first=True)
+        side = read_tokenizer_settings(self._folder).config.get("padding_side", "right")
+        if late.expand and side != "right":
+            raise UnsupportedModelError(
+                f"{self._folder.path('tokenizer_config.json')}: padding_side is {quote(side)}, so that queries are "
+                "filled up at their beginning; supported: right"
+            )
+        return token_form(late, self.tokenizer.json, self.tokenizer.special_tokens, str(self._folder.root))
+
+    @cached_property
+    def m3(self) -> M3Heads | None:
+        """The heads of BGE-M3, None for others; raises as ``read_m3_heads`` does."""
+        return read_m3_heads(self._folder)
+
+    @property
+    def unweighted(self) -> tuple[int, ...]:
+        """Of BGE-M3, the tokens without a weight in sparse embeddings; raises as ``tokenizer`` does."""
+        return unweighted_tokens(self.tokenizer.json, self.tokenizer.special_tokens, str(self._folder.root))
 
     @cached_property
     def export(self) -> Export | None:
@@ -121,6 +153,8 @@ def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = No
     names = model.config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise CheckpointError(f"{model.folder.path(model.config_file)}: architectures must be a list of strings")
+    if modules is None and names and names[0] == STANFORD:
+        modules = SentenceModules((), do_lower_case=settings.do_lower_case, late=read_stanford(model.folder))
     return Checkpoint(
         root=root.root,
         path=model.folder.root,

@@ -1,7 +1,7 @@
 """What sentence-transformers stores beside a model: ``modules.json`` and the folders it names.
 
 A folder is a ``SentenceTransformer`` (pooling, dense layers, norm), a ``SparseEncoder`` (``SpladePooling`` of a
-masked-LM head) or a ``CrossEncoder`` (the transformer alone).
+masked-LM head), a ``ColBERT`` of PyLate (dense layers on every token) or a ``CrossEncoder`` (the transformer alone).
 
 Both layouts are read: up to version 5.3 (``sentence_transformers.models.Pooling``, a boolean
 flag a pooling mode) and from 5.4 (``sentence_transformers.sentence_transformer.modules.pooling.Pooling``,
@@ -15,11 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from encast.errors import CheckpointError, UnsupportedModelError
+from encast.importers.dense_module import DenseModule, check_fields, check_names, flag, read_dense
 from encast.importers.files import Folder, quote
-from encast.importers.model_files import read_tensors
+from encast.importers.late_interaction import LateInteraction, read_pylate
 from encast.ir.meta import SIMILARITIES, SPLADE_ACTIVATIONS
 from encast.ir.ops import POOLING_MODES
 
@@ -42,15 +41,6 @@ _POOLING_FLAGS = {
 }
 """Flags of the older layout → mode, in the order in which their results stand side by side."""
 
-_DENSE_ACTIVATIONS = {
-    "torch.nn.modules.activation.Tanh": "tanh",
-    "torch.nn.modules.activation.GELU": "gelu",
-    "torch.nn.modules.activation.ReLU": "relu",
-    "torch.nn.modules.activation.SiLU": "silu",
-    "torch.nn.modules.linear.Identity": "none",
-}
-
-
 _MODEL_SETTINGS = "config_sentence_transformers.json"
 
 _TRANSFORMER_CONFIGS = (
@@ -61,15 +51,6 @@ _TRANSFORMER_CONFIGS = (
     "sentence_albert_config.json",
     "sentence_xlm-roberta_config.json",
 )
-
-
-@dataclass(frozen=True)
-class DenseModule:
-    """``activation(x @ weight.T + bias)`` on sentence embeddings; ``weight: f32[out, in]``, ``bias: f32[out]``."""
-
-    weight: np.ndarray[Any, np.dtype[np.float32]]
-    bias: np.ndarray[Any, np.dtype[np.float32]] | None
-    activation: str
 
 
 @dataclass(frozen=True)
@@ -98,8 +79,9 @@ class SentenceModules:
     """Everything after the transformer of a sentence embedding model.
 
     ``pooling_modes`` in the order of their results; then ``dense`` in order; then the Euclidean norm if
-    ``normalize``. ``splade``: of a sparse encoder, which has none of these. ``prompts``: name → text put before an
-    input; ``default_prompt_name`` names the one that sentence-transformers uses unless told otherwise.
+    ``normalize``. ``splade``: of a sparse encoder, ``late``: of a model of token embeddings, which have none of these.
+    ``prompts``: name → text put before an input; ``default_prompt_name`` names the one that sentence-transformers uses
+    unless told otherwise.
     """
 
     pooling_modes: tuple[str, ...]
@@ -111,6 +93,7 @@ class SentenceModules:
     default_prompt_name: str | None = None
     similarity: str | None = None
     splade: SpladePooling | None = None
+    late: LateInteraction | None = None
 
 
 def transformer_folder(root: Folder) -> Folder:
@@ -133,7 +116,7 @@ def read_transformer_settings(folder: Folder) -> TransformerSettings:
     max_seq_length = config.get("max_seq_length")
     if max_seq_length is not None and not (type(max_seq_length) is int and max_seq_length > 0):
         raise CheckpointError(f"{where}: max_seq_length must be a positive integer or null")
-    do_lower_case = _flag(config, "do_lower_case", False, where)
+    do_lower_case = flag(config, "do_lower_case", False, where)
     for name in ("query_expansion", "query_length", "document_length"):
         if config.get(name) is not None:
             raise UnsupportedModelError(f"{where}: {name} is set (late interaction), which is not supported")
@@ -174,6 +157,8 @@ def read_modules(root: Folder, settings: TransformerSettings) -> SentenceModules
         return None
     if "SpladePooling" in kinds:
         return _splade(root, entries, settings)
+    if "pylate" in kinds:
+        return _late(root, entries, settings)
     if kinds[:2] != ["Transformer", "Pooling"] or settings.task != "feature-extraction":
         raise UnsupportedModelError(
             f"{root.path('modules.json')}: a Pooling module must follow the Transformer for feature-extraction; there "
@@ -185,12 +170,12 @@ def read_modules(root: Folder, settings: TransformerSettings) -> SentenceModules
     for kind, path, where in entries[2:]:
         if kind == "Normalize":
             if path and root.has(path.split("/")[0]):
-                _check_names(root.child(path, where), optional=True)
+                check_names(root.child(path, where), optional=True)
             normalize = True
         elif kind == "Dense":
             if normalize:
                 raise UnsupportedModelError(f"{where}: a Dense module after Normalize is not supported")
-            dense.append(_dense(root.child(path, where)))
+            dense.append(read_dense(root.child(path, where)))
         elif kind != "Dropout":  # which does nothing at inference
             raise UnsupportedModelError(f"{where}: a second {kind} module is not supported")
     prompts, default, similarity = _model_settings(root)
@@ -212,7 +197,7 @@ def _splade(root: Folder, entries: list[tuple[str, str, str]], settings: Transfo
     config = folder.object("config.json")
     # chunk_size says how many tokens are pooled at a time, which changes no number.
     known = {"pooling_strategy", "activation_function", "word_embedding_dimension", "embedding_dimension", "chunk_size"}
-    _check_fields(config, known, where)
+    check_fields(config, known, where)
     for name, default, supported in (
         ("pooling_strategy", "max", ("max",)),
         ("activation_function", "relu", tuple(SPLADE_ACTIVATIONS)),
@@ -233,6 +218,20 @@ def _splade(root: Folder, entries: list[tuple[str, str, str]], settings: Transfo
     )
 
 
+def _late(root: Folder, entries: list[tuple[str, str, str]], settings: TransformerSettings) -> SentenceModules:
+    kinds = [kind for kind, _, _ in entries]
+    if kinds[0] != "Transformer" or {*kinds[1:]} != {"pylate"} or settings.task != "feature-extraction":
+        raise UnsupportedModelError(
+            f"{root.path('modules.json')}: Dense modules of pylate follow a Transformer for feature-extraction, and "
+            f"nothing else; there is {', '.join(kinds)}, for {settings.task}"
+        )
+    late = read_pylate(root, _MODEL_SETTINGS, [root.child(path, where) for _, path, where in entries[1:]])
+    prompts, default = _prompts(root, root.object(_MODEL_SETTINGS))
+    return SentenceModules(
+        (), do_lower_case=settings.do_lower_case, prompts=prompts, default_prompt_name=default, late=late
+    )
+
+
 def _entries(root: Folder) -> list[tuple[str, str, str]]:
     """(kind, path, description for messages) of every module, in order."""
     where = str(root.path("modules.json"))
@@ -245,9 +244,12 @@ def _entries(root: Folder) -> list[tuple[str, str, str]]:
             raise CheckpointError(f"{which} must be an object with the strings type and path")
         kind = type_name.rpartition(".")[2]
         known = ("Transformer", "MLMTransformer", "Pooling", "Dense", "Normalize", "Dropout", "SpladePooling")
-        if not type_name.startswith("sentence_transformers.") or kind not in known:
+        if type_name.startswith("pylate.") and kind == "Dense":
+            kind = "pylate"
+        elif not type_name.startswith("sentence_transformers.") or kind not in known:
             raise UnsupportedModelError(
-                f"{which} has type {quote(type_name)}; supported are {', '.join(known)} of sentence_transformers"
+                f"{which} has type {quote(type_name)}; supported are {', '.join(known)} of "
+                "sentence_transformers and Dense of pylate"
             )
         if entry.get("kwargs"):
             raise UnsupportedModelError(f"{which} ({kind}): the field kwargs is set, which is not supported")
@@ -257,27 +259,12 @@ def _entries(root: Folder) -> list[tuple[str, str, str]]:
     return entries
 
 
-def _flag(config: Mapping[str, Any], field: str, default: bool, where: str) -> bool:
-    value = config.get(field, default)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise CheckpointError(f"{where}: {field} must be true or false")
-    return value
-
-
-def _check_fields(config: Mapping[str, Any], known: set[str], where: str) -> None:
-    for name, value in config.items():
-        if name not in known and value not in (None, False):
-            raise UnsupportedModelError(f"{where}: the field {quote(name)} is not understood and may change results")
-
-
 def _pooling_modes(folder: Folder) -> tuple[str, ...]:
     where = str(folder.path("config.json"))
     config = folder.object("config.json")
     sizes = {"word_embedding_dimension", "embedding_dimension"}
-    _check_fields(config, {*_POOLING_FLAGS, *sizes, "pooling_mode", "include_prompt"}, where)
-    if not _flag(config, "include_prompt", True, where):
+    check_fields(config, {*_POOLING_FLAGS, *sizes, "pooling_mode", "include_prompt"}, where)
+    if not flag(config, "include_prompt", True, where):
         raise UnsupportedModelError(f"{where}: include_prompt is false; pooling without the prompt is not supported")
     if "pooling_mode" in config:
         named = config["pooling_mode"]
@@ -288,53 +275,12 @@ def _pooling_modes(folder: Folder) -> tuple[str, ...]:
                     f"{where}: pooling_mode is {quote(mode)}; supported are {', '.join(POOLING_MODES)}"
                 )
     else:
-        modes = tuple(mode for flag, mode in _POOLING_FLAGS.items() if _flag(config, flag, False, where))
-        if not any(flag in config for flag in _POOLING_FLAGS):
+        modes = tuple(mode for name, mode in _POOLING_FLAGS.items() if flag(config, name, False, where))
+        if not any(name in config for name in _POOLING_FLAGS):
             modes = ("mean",)  # the default of every version
     if not modes or len(set(modes)) != len(modes):
         raise CheckpointError(f"{where}: every pooling mode must be named at most once, and at least one be on")
     return modes
-
-
-def _check_names(folder: Folder, *, optional: bool = False) -> dict[str, Any]:
-    """The config of a module, checked to read and write sentence embeddings."""
-    if optional and not folder.has("config.json"):
-        return {}
-    where = str(folder.path("config.json"))
-    config = folder.object("config.json")
-    for name in ("module_input_name", "module_output_name"):
-        if config.get(name) not in (None, "sentence_embedding"):
-            raise UnsupportedModelError(f"{where}: {name} is {quote(config[name])}; sentence_embedding is supported")
-    return config
-
-
-def _dense(folder: Folder) -> DenseModule:
-    where = str(folder.path("config.json"))
-    config = _check_names(folder)
-    sizes = {"in_features", "out_features"}
-    names = {"bias", "activation_function", "module_input_name", "module_output_name"}
-    _check_fields(config, {*sizes, *names}, where)
-    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
-    if not isinstance(activation, str) or activation not in _DENSE_ACTIVATIONS:
-        raise UnsupportedModelError(
-            f"{where}: activation_function is {quote(activation)}; supported are {', '.join(_DENSE_ACTIVATIONS)}"
-        )
-    tensors = read_tensors(folder)
-    has_bias = _flag(config, "bias", True, where)
-    expected = {"linear.weight", "linear.bias"} if has_bias else {"linear.weight"}
-    for name in tensors:
-        if name not in expected:
-            raise CheckpointError(f"{folder.root}: tensor {quote(name)} is none of {', '.join(sorted(expected))}")
-    weight = tensors.f32("linear.weight")
-    bias = tensors.f32("linear.bias") if has_bias else None
-    if weight.shape != (config.get("out_features"), config.get("in_features")):
-        raise CheckpointError(
-            f"{where}: linear.weight has shape {list(weight.shape)}, out_features and in_features say "
-            f"[{config.get('out_features')}, {config.get('in_features')}]"
-        )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise CheckpointError(f"{where}: linear.bias has shape {list(bias.shape)}, [{weight.shape[0]}] is needed")
-    return DenseModule(weight, bias, _DENSE_ACTIVATIONS[activation])
 
 
 def _model_settings(root: Folder) -> tuple[dict[str, str], str | None, str | None]:
@@ -342,12 +288,7 @@ def _model_settings(root: Folder) -> tuple[dict[str, str], str | None, str | Non
         return {}, None, None
     where = str(root.path(_MODEL_SETTINGS))
     config = root.object(_MODEL_SETTINGS)
-    prompts = config.get("prompts") or {}
-    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise CheckpointError(f"{where}: prompts must be an object from names to texts")
-    default = config.get("default_prompt_name")
-    if default is not None and (not isinstance(default, str) or default not in prompts):
-        raise CheckpointError(f"{where}: default_prompt_name is {quote(default)}; prompts have {sorted(prompts)}")
+    prompts, default = _prompts(root, config)
     similarity = config.get("similarity_fn_name")
     if similarity is not None and similarity not in SIMILARITIES:
         raise UnsupportedModelError(
@@ -356,3 +297,14 @@ def _model_settings(root: Folder) -> tuple[dict[str, str], str | None, str | Non
     if config.get("truncate_dim") is not None:
         raise UnsupportedModelError(f"{where}: truncate_dim is set; shortened embeddings are not supported")
     return prompts, default, similarity
+
+
+def _prompts(root: Folder, config: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
+    where = str(root.path(_MODEL_SETTINGS))
+    prompts = config.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise CheckpointError(f"{where}: prompts must be an object from names to texts")
+    default = config.get("default_prompt_name")
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        raise CheckpointError(f"{where}: default_prompt_name is {quote(default)}; prompts have {sorted(prompts)}")
+    return prompts, default

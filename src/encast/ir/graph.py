@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from encast.errors import GraphError
+from encast.ir.integers import Integers
 from encast.ir.meta import GraphMeta
 from encast.ir.ops import OPS
 from encast.ir.types import ValueType
@@ -21,11 +22,13 @@ class Constant:
     """A weight: its type and its array.
 
     ``array`` may be a memory-mapped view; nothing may write to it. bf16 arrays are stored as
-    uint16 bit patterns.
+    uint16 bit patterns. ``integers``: of an f32 weight that was stored as 8-bit integers, these, row by row; whoever
+    makes another array of it makes a constant without them.
     """
 
     type: ValueType
     array: np.ndarray[Any, Any]
+    integers: Integers | None = None
 
     @staticmethod
     def of(array: np.ndarray[Any, Any], dtype: str | None = None) -> Constant:
@@ -59,8 +62,9 @@ class Graph:
 
     ``inputs``: name to type; always ``token_ids`` and, if used, ``token_type_ids`` and ``select``.
     ``constants``: name to ``Constant``. ``nodes``: topological order. ``outputs``: public name
-    (``last_hidden_state``, ``embedding``, ``logits``) to value name. ``meta``: the facts that later stages
-    need; who builds a graph sets it last, when its layers are known.
+    (``last_hidden_state``, ``embedding``, ``logits``) to value name. ``fixed``: of a plain graph whose checkpoint fixes
+    how products round what they read, by the value: scale and zero point of its unsigned bytes. ``meta``: the facts
+    that later stages need; who builds a graph sets it last, when its layers are known.
     """
 
     meta: GraphMeta
@@ -71,6 +75,7 @@ class Graph:
         self.nodes: list[Node] = []
         self.outputs: dict[str, str] = {}
         self.values: dict[str, ValueType] = {}
+        self.fixed: dict[str, tuple[float, int]] = {}
 
     # Building
 
@@ -79,9 +84,12 @@ class Graph:
         self.inputs[name] = type
         return name
 
-    def add_constant(self, name: str, array: np.ndarray[Any, Any], dtype: str | None = None) -> str:
+    def add_constant(
+        self, name: str, array: np.ndarray[Any, Any], dtype: str | None = None, integers: Integers | None = None
+    ) -> str:
         self._claim(name)
-        self.constants[name] = Constant.of(array, dtype)
+        constant = Constant.of(array, dtype)
+        self.constants[name] = Constant(constant.type, constant.array, integers)
         return name
 
     def add(self, op: str, *inputs: str, name: str, layer: int = -1, **attrs: Any) -> str:
@@ -173,6 +181,7 @@ class Graph:
         other = Graph()
         other.inputs, other.constants = dict(self.inputs), dict(self.constants)
         other.outputs, other.meta, other.values = dict(self.outputs), self.meta, dict(self.values)
+        other.fixed = dict(self.fixed)
         other.nodes = [Node(n.op, list(n.inputs), list(n.outputs), dict(n.attrs), n.name, n.layer) for n in self.nodes]
         return other
 

@@ -15,8 +15,11 @@ __all__ = [
     "Check",
     "FusionPromise",
     "GraphMeta",
+    "TokenForm",
     "count",
     "is_text",
+    "is_token_form",
+    "is_tokens",
     "one_of",
 ]
 
@@ -24,6 +27,7 @@ HEADS: Mapping[str, tuple[str, str] | None] = {
     "features": None,
     "embed": ("embedding", "seqs"),
     "embed_sparse": ("sparse_embedding", "seqs"),
+    "embed_tokens": ("token_embedding", "tokens"),
     "classify": ("logits", "seqs"),
     "tag": ("logits", "tokens"),
     "answer": ("logits", "tokens"),
@@ -36,6 +40,36 @@ SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 SPLADE_ACTIVATIONS: Mapping[str, int] = {"relu": 1, "log1p_relu": 2}
 """How many times a sparse embedding takes log(1 + x) of what is above 0, by the names of sentence-transformers."""
+
+
+@dataclass(frozen=True)
+class TokenForm:
+    """How a model of token embeddings reads texts, in token ids.
+
+    A marker follows the first token of a query or a document, None for none. ``query_length`` and ``document_length``
+    bound their tokens, special ones and the marker included; None where the tokenizer's limit does. ``expansion`` fills
+    queries up to their length, None where they stay as they are; ``most_unseen`` is how many of these a query may have
+    that no token sees, 0 where all are seen. ``skip``: tokens of which a document has no vectors, rising.
+    ``drop_first``: whether the first token of a text has no vector.
+    """
+
+    query_marker: int | None
+    document_marker: int | None
+    query_length: int | None
+    document_length: int | None
+    expansion: int | None
+    most_unseen: int
+    skip: tuple[int, ...]
+    drop_first: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {**asdict(self), "skip": list(self.skip)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> TokenForm:
+        """The inverse of ``to_json`` for data that ``is_token_form`` takes."""
+        return TokenForm(**{**data, "skip": tuple(data["skip"])})
 
 
 @dataclass(frozen=True)
@@ -127,6 +161,29 @@ def _optional(check: Check) -> Check:
 
 def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(map(is_text, value))
+
+
+def is_tokens(value: Any) -> bool:
+    """Whether JSON data is a list of token ids."""
+    return isinstance(value, list) and all(map(count(0), value))
+
+
+def is_token_form(value: Any) -> bool:
+    """Whether JSON data is that of a ``TokenForm``."""
+    token, length = count(0), count(3)
+    checks: Mapping[str, Check] = {
+        "query_marker": _optional(token),
+        "document_marker": _optional(token),
+        "query_length": _optional(length),
+        "document_length": _optional(length),
+        "expansion": _optional(token),
+        "most_unseen": token,
+        "drop_first": lambda drop: isinstance(drop, bool),
+        "skip": is_tokens,
+    }
+    return (
+        isinstance(value, dict) and value.keys() == checks.keys() and all(checks[name](value[name]) for name in checks)
+    )
 
 
 def _is_promises(value: Any) -> bool:

@@ -198,6 +198,10 @@ def _rows_of_ids(value: ValueType | None, name: str) -> None:
     )
 
 
+def _counts(value: ValueType | None) -> None:
+    _need(value == ValueType("i32", ("seqs",)), f"seen is {value}; i32[seqs] is needed")
+
+
 def _op(
     name: str,
     inputs: str,
@@ -264,6 +268,14 @@ def _layer_norm(types: Any, attrs: Any) -> list[ValueType]:
     x = _matrix(types[0], "x")
     _vector(types[1], "gamma", x.shape[1])
     _vector(types[2], "beta", x.shape[1])
+    return [x]
+
+
+@_op("rms_norm", "x gamma", {"eps": _is_float})
+def _rms_norm(types: Any, attrs: Any) -> list[ValueType]:
+    """``x / sqrt(mean(x * x) + eps) * gamma`` over the columns of a row (Zhang and Sennrich 2019)."""
+    x = _matrix(types[0], "x")
+    _vector(types[1], "gamma", x.shape[1])
     return [x]
 
 
@@ -337,16 +349,20 @@ def _relative_scores(types: Any, attrs: Any) -> list[ValueType]:
     The row of ``x`` is the query's with ``of`` "query" (content to position), the key's with "key" (position to
     content); the heads own the same columns in both. ``table: f32[2 * span, columns of x]``: ``distance_rows`` of
     ``ir/relative.py`` gives the row of query - key (He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled
-    Attention"). ``max_distance``: that of logarithmic buckets, 0: every distance has a row up to ``span``.
+    Attention"). A table that is as wide as one head is that of all heads (Shaw et al. 2018, "Self-Attention with
+    Relative Position Representations"). ``max_distance``: that of logarithmic buckets, 0: every distance has a row up
+    to ``span``.
     """
     scores, x, table = _matrix(types[0], "scores"), _matrix(types[1], "x"), _matrix(types[2], "table")
     _need(scores.shape[1] == "pairs", f"scores are {scores}; columns must be pairs")
     _need(x.shape[0] == "tokens", f"x is {x}; rows must be tokens")
-    _need(_columns(x, "x") % int(scores.shape[0]) == 0, f"x is {x}: {scores.shape[0]} heads do not divide its columns")
-    rows = table.shape[0]
+    heads = int(scores.shape[0])
+    _need(_columns(x, "x") % heads == 0, f"x is {x}: {heads} heads do not divide its columns")
+    rows, widths = table.shape[0], (_columns(x, "x"), _columns(x, "x") // heads)
     _need(
-        table.shape[1] == x.shape[1] and isinstance(rows, int) and rows % 2 == 0 and rows <= _MOST_BUCKETS,
-        f"table is {table}, x is {x}: an even number of rows up to {_MOST_BUCKETS}, as wide as x, is needed",
+        table.shape[1] in widths and isinstance(rows, int) and rows % 2 == 0 and rows <= _MOST_BUCKETS,
+        f"table is {table}, x is {x}: an even number of rows up to {_MOST_BUCKETS}, as wide as x or as one of its "
+        f"{heads} heads, is needed",
     )
     assert isinstance(rows, int)
     # Raises where the numbers admit no rule.
@@ -359,6 +375,26 @@ def _local_mask(types: Any, attrs: Any) -> list[ValueType]:
     """Minus infinity for every score whose key is more than ``reach`` positions from its query; the others stay."""
     scores = _matrix(types[0], "scores")
     _need(scores.shape[1] == "pairs", f"scores are {scores}; columns must be pairs")
+    return [scores]
+
+
+@_op("seen_tokens", "token_ids", {"token": _is_int, "most": _is_count})
+def _seen_tokens(types: Any, attrs: Any) -> list[ValueType]:
+    """How many first tokens of every sequence other tokens see: all but those equal to ``token`` at its end.
+
+    Of those no more than ``most`` are hidden, and the first token of a sequence never is.
+    """
+    _rows_of_ids(types[0], "token_ids")
+    _need(attrs["token"] >= 0, f"token is {attrs['token']}; an id is needed")
+    return [ValueType("i32", ("seqs",))]
+
+
+@_op("hide_keys", "scores seen")
+def _hide_keys(types: Any, attrs: Any) -> list[ValueType]:
+    """Minus infinity for every score whose key is none of its sequence's ``seen: i32[seqs]`` first ones."""
+    scores = _matrix(types[0], "scores")
+    _need(scores.shape[1] == "pairs", f"scores are {scores}; columns must be pairs")
+    _counts(types[1])
     return [scores]
 
 
@@ -451,13 +487,14 @@ def _embed_layer_norm(types: Any, attrs: Any) -> list[ValueType]:
     return [ValueType("f32", ("tokens", word.shape[1]))]
 
 
-@_op("attention", "qkv bias?", {"heads": _is_count, "scale": _is_float, "products": _is_products}, plain=False)
+@_op("attention", "qkv bias? seen?", {"heads": _is_count, "scale": _is_float, "products": _is_products}, plain=False)
 def _attention(types: Any, attrs: Any) -> list[ValueType]:
     """Self-attention inside every sequence.
 
     ``qkv: f32[tokens, 3*hidden]`` holds all heads' q, then k, then v. ``bias: f32[heads, 2*n-1]``, when
     present, is added to the scaled scores at column ``key - query + n - 1``. ``scale`` > 0 multiplies the
-    scores (1.0 once it is folded into the projection).
+    scores (1.0 once it is folded into the projection). ``seen: i32[seqs]``, when present: only so many first tokens of
+    a sequence are keys, and have values; the others are queries alone.
 
     ``products`` says what the two products are made of; powers ``p = exp(score - largest)`` are f32 in between.
     ``bf16``: q, k, v and p rounded to bf16, the sum of p taken after rounding.
@@ -480,12 +517,14 @@ def _attention(types: Any, attrs: Any) -> list[ValueType]:
             bias.shape[0] == attrs["heads"] and _columns(bias, "bias") % 2 == 1,
             f"bias is {bias}; f32[heads, 2n-1] is needed",
         )
+    if types[2] is not None:
+        _counts(types[2])
     return [ValueType("f32", ("tokens", _columns(qkv, "qkv") // 3))]
 
 
 @_op(
     "local_attention",
-    "qkv",
+    "qkv seen?",
     {"heads": _is_count, "scale": _is_float, "products": _is_products, "reach": _is_count},
     plain=False,
 )
@@ -493,15 +532,16 @@ def _local_attention(types: Any, attrs: Any) -> list[ValueType]:
     """As ``attention`` without a bias, of the keys that are at most ``reach`` positions from the query.
 
     The codes of ``int8`` are those of ``LOCAL_QUERY_BLOCK`` queries together (the first ones of a sequence, the next
-    ones, ...): each block has its own, of the keys and values that any of its queries reaches.
+    ones, ...): each block has its own, of the keys and values that any of its queries reaches. With ``seen`` no more
+    tokens than ``reach`` may be hidden, so that every query has a key.
     """
-    return _attention([types[0], None], attrs)
+    return _attention([types[0], None, types[1]], attrs)
 
 
 @_op(
     "disentangled_attention",
     "qkv key_table? query_table?",
-    {"heads": _is_count, "scale": _is_float, "products": _is_wide},
+    {"heads": _is_count, "scale": _is_float, "products": _is_wide, "shared": _is_bool},
     plain=False,
 )
 def _disentangled_attention(types: Any, attrs: Any) -> list[ValueType]:
@@ -509,12 +549,12 @@ def _disentangled_attention(types: Any, attrs: Any) -> list[ValueType]:
 
     The score of query ``i`` and key ``j`` is ``scale * (q_i . k_j + q_i . K[j - i] + k_j . Q[i - j])``: ``key_table``
     holds the vectors ``K`` of every head and distance, ``query_table`` the vectors ``Q``, each as ``pack_distances``
-    of ``ir/relative.py`` lays them, for distances up to that of the longest text. One of them may be absent. All
-    products are f32.
+    of ``ir/relative.py`` lays them, for distances up to that of the longest text. With ``shared`` they are the vectors
+    of all heads, and lie as those of one. One of the tables may be absent. All products are f32.
     """
-    made = _attention([types[0], None], attrs)
+    made = _attention([types[0], None, None], attrs)
     _need(types[1] is not None or types[2] is not None, "key_table and query_table are both absent")
-    size = _columns(types[0], "qkv") // 3 // attrs["heads"]
+    size, heads = _columns(types[0], "qkv") // 3 // attrs["heads"], 1 if attrs["shared"] else attrs["heads"]
     for place, name in ((1, "key_table"), (2, "query_table")):
         if types[place] is not None:
             table = _matrix(types[place], name)
@@ -522,9 +562,9 @@ def _disentangled_attention(types: Any, attrs: Any) -> list[ValueType]:
             _need(
                 table.shape[1] == DISTANCE_BLOCK
                 and isinstance(rows, int)
-                and rows % (attrs["heads"] * size) == 0
-                and rows // (attrs["heads"] * size) % 2 == 1,
-                f"{name} is {table}, qkv is {types[0]}: an odd number of blocks of {attrs['heads']} heads is needed",
+                and rows % (heads * size) == 0
+                and rows // (heads * size) % 2 == 1,
+                f"{name} is {table}, qkv is {types[0]}: an odd number of blocks of {heads} heads is needed",
             )
     _need(types[1] is None or types[2] is None or types[1] == types[2], "the two tables are of unlike sizes")
     return made
@@ -655,6 +695,7 @@ for _name, _infer in (
     ("embed_layer_norm", _embed_layer_norm),
     ("add_layer_norm", _add_layer_norm),
     ("layer_norm", _layer_norm),
+    ("rms_norm", _rms_norm),
     ("gated_activation", _gated_activation),
 ):
     _op(

@@ -53,6 +53,7 @@ class _Lowering:
         self.product_bytes = 0
         self.steps: list[_Step] = []
         self.values: dict[str, ValueType] = {}
+        self.counts: dict[str, Mapping[str, Any]] = {}
         self.readers = Counter(value for node in graph.nodes for value in node.inputs) + Counter(graph.outputs.values())
 
     # Operands
@@ -124,6 +125,16 @@ class _Lowering:
             **_narrow_keys(node),
         )
 
+    def embedding(self, node: Node) -> None:
+        ids, word = node.inputs
+        if ids != "token_ids":
+            raise UnsupportedModelError(
+                f"node {node.name!r}: an embedding of {ids!r} has no step of its own on this backend, as that of token "
+                "ids has; it is computed only as part of a fusion, which did not match. See: encast inspect"
+            )
+        word = self.weight(word, "dense")
+        self.step("embed", node, {}, _outputs(node), word=word, eps=_real(0.0), offset="0", skip="-1")
+
     def layer_norm(self, node: Node) -> None:
         x, gamma, beta = node.inputs
         self._norm(node, {"x": x}, gamma, beta)
@@ -132,6 +143,10 @@ class _Lowering:
         x, residual, gamma, beta = node.inputs
         self._norm(node, {"x": x, "other": residual}, gamma, beta)
 
+    def rms_norm(self, node: Node) -> None:
+        x, gamma = node.inputs
+        self._norm(node, {"x": x}, gamma, "")
+
     def _norm(self, node: Node, reads: Mapping[str, str], gamma: str, beta: str) -> None:
         self.step(
             "norm",
@@ -139,7 +154,7 @@ class _Lowering:
             reads,
             _outputs(node),
             gamma=self.weight(gamma, "dense"),
-            beta=self.weight(beta, "dense"),
+            **({"beta": self.weight(beta, "dense")} if beta else {}),
             eps=_real(node.attrs["eps"]),
             **_narrow_keys(node),
         )
@@ -208,7 +223,7 @@ class _Lowering:
         return 3 if read and isinstance(width, int) and width % (3 * _core.PANEL) == 0 else 1
 
     def attention(self, node: Node) -> None:
-        bias = _operand(node, 1)
+        bias = "" if node.op == "local_attention" else _operand(node, 1)
         self.step(
             "attention",
             node,
@@ -219,7 +234,19 @@ class _Lowering:
             arithmetic=self.target.attention[node.attrs["products"]],
             **({"bias": self.weight(bias, "dense")} if bias else {}),
             **({"reach": str(node.attrs["reach"])} if "reach" in node.attrs else {}),
+            **self.hidden_keys(_operand(node, 1 if node.op == "local_attention" else 2), node),
         )
+
+    def hidden_keys(self, seen: str, node: Node) -> dict[str, str]:
+        """Which keys an attention hides: what the op says that counts those it sees."""
+        if not seen:
+            return {}
+        if seen not in self.counts:
+            raise UnsupportedModelError(f"node {node.name!r} sees {seen!r} keys, which no seen_tokens counts")
+        return {"unseen": str(self.counts[seen]["token"]), "most_unseen": str(self.counts[seen]["most"])}
+
+    def seen_tokens(self, node: Node) -> None:
+        self.counts[node.outputs[0]] = node.attrs
 
     def local_attention(self, node: Node) -> None:
         self.attention(node)
@@ -235,6 +262,7 @@ class _Lowering:
             factor=_real(node.attrs["scale"]),
             arithmetic=self.target.attention[node.attrs["products"]],
             **{key: self.weight(name, "dense") for key, name in tables.items() if name},
+            **({"shared_tables": "1"} if node.attrs["shared"] else {}),
         )
 
     def window_rows(self, node: Node) -> None:

@@ -48,7 +48,7 @@ def _parts(node: Node, without: frozenset[str]) -> Iterator[Node]:
         kind = str(node.attrs["activation"]).removesuffix("_coarse")
         yield Node(node.op, node.inputs, [wide], {**node.attrs, "activation": "none"}, node.name, node.layer)
         yield Node("activation", [wide], [out], {"kind": kind}, f"{node.name}.activation", node.layer)
-    elif "layer_norm" in node.op and "norm_fusion" in without:
+    elif "_norm" in node.op and "norm_fusion" in without:
         yield from _norm_parts(node)
     else:
         yield node

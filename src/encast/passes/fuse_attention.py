@@ -15,12 +15,18 @@ Queries and keys may be turned by their positions, and scores hidden beyond a re
 
 where the table holds the cosines and sines of all positions up to ``max_len``: computed in float64, rounded once.
 
-Scores may also gain products with vectors of distances before they are scaled (DeBERTa):
+Scores may also gain products with vectors of distances (DeBERTa, BERT's ``relative_key``), before they are scaled or
+after (ALBERT):
 
     scale(relative_scores(relative_scores(            →     context = disentangled_attention(qkv, keys, queries)
         attention_scores(q, k), q, table), k, table))
 
-where the two tables, constants by now, are laid out for all distances that ``max_len`` allows.
+where the two tables, constants by now, are laid out for all distances that ``max_len`` allows, of each head or once for
+all. What was added to scaled scores is divided by the scale, which the fused op applies to the whole sum.
+
+What hides keys at the end of a sequence stands right before the softmax, and becomes an operand of the first two ops:
+
+    softmax(hide_keys(scores, seen))              →     context = attention(qkv, bias, seen)
 """
 
 from __future__ import annotations
@@ -57,6 +63,10 @@ class Match:
     """Base and rate of op ``rotary``."""
     relative: dict[str, Node]
     """The ``relative_scores`` of each side."""
+    divisor: float
+    """What their tables are divided by, because the scale comes before them: the factor, else 1."""
+    seen: str
+    """How many keys every sequence has, "" for all."""
 
 
 def fuse_attention(graph: Graph, exact: bool) -> Outcome:
@@ -66,6 +76,7 @@ def fuse_attention(graph: Graph, exact: bool) -> Outcome:
     joiner = ProjectionJoiner(graph, exact)
     tables: dict[tuple[str, int], str] = {}
     made_angles: dict[tuple[float, float, int], str] = {}
+    vectors: dict[tuple[Any, ...], str] = {}
     patches: list[Patch] = []
     for context in [node for node in graph.nodes if node.op == "attention_context"]:
         try:
@@ -91,12 +102,16 @@ def fuse_attention(graph: Graph, exact: bool) -> Outcome:
         op = "attention"
         if match.relative:
             op = "disentangled_attention"
-            inputs += _distance_vectors(graph, match, match.factor / factor)
+            shared = match.heads > 1 and _table_width(graph, *match.relative.values()) != _width(graph, q)
+            attrs["shared"] = shared
+            inputs += _distance_vectors(graph, match, match.factor / factor, 1 if shared else match.heads, vectors)
         elif match.reach is not None:
             op = "local_attention"
             attrs["reach"] = match.reach
         else:
             inputs.append("" if match.bias is None else _distance_table(graph, match.bias, tables))
+        if match.seen:
+            inputs.append(match.seen)
         fused = Node(op, inputs, context.outputs, attrs, context.name, context.layer)
         patches.append(Patch((q, k, v, *match.inner, context), (*made, fused)))
         outcome.fused += [("qkv", context.layer), ("attention", context.layer)]
@@ -109,9 +124,14 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
     index.need_private(probs, context)
     softmax = index.made_by(probs, "softmax")
     inner = [softmax]
-    factor, bias, reach = 1.0, None, None
+    factor, bias, reach, seen = 1.0, None, None, ""
     kinds = ("attention_scores", "relative_scores", "scale")
-    node, reader = index.made_by(softmax.inputs[0], *kinds, *_BIASES, "local_mask"), softmax
+    node, reader = index.made_by(softmax.inputs[0], *kinds, *_BIASES, "local_mask", "hide_keys"), softmax
+    if node.op == "hide_keys":
+        index.need_private(node.outputs[0], reader)
+        seen = node.inputs[1]
+        inner.append(node)
+        node, reader = index.made_by(node.inputs[0], *kinds, *_BIASES, "local_mask"), node
     if node.op == "local_mask":
         index.need_private(node.outputs[0], reader)
         reach = int(node.attrs["reach"])
@@ -124,19 +144,22 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
         bias = node
         inner.append(node)
         node, reader = index.made_by(node.inputs[0], *kinds), node
+    relative, node, reader = _take_distances(graph, index, node, reader, *kinds)
+    divisor = 1.0
     if node.op == "scale":
         index.need_private(node.outputs[0], reader)
         factor = node.attrs["factor"]
         inner.append(node)
         node, reader = index.made_by(node.inputs[0], "attention_scores", "relative_scores"), node
-    relative: dict[str, Node] = {}
-    while node.op == "relative_scores":
-        index.need_private(node.outputs[0], reader)
-        if node.attrs["of"] in relative or node.inputs[2] not in graph.constants:
-            raise MismatchError(f"{node.name!r} is a second one of its side, or {node.inputs[2]!r} is not a constant")
-        relative[node.attrs["of"]] = node
-        inner.append(node)
-        node, reader = index.made_by(node.inputs[0], "attention_scores", "relative_scores"), node
+        if relative:
+            divisor = factor
+        else:
+            relative, node, reader = _take_distances(graph, index, node, reader, "attention_scores", "relative_scores")
+    if node.op != "attention_scores":
+        raise MismatchError(f"{node.name!r} is scaled, and what is added to it later is not")
+    if relative:
+        _table_width(graph, *relative.values())
+    inner += relative.values()
     index.need_private(node.outputs[0], reader)
     scores = node
     inner.append(scores)
@@ -170,11 +193,35 @@ def _match(graph: Graph, index: Index, context: Node) -> Match:
         inner.append(scaled)
         q = scaled.inputs[0]
         index.need_private(q, scaled)
-    if relative and (bias is not None or reach is not None or q != scores.inputs[0]):
-        raise MismatchError("products with vectors of distances come with a bias, a reach, or other queries")
+    if relative and (bias is not None or reach is not None or seen or q != scores.inputs[0]):
+        raise MismatchError(
+            "products with vectors of distances come with a bias, a reach, hidden keys or other queries"
+        )
     if not factor > 0:
         raise MismatchError(f"the scores are scaled by {factor}")
-    return Match(tuple(inner), q, k, v, scores.attrs["heads"], factor, bias, reach, angles, relative)
+    return Match(tuple(inner), q, k, v, scores.attrs["heads"], factor, bias, reach, angles, relative, divisor, seen)
+
+
+def _take_distances(
+    graph: Graph, index: Index, node: Node, reader: Node, *kinds: str
+) -> tuple[dict[str, Node], Node, Node]:
+    """The ``relative_scores`` from ``node`` down by their side; the node of ``kinds`` below them, and its reader."""
+    taken: dict[str, Node] = {}
+    while node.op == "relative_scores":
+        index.need_private(node.outputs[0], reader)
+        if node.attrs["of"] in taken or node.inputs[2] not in graph.constants:
+            raise MismatchError(f"{node.name!r} is a second one of its side, or {node.inputs[2]!r} is not a constant")
+        taken[node.attrs["of"]] = node
+        node, reader = index.made_by(node.inputs[0], *kinds), node
+    return taken, node, reader
+
+
+def _table_width(graph: Graph, *relative: Node) -> int:
+    """Columns of the tables of ``relative_scores``."""
+    widths = {graph.constants[node.inputs[2]].array.shape[1] for node in relative}
+    if len(widths) != 1:
+        raise MismatchError(f"the tables of {[node.name for node in relative]} are of unlike widths")
+    return int(widths.pop())
 
 
 def _distance_table(graph: Graph, bias: Node, made: dict[tuple[str, int], str]) -> str:
@@ -192,9 +239,11 @@ def _distance_table(graph: Graph, bias: Node, made: dict[tuple[str, int], str]) 
     return made[table, furthest]
 
 
-def _distance_vectors(graph: Graph, match: Match, folded: float) -> list[str]:
-    """The tables of op ``disentangled_attention``. ``folded``: the factor that the queries have taken in; what is
-    multiplied by keys takes it in too."""
+def _distance_vectors(
+    graph: Graph, match: Match, folded: float, heads: int, made: dict[tuple[Any, ...], str]
+) -> list[str]:
+    """The tables of op ``disentangled_attention``, of so many ``heads``. ``folded``: the factor that the queries have
+    taken in; what is multiplied by keys takes it in too. Layers that share a table share what is made of it."""
     longest, names = graph.meta.max_len, ["", ""]
     # From the keys' first to the last one for keys (key - query), the same for queries (query - key).
     ascending = np.arange(1 - longest, longest)
@@ -202,12 +251,17 @@ def _distance_vectors(graph: Graph, match: Match, folded: float) -> list[str]:
         if side not in match.relative:
             continue
         node = match.relative[side]
-        rows = graph.constants[node.inputs[2]].array
-        vectors = rows[distance_rows(distances, len(rows) // 2, node.attrs["max_distance"])]
-        if side == "key" and folded != 1.0:
-            vectors = (vectors * np.float64(folded)).astype(np.float32)
-        name = fresh_name(graph, f"{node.inputs[2]}.distances")
-        names[place] = graph.add_constant(name, pack_distances(vectors, match.heads))
+        table, factor = node.inputs[2], (folded if side == "key" else 1.0) / match.divisor
+        furthest = node.attrs["max_distance"]
+        key = table, side, furthest, factor, heads
+        if key not in made:
+            rows = graph.constants[table].array
+            vectors = rows[distance_rows(distances, len(rows) // 2, furthest)]
+            if factor != 1.0:
+                vectors = (vectors * np.float64(factor)).astype(np.float32)
+            name = fresh_name(graph, f"{table}.distances")
+            made[key] = graph.add_constant(name, pack_distances(vectors, heads))
+        names[place] = made[key]
     return names
 
 

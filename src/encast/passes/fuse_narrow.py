@@ -2,8 +2,8 @@
 
     y = layer_norm(x); y8 = quantize(y)   →   y, y8 = layer_norm_narrow(x)
 
-and the same for ``add_layer_norm``, ``embed_layer_norm`` and ``gated_activation``, and for bf16. The f32 output stays:
-the residual reads it.
+and the same for ``rms_norm``, ``add_layer_norm``, ``embed_layer_norm`` and ``gated_activation``, and for bf16. The f32
+output stays: the residual reads it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from encast.passes.report import Outcome
 __all__ = ["fuse_narrow"]
 
 NARROWING = ("quantize", "quantize_static", "cast_bf16")
-NORMS = ("layer_norm", "add_layer_norm", "embed_layer_norm")
+NORMS = ("layer_norm", "rms_norm", "add_layer_norm", "embed_layer_norm")
 
 
 def fuse_narrow(graph: Graph) -> Outcome:

@@ -9,8 +9,8 @@ of a value and a weight keeps all its bits, and the f32 function is the same to 
 
 Where the value comes from decides what is rewritten:
 
-- a layer norm whose rows only products read: its gamma and beta;
-- a layer norm whose rows a residual reads too, as in post-norm BERT: the products get a second norm of the same
+- a norm whose rows only products read: its gamma and beta;
+- a norm whose rows a residual reads too, as in post-norm BERT: the products get a second norm of the same
   sum, with gamma and beta of its own, and the residual keeps the first (but not that of the embeddings: a plan has
   one step that looks rows up);
 - attention: a context is a mean of value rows, channel by channel, so that the rows of the projection take the factor;
@@ -93,9 +93,10 @@ def move_outliers(graph: Graph, spec: QuantSpec, largest: Mapping[str, Array]) -
             consumer.inputs[1] = scaled.constant(consumer.inputs[1], key, factor, axis=1)
         inverse = 1.0 / factor
         if move.producer.op in NORMS:
+            count = _vectors(move.producer)
             inputs = [
-                *move.producer.inputs[:-2],
-                *(scaled.constant(c, key, inverse) for c in move.producer.inputs[-2:]),
+                *move.producer.inputs[:-count],
+                *(scaled.constant(c, key, inverse) for c in move.producer.inputs[-count:]),
             ]
             if move.private:
                 move.producer.inputs = inputs
@@ -133,7 +134,7 @@ def _find(graph: Graph, index: Index, value: str, narrow: list[Node]) -> _Move |
     if producer.op in NORMS:
         if producer.op == "embed_layer_norm" and not private:
             return None
-        needed += producer.inputs[-2:]
+        needed += producer.inputs[-_vectors(producer) :]
     else:
         try:
             linear = _projection(index, producer)
@@ -145,6 +146,11 @@ def _find(graph: Graph, index: Index, value: str, narrow: list[Node]) -> _Move |
     if any(name not in graph.constants for name in needed):
         return None
     return _Move(value, producer, private, consumers, weights)
+
+
+def _vectors(norm: Node) -> int:
+    """How many operands of a norm, the last ones, are multiplied with the factors: gamma, and beta if it has one."""
+    return 1 if norm.op == "rms_norm" else 2
 
 
 def _projection(index: Index, producer: Node) -> Node:

@@ -78,7 +78,8 @@ def optimise(
         if node.op in ("linear", "linear_bf16", "linear_int8", "linear_sparse_int8")
     }
     zeros = {name: found for outcome in outcomes for name, found in outcome.zeros.items()}
-    report = FusionReport(counts, misses, tuple(records), linears, zeros)
+    kept = {name: rows for outcome in outcomes for name, rows in outcome.kept.items()}
+    report = FusionReport(counts, misses, tuple(records), linears, zeros, kept)
     if strict and misses:
         raise StrictError(f"{report.describe_misses()}\ncompile without strict to accept the slower graph")
     return graph, report

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from encast.ir import Graph, Node
+from encast.ir import Graph, Integers, Node
 from encast.passes.patch import Index, MismatchError, fresh_name
 
 __all__ = ["ProjectionJoiner", "need_joinable"]
@@ -70,7 +70,11 @@ class ProjectionJoiner:
             # In float64, so that the product is rounded once.
             np.multiply(weight[:rows], np.float64(factor), out=weight[:rows], casting="same_kind")
             np.multiply(bias[:rows], np.float64(factor), out=bias[:rows], casting="same_kind")
-        made = self._graph.add_constant(fresh_name(self._graph, f"{name}.weight"), weight)
+        parts = [constants[operand].integers for operand in operands[::2]]
+        if factor != 1.0 and parts[0] is not None:
+            parts[0] = parts[0].scaled(factor)
+        stacked = Integers.stacked(parts)
+        made = self._graph.add_constant(fresh_name(self._graph, f"{name}.weight"), weight, integers=stacked)
         if not any(operands[1::2]):
             return made, ""
         return made, self._graph.add_constant(fresh_name(self._graph, f"{name}.bias"), bias)

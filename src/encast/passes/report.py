@@ -35,12 +35,14 @@ class Miss:
 @dataclass
 class Outcome:
     """What one pass did. ``fused`` holds a pair (fusion, layer) a fusion; ``changes`` counts rewrites. ``zeros``: of
-    the weights of int8 products, by the product's name, where the pass looked."""
+    the weights of int8 products, by the product's name, where the pass looked. ``kept``: of the weights of int8
+    products, how many rows of how many hold the integers that they were stored as."""
 
     changes: int = 0
     fused: list[tuple[str, int]] = field(default_factory=list)
     missed: list[Miss] = field(default_factory=list)
     zeros: dict[str, Shares] = field(default_factory=dict)
+    kept: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class FusionReport:
     ``counts[fusion][layer] = (expected, actual)``, layer -1 for everything outside of the encoder layers.
     ``misses`` has an entry for every place with fewer fusions than expected. ``linears`` maps the name of
     every product to the dtype of its operands. ``passes`` tells what each pass changed. ``zeros`` maps the name of
-    every int8 product, dense or sparse, to the shares of its weight.
+    every int8 product, dense or sparse, to the shares of its weight. ``kept`` maps it to how many rows of how many of
+    its weight hold the integers that they were stored as; the card has that elsewhere.
     """
 
     counts: Mapping[str, Mapping[int, tuple[int, int]]]
@@ -67,6 +70,7 @@ class FusionReport:
     passes: tuple[PassRecord, ...]
     linears: Mapping[str, str]
     zeros: Mapping[str, Shares] = field(default_factory=dict)
+    kept: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def describe_misses(self) -> str:
         """A line a miss, for people."""

@@ -9,7 +9,8 @@ A linear gets narrow weights, and a narrow copy of what it reads:
     attention(qkv)  →  the same with products "bf16" or "int8"   (one with tables of distances stays f32)
 
 Linears that read one value share its narrow copy; layers that share their weights share the narrow ones. An f32
-weight that nothing reads any more is let go at once, so that a large model is never held twice.
+weight that nothing reads any more is let go at once, so that a large model is never held twice. A weight that was
+stored as integers keeps them.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy as np
 
 from encast.errors import InputError
-from encast.ir import Graph, Node
+from encast.ir import Graph, Integers, Node
 from encast.ir.ops import ATTENTIONS, NARROW_ATTENTIONS
 from encast.passes.patch import Index, Patch, apply, fresh_name
 from encast.passes.report import Outcome
@@ -30,6 +32,8 @@ from encast.quant.rounding import bf16_bits, quantize_rows
 from encast.quant.spec import QuantSpec
 
 __all__ = ["set_precision"]
+
+Array = np.ndarray[Any, Any]
 
 
 def set_precision(graph: Graph, spec: QuantSpec, calibration: Calibration | None = None) -> Outcome:
@@ -57,7 +61,7 @@ def set_precision(graph: Graph, spec: QuantSpec, calibration: Calibration | None
         if (dtype := dtype_of(graph, node, spec)) != "f32"
     ]
     narrow_attentions = sum(node.attrs["products"] != "f32" for node in attentions)
-    return Outcome(changes=apply(graph, patches) + narrow_attentions)
+    return Outcome(changes=apply(graph, patches) + narrow_attentions, kept=narrowing.kept)
 
 
 def dtype_of(graph: Graph, node: Node, spec: QuantSpec) -> str:
@@ -77,6 +81,8 @@ class _Narrowing:
         self._index = Index(graph)
         self._values: dict[tuple[str, str], str] = {}
         self._weights: dict[tuple[str, str], list[str]] = {}
+        self.kept: dict[str, tuple[int, int]] = {}
+        self._rows: dict[str, tuple[int, int]] = {}
         self._readers = Counter(operand for node in graph.nodes for operand in set(node.inputs))
 
     def narrowed(self, node: Node, dtype: str) -> tuple[Node, ...]:
@@ -88,6 +94,8 @@ class _Narrowing:
             self._values[x, dtype] = before[0].outputs[0]
         if (weight, dtype) not in self._weights:
             self._weights[weight, dtype] = self._narrow_weight(weight, dtype)
+        if dtype == "int8":
+            self.kept[node.name] = self._rows.get(weight, (0, int(self._graph.type_of(weight).shape[0])))
         self._readers[weight] -= 1
         if not self._readers[weight]:
             del self._graph.constants[weight]
@@ -111,10 +119,20 @@ class _Narrowing:
         return Node("quantize", [x], [name], {"zero_point": zero_point}, name, layer)
 
     def _narrow_weight(self, weight: str, dtype: str) -> list[str]:
-        array = self._graph.constants[weight].array
+        constant = self._graph.constants[weight]
+        array = constant.array
         name = fresh_name(self._graph, f"{weight}.{dtype}")
         if dtype == "bf16":
             return [self._graph.add_constant(name, bf16_bits(array), "bf16")]
-        narrow, scale = quantize_rows(array)
+        narrow, scale = quantize_rows(array) if constant.integers is None else self._held(weight, constant.integers)
         scale_name = fresh_name(self._graph, f"{name}.scale")
         return [self._graph.add_constant(name, narrow), self._graph.add_constant(scale_name, scale.astype(np.float32))]
+
+    def _held(self, weight: str, integers: Integers) -> tuple[Array, Array]:
+        """The integers and scales that a weight was stored with; rows that s8 does not hold are rounded anew."""
+        narrow, fits = integers.narrow()
+        scale = integers.scale.copy()
+        if not fits.all():
+            narrow[~fits], scale[~fits] = quantize_rows(self._graph.constants[weight].array[~fits])
+        self._rows[weight] = (int(fits.sum()), len(fits))
+        return narrow, scale

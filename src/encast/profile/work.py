@@ -53,7 +53,7 @@ class Chunk:
     lengths: tuple[int, ...] = ()
 
     def pairs(self, reach: int) -> int:
-        """Pairs of a query and a key of its sequence that are at most ``reach`` apart, 0: all."""
+        """Pairs of a query and a key of its sequence that are at most ``reach`` apart, 0: all; hidden keys too."""
         if reach == 0:
             return self.squares
         near = [min(reach, length - 1) for length in self.lengths]
@@ -128,7 +128,8 @@ def work_of(step: PlanStep, chunk: Chunk, *, heads: bool = False) -> Work:
 def _embed(step: PlanStep, chunk: Chunk, _: str) -> Work:
     out = step.keys["out"]
     tables = sum(key in step.keys for key in ("word", "position", "token_type"))
-    elements = chunk.tokens * out.cols * (tables - 1 + ELEMENT_OPERATIONS["norm"]) + _narrowing(step, chunk)
+    norm = ELEMENT_OPERATIONS["norm"] if "gamma" in step.keys else 0
+    elements = chunk.tokens * out.cols * (tables - 1 + norm) + _narrowing(step, chunk)
     return Work(0, elements, 0, chunk.tokens * out.cols * 4 * tables, _moved(chunk, step))
 
 
@@ -175,7 +176,8 @@ def _attention(step: PlanStep, chunk: Chunk, own: str) -> Work:
         elements += chunk.tokens * x.cols * ELEMENT_OPERATIONS["narrow"]
     # Of a table of distances those that the longest text has.
     tables = sum(key in step.keys for key in ("key_table", "query_table"))
-    table_bytes = tables * (2 * max(chunk.lengths, default=1) - 1) * out.cols * 4
+    width = out.cols // step.keys["heads"] if step.keys["shared_tables"] else out.cols
+    table_bytes = tables * (2 * max(chunk.lengths, default=1) - 1) * width * 4
     return Work((4 + 2 * tables) * pairs * out.cols, elements, 0, table_bytes, _moved(chunk, step, x=own))
 
 

@@ -55,6 +55,20 @@ class Calibration:
     move_outliers: float | None = None
     largest: Mapping[str, Array] = field(default_factory=dict)
 
+    @staticmethod
+    def of_fixed(ranges: Mapping[str, tuple[float, int]]) -> Calibration:
+        """What ``fixed`` gives back exactly, with ranges ``minmax`` and zero points: by the value, an f32 scale that is
+        no smaller than the smallest normal one and the zero point of unsigned bytes.
+
+        No rows were seen, so histograms are empty and ``minmax`` is the only method.
+        """
+        seen = {}
+        for name, (scale, zero) in ranges.items():
+            # In f64 both ends and their distance, 255 scales, are exact.
+            low, high = np.array([-zero * scale]), np.array([(255 - zero) * scale])
+            seen[name] = Observed(low, high)
+        return Calibration(seen, 0)
+
     def fixed(self, value: str, spec: QuantSpec, zero_point: bool) -> tuple[float, int]:
         """Scale and zero point of a value's bytes, as ``spec`` chooses them; raises ``InputError`` for one not seen."""
         seen = self.values.get(value)

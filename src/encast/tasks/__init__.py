@@ -4,6 +4,7 @@ from encast.tasks.answer import Answer, answer
 from encast.tasks.classify import Classification, classify
 from encast.tasks.embed import embed, embed_ids
 from encast.tasks.embed_sparse import SparseVector, embed_sparse
+from encast.tasks.embed_tokens import TokenVectors, embed_tokens, max_sim
 from encast.tasks.features import hidden_states
 from encast.tasks.fill_mask import Candidate, fill_mask
 from encast.tasks.rerank import rerank
@@ -22,6 +23,7 @@ __all__ = [
     "Steps",
     "Tagging",
     "TokenLabel",
+    "TokenVectors",
     "Tokenizer",
     "answer",
     "classify",
@@ -29,8 +31,10 @@ __all__ = [
     "embed",
     "embed_ids",
     "embed_sparse",
+    "embed_tokens",
     "fill_mask",
     "hidden_states",
+    "max_sim",
     "rerank",
     "tag",
 ]

@@ -42,7 +42,8 @@ def embed_sparse(
 ) -> Steps[list[SparseVector]]:
     """One vector a text: ``log(1 + max(0, w))`` of the largest masked-LM logit ``w`` that a token of the vocabulary has
     at any token of the text, special ones included (SPLADE-max, arXiv 2109.10086). Where the checkpoint says
-    ``log1p_relu`` the logarithm is taken twice (arXiv 2504.14839).
+    ``log1p_relu`` the logarithm is taken twice (arXiv 2504.14839). BGE-M3 (arXiv 2402.03216) weighs the tokens of a
+    text itself: each has its largest weight in it, special ones but the mask have none, and there is no logarithm.
 
     ``max_active_dims``: only so many of the largest weights of a text, of equals those with the smaller index; by
     default as the checkpoint says, else all. The logarithms are NumPy's, in float64, rounded to f32.
@@ -90,16 +91,31 @@ def _vectors(
     found: list[SparseVector] = []
     weights = 0
     for piece in pieces:
-        for row in need_finite((yield Run("sparse_embedding", piece))):
-            vector = _vector(row, session.logarithms, most)
-            found.append(vector)
-            weights += vector.indices.size
+        rows = need_finite((yield Run("sparse_embedding", piece)))
+        if session.unweighted is None:
+            made = [_vector(row, session.logarithms, most) for row in rows]
+        else:
+            ends = piece.batch.cu_seqlens[1:-1]
+            texts = zip(np.split(piece.batch.token_ids, ends), np.split(rows[:, 0], ends), strict=True)
+            made = [_weights(ids, values, session.unweighted, most) for ids, values in texts]
+        found += made
+        weights += sum(vector.indices.size for vector in made)
         if most_weights is not None and weights > most_weights:
             raise InputError(
                 f"the texts have more than {most_weights} weights together; send fewer texts, or set max_active_dims "
                 "to keep fewer of each"
             )
     return found
+
+
+def _weights(ids: Int32, values: F32, without: Sequence[int], most: int | None) -> SparseVector:
+    """Of every token of a text the largest weight that it has in it, as BGE-M3 has them."""
+    tokens, places = np.unique(ids, return_inverse=True)
+    largest = np.zeros(len(tokens), np.float32)
+    np.maximum.at(largest, places, values)
+    largest[np.isin(tokens, without)] = 0
+    kept = _vector(largest, 0, most)
+    return SparseVector(tokens[kept.indices], kept.values)
 
 
 def _vector(largest: F32, logarithms: int, most: int | None) -> SparseVector:

@@ -16,7 +16,7 @@ import numpy as np
 from encast.backends.base import Runnable
 from encast.batch import Batch, Int32
 from encast.errors import InputError
-from encast.ir.meta import GraphMeta
+from encast.ir.meta import GraphMeta, TokenForm
 from encast.tasks.texts import Text
 from encast.tasks.tokenize import Encoding, OnLong, Tokenizer
 
@@ -65,7 +65,8 @@ class Session:
     """``dim`` is the size of an embedding; ``batch_tokens`` bounds the tokens of one run. ``prompts``: name to text, of
     which ``default_prompt`` names the one that embedding uses unless told otherwise. ``unit``: whether the model scales
     embeddings to length 1. Of sparse embeddings, ``logarithms``: see ``SPLADE_ACTIVATIONS``; ``max_active_dims``: how
-    many weights of a text stay, None for all.
+    many weights of a text stay, None for all. ``token_form``: of embeddings of tokens, else None.
+    ``unweighted``: of sparse embeddings that are weights of a text's tokens (BGE-M3), the tokens without one, rising.
 
     Memory of a call is bounded by ``batch_tokens`` and by a group of 4,096 rows or 2^20 characters that
     are tokenised together, besides the answers themselves. Bits of an answer do not depend on either.
@@ -80,6 +81,8 @@ class Session:
     unit: bool = False
     logarithms: int = 1
     max_active_dims: int | None = None
+    token_form: TokenForm | None = None
+    unweighted: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         need_count("batch_tokens", self.batch_tokens, _MOST_BATCH_TOKENS)
@@ -115,9 +118,13 @@ class Session:
         weight: Callable[[Encoding], int] = len,
     ) -> Iterator[Piece]:
         """Tokenises rows and cuts them into pieces whose weights sum to at most ``batch_tokens``."""
-        for first, group in _groups(rows):
+        for first, group in self.groups(rows):
             encodings = self.tokenizer.encode(group, offsets=offsets, on_long=on_long, first=first)
             yield from self.pieces(encodings, first=first, weight=weight)
+
+    def groups(self, rows: Sequence[Text]) -> Iterator[tuple[int, Sequence[Text]]]:
+        """The rows that are tokenised together, with the index of the first of each."""
+        return _groups(rows)
 
     def pieces(
         self, encodings: Sequence[Encoding], *, first: int = 0, weight: Callable[[Encoding], int] = len

@@ -13,6 +13,7 @@ from encast.tasks.answer import answer
 from encast.tasks.classify import classify
 from encast.tasks.embed import embed
 from encast.tasks.embed_sparse import embed_sparse
+from encast.tasks.embed_tokens import Kind, embed_tokens
 from encast.tasks.features import hidden_states
 from encast.tasks.fill_mask import fill_mask
 from encast.tasks.rerank import rerank
@@ -29,7 +30,8 @@ Records = list[dict[str, Any]]
 @dataclass(frozen=True)
 class RunOptions:
     """What a run over a file may change: what long texts do; of embedding the prompt, ``truncate_dim`` and, of sparse
-    embeddings, ``max_active_dims``; of answering the ``stride`` and the ``null_threshold``.
+    embeddings, ``max_active_dims``, of those of tokens the ``kind``; of answering the ``stride`` and the
+    ``null_threshold``.
     """
 
     on_long: OnLong = "truncate"
@@ -38,6 +40,7 @@ class RunOptions:
     null_threshold: float | None = None
     truncate_dim: int | None = None
     max_active_dims: int | None = None
+    kind: Kind = "document"
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,17 @@ def _embed_sparse(session: Session, rows: Sequence[tuple[Any, ...]], options: Ru
         max_active_dims=options.max_active_dims,
     )
     return [{"indices": vector.indices, "values": vector.values} for vector in vectors]
+
+
+def _embed_tokens(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
+    found = yield from embed_tokens(
+        session,
+        [text for (text,) in rows],
+        kind=options.kind,
+        on_long=options.on_long,
+        prompt_name=options.prompt_name,
+    )
+    return [{"token_ids": one.token_ids, "vectors": one.vectors} for one in found]
 
 
 def _classify(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
@@ -139,6 +153,7 @@ TABLE: Mapping[str, FileTask] = {
     "features": FileTask("text", None, {"last_hidden_state": [["f32"]]}, _features),
     "embed": FileTask("text", None, {"embedding": ["f32"]}, _embed),
     "embed_sparse": FileTask("text", None, {"indices": ["int"], "values": ["f32"]}, _embed_sparse),
+    "embed_tokens": FileTask("text", None, {"token_ids": ["int"], "vectors": [["f32"]]}, _embed_tokens),
     "classify": FileTask(
         "text", None, {"label": "str", "score": "float", "scores": [{"label": "str", "score": "float"}]}, _classify
     ),

@@ -41,6 +41,12 @@ class Context:
             yield slice(int(begin), int(end)), slice(pairs, pairs + length * length), length
             pairs += length * length
 
+    def attended(self, seen: Ids | None) -> Iterator[tuple[slice, int, int]]:
+        """For every sequence: its rows, its length, and how many of its first tokens are keys."""
+        lengths = np.diff(self.cu_seqlens) if seen is None else seen
+        for (rows, _, length), keys in zip(self.sequences(), lengths, strict=True):
+            yield rows, length, int(keys)
+
 
 @dataclass(frozen=True)
 class Quantized:
@@ -107,6 +113,11 @@ def _layer_norm(context: Context, x: Float64, gamma: Float64, beta: Float64, *, 
     centred = x - x.mean(axis=1, keepdims=True)
     variance = (centred * centred).mean(axis=1, keepdims=True)
     return centred / np.sqrt(variance + eps) * gamma + beta
+
+
+@_evaluates("rms_norm")
+def _rms_norm(context: Context, x: Float64, gamma: Float64, *, eps: float) -> Float64:
+    return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + eps) * gamma
 
 
 _erf = np.frompyfunc(math.erf, 1, 1)
@@ -198,7 +209,7 @@ def _relative_scores(
     context: Context, scores: Float64, x: Float64, table: Float64, *, of: str, max_distance: int
 ) -> Float64:
     result = scores.copy()
-    by_head = _per_head(table, len(scores)).transpose(0, 2, 1)
+    by_head = _per_head(table, len(scores) if table.shape[1] == x.shape[1] else 1).transpose(0, 2, 1)
     for rows, pairs, length in context.sequences():
         queries, keys = np.arange(length)[:, None], np.arange(length)[None, :]
         at = distance_rows(queries - keys, len(table) // 2, max_distance)
@@ -218,6 +229,23 @@ def _local_mask(context: Context, scores: Float64, *, reach: int) -> Float64:
 def _far(queries: Any, keys: Any, reach: int) -> Any:
     """``bool[queries, keys]``: whether a key is further than ``reach`` from a query."""
     return np.abs(keys[None, :] - queries[:, None]) > reach
+
+
+@_evaluates("seen_tokens")
+def _seen_tokens(context: Context, token_ids: Ids, *, token: int, most: int) -> Ids:
+    counts = []
+    for rows, _, length in context.sequences():
+        at_end = int(np.cumprod(token_ids[rows][::-1] == token).sum())
+        counts.append(max(length - min(at_end, most), 1))
+    return np.array(counts, np.int32)
+
+
+@_evaluates("hide_keys")
+def _hide_keys(context: Context, scores: Float64, seen: Ids) -> Float64:
+    result = scores.copy()
+    for (_, pairs, length), count in zip(context.sequences(), seen, strict=True):
+        result[:, pairs].reshape(-1, length, length)[:, :, count:] = -np.inf
+    return result
 
 
 @_evaluates("softmax")
@@ -312,16 +340,24 @@ def _embed_layer_norm(
 
 @_evaluates("attention")
 def _attention(
-    context: Context, qkv: Float64, bias: Float64 | None, *, heads: int, scale: float, products: str
+    context: Context,
+    qkv: Float64,
+    bias: Float64 | None,
+    seen: Ids | None = None,
+    *,
+    heads: int,
+    scale: float,
+    products: str,
 ) -> Float64:
     hidden = qkv.shape[1] // 3
     result = np.empty((len(qkv), hidden))
-    for rows, _, length in context.sequences():
+    for rows, length, keys in context.attended(seen):
         q, k, v = (_per_head(part, heads) for part in np.split(qkv[rows], 3, axis=1))
+        k, v = k[:, :keys], v[:, :keys]
         added: Any = 0.0
         if bias is not None:
             positions = np.arange(length)
-            added = bias[:, positions[None, :] - positions[:, None] + (bias.shape[1] + 1) // 2 - 1]
+            added = bias[:, positions[None, :keys] - positions[:, None] + (bias.shape[1] + 1) // 2 - 1]
         mixed = np.empty((heads, length, hidden // heads))
         for head in range(heads):
             one = added if bias is None else added[head]
@@ -331,14 +367,16 @@ def _attention(
 
 
 @_evaluates("local_attention")
-def _local_attention(context: Context, qkv: Float64, *, heads: int, scale: float, products: str, reach: int) -> Float64:
+def _local_attention(
+    context: Context, qkv: Float64, seen: Ids | None = None, *, heads: int, scale: float, products: str, reach: int
+) -> Float64:
     hidden = qkv.shape[1] // 3
     result = np.empty((len(qkv), hidden))
-    for rows, _, length in context.sequences():
+    for rows, length, last in context.attended(seen):
         q, k, v = (_per_head(part, heads) for part in np.split(qkv[rows], 3, axis=1))
         for begin in range(0, length, LOCAL_QUERY_BLOCK):
             queries = np.arange(begin, min(begin + LOCAL_QUERY_BLOCK, length))
-            keys = np.arange(max(begin - reach, 0), min(begin + LOCAL_QUERY_BLOCK + reach, length))
+            keys = np.arange(max(begin - reach, 0), min(begin + LOCAL_QUERY_BLOCK + reach, last))
             hidden_keys = np.where(_far(queries, keys, reach), -np.inf, 0.0)
             for head in range(heads):
                 columns = slice(head * (hidden // heads), (head + 1) * (hidden // heads))
@@ -358,11 +396,13 @@ def _disentangled_attention(
     heads: int,
     scale: float,
     products: str,
+    shared: bool,
 ) -> Float64:
     hidden = qkv.shape[1] // 3
     result = np.empty((len(qkv), hidden))
     tables = [
-        None if table is None else unpack_distances(table, heads, hidden // heads) for table in (key_table, query_table)
+        None if table is None else unpack_distances(table, 1 if shared else heads, hidden // heads)
+        for table in (key_table, query_table)
     ]
     for rows, _, length in context.sequences():
         q, k, v = (_per_head(part, heads) for part in np.split(qkv[rows], 3, axis=1))
@@ -373,7 +413,8 @@ def _disentangled_attention(
                 tables, (q, k), (queries, keys), (keys - queries, queries - keys), strict=True
             ):
                 if table is not None:
-                    added = added + (x[head] @ table[head].T)[at, distances + distance_origin(table.shape[1])]
+                    vectors = table[0 if shared else head]
+                    added = added + (x[head] @ vectors.T)[at, distances + distance_origin(len(vectors))]
             columns = slice(head * (hidden // heads), (head + 1) * (hidden // heads))
             result[rows][:, columns] = _ATTENTION[products](q[head], k[head], v[head], added * scale, scale)
     return result
@@ -536,5 +577,5 @@ def _with_narrow(name: str) -> Callable[..., Any]:
     return evaluate
 
 
-for _name in ("embed_layer_norm", "add_layer_norm", "layer_norm", "gated_activation"):
+for _name in ("embed_layer_norm", "add_layer_norm", "layer_norm", "rms_norm", "gated_activation"):
     EVALUATORS[_name + "_narrow"] = _with_narrow(_name)

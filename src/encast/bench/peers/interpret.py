@@ -60,8 +60,14 @@ MASKED = -1e9
 HEAD_OPS = frozenset({"first_token", "select_rows", "pooling", "normalize"})
 """Plain ops that come after the hidden states, which is as far as backends are compared."""
 
-ABSENT_OPS = frozenset({"gated_activation", "linear_bias", "local_mask", "relative_scores", "rotary", "window_rows"})
-"""Plain ops without a function here: those of DeBERTa and of the gated encoders, which these backends refuse."""
+ABSENT_OPS = frozenset(
+    {
+        "gated_activation", "hide_keys", "linear_bias", "local_mask", "relative_scores", "rms_norm", "rotary",
+        "seen_tokens", "window_rows",
+    }
+)  # fmt: skip
+"""Plain ops without a function here: those of DeBERTa, of the gated encoders and of ColBERT's queries, which these
+backends refuse."""
 
 
 class ArrayLibrary(abc.ABC):

@@ -16,6 +16,11 @@ __all__ = ["look_up"]
 
 Array = np.ndarray[Any, Any]
 
+_FLOATING = (1, 10, 11, 16)
+"""Data types f32, f16, f64 and bf16."""
+_WITHOUT_AXES = ("byte scale", "byte zero", "integer sums")
+"""Kinds of which it is not followed how they lie."""
+_UNMOVED = ("Identity", "Dropout", "Cast", "CastLike")
 _REACH = 128
 """The greatest distance of a relative bias with buckets of its own: that of MPNet and T5."""
 
@@ -24,6 +29,8 @@ def _seen(reader: Reader) -> Seen:
     seen = reader.inputs[0]
     if not isinstance(seen, Seen):
         raise reader.fail(f"{reader.node.op} takes its rows first")
+    if seen.kind in _WITHOUT_AXES and reader.node.op not in _UNMOVED:
+        raise reader.fail("sums of integers and their scales stay as they are until they are multiplied")
     return seen
 
 
@@ -51,13 +58,14 @@ def _identity(reader: Reader) -> list[Value]:
 @handles("Cast", "CastLike")
 def _cast(reader: Reader) -> list[Value]:
     if reader.node.op == "Cast":
-        wide = reader.node.attributes.get("to") in (1, 11)
+        floating = reader.node.attributes.get("to") in _FLOATING
     else:
         like = reader.inputs[1] if len(reader.inputs) > 1 else None
         kind = like.array.dtype if isinstance(like, Known) else np.dtype("f4")
-        wide = like is not None and kind.kind == "f" and kind.itemsize >= 4
-    if not wide:
-        raise reader.fail("rows and scores stay f32, or f64; a cast to f16 or bf16 rounds them")
+        floating = like is not None and kind.kind == "f"
+    if not floating:
+        raise reader.fail("rows and scores stay numbers in floating point")
+    # A cast to f16 says in which dtype that runtime computes; here the artifact's dtype does.
     return [_seen(reader)]
 
 

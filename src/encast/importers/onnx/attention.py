@@ -37,6 +37,7 @@ def _times_weight(reader: Reader, a: Seen, known: Known, weight: Array) -> Seen:
     fits = labels(rows.axes) in ("b,s,n", "bs,n", "b,n") and labels(rows.axes[-1:]) == "n"
     if weight.ndim != 2 or weight.shape[0] != width or not fits:
         raise reader.fail(f"a weight of [{width}, outputs] is needed")
+    reader.note_product(rows.value, a)
     shown = Known(weight, known.constant, known.name)
     return Seen("product", rows.value, (*rows.axes[:-1], (("n", weight.shape[1]),)), extra=(shown, rows.kind))
 

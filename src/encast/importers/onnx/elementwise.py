@@ -12,6 +12,7 @@ import numpy as np
 
 from encast.importers.onnx.attention import add_mask, choose
 from encast.importers.onnx.pooling import average, keep_real, normalised
+from encast.importers.onnx.quantised import in_integers, times_scale
 from encast.importers.onnx.reader import Reader, Value, erf, handles
 from encast.importers.onnx.values import Known, Seen, arguments, labels, shape_of, together
 
@@ -115,6 +116,8 @@ def _where(reader: Reader) -> list[Value]:
 def _binary(reader: Reader) -> list[Value]:
     if len(reader.inputs) != 2:
         raise reader.fail(f"{reader.node.op} takes two values")
+    if in_integers(reader.inputs):
+        return times_scale(reader)
     a, b = reader.inputs
     if isinstance(a, Seen) and isinstance(b, Seen):
         return _of_two(reader, a, b)

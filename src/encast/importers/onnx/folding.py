@@ -10,7 +10,7 @@ import numpy as np
 
 from encast.errors import CheckpointError, UnsupportedModelError
 from encast.importers.onnx.model import OnnxNode
-from encast.importers.onnx.tensors import DTYPES, OnnxTensor
+from encast.importers.onnx.tensors import OnnxTensor, narrowed
 
 __all__ = ["LIMIT", "axes_of", "fold", "index_slices", "place_of", "resolve_shape"]
 
@@ -114,7 +114,7 @@ def _fold(node: OnnxNode, inputs: Sequence[Array | None], opset: int) -> list[Ar
     if op in _UNARY:
         return [np.asarray(_UNARY[op](x))]
     if op == "Cast":
-        return [x.astype(DTYPES[given["to"]])]
+        return [narrowed(x, given["to"])]
     if op == "CastLike":
         return [x.astype(np.asarray(inputs[1]).dtype)]
     if op == "Shape":

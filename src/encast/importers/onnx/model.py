@@ -12,7 +12,7 @@ from typing import Any
 
 from encast.errors import CheckpointError, UnsupportedModelError
 from encast.importers.files import Folder, MappedFile, quote
-from encast.importers.onnx.tensors import OnnxTensor, bounded, numbers_of, read_tensor
+from encast.importers.onnx.tensors import OnnxTensor, bounded, numbers_of, read_tensor, rounding_of
 from encast.importers.protobuf import MALFORMED, Bytes, fields, integer, message, text
 
 __all__ = ["Input", "Model", "OnnxNode", "read_model"]
@@ -31,7 +31,10 @@ class Subgraph:
 
 @dataclass(frozen=True)
 class OnnxNode:
-    """``attributes``: name → int, float, str, ``OnnxTensor``, ``Subgraph`` or a list of numbers."""
+    """``attributes``: name → int, float, str, ``OnnxTensor``, ``Subgraph`` or a list of numbers.
+
+    ``part_of``: the op of the node of the file, where that is taken apart into several.
+    """
 
     op: str
     domain: str
@@ -39,11 +42,12 @@ class OnnxNode:
     inputs: list[str]
     outputs: list[str]
     attributes: dict[str, Any]
+    part_of: str = ""
 
     @property
     def label(self) -> str:
         """What messages call the node."""
-        return f"node {quote(self.name or (self.outputs[0] if self.outputs else ''))} ({self.op})"
+        return f"node {quote(self.name or (self.outputs[0] if self.outputs else ''))} ({self.part_of or self.op})"
 
 
 @dataclass(frozen=True)
@@ -57,15 +61,26 @@ class Input:
 
 @dataclass
 class Model:
-    """A file, ``opset`` being that of the standard ops."""
+    """A file, ``opset`` being that of the standard ops and ``domains`` the versions of all others."""
 
     where: str
     opset: int = 0
+    domains: dict[str, int] = field(default_factory=dict)
     nodes: list[OnnxNode] = field(default_factory=list)
     initializers: dict[str, OnnxTensor] = field(default_factory=dict)
     inputs: list[Input] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     functions: set[tuple[str, str]] = field(default_factory=set)
+
+    @property
+    def rounding(self) -> float:
+        """How far, relatively, constants may be from what they were rounded from: 0 where no node reads 16 bits."""
+        tensors, casts = [], []
+        for node in self.nodes:
+            tensors += [self.initializers[name] for name in node.inputs if name in self.initializers]
+            tensors += [one for one in node.attributes.values() if isinstance(one, OnnxTensor)]
+            casts += [node.attributes.get("to")] if node.op == "Cast" else []
+        return max([0.0, *(one.rounding for one in tensors), *(rounding_of(one) for one in casts)])
 
 
 def read_model(folder: Folder, name: str) -> Model:
@@ -97,6 +112,8 @@ def _read_model(folder: Folder, mapped: MappedFile, where: str) -> Model:
                     version = integer(item)
             if domain in ("", "ai.onnx"):
                 model.opset = version
+            else:
+                model.domains[domain] = version
         elif number == 25:
             parts = {inner: text(item) for inner, item in fields(message(value)) if inner in (1, 10)}
             model.functions.add((parts.get(10, ""), parts.get(1, "")))

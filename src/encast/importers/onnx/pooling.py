@@ -16,6 +16,8 @@ Array = np.ndarray[Any, Any]
 
 _LEAST_LENGTH = 1e-8
 """The op divides by at least 1e-12; a larger bound that no row of a real model comes near is the same."""
+_LEAST_NARROW_LENGTH = 2.0**-23
+"""The same in f16, where converters write at least 1e-7 for what is smaller."""
 
 
 @handles("ReduceMean", "ReduceSum", "ReduceMax", "ReduceL2")
@@ -83,13 +85,12 @@ def normalised(reader: Reader, rows: Seen, squares: Seen) -> Seen:
     """Rows over their length."""
     rows = reader.rows(rows)
     length = squares.curve
+    least = _LEAST_NARROW_LENGTH if reader.rounding else _LEAST_LENGTH
     if (
         rows.value == squares.value
         and length is not None
-        and 0.0 <= length[0] <= _LEAST_LENGTH
+        and 0.0 <= length[0] <= least
         and np.allclose(length, np.maximum(np.sqrt(arguments(squares)), length[0]), rtol=1e-6, atol=0.0)
     ):
         return Seen(rows.kind, reader.emit("normalize", rows.value), rows.axes)
-    raise reader.fail(
-        f"a normalisation divides a row by its own length, or by at most {_LEAST_LENGTH} if that is larger"
-    )
+    raise reader.fail(f"a normalisation divides a row by its own length, or by at most {least} if that is larger")

@@ -10,17 +10,19 @@ known by the names that transformers gives them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from encast.errors import CheckpointError, EncastError, UnsupportedModelError
 from encast.importers.files import Folder, quote
-from encast.importers.onnx import attention, elementwise, pooling
+from encast.importers.onnx import attention, elementwise, microsoft_attention, pooling, quantised
 from encast.importers.onnx.arrangements import look_up
+from encast.importers.onnx.dequantised import Dequantised
 from encast.importers.onnx.folding import fold
+from encast.importers.onnx.microsoft import MICROSOFT, take_apart
 from encast.importers.onnx.model import Input, Model, OnnxNode, read_model
 from encast.importers.onnx.norm import layer_normalization  # noqa: F401
 from encast.importers.onnx.reader import HANDLERS, Probe, Reader, SpecialIdFoundError, Value
@@ -29,7 +31,8 @@ from encast.ir import Graph
 
 __all__ = ["Export", "Output", "read_export"]
 
-_SECTIONS = (attention, elementwise, pooling)  # importing them registers their handlers
+# Importing them registers their handlers.
+_SECTIONS = (attention, elementwise, microsoft_attention, pooling, quantised)
 
 _MOST_SPECIAL = 8
 _MOST_BYTES = 512 << 20
@@ -62,11 +65,33 @@ class Output:
 
 @dataclass(frozen=True)
 class Export:
-    """``graph`` has nodes and constants, named after the file's, and no outputs or facts; ``where``: the file."""
+    """``graph`` has nodes and constants, named after the file's, and no outputs or facts; ``where``: the file.
+
+    ``rounding``: how far, relatively, its numbers may be from what they were rounded from, which is 0 unless the file
+    has f16 or bf16.
+    ``quantised``: "" for a graph in floating point, else how it quantises rows: ``dynamic``, ``static``, ``mixed``, or
+    ``unquantised``, where integers are those of constants alone. ``fixed``: by the value that products read, scale and
+    zero point of the unsigned bytes that all of them round it to, where the file fixes these. ``elsewhere``: how many
+    values besides it rounds with a fixed scale.
+    """
 
     graph: Graph
     outputs: tuple[Output, ...]
     where: str
+    rounding: float
+    quantised: str = ""
+    fixed: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    elsewhere: int = 0
+
+    @property
+    def arithmetic(self) -> str:
+        """What a runtime computes it in: ``f32``, ``f16`` (bf16 too), or integers with scales that are ``dynamic`` or
+        ``fixed``. Integers of weights alone are f32 by then."""
+        if self.quantised in ("static", "mixed"):
+            return "fixed"
+        if self.quantised == "dynamic":
+            return "dynamic"
+        return "f16" if self.rounding else "f32"
 
 
 def read_export(folder: Folder, name: str) -> Export:
@@ -76,21 +101,35 @@ def read_export(folder: Folder, name: str) -> Export:
     of an encoder, naming the node that is not understood.
     """
     model = read_model(folder, name)
+    if model.domains.get(MICROSOFT, 1) != 1:
+        raise UnsupportedModelError(
+            f"{model.where}: the ops of {quote(MICROSOFT)} are those of version {model.domains[MICROSOFT]}; 1 is read"
+        )
     _check_inputs(model)
-    first = _read(model, 3, _SHORT)
+    dequantised = Dequantised(_bytes_of_integers(model))
+    first = _read(model, 3, _SHORT, dequantised)
     longest = _longest(first.graph)
     if longest is not None and not _SHORT <= longest <= _MOST_POSITIONS:
         raise UnsupportedModelError(
             f"{model.where}: the position table is for {longest} tokens; {_SHORT} to {_MOST_POSITIONS} are read: "
             "compile the model's checkpoint"
         )
-    second = _read(model, 2, longest or _LONG)
-    if str(first.graph) != str(second.graph) or first.outputs != second.outputs:
+    wanted = str(first.graph), first.outputs
+    del first  # which may hold all weights
+    second = _read(model, 2, longest or _LONG, dequantised)
+    if wanted != (str(second.graph), second.outputs):
         raise UnsupportedModelError(
             f"{model.where}: computes different things for texts of {_SHORT} and of {longest or _LONG} tokens: "
             "sizes of the example that it was exported with are fixed in it; export it with dynamic axes"
         )
     return second
+
+
+def _bytes_of_integers(model: Model) -> int:
+    """Of 8 bits, those that the file holds and those that it makes of its weights."""
+    tensors = model.initializers
+    made = {node.inputs[0] for node in model.nodes if node.op == "QuantizeLinear" and node.inputs}
+    return sum(math.prod(one.shape) for name, one in tensors.items() if one.dtype.itemsize == 1 or name in made)
 
 
 def _check_inputs(model: Model) -> None:
@@ -125,11 +164,11 @@ def _longest(graph: Graph) -> int | None:
     return max(found, default=None)
 
 
-def _read(model: Model, sequences: int, positions: int) -> Export:
+def _read(model: Model, sequences: int, positions: int, dequantised: Dequantised) -> Export:
     special: tuple[int, ...] = ()
     while True:
         try:
-            return _Walk(model, Probe.make(sequences, positions, special)).export()
+            return _Walk(model, Probe.make(sequences, positions, special), dequantised).export()
         except SpecialIdFoundError as error:
             special = (*special, error.value)
             if len(special) > _MOST_SPECIAL:
@@ -142,11 +181,12 @@ def _read(model: Model, sequences: int, positions: int) -> Export:
 class _Walk:
     """One reading of the nodes."""
 
-    def __init__(self, model: Model, probe: Probe) -> None:
+    def __init__(self, model: Model, probe: Probe, dequantised: Dequantised) -> None:
         self.model = model
-        self.reader = Reader(model.where, model.opset, probe)
+        self.reader = Reader(model.where, model.opset, probe, dequantised, model.rounding)
         self.values: dict[str, Value | EncastError] = {}
         self.computed = 0
+        self.cast: set[tuple[str, ...]] = set()
         for one in model.inputs:
             if one.name not in model.initializers:
                 self._define(one.name, self._input(one))
@@ -191,7 +231,23 @@ class _Walk:
                 errors.append(error)
         if not outputs:
             raise errors[0]
-        return Export(self.reader.graph, tuple(outputs), self.model.where)
+        reader = self.reader
+        dequantised = "unquantised" if reader.dequantised.used else ""
+        quantised = "mixed" if len(reader.activations) > 1 else next(iter(reader.activations), dequantised)
+        met = {one.node for found in reader.read.values() for one in found if one is not None}
+        elsewhere = len(reader.rounded - met)
+        where, rounding = self.model.where, reader.rounding
+        return Export(reader.graph, tuple(outputs), where, rounding, quantised, self._fixed(), elsewhere)
+
+    def _fixed(self) -> dict[str, tuple[float, int]]:
+        """The roundings of values that all products round alike."""
+        fixed = {}
+        for value, found in self.reader.read.items():
+            ways = {None if one is None else one.fixed for one in found}
+            way = ways.pop() if len(ways) == 1 else None
+            if way is not None:
+                fixed[value] = way
+        return fixed
 
     def _output(self, name: str, value: Value) -> Output:
         self.reader.node, self.reader.inputs = OnnxNode("output", "", name, [name], [], {}), [value]
@@ -229,26 +285,31 @@ class _Walk:
     def _meaning(self, node: OnnxNode, inputs: list[Value | None]) -> list[Value]:
         reader = self.reader
         reader.node, reader.inputs = node, inputs
+        if node.domain == MICROSOFT and (node.domain, node.op) not in self.model.functions:
+            return take_apart(reader, node, inputs, self._meaning)
         if node.domain not in ("", "ai.onnx"):
             what = (
                 "a function of the file" if (node.domain, node.op) in self.model.functions else "no op of ONNX itself"
             )
             raise UnsupportedModelError(
-                f"{self.model.where}: {node.label} of {quote(node.domain)} is {what}; standard ops are read: export "
-                "the model without functions and without graph optimisations"
+                f"{self.model.where}: {node.label} of {quote(node.domain)} is {what}; standard ops, and those "
+                f"of {quote(MICROSOFT)}, are read: export the model without functions and without graph optimisations"
             )
         known = [one for one in inputs if isinstance(one, Known)]
         if len(known) == sum(one is not None for one in inputs):
             if node.op == "Gather" and len(known) == 2 and known[0].constant and not known[1].constant:
-                rows = look_up(reader, *known) if node.attributes.get("axis", 0) == 0 else None
+                first = node.attributes.get("axis", 0) == 0
+                rows = (quantised.rows_in_bytes(*known) or look_up(reader, *known)) if first else None
                 if rows is not None:
                     return rows
             source = self._source(node, inputs)
             arrays = [one.array if isinstance(one, Known) else None for one in inputs]
-            made = fold(node, arrays, self.model.opset)
+            constant = all(one.constant for one in known)
+            if node.op == "DequantizeLinear" and constant:
+                return [quantised.weight(reader)]
+            made = quantised.fold(reader) or fold(node, arrays, self.model.opset)
             if made is not None:
-                constant = all(one.constant for one in known)
-                if node.op != "Constant":  # its elements are those of the file
+                if not self._of_file(node, known):
                     given = [one.array for one in known]
                     self.computed += sum(
                         _held(array) for array in made if not any(np.may_share_memory(array, one) for one in given)
@@ -261,13 +322,28 @@ class _Walk:
                 return [Known(array, constant, name, source) for array in made]
         elif node.op in HANDLERS:
             try:
+                if quantised.waits(reader):
+                    return quantised.moved(reader)
                 return HANDLERS[node.op](reader)
             except (ValueError, IndexError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
                 raise CheckpointError(
                     f"{self.model.where}: {node.label} does not fit its inputs "
                     f"({', '.join('nothing' if one is None else one.meaning for one in inputs)}): {error}"
                 ) from None
+        quantised.refuse_operators(reader)
         raise reader.fail(f"{quote(node.op)} is not read here; ops on rows are {', '.join(sorted(HANDLERS))}")
+
+    def _of_file(self, node: OnnxNode, known: list[Known]) -> bool:
+        """Whether a node of known values makes no more than the elements of the file: a weight, or a cast of one."""
+        if node.op not in ("Cast", "QuantizeLinear") or not known[0].constant:
+            return node.op == "Constant"
+        tensor = self.model.initializers.get(known[0].name)
+        if tensor is None or known[0].array.size != math.prod(tensor.shape):  # spread, or a part
+            return False
+        made = (known[0].name, node.op, str(node.attributes.get("to")))
+        first = made not in self.cast
+        self.cast.add(made)
+        return first
 
     def _source(self, node: OnnxNode, inputs: list[Value | None]) -> str:
         """The input that a node of known values hands on as it is; "" if it is none.

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from encast.errors import UnsupportedModelError
+from encast.importers.onnx.dequantised import Dequantised
 from encast.importers.onnx.model import OnnxNode
-from encast.importers.onnx.values import ARGUMENTS, Known, Seen, arguments
+from encast.importers.onnx.values import ARGUMENTS, Known, Rounding, Seen, arguments
 from encast.ir import Graph
 from encast.ir.types import ValueType
 
@@ -21,6 +22,8 @@ Array = np.ndarray[Any, Any]
 
 _TOLERANCE = 4e-6
 """How far apart two writings of one function may be, with their constants in f32; erf's and tanh's GELU are 4e-4."""
+_NARROW_TOLERANCE = 1.5e-4
+"""The same with constants in f16: rounding the root of 2, or 0.044715 and its factor, moves GELU by up to 1.3e-4."""
 
 
 def erf(x: Array) -> Array:
@@ -85,10 +88,15 @@ class SpecialIdFoundError(Exception):
 class Reader:
     """Handlers ask it for what a node takes, and emit nodes of plain ops through it."""
 
-    def __init__(self, where: str, opset: int, probe: Probe) -> None:
+    def __init__(self, where: str, opset: int, probe: Probe, dequantised: Dequantised, rounding: float = 0.0) -> None:
         self.where = where
         self.opset = opset
         self.probe = probe
+        self.rounding = rounding
+        self.dequantised = dequantised
+        self.activations: set[str] = set()
+        self.rounded: set[str] = set()
+        self.read: dict[str, list[Rounding | None]] = {}
         self.graph = Graph()
         self.graph.add_input("token_ids", ValueType("i32", ("tokens",)))
         self.node: OnnxNode = OnnxNode("", "", "", [], [], {})
@@ -101,7 +109,7 @@ class Reader:
         met = ", ".join("nothing" if one is None else one.meaning for one in self.inputs)
         return UnsupportedModelError(
             f"{self.where}: {self.node.label} takes {met or 'nothing'}; {accepted}. Export the unchanged model of "
-            "transformers, in f32 and without graph optimisations, or compile its checkpoint"
+            "transformers, or compile its checkpoint"
         )
 
     # Emitting
@@ -125,7 +133,8 @@ class Reader:
         if key not in self._made:
             name = f"{len(self.graph.constants)}:{known.name}"
             with np.errstate(over="ignore"):
-                self._made[key] = self.graph.add_constant(name, array.astype(np.float32, copy=False))
+                made = array.astype(np.float32, copy=False)
+            self._made[key] = self.graph.add_constant(name, made, integers=self.dequantised.integers(made))
             self._kept.append(array)  # an address stands for an array as long as that lives
         return self._made[key]
 
@@ -133,6 +142,14 @@ class Reader:
         if "token_type_ids" not in self.graph.inputs:
             self.graph.add_input("token_type_ids", ValueType("i32", ("tokens",)))
         return "token_type_ids"
+
+    def note_activations(self, scheme: str) -> None:
+        """That rows are quantised: ``dynamic`` or ``static``."""
+        self.activations.add(scheme)
+
+    def note_product(self, value: str, seen: Seen) -> None:
+        """That a product with a weight reads ``value``, which ``seen`` is."""
+        self.read.setdefault(value, []).append(seen.rounded)
 
     # Asking
 
@@ -160,10 +177,11 @@ class Reader:
         if np.allclose(seen.curve, ratio * arguments(seen), rtol=1e-6, atol=0.0):
             value = seen.value if ratio == 1.0 else self.emit("scale", seen.value, factor=ratio)
             return Seen(seen.kind, value, seen.axes)
+        tolerance = _NARROW_TOLERANCE if self.rounding else _TOLERANCE
         for kind, function in _ACTIVATIONS.items():
             with np.errstate(all="ignore"):
                 wanted = function(ARGUMENTS)
-                near = np.abs(seen.curve - wanted) <= _TOLERANCE * (1.0 + np.abs(wanted))
+                near = np.abs(seen.curve - wanted) <= tolerance * (1.0 + np.abs(wanted))
             if near.all() and seen.kind != "scores":
                 return Seen(seen.kind, self.emit("activation", seen.value, kind=kind), seen.axes)
         raise self.fail(f"what comes in is no activation that encast has, which are {sorted(_ACTIVATIONS)}")

@@ -16,7 +16,7 @@ from encast.errors import CheckpointError, UnsupportedModelError
 from encast.importers.files import Folder, quote
 from encast.importers.protobuf import Bytes, fields, integer, message, text, varint
 
-__all__ = ["DTYPES", "OnnxTensor", "bounded", "numbers_of", "read_tensor"]
+__all__ = ["DTYPES", "OnnxTensor", "bounded", "narrowed", "numbers_of", "read_tensor", "rounding_of"]
 
 DTYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype("<f4"),
@@ -30,23 +30,52 @@ DTYPES: dict[int, np.dtype[Any]] = {
     11: np.dtype("<f8"),
 }
 """TensorProto.DataType → how elements lie in a file."""
+_BFLOAT16 = 16
+_ROUNDINGS = {10: 2.0**-11, _BFLOAT16: 2.0**-8}
+"""Of the types of 16 bits: how far a number may be from the one that it was rounded from, relative to that."""
 
 _MOST_DIMS = 8
 _MOST_ELEMENTS = 1 << 40
 _MOST_NUMBERS = 1 << 20
 """Numbers that are not raw bytes cost far more memory than they have bytes in the file."""
+_FLOAT32 = 1
 _FLOAT, _INT32, _INT64, _DOUBLE = 4, 5, 7, 10
 _TYPED: dict[int, np.dtype[Any]] = {_FLOAT: np.dtype("<f4"), _DOUBLE: np.dtype("<f8")}
 
 
 @dataclass(frozen=True)
 class OnnxTensor:
-    """``array()`` gives the elements, a view of the file where they lie in it as they are."""
+    """``array()`` gives the elements, a view of the file where they lie in it as they are; bf16 becomes f32.
+
+    ``rounding``: that of ``rounding_of`` its type.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     array: Callable[[], np.ndarray[Any, Any]]
+    rounding: float = 0.0
+
+
+def rounding_of(kind: Any) -> float:
+    """How far, relatively, numbers of a type of 16 bits may be from what they were rounded from; 0 for other types."""
+    return _ROUNDINGS.get(kind, 0.0) if isinstance(kind, int) else 0.0
+
+
+def narrowed(array: np.ndarray[Any, Any], kind: Any) -> np.ndarray[Any, Any]:
+    """What Cast to the data type ``kind`` makes of an array; bf16 stays f32, with the numbers of bf16."""
+    if kind != _BFLOAT16:
+        return array.astype(DTYPES[kind])
+    wide = array.astype(np.float32)
+    bits = wide.view(np.uint32)
+    # To the nearest, and of two to the even one; what is no number stays none.
+    even = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    return np.asarray(np.where(np.isnan(wide), wide, even.view(np.float32)))
+
+
+def _widened(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """bf16 as f32: the upper half of its bits."""
+    return np.asarray((array.astype(np.uint32) << np.uint32(16)).view(np.float32))
 
 
 def read_tensor(data: Bytes, folder: Folder | None, where: str) -> OnnxTensor:
@@ -77,11 +106,11 @@ def read_tensor(data: Bytes, folder: Folder | None, where: str) -> OnnxTensor:
         elif number == 14:
             location = integer(value)
     at = f"{where}: the tensor {quote(name)}"
-    if kind not in DTYPES:
+    if kind not in DTYPES and kind != _BFLOAT16:
         raise UnsupportedModelError(
-            f"{at} has data type {kind}; f32, f64, f16, integers and booleans are read: export the model in f32"
+            f"{at} has data type {kind}; f32, f64, f16, bf16, integers and booleans are read: export the model in f32"
         )
-    dtype = DTYPES[kind]
+    dtype = DTYPES[kind] if kind in DTYPES else np.dtype("<u2")
     if len(shape) > _MOST_DIMS or any(dim < 0 for dim in shape) or math.prod(shape) > _MOST_ELEMENTS:
         raise CheckpointError(f"{at} has shape {shape[:20]}; the file is damaged")
     count = math.prod(shape)
@@ -99,7 +128,10 @@ def read_tensor(data: Bytes, folder: Folder | None, where: str) -> OnnxTensor:
             raise CheckpointError(f"{at} has {values.size} elements; its shape {shape} asks for {count}")
         array = partial(np.asarray, values)
     final = tuple(shape)
-    return OnnxTensor(name, final, dtype, lambda: array().reshape(final))
+    if kind == _BFLOAT16:
+        halves = array
+        array, dtype = lambda: _widened(halves()), DTYPES[_FLOAT32]
+    return OnnxTensor(name, final, dtype, lambda: array().reshape(final), rounding_of(kind))
 
 
 def _view(data: Bytes, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

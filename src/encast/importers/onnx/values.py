@@ -13,13 +13,25 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ARGUMENTS", "Axes", "Known", "Seen", "arguments", "arrange", "columns", "labels", "shape_of", "together"]
+__all__ = [
+    "ARGUMENTS",
+    "Axes",
+    "Known",
+    "Rounding",
+    "Seen",
+    "arguments",
+    "arrange",
+    "columns",
+    "labels",
+    "shape_of",
+    "together",
+]
 
 Atom = tuple[str, int]
 Axes = tuple[tuple[Atom, ...], ...]
 """For each axis of the ONNX value the axes of ours that it holds, as (label, size): ``b`` sequences, ``s`` positions,
-``n`` columns, ``h`` heads, ``d`` columns of a head, ``q`` and ``k`` positions of queries and keys. An axis of size 1
-holds none."""
+``n`` columns, ``h`` heads, ``d`` columns of a head, ``q`` and ``k`` positions of queries and keys, ``p`` the parts
+of a head of packed rows. An axis of size 1 holds none."""
 
 ARGUMENTS = np.concatenate([-np.logspace(6, 1, 16), np.linspace(-8.0, 8.0, 128), np.logspace(1, 6, 16)])
 """Where elementwise functions are compared: f64, without 0. The large ones show a function that is cut off."""
@@ -44,6 +56,11 @@ _NAMES = {
     "sum": "the sum of a sequence's rows",
     "column": "a column of rows",
     "invalid": "where probabilities are NaN",
+    "bytes": "rows in bytes",
+    "byte scale": "the scale of rows in bytes",
+    "byte zero": "the zero point of rows in bytes",
+    "integer sums": "the sums of a product of integers",
+    "table bytes": "rows of a table of integers",
 }
 
 
@@ -66,10 +83,19 @@ class Known:
 
 
 @dataclass(frozen=True)
+class Rounding:
+    """``node``: which one; ``fixed``: scale and zero point as of unsigned bytes, None where that is not exact."""
+
+    node: str
+    fixed: tuple[float, int] | None
+
+
+@dataclass(frozen=True)
 class Seen:
     """``kind``: a key of ``_NAMES``; ``value``: a name in the graph; ``curve``: a function of it, at ``arguments``.
 
-    ``extra``: of a product the weight, of ``normed`` epsilon and gamma.
+    ``extra``: of a product the weight, of ``normed`` epsilon and gamma. ``rounded``: how the file rounds it just
+    before, if it does so with a fixed scale.
     """
 
     kind: str
@@ -77,6 +103,7 @@ class Seen:
     axes: Axes
     curve: np.ndarray[Any, Any] | None = None
     extra: Any = None
+    rounded: Rounding | None = None
 
     @property
     def meaning(self) -> str:
@@ -127,9 +154,9 @@ def arrange(axes: Axes, shape: tuple[int, ...]) -> Axes | None:
                 product *= width
                 continue
             part, remainder = divmod(size, product)
-            if remainder or label != "n" or width % part:
+            if remainder or label not in ("n", "d") or width % part:
                 return None
-            taken.append(("h", part))
+            taken.append(("h" if label == "n" else "p", part))
             rest.insert(0, ("d", width // part))
             product *= part
         if product != size:

@@ -24,6 +24,7 @@ from encast.tasks.answer import answer
 from encast.tasks.classify import classify
 from encast.tasks.embed import embed
 from encast.tasks.embed_sparse import embed_sparse
+from encast.tasks.embed_tokens import embed_tokens
 from encast.tasks.features import hidden_states
 from encast.tasks.fill_mask import fill_mask
 from encast.tasks.rerank import rerank
@@ -62,6 +63,15 @@ class EmbedSparseBody(TextsBody, kw_only=True):
 
     prompt_name: str | None = None
     max_active_dims: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class EmbedTokensBody(TextsBody, kw_only=True):
+    """``kind``: whether the texts are queries or documents, which the model reads differently. ``prompt_name``: as of
+    embed.
+    """
+
+    kind: Literal["query", "document"] = "document"
+    prompt_name: str | None = None
 
 
 class ClassifyBody(msgspec.Struct, kw_only=True):
@@ -122,6 +132,21 @@ class EmbedSparseAnswer(msgspec.Struct):
     results: list[SparseWeights]
 
 
+class TextVectors(msgspec.Struct):
+    """``vectors``: of length 1, one for each of ``token_ids``."""
+
+    token_ids: list[int]
+    vectors: list[list[float]]
+
+
+class EmbedTokensAnswer(msgspec.Struct):
+    """The vectors of every text."""
+
+    model: str
+    tokens: int
+    results: list[TextVectors]
+
+
 class LabelScore(msgspec.Struct):
     """The score of one label."""
 
@@ -146,7 +171,7 @@ class ClassifyAnswer(msgspec.Struct):
 
 
 class Ranked(msgspec.Struct):
-    """``score``: a cross-encoder's logit, or the similarity of embeddings."""
+    """``score``: a cross-encoder's logit, the similarity of embeddings, or MaxSim of those of tokens."""
 
     index: int
     score: float
@@ -253,6 +278,21 @@ async def _embed_sparse(service: Service, call: Call, body: EmbedSparseBody) -> 
     return await _reply(call, model, 8 * sum(one.indices.size for one in found), encode)
 
 
+async def _embed_tokens(service: Service, call: Call, body: EmbedTokensBody) -> Reply:
+    model = service.models.find(body.model, "embed_tokens")
+    service.limits.check_texts(body.texts, "texts")
+    steps = embed_tokens(model.session, body.texts, kind=body.kind, on_long=body.on_long, prompt_name=body.prompt_name)
+    found = await call.run(model, steps)
+
+    def encode() -> bytes:
+        rows = (
+            b'{"token_ids":%b,"vectors":%b}' % (json_vector(one.token_ids), json_list(one.vectors)) for one in found
+        )
+        return b"[" + b",".join(rows) + b"]"
+
+    return await _reply(call, model, sum(one.vectors.nbytes for one in found), encode)
+
+
 async def _classify(service: Service, call: Call, body: ClassifyBody) -> Reply:
     model = service.models.find(body.model, "classify")
     service.limits.check_texts(body.texts, "texts")
@@ -357,6 +397,10 @@ _ROUTES: list[tuple[str, str, Any, Any, Any, dict[str, Any], Callable[[ServedMod
     (
         "embed-sparse", "Sparse embeddings of texts: weights of tokens", _embed_sparse, EmbedSparseBody,
         EmbedSparseAnswer, _CATS, _of("embed_sparse"),
+    ),
+    (
+        "embed-tokens", "Embeddings of the tokens of texts, for late interaction", _embed_tokens, EmbedTokensBody,
+        EmbedTokensAnswer, _CATS, _of("embed_tokens"),
     ),
     (
         "classify", "Labels of texts, or of pairs of texts", _classify, ClassifyBody, ClassifyAnswer,

@@ -54,8 +54,8 @@ class RequestedOutput(msgspec.Struct):
 
 
 class InferBody(msgspec.Struct):
-    """``parameters``: ``truncate``, ``prompt_name`` of embeddings, ``max_active_dims`` of sparse ones, ``top_k`` of
-    masks, ``binary_data_output``.
+    """``parameters``: ``truncate``, ``prompt_name`` of embeddings, ``max_active_dims`` of sparse ones, ``kind`` of
+    those of tokens (``query`` or ``document``), ``top_k`` of masks, ``binary_data_output``.
     """
 
     inputs: list[InputTensor]

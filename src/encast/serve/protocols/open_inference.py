@@ -21,7 +21,7 @@ from encast.serve.call import Call
 from encast.serve.errors import RefusalError
 from encast.serve.models import ServedModel
 from encast.serve.service import Service
-from encast.tasks import answer, embed, embed_sparse, fill_mask, rerank, tag
+from encast.tasks import answer, embed, embed_sparse, embed_tokens, fill_mask, rerank, tag
 from encast.tasks.classify import decide, label_names, score_rows
 from encast.tasks.session import F32, Piece, Run, Session, Steps, need_finite
 from encast.tasks.texts import check_texts_or_pairs
@@ -158,6 +158,7 @@ class _Options:
     prompt_name: str | None
     top_k: int
     max_active_dims: int | None
+    kind: Any
     most_weights: int
 
 
@@ -202,6 +203,10 @@ def _forms(session: Session) -> list[_Form]:
     elif task == "embed_sparse":
         weights = places(("row", "INT64", (-1,)), ("index", "INT64", (-1,)), ("value", "FP32", (-1,)))
         forms = [_Form((text,), (), weights, (), _embed_sparse)]
+    elif task == "embed_tokens":
+        vectors = places(("row", "INT64", (-1,)), ("token_id", "INT64", (-1,)), ("vector", "FP32", (-1, session.dim)))
+        forms = [_Form((text,), (), vectors, (), _embed_tokens), ranked]
+        heads = places(("token_embedding", "FP32", (-1, -1, session.dim)))
     elif task == "classify":
         forms = [_Form((text,), (), classes, (), _classify)]
         forms += [ranked] if labels == 1 else []
@@ -297,7 +302,7 @@ def _form_of(model: ServedModel, given: Mapping[str, Tensor]) -> _Form:
 
 
 def _options(parameters: Mapping[str, Any], most_weights: int) -> _Options:
-    kinds = {"truncate": bool, "prompt_name": str, "top_k": int, "max_active_dims": int}
+    kinds = {"truncate": bool, "prompt_name": str, "top_k": int, "max_active_dims": int, "kind": str}
     for name, value in parameters.items():
         if name not in kinds:
             raise _invalid(f"there is no parameter {name[:100]!r}; there are {list(kinds)}", "parameters")
@@ -307,7 +312,12 @@ def _options(parameters: Mapping[str, Any], most_weights: int) -> _Options:
     if not 1 <= top_k <= 1000:
         raise _invalid(f"the parameter top_k is {top_k}; give 1 to 1000", "parameters")
     on_long: OnLong = "truncate" if parameters.get("truncate") else "error"
-    return _Options(on_long, parameters.get("prompt_name"), top_k, parameters.get("max_active_dims"), most_weights)
+    kind = parameters.get("kind", "document")
+    if kind not in ("query", "document"):
+        raise _invalid(f"the parameter kind is {kind[:20]!r}; query and document are known", "parameters")
+    return _Options(
+        on_long, parameters.get("prompt_name"), top_k, parameters.get("max_active_dims"), kind, most_weights
+    )
 
 
 def _tensors(steps: Steps[Values], specs: Sequence[Spec]) -> Steps[list[Tensor]]:
@@ -386,6 +396,18 @@ def _embed_sparse(
         for name, kind in (("indices", np.int64), ("values", np.float32))
     )
     return {"row": rows, "index": index, "value": value}
+
+
+def _embed_tokens(
+    session: Session, given: Mapping[str, Tensor], wanted: frozenset[str], options: _Options
+) -> Steps[Values]:
+    found = yield from embed_tokens(
+        session, _texts(given["text"]), kind=options.kind, on_long=options.on_long, prompt_name=options.prompt_name
+    )  # fmt: skip
+    rows = np.repeat(np.arange(len(found)), [len(one.token_ids) for one in found])
+    ids = np.concatenate([np.empty(0, np.int64), *(one.token_ids for one in found)])
+    vectors = np.concatenate([np.empty((0, session.dim), np.float32), *(one.vectors for one in found)])
+    return {"row": rows, "token_id": ids, "vector": vectors}
 
 
 def _rerank(session: Session, given: Mapping[str, Tensor], wanted: frozenset[str], options: _Options) -> Steps[Values]:

@@ -1,8 +1,9 @@
 """Reranking as the APIs of Cohere (v1 and v2) and Jina have it: their requests and answers meet in one form.
 
 Scores are 0 to 1: a cross-encoder's is the sigmoid of its logit, as sentence-transformers has it for one label; a model
-of embeddings scores with its similarity, which for the cosine is -1 to 1. The query and a document are cut to what the
-model reads, as these APIs do. ``priority`` and fields that they do not have are ignored.
+of embeddings scores with its similarity, which for the cosine is -1 to 1, one of embeddings of tokens with MaxSim,
+which is up to the number of the query's vectors. The query and a document are cut to what the model reads, as these
+APIs do. ``priority`` and fields that they do not have are ignored.
 """
 
 from __future__ import annotations
@@ -106,8 +107,8 @@ class RerankError(msgspec.Struct):
 
 
 def reranks(model: ServedModel) -> bool:
-    """Whether it is a cross-encoder or a model of embeddings."""
-    return model.reranks or model.task == "embed"
+    """Whether it is a cross-encoder or a model of embeddings, of texts or of tokens."""
+    return model.reranks or model.task in ("embed", "embed_tokens")
 
 
 def find_reranker(service: Service, name: str | None) -> ServedModel:
@@ -116,8 +117,8 @@ def find_reranker(service: Service, name: str | None) -> ServedModel:
         for model in service.models.by_name.values():
             if model.reranks:
                 return model
-        return service.models.find(None, "embed")
-    return service.models.find(name, "classify", "embed")
+        return service.models.find(None, "embed", "embed_tokens")
+    return service.models.find(name, "classify", "embed", "embed_tokens")
 
 
 async def _rerank(service: Service, call: Call, body: RerankBody, version: str) -> Reply:

@@ -47,6 +47,7 @@ from encast.serve.service import Service
 from encast.tasks.classify import decide, label_names, score_rows, sigmoid
 from encast.tasks.embed import embed, embed_ids, normalized, similarities
 from encast.tasks.embed_sparse import SparseVector, embed_sparse, embed_sparse_ids
+from encast.tasks.embed_tokens import embed_tokens
 from encast.tasks.features import hidden_states, hidden_states_of_ids
 from encast.tasks.rerank import rerank
 from encast.tasks.session import F32, Session, Steps, need_finite
@@ -156,15 +157,29 @@ async def _embed(service: Service, call: Call, body: EmbedBody) -> Reply:
     return _reply(call, await call.offload(size, json_list, vectors), sum(map(len, rows)))
 
 
+def _document_vectors(model: ServedModel, rows: Sequence[Any], body: EmbedAllBody) -> Steps[list[F32]]:
+    if not isinstance(rows[0], str):
+        raise RefusalError(
+            "unprocessable",
+            f"{model.name!r} reads texts, to which it adds tokens of its own; send texts",
+            field="inputs",
+        )
+    found = yield from embed_tokens(model.session, rows, on_long=_on_long(model, body), prompt_name=body.prompt_name)
+    return [one.vectors for one in found]
+
+
 async def _embed_all(service: Service, call: Call, body: EmbedAllBody) -> Reply:
-    model = service.models.find(None, "embed", "features")
+    states: list[F32]
+    model = service.models.find(None, "embed", "features", "embed_tokens")
     rows = _rows(service, body)
-    if isinstance(rows[0], str):
+    if model.task == "embed_tokens":
+        states = await _run(call, model, _document_vectors(model, rows, body))
+    elif isinstance(rows[0], str):
         prompt = model.session.prompt(body.prompt_name)
-        steps = hidden_states(model.session, [prompt + text for text in rows], on_long=_on_long(model, body))
+        texts = [prompt + text for text in rows]
+        states = await _run(call, model, hidden_states(model.session, texts, on_long=_on_long(model, body)))
     else:
-        steps = hidden_states_of_ids(model.session, rows)
-    states: list[F32] = await _run(call, model, steps)
+        states = await _run(call, model, hidden_states_of_ids(model.session, rows))
     size = sum(one.nbytes for one in states)
     content = await call.offload(size, lambda: b"[" + b",".join(map(json_list, states)) + b"]")
     return _reply(call, content, sum(map(len, rows)))
@@ -393,7 +408,8 @@ TEI = Protocol(
             examples={"texts": {"inputs": _CATS}},
         ),
         Operation(
-            "POST", "/embed_all", "tei.embed_all", "Last hidden states of every token, in the form of TEI", _embed_all,
+            "POST", "/embed_all", "tei.embed_all",
+            "Last hidden states of every token, or its embedding, in the form of TEI", _embed_all,
             EmbedAllBody, list[list[list[float]]], examples={"text": {"inputs": _CATS[0]}},
         ),
         Operation(

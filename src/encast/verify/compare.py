@@ -1,0 +1,221 @@
+"""Whether an artifact answers as the ONNX file does that it was made of: both run, on the same random tokens.
+
+The reader of ONNX files knows a graph by what it computes; this is the proof by another program. Which output of the
+file is which of the artifact is not looked up but found: the one of the right shape that agrees best.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import encast.artifact as artifact
+from encast.backends.cpu import CpuRunnable
+from encast.batch import Batch
+from encast.errors import InputError, UnsupportedModelError
+from encast.ir.meta import HEADS
+from encast.launch.process import signal_name
+
+__all__ = ["LIMITS", "NotComparedError", "installed", "verify_onnx"]
+
+Array = np.ndarray[Any, Any]
+
+LENGTHS = (127, 3, 55, 8, 21)
+"""Tokens of the sequences, as far as the model takes them: padded to the longest they show what a mask does."""
+_FEW_LENGTHS = (21, 3, 8)
+_MOST_NUMBERS = 1 << 24
+"""Of an output: the sequences are ``_FEW_LENGTHS`` where a vocabulary is so large that there would be more."""
+
+LIMITS: dict[str, float | None] = {"f32": 1e-3, "f16": 0.1, "dynamic": 0.3, "fixed": None}
+"""The largest difference, as a share of the answers, that is no error, by the file's own arithmetic.
+Two runtimes in f32 differ by 1e-6. Files in f16 were found to differ by 0.0002 to 0.03, dynamic ones by 0.02 to 0.2.
+Fixed ranges are those of the texts that they were calibrated with: of random tokens such a file makes what it likes."""
+_NARROW_LIMIT = 0.3
+"""The same for bf16 and int8 artifacts of a file in f32."""
+
+_SEED = 28
+_SECONDS, _BYTES_A_SECOND = 60, 20 << 20
+_MEMORY, _MEMORY_TIMES = 8 << 30, 6
+"""Address space of the process that runs the file: so many bytes, and so many times those of its folder."""
+
+
+class NotComparedError(InputError):
+    """ONNX Runtime cannot run the file, or the two have no output in common."""
+
+
+def installed() -> bool:
+    """Whether ONNX Runtime is there; it is not imported."""
+    return find_spec("onnxruntime") is not None
+
+
+def verify_onnx(folder: Path, source: Path, *, arithmetic: str = "f32") -> dict[str, Any]:
+    """Runs the artifact in ``folder`` and, by ONNX Runtime, the file ``source``, and returns what the card says of it.
+
+    ``arithmetic``: the file's own, a key of ``LIMITS``. ``relative`` is the norm of the difference over the norm of
+    ONNX Runtime's answers, ``limit`` what it may be (None: anything), ``largest`` the largest difference of two
+    numbers, ``cosine`` the lowest of a row, for the output that is the task's, or for the last hidden state where a
+    sentence embedding is made of that and the file ends there.
+
+    Raises ``UnsupportedModelError`` where the answers differ by more, and ``NotComparedError`` where ONNX Runtime
+    cannot run the file within a minute and some gigabytes or none of its outputs is one of the artifact's.
+    """
+    opened = artifact.open(folder)
+    ids = _sequences(opened)
+    types = [[int(token >= len(one) // 2) for token in range(len(one))] for one in ids]
+    batch = Batch.of(ids, types if opened.graph.meta.type_vocab > 1 else None)
+    theirs = _run_apart(source, ids, types)
+    runnable = CpuRunnable(opened, instances=1)
+    try:
+        pairs = [
+            min(found, key=lambda pair: pair.share)
+            for name, rows in _outputs(opened)
+            if (found := list(_pairs(name, _answers(runnable, name, rows, batch), theirs, batch)))
+        ]
+    finally:
+        runnable.close()
+    if not pairs:
+        names = " or ".join(name for name, _ in _outputs(opened))
+        raise NotComparedError(
+            f"{source.name}: none of its outputs {sorted(theirs)} has the shape of {names} of the artifact; compile "
+            "without verify, or for the task that the file is for"
+        )
+    limit = LIMITS[arithmetic]
+    if limit is not None and opened.card["dtype"] != "f32":
+        limit = max(limit, _NARROW_LIMIT)
+    best = pairs[0]
+    if best.output == "embedding" and not (limit is not None and best.share <= limit):
+        best = min(pairs, key=lambda pair: pair.share)  # a pooler's output has the shape of an embedding, and is none
+    if limit is not None and not best.share <= limit:
+        raise UnsupportedModelError(
+            f"{source}: its output {best.of!r} by ONNX Runtime and {best.output} of the artifact differ by "
+            f"{best.share:.2g} of their size, where {limit:g} is allowed; the graph was not understood: compile the "
+            "model's checkpoint, and report this file"
+        )
+    return {
+        "runtime": f"onnxruntime {_version()}",
+        "tokens": batch.tokens,
+        "output": best.output,
+        "of": best.of,
+        "relative": _short(best.share),
+        "limit": limit,
+        "largest": _short(float(np.abs(best.own - best.other).max())),
+        "cosine": round(float(_cosines(best.own, best.other).min()), 6),
+    }
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("onnxruntime")
+    except importlib.metadata.PackageNotFoundError:  # another distribution of it
+        return "of unknown version"
+
+
+def _sequences(opened: artifact.Artifact) -> list[list[int]]:
+    """Random ids, none of a special token: a model may take its padding id for padding."""
+    meta, tokens = opened.graph.meta, json.loads(opened.tokenizer_json)
+    special = {one["id"] for one in tokens.get("added_tokens", []) if one.get("special")}
+    plain = np.setdiff1d(np.arange(meta.vocab), np.array(sorted(special), np.int64))
+    if not plain.size:
+        raise NotComparedError("every token of the model is a special one; compile without verify")
+    widest = max(int(opened.graph.type_of(value).shape[1]) for value in opened.graph.outputs.values())
+    lengths = LENGTHS if len(LENGTHS) * max(LENGTHS) * widest <= _MOST_NUMBERS else _FEW_LENGTHS
+    random = np.random.default_rng(_SEED)
+    return [random.choice(plain, min(length, meta.max_len)).tolist() for length in lengths]
+
+
+def _run_apart(source: Path, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> dict[str, Array]:
+    """The outputs of the file by their names, from a process of its own with bounded time and memory."""
+    nbytes = sum(one.stat().st_size for one in source.parent.iterdir() if one.is_file())
+    seconds, memory = _SECONDS + nbytes / _BYTES_A_SECOND, _MEMORY + _MEMORY_TIMES * nbytes
+
+    def bound() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+    with tempfile.TemporaryDirectory(prefix="encast-verify-") as made:
+        texts, answers = Path(made, "texts.npz"), Path(made, "answers.npz")
+        lengths = [len(one) for one in ids]
+        np.savez(texts, ids=np.concatenate(ids), types=np.concatenate(types), lengths=np.array(lengths))
+        command = [sys.executable, "-m", "encast.verify.runtime", str(source), str(texts), str(answers)]
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, preexec_fn=bound, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise NotComparedError(
+                f"{source.name}: ONNX Runtime takes more than {seconds:.0f} s for {sum(lengths)} tokens; compile "
+                "without verify"
+            ) from None
+        if done.returncode != 0:
+            said = (done.stdout.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
+            how = f"was ended by {signal_name(-done.returncode)}" if done.returncode < 0 else said or "failed"
+            raise NotComparedError(f"{source.name}: ONNX Runtime cannot run it ({how}); compile without verify")
+        with np.load(answers) as found:
+            return dict(zip(json.loads(done.stdout), (found[key] for key in found.files), strict=True))
+
+
+def _outputs(opened: artifact.Artifact) -> list[tuple[str, str]]:
+    """Names and symbols of rows of what is compared: the task's own, and what a sentence embedding is made of."""
+    head = HEADS[opened.graph.meta.task]
+    if head is None:
+        return [("last_hidden_state", "tokens")]
+    return [(head[0], head[1]), *([("last_hidden_state", "tokens")] if head[0] == "embedding" else [])]
+
+
+def _answers(runnable: CpuRunnable, name: str, rows: str, batch: Batch) -> Array:
+    select = np.arange(batch.tokens, dtype=np.int32) if rows == "selected" else None
+    return runnable.run(name, batch, select)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """An output of the artifact, and what the file says of it; ``share``: of the norm of the latter."""
+
+    output: str
+    own: Array
+    of: str
+    other: Array
+
+    @cached_property
+    def share(self) -> float:
+        share = float(np.linalg.norm(self.own - self.other) / max(float(np.linalg.norm(self.other)), 1e-30))
+        return share if np.isfinite(share) else float("inf")
+
+
+def _pairs(name: str, own: Array, theirs: dict[str, Array], batch: Batch) -> Iterator[_Pair]:
+    """Every output of the file that has the shape.
+
+    A file may end before the last step of the artifact: before the normalisation that modules.json asks for, before the
+    largest logit of a word, and with start and end of an answer apart.
+    """
+    flat = [other for other, array in theirs.items() if array.shape == own.shape[:1]]
+    if len(flat) == 2 and own.shape[1:] == (2,):
+        yield _Pair(name, own, "+".join(flat), np.stack([theirs[other] for other in flat], axis=1))
+    for other, array in theirs.items():
+        if array.shape == own.shape:
+            yield _Pair(name, own, other, array)
+            if name == "embedding":
+                norms = np.linalg.norm(array, axis=1, keepdims=True)
+                yield _Pair(name, own, other, array / np.maximum(norms, 1e-12))
+        if name == "sparse_embedding" and array.shape == (batch.tokens, *own.shape[1:]):
+            yield _Pair(name, own, other, np.maximum(np.maximum.reduceat(array, batch.cu_seqlens[:-1]), 0))
+
+
+def _cosines(own: Array, other: Array) -> Array:
+    norms = np.linalg.norm(own, axis=1) * np.linalg.norm(other, axis=1)
+    return np.asarray((own * other).sum(axis=1) / np.maximum(norms, 1e-30))
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.3g}")

@@ -1,0 +1,78 @@
+"""The files of BGE-M3's heads: read as they are, and refused where they are damaged or do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoint_files import torch_zip
+from checkpoints import make_checkpoint
+from m3_checkpoints import make_m3_checkpoint
+
+import encast
+from encast.archs import build_graph
+from encast.errors import EncastError, UnsupportedModelError
+from encast.importers import open_checkpoint
+
+
+def linear(rows: int, columns: int) -> dict[str, np.ndarray]:
+    return {"weight": np.ones((rows, columns), np.float32), "bias": np.ones(rows, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("name", "arrays", "match"),
+    [
+        ("sparse", linear(2, 32), r"weight has shape \[2, 32\]; one row is needed"),
+        ("sparse", linear(1, 31), r"weight of shape \[1, 31\], what comes before it is 32 wide"),
+        ("colbert", linear(8, 31), r"weight of shape \[8, 31\], what comes before it is 32 wide"),
+        ("colbert", {**linear(8, 32), "bias": np.ones(7, np.float32)}, r"bias \[7\]; \[out, in\] and \[out\]"),
+        ("colbert", {"weight": np.ones((8, 32), np.float32)}, "no tensor is named 'bias'"),
+        ("colbert", {**linear(8, 32), "scale": np.ones(8, np.float32)}, "'scale' is none of weight, bias"),
+        ("colbert", {**linear(8, 32), "bias": np.full(8, np.nan, np.float32)}, "nan"),
+    ],
+)
+def test_heads_that_are_refused(name: str, arrays: dict[str, np.ndarray], match: str, tmp_path: Path) -> None:
+    make_m3_checkpoint(tmp_path)
+    (tmp_path / f"{name}_linear.pt").write_bytes(torch_zip(arrays))
+    with pytest.raises(EncastError, match=match):
+        build_graph(open_checkpoint(tmp_path), "embed_sparse" if name == "sparse" else "embed_tokens")
+    # Dense embeddings need none of it.
+    build_graph(open_checkpoint(tmp_path))
+
+
+def test_damaged_and_missing_files(tmp_path: Path) -> None:
+    make_m3_checkpoint(tmp_path)
+    (tmp_path / "colbert_linear.pt").write_bytes(b"no archive")
+    with pytest.raises(EncastError, match=r"colbert_linear\.pt: not a zip archive"):
+        build_graph(open_checkpoint(tmp_path), "embed_tokens")
+    (tmp_path / "colbert_linear.pt").unlink()
+    with pytest.raises(EncastError, match=r"colbert_linear\.pt is missing; BGE-M3 has"):
+        build_graph(open_checkpoint(tmp_path), "embed_tokens")
+    (tmp_path / "sparse_linear.pt").unlink()
+    with pytest.raises(UnsupportedModelError, match="or BGE-M3 with"):
+        build_graph(open_checkpoint(tmp_path), "embed_tokens")
+    bare = make_checkpoint(tmp_path / "bare", "bert", "features")
+    with pytest.raises(UnsupportedModelError, match="'embed_sparse' needs a head"):
+        build_graph(open_checkpoint(bare), "embed_sparse")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+def test_narrow_heads_are_near_the_wide_ones(dtype: str, tmp_path: Path) -> None:
+    make_m3_checkpoint(tmp_path / "m3")
+    texts = ["the cat sat on the mat", "b c d e f", "of and to in " * 9]
+    for task in ("embed_sparse", "embed_tokens"):
+        made = []
+        for kind in ("f32", dtype):
+            path = encast.compile(tmp_path / "m3", tmp_path / f"{task}-{kind}.encast", dtype=kind, task=task)
+            with encast.load(path, threads=1) as engine:
+                if task == "embed_tokens":
+                    made.append([one.vectors for one in engine.embed_tokens(texts)])
+                else:
+                    rows = np.zeros((len(texts), engine.meta.vocab), np.float32)
+                    for row, one in zip(rows, engine.embed_sparse(texts), strict=True):
+                        row[one.indices] = one.values
+                    made.append(list(rows))
+        wide, narrow = map(np.concatenate, made)
+        assert (wide * narrow).sum() > 0.97 * np.linalg.norm(wide) * np.linalg.norm(narrow) > 0
+        assert not np.array_equal(wide, narrow)

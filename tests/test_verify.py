@@ -1,0 +1,158 @@
+"""When an artifact is compared with the runtime of its file, and what becomes of a difference."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import make_checkpoint
+from onnx_files import CASES, checkpoint_of
+
+import encast.verify.compare
+from encast import artifact
+from encast.cli.main import main
+from encast.compile import compile
+from encast.errors import InputError, UnsupportedModelError
+
+GOLDEN = Path(__file__).parent / "golden" / "onnx"
+FAKE = Path(__file__).parent / "fake_runtime"
+FILE, TAGGER = "bert-features-torchscript-11.onnx", "bert-tag-dynamo-20.onnx"
+How = Callable[..., None]
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> How:
+    """Says what ``fake_runtime/onnxruntime.py`` does, which takes the place of ONNX Runtime."""
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    monkeypatch.setattr(encast.verify.compare, "find_spec", lambda name: name)
+    monkeypatch.setattr("encast.errors.find_spec", lambda name: name)
+
+    def how(**options: Any) -> None:
+        monkeypatch.setenv("FAKE_RUNTIME", json.dumps(options))
+
+    how()
+    return how
+
+
+def export_of(folder: Path, file: str = FILE) -> Path:
+    checkpoint_of(next(case for case in CASES if case.file == file), folder)
+    (folder / "model.safetensors").unlink()
+    shutil.copy(GOLDEN / file, folder / "model.onnx")
+    return folder
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Path:
+    return export_of(tmp_path / "export")
+
+
+def verified(path: Path) -> Any:
+    return artifact.open(path).card.get("verified")
+
+
+@pytest.mark.parametrize("task", ["features", "embed"])
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_card_says_how_far_the_answers_are_apart(
+    runtime: How, export: Path, tmp_path: Path, task: str, masked: bool
+) -> None:
+    if not masked:  # a file without a mask is not given padding
+        runtime(inputs=["input_ids", "token_type_ids"])
+    found = verified(compile(export, tmp_path / "m.encast", dtype="f32", task=task))
+    # A pooler's output has the shape of an embedding, and is none.
+    assert (found["output"], found["of"]) == ("last_hidden_state", "last_hidden_state")
+    assert 0 < found["relative"] < 1e-5
+    assert found["limit"] == 1e-3
+    assert found["cosine"] == 1.0
+    assert found["tokens"] > 40
+
+
+def test_a_difference_is_on_the_card_and_in_inspect(
+    runtime: How, export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime(share=1 / 2048)
+    path = compile(export, tmp_path / "m.encast", dtype="f32")
+    assert verified(path)["relative"] == pytest.approx(1 / 2049, rel=2e-3)
+    assert main(["inspect", str(path)]) == 0
+    assert "but for 4.9e-04 of its size" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("dtype", "share"), [("f32", 0.002), ("f32", float("nan")), ("int8", 0.6)])
+def test_other_answers_are_refused_and_nothing_is_replaced(
+    runtime: How, export: Path, tmp_path: Path, dtype: str, share: float
+) -> None:
+    path = compile(export, tmp_path / "m.encast", dtype="f32", verify=False)
+    before = (path / "card.json").read_bytes()
+    assert verified(path) is None
+    runtime(share=share)
+    with pytest.raises(UnsupportedModelError, match=r"last_hidden_state of the artifact differ"):
+        compile(export, path, dtype=dtype)
+    assert (path / "card.json").read_bytes() == before
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["export", "m.encast"]
+    if share == 0.002:  # narrow products may differ by more
+        assert verified(compile(export, path, dtype="int8"))["relative"] < 0.1
+
+
+def test_a_wrong_head_is_not_forgiven_for_its_encoder(runtime: How, tmp_path: Path) -> None:
+    export = export_of(tmp_path / "tagger", TAGGER)
+    runtime(share=1.0)
+    with pytest.raises(UnsupportedModelError, match="logits of the artifact differ"):
+        compile(export, tmp_path / "m.encast", dtype="f32")
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"raises": "opset 99 is not known\nand more"}, "opset 99 is not known and more"),
+        ({"sleeps": 60}, "more than 0 s"),
+    ],
+)
+def test_a_file_that_the_runtime_cannot_run(
+    runtime: How, export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], reason: str
+) -> None:
+    runtime(**how)
+    if "sleeps" in how:
+        monkeypatch.setattr(encast.verify.compare, "_SECONDS", 0.4)
+    begin = time.monotonic()
+    path = compile(export, tmp_path / "m.encast")
+    assert reason in verified(path)["skipped"]
+    with pytest.raises(InputError, match=r"ONNX Runtime (cannot run it|takes more)"):
+        compile(export, tmp_path / "m.encast", verify=True)
+    assert time.monotonic() - begin < 40
+
+
+def test_memory_of_the_process_is_bounded(
+    runtime: How, export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encast.verify.compare, "_MEMORY", 1 << 26)
+    assert "cannot run it" in verified(compile(export, tmp_path / "m.encast"))["skipped"]
+
+
+def test_what_has_no_runtime_of_its_own(runtime: How, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", "bert", "features")
+    assert verified(compile(checkpoint, tmp_path / "m.encast")) is None
+    with pytest.raises(InputError, match="this is no ONNX file"):
+        compile(checkpoint, tmp_path / "m.encast", verify=True)
+
+
+def test_without_the_runtime(export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("encast.errors.find_spec", "encast.verify.compare.find_spec"):
+        monkeypatch.setattr(place, lambda name: None)
+    assert verified(compile(export, tmp_path / "m.encast")) is None
+    with pytest.raises(InputError, match=r"not installed: onnxruntime; pip install 'encast\[verify\]'"):
+        compile(export, tmp_path / "m.encast", verify=True)
+
+
+def test_ids_are_those_of_plain_tokens(runtime: How, export: Path, tmp_path: Path) -> None:
+    opened = artifact.open(compile(export, tmp_path / "m.encast", verify=False))
+    special = {one["id"] for one in json.loads(opened.tokenizer_json)["added_tokens"] if one["special"]}
+    assert special
+    used = np.concatenate(encast.verify.compare._sequences(opened))
+    assert not special & {*used.tolist()}
+    assert used.min() >= 0
+    assert used.max() < opened.graph.meta.vocab
