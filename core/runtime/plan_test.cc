@@ -178,7 +178,8 @@ ENCAST_TEST(norms_without_beta) {
   const std::string good = with("gamma=w3 beta=w4 eps=1e-5", "gamma=w3 eps=1e-5");
   for (const StepDecl& step : Plan::parse(good).steps) CHECK(step.kind != StepKind::norm || step.beta < 0);
   refused("name=norm x=v4 other=v0 gamma=w3 ", "name=norm x=v4 other=v0 ", "lacks gamma=", good);
-  refused("name=norm x=v4 other=v0 gamma=w3", "name=norm x=v4 other=v0 gamma=w0", "vector of the wrong size", good);
+  refused("name=norm x=v4 other=v0 gamma=w3", "name=norm x=v4 other=v0 gamma=w0", "vector of the wrong size",
+          good);
 }
 
 // The good plan with windows of three tokens around the embeddings, beside the norm.
