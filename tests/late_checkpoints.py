@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 __all__ = ["LAYOUTS", "make_late_checkpoint", "projections"]
 
 LAYOUTS = ("pylate", "stanford")
-_PREFIXES = {"bert": "bert.", "xlm-roberta": "roberta.", "distilbert": "distilbert."}
+_PREFIXES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta.", "distilbert": "distilbert."}
 
 
 def make_late_checkpoint(

@@ -18,6 +18,7 @@ from encast.passes import optimise
 from encast.passes.move_outliers import move_outliers
 from encast.quant.calibration import Calibration, Observed
 from encast.quant.spec import QuantSpec
+from encast.tasks.embed_tokens import KINDS, token_rows
 from encast.tasks.texts import Text, check_texts_or_pairs
 from encast.tasks.tokenize import Tokenizer
 
@@ -62,7 +63,9 @@ def calibrate(
 
 
 def _batches(checkpoint: Checkpoint, graph: Graph, rows: Iterable[Text]) -> Iterator[Batch]:
-    """The texts as the engine would tokenise them, some at a time."""
+    """The texts as the engine would tokenise them, some at a time; for embeddings of tokens each as a query and as a
+    document.
+    """
     files, modules = checkpoint.tokenizer, checkpoint.modules
     tokenizer = Tokenizer(
         files.json,
@@ -74,13 +77,19 @@ def _batches(checkpoint: Checkpoint, graph: Graph, rows: Iterable[Text]) -> Iter
     if graph.meta.task in ("embed", "embed_sparse", "embed_tokens"):
         rows = [text for row in rows for text in ([row] if isinstance(row, str) else row)]
     prompted = [prompt + row if isinstance(row, str) else row for row in rows]
+    read: list[tuple[list[int], list[int]]]
+    if graph.meta.task == "embed_tokens" and (form := checkpoint.token_form) is not None:
+        texts = [row for row in prompted if isinstance(row, str)]
+        read = [(row, [0] * len(row)) for kind in KINDS for row in token_rows(tokenizer, form, kind, texts)]
+    else:
+        read = [(encoding.ids, encoding.type_ids) for encoding in tokenizer.encode(prompted)]
     ids: list[list[int]] = []
     types: list[list[int]] = []
     tokens = 0
-    for encoding in tokenizer.encode(prompted):
-        ids.append(encoding.ids)
-        types.append(encoding.type_ids if graph.meta.type_vocab > 1 else [0] * len(encoding.ids))
-        tokens += len(encoding.ids)
+    for row_ids, row_types in read:
+        ids.append(row_ids)
+        types.append(row_types if graph.meta.type_vocab > 1 else [0] * len(row_ids))
+        tokens += len(row_ids)
         if tokens >= _BATCH_TOKENS:
             yield Batch.of(ids, types)
             ids, types, tokens = [], [], 0

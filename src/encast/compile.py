@@ -9,7 +9,7 @@ from pathlib import Path
 
 import encast._core as _core
 import encast.artifact as artifact
-from encast.archs import TASKS, build_graph
+from encast.archs import TASKS, build_graph, m3_of
 from encast.errors import CheckpointError, InputError, need_modules
 from encast.importers import Checkpoint, checkpoint_name, open_checkpoint
 from encast.ir import Graph
@@ -143,6 +143,13 @@ def check_sparse(sparse: str, spec: QuantSpec) -> None:
 def _check_tokenizer(checkpoint: Checkpoint, graph: Graph) -> None:
     tokenizer = checkpoint.tokenizer
     longest = graph.meta.longest_text(tokenizer.max_length)
+    late = None if checkpoint.modules is None else checkpoint.modules.late
+    if late is not None and longest <= tokenizer.special_count:
+        raise CheckpointError(
+            f"{checkpoint.path}: queries and documents may have {longest} tokens, of which {tokenizer.special_count} "
+            "are kept for special ones, which leaves none for the text; correct query_length and document_length in "
+            "config_sentence_transformers.json (query_maxlen and doc_maxlen in artifact.metadata)"
+        )
     if longest <= tokenizer.special_count:
         raise CheckpointError(
             f"{checkpoint.path}: texts may have {longest} tokens, and a pair of texts gets {tokenizer.special_count} "
@@ -193,5 +200,5 @@ def _card(
         if modules is None or modules.splade is None
         else asdict(modules.splade.within(graph.meta.vocab)),
         "token_form": None if form is None else form.to_json(),
-        "unweighted": None if graph.meta.task != "embed_sparse" or checkpoint.m3 is None else checkpoint.unweighted,
+        "unweighted": None if graph.meta.task != "embed_sparse" or m3_of(checkpoint) is None else checkpoint.unweighted,
     }

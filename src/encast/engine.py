@@ -347,6 +347,13 @@ def session_of(opened: Artifact, batch_tokens: int | None = None) -> Session:
     splade, form = card.get("splade") or {}, card.get("token_form")
     if graph.meta.task == "embed_tokens" and form is None:
         raise ArtifactError(f"{opened.path}: the card's token_form is missing; compile the checkpoint again")
+    sparse = graph.outputs.get("sparse_embedding")
+    weighs = sparse is not None and graph.type_of(sparse).shape[0] == "tokens"
+    if weighs != (card.get("unweighted") is not None):
+        raise ArtifactError(
+            f"{opened.path}: the card's unweighted {'is missing' if weighs else 'belongs to no output'}; compile the "
+            "checkpoint again"
+        )
     return Session(
         graph.meta,
         tokenizer_of(opened),

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from checkpoint_files import torch_zip
 from checkpoints import make_checkpoint
+from late_checkpoints import make_late_checkpoint
 from m3_checkpoints import make_m3_checkpoint
 
 import encast
 from encast.archs import build_graph
+from encast.cli.main import main
 from encast.errors import EncastError, UnsupportedModelError
 from encast.importers import open_checkpoint
 
@@ -26,6 +28,7 @@ def linear(rows: int, columns: int) -> dict[str, np.ndarray]:
         ("sparse", linear(2, 32), r"weight has shape \[2, 32\]; one row is needed"),
         ("sparse", linear(1, 31), r"weight of shape \[1, 31\], what comes before it is 32 wide"),
         ("colbert", linear(8, 31), r"weight of shape \[8, 31\], what comes before it is 32 wide"),
+        ("colbert", linear(0, 32), r"weight of shape \[0, 32\].*one or more rows of 32"),
         ("colbert", {**linear(8, 32), "bias": np.ones(7, np.float32)}, r"bias \[7\]; \[out, in\] and \[out\]"),
         ("colbert", {"weight": np.ones((8, 32), np.float32)}, "no tensor is named 'bias'"),
         ("colbert", {**linear(8, 32), "scale": np.ones(8, np.float32)}, "'scale' is none of weight, bias"),
@@ -44,8 +47,9 @@ def test_heads_that_are_refused(name: str, arrays: dict[str, np.ndarray], match:
 def test_damaged_and_missing_files(tmp_path: Path) -> None:
     make_m3_checkpoint(tmp_path)
     (tmp_path / "colbert_linear.pt").write_bytes(b"no archive")
-    with pytest.raises(EncastError, match=r"colbert_linear\.pt: not a zip archive"):
+    with pytest.raises(EncastError, match=r"colbert_linear\.pt: not a zip archive.*torch\.save\(.*'colbert_l"):
         build_graph(open_checkpoint(tmp_path), "embed_tokens")
+    build_graph(open_checkpoint(tmp_path), "embed")
     (tmp_path / "colbert_linear.pt").unlink()
     with pytest.raises(EncastError, match=r"colbert_linear\.pt is missing; BGE-M3 has"):
         build_graph(open_checkpoint(tmp_path), "embed_tokens")
@@ -76,3 +80,29 @@ def test_narrow_heads_are_near_the_wide_ones(dtype: str, tmp_path: Path) -> None
         wide, narrow = map(np.concatenate, made)
         assert (wide * narrow).sum() > 0.97 * np.linalg.norm(wide) * np.linalg.norm(narrow) > 0
         assert not np.array_equal(wide, narrow)
+
+
+def test_another_head_in_modules_json_comes_first(tmp_path: Path) -> None:
+    """Files of BGE-M3 that lie in a folder of another kind change nothing of it."""
+    late = make_late_checkpoint(tmp_path / "late", "bert")
+    form = open_checkpoint(late).token_form
+    for name in ("sparse", "colbert"):
+        (late / f"{name}_linear.pt").write_bytes(b"anything")
+    assert open_checkpoint(late).token_form == form
+    build_graph(open_checkpoint(late))
+    with pytest.raises(UnsupportedModelError, match=r"it can be built for \['embed_tokens', 'features'\]"):
+        build_graph(open_checkpoint(late), "classify")
+
+
+def test_tasks_that_it_can_be_built_for(tmp_path: Path) -> None:
+    make_m3_checkpoint(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"\['embed', 'embed_sparse', 'embed_tokens', 'features'\]"):
+        build_graph(open_checkpoint(tmp_path), "classify")
+
+
+def test_pruning_keeps_the_heads(tmp_path: Path) -> None:
+    make_m3_checkpoint(tmp_path / "model")
+    assert main(["prune", str(tmp_path / "model"), "--sparsity", "0.5", "-o", str(tmp_path / "pruned")]) == 0
+    for name in ("sparse_linear.pt", "colbert_linear.pt"):
+        assert (tmp_path / "pruned" / name).read_bytes() == (tmp_path / "model" / name).read_bytes()
+    build_graph(open_checkpoint(tmp_path / "pruned"), "embed_tokens")

@@ -1,7 +1,8 @@
 """Embeddings of tokens against torch: what PyLate and ColBERT make of an encoder of transformers.
 
-The tokens are built here in the way of the published code: the tokenizer pads a query with masks up to its length, a
-marker goes behind the first token, and the attention mask says which tokens are seen.
+The tokens are built here in the way of the published code. PyLate's tokenizer pads a query with masks up to its length,
+and a marker goes behind the first token; ColBERT's puts a full stop before each text and the marker in its place. The
+attention mask says which tokens are seen.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import encast  # noqa: E402
 
 TEXTS = ["the cat sat on the mat.", "a", "", "b c [MASK] d [MASK]", "to be, or not to be! that is " * 4]
 LENGTHS = {"query": 12, "document": 20}
+_CLASSES = {"bert": "BertModel", "roberta": "RobertaModel"}
 
 
 def encoder(folder: Path, place: Path) -> Any:
@@ -36,23 +38,28 @@ def encoder(folder: Path, place: Path) -> Any:
         bare = {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
         place.mkdir()
         save_file(bare, place / "model.safetensors", metadata={"format": "pt"})
-        (place / "config.json").write_text(json.dumps({**config, "architectures": ["BertModel"]}))
+        (place / "config.json").write_text(json.dumps({**config, "architectures": [_CLASSES[config["model_type"]]]}))
         folder = place
     attention = "sdpa" if config["model_type"] == "modernbert" else "eager"
     return transformers.AutoModel.from_pretrained(folder, dtype=torch.float64, attn_implementation=attention).eval()
 
 
-def tokens_of(folder: Path, text: str, kind: str, attend: bool, expand: bool = True) -> tuple[list[int], list[int]]:
+def tokens_of(folder: Path, text: str, kind: str, attend: bool, layout: str) -> tuple[list[int], list[int]]:
     """Ids, and which of them are seen."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     mask = next(tokenizer.token_to_id(one) for one in ("[MASK]", "<mask>") if tokenizer.token_to_id(one) is not None)
-    tokenizer.enable_truncation(LENGTHS[kind] - 1)
-    if kind == "query" and expand:
-        tokenizer.enable_padding(length=LENGTHS[kind] - 1, pad_id=mask)
-    found = tokenizer.encode(text)
+    length = LENGTHS[kind] - (layout == "pylate")
+    tokenizer.enable_truncation(length)
+    if kind == "query":
+        tokenizer.enable_padding(length=length, pad_id=mask)
     marker = tokenizer.token_to_id("[Q] " if kind == "query" else "[D] ")
-    ids = [found.ids[0], marker, *found.ids[1:]]
-    seen = [1, 1, *found.attention_mask[1:]]
+    if layout == "pylate":
+        found = tokenizer.encode(text)
+        ids = [found.ids[0], marker, *found.ids[1:]]
+        seen = [1, 1, *found.attention_mask[1:]]
+    else:
+        found = tokenizer.encode(". " + text)
+        ids, seen = [found.ids[0], marker, *found.ids[2:]], found.attention_mask
     return ids, [1] * len(ids) if attend else seen
 
 
@@ -70,6 +77,7 @@ def vectors_of(model: Any, weights: list[Any], ids: list[int], seen: list[int]) 
     [
         ("bert", "pylate", (24,)),
         ("bert", "stanford", (40,)),
+        ("roberta", "stanford", (24,)),
         ("modernbert", "pylate", (48, 24)),
         ("xlm-roberta", "pylate", (24,)),
         ("mpnet", "pylate", (24,)),
@@ -83,14 +91,17 @@ def test_vectors(arch: str, layout: str, dims: tuple[int, ...], attend: bool, tm
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     words = [".", ",", "!"] if layout == "pylate" else string.punctuation
     unknown = next(tokenizer.token_to_id(one) for one in ("[UNK]", "<unk>") if tokenizer.token_to_id(one) is not None)
-    skipped = {tokenizer.token_to_id(word) or unknown for word in words}
+    if layout == "pylate":
+        skipped = {tokenizer.token_to_id(word) or unknown for word in words}
+    else:
+        skipped = {tokenizer.encode(word, add_special_tokens=False).ids[0] for word in words}
     artifact = encast.compile(folder, tmp_path / "model.encast", dtype="f32", exact=True)
     with encast.load(artifact, threads=1) as engine:
         assert (engine.task, engine.dim, engine.max_length) == ("embed_tokens", dims[-1], 20)
         for kind in ("query", "document"):
             found = engine.embed_tokens(TEXTS, kind=kind)
             for text, one in zip(TEXTS, found, strict=True):
-                ids, seen = tokens_of(folder, text, kind, attend)
+                ids, seen = tokens_of(folder, text, kind, attend, layout)
                 wanted = vectors_of(model, weights, ids, seen)
                 kept = [place for place, token in enumerate(ids) if kind == "query" or token not in skipped]
                 assert one.token_ids.tolist() == [ids[place] for place in kept]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,18 @@ from fake_engine import VOCAB, fake_engine
 from late_checkpoints import LAYOUTS, make_late_checkpoint
 
 import encast
+from encast import artifact as artifacts
+from encast.batch import Batch
 from encast.cli.main import main
 from encast.engine import Engine
 from encast.errors import InputError, UnsupportedModelError
 from encast.ir.meta import TokenForm
+from encast.serve.canary import canary_run
 from encast.tasks import max_sim
+from encast.tasks.embed_tokens import KINDS, token_rows
+from encast.tasks.rerank import rerank
+from encast.tasks.session import drive
+from encast.tune.configuration import artifact_sha
 
 FORM = TokenForm(
     query_marker=VOCAB["who"],
@@ -96,7 +104,10 @@ def test_max_sim_is_the_sum_of_the_best() -> None:
     document = np.float32([[0.5, 0.25], [0, -1], [0.25, 0.5]])
     assert max_sim(query, document) == 1.0
     assert max_sim(query[:1], document[1:2]) == 0.0
-    for wrong in (document[:0], document[0], np.float32([[1, 2, 3]])):
+    assert max_sim(query, document[:0]) == -2.0
+    assert max_sim(query[:0], document) == 0.0
+    assert max_sim([[1, 0]], [[0.5, 0.25]]) == 0.5  # type: ignore[arg-type]
+    for wrong in (document[0], np.float32([[1, 2, 3]])):
         with pytest.raises(InputError, match=r"\[n, dim\] and \[m, dim\]"):
             max_sim(query, wrong)
 
@@ -110,6 +121,60 @@ def test_rerank_is_by_max_sim() -> None:
     wanted = sorted(enumerate(scores), key=lambda one: -one[1])
     assert engine.rerank("the cat", documents) == wanted
     assert len({score for _, score in wanted}) > 1
+
+
+def test_max_sim_of_many_tokens_is_that_of_few() -> None:
+    query, document = np.random.RandomState(0).randn(2, 5, 3000, 24).astype(np.float32)[:, 0]
+    best = (query[:7].astype(np.float64) @ document.astype(np.float64).T).max(axis=1)
+    np.testing.assert_allclose(max_sim(query[:7], document), best.sum(), rtol=1e-12)
+
+
+def test_rerank_puts_a_document_without_vectors_last() -> None:
+    engine = fake_engine("embed_tokens", lambda ids: -np.eye(8)[ids % 8])
+    form = replace(FORM, document_marker=None, skip=tuple(sorted({VOCAB[one] for one in ("[CLS]", "[SEP]", ".")})))
+    engine = Engine(replace(engine.session, token_form=form), engine.runnable)
+    ranking = engine.rerank("the cat", [". .", "the cat", "mat"])
+    assert ranking[-1] == (0, -7.0)
+    assert [index for index, _ in ranking[:2]] in ([1, 2], [2, 1])
+
+
+def test_rerank_scores_little_at_a_time_and_no_pair_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, runs = ids_as_vectors(), []
+    model = engine.runnable.run
+
+    def run(output: str, batch: Batch, select: Any = None) -> Any:
+        runs.append(batch.seqs)
+        return model(output, batch, select)
+
+    monkeypatch.setattr(engine.runnable, "run", run)
+    ranking = engine.rerank("the cat", ["mat"] * 6)
+    # The query has 7 vectors of 4 numbers, each document 4.
+    monkeypatch.setattr(importlib.import_module("encast.tasks.embed_tokens"), "_STEP_PRODUCTS", 7 * 4 * 4 * 2)
+    assert engine.rerank("the cat", ["mat"] * 6) == ranking
+    assert runs == [1, 6, 1, 2, 2, 2]
+    drive(engine.session, engine.runnable, rerank(engine.session, "the cat", ["mat"], most_products=7 * 4 * 4))
+    with pytest.raises(InputError, match=r"documents\[1\] has 5 tokens and the query 7, of 4 numbers; .*: shorten one"):
+        drive(
+            engine.session,
+            engine.runnable,
+            rerank(engine.session, "the cat", ["mat", "the mat"], most_products=7 * 4 * 4),
+        )
+
+
+def test_a_long_text_of_a_reranking_is_named_by_its_place() -> None:
+    """As for embeddings: the query is text 0."""
+    engine, long = ids_as_vectors(), "the cat sat on the mat , john"
+    with pytest.raises(InputError, match=r"texts\[0\] is longer than 7"):
+        engine.rerank(long, ["a"], on_long="error")
+    with pytest.raises(InputError, match=r"texts\[2\] is longer than 9"):
+        engine.rerank("a", ["a", long], on_long="error")
+
+
+def test_the_marker_may_take_a_placeholder_s_place() -> None:
+    engine = ids_as_vectors(replace(FORM, placeholder=". "))
+    assert read(engine, "the cat") == ["[CLS]", "what", "the", "cat", "[SEP]"]
+    assert read(engine, "the cat", kind="query") == ["[CLS]", "who", "the", "cat", "[SEP]", "[MASK]", "[MASK]"]
+    assert read(engine, "the cat sat on the mat , john", kind="query")[2:] == ["the", "cat", "sat", "on", "[SEP]"]
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])
@@ -197,3 +262,49 @@ def test_hidden_states_go_into_parquet_too(tmp_path: Path) -> None:
     with encast.load(path, threads=1) as engine:
         (ids,) = (encoding.ids for encoding in engine.session.tokenizer.encode(["the cat"]))
         np.testing.assert_array_equal(np.float32(states), engine.forward([ids])[0])
+
+
+def test_ranges_are_of_what_the_engine_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibration and the canary of a server see the ids that queries and documents have."""
+    folder = make_late_checkpoint(tmp_path / "model")
+    read: list[tuple[int, ...]] = []
+
+    def note(batches: Any) -> None:
+        for batch in batches:
+            ends = batch.cu_seqlens[1:-1]
+            read.extend(tuple(row.tolist()) for row in np.split(batch.token_ids, ends))
+
+    monkeypatch.setattr(
+        importlib.import_module("encast.calibrate"), "_observe", lambda graph, batches, progress: note(batches) or {}
+    )
+    encast.calibrate(folder, ["the cat, a", "b"])
+    with encast.load(encast.compile(folder, tmp_path / "model.encast"), threads=1) as engine:
+        run = canary_run(engine.session)
+        form = engine.session.token_form
+        assert form is not None
+        texts = ["the cat, a", "b"]
+        rows = {tuple(row) for kind in KINDS for row in token_rows(engine.session.tokenizer, form, kind, texts)}
+    assert set(read) == rows
+    assert len(read) == 4
+    read.clear()
+    note([run.piece.batch])
+    firsts = [row[1] for row in read]
+    assert firsts == [form.query_marker] * 4 + [form.document_marker] * 4
+    assert form.expansion in run.piece.batch.token_ids
+
+
+def test_the_hash_of_an_artifact_covers_what_its_card_says_of_texts(tmp_path: Path) -> None:
+    """A server that reloads, and keeps answers of the reference, knows artifacts by it."""
+    made = {}
+    for name, settings in (
+        ("one", {}),
+        ("same", {}),
+        ("longer", {"query_length": 13}),
+        ("unskipped", {"skiplist_words": []}),
+    ):
+        folder = make_late_checkpoint(tmp_path / name, settings=settings)
+        made[name] = artifact_sha(artifacts.open(encast.compile(folder, tmp_path / f"{name}.encast")))
+    assert made["one"] == made["same"]
+    assert len(set(made.values())) == 3
+    artifacts.update_card(tmp_path / "one.encast", accuracy={"f1": 0.5})
+    assert artifact_sha(artifacts.open(tmp_path / "one.encast")) == made["one"]

@@ -3,6 +3,6 @@
 A file in this folder that registers an architecture (``encast.archs.base.architecture``) is all that it takes.
 """
 
-from encast.archs.base import TASKS, build_graph, model_types, need_transformers
+from encast.archs.base import TASKS, build_graph, m3_of, model_types, need_transformers
 
-__all__ = ["TASKS", "build_graph", "model_types", "need_transformers"]
+__all__ = ["TASKS", "build_graph", "m3_of", "model_types", "need_transformers"]

@@ -219,7 +219,7 @@ def build_graph(checkpoint: CheckpointLike, task: str | None = None) -> Graph:
 
     prefixes = (cls.prefix, *cls.other_prefixes)
     prefix = next((one for one in prefixes if weights.any_below(one)), "")
-    m3 = checkpoint.m3 if chosen in ("embed_sparse", "embed_tokens") else None
+    m3 = m3_of(checkpoint) if chosen in ("embed_sparse", "embed_tokens") else None
     graph, labels = _write(arch, weights, prefix, chosen, checkpoint.modules, m3)
     if chosen == "embed_tokens" and (form := checkpoint.token_form) is not None and form.most_unseen:
         assert form.expansion is not None
@@ -230,6 +230,12 @@ def build_graph(checkpoint: CheckpointLike, task: str | None = None) -> Graph:
     graph.meta = _meta(arch, graph, model_type, chosen, labels, checkpoint)
     verify(graph)
     return graph
+
+
+def m3_of(checkpoint: CheckpointLike) -> M3Heads | None:
+    """BGE-M3's heads; None for other checkpoints, also where modules.json says another head of these kinds."""
+    modules = checkpoint.modules
+    return None if modules is not None and (modules.splade or modules.late) else checkpoint.m3
 
 
 def _late(checkpoint: CheckpointLike) -> LateInteraction | None:
@@ -381,16 +387,16 @@ def _choose_task(
                 f"{checkpoint.path}: the checkpoint describes embeddings of tokens; ask for 'embed_tokens', not 'embed'"
             )
         if task == "embed_tokens":
-            if not late and checkpoint.m3 is None:
+            if not late and m3_of(checkpoint) is None:
                 raise UnsupportedModelError(
                     f"{checkpoint.path}: task 'embed_tokens' needs a head, a projection of every token: a folder of "
                     "PyLate (modules.json with its Dense), an HF_ColBERT with artifact.metadata, or BGE-M3 with "
                     "colbert_linear.pt"
                 )
             return task
-        if task == "embed_sparse" and not splade and checkpoint.m3 is not None:
+        if task == "embed_sparse" and m3_of(checkpoint) is not None:
             return task
-        return _check_task(cls, declared, weights, task, name, where)
+        return _check_task(cls, declared, weights, task, name, where, checkpoint)
     if checkpoint.modules is not None:
         return "embed"
     if declared is None:
@@ -405,7 +411,13 @@ def _choose_task(
 
 
 def _check_task(
-    cls: type[Architecture], declared: str | None, weights: Weights, task: str, name: str, where: str
+    cls: type[Architecture],
+    declared: str | None,
+    weights: Weights,
+    task: str,
+    name: str,
+    where: str,
+    checkpoint: CheckpointLike,
 ) -> str:
     if task not in TASKS:
         raise UnsupportedModelError(f"no task is named {task!r}; encast has {list(TASKS)}")
@@ -421,7 +433,9 @@ def _check_task(
     if declared in (None, "features") and cls.has_head(head, weights):
         return task
     hint = "" if declared in (None, "features") else f". If the head is another one, say so by architectures in {where}"
-    able = {"features", "embed"} | ({declared} if declared else set())
+    able = {"features", "embed" if _late(checkpoint) is None else "embed_tokens"}
+    able |= set() if m3_of(checkpoint) is None else {"embed_sparse", "embed_tokens"}
+    able |= {declared} if declared else set()
     able |= {"embed_sparse"} if declared == "fill_mask" else set()
     raise UnsupportedModelError(
         f"{where}: task {task!r} needs a head that the checkpoint does not have (architectures: {name!r}); "

@@ -125,10 +125,11 @@ def weigh_tokens(graph: Graph, x: str, width: int, m3: M3Heads, where: str) -> s
 def _dense_layers(graph: Any, x: str, width: int, modules: Sequence[DenseModule], where: str) -> str:
     for index, module in enumerate(modules):
         path = f"dense.{index}.linear"
-        if module.weight.ndim != 2 or module.weight.shape[1] != width:
+        if module.weight.ndim != 2 or module.weight.shape[1] != width or not len(module.weight):
             raise CheckpointError(
                 f"{where}: dense module {index} has a weight of shape {list(module.weight.shape)}, what comes "
-                f"before it is {width} wide; the files of the checkpoint do not fit together"
+                f"before it is {width} wide, so one or more rows of {width} numbers are needed; the files of the "
+                "checkpoint do not fit together"
             )
         weight = graph.add_constant(f"{path}.weight", module.weight)
         if module.bias is not None and module.bias.shape != module.weight.shape[:1]:

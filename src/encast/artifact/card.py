@@ -23,6 +23,7 @@ __all__ = [
     "CARD_TEMPORARY",
     "FORMAT_VERSION",
     "GRAPH",
+    "MUTABLE",
     "TOKENIZER",
     "WEIGHTS",
     "checksum",

@@ -141,7 +141,7 @@ def _graph(data: bytes, path: Path) -> Graph:
         graph = Graph.from_json(stored, {})
         verify(graph)
     except GraphError as error:
-        raise ArtifactError(f"{path}: {error}") from None
+        raise ArtifactError(f"{path}: {error}; compile the checkpoint again with this version of encast") from None
     check_graph(graph, path)
     return graph
 

@@ -32,6 +32,7 @@ from encast.profile.plot import to_page
 from encast.profile.report import Kernel, Profile, build_profile, step_kernels
 from encast.profile.table import ablation_lines, table_lines
 from encast.profile.workload import Workload, of_batches, of_lengths
+from encast.tasks.embed_tokens import token_rows
 from encast.tasks.table import file_task
 
 __all__ = ["profile_command"]
@@ -214,7 +215,12 @@ def _of_texts(engine: Engine, path: str, format: str, text_column: str | None, p
         rows.append(prompt + text if isinstance(text, str) else text)
         if len(rows) > MOST_SEQUENCES:
             raise InputError(f"{path}: more than {MOST_SEQUENCES} texts; give some of them")
-    return of_batches(f"{len(rows)} texts of {path}", (piece.batch for piece in session.stream(rows)))
+    if session.token_form is None:
+        pieces = session.stream(rows)
+    else:
+        texts = [row for row in rows if isinstance(row, str)]
+        pieces = session.id_pieces(token_rows(session.tokenizer, session.token_form, "document", texts))
+    return of_batches(f"{len(rows)} texts of {path}", (piece.batch for piece in pieces))
 
 
 def _ceilings() -> tuple[Ceilings, str | None]:

@@ -41,7 +41,8 @@ _ELSEWHERE = {
     "avoid_fork_if_possible", "checkpoint", "triples", "collection", "queries", "index_name", "bsize", "accumsteps",
     "lr", "maxsteps", "save_every", "resume", "warmup", "warmup_bert", "nway", "use_ib_negatives",
     "distillation_alpha", "ignore_scores", "model_name", "index_path", "index_bsize", "nbits", "kmeans_niters",
-    "ncells", "centroid_score_threshold", "ndocs", "load_index_with_mmap", "meta",
+    "ncells", "centroid_score_threshold", "ndocs", "load_index_with_mmap", "pool_factor", "clustering_mode",
+    "protected_tokens", "meta",
 }  # fmt: skip
 # What the markers are called in its logs; their ids are what counts.
 _NAMES = {"query_token", "doc_token"}
@@ -60,7 +61,8 @@ class LateInteraction:
     token that follows the first one, "" for none; ``query_length`` and ``document_length`` bound the tokens of a text,
     special ones and the marker included. ``expand``: whether queries are filled up to their length with mask tokens;
     ``attend``: whether the other tokens see those. ``skip``: words whose tokens a document has no vectors of, by their
-    own id, or with ``first_piece`` by that of the first token that the tokenizer makes of them.
+    own id, or with ``first_piece`` by that of the first token that the tokenizer makes of them. ``placeholder``: see
+    ``TokenForm``.
     """
 
     dense: tuple[DenseModule, ...]
@@ -73,6 +75,7 @@ class LateInteraction:
     attend: bool
     skip: tuple[str, ...]
     first_piece: bool
+    placeholder: str = ""
 
     @property
     def longest(self) -> int:
@@ -108,8 +111,8 @@ def read_pylate(root: Folder, settings: str, modules: Sequence[Folder]) -> LateI
         dim=None,
         query_marker=_text(config, "query_prefix", "[Q] ", where),
         document_marker=_text(config, "document_prefix", "[D] ", where),
-        query_length=_count(config, "query_length", 32, where),
-        document_length=_count(config, "document_length", 180, where),
+        query_length=_count(config, "query_length", where, default=32),
+        document_length=_count(config, "document_length", where, default=180),
         expand=expand,
         attend=flag(config, "attend_to_expansion_tokens", False, where),
         skip=tuple(words),
@@ -135,15 +138,17 @@ def read_stanford(folder: Folder) -> LateInteraction:
             raise UnsupportedModelError(f"{where}: {name} is {quote(config[name])}; supported: {supported}")
     return LateInteraction(
         dense=(),
-        dim=_count(config, "dim", 128, where),
-        query_marker=_text(config, "query_token_id", "", where),
-        document_marker=_text(config, "doc_token_id", "", where),
-        query_length=_count(config, "query_maxlen", 32, where),
-        document_length=_count(config, "doc_maxlen", 220, where),
+        dim=_count(config, "dim", where, least=1),
+        query_marker=_marker(config, "query_token_id", where),
+        document_marker=_marker(config, "doc_token_id", where),
+        query_length=_count(config, "query_maxlen", where),
+        document_length=_count(config, "doc_maxlen", where),
         expand=True,
         attend=flag(config, "attend_to_mask_tokens", False, where),
         skip=tuple(string.punctuation) if flag(config, "mask_punctuation", True, where) else (),
         first_piece=True,
+        # QueryTokenizer and DocTokenizer of the published code put it before each text, and the marker over its token.
+        placeholder=". ",
     )
 
 
@@ -172,7 +177,10 @@ def token_form(late: LateInteraction, tokenizer_json: str, special: Mapping[str,
     if late.expand:
         expansion = tokenizer.token_to_id(special["mask"]) if "mask" in special else None
         if expansion is None:
-            raise CheckpointError(f"{where}: the tokenizer has no mask token, with which queries are filled up")
+            raise CheckpointError(
+                f"{where}: the tokenizer has no mask token, with which queries are filled up; take the tokenizer that "
+                "was saved with the model, or set do_query_expansion to false if it was trained so"
+            )
     query_marker = marker(late.query_marker, "queries")
     most_unseen = 0
     if late.expand and not late.attend:
@@ -182,7 +190,8 @@ def token_form(late: LateInteraction, tokenizer_json: str, special: Mapping[str,
         if len(added) < 2 or not (added[0] and added[-1]) or plain.ids[-1] == expansion:
             raise UnsupportedModelError(
                 f"{where}: queries are filled up with masks that other tokens do not see, which needs a tokenizer that "
-                "puts special tokens before and after a text; this one does not"
+                "puts special tokens before and after a text; this one does not. If the model was trained so, set "
+                "do_query_expansion to false or attend_to_expansion_tokens (attend_to_mask_tokens) to true"
             )
         most_unseen = late.query_length - sum(added) - (query_marker is not None)
     unknown = tokenizer.token_to_id(special["unk"]) if "unk" in special else None
@@ -206,6 +215,7 @@ def token_form(late: LateInteraction, tokenizer_json: str, special: Mapping[str,
         expansion=expansion,
         most_unseen=max(most_unseen, 0),
         skip=tuple(sorted(skip)),
+        placeholder=late.placeholder,
     )
 
 
@@ -218,11 +228,17 @@ def _text(config: Mapping[str, Any], name: str, default: str, where: str) -> str
     return value
 
 
-def _count(config: Mapping[str, Any], name: str, default: int, where: str) -> int:
+def _marker(config: Mapping[str, Any], name: str, where: str) -> str:
+    if not (found := _text(config, name, "", where)):
+        raise CheckpointError(f"{where}: {name} is empty; the token that marks a text is needed")
+    return found
+
+
+def _count(config: Mapping[str, Any], name: str, where: str, *, least: int = 3, default: int | None = None) -> int:
+    """A length has place for the first token, a marker and a last one."""
     value = config.get(name)
-    if value is None:
+    if value is None and default is not None:
         return default
-    # The first token, a marker and a last one.
-    if not (type(value) is int and value >= 3):
-        raise CheckpointError(f"{where}: {name} must be a whole number from 3 on")
+    if not (type(value) is int and value >= least):
+        raise CheckpointError(f"{where}: {name} must be a whole number from {least} on")
     return value

@@ -14,9 +14,10 @@ from encast.importers.tokenizer_build import guarded
 from encast.importers.torch_file import read_torch_file
 from encast.importers.weights import TensorSource
 
-__all__ = ["M3Heads", "read_m3_heads", "unweighted_tokens"]
+__all__ = ["M3_FILES", "M3Heads", "read_m3_heads", "unweighted_tokens"]
 
-_SPARSE, _TOKENS = "sparse_linear.pt", "colbert_linear.pt"
+M3_FILES = _SPARSE, _TOKENS = "sparse_linear.pt", "colbert_linear.pt"
+"""Beside the weights."""
 
 
 @dataclass(frozen=True)

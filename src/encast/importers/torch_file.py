@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,19 @@ from encast.importers.zip_directory import ZipEntry, read_zip_directory
 
 __all__ = ["read_torch_file"]
 
-_CONVERT = (
-    "convert it where torch is installed: "
-    'python -c "import torch, safetensors.torch as s; '
-    "s.save_file({k: v.contiguous().clone() for k, v in torch.load('pytorch_model.bin', weights_only=True).items()}, "
-    "'model.safetensors')\""
-)
+
+def _convert(path: Path) -> str:
+    """What to do about a file that is not read."""
+    if path.name == "pytorch_model.bin":
+        return (
+            "convert it where torch is installed: "
+            'python -c "import torch, safetensors.torch as s; s.save_file({k: v.contiguous().clone() for k, v in '
+            "torch.load('pytorch_model.bin', weights_only=True).items()}, 'model.safetensors')\""
+        )
+    return (
+        'save it anew where torch is installed: python -c "import torch; torch.save(torch.load('
+        f"'{path.name}', weights_only=True, map_location='cpu'), '{path.name}')\""
+    )
 
 
 def read_torch_file(file: MappedFile) -> dict[str, StoredTensor]:
@@ -35,13 +43,13 @@ def read_torch_file(file: MappedFile) -> dict[str, StoredTensor]:
     if file.bytes[:4] != b"PK\x03\x04":
         raise CheckpointError(
             f"{where}: not a zip archive; files of torch before 1.6 are pickles that would have to be executed, "
-            f"so {_CONVERT}"
+            f"so {_convert(file.path)}"
         )
     entries = read_zip_directory(file)
     root = _root(entries, where)
     order = entries.get(f"{root}/byteorder")
     if order is not None and file.bytes[order.offset : order.offset + min(order.size, 16)] != b"little":
-        raise CheckpointError(f"{where}: not stored as little-endian, which alone is read; {_CONVERT}")
+        raise CheckpointError(f"{where}: not stored as little-endian, which alone is read; {_convert(file.path)}")
     pickle = entries[f"{root}/data.pkl"]
     state = read_state_pickle(file.bytes[pickle.offset : pickle.offset + pickle.size], where)
     if not isinstance(state, dict):

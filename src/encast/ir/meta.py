@@ -50,7 +50,8 @@ class TokenForm:
     bound their tokens, special ones and the marker included; None where the tokenizer's limit does. ``expansion`` fills
     queries up to their length, None where they stay as they are; ``most_unseen`` is how many of these a query may have
     that no token sees, 0 where all are seen. ``skip``: tokens of which a document has no vectors, rising.
-    ``drop_first``: whether the first token of a text has no vector.
+    ``drop_first``: whether the first token of a text has no vector. ``placeholder``: what goes before each text, ""
+    for nothing; the marker then takes the place of its token, which is the second of all.
     """
 
     query_marker: int | None
@@ -61,6 +62,7 @@ class TokenForm:
     most_unseen: int
     skip: tuple[int, ...]
     drop_first: bool = False
+    placeholder: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON data."""
@@ -179,6 +181,7 @@ def is_token_form(value: Any) -> bool:
         "expansion": _optional(token),
         "most_unseen": token,
         "drop_first": lambda drop: isinstance(drop, bool),
+        "placeholder": is_text,
         "skip": is_tokens,
     }
     return (

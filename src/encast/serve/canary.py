@@ -13,6 +13,7 @@ import numpy as np
 import encast.artifact as artifacts
 from encast.engine import session_of
 from encast.ir.meta import HEADS
+from encast.tasks.embed_tokens import KINDS, token_rows
 from encast.tasks.session import Run, Session
 
 __all__ = ["LEAST_COSINE", "canary_run", "cosine"]
@@ -33,7 +34,11 @@ def canary_run(session: Session) -> Run:
     task = session.meta.task
     head = HEADS[task]
     output = head[0] if head else "last_hidden_state"
-    piece = next(session.stream(_TEXTS))
+    if session.token_form is None:
+        piece = next(session.stream(_TEXTS))
+    else:
+        rows = [row for kind in KINDS for row in token_rows(session.tokenizer, session.token_form, kind, _TEXTS)]
+        piece = next(session.id_pieces(rows))
     # Of a masked-language model the head is wanted for single tokens: the first of every text.
     select = piece.batch.cu_seqlens[:-1].copy() if task == "fill_mask" else None
     return Run(output, piece, select)

@@ -18,6 +18,7 @@ class RequestLimits:
     which a request can shorten by the header ``x-timeout-ms``; ``body_timeout_s``: until its body is there.
     ``max_inflight_bytes``: of the bodies of all requests under way in a front; one alone is always taken.
     ``max_listed_tokens``: of an answer that lists tokens; ``max_weights``: of all sparse embeddings of an answer.
+    ``max_products``: of numbers, to compare the tokens of a query with those of one document.
     """
 
     max_body_bytes: int = 16 << 20
@@ -25,6 +26,7 @@ class RequestLimits:
     max_text_bytes: int = 1 << 20
     max_listed_tokens: int = 1 << 18
     max_weights: int = 1 << 22
+    max_products: int = 1 << 32
     max_concurrent: int = 1024
     max_inflight_bytes: int = 256 << 20
     timeout_s: float = 30.0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from encast.errors import CheckpointError, InputError
 from encast.importers import Checkpoint
+from encast.importers.m3_heads import M3_FILES
 
 __all__ = ["check_new_folder", "contains", "copy_files"]
 
@@ -72,8 +73,11 @@ class _Copy:
                 self._check_link(path, (*above, here))
                 (out / entry.name).mkdir()
                 self.copy(path, out / entry.name, (*above, here))
-            elif not (beside and (entry.name.endswith(_OTHER_WEIGHTS) or entry.name in self.read)):
+            elif not beside or entry.name in M3_FILES or not self._is_weights(entry.name):
                 _copy_file(path, out / entry.name)
+
+    def _is_weights(self, name: str) -> bool:
+        return name.endswith(_OTHER_WEIGHTS) or name in self.read
 
     def _check_link(self, path: Path, above: tuple[str, ...]) -> None:
         """Refuses a link around the checkpoint, or around what is written: its copy would have no end."""

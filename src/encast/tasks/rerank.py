@@ -7,7 +7,7 @@ import numpy as np
 from encast.errors import InputError
 from encast.tasks.classify import score_rows
 from encast.tasks.embed import embed, similarities
-from encast.tasks.embed_tokens import embed_tokens, max_sim
+from encast.tasks.embed_tokens import max_sims
 from encast.tasks.session import Session, Steps
 from encast.tasks.texts import check_text, check_texts
 from encast.tasks.tokenize import OnLong
@@ -16,9 +16,14 @@ __all__ = ["rerank"]
 
 
 def rerank(
-    session: Session, query: object, documents: object, *, on_long: OnLong = "truncate"
+    session: Session,
+    query: object,
+    documents: object,
+    *,
+    on_long: OnLong = "truncate",
+    most_products: int | None = None,
 ) -> Steps[list[tuple[int, float]]]:
-    """What ``Engine.rerank`` says."""
+    """What ``Engine.rerank`` says. ``most_products``: see ``max_sims``."""
     session.need("rerank", "classify", "embed", "embed_tokens")
     query = check_text(query, "query")
     rows = check_texts(documents, "documents")
@@ -28,9 +33,7 @@ def rerank(
         vectors = yield from embed(session, [query, *rows], on_long=on_long)
         scores = similarities(session.meta.similarity, vectors[0], vectors[1:]).tolist()
     elif session.meta.task == "embed_tokens":
-        (asked,) = yield from embed_tokens(session, [query], kind="query", on_long=on_long)
-        read = yield from embed_tokens(session, rows, on_long=on_long)
-        scores = [max_sim(asked.vectors, one.vectors) for one in read]
+        scores = yield from max_sims(session, query, rows, on_long=on_long, most_products=most_products)
     else:
         logits = yield from score_rows(session, [(query, document) for document in rows], on_long=on_long)
         if logits.shape[1] != 1:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from encast.artifact import Artifact
+from encast.artifact import MUTABLE, Artifact
 from encast.artifact.strict_json import parse_json
 from encast.backends.groups import Setup, read_setup, setup_to_json
 from encast.ceilings.model import Fingerprint
@@ -33,11 +33,15 @@ SCHEMA = 1
 
 _FIELDS = ("schema", "artifact_sha", "machine", "slo", "workload", "chosen", "front", "trials")
 _MAX_BYTES = 1 << 24
+_NOT_FIXED = {"checksum", "created", "encast_version", "source", *MUTABLE}
+"""Of a card."""
 
 
 def artifact_sha(artifact: Artifact) -> str:
-    """SHA-256 over the checksums of everything that is fixed at compile: graph, tokenizer and every tensor."""
-    fixed = {name: artifact.card[name] for name in ("files", "tensors")}
+    """SHA-256 over everything that is fixed at compile: the checksums of graph, tokenizer and every tensor, and what
+    the card says of texts and answers. Two compilations of the same checkpoint in the same way have the same.
+    """
+    fixed = {name: value for name, value in artifact.card.items() if name not in _NOT_FIXED}
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
 

@@ -311,7 +311,9 @@ async def _rank(service: Service, call: Call, body: RankBody) -> Reply:
     model = find_reranker(service, body.model)
     service.limits.check_texts([body.query], "query")
     service.limits.check_texts(body.documents, "documents")
-    found = await call.run(model, rerank(model.session, body.query, body.documents, on_long=body.on_long))
+    most = service.limits.max_products
+    steps = rerank(model.session, body.query, body.documents, on_long=body.on_long, most_products=most)
+    found = await call.run(model, steps)
     need_finite(np.array([score for _, score in found]))
     return await _reply(call, model, 32 * len(found), lambda: msgspec.json.encode([Ranked(*one) for one in found]))
 

@@ -20,7 +20,7 @@ from encast.ir.meta import HEADS
 from encast.serve.call import Call
 from encast.serve.errors import RefusalError
 from encast.serve.models import ServedModel
-from encast.serve.service import Service
+from encast.serve.service import RequestLimits, Service
 from encast.tasks import answer, embed, embed_sparse, embed_tokens, fill_mask, rerank, tag
 from encast.tasks.classify import decide, label_names, score_rows
 from encast.tasks.session import F32, Piece, Run, Session, Steps, need_finite
@@ -159,7 +159,7 @@ class _Options:
     top_k: int
     max_active_dims: int | None
     kind: Any
-    most_weights: int
+    limits: RequestLimits
 
 
 Values = dict[str, Any]
@@ -268,9 +268,7 @@ async def infer(service: Service, call: Call, request: InferRequest) -> tuple[Se
         service.limits.check_count(len(tensor.values) if tensor.datatype == "BYTES" else tensor.shape[0], tensor.name)
         if tensor.datatype == "BYTES":
             service.limits.check_texts(tensor.texts(), tensor.name)
-    steps = form.steps(
-        model.session, given, frozenset(wanted), _options(request.parameters, service.limits.max_weights)
-    )
+    steps = form.steps(model.session, given, frozenset(wanted), _options(request.parameters, service.limits))
     try:
         return model, await call.run(model, _tensors(steps, [known[name] for name in wanted]))
     except RefusalError as refusal:
@@ -301,7 +299,7 @@ def _form_of(model: ServedModel, given: Mapping[str, Tensor]) -> _Form:
     raise _invalid(f"{model.name!r} takes the inputs {taken_names}; this request has {names}", "inputs")
 
 
-def _options(parameters: Mapping[str, Any], most_weights: int) -> _Options:
+def _options(parameters: Mapping[str, Any], limits: RequestLimits) -> _Options:
     kinds = {"truncate": bool, "prompt_name": str, "top_k": int, "max_active_dims": int, "kind": str}
     for name, value in parameters.items():
         if name not in kinds:
@@ -315,9 +313,7 @@ def _options(parameters: Mapping[str, Any], most_weights: int) -> _Options:
     kind = parameters.get("kind", "document")
     if kind not in ("query", "document"):
         raise _invalid(f"the parameter kind is {kind[:20]!r}; query and document are known", "parameters")
-    return _Options(
-        on_long, parameters.get("prompt_name"), top_k, parameters.get("max_active_dims"), kind, most_weights
-    )
+    return _Options(on_long, parameters.get("prompt_name"), top_k, parameters.get("max_active_dims"), kind, limits)
 
 
 def _tensors(steps: Steps[Values], specs: Sequence[Spec]) -> Steps[list[Tensor]]:
@@ -388,7 +384,7 @@ def _embed_sparse(
 ) -> Steps[Values]:
     found = yield from embed_sparse(
         session, _texts(given["text"]), on_long=options.on_long, prompt_name=options.prompt_name,
-        max_active_dims=options.max_active_dims, most_weights=options.most_weights,
+        max_active_dims=options.max_active_dims, most_weights=options.limits.max_weights,
     )  # fmt: skip
     rows = np.repeat(np.arange(len(found)), [one.indices.size for one in found])
     index, value = (
@@ -414,7 +410,8 @@ def _rerank(session: Session, given: Mapping[str, Tensor], wanted: frozenset[str
     query = _texts(given["query"])
     if len(query) != 1:
         raise _invalid(f"'query' has {len(query)} texts; give one", "query")
-    found = yield from rerank(session, query[0], _texts(given["documents"]), on_long=options.on_long)
+    most, documents = options.limits.max_products, _texts(given["documents"])
+    found = yield from rerank(session, query[0], documents, on_long=options.on_long, most_products=most)
     return {"relevance_score": [score for _, score in sorted(found)]}
 
 

@@ -1,9 +1,9 @@
 """Reranking as the APIs of Cohere (v1 and v2) and Jina have it: their requests and answers meet in one form.
 
-Scores are 0 to 1: a cross-encoder's is the sigmoid of its logit, as sentence-transformers has it for one label; a model
-of embeddings scores with its similarity, which for the cosine is -1 to 1, one of embeddings of tokens with MaxSim,
-which is up to the number of the query's vectors. The query and a document are cut to what the model reads, as these
-APIs do. ``priority`` and fields that they do not have are ignored.
+A cross-encoder's score is the sigmoid of its logit, 0 to 1, as sentence-transformers has it for one label; a model of
+embeddings scores with its similarity, which for the cosine is -1 to 1, one of embeddings of tokens with MaxSim, which
+is up to the number of the query's vectors. The query and a document are cut to what the model reads, as these APIs do.
+``priority`` and fields that they do not have are ignored.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ async def _rerank(service: Service, call: Call, body: RerankBody, version: str) 
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     service.limits.check_texts([body.query], "query")
     service.limits.check_texts(texts, "documents")
-    ranking = await call.run(model, rerank(model.session, body.query, texts))
+    ranking = await call.run(model, rerank(model.session, body.query, texts, most_products=service.limits.max_products))
     scores = need_finite(np.array([score for _, score in ranking]))
     if model.task == "classify":
         scores = sigmoid(scores)

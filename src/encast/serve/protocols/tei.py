@@ -266,9 +266,9 @@ async def _rerank(service: Service, call: Call, body: RerankBody) -> Reply:
         raise RefusalError("unsupported", "no model here is a re-ranker: a classifier of pairs with one label")
     service.limits.check_texts([body.query], "query")
     service.limits.check_texts(body.texts, "texts")
-    found: list[tuple[int, float]] = await _run(
-        call, model, rerank(model.session, body.query, body.texts, on_long=_on_long(model, body))
-    )
+    on_long, most = _on_long(model, body), service.limits.max_products
+    steps = rerank(model.session, body.query, body.texts, on_long=on_long, most_products=most)
+    found: list[tuple[int, float]] = await _run(call, model, steps)
     scores = need_finite(np.array([score for _, score in found]))
     if not body.raw_scores:
         scores = sigmoid(scores)
