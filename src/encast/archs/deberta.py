@@ -39,7 +39,6 @@ class DebertaV2(Architecture):
 
     prefix = "deberta."
     stem = ("DebertaV2",)
-    exported = False
     markers: ClassVar[Mapping[str, str]] = {
         "classify": "classifier.weight",
         "tag": "classifier.weight",

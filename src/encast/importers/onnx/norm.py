@@ -5,16 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from encast.importers.onnx.reader import Reader, Value, handles
-from encast.importers.onnx.values import Seen, labels, shape_of
+from encast.importers.onnx.values import Known, Seen, labels, shape_of
 
 __all__ = ["layer_normalization"]
 
 
 @handles("LayerNormalization")
 def layer_normalization(reader: Reader) -> list[Value]:
-    """Over the columns, with gamma and beta."""
+    """Over the columns, with gamma, and with beta or without."""
     rows = reader.rows(reader.inputs[0])
     gamma, beta = reader.known(1), reader.known(2)
+    if gamma is not None and all(one is None for one in reader.inputs[2:]):
+        beta = Known(reader.zeros(gamma.array.size), constant=True)
     given = reader.node.attributes
     columns = shape_of(rows.axes)[-1:]
     plain = labels(rows.axes[-1:]) == "n" and given.get("axis", -1) in (-1, len(rows.axes) - 1)
