@@ -71,7 +71,7 @@ def export(case: Export, folder: Path, out: Path) -> None:
     model.eval()
     ids = torch.randint(5, 20, (2, 7))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if case.arch in ("bert", "electra", "albert", "nomic_bert"):
+    if getattr(model.config, "type_vocab_size", 0) > 1:
         inputs["token_type_ids"] = torch.zeros_like(ids)
     wrapped = Wrapped(model, list(inputs), outputs, case)
     for path in sorted(folder.glob("*_Dense/model.safetensors")):

@@ -13,7 +13,6 @@ from onnx_writer import GELU, HEADS, HIDDEN, INNER, VOCAB, Writer
 
 __all__ = ["CONFIG", "ModernWriter"]
 
-_SIZE = HIDDEN // HEADS
 CONFIG = {
     "model_type": "modernbert",
     "vocab_size": VOCAB,
@@ -45,7 +44,8 @@ class ModernWriter(Writer):
         *,
         bases: Sequence[float] = (1000.0, 100.0),
         reach: int = 6,
-        scale: float = _SIZE**-0.5,
+        scale: float | None = None,
+        heads: int = HEADS,
         cut: str = "split",
         swapped: bool = False,
         beta: float | None = None,
@@ -55,7 +55,9 @@ class ModernWriter(Writer):
         super().__init__(act=GELU)
         self.bases, self.reach, self.cut, self.swapped, self.beta = bases, reach, cut, swapped, beta
         self.eps, self.wrong = eps, wrong
-        self.weights["scale"] = np.array(scale, np.float32)
+        self.heads, self.size = heads, HIDDEN // heads
+        self.weights["heads"] = np.array([0, 0, heads, -1])
+        self.weights["scale"] = np.array(self.size**-0.5 if scale is None else scale, np.float32)
         self.weights |= {"minus inf": np.array(-np.inf, np.float32), "zero": np.array(0.0, np.float32)}
         for name in ("start", "step", "place"):
             self.weights[name] = np.array({"start": 0, "step": 1, "place": 1}[name])
@@ -68,16 +70,16 @@ class ModernWriter(Writer):
         return self.add("Range", "start", length, "step")
 
     def cosines(self, base: float) -> tuple[str, str]:
-        inverse = base ** (-np.arange(0, _SIZE, 2) / _SIZE)
+        inverse = base ** (-np.arange(0, self.size, 2) / self.size)
         if self.wrong == "frequency":
-            inverse[-1] *= 1.001
+            inverse[1] *= 1.001
         name = f"inverse {base}"
         self.weights[name] = inverse.astype(np.float32)[None]
         columns = self.add("Unsqueeze", self.add("Cast", self.positions_of(), to=1), self.numbers(1))
         half = self.add("Mul", columns, name)
         if self.wrong == "interleaved":
             pairs = self.add("Unsqueeze", half, self.numbers(2))
-            whole = self.add("Reshape", self.add("Concat", pairs, pairs, axis=2), self.numbers(-1, _SIZE))
+            whole = self.add("Reshape", self.add("Concat", pairs, pairs, axis=2), self.numbers(-1, self.size))
         else:
             whole = self.add("Concat", half, half, axis=1)
         made = []
@@ -91,10 +93,10 @@ class ModernWriter(Writer):
 
     def turned(self, x: str, base: float) -> str:
         cosines, sines = self.cosines(base)
-        middle, last = self.numbers(_SIZE // 2), self.numbers(3)
+        middle, last = self.numbers(self.size // 2), self.numbers(3)
         if self.cut == "heads":
             first, second = f"{x} first", f"{x} second"
-            self.nodes.append(node_bytes("Split", [x, self.numbers(_SIZE // 2, _SIZE // 2)], [first, second], axis=-1))
+            self.nodes.append(node_bytes("Split", [x, self.numbers(self.size // 2, self.size // 2)], [first, second], axis=-1))
         else:
             first = self.add("Slice", x, self.numbers(0), middle, last)
             second = self.add("Slice", x, middle, self.numbers(1 << 40), last)
@@ -112,7 +114,7 @@ class ModernWriter(Writer):
             parts = [self.add("Slice", product, self.numbers(a), self.numbers(b), self.numbers(2)) for a, b in ends]
             parts = [self.add("Reshape", one, "heads") for one in parts]
         else:
-            sizes = [0, 0, HEADS, 3, _SIZE] if self.wrong == "head by head" else [0, 0, 3, HEADS, _SIZE]
+            sizes = [0, 0, self.heads, 3, self.size] if self.wrong == "head by head" else [0, 0, 3, self.heads, self.size]
             axis = 3 if self.wrong == "head by head" else 2
             whole = self.add("Reshape", product, self.numbers(*sizes))
             if self.cut == "gather":

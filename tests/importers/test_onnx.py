@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from onnx_files import CASES, Export, checkpoint_of
+from onnx_files import CASES, NEWER, Export, checkpoint_of
 from safetensors.numpy import load_file, save_file
 
 from encast.archs import build_graph
@@ -54,6 +54,10 @@ def test_sizes_and_heads_follow_from_the_graph_alone(tmp_path: Path, case: Expor
     lone = tmp_path / "lone"
     lone.mkdir()
     shutil.copy(GOLDEN / case.file, lone)
+    if case.arch in NEWER:
+        with pytest.raises(UnsupportedModelError, match=r"no table of positions.*: put the model's config\.json"):
+            build_graph(open_checkpoint(lone / case.file))
+        return
     wanted, found = build_graph(open_checkpoint(checkpoint)), build_graph(open_checkpoint(lone / case.file))
     if "inner_group" in case.options:
         assert found.meta.arch == "electra"  # ALBERT whose layers share nothing is no other graph

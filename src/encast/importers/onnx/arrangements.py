@@ -186,7 +186,7 @@ def _slice(reader: Reader) -> list[Value]:
 def _columns(reader: Reader, seen: Seen, axis: int, start: int, stop: int) -> Seen:
     """Columns ``start`` to ``stop`` of a product, or of every head."""
     if axis == len(seen.axes) - 1 and 0 <= start < stop <= shape_of(seen.axes)[axis]:
-        if labels(seen.axes) in ("b,s,n", "bs,n"):
+        if labels(seen.axes) in ("b,s,n", "bs,n") and all(seen.axes):
             return part(reader, seen, start, stop, (*seen.axes[:-1], (("n", stop - start),)))
         found = half(reader, seen, start, stop)
         if found is not None:

@@ -27,17 +27,17 @@ def side(reader: Reader, seen: Seen, axis: int, place: int, kept: Axes) -> Seen 
 
     ``kept``: what stands for the axis afterwards, of size 1 or nothing. None for rows in any other arrangement.
     """
-    # Columns that were cut twice: their first part was taken for heads, the second for parts of a head.
-    if labels(seen.axes[axis : axis + 1]) != "h" or sorted(labels(seen.axes).replace(",", "")) != sorted("bshpd"):
-        return None
     order = [label for one in seen.axes for label, _ in one]
-    count = shape_of(seen.axes)[axis]
-    width = int(np.prod([size for one in seen.axes for label, size in one if label in ("p", "d")]))
-    if seen.curve is not None or seen.kind not in ("rows", "product", "part") or not 0 <= place < count:
+    # Columns that were cut twice: their first part was taken for heads, the second for parts of a head. With one head
+    # they were cut once.
+    inner = [label for label in order if label in ("p", "d")]
+    if labels(seen.axes[axis : axis + 1]) != "h" or sorted(order) != sorted(["b", "s", "h", *inner]):
         return None
-    if [label for label in order if label in ("p", "d")] != ["p", "d"]:
+    if inner not in (["p", "d"], ["d"]) or seen.curve is not None or seen.kind not in ("rows", "product", "part"):
         return None
-    axes = tuple(tuple(("h" if label == "p" else label, size) for label, size in one) for one in seen.axes)
+    renamed = {"p": "h"} if "p" in inner else {"d": "n"}
+    width = int(np.prod([size for one in seen.axes for label, size in one if label in inner]))
+    axes = tuple(tuple((renamed.get(label, label), size) for label, size in one) for one in seen.axes)
     return part(reader, seen, place * width, (place + 1) * width, (*axes[:axis], *kept, *axes[axis + 1 :]))
 
 

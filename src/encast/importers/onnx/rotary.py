@@ -25,7 +25,12 @@ _DIGITS = 8
 
 
 def is_in_heads(seen: Seen) -> bool:
-    return labels(seen.axes) == "b,h,s,d" and len(seen.axes) == 4
+    """Whether they have axes of sequences, heads and positions in some order, and then that of a head's columns.
+
+    One head may have an axis of size 1 that is nobody's.
+    """
+    alone = [one[0][0] if len(one) == 1 else "" for one in seen.axes]
+    return sorted(alone[:-1]) in (["b", "h", "s"], ["", "b", "s"]) and alone[-1] in ("d", "n")
 
 
 def half(reader: Reader, seen: Seen, start: int, stop: int) -> Seen | None:
@@ -34,7 +39,12 @@ def half(reader: Reader, seen: Seen, start: int, stop: int) -> Seen | None:
     if not is_in_heads(seen) or width % 2 or (start, stop) not in ((0, width // 2), (width // 2, width)):
         return None
     rows = reader.rows(seen)
-    return Seen("half", rows.value, (*rows.axes[:-1], (("d", width // 2),)), None, int(start > 0))
+    return Seen("half", rows.value, (*rows.axes[:-1], _columns(rows, width // 2)), None, int(start > 0))
+
+
+def _columns(seen: Seen, width: int) -> tuple[tuple[str, int], ...]:
+    """The last axis with another number of columns."""
+    return ((seen.axes[-1][0][0], width),)
 
 
 @handles("Concat")
@@ -45,7 +55,7 @@ def _concat(reader: Reader) -> list[Value]:
         negated = first.curve is not None and np.array_equal(first.curve, -ARGUMENTS) and second.curve is None
         alike = (first.value, first.axes) == (second.value, second.axes)
         if last and negated and alike and (first.extra, second.extra) == (1, 0):
-            return [Seen("turned", first.value, (*first.axes[:-1], (("d", 2 * shape_of(first.axes)[-1]),)))]
+            return [Seen("turned", first.value, (*first.axes[:-1], _columns(first, 2 * shape_of(first.axes)[-1])))]
     raise reader.fail(
         "rows are put together where rotary positions turn them: the second half of each head's columns, negated, and "
         "then the first"
@@ -62,11 +72,13 @@ def times_angles(reader: Reader, seen: Seen, array: Array) -> Seen:
 
 def _of_texts(reader: Reader, seen: Seen, array: Array) -> Array:
     """Cosines or sines of every token: ``[sequences, positions, columns of a head]``."""
-    sequences, _, positions, width = shape_of(seen.axes)
+    places = {one[0][0] if one and one[0][0] in ("b", "s") else "h": place for place, one in enumerate(seen.axes[:-1])}
     wide = array.reshape((1,) * (4 - array.ndim) + array.shape)
-    if wide.shape[1] != 1 or np.broadcast_shapes(wide.shape, (sequences, 1, positions, width))[0] != sequences:
+    shape = shape_of(seen.axes)
+    if wide.shape[places["h"]] != 1 or np.broadcast_shapes(wide.shape, shape) != shape:
         raise reader.fail("cosines and sines are those of positions, the same for every head")
-    return np.broadcast_to(wide, (sequences, 1, positions, width))[:, 0]
+    turned = wide.transpose(places["b"], places["h"], places["s"], 3)[:, 0]
+    return np.broadcast_to(turned, (*reader.probe.ids.shape, shape[-1]))
 
 
 @handles("RotaryEmbedding")
@@ -76,7 +88,7 @@ def _rotary_embedding(reader: Reader) -> list[Value]:
     caches = [reader.known(1), reader.known(2)]
     whole = not given.get("interleaved", 0) and not given.get("rotary_embedding_dim", 0)
     alone = all(one is None for one in reader.inputs[3:])
-    if isinstance(seen, Seen) and is_in_heads(seen) and whole and alone:
+    if isinstance(seen, Seen) and labels(seen.axes) in ("b,h,s,d", "b,s,n") and whole and alone and is_in_heads(seen):
         rows = reader.rows(seen)
         sides = []
         for kind, one in zip(("cosines", "sines"), caches, strict=True):
@@ -98,7 +110,7 @@ def turned(reader: Reader, cosines: Seen, sines: Seen) -> Seen:
     if cosines.value != sines.value or cosines.axes != sines.axes:
         raise reader.fail("cosines and sines of rotary positions are those of the same rows")
     theta, rate = _read_angles(reader, cosines.extra, sines.extra)
-    heads = shape_of(cosines.axes)[1]
+    heads = next((size for one in cosines.axes for label, size in one if label == "h"), 1)
     return Seen("rows", reader.emit("rotary", cosines.value, heads=heads, theta=theta, rate=rate), cosines.axes)
 
 
@@ -111,13 +123,14 @@ def _read_angles(reader: Reader, cosines: Array, sines: Array) -> tuple[float, f
     if pairs < 2:
         raise reader.fail("rotary positions turn heads of at least 4 columns, of which the base follows")
     steps = np.arctan2(sines, cosines)[positions == 1][0, :pairs]
-    slack = max(_ROUNDING, 2.0 * reader.rounding)
+    slack = max(_ROUNDING, 4.0 * reader.rounding)
     if (steps > 0.0).all():
         rate = _shortest(float(steps[0]), slack)
         theta = _shortest(float(steps[-1] / rate) ** (-pairs / (pairs - 1)), slack)
         turns = rate * theta ** (-np.arange(pairs) / pairs)
         angles = np.tile(positions[:, None] * turns, 2)
-        allowed = 1e-6 + 2.0 * reader.rounding + 4e-7 * angles
+        # Narrow files may compute the angles themselves in 16 bits.
+        allowed = 1e-6 + 2.0 * reader.rounding + (4e-7 + 4.0 * reader.rounding) * angles
         if (np.abs(cosines - np.cos(angles)) <= allowed).all() and (np.abs(sines - np.sin(angles)) <= allowed).all():
             return theta, rate
     raise reader.fail(
