@@ -96,7 +96,8 @@ class ModernWriter(Writer):
         middle, last = self.numbers(self.size // 2), self.numbers(3)
         if self.cut == "heads":
             first, second = f"{x} first", f"{x} second"
-            self.nodes.append(node_bytes("Split", [x, self.numbers(self.size // 2, self.size // 2)], [first, second], axis=-1))
+            halves = self.numbers(self.size // 2, self.size // 2)
+            self.nodes.append(node_bytes("Split", [x, halves], [first, second], axis=-1))
         else:
             first = self.add("Slice", x, self.numbers(0), middle, last)
             second = self.add("Slice", x, middle, self.numbers(1 << 40), last)
@@ -114,9 +115,8 @@ class ModernWriter(Writer):
             parts = [self.add("Slice", product, self.numbers(a), self.numbers(b), self.numbers(2)) for a, b in ends]
             parts = [self.add("Reshape", one, "heads") for one in parts]
         else:
-            sizes = [0, 0, self.heads, 3, self.size] if self.wrong == "head by head" else [0, 0, 3, self.heads, self.size]
-            axis = 3 if self.wrong == "head by head" else 2
-            whole = self.add("Reshape", product, self.numbers(*sizes))
+            axis, sizes = (3, (self.heads, 3)) if self.wrong == "head by head" else (2, (3, self.heads))
+            whole = self.add("Reshape", product, self.numbers(0, 0, *sizes, self.size))
             if self.cut == "gather":
                 for place in range(3):
                     self.weights[f"at {place}"] = np.array(place)

@@ -144,7 +144,7 @@ def test_a_graph_without_positions_needs_a_config(tmp_path: Path) -> None:
     for text in (None, "{}"):
         if text is not None:
             (tmp_path / "config.json").write_text(text)
-        with pytest.raises(UnsupportedModelError, match=r"no table of positions.* put the model's config\.json, with its"):
+        with pytest.raises(UnsupportedModelError, match=r"no table of positions.* put the model's config\.json"):
             build_graph(open_checkpoint(path))
 
 
@@ -289,7 +289,7 @@ def test_constants_are_put_together_again() -> None:
     assert found.keys() == wanted.keys()
     for name, array in wanted.items():
         assert np.array_equal(found[name], array), name
-    with pytest.raises(UnsupportedModelError, match="'e.weight' is padded"):
+    with pytest.raises(UnsupportedModelError, match=r"'e\.weight' is padded"):
         tensors_of({"e.weight[padded]": first})
 
 

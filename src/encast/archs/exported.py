@@ -8,6 +8,7 @@ name, and the model is built as from any checkpoint.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +62,9 @@ class ExportLike(Protocol):
 
     @property
     def fixed(self) -> Mapping[str, tuple[float, int]]: ...
+
+    @property
+    def quantised(self) -> str: ...
 
     @property
     def distances(self) -> Mapping[str, np.ndarray[Any, Any]]: ...
@@ -195,9 +199,10 @@ def show_export(
             )
             continue
         for task in tasks:
-            for name in [str(model_type)] if model_type is not None else _order(model_types, facts):
+            names = [str(model_type)] if model_type is not None else _order(model_types, facts)
+            for name, fields in itertools.product(names, _configs(export, given)):
                 try:
-                    return _fit(export, output, task, name, facts, given, path, modules, class_name, build)
+                    return _fit(export, output, task, name, facts, fields, path, modules, class_name, build)
                 except NoFitError as error:
                     if best is None or error.depth > best.depth:
                         best = error
@@ -211,6 +216,16 @@ def show_export(
     )
 
 
+def _configs(export: ExportLike, given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What config.json may mean, as it stands first.
+
+    DeBERTa's projections of positions read a constant, and quantisers leave such products in f32: their weights are
+    then no more those of queries and keys, as ``share_att_key`` says, but weights of their own.
+    """
+    apart = export.quantised and given.get("share_att_key") is True
+    return [given, *([{**given, "share_att_key": False}] if apart else [])]
+
+
 def _order(model_types: Mapping[str, Any], facts: Facts) -> list[str]:
     """Types in the order in which they are tried; types of one class are the same graph.
 
@@ -220,7 +235,7 @@ def _order(model_types: Mapping[str, Any], facts: Facts) -> list[str]:
     first = ["albert"] if shares else ["bert", "roberta", "electra"]
     names: dict[Any, str] = {}
     for name in (*first, "bert", "roberta", *model_types):
-        if model_types[name].exported:
+        if model_types[name].exported and model_types[name].told_by_graph:
             names.setdefault(model_types[name], name)
     return list(names.values())
 

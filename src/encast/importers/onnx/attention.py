@@ -24,6 +24,11 @@ _LOW = -1000.0
 def _matmul(reader: Reader) -> list[Value]:
     a, b = reader.inputs
     if isinstance(a, Seen) and isinstance(b, Known):
+        if b.array.ndim > 2 and labels(a.axes) in ("bh,s,d", "b,h,s,d"):
+            raise reader.fail(
+                "queries and keys in heads are multiplied with each other, or with a table of relative positions that "
+                "the file projects itself: give the file as it was before a graph optimiser computed that in advance"
+            )
         return [_times_weight(reader, a, b, b.array)]
     if isinstance(a, Seen) and isinstance(b, Seen):
         if a.kind == "probabilities":

@@ -42,8 +42,10 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "Max": np.maximum,
     "Min": np.minimum,
 }
-_CURVED = ("rows", "sequences", "scores", "centred", "variance", "squares", "part", "half", "table", "by position", "picked")
-
+_CURVED = (
+    *("rows", "sequences", "scores", "centred", "variance", "squares"),
+    *("part", "half", "table", "by position", "picked"),
+)
 _OPEN = ("product", "masked", "normed")
 """Kinds that become rows as soon as something else is done with them."""
 

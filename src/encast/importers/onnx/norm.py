@@ -21,7 +21,7 @@ def layer_normalization(reader: Reader) -> list[Value]:
     columns = shape_of(rows.axes)[-1:]
     plain = labels(rows.axes[-1:]) == "n" and given.get("axis", -1) in (-1, len(rows.axes) - 1)
     if gamma is None or beta is None or not plain or not gamma.array.shape == beta.array.shape == columns:
-        raise reader.fail("a layer norm goes over the columns and has gamma and beta")
+        raise reader.fail("a layer norm goes over the columns and has gamma, and beta or none")
     eps = float(str(np.float32(given.get("epsilon", 1e-5))))
     names = [reader.constant(one, one.array.reshape(-1)) for one in (gamma, beta)]
     return [Seen(rows.kind, reader.emit("layer_norm", rows.value, *names, eps=eps), rows.axes)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from encast.importers.onnx.reader import Reader
-from encast.importers.onnx.values import ARGUMENTS, Axes, Seen, columns, labels, shape_of
+from encast.importers.onnx.values import ARGUMENTS, Axes, Seen, labels, shape_of
 
 __all__ = ["gated", "part", "side"]
 

@@ -31,7 +31,8 @@ Atom = tuple[str, int]
 Axes = tuple[tuple[Atom, ...], ...]
 """For each axis of the ONNX value the axes of ours that it holds, as (label, size): ``b`` sequences, ``s`` positions,
 ``n`` columns, ``h`` heads, ``d`` columns of a head, ``q`` and ``k`` positions of queries and keys, ``p`` the parts
-of a head of packed rows, ``t`` rows of a table of relative positions, ``o`` the other position of a pair. An axis of size 1 holds none."""
+of a head of packed rows, ``t`` rows of a table of relative positions, ``o`` the other position of a pair. An axis of
+size 1 holds none."""
 
 ARGUMENTS = np.concatenate([-np.logspace(6, 1, 16), np.linspace(-8.0, 8.0, 128), np.logspace(1, 6, 16)])
 """Where elementwise functions are compared: f64, without 0. The large ones show a function that is cut off."""
