@@ -140,7 +140,7 @@ class Export:
         return "f16" if "f16" in self.then else self.dtype
 
 
-NEWER = ("modernbert", "nomic_bert", "deberta-v2")
+NEWER = ("modernbert", "nomic_bert", "gte", "deberta-v2")
 """Architectures of which smaller exports say as much: nothing in them is one number for all heads or columns."""
 
 _ALTERNATING = {"layers": 2, "config": {"global_attn_every_n_layers": 2}}
@@ -188,6 +188,7 @@ CASES = [
     Export("deberta-v2", "classify", 18, "dynamo", "eager"),
     Export("deberta-v2", "fill_mask", 17, "torchscript", "eager"),
     Export("nomic_bert", "features", 17, "torchscript"),
+    Export("gte", "classify", 17, "torchscript"),
     Export("nomic_bert", "embed", 18, "dynamo", "eager", options={"pooling": ("mean",), "normalize": True}),
 ]  # fmt: skip
 

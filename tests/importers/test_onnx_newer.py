@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from modern_writer import CONFIG, ModernWriter
-from onnx_files import CASES, checkpoint_of, field_bytes
+from onnx_files import CASES, checkpoint_of, field_bytes, node_bytes
+from onnx_writer import HIDDEN
 
 from encast.archs import build_graph
 from encast.archs.comparison import Comparison, NoFitError
@@ -21,6 +22,8 @@ from encast.importers import open_checkpoint
 from encast.ir import Graph
 from encast.ir.relative import distance_rows
 from encast.ir.types import ValueType
+from encast.passes import optimise
+from encast.quant import QuantSpec
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "onnx"
 MODERN, DEBERTA = "modernbert-tag-dynamo-18.onnx", "deberta-v2-classify-dynamo-18.onnx"
@@ -146,6 +149,40 @@ def test_a_graph_without_positions_needs_a_config(tmp_path: Path) -> None:
             (tmp_path / "config.json").write_text(text)
         with pytest.raises(UnsupportedModelError, match=r"no table of positions.* put the model's config\.json"):
             build_graph(open_checkpoint(path))
+
+
+class Quantised(ModernWriter):
+    """Products with weights are those of integers, as ``quantize_dynamic`` writes them."""
+
+    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
+        if op != "MatMul" or inputs[1] not in self.weights:
+            return super().add(op, *inputs, **attributes)
+        name, weight = inputs[1], self.weights[inputs[1]]
+        scale = np.abs(weight).max() / 120
+        self.weights[name] = np.rint(weight / scale).astype(np.int8)
+        self.weights |= {f"{name} scale": np.array(scale, np.float32), f"{name} zero": np.array(0, np.int8)}
+        rows = [f"{name} {part}" for part in ("rows", "rows scale", "rows zero")]
+        self.nodes.append(node_bytes("DynamicQuantizeLinear", inputs[:1], rows))
+        sums = super().add("MatMulInteger", rows[0], name, rows[2], f"{name} zero")
+        both = super().add("Mul", rows[1], f"{name} scale")
+        return super().add("Mul", super().add("Cast", sums, to=1), both)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_integers_of_packed_weights_are_those_of_the_products(tmp_path: Path, swapped: bool) -> None:
+    writer = Quantised(swapped=swapped)
+    graph = graph_of(writer, tmp_path)
+    packed, gated = [
+        array.T for array in writer.weights.values() if array.dtype == np.int8 and array.shape == (HIDDEN, 24)
+    ][:2]
+    held = {f"attn.Wqkv.weight[{part}]": packed[8 * i : 8 * i + 8] for i, part in enumerate(("query", "key", "value"))}
+    held["mlp.Wi.weight"] = np.concatenate(np.split(gated, 2)[::-1]) if swapped else gated
+    for name, values in held.items():
+        integers = graph.constants[f"layers.0.{name}"].integers
+        assert integers is not None
+        assert np.array_equal(integers.values, values), name
+    _, report = optimise(graph, QuantSpec("int8"))
+    assert all(kept == of for kept, of in report.kept.values())
 
 
 def test_weights_may_not_be_joined_without_end(tmp_path: Path) -> None:
