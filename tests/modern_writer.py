@@ -89,9 +89,13 @@ class ModernWriter(Writer):
                 self.weights["larger"] = np.array(1.01, np.float32)
                 angles = self.add("Mul", angles, "larger")
             made.append(self.add("Unsqueeze", angles, self.numbers(0, 1)))
+            if self.wrong == "by head":
+                self.weights["heads' own"] = np.array([1.0, 1.01], np.float32).reshape(1, 2, 1, 1)
+                made[-1] = self.add("Mul", made[-1], "heads' own")
         return made[0], made[1]
 
-    def turned(self, x: str, base: float) -> str:
+    def turned(self, x: str, base: float, other: str) -> str:
+        """``x`` by its positions; ``other``: the rows that are turned where that is what is wrong."""
         cosines, sines = self.cosines(base)
         middle, last = self.numbers(self.size // 2), self.numbers(3)
         if self.cut == "heads":
@@ -103,6 +107,7 @@ class ModernWriter(Writer):
             second = self.add("Slice", x, middle, self.numbers(1 << 40), last)
         if self.wrong != "not negated":
             second = self.add("Neg", second)
+        x = other if self.wrong == "crossed" else x
         pair = (first, second) if self.wrong == "halves" else (second, first)
         return self.add("Add", self.add("Mul", x, cosines), self.add("Mul", self.add("Concat", *pair, axis=-1), sines))
 
@@ -141,7 +146,7 @@ class ModernWriter(Writer):
 
     def modern_attention(self, x: str, base: float, reach: int | None) -> str:
         q, k, v = self.packed(x)
-        q, k = self.turned(q, base), self.turned(k, base)
+        q, k = self.turned(q, base, k), self.turned(k, base, q)
         scores = self.add("Mul", self.add("MatMul", q, self.add("Transpose", k, perm=[0, 1, 3, 2])), "scale")
         probs = self.add("Softmax", self.add("Add", scores, self.hidden(reach)), axis=-1)
         context = self.add("Transpose", self.add("MatMul", probs, v), perm=[0, 2, 1, 3])

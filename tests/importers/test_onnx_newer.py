@@ -19,6 +19,11 @@ from encast.archs.comparison import Comparison, NoFitError
 from encast.archs.modules import tensors_of
 from encast.errors import CheckpointError, EncastError, UnsupportedModelError
 from encast.importers import open_checkpoint
+from encast.importers.onnx.dequantised import Dequantised
+from encast.importers.onnx.disentangled import Picked, added
+from encast.importers.onnx.model import OnnxNode
+from encast.importers.onnx.reader import HANDLERS, Probe, Reader
+from encast.importers.onnx.values import ARGUMENTS, Known, Seen
 from encast.ir import Graph
 from encast.ir.relative import distance_rows
 from encast.ir.types import ValueType
@@ -106,6 +111,8 @@ def test_a_gate_in_the_second_half_comes_first(tmp_path: Path) -> None:
         ({"wrong": "frequency", "heads": 1}, r"\(Add\) takes .*rotary positions turn pair i .*these angles are others"),
         ({"wrong": "interleaved"}, "these angles are others"),
         ({"wrong": "amplitude"}, "these angles are others"),
+        ({"wrong": "by head"}, r"\(Mul\) takes .*the same for every head"),
+        ({"wrong": "crossed"}, r"\(Add\) takes .*are those of the same rows"),
         ({"wrong": "not negated"}, r"\(Concat\) takes .*the second half of each head's columns, negated"),
         ({"wrong": "halves"}, r"\(Concat\) takes .*the second half of each head's columns, negated"),
         ({"wrong": "head by head"}, r"\(Split\) takes rows times a weight"),
@@ -335,3 +342,51 @@ def test_the_file_of_another_architecture_is_refused(tmp_path: Path) -> None:
     shutil.copy(GOLDEN / "nomic_bert-features-torchscript-17.onnx", folder / "model.onnx")
     with pytest.raises(EncastError, match=r"config\.json|graph is none of modernbert"):
         build_graph(open_checkpoint(folder))
+
+
+# What only the parts show
+
+
+def reader_of(op: str, **attributes: Any) -> Reader:
+    reader = Reader("net.onnx", 17, Probe.make(2, 5, ()), Dequantised(0))
+    reader.node = OnnxNode(op, "", "n", [], ["out"], attributes)
+    return reader
+
+
+def picked(reader: Reader, index: np.ndarray[Any, Any], factor: float = 1.0) -> Seen:
+    """What an index of 5 positions picks, of queries."""
+    axes = ((("b", 2), ("h", 2)), (("s", 5),), (("o", 5),))
+    return Seen("picked", "", axes, factor * ARGUMENTS, Picked("x", "table", index))
+
+
+def test_an_index_is_the_same_for_all_heads() -> None:
+    reader = reader_of("GatherElements", axis=-1)
+    axes = ((("b", 2), ("h", 2)), (("s", 5),), (("t", 6),))
+    index = np.broadcast_to(np.arange(5) % 3, (4, 5, 5)).copy()
+    for changed in (False, True):
+        index[3, 2, 1] += int(changed)
+        reader.inputs = [Seen("by position", "x", axes, None, "table"), Known(index, constant=False)]
+        if changed:
+            with pytest.raises(UnsupportedModelError, match="an index that is the same for every head and sequence"):
+                HANDLERS["GatherElements"](reader)
+        else:
+            assert HANDLERS["GatherElements"](reader)[0].meaning.startswith("what a distance picks")
+
+
+def test_a_row_depends_on_the_distance_alone() -> None:
+    reader, places = reader_of("Add"), np.arange(5)
+    index = places[:, None] - places + 5
+    scores = Seen("scores", "scores", (*picked(reader, index).axes[:1], (("q", 5),), (("k", 5),)))
+    for row, column in ((0, 0), (3, 0), (2, 3)):
+        changed = index.copy()
+        changed[row, column] += 1
+        with pytest.raises(UnsupportedModelError, match="depends on the distance of query and key alone"):
+            added(reader, scores, picked(reader, changed))
+
+
+def test_scores_by_position_have_the_scale_of_those_by_content() -> None:
+    reader, places = reader_of("Add"), np.arange(5)
+    index = places[:, None] - places + 5
+    axes = (*picked(reader, index).axes[:1], (("q", 5),), (("k", 5),))
+    with pytest.raises(UnsupportedModelError, match="have one arrangement and one scale"):
+        added(reader, Seen("scores", "scores", axes, 0.5 * ARGUMENTS), picked(reader, index, 0.51))
