@@ -178,7 +178,7 @@ def _attention(reader: Reader) -> list[Value]:
 
 def _of_texts(reader: Reader, axes: Axes, array: Array) -> tuple[Array, Array, Array] | None:
     """What an array that is spread over scores holds where query and key are tokens, and where the key is padding;
-    and how far apart query and key are, of the first."""
+    and where the former is."""
     sequences, positions = reader.probe.ids.shape
     if labels(axes) not in ("b,h,q,k", "b,q,k", "bh,q,k") or not all(axes[-2:]):
         return None
@@ -195,9 +195,7 @@ def _of_texts(reader: Reader, axes: Axes, array: Array) -> tuple[Array, Array, A
     keys = mask[:, None, None, :]
     both = np.broadcast_to(texts & keys, spread.shape)
     padding = np.broadcast_to(texts & ~keys, spread.shape)
-    places = np.arange(positions)
-    distances = np.broadcast_to(np.abs(places[:, None] - places), spread.shape)
-    return spread[both], spread[padding], distances[both]
+    return spread[both], spread[padding], both
 
 
 def add_mask(reader: Reader, seen: Seen, array: Array) -> Seen:
@@ -219,8 +217,13 @@ def add_mask(reader: Reader, seen: Seen, array: Array) -> Seen:
     )
 
 
-def _reach(added: Array, distances: Array) -> int | None:
-    """How far the keys are from their queries that a mask leaves; None unless it leaves all of these, and no others."""
+def _reach(added: Array, both: Array) -> int | None:
+    """How far the keys are from their queries that a mask leaves; None unless it leaves all of these, and no others.
+
+    ``both``: which of all pairs ``added`` is for.
+    """
+    places = np.arange(both.shape[-1])
+    distances = np.broadcast_to(np.abs(places[:, None] - places), both.shape)[both]
     seen = added == 0
     reach = int(distances[seen].max(initial=0))
     fits = reach > 0 and np.array_equal(seen, distances <= reach) and (added[~seen] <= _LOW).all()

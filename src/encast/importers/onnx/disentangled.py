@@ -92,7 +92,10 @@ def _gather_elements(reader: Reader) -> list[Value]:
         wanted = (*shape_of(seen.axes)[:-1], positions)
         last = place_of(reader.node.attributes.get("axis", 0), len(seen.axes)) == len(seen.axes) - 1
         if last and index.array.shape == wanted:
-            flat = index.array.reshape(-1, positions, positions)
+            # Axes along which it is spread hold it once.
+            steps = index.array.strides[:-2]
+            flat = index.array[tuple(slice(1 if step == 0 else None) for step in steps)]
+            flat = flat.reshape(-1, positions, positions)
             if (flat == flat[0]).all():
                 axes = (*seen.axes[:-1], (("o", positions),))
                 return [Seen("picked", "", axes, seen.curve, Picked(seen.value, seen.extra, flat[0]))]
