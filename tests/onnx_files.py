@@ -140,6 +140,12 @@ class Export:
         return "f16" if "f16" in self.then else self.dtype
 
 
+NEWER = ("modernbert", "nomic_bert", "gte", "deberta-v2")
+"""Architectures of which smaller exports say as much: nothing in them is one number for all heads or columns."""
+
+_ALTERNATING = {"layers": 2, "config": {"global_attn_every_n_layers": 2}}
+"""A layer that sees everything, then one with a window."""
+
 CASES = [
     Export("bert", "features", 11, "torchscript", "eager"),
     Export("bert", "features", 18, "dynamo"),
@@ -173,6 +179,17 @@ CASES = [
     Export("bert", "features", 11, "torchscript", "eager", then=("transformers", "f16")),
     Export("distilbert", "answer", 18, "dynamo", then=("transformers", "f16")),
     Export("electra", "classify", 17, "torchscript", then=("transformers", "f16")),
+    Export("modernbert", "features", 14, "torchscript", "eager", options=_ALTERNATING),
+    Export("modernbert", "embed", 18, "dynamo", options={**_ALTERNATING, "pooling": ("cls",), "normalize": True}),
+    Export("modernbert", "classify", 17, "torchscript", options=_ALTERNATING),
+    Export("modernbert", "tag", 18, "dynamo", "eager", options=_ALTERNATING),
+    Export("modernbert", "fill_mask", 23, "dynamo", options=_ALTERNATING),
+    Export("deberta-v2", "features", 13, "torchscript", "eager"),
+    Export("deberta-v2", "classify", 18, "dynamo", "eager"),
+    Export("deberta-v2", "fill_mask", 17, "torchscript", "eager"),
+    Export("nomic_bert", "features", 17, "torchscript"),
+    Export("gte", "classify", 17, "torchscript"),
+    Export("nomic_bert", "embed", 18, "dynamo", "eager", options={"pooling": ("mean",), "normalize": True}),
 ]  # fmt: skip
 
 
@@ -182,6 +199,8 @@ def checkpoint_of(export: Export, folder: Path) -> Path:
     Its weights are f32, rounded as the export's.
     """
     sizes: dict[str, Any] = {"layers": 1, "hidden": 32, "heads": 4, "inner": 40, "vocab": 60, "positions": 24}
+    if export.arch in NEWER:
+        sizes |= {"hidden": 16, "heads": 2, "inner": 20, "vocab": 40}
     make_checkpoint(folder, export.arch, export.head, **{**sizes, **export.options})
     for path in folder.glob("**/*.safetensors"):
         save_file({name: rounded(array, export.numbers) for name, array in load_file(path).items()}, path)

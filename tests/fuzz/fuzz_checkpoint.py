@@ -103,6 +103,15 @@ def _onnx(data: bytes) -> None:
     build_graph(open_checkpoint(root / "net.onnx"))
 
 
+def _onnx_beside(data: bytes) -> None:
+    """config.json, ended by a zero byte, and the file."""
+    root = Path(_SCRATCH.name) / "beside"
+    root.mkdir(exist_ok=True)
+    for name, content in zip(("config.json", "net.onnx"), data.partition(b"\0")[::2], strict=True):
+        (root / name).write_bytes(content)
+    build_graph(open_checkpoint(root / "net.onnx"))
+
+
 def _bundle_files() -> Any:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     return importlib.import_module("bundle_files")
@@ -120,7 +129,18 @@ READERS: tuple[Reader, ...] = (
     _params,
     _gluon,
     _onnx,
+    _onnx_beside,
 )
+
+
+def _beside(file: str) -> bytes:
+    """A kept export with its config, as ``_onnx_beside`` reads it."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    files = importlib.import_module("onnx_files")
+    case = next(case for case in files.CASES if case.file == file)
+    config = files.checkpoint_of(case, Path(_SCRATCH.name) / case.arch) / "config.json"
+    export = Path(__file__).parents[1] / "golden" / "onnx" / file
+    return bytes([11]) + config.read_bytes() + b"\0" + export.read_bytes()
 
 
 def corpus() -> dict[str, bytes]:
@@ -172,6 +192,8 @@ def corpus() -> dict[str, bytes]:
         "onnx_fused": bytes([10])
         + (golden / "onnx" / "bert-features-torchscript-11-transformers-f16.onnx").read_bytes(),
         "onnx_quantised": bytes([10]) + (golden / "onnx_quantised" / quantised).read_bytes(),
+        "onnx_rotary": _beside("modernbert-features-torchscript-14.onnx"),
+        "onnx_distances": _beside("deberta-v2-features-torchscript-13.onnx"),
     }
 
 

@@ -124,6 +124,9 @@ class Architecture(ABC):
     exported: ClassVar[bool] = True
     """Whether exports of it (ONNX) are read."""
 
+    told_by_graph: ClassVar[bool] = True
+    """Whether an export alone says which one it is and how long its texts may be; else config.json must be there."""
+
     def __init__(self, config: Config) -> None:
         config.refuse_unless("position_embedding_type", *self.position_types)
         self.config = config

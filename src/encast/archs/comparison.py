@@ -8,12 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from encast.archs.modules import is_zeros
 from encast.archs.weights import Float32
 from encast.ir import Graph, Integers, Node
+from encast.ir.relative import distance_rows
 
 __all__ = ["Comparison", "NoFitError", "alike", "same_number"]
 
 
+Distances = Mapping[str, np.ndarray[Any, Any]]
+
+_BASE = 4e-6
+"""Relatively, how well angles in f32 tell the base that they were made with."""
+_UNSURE = 1e-4
+"""Of a bucket's number: what a logarithm in f32 may be off."""
 _F16 = 2.0**-11
 _SMALL, _LOST = 2.0**-14, 2.0**-23
 
@@ -41,9 +49,13 @@ def same_number(found: float, wanted: float, rounding: float) -> bool:
 
 
 class Comparison:
-    """Two graphs, node by node from an output up; ``rounding``: that of the export's numbers, see ``same_number``."""
+    """Two graphs, node by node from an output up; ``rounding``: that of the export's numbers, see ``same_number``;
+    ``distances``: what its nodes ``relative_scores`` pick."""
 
-    def __init__(self, graph: Graph, template: Graph, what: str, rounding: float = 0.0) -> None:
+    def __init__(
+        self, graph: Graph, template: Graph, what: str, rounding: float = 0.0, distances: Distances | None = None
+    ) -> None:
+        self.distances = distances or {}
         self.graph, self.template, self.what, self.rounding = graph, template, what, rounding
         self.makers = {output: node for node in graph.nodes for output in node.outputs}
         self.wanted = {output: node for node in template.nodes for output in node.outputs}
@@ -82,6 +94,10 @@ class Comparison:
 
     def _node(self, mine: str, theirs: str) -> list[tuple[str, str]]:
         node, wanted = self.makers.get(mine), self.wanted[theirs]
+        if node is not None and _is_first_token(node) and _is_first_token(wanted):
+            return [(node.inputs[0], wanted.inputs[0])]
+        if node is not None and node.op == wanted.op == "relative_scores":
+            return self._relative(node, wanted)
         if node is None or node.op != wanted.op or not _same_attrs(node.attrs, wanted.attrs, self.rounding):
             found = "nothing" if node is None else f"{node.op}{_shown(node.attrs)} ({node.name!r})"
             raise self._differ(found, f"{wanted.op}{_shown(wanted.attrs)} ({wanted.name!r})")
@@ -99,6 +115,16 @@ class Comparison:
                 raise self._differ(f"a sum without {kind} ({mine!r})", f"one with it ({theirs!r})")
             pairs.append((kinds[kind], other))
         return pairs
+
+    def _relative(self, node: Node, wanted: Node) -> list[tuple[str, str]]:
+        span = int(self.template.type_of(wanted.inputs[2]).shape[0]) // 2
+        rows, rule = self.distances[node.outputs[0]], int(wanted.attrs["max_distance"])
+        if node.attrs["of"] != wanted.attrs["of"] or not _follow(rows, span, rule):
+            raise self._differ(
+                f"relative_scores of {node.attrs['of']} with rows {_shown_rows(rows)} ({node.name!r})",
+                f"those of {wanted.attrs['of']} for {2 * span} rows and max_distance {rule}",
+            )
+        return list(zip(node.inputs, wanted.inputs, strict=True))
 
     def _terms(self, value: str, makers: Mapping[str, Node]) -> list[str]:
         node = makers.get(value)
@@ -131,6 +157,10 @@ class Comparison:
             raise self._differ(f"{mine!r} is computed", f"the weight {theirs!r}")
         if array.shape != shape:
             raise self._differ(f"the weight {mine!r} of shape {list(array.shape)}", f"{theirs!r} of {list(shape)}")
+        if is_zeros(theirs):
+            if array.any():
+                raise self._differ(f"{mine!r} is added", "nothing")
+            return
         if theirs in self.bound and not alike(self.bound[theirs], array):
             raise self._differ(f"{mine!r} is another weight", f"{theirs!r} in both places")
         self.bound.setdefault(theirs, array)
@@ -139,13 +169,46 @@ class Comparison:
         return NoFitError(f"{self.what}, and there has {found} where that has {wanted}", len(self.met))
 
 
+def _follow(rows: np.ndarray[Any, Any], span: int, max_distance: int) -> bool:
+    """Whether rows by distance, from the most negative on, are those of ``distance_rows``.
+
+    A logarithm in f32 may move a distance that is next to the border of two buckets into the other one.
+    """
+    most = len(rows) // 2
+    distances = np.arange(-most, most + 1)
+    moved = rows != distance_rows(distances, span, max_distance)
+    exact = span // 2
+    size = np.abs(distances[moved])
+    if not max_distance or (size <= exact).any():
+        return not moved.any()
+    steps = np.log(size / exact) / np.log((max_distance - 1) / exact) * (exact - 1)
+    border = np.rint(steps)
+    allowed = [
+        np.clip(np.sign(distances[moved]) * (exact + border + one) + span, 0, 2 * span - 1) == rows[moved]
+        for one in (0, 1)
+    ]
+    return bool(((np.abs(steps - border) <= _UNSURE) & (allowed[0] | allowed[1])).all())
+
+
+def _shown_rows(rows: np.ndarray[Any, Any]) -> str:
+    middle = len(rows) // 2
+    return f"{rows[middle : middle + 3].tolist()}, ..., {rows[-1]} for the distances 0, 1, 2, ..., {middle}"
+
+
+def _is_first_token(node: Node) -> bool:
+    return node.op == "first_token" or (node.op == "pooling" and list(node.attrs["modes"]) == ["cls"])
+
+
 def _same_attrs(found: Mapping[str, Any], wanted: Mapping[str, Any], rounding: float) -> bool:
-    def same(a: Any, b: Any) -> bool:
+    def same(key: str) -> bool:
+        a, b = found[key], wanted[key]
+        if key == "theta":  # of which angles tell less
+            return bool(np.isclose(a, b, rtol=max(_BASE, 8.0 * rounding), atol=0.0))
         if isinstance(a, float) and isinstance(b, float):
             return same_number(a, b, rounding)
         return bool(a == b)
 
-    return set(found) == set(wanted) and all(same(found[key], wanted[key]) for key in found)
+    return set(found) == set(wanted) and all(same(key) for key in found)
 
 
 def _shown(attrs: Mapping[str, Any]) -> str:

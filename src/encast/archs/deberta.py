@@ -39,7 +39,7 @@ class DebertaV2(Architecture):
 
     prefix = "deberta."
     stem = ("DebertaV2",)
-    exported = False
+    told_by_graph = False
     markers: ClassVar[Mapping[str, str]] = {
         "classify": "classifier.weight",
         "tag": "classifier.weight",

@@ -8,6 +8,7 @@ name, and the model is built as from any checkpoint.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from encast.archs.comparison import Comparison, NoFitError, alike, same_number
 from encast.archs.config import ACTIVATION_NAMES
 from encast.archs.encoder import MOST_LAYERS
 from encast.archs.heads import SentenceModules
+from encast.archs.modules import tensors_of
 from encast.archs.shown import Arrays, Dense, Pooled, Shown, Stored
 from encast.archs.weights import Float32, Weights
 from encast.errors import CheckpointError, EncastError, UnsupportedModelError
@@ -61,6 +63,16 @@ class ExportLike(Protocol):
     @property
     def fixed(self) -> Mapping[str, tuple[float, int]]: ...
 
+    @property
+    def quantised(self) -> str: ...
+
+    @property
+    def distances(self) -> Mapping[str, np.ndarray[Any, Any]]: ...
+
+
+_POSITIONS = ("relative_scores", "rotary")
+"""Ops of attention that know of positions: a graph with them may have no table."""
+
 
 class Empty(Weights):
     """Weights that have every tensor, of zeros, in no memory; ``untied``: as of a decoder with weights of its own."""
@@ -93,7 +105,7 @@ Build = Callable[[str, Mapping[str, Any], str], Graph]
 
 @dataclass(frozen=True)
 class Facts:
-    """The sizes of an exported graph, by the names of ``Sizes``."""
+    """The sizes of an exported graph, by the names of ``Sizes``; ``positions`` is 0 where there is no table of them."""
 
     vocab: int
     embedding: int
@@ -111,10 +123,9 @@ class Facts:
 
     def config(self, model_type: str) -> dict[str, Any]:
         """The fields of config.json that say so."""
-        shared = {
-            "vocab_size": self.vocab,
-            "max_position_embeddings": self.positions,
-        }
+        shared: dict[str, Any] = {"vocab_size": self.vocab}
+        if self.positions:
+            shared["max_position_embeddings"] = self.positions
         if model_type == "distilbert":
             return shared | {
                 "dim": self.hidden,
@@ -132,7 +143,10 @@ class Facts:
             "hidden_act": self.activation,
             "layer_norm_eps": self.eps,
         }
-        if model_type != "mpnet":
+        if model_type == "modernbert":
+            fields["norm_eps"] = fields.pop("layer_norm_eps")
+            fields["hidden_activation"] = fields.pop("hidden_act")
+        elif model_type != "mpnet":
             fields["type_vocab_size"] = self.type_vocab
         if model_type in ("electra", "albert"):
             fields["embedding_size"] = self.embedding
@@ -178,10 +192,17 @@ def show_export(
         if isinstance(facts, UnsupportedModelError):
             failed = failed or facts
             continue
+        if model_type is None and not facts.positions:
+            failed = failed or UnsupportedModelError(
+                f"{export.where}: the graph has no table of positions, so it does not say how long texts may be: put "
+                "the model's config.json, with its model_type, beside it"
+            )
+            continue
         for task in tasks:
-            for name in [str(model_type)] if model_type is not None else _order(model_types, facts):
+            names = [str(model_type)] if model_type is not None else _order(model_types, facts)
+            for name, fields in itertools.product(names, _configs(export, given)):
                 try:
-                    return _fit(export, output, task, name, facts, given, path, modules, class_name, build)
+                    return _fit(export, output, task, name, facts, fields, path, modules, class_name, build)
                 except NoFitError as error:
                     if best is None or error.depth > best.depth:
                         best = error
@@ -195,6 +216,16 @@ def show_export(
     )
 
 
+def _configs(export: ExportLike, given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What config.json may mean, as it stands first.
+
+    DeBERTa's projections of positions read a constant, and quantisers leave such products in f32: their weights are
+    then no more those of queries and keys, as ``share_att_key`` says, but weights of their own.
+    """
+    apart = export.quantised and given.get("share_att_key") is True
+    return [given, *([{**given, "share_att_key": False}] if apart else [])]
+
+
 def _order(model_types: Mapping[str, Any], facts: Facts) -> list[str]:
     """Types in the order in which they are tried; types of one class are the same graph.
 
@@ -204,7 +235,7 @@ def _order(model_types: Mapping[str, Any], facts: Facts) -> list[str]:
     first = ["albert"] if shares else ["bert", "roberta", "electra"]
     names: dict[Any, str] = {}
     for name in (*first, "bert", "roberta", *model_types):
-        if model_types[name].exported:
+        if model_types[name].exported and model_types[name].told_by_graph:
             names.setdefault(model_types[name], name)
     return list(names.values())
 
@@ -269,11 +300,12 @@ def _facts(export: ExportLike, output: OutputLike) -> Facts:
     norms = [node for node in nodes if node.op == "layer_norm"]
     words, _ = table(lambda ids: ids == "token_ids")
     rows, _ = table(lambda ids: ids in positions)
+    inside = any(node.op in _POSITIONS for node in nodes)
     missing = [
         what
         for what, there in (
             ("a table of words", words),
-            ("a table of positions", rows),
+            ("a table of positions", rows or inside),
             ("attention", scores),
             ("layer norms", norms),
         )
@@ -291,8 +323,8 @@ def _facts(export: ExportLike, output: OutputLike) -> Facts:
         )
     # The first activation behind the first attention is that of the feed-forward part.
     after = nodes[nodes.index(scores[0]) :]
-    acts = [node for node in after if node.op == "activation"]
-    inner = int(graph.type_of(acts[0].inputs[0]).shape[1]) if acts else 1
+    acts = [node for node in after if node.op in ("activation", "gated_activation")]
+    inner = int(graph.type_of(acts[0].outputs[0]).shape[1]) if acts else 1
     weights = [graph.constants[_producer(graph, node.inputs[0]).inputs[1]].array for node in scores]
     distinct = tuple(
         next(first for first in range(layer + 1) if alike(weights[first], weights[layer]))
@@ -306,7 +338,7 @@ def _facts(export: ExportLike, output: OutputLike) -> Facts:
         heads=int(scores[0].attrs["heads"]),
         inner=inner,
         positions=rows,
-        skip_id=int(next(iter(positions.values())).attrs["skip_id"]),
+        skip_id=int(next(iter(positions.values())).attrs["skip_id"]) if positions else -1,
         type_vocab=table(lambda ids: ids == "token_type_ids")[0],
         eps=float(norms[0].attrs["eps"]),
         activation=str(acts[0].attrs["kind"]) if acts else "gelu",
@@ -387,7 +419,7 @@ def _fit(
     except (UnsupportedModelError, CheckpointError) as error:
         raise NoFitError(f"{model_type}, of which {error}", 0) from None
     wanted = template.outputs["last_hidden_state" if built == "features" else "logits"]
-    comparison = Comparison(graph, template, f"{model_type} for {task}", export.rounding)
+    comparison = Comparison(graph, template, f"{model_type} for {task}", export.rounding, export.distances)
     bound = comparison.run(top, wanted)
     if said is not None and said != labels:
         raise CheckpointError(
@@ -397,7 +429,9 @@ def _fit(
     name = class_name(model_type, built)
     config["architectures"] = [name]
     stored = Stored(comparison.integers, comparison.read_by_products(export.fixed))
-    return Shown(path, config, "config.json", name, Arrays(bound), modules if modules is not None else pooled, stored)
+    # In the order in which the architecture asks for them.
+    tensors = tensors_of({name: bound[name] for name in template.constants if name in bound})
+    return Shown(path, config, "config.json", name, Arrays(tensors), modules if modules is not None else pooled, stored)
 
 
 def _merged(facts: dict[str, Any], given: Mapping[str, Any], where: Path, rounding: float) -> dict[str, Any]:

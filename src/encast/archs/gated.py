@@ -77,6 +77,8 @@ class Biases:
 class GatedEncoder(Architecture):
     """Layers with their norms behind, a gated feed-forward, and BERT's pooler before the classifier."""
 
+    told_by_graph = False
+
     def promises(self, graph: Graph) -> dict[str, FusionPromise]:
         # A gate is a step of its own: only activations without one become part of a product.
         inside = [node.layer for node in graph.nodes if node.op == "activation" and node.layer >= 0]

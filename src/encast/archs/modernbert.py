@@ -40,6 +40,7 @@ class ModernBert(Architecture):
 
     prefix = "model."
     stem = ("ModernBert",)
+    told_by_graph = False
     position_types = ("absolute", "rope", "sans_pos")  # transformers reads none of them: they are rotary always
     markers: ClassVar[Mapping[str, str]] = {
         "classify": "classifier.weight",

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from encast.archs.weights import Float32, Weights
+from encast.errors import UnsupportedModelError
 from encast.ir import Graph
 
-__all__ = ["Modules"]
+__all__ = ["Modules", "is_zeros", "tensors_of"]
+
+_ZEROS = "zeros."
+_SWAPPED = "[swapped]"
+_OTHERS = ("[padded]", "[repeated]", "[window]")
 
 
 class Modules:
@@ -54,7 +59,7 @@ class Modules:
     def halves_swapped(self, name: str, size: int, *shape: int) -> str:
         """The tensor of that path with the second half of its ``size`` rows first, as a constant: ``NAME[swapped]``."""
         first, second = np.split(self.weights.take(self.prefix + name, (size, *shape)), 2)
-        return self.graph.add_constant(f"{name}[swapped]", np.concatenate([second, first]))
+        return self.graph.add_constant(f"{name}{_SWAPPED}", np.concatenate([second, first]))
 
     def padded_before(self, name: str, size: int, *shape: int) -> str:
         """The tensor of that path with a row of zeros before its ``size`` rows, as a constant: ``NAME[padded]``."""
@@ -66,7 +71,7 @@ class Modules:
 
     def zeros(self, size: int) -> str:
         """A constant of zeros, one for all that ask for this size."""
-        name = f"zeros.{size}"
+        name = f"{_ZEROS}{size}"
         if name not in self.graph.constants:
             self.graph.add_constant(name, np.zeros(size, np.float32))
         return name
@@ -115,3 +120,31 @@ class Modules:
     def same(self, name: str, shape: tuple[int, ...], constant: str) -> bool:
         """Whether the tensor of that path has exactly the values of a constant of the graph."""
         return np.array_equal(self.array(name, *shape), self.graph.constants[constant].array)
+
+
+def is_zeros(constant: str) -> bool:
+    """Whether a constant of this name is that of ``Modules.zeros``."""
+    return constant.startswith(_ZEROS)
+
+
+def tensors_of(constants: Mapping[str, Float32]) -> dict[str, Float32]:
+    """The tensors of which ``Modules`` makes these constants, given in the order in which it adds them.
+
+    Raises ``UnsupportedModelError`` for a constant in a form that is not taken apart: ``padded`` or ``repeated``.
+    """
+    tensors: dict[str, Float32] = {}
+    parts: dict[str, list[Float32]] = {}
+    for name, array in constants.items():
+        path, bracket, form = name.partition("[")
+        if "+" in name:
+            names = name.split("+")
+            tensors.update(zip(names, np.split(array, len(names)), strict=True))
+        elif not bracket:
+            tensors[name] = array
+        elif bracket + form == _SWAPPED:
+            tensors[path] = np.concatenate(np.split(array, 2)[::-1])
+        elif bracket + form in _OTHERS:
+            raise UnsupportedModelError(f"{path!r} is {form[:-1]}, a form that is not read of exports")
+        else:
+            parts.setdefault(path, []).append(array)
+    return tensors | {path: np.concatenate(arrays) for path, arrays in parts.items()}

@@ -64,6 +64,10 @@ class Integers:
         """The same integers for ``factor`` times the weight; exact for a power of two, else each scale is rounded."""
         return Integers(self.values, (self.scale * np.float64(factor)).astype(np.float32), self.zero)
 
+    def rows(self, start: int, stop: int) -> Integers:
+        """Those of the rows from ``start`` to before ``stop``."""
+        return Integers(self.values[start:stop], self.scale[start:stop], self.zero[start:stop])
+
     @staticmethod
     def stacked(parts: Sequence[Integers | None]) -> Integers | None:
         """The rows of all parts in this order; None where one has none, or where they are not of one dtype."""

@@ -8,7 +8,9 @@ import numpy as np
 
 from encast.errors import GraphError
 from encast.importers.onnx.folding import axes_of, index_slices, place_of, resolve_shape
+from encast.importers.onnx.packed import part, side
 from encast.importers.onnx.reader import Reader, Value, handles
+from encast.importers.onnx.rotary import half
 from encast.importers.onnx.values import Axes, Known, Seen, arrange, labels, shape_of
 from encast.ir.relative import relative_buckets
 
@@ -158,9 +160,7 @@ def _gather(reader: Reader) -> list[Value]:
     axis = place_of(reader.node.attributes.get("axis", 0), len(seen.axes))
     if index.size != 1:
         raise reader.fail("one row or one column is picked")
-    start = int(index.reshape(()))
-    kept: Axes = ((),) * index.ndim
-    return [_pick(reader, seen, axis, start, (*seen.axes[:axis], *kept, *seen.axes[axis + 1 :]))]
+    return [_pick(reader, seen, axis, int(index.reshape(())), ((),) * index.ndim)]
 
 
 @handles("Slice")
@@ -172,18 +172,38 @@ def _slice(reader: Reader) -> list[Value]:
         raise reader.fail("the bounds of a slice are numbers")
     for axis, one in enumerate(index_slices(reader.node, len(shape), arrays)):
         start, stop, step = one.indices(shape[axis])
-        if (start, stop, step) != (0, shape[axis], 1):
-            if stop - start != 1:
-                raise reader.fail("a slice takes the first token or one column")
-            seen = _pick(reader, seen, axis, start, (*seen.axes[:axis], (), *seen.axes[axis + 1 :]))
+        if (start, stop, step) == (0, shape[axis], 1):
+            continue
+        if stop - start == 1:
+            seen = _pick(reader, seen, axis, start, ((),))
+        elif step == 1:
+            seen = _columns(reader, seen, axis, start, stop)
+        else:
+            raise reader.fail("a slice takes the first token, or columns that lie side by side")
     return [seen]
 
 
-def _pick(reader: Reader, seen: Seen, axis: int, start: int, axes: Axes) -> Seen:
-    """The part at ``start`` of an axis: the first token's row, or a column."""
+def _columns(reader: Reader, seen: Seen, axis: int, start: int, stop: int) -> Seen:
+    """Columns ``start`` to ``stop`` of a product, or of every head."""
+    if axis == len(seen.axes) - 1 and 0 <= start < stop <= shape_of(seen.axes)[axis]:
+        if labels(seen.axes) in ("b,s,n", "bs,n") and all(seen.axes):
+            return part(reader, seen, start, stop, (*seen.axes[:-1], (("n", stop - start),)))
+        found = half(reader, seen, start, stop)
+        if found is not None:
+            return found
+    raise reader.fail("columns are those of a product, or one half of every head's")
+
+
+def _pick(reader: Reader, seen: Seen, axis: int, start: int, kept: Axes) -> Seen:
+    """The part at ``start`` of an axis, for which ``kept`` stands: the first token's row, a column, or the queries,
+    the keys or the values of a product that makes all three."""
     width = shape_of(seen.axes)[axis]
     if not 0 <= start + width * (start < 0) < width:
         raise reader.fail(f"index {start} is beyond the {width} that are there")
+    found = side(reader, seen, axis, start % width, kept)
+    if found is not None:
+        return found
+    axes = (*seen.axes[:axis], *kept, *seen.axes[axis + 1 :])
     rows = reader.rows(seen)
     if labels(rows.axes) == "b,s,n" and labels(rows.axes[axis : axis + 1]) == "s" and start == 0:
         return Seen("sequences", reader.emit("first_token", rows.value), axes)
@@ -198,10 +218,15 @@ def _split(reader: Reader) -> list[Value]:
     axis = place_of(reader.node.attributes.get("axis", 0), len(seen.axes))
     width = shape_of(seen.axes)[axis]
     given = reader.node.attributes.get("split") if sizes is None else [int(one) for one in sizes.reshape(-1)]
-    if (given or [1] * len(reader.node.outputs)) != [1] * width:
-        raise reader.fail("rows are split into single columns")
-    axes = (*seen.axes[:axis], (), *seen.axes[axis + 1 :])
-    return [_pick(reader, seen, axis, place, axes) for place in range(width)]
+    count = len(reader.node.outputs)
+    if given is None and width % count == 0:
+        given = [width // count] * count
+    if given is None or len(given) != count or sum(given) != width or min(given) < 1:
+        raise reader.fail(f"{width} columns are split into {count} parts")
+    ends = np.cumsum(given).tolist()
+    if given == [1] * width:
+        return [_pick(reader, seen, axis, place, ((),)) for place in range(width)]
+    return [_columns(reader, seen, axis, end - size, end) for size, end in zip(given, ends, strict=True)]
 
 
 # Rows of tables

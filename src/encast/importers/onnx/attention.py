@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from encast.importers.onnx.disentangled import of_positions
 from encast.importers.onnx.folding import place_of
 from encast.importers.onnx.reader import Reader, Value, handles
 from encast.importers.onnx.values import ARGUMENTS, Axes, Known, Seen, arrange, labels, shape_of, together
@@ -14,6 +15,7 @@ __all__ = ["add_mask", "choose"]
 
 Array = np.ndarray[Any, Any]
 
+_IN_HEADS = ("rows", "product", "part")
 _LOW = -1000.0
 """What is added to the scores of padding, or stands in their place, is at most this: exp of it is 0 in f32."""
 
@@ -22,6 +24,11 @@ _LOW = -1000.0
 def _matmul(reader: Reader) -> list[Value]:
     a, b = reader.inputs
     if isinstance(a, Seen) and isinstance(b, Known):
+        if b.array.ndim > 2 and labels(a.axes) in ("bh,s,d", "b,h,s,d"):
+            raise reader.fail(
+                "queries and keys in heads are multiplied with each other, or with a table of relative positions that "
+                "the file projects itself: give the file as it was before a graph optimiser computed that in advance"
+            )
         return [_times_weight(reader, a, b, b.array)]
     if isinstance(a, Seen) and isinstance(b, Seen):
         if a.kind == "probabilities":
@@ -34,7 +41,7 @@ def _times_weight(reader: Reader, a: Seen, known: Known, weight: Array) -> Seen:
     """``weight: [in, out]``."""
     rows = reader.rows(a)
     width = shape_of(rows.axes)[-1]
-    fits = labels(rows.axes) in ("b,s,n", "bs,n", "b,n") and labels(rows.axes[-1:]) == "n"
+    fits = labels(rows.axes) in ("b,s,n", "bs,n", "b,n", "t,n") and labels(rows.axes[-1:]) == "n"
     if weight.ndim != 2 or weight.shape[0] != width or not fits:
         raise reader.fail(f"a weight of [{width}, outputs] is needed")
     reader.note_product(rows.value, a)
@@ -64,9 +71,9 @@ def _gemm(reader: Reader) -> list[Value]:
 
 def _scaled(reader: Reader, seen: Seen) -> tuple[Seen, float]:
     """Queries or keys and what they are multiplied by."""
-    if seen.kind == "product":
+    if seen.kind in ("product", "part"):
         seen = reader.finished(seen)
-    if seen.kind == "rows" and seen.curve is not None:
+    if seen.kind in ("rows", "table") and seen.curve is not None:
         ratio = float(seen.curve[-1] / ARGUMENTS[-1])
         if np.allclose(seen.curve, ratio * ARGUMENTS, rtol=1e-6, atol=0.0):
             return Seen(seen.kind, seen.value, seen.axes), ratio
@@ -78,9 +85,12 @@ def _heads(axes: Axes) -> int:
 
 
 def _scores(reader: Reader, a: Seen, b: Seen) -> Seen:
-    if a.kind not in ("rows", "product") or b.kind not in ("rows", "product"):
+    if a.kind not in _IN_HEADS or b.kind not in (*_IN_HEADS, "table"):
         raise reader.fail("queries and keys are rows in heads")
     (q, first), (k, second) = _scaled(reader, a), _scaled(reader, b)
+    relative = of_positions(q, k, first * second)
+    if relative is not None:
+        return relative
     sides = (labels(q.axes), labels(k.axes))
     fits = sides in (("b,h,s,d", "b,h,d,s"), ("bh,s,d", "bh,d,s"), ("b,s,n", "b,n,s"))
     if not fits or q.axes[:-2] != k.axes[:-2] or not (all(q.axes[-2:]) and all(k.axes[-2:])):
@@ -166,8 +176,9 @@ def _attention(reader: Reader) -> list[Value]:
     return [context]
 
 
-def _of_texts(reader: Reader, axes: Axes, array: Array) -> tuple[Array, Array] | None:
-    """What an array that is spread over scores holds where query and key are tokens, and where the key is padding."""
+def _of_texts(reader: Reader, axes: Axes, array: Array) -> tuple[Array, Array, Array] | None:
+    """What an array that is spread over scores holds where query and key are tokens, and where the key is padding;
+    and where the former is."""
     sequences, positions = reader.probe.ids.shape
     if labels(axes) not in ("b,h,q,k", "b,q,k", "bh,q,k") or not all(axes[-2:]):
         return None
@@ -184,7 +195,7 @@ def _of_texts(reader: Reader, axes: Axes, array: Array) -> tuple[Array, Array] |
     keys = mask[:, None, None, :]
     both = np.broadcast_to(texts & keys, spread.shape)
     padding = np.broadcast_to(texts & ~keys, spread.shape)
-    return spread[both], spread[padding]
+    return spread[both], spread[padding], both
 
 
 def add_mask(reader: Reader, seen: Seen, array: Array) -> Seen:
@@ -193,13 +204,30 @@ def add_mask(reader: Reader, seen: Seen, array: Array) -> Seen:
         axes = together(((("b", len(reader.probe.ids)),), (), (), ()), seen.axes)
         seen = Seen(seen.kind, seen.value, axes or seen.axes, seen.curve, seen.extra)
     parts = _of_texts(reader, seen.axes, np.asarray(array))
-    if parts is None or not (parts[0] == 0).all() or not (parts[1] <= _LOW).all():
-        raise reader.fail(
-            "what is added to scores is a mask of padding: 0 between the tokens of a text, and -10000 or less for "
-            "keys that "
-            "are padding"
-        )
-    return seen
+    if parts is not None and (parts[1] <= _LOW).all():
+        if (parts[0] == 0).all():
+            return seen
+        reach = _reach(*parts[::2]) if seen.kind == "scores" else None
+        if reach is not None:
+            seen = reader.finished(seen)
+            return Seen("scores", reader.emit("local_mask", seen.value, reach=reach), seen.axes)
+    raise reader.fail(
+        "what is added to scores is a mask of padding: 0 between the tokens of a text, and -10000 or less for keys "
+        "that are padding or further away than a window reaches"
+    )
+
+
+def _reach(added: Array, both: Array) -> int | None:
+    """How far the keys are from their queries that a mask leaves; None unless it leaves all of these, and no others.
+
+    ``both``: which of all pairs ``added`` is for.
+    """
+    places = np.arange(both.shape[-1])
+    distances = np.broadcast_to(np.abs(places[:, None] - places), both.shape)[both]
+    seen = added == 0
+    reach = int(distances[seen].max(initial=0))
+    fits = reach > 0 and np.array_equal(seen, distances <= reach) and (added[~seen] <= _LOW).all()
+    return reach if fits else None
 
 
 def choose(reader: Reader, condition: Array, yes: Value | None, no: Value | None) -> list[Value]:

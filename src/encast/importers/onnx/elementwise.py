@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 
 from encast.importers.onnx.attention import add_mask, choose
+from encast.importers.onnx.disentangled import added, as_table, together_relative
+from encast.importers.onnx.packed import gated
 from encast.importers.onnx.pooling import average, keep_real, normalised
 from encast.importers.onnx.quantised import in_integers, times_scale
 from encast.importers.onnx.reader import Reader, Value, erf, handles
+from encast.importers.onnx.rotary import is_in_heads, times_angles, turned
 from encast.importers.onnx.values import Known, Seen, arguments, labels, shape_of, together
 
 __all__: list[str] = []
@@ -39,7 +42,12 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "Max": np.maximum,
     "Min": np.minimum,
 }
-_CURVED = ("rows", "sequences", "scores", "centred", "variance", "squares")
+_CURVED = (
+    *("rows", "sequences", "scores", "centred", "variance", "squares"),
+    *("part", "half", "table", "by position", "picked"),
+)
+_OPEN = ("product", "masked", "normed")
+"""Kinds that become rows as soon as something else is done with them."""
 
 
 def _curve(seen: Seen) -> Array:
@@ -54,8 +62,8 @@ def _open(reader: Reader, seen: Value | None) -> Seen:
     """A value of which a function can be taken."""
     if not isinstance(seen, Seen):
         raise reader.fail("an elementwise function takes rows or scores first")
-    if seen.kind == "product":
-        seen = reader.finished(seen)
+    if seen.kind in _OPEN:
+        seen = reader.rows(seen)
     if seen.kind not in _CURVED:
         raise reader.fail("an elementwise function takes rows or scores")
     return seen
@@ -124,28 +132,40 @@ def _binary(reader: Reader) -> list[Value]:
     if isinstance(a, Seen) and isinstance(b, Known):
         return _with_known(reader, a, b, swapped=False)
     if isinstance(a, Known) and isinstance(b, Seen):
+        if reader.node.op == "Sub" and b.kind == "mean" and (table := as_table(reader, a)) is not None:
+            return _of_two(reader, table, b)
         return _with_known(reader, b, a, swapped=True)
     raise reader.fail("two values are needed")
 
 
 def _of_two(reader: Reader, a: Seen, b: Seen) -> list[Value]:
     op = reader.node.op
-    if a.kind == "product" or b.kind == "product":
-        a, b = (reader.finished(one) if one.kind == "product" else one for one in (a, b))
+    a, b = (reader.rows(one) if one.kind in _OPEN else one for one in (a, b))
     axes = together(a.axes, b.axes)
     whole = axes == a.axes  # else a size of 1 is spread over another axis than that of the same rows
-    if op == "Sub" and a.kind in ("rows", "sequences") and b.kind == "mean" and whole and _same(reader, a, b):
+    if op == "Sub" and a.kind in ("rows", "sequences", "table") and b.kind == "mean" and whole and _same(reader, a, b):
         return [Seen("centred", b.value, a.axes, extra=a.kind)]
     if op in ("Div", "Mul") and a.kind == "centred" and b.kind == "variance" and a.curve is None and whole:
         return [_divided_by_deviation(reader, a, b)]
     if op == "Div" and b.kind == "squares" and whole:
         return [normalised(reader, a, b)]
+    if op == "Add" and {a.kind, b.kind} <= {"picked", "relative"}:
+        return [together_relative(reader, a, b)]
+    if op == "Add" and "scores" in (a.kind, b.kind) and {a.kind, b.kind} & {"picked", "relative"}:
+        return [added(reader, *((a, b) if a.kind == "scores" else (b, a)))]
     if op == "Add" and {a.kind, b.kind} == {"scores", "bias"}:
         scores, bias = (a, b) if a.kind == "scores" else (b, a)
         return [_biased(reader, scores, bias)]
-    if (a.kind, a.value) == (b.kind, b.value) and a.kind in _CURVED and a.axes == b.axes:
+    if op == "Add" and {a.kind, b.kind} == {"cosines", "sines"}:
+        return [turned(reader, *((a, b) if a.kind == "cosines" else (b, a)))]
+    same = (a.kind, a.value) == (b.kind, b.value) and (a.kind not in ("part", "half") or a.extra == b.extra)
+    if same and a.kind in _CURVED and a.axes == b.axes:
         with np.errstate(all="ignore"):
             return _curved(a, _BINARY[op](_curve(a), _curve(b)))
+    if op == "Mul":
+        found = gated(reader, a, b) if a.curve is not None else gated(reader, b, a)
+        if found is not None:
+            return [found]
     if op == "Add" and {a.kind, b.kind} <= {"rows", "sequences"}:
         first, second = reader.rows(a), reader.rows(b)
         names = {labels(first.axes), labels(second.axes)}
@@ -203,6 +223,8 @@ def _with_known(reader: Reader, seen: Seen, known: Known, *, swapped: bool) -> l
             return _curved(seen, np.asarray(_BINARY[op](*operands), np.float64))
     if op == "Add" and seen.kind in ("scores", "bias"):
         return [add_mask(reader, seen, array)]
+    if op == "Mul" and not known.constant and (seen.kind == "turned" or is_in_heads(seen)):
+        return [times_angles(reader, seen, array)]
     if op == "Mul" and seen.kind in ("rows", "product"):
         return [keep_real(reader, reader.rows(seen), array)]
     if op == "Div" and seen.kind == "sum" and not swapped:

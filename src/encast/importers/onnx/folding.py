@@ -48,6 +48,8 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "Floor": np.floor,
     "Ceil": np.ceil,
     "Sign": np.sign,
+    "Cos": np.cos,
+    "Sin": np.sin,
     "Identity": lambda x: x,
 }
 _REDUCE: dict[str, Callable[..., Any]] = {
@@ -113,6 +115,11 @@ def _fold(node: OnnxNode, inputs: Sequence[Array | None], opset: int) -> list[Ar
         return None
     if op in _UNARY:
         return [np.asarray(_UNARY[op](x))]
+    if op == "MatMul":
+        other = np.asarray(inputs[1])
+        # What it costs, not what it holds: angles are a column by a row.
+        _bound(node, [x.size, other.shape[-1]])
+        return [np.matmul(x, other)]
     if op == "Cast":
         return [narrowed(x, given["to"])]
     if op == "CastLike":

@@ -35,7 +35,7 @@ def _reduce(reader: Reader) -> list[Value]:
     left: Axes = (*seen.axes[:place], *(((),) if keep else ()), *seen.axes[place + 1 :])
     if place == rank - 1 and labels(seen.axes[-1:]) == "n":
         squared = seen.curve is not None and np.allclose(seen.curve, arguments(seen) ** 2, rtol=1e-6)
-        if op == "ReduceMean" and seen.kind in ("rows", "sequences"):
+        if op == "ReduceMean" and seen.kind in ("rows", "sequences", "table"):
             return [Seen("mean", reader.finished(seen).value, left)]
         if op == "ReduceMean" and seen.kind == "centred" and squared:
             return [Seen("variance", seen.value, left)]

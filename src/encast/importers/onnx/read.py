@@ -21,6 +21,7 @@ from encast.importers.files import Folder, quote
 from encast.importers.onnx import attention, elementwise, microsoft_attention, pooling, quantised
 from encast.importers.onnx.arrangements import look_up
 from encast.importers.onnx.dequantised import Dequantised
+from encast.importers.onnx.disentangled import lift
 from encast.importers.onnx.folding import fold
 from encast.importers.onnx.microsoft import MICROSOFT, take_apart
 from encast.importers.onnx.model import Input, Model, OnnxNode, read_model
@@ -37,9 +38,10 @@ _SECTIONS = (attention, elementwise, microsoft_attention, pooling, quantised)
 _MOST_SPECIAL = 8
 _MOST_BYTES = 512 << 20
 """Of all arrays that are computed in one reading; masks and positions of a real export are a few megabytes."""
-_SHORT, _LONG, _MOST_POSITIONS = 5, 307, 2048
+_SHORT, _LONG, _MOST_POSITIONS = 5, 523, 2048
 """Positions of the first probe, of the second one where there is no position table, and of the longest table: the
-second probe has a position for each of its rows, so nothing can differ behind it."""
+second probe has a position for each of its rows, so nothing can differ behind it. Without a table it is longer than
+windows are, and than the distances that DeBERTa's buckets tell apart."""
 
 _INPUTS: dict[str, Callable[[Probe], np.ndarray[Any, Any]]] = {
     "input_ids": lambda probe: probe.ids,
@@ -69,6 +71,8 @@ class Export:
 
     ``rounding``: how far, relatively, its numbers may be from what they were rounded from, which is 0 unless the file
     has f16 or bf16.
+    ``distances``: for every node ``relative_scores``, whose ``max_distance`` means nothing, the rows of its table that
+    the file picks, by distance query - key from the most negative on.
     ``quantised``: "" for a graph in floating point, else how it quantises rows: ``dynamic``, ``static``, ``mixed``, or
     ``unquantised``, where integers are those of constants alone. ``fixed``: by the value that products read, scale and
     zero point of the unsigned bytes that all of them round it to, where the file fixes these. ``elsewhere``: how many
@@ -82,6 +86,7 @@ class Export:
     quantised: str = ""
     fixed: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     elsewhere: int = 0
+    distances: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
 
     @property
     def arithmetic(self) -> str:
@@ -117,6 +122,11 @@ def read_export(folder: Folder, name: str) -> Export:
     wanted = str(first.graph), first.outputs
     del first  # which may hold all weights
     second = _read(model, 2, longest or _LONG, dequantised)
+    reach = max((int(node.attrs["reach"]) for node in second.graph.nodes if node.op == "local_mask"), default=0)
+    if reach >= _SHORT - 1:
+        # A window is not seen in texts that are shorter than it.
+        again = _read(model, 3, reach + 2, dequantised)
+        wanted = str(again.graph), again.outputs
     if wanted != (str(second.graph), second.outputs):
         raise UnsupportedModelError(
             f"{model.where}: computes different things for texts of {_SHORT} and of {longest or _LONG} tokens: "
@@ -237,7 +247,8 @@ class _Walk:
         met = {one.node for found in reader.read.values() for one in found if one is not None}
         elsewhere = len(reader.rounded - met)
         where, rounding = self.model.where, reader.rounding
-        return Export(reader.graph, tuple(outputs), where, rounding, quantised, self._fixed(), elsewhere)
+        fixed, distances = self._fixed(), reader.distances
+        return Export(reader.graph, tuple(outputs), where, rounding, quantised, fixed, elsewhere, distances)
 
     def _fixed(self) -> dict[str, tuple[float, int]]:
         """The roundings of values that all products round alike."""
@@ -307,6 +318,9 @@ class _Walk:
             constant = all(one.constant for one in known)
             if node.op == "DequantizeLinear" and constant:
                 return [quantised.weight(reader)]
+            lifted = lift(reader, known) if known else None
+            if isinstance(lifted, Seen):
+                return self._handled(node, [lifted, *inputs[1:]])
             made = quantised.fold(reader) or fold(node, arrays, self.model.opset)
             if made is not None:
                 if not self._of_file(node, known):
@@ -321,17 +335,23 @@ class _Walk:
                 name = known[0].name if len(known) > 0 and len(made) == 1 else ""
                 return [Known(array, constant, name, source) for array in made]
         elif node.op in HANDLERS:
-            try:
-                if quantised.waits(reader):
-                    return quantised.moved(reader)
-                return HANDLERS[node.op](reader)
-            except (ValueError, IndexError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-                raise CheckpointError(
-                    f"{self.model.where}: {node.label} does not fit its inputs "
-                    f"({', '.join('nothing' if one is None else one.meaning for one in inputs)}): {error}"
-                ) from None
+            return self._handled(node, inputs)
         quantised.refuse_operators(reader)
         raise reader.fail(f"{quote(node.op)} is not read here; ops on rows are {', '.join(sorted(HANDLERS))}")
+
+    def _handled(self, node: OnnxNode, inputs: list[Value | None]) -> list[Value]:
+        """The outputs of a node of which an input is no known array."""
+        reader = self.reader
+        reader.inputs = inputs
+        try:
+            if quantised.waits(reader):
+                return quantised.moved(reader)
+            return HANDLERS[node.op](reader)
+        except (ValueError, IndexError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
+            raise CheckpointError(
+                f"{self.model.where}: {node.label} does not fit its inputs "
+                f"({', '.join('nothing' if one is None else one.meaning for one in inputs)}): {error}"
+            ) from None
 
     def _of_file(self, node: OnnxNode, known: list[Known]) -> bool:
         """Whether a node of known values makes no more than the elements of the file: a weight, or a cast of one."""

@@ -12,7 +12,7 @@ from encast.errors import UnsupportedModelError
 from encast.importers.onnx.dequantised import Dequantised
 from encast.importers.onnx.model import OnnxNode
 from encast.importers.onnx.values import ARGUMENTS, Known, Rounding, Seen, arguments
-from encast.ir import Graph
+from encast.ir import Graph, Integers
 from encast.ir.types import ValueType
 
 __all__ = ["HANDLERS", "Handler", "Probe", "Reader", "Value", "erf", "handles"]
@@ -103,6 +103,9 @@ class Reader:
         self.inputs: Sequence[Value | None] = ()
         self._made: dict[Any, str] = {}
         self._kept: list[Array] = []
+        self.distances: dict[str, Array] = {}
+        self._zeros: dict[int, Array] = {}
+        self._held = self._joined = 0
 
     def fail(self, accepted: str) -> UnsupportedModelError:
         """The error for the node that is read: what came in, and what is ``accepted``."""
@@ -135,8 +138,51 @@ class Reader:
             with np.errstate(over="ignore"):
                 made = array.astype(np.float32, copy=False)
             self._made[key] = self.graph.add_constant(name, made, integers=self.dequantised.integers(made))
+            self._held += made.nbytes
             self._kept.append(array)  # an address stands for an array as long as that lives
         return self._made[key]
+
+    def cut(self, value: str, start: int, stop: int) -> str:
+        """Columns ``start`` to ``stop`` of a product with a weight, as a product with a part of the weight."""
+        node = self.graph.producer(value)
+        assert node is not None
+        names = [self._rows_of([(name, start, stop)]) if name else "" for name in node.inputs[1:]]
+        return self.emit("linear", node.inputs[0], *names, activation="none")
+
+    def stacked(self, values: Sequence[str]) -> str | None:
+        """The columns of several products of the same rows, side by side as one product; None if they are none."""
+        nodes = [node for node in map(self.graph.producer, values) if node is not None and node.op == "linear"]
+        sources = {node.inputs[0] for node in nodes}
+        if len(nodes) != len(values) or len(sources) != 1 or len({bool(node.inputs[2]) for node in nodes}) != 1:
+            return None
+        names = []
+        for place in (1, 2):
+            given = [node.inputs[place] for node in nodes]
+            parts = [(name, 0, int(self.graph.type_of(name).shape[0])) for name in given if name]
+            names.append(self._rows_of(parts) if parts else "")
+        return self.emit("linear", sources.pop(), *names, activation="none")
+
+    def _rows_of(self, parts: Sequence[tuple[str, int, int]]) -> str:
+        """A constant of rows of constants, ``(name, first, last + 1)`` each, in this order."""
+        key = ("rows", *parts)
+        if key not in self._made:
+            constants = [self.graph.constants[name] for name, _, _ in parts]
+            arrays, integers = [], []
+            for one, (_, start, stop) in zip(constants, parts, strict=True):
+                arrays.append(one.array[start:stop])
+                integers.append(None if one.integers is None else one.integers.rows(start, stop))
+            if len(arrays) > 1:
+                self._joined += sum(array.nbytes for array in arrays)
+                if self._joined > self._held:
+                    raise self.fail("every weight is put beside others once")
+            array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+            name = f"{len(self.graph.constants)}:{'+'.join(name for name, _, _ in parts)}"
+            self._made[key] = self.graph.add_constant(name, array, integers=Integers.stacked(integers))
+        return self._made[key]
+
+    def zeros(self, size: int) -> Array:
+        """One array of zeros for all that ask for this size."""
+        return self._zeros.setdefault(size, np.zeros(size, np.float32))
 
     def types_input(self) -> str:
         if "token_type_ids" not in self.graph.inputs:
@@ -169,6 +215,8 @@ class Reader:
             weight, kind = seen.extra
             value = self.emit("linear", seen.value, self.constant(weight, weight.array.T), "", activation="none")
             return self.finished(Seen(kind, value, seen.axes, seen.curve))
+        if seen.kind == "part":
+            return self.finished(Seen("rows", self.cut(seen.value, *seen.extra), seen.axes, seen.curve))
         if seen.curve is None:
             return seen
         if seen.kind not in ("rows", "sequences", "scores"):
@@ -177,18 +225,33 @@ class Reader:
         if np.allclose(seen.curve, ratio * arguments(seen), rtol=1e-6, atol=0.0):
             value = seen.value if ratio == 1.0 else self.emit("scale", seen.value, factor=ratio)
             return Seen(seen.kind, value, seen.axes)
+        kind = self.activation(seen.curve)
+        if kind is not None and seen.kind != "scores":
+            return Seen(seen.kind, self.emit("activation", seen.value, kind=kind), seen.axes)
+        raise self.fail(f"what comes in is no activation that encast has, which are {sorted(_ACTIVATIONS)}")
+
+    def activation(self, curve: Array) -> str | None:
+        """The activation of the op table whose values at ``ARGUMENTS`` are ``curve``; None if there is none."""
         tolerance = _NARROW_TOLERANCE if self.rounding else _TOLERANCE
         for kind, function in _ACTIVATIONS.items():
             with np.errstate(all="ignore"):
                 wanted = function(ARGUMENTS)
-                near = np.abs(seen.curve - wanted) <= tolerance * (1.0 + np.abs(wanted))
-            if near.all() and seen.kind != "scores":
-                return Seen(seen.kind, self.emit("activation", seen.value, kind=kind), seen.axes)
-        raise self.fail(f"what comes in is no activation that encast has, which are {sorted(_ACTIVATIONS)}")
+                near = np.abs(curve - wanted) <= tolerance * (1.0 + np.abs(wanted))
+            if near.all():
+                return kind
+        return None
 
     def rows(self, value: Value | None) -> Seen:
         """A finished value of rows, one for a token or a sequence."""
-        if isinstance(value, Seen) and value.kind in ("rows", "sequences", "product"):
+        if isinstance(value, Seen) and value.kind == "masked":
+            # The rows of padding, which no token reads.
+            return Seen("rows", value.value, value.axes)
+        if isinstance(value, Seen) and value.kind == "normed" and value.extra[1] is not None:
+            eps, gamma, kind = value.extra
+            scale, shift = gamma.array.reshape(-1), Known(self.zeros(gamma.array.size), constant=True)
+            names = self.constant(gamma, scale), self.constant(shift, shift.array)
+            return Seen(kind, self.emit("layer_norm", value.value, *names, eps=eps), value.axes)
+        if isinstance(value, Seen) and value.kind in ("rows", "sequences", "product", "part", "table"):
             return self.finished(value)
         raise self.fail("rows of the encoder are needed")
 

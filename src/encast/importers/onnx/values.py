@@ -31,7 +31,8 @@ Atom = tuple[str, int]
 Axes = tuple[tuple[Atom, ...], ...]
 """For each axis of the ONNX value the axes of ours that it holds, as (label, size): ``b`` sequences, ``s`` positions,
 ``n`` columns, ``h`` heads, ``d`` columns of a head, ``q`` and ``k`` positions of queries and keys, ``p`` the parts
-of a head of packed rows. An axis of size 1 holds none."""
+of a head of packed rows, ``t`` rows of a table of relative positions, ``o`` the other position of a pair. An axis of
+size 1 holds none."""
 
 ARGUMENTS = np.concatenate([-np.logspace(6, 1, 16), np.linspace(-8.0, 8.0, 128), np.logspace(1, 6, 16)])
 """Where elementwise functions are compared: f64, without 0. The large ones show a function that is cut off."""
@@ -46,6 +47,15 @@ _NAMES = {
     "probabilities": "attention probabilities",
     "product": "rows times a weight",
     "bias": "a relative attention bias",
+    "table": "a table of relative positions",
+    "by position": "rows times a table of relative positions",
+    "picked": "what a distance picks of these",
+    "relative": "scores by relative positions",
+    "part": "columns of a product",
+    "half": "half of the columns of heads",
+    "turned": "heads with their halves exchanged",
+    "cosines": "heads times cosines",
+    "sines": "exchanged halves times sines",
     "mean": "the mean of rows",
     "centred": "rows less their mean",
     "variance": "the variance of rows",
@@ -94,7 +104,8 @@ class Rounding:
 class Seen:
     """``kind``: a key of ``_NAMES``; ``value``: a name in the graph; ``curve``: a function of it, at ``arguments``.
 
-    ``extra``: of a product the weight, of ``normed`` epsilon and gamma. ``rounded``: how the file rounds it just
+    ``extra``: of a product the weight, of ``normed`` epsilon and gamma, of a part the first column and the one behind
+    it, of a half whether it is the second, of ``cosines`` and ``sines`` these. ``rounded``: how the file rounds it just
     before, if it does so with a fixed scale.
     """
 
