@@ -179,7 +179,7 @@ OUTSIDE: dict[str, set[str] | None] = {
     "openvino": {"bench.peers"},
     "sentence_transformers": {"bench.peers"},
     "tensorflow": {"bench.peers"},
-    "torch": {"bench.peers", "compress"},
+    "torch": {"backends.gpu", "bench.peers", "compress"},
     "torchao": {"bench.peers"},
     "transformers": {"bench.peers", "compress"},
     "tvm": {"bench.peers"},

@@ -1,0 +1,84 @@
+"""An artifact's graph that runs on one device of PyTorch."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+
+from encast.backends.base import Float32, check_request
+from encast.backends.gpu.adapt import adapt
+from encast.backends.gpu.device import choose_device, need_bf16, stored_dtype
+from encast.backends.gpu.packed import pack
+from encast.backends.gpu.program import build
+from encast.backends.gpu.steps import STEPS
+from encast.batch import Batch, Int32
+from encast.errors import InputError, ResourceError
+from encast.ir.graph import Graph
+
+__all__ = ["KERNELS", "GpuRunnable"]
+
+KERNELS = ("auto", "torch", "triton")
+
+
+class GpuRunnable:
+    """Runs ``graph``, of an artifact and with its arrays, on a card ("cuda") or on the CPU ("torch-cpu").
+
+    ``dtype``: what floating values are stored and multiplied in, "f32", "f16" or "bf16"; by default values are f32 and
+    products as the artifact was compiled. ``kernels``: "torch", "triton", or "auto": Triton's on a card where it is
+    installed. ``adapt`` says what of the graph is computed otherwise. Safe to call from any number of threads.
+
+    Raises ``InputError`` for options that are unknown, ``ResourceError`` where the device is not there or lacks
+    something, ``UnsupportedModelError`` for a graph with an op that it has no step for.
+    """
+
+    def __init__(
+        self, graph: Graph, kind: str, *, index: int | None = None, dtype: str | None = None, kernels: str = "auto"
+    ) -> None:
+        if kernels not in KERNELS:
+            raise InputError(f"kernels is {kernels!r}; {', '.join(map(repr, KERNELS))} are known")
+        self.device = choose_device(kind, index)
+        self.stored = stored_dtype(dtype, self.device)
+        made, self._changes = adapt(graph)
+        if any(node.op == "linear_bf16" for node in made.nodes) and self.stored == torch.float32:
+            need_bf16(self.device)
+        self._programs, self._made_by = build(made, STEPS, self.stored, self.device)
+        self._meta = made.meta
+        self._types = {public: made.type_of(value) for public, value in made.outputs.items()}
+        self._pid = os.getpid()
+
+    def run(self, output: str, batch: Batch, select: Int32 | None = None) -> Float32:
+        """See ``Runnable.run``."""
+        self._need_own_process()
+        check_request(self._meta, self._types, output, batch, select)
+        if batch.tokens == 0 or (select is not None and select.size == 0):
+            return np.empty((0, int(self._types[output].shape[1])), np.float32)
+        with torch.inference_mode():
+            made = self._programs[output].run(pack(batch, select, self.device))
+            rows: Float32 = made.float().cpu().contiguous().numpy()
+        return rows
+
+    def report(self) -> list[str]:
+        """What runs where: the device, the dtypes, what is computed otherwise than compiled, and whose steps run."""
+        name = "the CPU, by PyTorch" if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
+        ops = sorted({*self._made_by.items()})
+        return [
+            f"device: {self.device} ({name}), PyTorch {torch.__version__}",
+            f"values: {str(self.stored).removeprefix('torch.')}",
+            *(f"changed: {change}" for change in self._changes),
+            *(f"{op}: {module}" for op, module in ops),
+        ]
+
+    def close(self) -> None:
+        """Frees the weights; the card's memory goes back to PyTorch's cache."""
+        self._programs = {}
+
+    def _need_own_process(self) -> None:
+        if not self._programs:
+            raise InputError("the model is closed; load the artifact again")
+        if os.getpid() != self._pid and self.device.type == "cuda":
+            raise ResourceError(
+                "this model was loaded on a card in another process, and CUDA does not work in a forked child; load "
+                "the artifact in the child, or start it with the method 'spawn'"
+            )
