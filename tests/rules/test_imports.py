@@ -181,11 +181,12 @@ OUTSIDE: dict[str, set[str] | None] = {
     "tensorflow": {"bench.peers"},
     "torch": {"backends.gpu", "bench.peers", "compress"},
     "torchao": {"bench.peers"},
+    "triton": {"backends.gpu.kernels"},
     "transformers": {"bench.peers", "compress"},
     "tvm": {"bench.peers"},
 }
 HEAVY = {"torch", "transformers", "onnx", "hydra", "onnxruntime", "tensorflow", "pyarrow", "tokenizers", "typer"}
-HEAVY |= {"jinja2", "vl_convert"}
+HEAVY |= {"jinja2", "triton", "vl_convert"}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

@@ -68,7 +68,7 @@ class Program:
 def build(
     graph: Graph, steps: Mapping[str, Step], stored: torch.dtype, device: torch.device
 ) -> tuple[dict[str, Program], dict[str, str]]:
-    """For every public output its program, and for every op of the graph the module of its step.
+    """For every public output its program, and for every op of the graph whose step it is, "Triton" or "PyTorch".
 
     ``graph`` is adapted and has its arrays. Constants that several steps read in one form are on the device once.
     Raises ``UnsupportedModelError`` for an op without a step, before anything is on the device.
@@ -82,7 +82,9 @@ def build(
     constants = _Constants(graph, stored, device)
     bound = {id(node): _bind(node, steps[node.op], constants) for node in graph.nodes}
     programs = {public: _program(graph, value, bound, steps, stored) for public, value in graph.outputs.items()}
-    return programs, {node.op: steps[node.op].__module__.rpartition("gpu.")[2] for node in graph.nodes}
+    return programs, {
+        node.op: "Triton" if ".kernels." in steps[node.op].__module__ else "PyTorch" for node in graph.nodes
+    }
 
 
 def _bind(node: Node, step: Step, constants: _Constants) -> tuple[Callable[..., Any], tuple[str, ...]]:

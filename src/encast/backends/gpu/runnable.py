@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -13,8 +15,9 @@ from encast.backends.gpu.device import choose_device, need_bf16, stored_dtype
 from encast.backends.gpu.packed import pack
 from encast.backends.gpu.program import build
 from encast.backends.gpu.steps import STEPS
+from encast.backends.gpu.steps.context import Step
 from encast.batch import Batch, Int32
-from encast.errors import InputError, ResourceError
+from encast.errors import InputError, ResourceError, need_modules
 from encast.ir.graph import Graph
 
 __all__ = ["KERNELS", "GpuRunnable"]
@@ -43,10 +46,24 @@ class GpuRunnable:
         made, self._changes = adapt(graph)
         if any(node.op == "linear_bf16" for node in made.nodes) and self.stored == torch.float32:
             need_bf16(self.device)
-        self._programs, self._made_by = build(made, STEPS, self.stored, self.device)
+        steps = self._steps(made, kernels)
+        self._programs, self._made_by = build(made, steps, self.stored, self.device)
         self._meta = made.meta
         self._types = {public: made.type_of(value) for public, value in made.outputs.items()}
         self._pid = os.getpid()
+
+    def _steps(self, graph: Graph, kernels: str) -> Mapping[str, Step]:
+        if kernels == "torch" or (kernels == "auto" and (self.device.type == "cpu" or find_spec("triton") is None)):
+            return STEPS
+        need_modules("cuda", "triton")
+        from encast.backends.gpu.kernels import INTERPRETED, steps_for
+
+        if self.device.type == "cpu" and not INTERPRETED:
+            raise InputError(
+                "kernels is 'triton': on the CPU they need TRITON_INTERPRET=1 in the environment before encast is "
+                "imported; leave kernels out for PyTorch's"
+            )
+        return steps_for(graph)
 
     def run(self, output: str, batch: Batch, select: Int32 | None = None) -> Float32:
         """See ``Runnable.run``."""
@@ -62,12 +79,12 @@ class GpuRunnable:
     def report(self) -> list[str]:
         """What runs where: the device, the dtypes, what is computed otherwise than compiled, and whose steps run."""
         name = "the CPU, by PyTorch" if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
-        ops = sorted({*self._made_by.items()})
+        by = {maker: sorted(op for op, one in self._made_by.items() if one == maker) for maker in ("Triton", "PyTorch")}
         return [
             f"device: {self.device} ({name}), PyTorch {torch.__version__}",
             f"values: {str(self.stored).removeprefix('torch.')}",
             *(f"changed: {change}" for change in self._changes),
-            *(f"{op}: {module}" for op, module in ops),
+            *(f"by {maker}: {', '.join(ops)}" for maker, ops in by.items() if ops),
         ]
 
     def close(self) -> None:

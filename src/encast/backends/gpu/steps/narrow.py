@@ -13,7 +13,7 @@ import encast.backends.gpu.steps.gather
 import encast.backends.gpu.steps.rows  # noqa: F401  (enter the steps that are followed by a narrow copy)
 from encast.backends.gpu.steps.context import STEPS, Context, Step, step
 
-__all__ = ["Quantized", "quantize", "quantize_static"]
+__all__ = ["Quantized", "inverse_of", "quantize", "quantize_static"]
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,15 @@ def quantize(context: Context, x: torch.Tensor, *, zero_point: bool) -> Quantize
     return Quantized((levels.clamp(0, 255) - 128).to(torch.int8), scale, (128 - zero).to(torch.int32))
 
 
+def inverse_of(scale: float) -> float:
+    """The f32 reciprocal of an f32."""
+    return float(np.float32(1) / np.float32(scale))
+
+
 @step("quantize_static")
 def quantize_static(context: Context, x: torch.Tensor, *, scale: float, zero_point: int) -> Quantized:
     rows = x.float()
-    reciprocal = float(np.float32(1) / np.float32(scale))
-    levels = torch.round((rows * reciprocal).clamp(-zero_point, 255 - zero_point)) + (zero_point - 128)
+    levels = torch.round((rows * inverse_of(scale)).clamp(-zero_point, 255 - zero_point)) + (zero_point - 128)
     # A NaN has no byte; its row has no scale either.
     scales = torch.full_like(rows[:, 0], scale).masked_fill(torch.isnan(rows).any(dim=1), float("nan"))
     return Quantized(levels.to(torch.int8), scales, torch.full_like(scales, 128 - zero_point, dtype=torch.int32))

@@ -9,7 +9,7 @@ from encast.backends.gpu.steps.context import Context, step
 from encast.backends.gpu.steps.narrow import Quantized
 from encast.backends.gpu.steps.rows import activated
 
-__all__ = ["INT8_MULTIPLE", "Int8Weight", "integer_sums", "linear", "linear_int8", "wide_product"]
+__all__ = ["INT8_MULTIPLE", "Int8Weight", "integer_product", "integer_sums", "linear", "linear_int8", "wide_product"]
 
 INT8_MULTIPLE = 16
 """cuBLAS wants sizes of int8 products that are multiples of 8, and is at its best with 16."""
@@ -62,13 +62,16 @@ def linear_int8(
 
 def integer_sums(x: Quantized, weight: Int8Weight) -> torch.Tensor:
     """``sum over k of (byte - zero) * weight``, exact, i32[rows, n]."""
-    if not x.codes.is_cuda:
-        # Products are at most 255 * 127, so float64 sums of them are exact up to 2^38 columns. What int8 products of
-        # CPUs do where sums of pairs overflow 16 bits depends on the processor.
-        codes = weight.codes[: weight.outputs, : weight.inputs]
-        return ((x.codes.double() + x.shift[:, None]) @ codes.double().t()).to(torch.int32)
-    rows = x.codes.shape[0]
-    short = max(0, _LEAST_INT8_ROWS - rows)
-    codes = functional.pad(x.codes, (0, weight.codes.shape[1] - weight.inputs, 0, short))
-    sums = torch._int_mm(codes, weight.codes.t())[:rows, : weight.outputs]
+    sums = integer_product(x, weight)[: x.codes.shape[0], : weight.outputs]
     return sums + x.shift[:, None] * weight.sums
+
+
+def integer_product(x: Quantized, weight: Int8Weight) -> torch.Tensor:
+    """``sum over k of codes * weight``, exact, i32; rows and columns of padding may follow the real ones."""
+    if not x.codes.is_cuda:
+        # Products are at most 128 * 127, so float64 sums of them are exact up to 2^39 columns. What int8 products of
+        # CPUs do where sums of pairs overflow 16 bits depends on the processor.
+        return (x.codes.double() @ weight.codes[:, : weight.inputs].double().t()).to(torch.int32)
+    short = max(0, _LEAST_INT8_ROWS - x.codes.shape[0])
+    codes = functional.pad(x.codes, (0, weight.codes.shape[1] - weight.inputs, 0, short))
+    return torch._int_mm(codes, weight.codes.t())
