@@ -13,7 +13,7 @@ import torch
 
 from encast.batch import Batch, Int32
 
-__all__ = ["TILE", "Packed", "pack"]
+__all__ = ["TILE", "Packed", "pack", "refill"]
 
 TILE = 64
 """Queries of a sequence that one program of the attention kernel answers."""
@@ -26,7 +26,8 @@ class Packed:
 
     ``token_ids, token_type_ids: i32[tokens]``; ``positions: i32[tokens]``, a token's place in its ``sequence:
     i32[tokens]``; ``offsets: i32[seqs + 1]``, rising; ``tiles: i32[n, 2]``: a sequence and the place of the first of
-    ``TILE`` queries in it; ``select: i32[selected]`` or None. ``lengths`` are those of the real sequences, on the host.
+    ``TILE`` queries in it; ``select: i32[selected]`` or None. All of them lie in ``buffer``. ``lengths`` are those of
+    the real sequences, on the host.
     """
 
     token_ids: torch.Tensor
@@ -37,6 +38,7 @@ class Packed:
     tiles: torch.Tensor
     select: torch.Tensor | None
     lengths: Int32
+    buffer: torch.Tensor = field(repr=False)
     _groups: list[tuple[int, torch.Tensor, torch.Tensor]] | None = field(default=None, repr=False)
 
     @property
@@ -82,13 +84,22 @@ def pack(
     buffer, shapes = _host(batch, select, tokens or batch.tokens, seqs or batch.seqs)
     if device.type == "cuda":
         buffer = buffer.pin_memory()
-    parts = buffer.to(device, non_blocking=True).split([int(np.prod(shape)) for shape in shapes])
+    there = buffer.to(device, non_blocking=True)
+    parts = there.split([int(np.prod(shape)) for shape in shapes])
     ids, types, positions, sequence, offsets, tiles, *chosen = (
         part.view(shape) for part, shape in zip(parts, shapes, strict=True)
     )
     return Packed(
-        ids, types, positions, sequence, offsets, tiles, chosen[0] if chosen else None, np.diff(batch.cu_seqlens)
-    )
+        ids, types, positions, sequence, offsets, tiles, chosen[0] if chosen else None,
+        np.diff(batch.cu_seqlens), there,
+    )  # fmt: skip
+
+
+def refill(packed: Packed, batch: Batch) -> None:
+    """Another batch in the place of a padded one, whose tokens and sequences it must not exceed."""
+    buffer, _ = _host(batch, None, packed.tokens, len(packed.offsets) - 1)
+    packed.buffer.copy_(buffer)
+    packed.lengths, packed._groups = np.diff(batch.cu_seqlens), None
 
 
 def _host(batch: Batch, select: Int32 | None, tokens: int, seqs: int) -> tuple[torch.Tensor, list[tuple[int, ...]]]:

@@ -39,12 +39,14 @@ class _Call:
 
 @dataclass(frozen=True)
 class Program:
-    """The steps to one output. ``by_length``: whether any of them goes by the lengths of the batch on the host."""
+    """The steps to one output. ``by_length``: whether any of them goes by the lengths of the batch on the host;
+    ``selects``: whether any reads ``select``."""
 
     calls: tuple[_Call, ...]
     output: str
     stored: torch.dtype
     by_length: bool
+    selects: bool
 
     def run(self, batch: Packed) -> torch.Tensor:
         """The output on the device, in the dtype that values are stored in. Waits for nothing."""
@@ -124,7 +126,7 @@ def _program(
         _Call(node.name, *bound[id(node)], tuple(node.outputs), tuple(done))
         for node, done in zip(nodes, frees, strict=True)
     )
-    return Program(calls, output, stored, any(steps[node.op].by_length for node in nodes))
+    return Program(calls, output, stored, any(steps[node.op].by_length for node in nodes), "select" in needed)
 
 
 class _Constants:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from encast.backends.base import Float32, check_request
 from encast.backends.gpu.adapt import adapt
 from encast.backends.gpu.device import choose_device, need_bf16, stored_dtype
+from encast.backends.gpu.graphs import Graphs
 from encast.backends.gpu.packed import pack
 from encast.backends.gpu.program import build
 from encast.backends.gpu.steps import STEPS
@@ -30,14 +32,22 @@ class GpuRunnable:
 
     ``dtype``: what floating values are stored and multiplied in, "f32", "f16" or "bf16"; by default values are f32 and
     products as the artifact was compiled. ``kernels``: "torch", "triton", or "auto": Triton's on a card where it is
-    installed. ``adapt`` says what of the graph is computed otherwise. Safe to call from any number of threads.
+    installed. ``cuda_graphs``: whether small batches run as CUDA graphs, on a card. ``adapt`` says what of the graph
+    is computed otherwise. Safe to call from any number of threads.
 
     Raises ``InputError`` for options that are unknown, ``ResourceError`` where the device is not there or lacks
     something, ``UnsupportedModelError`` for a graph with an op that it has no step for.
     """
 
     def __init__(
-        self, graph: Graph, kind: str, *, index: int | None = None, dtype: str | None = None, kernels: str = "auto"
+        self,
+        graph: Graph,
+        kind: str,
+        *,
+        index: int | None = None,
+        dtype: str | None = None,
+        kernels: str = "auto",
+        cuda_graphs: bool = True,
     ) -> None:
         if kernels not in KERNELS:
             raise InputError(f"kernels is {kernels!r}; {', '.join(map(repr, KERNELS))} are known")
@@ -50,6 +60,7 @@ class GpuRunnable:
         self._programs, self._made_by = build(made, steps, self.stored, self.device)
         self._meta = made.meta
         self._types = {public: made.type_of(value) for public, value in made.outputs.items()}
+        self._graphs = Graphs(self.device) if cuda_graphs and self.device.type == "cuda" else None
         self._pid = os.getpid()
 
     def _steps(self, graph: Graph, kernels: str) -> Mapping[str, Step]:
@@ -71,10 +82,17 @@ class GpuRunnable:
         check_request(self._meta, self._types, output, batch, select)
         if batch.tokens == 0 or (select is not None and select.size == 0):
             return np.empty((0, int(self._types[output].shape[1])), np.float32)
-        with torch.inference_mode():
-            made = self._programs[output].run(pack(batch, select, self.device))
-            rows: Float32 = made.float().cpu().contiguous().numpy()
-        return rows
+        program, rows = self._programs[output], batch.tokens if self._types[output].shape[0] == "tokens" else batch.seqs
+        with torch.inference_mode(), self._current():
+            made = self._graphs.run(output, program, batch, rows) if self._graphs is not None else None
+            if made is None:
+                made = program.run(pack(batch, select, self.device)).float().cpu()
+            answer: Float32 = made.contiguous().numpy()
+        return answer
+
+    def _current(self) -> AbstractContextManager[object]:
+        """Triton launches on the current card."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def report(self) -> list[str]:
         """What runs where: the device, the dtypes, what is computed otherwise than compiled, and whose steps run."""
@@ -89,7 +107,7 @@ class GpuRunnable:
 
     def close(self) -> None:
         """Frees the weights; the card's memory goes back to PyTorch's cache."""
-        self._programs = {}
+        self._programs, self._graphs = {}, None
 
     def _need_own_process(self) -> None:
         if not self._programs:
