@@ -170,3 +170,14 @@ def test_a_closed_model_says_so(path: Path) -> None:
 def test_requests_are_checked(path: Path) -> None:
     with encast.load(path, device="torch-cpu") as engine, pytest.raises(InputError, match="the model takes 0 to 199"):
         engine.forward([[1, 200]])
+
+
+def test_the_command_line(path: Path, tmp_path: Path) -> None:
+    from encast.cli.main import main
+
+    (tmp_path / "rows.txt").write_text("\n".join(TEXTS) + "\n")
+    for device in ("cpu", "torch-cpu"):
+        arguments = ["run", str(path), str(tmp_path / "rows.txt"), "-o", str(tmp_path / f"{device}.npy")]
+        assert main([*arguments, "--device", device]) == 0
+    np.testing.assert_allclose(np.load(tmp_path / "cpu.npy"), np.load(tmp_path / "torch-cpu.npy"), atol=2e-5)
+    assert main([*arguments, "--device", "torch-cpu", "--threads", "2"]) == 2
