@@ -15,13 +15,13 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.sh"
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", str(SCRIPT), *arguments],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHON": sys.executable, **environment},
+        env={**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "ENCAST_THREADS": "1"},
     )
 
 

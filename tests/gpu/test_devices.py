@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test
 
 from cases import open_case
 from checkpoints import make_checkpoint
+from models import compiled_graph
 
 import encast
 from encast import artifact
@@ -144,13 +145,25 @@ def test_no_card(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         encast.load(path, device="cuda:7")
 
 
-def test_a_card_without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_without_the_products(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     card: Any = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    with pytest.raises(ResourceError, match=r"Tesla T4 has no products of bf16 .*dtype='f16'"):
+    with pytest.raises(
+        ResourceError, match=r"Tesla T4 \(compute capability 7.5\) has no products of bf16, which need 8.0"
+    ):
         devices.stored_dtype("bf16", card)
     assert devices.stored_dtype("f16", card) == torch.float16
+    assert not devices.has_triton(card)
+    devices.need_int8(card)
+    # Of an int8 artifact attention is bf16, unless values are f16.
+    _, graph = compiled_graph("bert-embed", "int8", tmp_path_factory)
+    monkeypatch.setattr("encast.backends.gpu.runnable.choose_device", lambda kind, index: card)
+    with pytest.raises(ResourceError, match=r"has no products of bf16.*give dtype='f16'"):
+        GpuRunnable(graph, "cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    with pytest.raises(ResourceError, match=r"has no products of int8, which need 7\.5; compile to f32"):
+        GpuRunnable(graph, "cuda", dtype="f16")
 
 
 def test_a_graph_that_was_not_fused_is_refused_at_load(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 
 from encast.errors import InputError, ResourceError, install_hint
 
-__all__ = ["DTYPES", "choose_device", "stored_dtype"]
+__all__ = ["DTYPES", "choose_device", "has_triton", "need_bf16", "need_int8", "stored_dtype"]
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -44,8 +46,25 @@ def stored_dtype(name: str | None, device: torch.device) -> torch.dtype:
 
 def need_bf16(device: torch.device) -> None:
     """Raises ``ResourceError`` on a card without products of bf16."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+    _need_capability(device, (8, 0), "bf16", "give dtype='f16'")
+
+
+def need_int8(device: torch.device) -> None:
+    """Raises ``ResourceError`` on a card without products of int8."""
+    _need_capability(device, (7, 5), "int8", "compile to f32 and give dtype='f16'")
+
+
+def _need_capability(device: torch.device, least: tuple[int, int], dtype: str, remedy: str) -> None:
+    if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < least:
+        have, want = (".".join(map(str, one)) for one in (found, least))
         raise ResourceError(
-            f"{torch.cuda.get_device_name(device)} has no products of bf16 (compute capability 8.0 has); compile to "
-            "f32 and give dtype='f16'"
+            f"{torch.cuda.get_device_name(device)} (compute capability {have}) has no products of {dtype}, which need "
+            f"{want}; {remedy}"
         )
+
+
+def has_triton(device: torch.device) -> bool:
+    """Whether Triton is installed and compiles for the card."""
+    return (
+        device.type == "cuda" and find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+    )

@@ -6,7 +6,6 @@ the bucket's, and the rows of the answer that are real are copied out.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import torch
@@ -38,7 +37,7 @@ def capture(run: Replay) -> Replay:
         run()  # compiles kernels and fills caches, which no graph may do
     torch.cuda.current_stream().wait_stream(beside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other models' threads may go on
         made = run()
 
     def replay() -> torch.Tensor:
@@ -49,12 +48,11 @@ def capture(run: Replay) -> Replay:
 
 
 class Graphs:
-    """The graphs of one model, made when a bucket is first asked for. Safe to use from several threads, which wait."""
+    """The graphs of one model, made when a bucket is first asked for. One thread at a time may use them."""
 
     def __init__(self, device: torch.device, capture: Callable[[Replay], Replay] = capture) -> None:
         self._device, self._capture = device, capture
         self._made: dict[tuple[str, int, int], tuple[Packed, Replay]] = {}
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._made)
@@ -66,10 +64,9 @@ class Graphs:
         if bucket is None or program.by_length or program.selects:
             return None
         tokens, seqs = bucket
-        with self._lock:
-            if (output, *bucket) not in self._made:
-                packed = pack(batch, None, self._device, tokens=tokens, seqs=seqs)
-                self._made[output, tokens, seqs] = packed, self._capture(lambda: program.run(packed))
-            packed, replay = self._made[output, tokens, seqs]
-            refill(packed, batch)
-            return replay()[:rows].float().cpu()
+        if (output, *bucket) not in self._made:
+            packed = pack(batch, None, self._device, tokens=tokens, seqs=seqs)
+            self._made[output, tokens, seqs] = packed, self._capture(lambda: program.run(packed))
+        packed, replay = self._made[output, tokens, seqs]
+        refill(packed, batch)
+        return replay()[:rows].float().cpu()

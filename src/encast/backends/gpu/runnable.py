@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
 
 import numpy as np
 import torch
 
 from encast.backends.base import Float32, check_request
 from encast.backends.gpu.adapt import adapt
-from encast.backends.gpu.device import choose_device, need_bf16, stored_dtype
+from encast.backends.gpu.device import choose_device, has_triton, need_bf16, need_int8, stored_dtype
 from encast.backends.gpu.graphs import Graphs
 from encast.backends.gpu.packed import pack
 from encast.backends.gpu.program import build
@@ -54,17 +54,18 @@ class GpuRunnable:
         self.device = choose_device(kind, index)
         self.stored = stored_dtype(dtype, self.device)
         made, self._changes = adapt(graph)
-        if any(node.op == "linear_bf16" for node in made.nodes) and self.stored == torch.float32:
-            need_bf16(self.device)
+        _need_arithmetic(made, self.stored, self.device)
         steps = self._steps(made, kernels)
         self._programs, self._made_by = build(made, steps, self.stored, self.device)
         self._meta = made.meta
         self._types = {public: made.type_of(value) for public, value in made.outputs.items()}
         self._graphs = Graphs(self.device) if cuda_graphs and self.device.type == "cuda" else None
+        # A card does one thing after the other, and nothing may run while a graph is captured.
+        self._lock = threading.Lock()
         self._pid = os.getpid()
 
     def _steps(self, graph: Graph, kernels: str) -> Mapping[str, Step]:
-        if kernels == "torch" or (kernels == "auto" and (self.device.type == "cpu" or find_spec("triton") is None)):
+        if kernels == "torch" or (kernels == "auto" and not has_triton(self.device)):
             return STEPS
         need_modules("cuda", "triton")
         from encast.backends.gpu.kernels import INTERPRETED, steps_for
@@ -83,7 +84,7 @@ class GpuRunnable:
         if batch.tokens == 0 or (select is not None and select.size == 0):
             return np.empty((0, int(self._types[output].shape[1])), np.float32)
         program, rows = self._programs[output], batch.tokens if self._types[output].shape[0] == "tokens" else batch.seqs
-        with torch.inference_mode(), self._current():
+        with self._lock, torch.inference_mode(), self._current():
             made = self._graphs.run(output, program, batch, rows) if self._graphs is not None else None
             if made is None:
                 made = program.run(pack(batch, select, self.device)).float().cpu()
@@ -117,3 +118,13 @@ class GpuRunnable:
                 "this model was loaded on a card in another process, and CUDA does not work in a forked child; load "
                 "the artifact in the child, or start it with the method 'spawn'"
             )
+
+
+def _need_arithmetic(graph: Graph, stored: torch.dtype, device: torch.device) -> None:
+    """Raises ``ResourceError`` where a product of the graph is none that the card has."""
+    if any(node.op == "linear_int8" for node in graph.nodes):
+        need_int8(device)
+    if stored == torch.float32 and any(
+        node.op == "linear_bf16" or node.attrs.get("products") == "bf16" for node in graph.nodes
+    ):
+        need_bf16(device)

@@ -20,7 +20,8 @@ def position_ids(context: Context, token_ids: torch.Tensor, *, offset: int, skip
         return batch.positions + offset
     counted = token_ids != skip_id
     before = counted.cumsum(0) - counted.long()  # in the whole batch
-    place = before - before[batch.starts.long()][batch.sequence.long()]
+    # A token's place bounds it; so it does for padding, which is of no sequence.
+    place = (before - before[batch.starts.long()][batch.sequence.long()]).clamp(max=batch.positions)
     return torch.where(counted, place + offset, offset - 1).to(torch.int32)
 
 
