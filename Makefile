@@ -22,7 +22,7 @@ export ZIG_LOCAL_CACHE_DIR ?= $(CURDIR)/.cache/zig
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint test-reference test-train sanitize sanitize-native sanitize-python sanitize-threads fuzz bench \
+.PHONY: help demo serve test lint test-reference test-train test-gpu sanitize sanitize-native sanitize-python sanitize-threads fuzz bench \
 	kernels-gate qemu wheel docs clean install install-tests
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo "make lint            ruff, mypy, clang-format, clang-tidy"
 	@echo "make test-reference  compare with transformers (installs torch)"
 	@echo "make test-train      train small models (installs torch)"
+	@echo "make test-gpu        test the GPU backend, on the CPU (installs torch and triton)"
 	@echo "make sanitize        tests under address, undefined-behaviour and thread sanitizers"
 	@echo "make fuzz            every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)"
 	@echo "make bench           native benchmarks"
@@ -88,6 +89,11 @@ test-reference: install-tests
 test-train: install-tests
 	$(BUILD_BY_PIP) install --no-build-isolation --editable '.[reference,train]' -C build-dir=$(BUILD)
 	$(BIN)/python -m pytest tests/train $(PARALLEL)
+
+# On the CPU, Triton's kernels under its interpreter; a machine with a card runs more of them.
+test-gpu: install-tests
+	$(BUILD_BY_PIP) install --no-build-isolation --editable '.[cuda,test]' -C build-dir=$(BUILD)
+	$(BIN)/python -m pytest tests/gpu $(PARALLEL)
 
 NATIVE_SOURCES = $(sort $(shell find core -name '*.cc' -o -name '*.h'))
 TIDY = $(shell command -v clang-tidy-16 || command -v clang-tidy)

@@ -287,10 +287,14 @@ def load(
     batch_tokens: int | None = None,
     config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     strict: bool = False,
+    dtype: str | None = None,
 ) -> Engine:
     """Opens a compiled artifact and readies it to run on this machine.
 
-    ``device``: "cpu", or "reference" for the slow NumPy float64 evaluation that the kernels are tested against.
+    ``device``: "cpu"; "cuda" (or "cuda:1", the second card) for a GPU, with PyTorch; "torch-cpu" for the GPU's steps on
+    the CPU, to test them; "reference" for the slow NumPy float64 evaluation that the kernels are tested against.
+    ``dtype``, of a GPU: "f32", "f16" or "bf16", what values are stored and multiplied in; by default values are f32 and
+    products as the artifact was compiled.
     ``threads`` per instance (default: the usable cores, divided by the instances); ``instances`` run
     calls of several threads side by side and share one copy of the weights; ``pin`` binds threads to
     cores, unless a CPU quota pays for fewer than the affinity mask has. ``batch_tokens``: tokens of one run
@@ -306,7 +310,7 @@ def load(
     """
     for name, value in (("threads", 1 if threads is None else threads), ("instances", instances)):
         need_count(name, value, 4096)
-    settings = {"threads": threads, "instances": instances, "pin": pin, "config": config}
+    settings = {"threads": threads, "instances": instances, "pin": pin, "config": config, "dtype": dtype}
     defaults = load.__kwdefaults__ or {}
     options: dict[str, Any] = {name: value for name, value in settings.items() if value != defaults[name]}
     chosen = find_device(device, options)

@@ -179,13 +179,14 @@ OUTSIDE: dict[str, set[str] | None] = {
     "openvino": {"bench.peers"},
     "sentence_transformers": {"bench.peers"},
     "tensorflow": {"bench.peers"},
-    "torch": {"bench.peers", "compress"},
+    "torch": {"backends.gpu", "bench.peers", "compress"},
     "torchao": {"bench.peers"},
+    "triton": {"backends.gpu.kernels"},
     "transformers": {"bench.peers", "compress"},
     "tvm": {"bench.peers"},
 }
 HEAVY = {"torch", "transformers", "onnx", "hydra", "onnxruntime", "tensorflow", "pyarrow", "tokenizers", "typer"}
-HEAVY |= {"jinja2", "vl_convert"}
+HEAVY |= {"jinja2", "triton", "vl_convert"}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from encast.errors import InputError
+from encast.errors import InputError, need_modules
 
 if TYPE_CHECKING:
     from encast.artifact import Artifact
@@ -37,6 +38,14 @@ def _open_cpu(artifact: Artifact, *, config: Setup | None = None, **options: Any
     return CpuRunnable(artifact, **options)
 
 
+def _open_gpu(artifact: Artifact, kind: str, index: int | None = None, **options: Any) -> Runnable:
+    need_modules("cuda", "torch")
+    from encast.backends.gpu.runnable import GpuRunnable
+
+    artifact.verify()
+    return GpuRunnable(artifact.load_graph(), kind, index=index, **options)
+
+
 def _open_reference(artifact: Artifact) -> Runnable:
     from encast.backends.reference import Reference
 
@@ -46,15 +55,24 @@ def _open_reference(artifact: Artifact) -> Runnable:
 
 DEVICES: Mapping[str, Device] = {
     "cpu": Device(_open_cpu, options=("threads", "instances", "pin", "config")),
+    "cuda": Device(partial(_open_gpu, kind="cuda"), options=("dtype",)),
+    "torch-cpu": Device(partial(_open_gpu, kind="torch-cpu"), options=("dtype",)),
     "reference": Device(_open_reference),
 }
 
 
 def find_device(name: object, options: Collection[str]) -> Device:
-    """The device of that name; raises ``InputError`` for one that is unknown, and for options that it does not take."""
-    device = DEVICES.get(name) if isinstance(name, str) else None
-    if device is None:
-        raise InputError(f"device is {name!r}; {' and '.join(map(repr, DEVICES))} are known")
+    """The device of that name; raises ``InputError`` for one that is unknown, and for options that it does not take.
+
+    "cuda:1" is the second card.
+    """
+    kind, colon, index = name.partition(":") if isinstance(name, str) else ("", "", "")
+    device = DEVICES.get(kind)
+    if device is None or (colon and not (kind == "cuda" and index.isascii() and index.isdigit())):
+        known = ", ".join(map(repr, DEVICES))
+        raise InputError(f"device is {name!r}; {known} are known, and 'cuda:1' for the second card")
+    if colon:
+        device = replace(device, open=partial(device.open, index=int(index)))
     for option in options:
         if option not in device.options:
             takes = ", ".join(device.options) or "no options"

@@ -76,6 +76,12 @@ def run_command(
     on_long: Annotated[str, typer.Option(help="Texts beyond the model's length: truncate or error.")] = "truncate",
     threads: Annotated[int | None, typer.Option(help="Threads an instance; default: the usable cores.")] = None,
     instances: Annotated[int, typer.Option(help="Copies of the executor that share the weights.")] = 1,
+    device: Annotated[
+        str, typer.Option(help="cpu; cuda, or cuda:1 for the second card; torch-cpu: the card's steps on the CPU.")
+    ] = "cpu",
+    dtype: Annotated[
+        str | None, typer.Option(help="Of a card: what values are stored and multiplied in, f32, f16 or bf16.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a summary as one JSON document.")] = False,
 ) -> None:
     """Answer the rows of a text file (a line a row), JSONL, CSV or Parquet.
@@ -98,7 +104,9 @@ def run_command(
         "query" if kind == "query" else "document",
     )
     began = time.monotonic()
-    with engines.load(artifact, threads=threads, instances=instances, batch_tokens=batch_tokens) as engine:
+    with engines.load(
+        artifact, device=device, dtype=dtype, threads=threads, instances=instances, batch_tokens=batch_tokens
+    ) as engine:
         name = _task_name(engine, task)
         spec = file_task(name)
         columns = _columns(spec, text_column, pair_column)
@@ -112,6 +120,7 @@ def run_command(
     seconds = time.monotonic() - began
     summary = {
         "artifact": str(artifact),
+        "device": device,
         "task": name,
         "input": input,
         "output": output,

@@ -1,0 +1,58 @@
+"""What a GPU computes otherwise than the graph says, as a graph of the same table: the reference evaluates it too.
+
+- A product with blocks of zeros left out becomes the dense product. Its sums are the same integers.
+- A coarse form of gelu becomes the true one, which costs a GPU nothing. They differ by at most 1e-4.
+- int8 products inside attention become bf16 products. Their codes want the extremes of all keys of a head first, which
+  a kernel that reads each key once does not have; bf16 is nearer to f32 than they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from encast.ir.blocks import unpack_blocks
+from encast.ir.graph import Constant, Graph, Node
+from encast.ir.ops import COARSE_ACTIVATIONS
+
+__all__ = ["adapt"]
+
+_TRUE_FORMS = {coarse: true for true, coarse in COARSE_ACTIVATIONS.items()}
+
+
+def adapt(graph: Graph) -> tuple[Graph, list[str]]:
+    """The graph that is computed, and a line for each kind of change. ``graph``, with its arrays, stays as it is.
+
+    Raises ``GraphError`` for a sparse weight that is none.
+    """
+    made = graph.copy()
+    changes: Counter[str] = Counter()
+    made.nodes = [_node(made, node, changes) for node in made.nodes]
+    made.drop_unused()
+    return made, [f"{count} x {change}" for change, count in changes.items()]
+
+
+def _node(graph: Graph, node: Node, changes: Counter[str]) -> Node:
+    attrs = dict(node.attrs)
+    if attrs.get("products") == "int8":
+        attrs["products"] = "bf16"
+        changes["int8 products inside attention are bf16"] += 1
+    if (true := _TRUE_FORMS.get(str(attrs.get("activation")))) is not None:
+        attrs["activation"] = true
+        changes[f"the coarse form of {true} is the true one"] += 1
+    op, inputs = node.op, node.inputs
+    if op == "linear_sparse_int8":
+        changes["sparse products are dense"] += 1
+        op, inputs = "linear_int8", _dense_operands(graph, node)
+    return Node(op, list(inputs), list(node.outputs), attrs, node.name, node.layer)
+
+
+def _dense_operands(graph: Graph, node: Node) -> list[str]:
+    x, values, columns, starts, _, scale, *bias = node.inputs
+    name = f"{values}.dense"
+    if name not in graph.constants:
+        inputs = graph.type_of(x).shape[1]
+        assert isinstance(inputs, int)
+        shape = len(graph.constants[scale].array), inputs
+        stored = [graph.constants[part].array for part in (values, columns, starts)]
+        graph.constants[name] = Constant.of(unpack_blocks(stored[0], stored[1], stored[2], shape))
+    return [x, name, scale, *bias]

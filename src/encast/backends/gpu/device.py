@@ -1,0 +1,70 @@
+"""Which device a name stands for, and whether it can be used."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+
+from encast.errors import InputError, ResourceError, install_hint
+
+__all__ = ["DTYPES", "choose_device", "has_triton", "need_bf16", "need_int8", "stored_dtype"]
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def choose_device(kind: str, index: int | None) -> torch.device:
+    """``kind``: "cuda" or "torch-cpu". Raises ``ResourceError`` where there is no such card, with the reason."""
+    if kind == "torch-cpu":
+        return torch.device("cpu")
+    if torch.version.cuda is None:
+        raise ResourceError(
+            f"device 'cuda': this PyTorch ({torch.__version__}) is built without CUDA; install one that is "
+            f"({install_hint('cuda')}), or choose the device 'cpu'"
+        )
+    count = torch.cuda.device_count()
+    if count == 0:
+        raise ResourceError(
+            "device 'cuda': PyTorch finds no CUDA card (nvidia-smi shows what the driver sees, CUDA_VISIBLE_DEVICES "
+            "may hide cards); choose the device 'cpu'"
+        )
+    if index is not None and index >= count:
+        raise ResourceError(f"device 'cuda:{index}': there are cards 0 to {count - 1}")
+    return torch.device("cuda", torch.cuda.current_device() if index is None else index)
+
+
+def stored_dtype(name: str | None, device: torch.device) -> torch.dtype:
+    """Raises ``InputError`` for an unknown dtype, ``ResourceError`` for one that the card does not compute."""
+    if name is None:
+        return torch.float32
+    if name not in DTYPES:
+        raise InputError(f"dtype is {name!r}; {', '.join(map(repr, DTYPES))} are known, or None: as it was compiled")
+    if name == "bf16":
+        need_bf16(device)
+    return DTYPES[name]
+
+
+def need_bf16(device: torch.device) -> None:
+    """Raises ``ResourceError`` on a card without products of bf16."""
+    _need_capability(device, (8, 0), "bf16", "give dtype='f16'")
+
+
+def need_int8(device: torch.device) -> None:
+    """Raises ``ResourceError`` on a card without products of int8."""
+    _need_capability(device, (7, 5), "int8", "compile to f32 and give dtype='f16'")
+
+
+def _need_capability(device: torch.device, least: tuple[int, int], dtype: str, remedy: str) -> None:
+    if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < least:
+        have, want = (".".join(map(str, one)) for one in (found, least))
+        raise ResourceError(
+            f"{torch.cuda.get_device_name(device)} (compute capability {have}) has no products of {dtype}, which need "
+            f"{want}; {remedy}"
+        )
+
+
+def has_triton(device: torch.device) -> bool:
+    """Whether Triton is installed and compiles for the card."""
+    return (
+        device.type == "cuda" and find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+    )

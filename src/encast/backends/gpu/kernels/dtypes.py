@@ -1,0 +1,32 @@
+"""Rounding and products of 16-bit operands, on a card and under the interpreter, which has neither of bf16."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["INTERPRETED", "product", "rounded"]
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""Whether the kernels run on the CPU; Triton decides when it reads them."""
+
+_INTERPRETED = tl.constexpr(INTERPRETED)
+
+
+@triton.jit
+def rounded(x, dtype: tl.constexpr):
+    """``x``, f32, to the dtype, to nearest, ties to even; the interpreter cuts bf16 off."""
+    if _INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        x = bits.to(tl.float32, bitcast=True)
+    return x.to(dtype)
+
+
+@triton.jit
+def product(a, b):
+    """``a @ b`` with f32 sums; of f32 operands without rounding them to TF32."""
+    if _INTERPRETED:  # its bf16 are integers
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, input_precision="ieee")

@@ -1,0 +1,130 @@
+"""An artifact's graph that runs on one device of PyTorch."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import torch
+
+from encast.backends.base import Float32, check_request
+from encast.backends.gpu.adapt import adapt
+from encast.backends.gpu.device import choose_device, has_triton, need_bf16, need_int8, stored_dtype
+from encast.backends.gpu.graphs import Graphs
+from encast.backends.gpu.packed import pack
+from encast.backends.gpu.program import build
+from encast.backends.gpu.steps import STEPS
+from encast.backends.gpu.steps.context import Step
+from encast.batch import Batch, Int32
+from encast.errors import InputError, ResourceError, need_modules
+from encast.ir.graph import Graph
+
+__all__ = ["KERNELS", "GpuRunnable"]
+
+KERNELS = ("auto", "torch", "triton")
+
+
+class GpuRunnable:
+    """Runs ``graph``, of an artifact and with its arrays, on a card ("cuda") or on the CPU ("torch-cpu").
+
+    ``dtype``: what floating values are stored and multiplied in, "f32", "f16" or "bf16"; by default values are f32 and
+    products as the artifact was compiled. ``kernels``: "torch", "triton", or "auto": Triton's on a card where it is
+    installed. ``cuda_graphs``: whether small batches run as CUDA graphs, on a card. ``adapt`` says what of the graph
+    is computed otherwise. Safe to call from any number of threads.
+
+    Raises ``InputError`` for options that are unknown, ``ResourceError`` where the device is not there or lacks
+    something, ``UnsupportedModelError`` for a graph with an op that it has no step for.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        kind: str,
+        *,
+        index: int | None = None,
+        dtype: str | None = None,
+        kernels: str = "auto",
+        cuda_graphs: bool = True,
+    ) -> None:
+        if kernels not in KERNELS:
+            raise InputError(f"kernels is {kernels!r}; {', '.join(map(repr, KERNELS))} are known")
+        self.device = choose_device(kind, index)
+        self.stored = stored_dtype(dtype, self.device)
+        made, self._changes = adapt(graph)
+        _need_arithmetic(made, self.stored, self.device)
+        steps = self._steps(made, kernels)
+        self._programs, self._made_by = build(made, steps, self.stored, self.device)
+        self._meta = made.meta
+        self._types = {public: made.type_of(value) for public, value in made.outputs.items()}
+        self._graphs = Graphs(self.device) if cuda_graphs and self.device.type == "cuda" else None
+        # A card does one thing after the other, and nothing may run while a graph is captured.
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def _steps(self, graph: Graph, kernels: str) -> Mapping[str, Step]:
+        if kernels == "torch" or (kernels == "auto" and not has_triton(self.device)):
+            return STEPS
+        need_modules("cuda", "triton")
+        from encast.backends.gpu.kernels import INTERPRETED, steps_for
+
+        if self.device.type == "cpu" and not INTERPRETED:
+            raise InputError(
+                "kernels is 'triton': on the CPU they need TRITON_INTERPRET=1 in the environment before encast is "
+                "imported; leave kernels out for PyTorch's"
+            )
+        return steps_for(graph)
+
+    def run(self, output: str, batch: Batch, select: Int32 | None = None) -> Float32:
+        """See ``Runnable.run``."""
+        self._need_own_process()
+        check_request(self._meta, self._types, output, batch, select)
+        if batch.tokens == 0 or (select is not None and select.size == 0):
+            return np.empty((0, int(self._types[output].shape[1])), np.float32)
+        program, rows = self._programs[output], batch.tokens if self._types[output].shape[0] == "tokens" else batch.seqs
+        with self._lock, torch.inference_mode(), self._current():
+            made = self._graphs.run(output, program, batch, rows) if self._graphs is not None else None
+            if made is None:
+                made = program.run(pack(batch, select, self.device)).float().cpu()
+            answer: Float32 = made.contiguous().numpy()
+        return answer
+
+    def _current(self) -> AbstractContextManager[object]:
+        """Triton launches on the current card."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def report(self) -> list[str]:
+        """What runs where: the device, the dtypes, what is computed otherwise than compiled, and whose steps run."""
+        name = "the CPU, by PyTorch" if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
+        by = {maker: sorted(op for op, one in self._made_by.items() if one == maker) for maker in ("Triton", "PyTorch")}
+        return [
+            f"device: {self.device} ({name}), PyTorch {torch.__version__}",
+            f"values: {str(self.stored).removeprefix('torch.')}",
+            *(f"changed: {change}" for change in self._changes),
+            *(f"by {maker}: {', '.join(ops)}" for maker, ops in by.items() if ops),
+        ]
+
+    def close(self) -> None:
+        """Frees the weights; the card's memory goes back to PyTorch's cache."""
+        self._programs, self._graphs = {}, None
+
+    def _need_own_process(self) -> None:
+        if not self._programs:
+            raise InputError("the model is closed; load the artifact again")
+        if os.getpid() != self._pid and self.device.type == "cuda":
+            raise ResourceError(
+                "this model was loaded on a card in another process, and CUDA does not work in a forked child; load "
+                "the artifact in the child, or start it with the method 'spawn'"
+            )
+
+
+def _need_arithmetic(graph: Graph, stored: torch.dtype, device: torch.device) -> None:
+    """Raises ``ResourceError`` where a product of the graph is none that the card has."""
+    if any(node.op == "linear_int8" for node in graph.nodes):
+        need_int8(device)
+    if stored == torch.float32 and any(
+        node.op == "linear_bf16" or node.attrs.get("products") == "bf16" for node in graph.nodes
+    ):
+        need_bf16(device)

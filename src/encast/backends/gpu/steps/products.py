@@ -1,0 +1,77 @@
+"""Products with weights."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as functional
+
+from encast.backends.gpu.steps.context import Context, step
+from encast.backends.gpu.steps.narrow import Quantized
+from encast.backends.gpu.steps.rows import activated
+
+__all__ = ["INT8_MULTIPLE", "Int8Weight", "integer_product", "integer_sums", "linear", "linear_int8", "wide_product"]
+
+INT8_MULTIPLE = 16
+"""cuBLAS wants sizes of int8 products that are multiples of 8, and is at its best with 16."""
+
+_LEAST_INT8_ROWS = 32
+"""``torch._int_mm`` wants more than 16 rows on CUDA."""
+
+
+class Int8Weight:
+    """A weight s8[n, k] on the device, its sizes padded with zeros to ``INT8_MULTIPLE``, and its rows' sums i32[n]."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.outputs, self.inputs = weight.shape
+        padding = (0, -self.inputs % INT8_MULTIPLE, 0, -self.outputs % INT8_MULTIPLE)
+        self.codes = functional.pad(weight, padding)
+        self.sums = weight.sum(dim=1, dtype=torch.int32)
+
+
+@step("linear", "linear_bf16")
+def linear(
+    context: Context, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, activation: str
+) -> torch.Tensor:
+    """``weight: [n, k]`` in the dtype of ``x``; the bias is f32, or of that dtype where values are stored in it."""
+    if x.dtype == context.stored:
+        return activated(functional.linear(x, weight, bias), activation)
+    made = wide_product(x, weight)
+    return activated(made if bias is None else made + bias, activation)
+
+
+def wide_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``x @ weight.T`` of bf16 operands with f32 sums, in f32."""
+    if x.is_cuda:
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return x.float() @ weight.float().t()
+
+
+@step("linear_int8")
+def linear_int8(
+    context: Context,
+    x: Quantized,
+    weight: Int8Weight,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    activation: str,
+) -> torch.Tensor:
+    made = integer_sums(x, weight).float() * (x.scale[:, None] * weight_scale)
+    return context.store(activated(made if bias is None else made + bias, activation))
+
+
+def integer_sums(x: Quantized, weight: Int8Weight) -> torch.Tensor:
+    """``sum over k of (byte - zero) * weight``, exact, i32[rows, n]."""
+    sums = integer_product(x, weight)[: x.codes.shape[0], : weight.outputs]
+    return sums + x.shift[:, None] * weight.sums
+
+
+def integer_product(x: Quantized, weight: Int8Weight) -> torch.Tensor:
+    """``sum over k of codes * weight``, exact, i32; rows and columns of padding may follow the real ones."""
+    if not x.codes.is_cuda:
+        # Products are at most 128 * 127, so float64 sums of them are exact up to 2^39 columns. What int8 products of
+        # CPUs do where sums of pairs overflow 16 bits depends on the processor.
+        return (x.codes.double() @ weight.codes[:, : weight.inputs].double().t()).to(torch.int32)
+    short = max(0, _LEAST_INT8_ROWS - x.codes.shape[0])
+    codes = functional.pad(x.codes, (0, weight.codes.shape[1] - weight.inputs, 0, short))
+    return torch._int_mm(codes, weight.codes.t())

@@ -1,0 +1,101 @@
+"""Every architecture, head and dtype on the GPU's steps, against transformers' committed outputs and the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: make test-gpu")
+
+import bounds
+from bounds import allowed_difference, largest_excess
+from cases import CASES
+from edges import largest_unexplained
+from models import FAST_ELEMENTARY, compiled_graph, open_gpu, rms
+
+from encast.backends.gpu.adapt import adapt
+from encast.backends.gpu.runnable import GpuRunnable
+from encast.backends.reference import Reference
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_f32_is_within_the_derived_bound(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    opened, graph = compiled_graph(name, "f32", tmp_path_factory)
+    got = GpuRunnable(graph, "torch-cpu").run(opened.output, opened.batch, opened.select)
+    exact, allowed = allowed_difference(
+        opened.graph, opened.output, opened.batch, opened.select, elementary=FAST_ELEMENTARY
+    )
+    assert largest_excess(got, exact, allowed) <= 1.0
+    assert largest_excess(opened.kept(got), opened.golden("f64"), opened.kept(allowed)) <= 1.0
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+def test_narrow_dtypes_follow_the_reference(name: str, dtype: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The reference evaluates the graph that this backend computes, with exact integer sums and exact rounding.
+
+    As for the CPU (tests/engine/test_exactness.py) a rounding on an edge may fall otherwise. And what this backend
+    computes is hardly further from f32 than what was compiled, where there are numbers enough to tell.
+    """
+    opened, graph = compiled_graph(name, dtype, tmp_path_factory)
+    got = GpuRunnable(graph, "torch-cpu").run(opened.output, opened.batch, opened.select)
+    same, compiled, wide = (
+        Reference(one).evaluate(opened.output, opened.batch, opened.select)
+        for one in (adapt(graph)[0], graph, opened.graph)
+    )
+    of_dtype = rms(same - wide)
+    assert rms(got - same) <= 0.7 * of_dtype + 1e-6 * rms(wide)
+    if got.size >= 1000:
+        assert of_dtype <= 1.3 * rms(compiled - wide) + 1e-6 * rms(wide)
+
+
+@pytest.mark.parametrize(
+    "name", ["bert-classify", "electra-odd-fill_mask", "modernbert-features", "deberta-v2-features"]
+)
+def test_bf16_rounds_as_the_reference(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """To f32 precision, whichever way roundings on an edge fell."""
+    opened, graph = compiled_graph(name, "bf16", tmp_path_factory)
+    adapted, _ = adapt(graph)
+    answers = {opened.output: GpuRunnable(graph, "torch-cpu").run(opened.output, opened.batch, opened.select)}
+    assert largest_unexplained(adapted, answers, opened.batch, opened.select, elementary=FAST_ELEMENTARY) <= 1
+
+
+@pytest.mark.parametrize(("dtype", "unit"), [("f16", 2.0**-11), ("bf16", 2.0**-8)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bert-features",
+        "bert-fill_mask",
+        "mpnet-embed-every-mode",
+        "modernbert-tag",
+        "nomic_bert-features",
+        "deberta-v2-conv",
+        "eurobert-classify",
+    ],
+)
+def test_values_of_16_bits_are_within_the_bound_of_their_unit(
+    name: str, dtype: str, unit: float, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The derived bound, as if every operation rounded to 16 bits; sums, norms and softmax do better, in f32."""
+    opened, graph = compiled_graph(name, "f32", tmp_path_factory)
+    got = GpuRunnable(graph, "torch-cpu", dtype=dtype).run(opened.output, opened.batch, opened.select)
+    assert got.dtype == np.float32
+    monkeypatch.setattr(bounds, "UNIT", unit)
+    exact, allowed = allowed_difference(
+        opened.graph, opened.output, opened.batch, opened.select, elementary=FAST_ELEMENTARY
+    )
+    assert largest_excess(got, exact, allowed) <= 1.0
+    # And it is that dtype: one in f32 would be a hundred times nearer.
+    assert rms(got - exact) > 0.01 * unit * rms(exact)
+
+
+@pytest.mark.parametrize("compiled", ["bf16", "int8"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_narrow_artifacts_with_values_of_16_bits(
+    compiled: str, dtype: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    opened, graph = compiled_graph("bert-features", compiled, tmp_path_factory)
+    got = open_gpu("bert-features", compiled, tmp_path_factory, dtype=dtype).run(opened.output, opened.batch)
+    same, wide = (Reference(one).evaluate(opened.output, opened.batch) for one in (adapt(graph)[0], opened.graph))
+    # No more than the dtype that it was compiled to costs, and what rounding every value to bf16 does.
+    assert rms(got - wide) <= 1.5 * rms(same - wide) + 2.0**-7 * rms(wide)

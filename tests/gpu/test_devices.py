@@ -1,0 +1,196 @@
+"""The devices "cuda" and "torch-cpu" of ``encast.load``: answers, options, and what is refused at load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test-gpu")
+
+from cases import open_case
+from checkpoints import make_checkpoint
+from models import compiled_graph
+
+import encast
+from encast import artifact
+from encast.backends.gpu import device as devices
+from encast.backends.gpu.runnable import GpuRunnable
+from encast.errors import ArtifactError, InputError, ResourceError, UnsupportedModelError
+from encast.sparsity import Pattern, prune_checkpoint
+
+TEXTS = ["abc de", "a", "the cat sat on the mat " * 6, "b c d e f g"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(
+        tmp_path_factory.mktemp("devices") / "bert", "bert", "embed", pooling=("mean",), normalize=True
+    )
+
+
+@pytest.fixture(scope="module")
+def path(folder: Path) -> Path:
+    return encast.compile(folder, folder.with_name("f32.encast"), dtype="f32")
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])
+def test_texts_to_embeddings(dtype: str, folder: Path, tmp_path: Path) -> None:
+    """From the packed weights of an artifact, beside the CPU's kernels."""
+    made = encast.compile(folder, tmp_path / "model.encast", dtype=dtype)
+    with encast.load(made, threads=1) as cpu, encast.load(made, device="torch-cpu") as gpu:
+        a, b = cpu.embed(TEXTS), gpu.embed(TEXTS)
+    assert (a * b).sum(axis=1).min() > {"f32": 1 - 1e-6, "bf16": 0.9998, "int8": 0.99}[dtype]
+    if dtype == "f32":
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_sparse_products_are_made_dense(tmp_path: Path, folder: Path) -> None:
+    prune_checkpoint(folder, tmp_path / "pruned", pattern=Pattern(4, 1), sparsity=0.8)
+    dense, sparse = (
+        encast.compile(tmp_path / "pruned", tmp_path / f"{choice}.encast", sparse=choice)
+        for choice in ("never", "always")
+    )
+    answers = []
+    for one in (dense, sparse):
+        with encast.load(one, device="torch-cpu") as engine:
+            answers.append(engine.embed(TEXTS))
+            report = engine.runnable.report()  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(*answers)
+    assert any("sparse products are dense" in line for line in report)
+
+
+def test_a_report_says_what_runs(folder: Path, tmp_path: Path) -> None:
+    made = encast.compile(folder, tmp_path / "model.encast", dtype="int8")
+    with encast.load(made, device="torch-cpu", dtype="f16") as engine:
+        report = engine.runnable.report()  # type: ignore[attr-defined]
+    assert report[0].startswith("device: cpu (the CPU, by PyTorch), PyTorch ")
+    assert "values: float16" in report
+    assert "changed: 3 x int8 products inside attention are bf16" in report
+    (steps,) = (line for line in report if line.startswith("by "))
+    assert steps.startswith("by PyTorch: ")
+    assert {"attention", "linear_int8"} <= {*steps[12:].split(", ")}
+
+
+def test_other_options_are_refused(path: Path) -> None:
+    for options, message in (
+        ({"threads": 2}, "device 'torch-cpu' does not take threads; leave it out"),
+        ({"pin": False}, "device 'torch-cpu' does not take pin"),
+        ({"dtype": "f64"}, r"dtype is 'f64'; 'f32', 'f16', 'bf16' are known"),
+    ):
+        with pytest.raises(InputError, match=message):
+            encast.load(path, device="torch-cpu", **options)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="device 'cpu' does not take dtype"):
+        encast.load(path, dtype="f16")
+    with pytest.raises(InputError, match="kernels is 'fast'"):
+        GpuRunnable(artifact.open(path).load_graph(), "torch-cpu", kernels="fast")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:one", "cuda:-1", "cpu:0", "torch-cpu:0", "cuda:\u0661"])
+def test_unknown_devices(name: str, path: Path) -> None:
+    with pytest.raises(InputError, match=r"device is .* known, and 'cuda:1' for the second card"):
+        encast.load(path, device=name)
+
+
+def test_a_damaged_weight_is_found(path: Path, tmp_path: Path) -> None:
+    import shutil
+
+    damaged = shutil.copytree(path, tmp_path / "damaged.encast")
+    weights = bytearray((damaged / "weights.safetensors").read_bytes())
+    weights[-70] ^= 1
+    (damaged / "weights.safetensors").write_bytes(weights)
+    with pytest.raises(ArtifactError, match="does not match its checksum"):
+        encast.load(damaged, device="torch-cpu")
+
+
+def test_no_pytorch(path: Path) -> None:
+    code = f"""
+import sys, importlib.abc
+class Hide(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.split('.')[0] in ('torch', 'triton'):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Hide())
+import importlib.util, encast, encast.errors
+found = encast.errors.find_spec
+encast.errors.find_spec = lambda name: None if name == 'torch' else found(name)
+with encast.load({str(path)!r}, threads=1) as engine:
+    engine.forward([[1, 2]])
+try:
+    encast.load({str(path)!r}, device='cuda')
+except encast.errors.InputError as error:
+    print(error)
+"""
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert made.stdout.strip() == "not installed: torch; pip install 'encast[cuda]'"
+
+
+def test_a_pytorch_without_cuda(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(ResourceError, match=r"is built without CUDA; install one that is .*encast\[cuda\]"):
+        encast.load(path, device="cuda")
+
+
+def test_no_card(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ResourceError, match="PyTorch finds no CUDA card"):
+        encast.load(path, device="cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ResourceError, match=r"device 'cuda:7': there are cards 0 to 1"):
+        encast.load(path, device="cuda:7")
+
+
+def test_a_card_without_the_products(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    card: Any = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    with pytest.raises(
+        ResourceError, match=r"Tesla T4 \(compute capability 7.5\) has no products of bf16, which need 8.0"
+    ):
+        devices.stored_dtype("bf16", card)
+    assert devices.stored_dtype("f16", card) == torch.float16
+    assert not devices.has_triton(card)
+    devices.need_int8(card)
+    # Of an int8 artifact attention is bf16, unless values are f16.
+    _, graph = compiled_graph("bert-embed", "int8", tmp_path_factory)
+    monkeypatch.setattr("encast.backends.gpu.runnable.choose_device", lambda kind, index: card)
+    with pytest.raises(ResourceError, match=r"has no products of bf16.*give dtype='f16'"):
+        GpuRunnable(graph, "cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    with pytest.raises(ResourceError, match=r"has no products of int8, which need 7\.5; compile to f32"):
+        GpuRunnable(graph, "cuda", dtype="f16")
+
+
+def test_a_graph_that_was_not_fused_is_refused_at_load(tmp_path_factory: pytest.TempPathFactory) -> None:
+    plain = open_case("bert-features", tmp_path_factory).graph
+    with pytest.raises(UnsupportedModelError, match=r"attention_scores has no step of its own on this device"):
+        GpuRunnable(plain, "torch-cpu")
+
+
+def test_a_closed_model_says_so(path: Path) -> None:
+    gpu = GpuRunnable(artifact.open(path).load_graph(), "torch-cpu")
+    gpu.close()
+    gpu.close()
+    with pytest.raises(InputError, match="the model is closed"):
+        gpu.run("last_hidden_state", encast.Batch.of([[1]]))
+
+
+def test_requests_are_checked(path: Path) -> None:
+    with encast.load(path, device="torch-cpu") as engine, pytest.raises(InputError, match="the model takes 0 to 199"):
+        engine.forward([[1, 200]])
+
+
+def test_the_command_line(path: Path, tmp_path: Path) -> None:
+    from encast.cli.main import main
+
+    (tmp_path / "rows.txt").write_text("\n".join(TEXTS) + "\n")
+    for device in ("cpu", "torch-cpu"):
+        arguments = ["run", str(path), str(tmp_path / "rows.txt"), "-o", str(tmp_path / f"{device}.npy")]
+        assert main([*arguments, "--device", device]) == 0
+    np.testing.assert_allclose(np.load(tmp_path / "cpu.npy"), np.load(tmp_path / "torch-cpu.npy"), atol=2e-5)
+    assert main([*arguments, "--device", "torch-cpu", "--threads", "2"]) == 2
