@@ -103,10 +103,10 @@ class Dequantised:
         return self._rounded[key][0]
 
     def integers(self, array: Array) -> Integers | None:
-        """Those that ``array: f32[n, k]`` was made of, or its transpose; None if it was made of none, or with a scale
-        for each column."""
+        """Those that ``array: f32[n, k]`` was made of, or its transpose; None if it was made of none, with a scale for
+        each column, or with negative ones, whose integers may be 128 for ours."""
         made = self._by_address.get(array.__array_interface__["data"][0])
-        if made is None or not array.size or array.ndim != 2 or made.values.dtype == np.int32:
+        if made is None or not array.size or array.ndim != 2 or made.values.dtype == np.int32 or (made.scale < 0).any():
             return None
         for whole, values, axis in (
             (made.array, made.values, made.axis % 2),

@@ -349,11 +349,14 @@ def _check(reader: Reader, values: Array, scale: Array, zero: Array, axis: int) 
         )
     if values.dtype == np.int32 and zero.any():
         raise CheckpointError(f"{_at(reader)}: the zero point of integers of 32 bits is 0")
-    _check_parameters(reader, values.shape, scale, zero, axis)
+    # A negative scale is NNCF's way to spend -128 on the largest of a row's numbers.
+    _check_parameters(reader, values.shape, scale, zero, axis, signed=True)
 
 
-def _check_parameters(reader: Reader, shape: tuple[int, ...] | None, scale: Array, zero: Array, axis: int) -> None:
-    """``shape``: of what is scaled, None where one scale is needed."""
+def _check_parameters(
+    reader: Reader, shape: tuple[int, ...] | None, scale: Array, zero: Array, axis: int, *, signed: bool = False
+) -> None:
+    """``shape``: of what is scaled, None where one scale is needed. ``signed``: whether scales may be negative."""
     wanted = "one number"
     fits = scale.shape in ((), (1,))
     if shape is not None and not fits:
@@ -369,12 +372,13 @@ def _check_parameters(reader: Reader, shape: tuple[int, ...] | None, scale: Arra
         raise CheckpointError(
             f"{_at(reader)}: the scale has shape {list(scale.shape)}, the zero point {list(zero.shape)}; they have one"
         )
-    if scale.dtype != np.float32 or not (np.isfinite(scale).all() and (scale > 0).all()):
-        wrong = scale.reshape(-1)[~(np.isfinite(scale) & (scale > 0)).reshape(-1)][:1].tolist()
+    fine = np.isfinite(scale) & ((scale != 0) if signed else (scale > 0))
+    if scale.dtype != np.float32 or not fine.all():
+        wrong = scale.reshape(-1)[~fine.reshape(-1)][:1].tolist()
         found = f"holds {wrong[0]}" if wrong else f"is {scale.dtype}"
         raise CheckpointError(
-            f"{_at(reader)}: the scale {found}; finite f32 numbers above 0 are needed: quantise "
-            "the model without this node"
+            f"{_at(reader)}: the scale {found}; finite f32 numbers {'other than' if signed else 'above'} 0 are needed: "
+            "quantise the model without this node"
         )
 
 
