@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 __all__ = [
     "CASES",
+    "NEWER",
     "QUANTISED",
     "Export",
     "QuantisedExport",

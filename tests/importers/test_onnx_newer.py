@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from modern_writer import CONFIG, ModernWriter
 from onnx_files import CASES, checkpoint_of, field_bytes, node_bytes
-from onnx_writer import HIDDEN
+from onnx_writer import HIDDEN, VOCAB
 
 from encast.archs import build_graph
 from encast.archs.comparison import Comparison, NoFitError
@@ -21,6 +21,7 @@ from encast.errors import CheckpointError, EncastError, UnsupportedModelError
 from encast.importers import open_checkpoint
 from encast.importers.onnx.dequantised import Dequantised
 from encast.importers.onnx.disentangled import Picked, added
+from encast.importers.onnx.folding import fold
 from encast.importers.onnx.model import OnnxNode
 from encast.importers.onnx.reader import HANDLERS, Probe, Reader
 from encast.importers.onnx.values import ARGUMENTS, Known, Seen
@@ -390,3 +391,62 @@ def test_scores_by_position_have_the_scale_of_those_by_content() -> None:
     axes = (*picked(reader, index).axes[:1], (("q", 5),), (("k", 5),))
     with pytest.raises(UnsupportedModelError, match="have one arrangement and one scale"):
         added(reader, Seen("scores", "scores", axes, 0.5 * ARGUMENTS), picked(reader, index, 0.51))
+
+
+@pytest.mark.parametrize("op", ["Max", "Min", "Add", "Mul"])
+def test_what_reads_two_tables_or_indices_is_no_curve_of_one(op: str) -> None:
+    reader, places = reader_of(op), np.arange(5)
+    axes = ((("b", 2), ("h", 2)), (("s", 5),), (("t", 6),))
+    index = places[:, None] - places + 5
+    for kind, one, other in (
+        ("by position", Seen("by position", "x", axes, None, "one"), Seen("by position", "x", axes, None, "other")),
+        ("picked", picked(reader, index), picked(reader, index + 1)),
+    ):
+        if (kind, op) == ("picked", "Add"):
+            continue  # the sum of scores by keys and by queries
+        reader.inputs = [one, one]
+        assert HANDLERS[op](reader)[0].kind == kind
+        reader.inputs = [one, other]
+        with pytest.raises(UnsupportedModelError, match=f"{op} takes"):
+            HANDLERS[op](reader)
+
+
+class CutWindow(ModernWriter):
+    """Its window is no wider than three quarters of the text."""
+
+    def numbers(self, *values: int) -> str:
+        if values != (6,):
+            return super().numbers(*values)
+        length = self.add("Gather", self.add("Shape", "input_ids"), "place", axis=0)
+        cut = self.add("Div", self.add("Mul", length, super().numbers(3)), super().numbers(4))
+        return self.add("Min", super().numbers(6), cut)
+
+
+def test_a_window_that_goes_by_the_length_of_a_text_is_refused(tmp_path: Path) -> None:
+    """Of 5 tokens it reaches 3, of many 6."""
+    with pytest.raises(UnsupportedModelError, match="computes different things for texts of 5 and of 523 tokens"):
+        graph_of(CutWindow(), tmp_path)
+
+
+class NarrowTable(ModernWriter):
+    """Its table of words is f16."""
+
+    def weight(self, *shape: int) -> str:
+        name = super().weight(*shape)
+        if shape != (VOCAB, HIDDEN):
+            return name
+        self.weights[name] = self.weights[name].astype(np.float16)
+        return self.add("Cast", name, to=1)
+
+
+def test_angles_in_f32_are_read_to_f32_whatever_else_is_narrow(tmp_path: Path) -> None:
+    graph_of(NarrowTable(), tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"theta: 998\.003"):
+        graph_of(NarrowTable(wrong="frequency"), tmp_path)
+
+
+def test_a_product_of_arrays_is_bounded_by_what_it_costs(tmp_path: Path) -> None:
+    """One matrix may be spread over a million of them without memory of its own."""
+    node = OnnxNode("MatMul", "", "n", [], ["out"], {})
+    with pytest.raises(UnsupportedModelError, match="of more than"):
+        fold(node, [np.ones((4096, 1), np.float32), np.broadcast_to(np.float32(1), (32768, 1, 1))], 17)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 onnxruntime = pytest.importorskip("onnxruntime", reason="compares with ONNX Runtime")
 
 from bounds import allowed_difference, largest_excess  # noqa: E402
-from onnx_files import CASES, Export, checkpoint_of  # noqa: E402
+from onnx_files import CASES, NEWER, Export, checkpoint_of  # noqa: E402
 
 from encast.archs import build_graph  # noqa: E402
 from encast.batch import Batch  # noqa: E402
@@ -20,6 +21,8 @@ from encast.importers import open_checkpoint  # noqa: E402
 GOLDEN = Path(__file__).parent.parent / "golden" / "onnx"
 EXACT = [case for case in CASES if case.numbers == "f32"]
 """In f16 ONNX Runtime rounds between all steps, and bf16 it does not run."""
+ALONE = [case for case in EXACT if case.arch == "modernbert" and case.opset == 23]
+"""ONNX Runtime's RotaryEmbedding takes no angles that several texts share."""
 LENGTHS = (13, 1, 20, 6)
 Array = np.ndarray[Any, Any]
 
@@ -40,14 +43,17 @@ def run_padded(path: Path, ids: list[list[int]], types: list[list[int]], pad: in
     return np.concatenate([rows[: len(one)] for rows, one in zip(found, ids, strict=True)])
 
 
-@pytest.mark.parametrize("case", EXACT, ids=lambda one: one.file)
+@pytest.mark.parametrize("case", [case for case in EXACT if case not in ALONE], ids=lambda one: one.file)
 def test_answers_are_those_of_onnx_runtime(case: Export, tmp_path: Path) -> None:
     # MPNet and RoBERTa pad with 1, and compute positions of it; texts have other ids.
     pad = 1 if "roberta" in case.arch or case.arch == "mpnet" else 0
     random = np.random.RandomState(7)
-    ids = [random.randint(5, 55, length).tolist() for length in LENGTHS]
+    ids = [random.randint(5, 35 if case.arch in NEWER else 55, length).tolist() for length in LENGTHS]
     types = [(np.arange(length) > length // 2).astype(int).tolist() for length in LENGTHS]
-    graph = build_graph(open_checkpoint(GOLDEN / case.file))
+    checkpoint_of(case, tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    shutil.copy(GOLDEN / case.file, tmp_path / "model" / "model.onnx")
+    graph = build_graph(open_checkpoint(tmp_path / "model"))
     if "token_type_ids" not in graph.inputs or graph.meta.type_vocab < 2:
         types = [[0] * length for length in LENGTHS]
     batch = Batch.of(ids, types)

@@ -50,18 +50,35 @@ def same_number(found: float, wanted: float, rounding: float) -> bool:
 
 class Comparison:
     """Two graphs, node by node from an output up; ``rounding``: that of the export's numbers, see ``same_number``;
-    ``distances``: what its nodes ``relative_scores`` pick."""
+    ``distances``: what its nodes ``relative_scores`` pick; ``angles``: the rounding of its rotary positions."""
 
     def __init__(
-        self, graph: Graph, template: Graph, what: str, rounding: float = 0.0, distances: Distances | None = None
+        self,
+        graph: Graph,
+        template: Graph,
+        what: str,
+        rounding: float = 0.0,
+        distances: Distances | None = None,
+        angles: float = 0.0,
     ) -> None:
-        self.distances = distances or {}
+        self.distances, self.angles = distances or {}, angles
         self.graph, self.template, self.what, self.rounding = graph, template, what, rounding
         self.makers = {output: node for node in graph.nodes for output in node.outputs}
         self.wanted = {output: node for node in template.nodes for output in node.outputs}
         self.bound: dict[str, Float32] = {}
         self.integers: dict[str, Integers] = {}
         self.met: dict[str, str] = {}
+
+    def _same_attrs(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+        def same(key: str) -> bool:
+            a, b = found[key], wanted[key]
+            if key == "theta":  # of which angles tell less
+                return bool(np.isclose(a, b, rtol=max(_BASE, 8.0 * self.angles), atol=0.0))
+            if isinstance(a, float) and isinstance(b, float):
+                return same_number(a, b, self.angles if key == "rate" else self.rounding)
+            return bool(a == b)
+
+        return set(found) == set(wanted) and all(same(key) for key in found)
 
     def run(self, value: str, wanted: str) -> dict[str, Float32]:
         """The arrays of ``graph`` by the names of ``template``; raises ``NoFitError``."""
@@ -98,7 +115,7 @@ class Comparison:
             return [(node.inputs[0], wanted.inputs[0])]
         if node is not None and node.op == wanted.op == "relative_scores":
             return self._relative(node, wanted)
-        if node is None or node.op != wanted.op or not _same_attrs(node.attrs, wanted.attrs, self.rounding):
+        if node is None or node.op != wanted.op or not self._same_attrs(node.attrs, wanted.attrs):
             found = "nothing" if node is None else f"{node.op}{_shown(node.attrs)} ({node.name!r})"
             raise self._differ(found, f"{wanted.op}{_shown(wanted.attrs)} ({wanted.name!r})")
         if node.op != "add":
@@ -197,18 +214,6 @@ def _shown_rows(rows: np.ndarray[Any, Any]) -> str:
 
 def _is_first_token(node: Node) -> bool:
     return node.op == "first_token" or (node.op == "pooling" and list(node.attrs["modes"]) == ["cls"])
-
-
-def _same_attrs(found: Mapping[str, Any], wanted: Mapping[str, Any], rounding: float) -> bool:
-    def same(key: str) -> bool:
-        a, b = found[key], wanted[key]
-        if key == "theta":  # of which angles tell less
-            return bool(np.isclose(a, b, rtol=max(_BASE, 8.0 * rounding), atol=0.0))
-        if isinstance(a, float) and isinstance(b, float):
-            return same_number(a, b, rounding)
-        return bool(a == b)
-
-    return set(found) == set(wanted) and all(same(key) for key in found)
 
 
 def _shown(attrs: Mapping[str, Any]) -> str:

@@ -61,6 +61,9 @@ class ExportLike(Protocol):
     def rounding(self) -> float: ...
 
     @property
+    def angles(self) -> float: ...
+
+    @property
     def fixed(self) -> Mapping[str, tuple[float, int]]: ...
 
     @property
@@ -419,7 +422,8 @@ def _fit(
     except (UnsupportedModelError, CheckpointError) as error:
         raise NoFitError(f"{model_type}, of which {error}", 0) from None
     wanted = template.outputs["last_hidden_state" if built == "features" else "logits"]
-    comparison = Comparison(graph, template, f"{model_type} for {task}", export.rounding, export.distances)
+    what = f"{model_type} for {task}"
+    comparison = Comparison(graph, template, what, export.rounding, export.distances, export.angles)
     bound = comparison.run(top, wanted)
     if said is not None and said != labels:
         raise CheckpointError(

@@ -34,6 +34,8 @@ Array = np.ndarray[Any, Any]
 
 LENGTHS = (127, 3, 55, 8, 21)
 """Tokens of the sequences, as far as the model takes them: padded to the longest they show what a mask does."""
+_LONG = 1024
+"""Of one sequence more for a model that takes more than 512: a file may go wrong where positions or windows end."""
 _FEW_LENGTHS = (21, 3, 8)
 _MOST_NUMBERS = 1 << 24
 """Of an output: the sequences are ``_FEW_LENGTHS`` where a vocabulary is so large that there would be more."""
@@ -132,6 +134,8 @@ def _sequences(opened: artifact.Artifact) -> list[list[int]]:
     widest = max(int(opened.graph.type_of(value).shape[1]) for value in opened.graph.outputs.values())
     lengths = LENGTHS if len(LENGTHS) * max(LENGTHS) * widest <= _MOST_NUMBERS else _FEW_LENGTHS
     random = np.random.default_rng(_SEED)
+    if meta.max_len > 512 and (len(lengths) + 1) * min(_LONG, meta.max_len) * widest <= _MOST_NUMBERS:
+        lengths = (*lengths, _LONG)
     return [random.choice(plain, min(length, meta.max_len)).tolist() for length in lengths]
 
 

@@ -158,8 +158,7 @@ def _of_two(reader: Reader, a: Seen, b: Seen) -> list[Value]:
         return [_biased(reader, scores, bias)]
     if op == "Add" and {a.kind, b.kind} == {"cosines", "sines"}:
         return [turned(reader, *((a, b) if a.kind == "cosines" else (b, a)))]
-    same = (a.kind, a.value) == (b.kind, b.value) and (a.kind not in ("part", "half") or a.extra == b.extra)
-    if same and a.kind in _CURVED and a.axes == b.axes:
+    if a.kind in _CURVED and a.axes == b.axes and _of_one(a, b):
         with np.errstate(all="ignore"):
             return _curved(a, _BINARY[op](_curve(a), _curve(b)))
     if op == "Mul":
@@ -177,6 +176,14 @@ def _of_two(reader: Reader, a: Seen, b: Seen) -> list[Value]:
         f"{op} takes rows and rows (only Add), a value and a number, or the parts of a layer norm, of an activation or "
         "of a normalisation in their order"
     )
+
+
+def _of_one(a: Seen, b: Seen) -> bool:
+    """Whether both are functions of one value."""
+    if (a.kind, a.value) != (b.kind, b.value):
+        return False
+    # It tells apart columns and tables, which have names or numbers, and indices, which are one object in one value.
+    return a.extra is b.extra or (isinstance(a.extra, int | str) and bool(a.extra == b.extra))
 
 
 def _same(reader: Reader, rows: Seen, mean: Seen) -> bool:

@@ -117,8 +117,9 @@ def _fold(node: OnnxNode, inputs: Sequence[Array | None], opset: int) -> list[Ar
         return [np.asarray(_UNARY[op](x))]
     if op == "MatMul":
         other = np.asarray(inputs[1])
-        # What it costs, not what it holds: angles are a column by a row.
-        _bound(node, [x.size, other.shape[-1]])
+        # What it costs, which is more than what it holds: angles are a column by a row.
+        shared = np.broadcast_shapes(x.shape[:-2], other.shape[:-2])
+        _bound(node, [*shared, *x.shape[-2:], *other.shape[-1:]])
         return [np.matmul(x, other)]
     if op == "Cast":
         return [narrowed(x, given["to"])]

@@ -70,7 +70,7 @@ class Export:
     """``graph`` has nodes and constants, named after the file's, and no outputs or facts; ``where``: the file.
 
     ``rounding``: how far, relatively, its numbers may be from what they were rounded from, which is 0 unless the file
-    has f16 or bf16.
+    has f16 or bf16; ``angles``: the same of its rotary positions, which such a file may compute in f32.
     ``distances``: for every node ``relative_scores``, whose ``max_distance`` means nothing, the rows of its table that
     the file picks, by distance query - key from the most negative on.
     ``quantised``: "" for a graph in floating point, else how it quantises rows: ``dynamic``, ``static``, ``mixed``, or
@@ -87,6 +87,7 @@ class Export:
     fixed: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     elsewhere: int = 0
     distances: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    angles: float = 0.0
 
     @property
     def arithmetic(self) -> str:
@@ -119,20 +120,36 @@ def read_export(folder: Folder, name: str) -> Export:
             f"{model.where}: the position table is for {longest} tokens; {_SHORT} to {_MOST_POSITIONS} are read: "
             "compile the model's checkpoint"
         )
-    wanted = str(first.graph), first.outputs
+    short = _steps(first, _SHORT)
     del first  # which may hold all weights
     second = _read(model, 2, longest or _LONG, dequantised)
+    same = short == _steps(second, _SHORT)
     reach = max((int(node.attrs["reach"]) for node in second.graph.nodes if node.op == "local_mask"), default=0)
-    if reach >= _SHORT - 1:
+    if same and reach >= _SHORT - 1:
         # A window is not seen in texts that are shorter than it.
-        again = _read(model, 3, reach + 2, dequantised)
-        wanted = str(again.graph), again.outputs
-    if wanted != (str(second.graph), second.outputs):
+        same = _steps(_read(model, 3, reach + 2, dequantised), _LONG) == _steps(second, _LONG)
+    if not same:
         raise UnsupportedModelError(
             f"{model.where}: computes different things for texts of {_SHORT} and of {longest or _LONG} tokens: "
             "sizes of the example that it was exported with are fixed in it; export it with dynamic axes"
         )
     return second
+
+
+def _steps(export: Export, tokens: int) -> list[str]:
+    """What is computed of texts of so many tokens, up to the names of values: without the windows that hide none."""
+    names: dict[str, str] = {}
+    steps: list[str] = []
+    for node in export.graph.nodes:
+        inputs = [names.get(one, one) for one in node.inputs]
+        if node.op == "local_mask" and int(node.attrs["reach"]) >= tokens - 1:
+            names[node.outputs[0]] = inputs[0]
+            continue
+        names |= {one: f"%{len(steps)}.{place}" for place, one in enumerate(node.outputs)}
+        steps.append(f"{node.op}({', '.join(inputs)}) {sorted(node.attrs.items())}")
+    outputs = [(one.name, one.kind, names.get(one.value, one.value), one.column) for one in export.outputs]
+    constants = [f"{name}: {constant.type}" for name, constant in export.graph.constants.items()]
+    return [*steps, str(outputs), *sorted(constants)]
 
 
 def _bytes_of_integers(model: Model) -> int:
@@ -248,7 +265,9 @@ class _Walk:
         elsewhere = len(reader.rounded - met)
         where, rounding = self.model.where, reader.rounding
         fixed, distances = self._fixed(), reader.distances
-        return Export(reader.graph, tuple(outputs), where, rounding, quantised, fixed, elsewhere, distances)
+        return Export(
+            reader.graph, tuple(outputs), where, rounding, quantised, fixed, elsewhere, distances, reader.angles
+        )
 
     def _fixed(self) -> dict[str, tuple[float, int]]:
         """The roundings of values that all products round alike."""

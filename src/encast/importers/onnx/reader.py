@@ -93,6 +93,8 @@ class Reader:
         self.opset = opset
         self.probe = probe
         self.rounding = rounding
+        self.angles = 0.0
+        """``rounding`` where angles of rotary positions are narrow too."""
         self.dequantised = dequantised
         self.activations: set[str] = set()
         self.rounded: set[str] = set()

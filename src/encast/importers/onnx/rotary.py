@@ -123,20 +123,29 @@ def _read_angles(reader: Reader, cosines: Array, sines: Array) -> tuple[float, f
     if pairs < 2:
         raise reader.fail("rotary positions turn heads of at least 4 columns, of which the base follows")
     steps = np.arctan2(sines, cosines)[positions == 1][0, :pairs]
-    slack = max(_ROUNDING, 4.0 * reader.rounding)
+    # A file with 16-bit numbers may compute its angles in f32 all the same.
+    rounding = reader.rounding if _is_narrow(cosines) and _is_narrow(sines) else 0.0
+    reader.angles = max(reader.angles, rounding)
+    slack = max(_ROUNDING, 4.0 * rounding)
     if (steps > 0.0).all():
         rate = _shortest(float(steps[0]), slack)
         theta = _shortest(float(steps[-1] / rate) ** (-pairs / (pairs - 1)), slack)
         turns = rate * theta ** (-np.arange(pairs) / pairs)
         angles = np.tile(positions[:, None] * turns, 2)
         # Narrow files may compute the angles themselves in 16 bits.
-        allowed = 1e-6 + 2.0 * reader.rounding + (4e-7 + 4.0 * reader.rounding) * angles
+        allowed = 1e-6 + 2.0 * rounding + (4e-7 + 4.0 * rounding) * angles
         if (np.abs(cosines - np.cos(angles)) <= allowed).all() and (np.abs(sines - np.sin(angles)) <= allowed).all():
             return theta, rate
     raise reader.fail(
         "rotary positions turn pair i of a head's d columns by position * rate * base ** (-2 i / d); these angles are "
         "others"
     )
+
+
+def _is_narrow(numbers: Array) -> bool:
+    """Whether all are numbers of f16 or of bf16."""
+    wide = numbers.astype(np.float32)
+    return bool((wide == wide.astype(np.float16)).all() or (wide.view(np.uint32) & 0xFFFF == 0).all())
 
 
 def _shortest(value: float, slack: float) -> float:
