@@ -14,9 +14,10 @@ from machines import MadeUp
 from profiles import compiled
 
 from encast import artifact as artifacts
+from encast.artifact import artifact_sha
 from encast.backends.groups import InstanceGroup, Setup
 from encast.cli.main import main
-from encast.tune.configuration import Configuration, artifact_sha, machine_fingerprint
+from encast.tune.configuration import Configuration, machine_fingerprint
 
 pytestmark = pytest.mark.serial("starts processes on processors of their own and times them")
 

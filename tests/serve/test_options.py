@@ -94,8 +94,8 @@ def test_a_damaged_artifact_is_an_error_and_no_crash_loop(embed: Path, tmp_path:
 
 
 def test_an_engine_with_a_wrong_canary_never_serves(embed: Path, tmp_path: Path) -> None:
+    from encast.artifact import artifact_sha
     from encast.artifact import open as open_artifact
-    from encast.tune.configuration import artifact_sha
 
     kept = tmp_path / "served" / "canaries"
     kept.mkdir(parents=True)

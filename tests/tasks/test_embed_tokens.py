@@ -16,6 +16,7 @@ from late_checkpoints import LAYOUTS, make_late_checkpoint
 
 import encast
 from encast import artifact as artifacts
+from encast.artifact import artifact_sha
 from encast.batch import Batch
 from encast.cli.main import main
 from encast.engine import Engine
@@ -26,7 +27,6 @@ from encast.tasks import max_sim
 from encast.tasks.embed_tokens import KINDS, token_rows
 from encast.tasks.rerank import rerank
 from encast.tasks.session import drive
-from encast.tune.configuration import artifact_sha
 
 FORM = TokenForm(
     query_marker=VOCAB["who"],

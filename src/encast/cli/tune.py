@@ -73,9 +73,10 @@ def tune_command(
     """
     need_modules("bench", "optuna", "psutil", "scipy")
     # Here, so that --help needs none of them.
+    from encast.artifact import artifact_sha
     from encast.machine import usable_cores
     from encast.measure.price import parse_price
-    from encast.tune.configuration import Configuration, artifact_sha, machine_fingerprint
+    from encast.tune.configuration import Configuration, machine_fingerprint
     from encast.tune.evaluate import METHOD, LiveEvaluator
     from encast.tune.requests import read_requests
     from encast.tune.search import Options, default_trials, search

@@ -24,7 +24,7 @@ import numpy as np
 
 import encast.artifact as artifacts
 import encast.serve.control as control_messages
-from encast.artifact import Artifact
+from encast.artifact import Artifact, artifact_sha
 from encast.backends.cpu import Pause
 from encast.backends.devices import find_device
 from encast.backends.groups import InstanceGroup, Setup
@@ -44,7 +44,6 @@ from encast.serve.places import Place, Places
 from encast.serve.queue import Job, Queue, QueueLimits
 from encast.serve.wire import Cancel, EngineStats, Failed, Rows, Submit, frame, peer_uid
 from encast.tasks.session import F32, Run
-from encast.tune.configuration import artifact_sha
 
 __all__ = ["Engine", "Model", "default_setup", "end_with_any_thread", "open_model"]
 

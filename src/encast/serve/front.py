@@ -24,6 +24,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 import encast.artifact as artifacts
+from encast.artifact import artifact_sha
 from encast.engine import session_of
 from encast.errors import ArtifactError, EncastError
 from encast.launch.process import die_with_parent
@@ -61,7 +62,6 @@ from encast.serve.service import Service
 from encast.serve.shadow import ClosingRunner, ShadowRunner
 from encast.serve.tls import grpc_certificate, grpc_credentials, tls_context
 from encast.serve.tracing import Tracing, otlp_exporter
-from encast.tune.configuration import artifact_sha
 
 if TYPE_CHECKING:
     from encast.serve.protocols.kserve_grpc import GrpcServer

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 import encast.artifact as artifacts
+from encast.artifact import artifact_sha
 from encast.errors import EncastError, ResourceError
 from encast.measure.price import parse_price
 from encast.serve.canary import LEAST_COSINE, cosine
@@ -49,7 +50,6 @@ from encast.serve.shadow import shadowed
 from encast.serve.sources import CompileProgress, Source
 from encast.serve.tls import tls_context
 from encast.serve.wire import EngineStats
-from encast.tune.configuration import artifact_sha
 
 __all__ = ["Supervisor", "in_daemon"]
 

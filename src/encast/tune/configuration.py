@@ -11,7 +11,6 @@ Only ``schema`` and ``chosen`` are needed, so that a file can be written by hand
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from encast.artifact import MUTABLE, Artifact
+from encast.artifact import Artifact, artifact_sha
 from encast.artifact.strict_json import parse_json
 from encast.backends.groups import Setup, read_setup, setup_to_json
 from encast.ceilings.model import Fingerprint
@@ -27,22 +26,12 @@ from encast.data.output import OutputFile
 from encast.errors import ArtifactError, InputError
 from encast.tune.slo import Slo
 
-__all__ = ["SCHEMA", "Configuration", "artifact_sha", "machine_fingerprint"]
+__all__ = ["SCHEMA", "Configuration", "machine_fingerprint"]
 
 SCHEMA = 1
 
 _FIELDS = ("schema", "artifact_sha", "machine", "slo", "workload", "chosen", "front", "trials")
 _MAX_BYTES = 1 << 24
-_NOT_FIXED = {"checksum", "created", "encast_version", "source", *MUTABLE}
-"""Of a card."""
-
-
-def artifact_sha(artifact: Artifact) -> str:
-    """SHA-256 over everything that is fixed at compile: the checksums of graph, tokenizer and every tensor, and what
-    the card says of texts and answers. Two compilations of the same checkpoint in the same way have the same.
-    """
-    fixed = {name: value for name, value in artifact.card.items() if name not in _NOT_FIXED}
-    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
 
 def machine_fingerprint() -> str:
