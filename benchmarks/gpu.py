@@ -2,8 +2,8 @@
 
 ``benchmarks/gpu.sh`` calls it. Of every artifact and option it first compares the answers to texts of unlike lengths
 with the CPU's, and counts texts whose bits depend on their neighbours; then it times whole calls, from token ids on the
-host to f32 rows on the host. Rows for which no time is left say so. Prints a table, and writes ``gpu.json`` beside the
-models.
+host to f32 rows on the host. Toy models of other architectures are compared, not timed. Rows for which no time is left,
+and those that fail, say so. Prints a table, and writes ``gpu.json`` beside the models after every row.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,9 +31,13 @@ from encast.batch import Batch
 from encast.bench.models import make_model
 from encast.errors import EncastError, ResourceError
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from checkpoints import make_checkpoint
+
 BASE = {"name": "bert-base", "layers": 12, "hidden": 768, "inner": 3072, "heads": 12}
 LARGE = {"name": "bert-large", "layers": 24, "hidden": 1024, "inner": 4096, "heads": 16}
 TOY = {"name": "toy", "layers": 2, "hidden": 64, "inner": 128, "heads": 2}
+OTHERS = tuple({**TOY, "name": f"toy {arch}", "arch": arch} for arch in ("modernbert", "mpnet"))
 
 VARIANTS = (("f32", None), ("f32", "f16"), ("bf16", None), ("bf16", "bf16"), ("int8", None), ("int8", "f16"))
 """The dtype that an artifact is compiled to, and the option ``dtype``."""
@@ -44,14 +49,20 @@ depend on all before them, and the products inside attention are bf16 here."""
 
 SHAPES = {"1 x 32": (32,), "8 x 128": (128,) * 8, "64 x 128": (128,) * 64, "64 of 8 to 512": tuple(range(8, 513, 8))}
 TOY_SHAPES = {"1 x 8": (8,), "4 of 1 to 20": (1, 7, 20, 16)}
+COMPARED = ((1, 7, 20, 16), (63, 64, 65, 130, 512), (512, 130, 1, 512))
+"""Lengths of the texts of a batch: short ones, those about the sizes of the kernels' tiles, and more than what runs as
+a CUDA graph."""
+
+STATES = "last_hidden_state"
 GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run: on a card, or small on the CPU."""
+    """What is run: on a card, or small on the CPU. ``compared`` are models that are not timed."""
 
     kind: str
+    compared: tuple[dict[str, Any], ...]
     models: tuple[dict[str, Any], ...]
     shapes: dict[str, tuple[int, ...]]
     vocab: int
@@ -59,8 +70,8 @@ class Plan:
     kernels: tuple[str, ...]
 
 
-CARD = Plan("cuda", (BASE, LARGE), SHAPES, 30522, 1.0, ("triton", "torch"))
-DRY = Plan("torch-cpu", (TOY,), TOY_SHAPES, 500, 0.02, ("torch",))
+CARD = Plan("cuda", OTHERS, (BASE, LARGE), SHAPES, 30522, 1.0, ("triton", "torch"))
+DRY = Plan("torch-cpu", OTHERS, (TOY,), TOY_SHAPES, 500, 0.02, ("torch",))
 
 
 def check(plan: Plan, out: Path) -> list[str]:
@@ -94,8 +105,18 @@ def batch_of(lengths: tuple[int, ...], vocab: int) -> Batch:
 def compiled(plan: Plan, sizes: dict[str, Any], dtype: str, out: Path) -> Path:
     made = out / f"{sizes['name']}-{dtype}.encast"
     if not made.exists():
+        encast.compile(checkpoint(plan, sizes, out / "checkpoints"), made, dtype=dtype)
+    return made
+
+
+def checkpoint(plan: Plan, sizes: dict[str, Any], folder: Path) -> Path:
+    if sizes not in plan.compared:
         config = {"kind": "random", "arch": "bert", "vocab": plan.vocab, "positions": 512, "seed": 0, **sizes}
-        encast.compile(make_model(config, out / "checkpoints").checkpoint, made, dtype=dtype)
+        return make_model(config, folder).checkpoint
+    made = folder / sizes["arch"]
+    if not made.exists():
+        options = {key: value for key, value in sizes.items() if key not in ("name", "arch")}
+        make_checkpoint(made, sizes["arch"], "features", vocab=plan.vocab, positions=520, **options)
     return made
 
 
@@ -112,61 +133,95 @@ def median_seconds(run: Any, seconds: float) -> float:
 
 
 def rows_of(plan: Plan, sizes: dict[str, Any], out: Path, deadline: float) -> Iterator[dict[str, Any]]:
+    """A row for each variant and kind of kernels, whatever happens to it."""
+    for dtype, option in VARIANTS:
+        wanted: list[Any] = []
+        for kernels in plan.kernels:
+            row: dict[str, Any] = {"model": sizes["name"], "artifact": dtype, "dtype": option or "as compiled"}
+            row["kernels"] = kernels
+            if time.monotonic() > deadline:
+                row["left out"] = "no time was left"
+            else:
+                try:
+                    opened = artifact.open(compiled(plan, sizes, dtype, out))
+                    wanted = wanted or on_the_cpu(opened, plan)
+                    fill(row, plan, sizes, opened, wanted, FAR[dtype, option], deadline)
+                except Exception as error:
+                    row["failed"] = f"{type(error).__name__}: {error}"
+            yield row
+
+
+def on_the_cpu(opened: Any, plan: Plan) -> list[Any]:
+    with closing(CpuRunnable(opened)) as cpu:
+        return [cpu.run(STATES, batch_of(lengths, plan.vocab)) for lengths in COMPARED]
+
+
+def fill(
+    row: dict[str, Any], plan: Plan, sizes: dict[str, Any], opened: Any, wanted: list[Any], most: float, deadline: float
+) -> None:
+    """Puts into the row what is found, as it is found: what an exception ends is not lost."""
     from encast.backends.gpu.runnable import GpuRunnable
 
-    mixed = batch_of(TOY_SHAPES["4 of 1 to 20"], plan.vocab)
-    states = "last_hidden_state"
-    for dtype, option in VARIANTS:
-        row: dict[str, Any] = {"model": sizes["name"], "artifact": dtype, "dtype": option or "as compiled"}
-        if time.monotonic() > deadline:
-            yield {**row, "left out": "no time was left"}
-            continue
-        opened = artifact.open(compiled(plan, sizes, dtype, out))
-        cpu = CpuRunnable(opened)
-        wanted = cpu.run(states, mixed)
-        cpu.close()
-        for kernels in plan.kernels:
-            try:
-                gpu = GpuRunnable(opened.load_graph(), plan.kind, dtype=option, kernels=kernels)
-            except EncastError as error:
-                yield {**row, "kernels": kernels, "left out": str(error)}
+    dtype = None if row["dtype"] == "as compiled" else row["dtype"]
+    try:
+        gpu = GpuRunnable(opened.load_graph(), plan.kind, dtype=dtype, kernels=row["kernels"])
+    except EncastError as error:
+        row["left out"] = str(error)
+        return
+    with closing(gpu):
+        row["report"] = gpu.report()
+        far, moved, texts = 0.0, 0, 0
+        for lengths, same in zip(COMPARED, wanted, strict=True):
+            batch = batch_of(lengths, plan.vocab)
+            got = gpu.run(STATES, batch)
+            # A NaN is far too.
+            far = float(np.fmax(far, np.nan_to_num(rms(got - same) / rms(same), nan=np.inf)))
+            for begin, end in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
+                alone = gpu.run(STATES, Batch.of([batch.token_ids[begin:end].tolist()]))
+                moved += alone.tobytes() != got[begin:end].tobytes()
+            texts += batch.seqs
+        row |= {"far": far, "right": far <= most, "texts moved by neighbours": f"{moved} of {texts}"}
+        for shape, lengths in ({} if sizes in plan.compared else plan.shapes).items():
+            if time.monotonic() > deadline:
+                row[shape] = None
                 continue
-            got = gpu.run(states, mixed)
-            far = float(np.sqrt(((got - wanted) ** 2).mean() / (wanted**2).mean()))
-            alone = [
-                gpu.run(states, Batch.of([mixed.token_ids[begin:end].tolist()]))
-                for begin, end in zip(mixed.cu_seqlens[:-1], mixed.cu_seqlens[1:], strict=True)
-            ]
-            moved = sum(
-                one.tobytes() != rows.tobytes()
-                for one, rows in zip(alone, np.split(got, mixed.cu_seqlens[1:-1]), strict=True)
-            )
-            made = {
-                **row, "kernels": kernels, "report": gpu.report(), "far": far, "right": far <= FAR[dtype, option],
-                "texts moved by neighbours": f"{moved} of {mixed.seqs}",
-            }  # fmt: skip
-            for shape, lengths in plan.shapes.items():
-                if time.monotonic() > deadline:
-                    break
-                batch = batch_of(lengths, plan.vocab)
-                taken = median_seconds(lambda batch=batch, gpu=gpu: gpu.run(states, batch), plan.seconds)
-                made[shape] = {"milliseconds": 1000 * taken, "tokens a second": batch.tokens / taken}
-            gpu.close()
-            yield made
+            batch = batch_of(lengths, plan.vocab)
+            taken = median_seconds(lambda batch=batch: gpu.run(STATES, batch), plan.seconds)
+            row[shape] = {"milliseconds": 1000 * taken, "tokens a second": batch.tokens / taken}
+        row["report"] = gpu.report()  # again: now it is known which graphs could not be captured
+
+
+def rms(x: Any) -> float:
+    return float(np.sqrt(np.square(x, dtype=np.float64).mean()))
+
+
+def right(row: dict[str, Any]) -> bool:
+    return "failed" not in row and bool(row.get("right", True))
 
 
 def lines_of(rows: list[dict[str, Any]], shapes: list[str]) -> Iterator[str]:
     yield f"| model | artifact | dtype | kernels | off by | moved | {' | '.join(shapes)} |"
     yield "|" + " --- |" * (6 + len(shapes))
     for row in rows:
-        cells = [row["model"], row["artifact"], row["dtype"], row.get("kernels", "")]
-        if "left out" in row:
-            yield f"| {' | '.join([*cells, row['left out'], ''])} |" + " |" * len(shapes)
-            continue
-        cells += [f"{row['far']:.1e}{'' if row['right'] else ' WRONG'}", row["texts moved by neighbours"]]
+        cells = [row["model"], row["artifact"], row["dtype"], row["kernels"]]
+        if "far" in row:
+            cells += [f"{row['far']:.1e}{'' if row['right'] else ' WRONG'}", row["texts moved by neighbours"]]
+        else:
+            cells += [row.get("left out", "FAILED"), ""]
         for shape in shapes:
-            cells.append(f"{row[shape]['tokens a second']:,.0f}" if shape in row else "no time")
+            taken = row.get(shape, "")
+            cells.append(f"{taken['tokens a second']:,.0f}" if taken else "" if taken == "" else "no time")
         yield f"| {' | '.join(cells)} |"
+    for row in rows:
+        if "failed" in row:
+            yield f"\nFAILED: {row['model']} {row['artifact']} {row['dtype']} {row['kernels']}: {row['failed']}"
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """All of it or nothing: it is written again after every row."""
+    beside = path.with_suffix(".tmp")
+    beside.write_text(json.dumps(content, indent=1) + "\n")
+    beside.replace(path)
 
 
 def main() -> int:
@@ -187,15 +242,18 @@ def main() -> int:
             return 2
         print(*machine, sep="\n", flush=True)
         rows: list[dict[str, Any]] = []
-        for sizes in plan.models:
-            for row in rows_of(plan, sizes, out, deadline):
-                rows.append(row)
-                print(f"{row['model']} {row['artifact']} {row['dtype']} {row.get('kernels', '')} done", file=sys.stderr)
-        print("\nTokens a second of whole calls, from ids to rows on the host\n")
-        print(*lines_of(rows, list(plan.shapes)), sep="\n")
-        if arguments.out:
-            (out / "gpu.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
-    return 0 if all(row.get("right", True) for row in rows) else 1
+        try:
+            for sizes in (*plan.compared, *plan.models):
+                for row in rows_of(plan, sizes, out, deadline):
+                    rows.append(row)
+                    said = "failed" if "failed" in row else "done"
+                    print(f"{row['model']} {row['artifact']} {row['dtype']} {row['kernels']} {said}", file=sys.stderr)
+                    if arguments.out:
+                        write(out / "gpu.json", {"machine": machine, "rows": rows})
+        finally:
+            print("\nTokens a second of whole calls, from ids to rows on the host\n")
+            print(*lines_of(rows, list(plan.shapes)), sep="\n")
+    return 0 if all(map(right, rows)) else 1
 
 
 if __name__ == "__main__":

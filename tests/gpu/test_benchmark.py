@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test-gpu")
+
+from encast.backends.gpu.runnable import GpuRunnable
+from encast.batch import Batch
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.sh"
 
@@ -28,18 +34,50 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_dry_run_goes_to_its_end(tmp_path: Path) -> None:
     made = run("--dry-run", "--out", str(tmp_path / "out"))
     assert made.returncode == 0, made.stderr
-    table = [line for line in made.stdout.splitlines() if line.startswith("| toy |")]
-    assert len(table) == 6
+    table = [line for line in made.stdout.splitlines() if line.startswith("| toy")]
+    assert len(table) == 18
     assert not any("WRONG" in line or "no time" in line for line in table)
     rows = json.loads((tmp_path / "out" / "gpu.json").read_text())["rows"]
-    assert all(row["4 of 1 to 20"]["tokens a second"] > 0 for row in rows)
-    assert rows[0]["far"] < 1e-5
+    assert [row["4 of 1 to 20"]["tokens a second"] > 0 for row in rows if row["model"] == "toy"] == [True] * 6
+    assert {row["model"] for row in rows if row["far"] < 1e-5} == {"toy", "toy modernbert", "toy mpnet"}
+    assert rows[0]["texts moved by neighbours"].endswith(" of 13")
 
 
 def test_what_there_is_no_time_for_is_said(tmp_path: Path) -> None:
     made = run("--dry-run", "--minutes", "0")
     assert made.returncode == 0, made.stderr
-    assert made.stdout.count("no time was left") == 6
+    assert made.stdout.count("no time was left") == 18
+
+
+def test_a_row_that_fails_says_so_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One in what is compared, one in what is timed: what was found before stays."""
+    bench = runpy.run_path(str(SCRIPT.with_suffix(".py")))
+    out = tmp_path / "out"
+    run_on, written = GpuRunnable.run, []
+
+    def broken(self: GpuRunnable, output: str, batch: Batch, select: Any = None) -> Any:
+        written.append(len(json.loads((out / "gpu.json").read_text())["rows"]) if (out / "gpu.json").exists() else 0)
+        if self.stored == torch.float16 and batch.tokens == 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        if self.stored == torch.bfloat16:
+            raise ValueError("a kernel is broken")
+        return run_on(self, output, batch, select)
+
+    monkeypatch.setattr(GpuRunnable, "run", broken)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--dry-run", "--out", str(out)])
+    monkeypatch.setitem(bench["main"].__globals__, "DRY", dataclasses.replace(bench["DRY"], compared=()))
+    assert bench["main"]() == 1
+    rows = json.loads((out / "gpu.json").read_text())["rows"]
+    full, wrong = "OutOfMemoryError: CUDA out of memory", "ValueError: a kernel is broken"
+    assert [row.get("failed", "") for row in rows] == ["", full, "", wrong, "", full]
+    assert all("far" in row for row in rows if "ValueError" not in row.get("failed", ""))
+    assert {*written} == {*range(6)}
+    said = capsys.readouterr().out
+    assert len([line for line in said.splitlines() if line.startswith("| toy |")]) == 6
+    assert "FAILED: toy bf16 bf16 torch: ValueError: a kernel is broken" in said
+    assert [path.name for path in out.iterdir() if path.suffix == ".tmp"] == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")

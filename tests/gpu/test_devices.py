@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ import encast
 from encast import artifact
 from encast.backends.gpu import device as devices
 from encast.backends.gpu.runnable import GpuRunnable
+from encast.backends.gpu.steps import STEPS
 from encast.errors import ArtifactError, InputError, ResourceError, UnsupportedModelError
 from encast.sparsity import Pattern, prune_checkpoint
 
@@ -154,7 +158,8 @@ def test_a_card_without_the_products(monkeypatch: pytest.MonkeyPatch, tmp_path_f
     ):
         devices.stored_dtype("bf16", card)
     assert devices.stored_dtype("f16", card) == torch.float16
-    assert not devices.has_triton(card)
+    if find_spec("triton") is not None:
+        assert devices.why_no_triton(card) == "Triton needs compute capability 8.0, the card has 7.5"
     devices.need_int8(card)
     # Of an int8 artifact attention is bf16, unless values are f16.
     _, graph = compiled_graph("bert-embed", "int8", tmp_path_factory)
@@ -178,6 +183,90 @@ def test_a_closed_model_says_so(path: Path) -> None:
     gpu.close()
     with pytest.raises(InputError, match="the model is closed"):
         gpu.run("last_hidden_state", encast.Batch.of([[1]]))
+
+
+def test_a_model_that_is_closed_beside_a_run_ends_it(path: Path) -> None:
+    """``close`` waits for the run that has begun, and one that waits for its turn finds the model closed."""
+    gpu = GpuRunnable(artifact.open(path).load_graph(), "torch-cpu")
+    begun, go_on, answers = threading.Event(), threading.Event(), []
+    program = gpu._programs["last_hidden_state"]
+
+    def slow(packed: Any) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        return program.run(packed)
+
+    gpu._programs["last_hidden_state"] = SimpleNamespace(run=slow, by_length=True, selects=False)  # type: ignore[assignment]
+
+    def ask() -> None:
+        try:
+            answers.append(gpu.run("last_hidden_state", encast.Batch.of([[1]])).shape)
+        except Exception as error:
+            answers.append(error)
+
+    threads = [threading.Thread(target=ask)]
+    threads[0].start()
+    assert begun.wait(60)
+    threads.append(threading.Thread(target=gpu.close))
+    threads[1].start()
+    threads[1].join(0.1)
+    assert threads[1].is_alive()
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    ask()
+    assert answers[0] == (1, 64)
+    assert isinstance(answers[1], InputError)
+    assert "the model is closed" in str(answers[1])
+
+
+def test_a_batch_that_the_memory_does_not_hold(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **options: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.\nmore")
+
+    gpu = GpuRunnable(artifact.open(path).load_graph(), "torch-cpu")
+    monkeypatch.setattr("encast.backends.gpu.runnable.pack", full)
+    with pytest.raises(
+        ResourceError, match=r"no memory is left for a batch of 2 tokens \(CUDA.* 9.00 GiB\.\); .* smaller batch_tokens"
+    ):
+        gpu.run("last_hidden_state", encast.Batch.of([[1, 2]]))
+    monkeypatch.setattr("encast.backends.gpu.runnable.build", full)
+    with pytest.raises(ResourceError, match=r"no memory is left for the model's weights .*give dtype='f16'"):
+        GpuRunnable(artifact.open(path).load_graph(), "torch-cpu")
+
+
+class _NoCompiler:
+    @property
+    def active(self) -> Any:
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.\nmore")
+
+
+def test_a_triton_that_cannot_launch_leaves_pytorchs_steps(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed: make test-gpu")
+    card: Any = torch.device("cuda", 0)
+    used = []
+
+    def build(graph: Any, steps: Any, stored: Any, device: Any) -> Any:
+        used.append(steps)
+        return {}, {"attention": "PyTorch"}
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
+    monkeypatch.setattr("triton.runtime.driver", _NoCompiler())
+    monkeypatch.setattr("encast.backends.gpu.runnable.choose_device", lambda kind, index: card)
+    monkeypatch.setattr("encast.backends.gpu.runnable.build", build)
+    graph = artifact.open(path).load_graph()
+    gpu = GpuRunnable(graph, "cuda", cuda_graphs=False)
+    assert used == [STEPS]
+    (line,) = (line for line in gpu.report() if line.startswith("without Triton's kernels: "))
+    assert line.endswith("headers: Failed to find C compiler. Please specify via CC environment variable.")
+    with pytest.raises(ResourceError, match=r"kernels is 'triton': Triton's driver does not work.*leave kernels out"):
+        GpuRunnable(graph, "cuda", kernels="triton", cuda_graphs=False)
+    assert not any(
+        "without Triton" in line for line in GpuRunnable(graph, "cuda", kernels="torch", cuda_graphs=False).report()
+    )
+    monkeypatch.setattr("triton.runtime.driver", SimpleNamespace(active=SimpleNamespace(utils=None)))
+    assert devices.why_no_triton(card) is None
 
 
 def test_requests_are_checked(path: Path) -> None:

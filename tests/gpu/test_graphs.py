@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,7 +16,7 @@ pytest.importorskip("triton", reason="Triton is not installed: make test-gpu")
 
 from models import compiled_graph
 
-from encast.backends.gpu.graphs import MOST_TOKENS, Graphs, bucket_of
+from encast.backends.gpu.graphs import MOST_TOKENS, Capture, Graphs, bucket_of
 from encast.backends.gpu.kernels import INTERPRETED
 from encast.backends.gpu.runnable import GpuRunnable
 from encast.batch import Batch
@@ -52,3 +58,88 @@ def test_what_goes_by_lengths_or_selects_rows_has_no_graph(tmp_path_factory: pyt
     assert len(gpu._graphs) == 0
     assert gpu._programs["logits"].selects
     assert not gpu._programs["last_hidden_state"].selects
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET is 0")
+def test_a_bucket_that_cannot_be_captured_runs_without(tmp_path_factory: pytest.TempPathFactory) -> None:
+    gpu = GpuRunnable(compiled_graph("bert-features", "f32", tmp_path_factory)[1], "torch-cpu", kernels="triton")
+    small, large = batch_of(3, 5), batch_of(40)
+    wanted = gpu.run("last_hidden_state", small)
+    tried = []
+
+    def capture(run: Any) -> Any:
+        tried.append(run)
+        if len(tried) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nmore")
+        return run
+
+    gpu._graphs = Graphs(gpu.device, capture)
+    for _ in range(3):
+        np.testing.assert_array_equal(gpu.run("last_hidden_state", small), wanted)
+    assert len(tried) == 1
+    assert gpu.report()[-1] == (
+        "without a CUDA graph: last_hidden_state of up to 32 tokens in fewer than 4 texts (CUDA out of memory.)"
+    )
+    gpu.run("last_hidden_state", large)
+    assert (len(tried), len(gpu._graphs)) == (2, 1)
+
+
+class FakeCuda:
+    """Of ``torch.cuda`` what captures ask for; it counts those under way, as PyTorch allows one in a process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.under_way, self.most, self.pools, self.fails = 0, 0, 0, False
+        self.captured: list[tuple[Any, Any]] = []
+        self.warmed: list[Any] = []
+        for name in ("stream", "graph", "graph_pool_handle"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(wait_stream=lambda other: None))
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(wait_stream=lambda other: None))
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+
+    def stream(self, stream: Any) -> Any:
+        self.warmed.append(stream)
+        return nullcontext()
+
+    def graph_pool_handle(self) -> int:
+        self.pools += 1
+        return self.pools
+
+    @contextmanager
+    def graph(self, graph: Any, pool: Any, stream: Any, *, capture_error_mode: str) -> Any:
+        assert capture_error_mode == "thread_local"
+        self.captured.append((pool, stream))
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        time.sleep(0.02)
+        yield
+        self.under_way -= 1
+        if self.fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_models_are_captured_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each on a stream of its own, that of the run before too, and all graphs of one in one pool."""
+    cuda = FakeCuda(monkeypatch)
+    captures = [Capture(torch.device("cuda", 0)) for _ in range(4)]
+    threads = [threading.Thread(target=one, args=(lambda: torch.ones(1),)) for one in captures * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert cuda.most == 1
+    assert len(cuda.captured) == 8
+    assert {pool for pool, _ in cuda.captured} == {1, 2, 3, 4}
+    assert [id(stream) for _, stream in cuda.captured] == [id(stream) for stream in cuda.warmed]
+    assert len({(pool, id(stream)) for pool, stream in cuda.captured}) == 4
+
+
+def test_a_pool_whose_capture_failed_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    capture = Capture(torch.device("cuda", 0))
+    cuda.fails = True
+    with pytest.raises(RuntimeError, match="not permitted"):
+        capture(lambda: torch.ones(1))
+    cuda.fails = False
+    assert capture(lambda: torch.ones(1))().item() == 1
+    assert [pool for pool, _ in cuda.captured] == [1, 2]

@@ -8,7 +8,7 @@ import torch
 
 from encast.errors import InputError, ResourceError, install_hint
 
-__all__ = ["DTYPES", "choose_device", "has_triton", "need_bf16", "need_int8", "stored_dtype"]
+__all__ = ["DTYPES", "choose_device", "first_line", "need_bf16", "need_int8", "stored_dtype", "why_no_triton"]
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -63,8 +63,22 @@ def _need_capability(device: torch.device, least: tuple[int, int], dtype: str, r
         )
 
 
-def has_triton(device: torch.device) -> bool:
-    """Whether Triton is installed and compiles for the card."""
-    return (
-        device.type == "cuda" and find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
-    )
+def why_no_triton(device: torch.device) -> str | None:
+    """Why Triton's kernels cannot run on the card, or None: they can."""
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if (found := torch.cuda.get_device_capability(device)) < (8, 0):
+        return f"Triton needs compute capability 8.0, the card has {found[0]}.{found[1]}"
+    import triton
+
+    try:
+        # Builds the part of it that launches kernels, in C, which it else does at the first launch.
+        _ = triton.runtime.driver.active.utils
+    except Exception as error:  # whatever its build meets: no compiler, no Python.h, no driver
+        return f"Triton's driver does not work, it needs a C compiler and Python's headers: {first_line(error)}"
+    return None
+
+
+def first_line(error: Exception) -> str:
+    """What it says, or its type where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

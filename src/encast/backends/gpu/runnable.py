@@ -12,10 +12,10 @@ import torch
 
 from encast.backends.base import Float32, check_request
 from encast.backends.gpu.adapt import adapt
-from encast.backends.gpu.device import choose_device, has_triton, need_bf16, need_int8, stored_dtype
-from encast.backends.gpu.graphs import Graphs
+from encast.backends.gpu.device import choose_device, first_line, need_bf16, need_int8, stored_dtype, why_no_triton
+from encast.backends.gpu.graphs import Capture, Graphs
 from encast.backends.gpu.packed import pack
-from encast.backends.gpu.program import build
+from encast.backends.gpu.program import Program, build
 from encast.backends.gpu.steps import STEPS
 from encast.backends.gpu.steps.context import Step
 from encast.batch import Batch, Int32
@@ -31,8 +31,8 @@ class GpuRunnable:
     """Runs ``graph``, of an artifact and with its arrays, on a card ("cuda") or on the CPU ("torch-cpu").
 
     ``dtype``: what floating values are stored and multiplied in, "f32", "f16" or "bf16"; by default values are f32 and
-    products as the artifact was compiled. ``kernels``: "torch", "triton", or "auto": Triton's on a card where it is
-    installed. ``cuda_graphs``: whether small batches run as CUDA graphs, on a card. ``adapt`` says what of the graph
+    products as the artifact was compiled. ``kernels``: "torch", "triton", or "auto": Triton's on a card where
+    they can run. ``cuda_graphs``: whether small batches run as CUDA graphs, on a card. ``adapt`` says what of the graph
     is computed otherwise. Safe to call from any number of threads.
 
     Raises ``InputError`` for options that are unknown, ``ResourceError`` where the device is not there or lacks
@@ -55,41 +55,66 @@ class GpuRunnable:
         self.stored = stored_dtype(dtype, self.device)
         made, self._changes = adapt(graph)
         _need_arithmetic(made, self.stored, self.device)
-        steps = self._steps(made, kernels)
-        self._programs, self._made_by = build(made, steps, self.stored, self.device)
+        steps, self._without_triton = self._steps(made, kernels)
+        try:
+            self._programs, self._made_by = build(made, steps, self.stored, self.device)
+        except torch.OutOfMemoryError as error:
+            raise ResourceError(
+                f"{self.device}: no memory is left for the model's weights ({first_line(error)}); give dtype='f16', or "
+                "free the card of other models"
+            ) from error
         self._meta = made.meta
         self._types = {public: made.type_of(value) for public, value in made.outputs.items()}
-        self._graphs = Graphs(self.device) if cuda_graphs and self.device.type == "cuda" else None
+        self._graphs = Graphs(self.device, Capture(self.device)) if cuda_graphs and self.device.type == "cuda" else None
         # A card does one thing after the other, and nothing may run while a graph is captured.
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
-    def _steps(self, graph: Graph, kernels: str) -> Mapping[str, Step]:
-        if kernels == "torch" or (kernels == "auto" and not has_triton(self.device)):
-            return STEPS
-        need_modules("cuda", "triton")
+    def _steps(self, graph: Graph, kernels: str) -> tuple[Mapping[str, Step], str | None]:
+        """The table of steps, and why it is PyTorch's on a card where Triton's was wanted."""
+        on_card = self.device.type == "cuda"
+        if kernels == "torch" or (kernels == "auto" and not on_card):
+            return STEPS, None
+        if kernels == "triton":
+            need_modules("cuda", "triton")
+        if on_card and (why := why_no_triton(self.device)) is not None:
+            if kernels == "triton":
+                raise ResourceError(f"kernels is 'triton': {why}; mend that, or leave kernels out for PyTorch's")
+            return STEPS, why
         from encast.backends.gpu.kernels import INTERPRETED, steps_for
 
-        if self.device.type == "cpu" and not INTERPRETED:
+        if not on_card and not INTERPRETED:
             raise InputError(
                 "kernels is 'triton': on the CPU they need TRITON_INTERPRET=1 in the environment before encast is "
                 "imported; leave kernels out for PyTorch's"
             )
-        return steps_for(graph)
+        return steps_for(graph), None
 
     def run(self, output: str, batch: Batch, select: Int32 | None = None) -> Float32:
-        """See ``Runnable.run``."""
+        """See ``Runnable.run``. Raises ``ResourceError`` where the card's memory does not hold the batch."""
         self._need_own_process()
         check_request(self._meta, self._types, output, batch, select)
-        if batch.tokens == 0 or (select is not None and select.size == 0):
-            return np.empty((0, int(self._types[output].shape[1])), np.float32)
-        program, rows = self._programs[output], batch.tokens if self._types[output].shape[0] == "tokens" else batch.seqs
+        rows = batch.tokens if self._types[output].shape[0] == "tokens" else batch.seqs
         with self._lock, torch.inference_mode(), self._current():
-            made = self._graphs.run(output, program, batch, rows) if self._graphs is not None else None
-            if made is None:
-                made = program.run(pack(batch, select, self.device)).float().cpu()
+            program = self._program(output)  # here: another thread may have closed the model
+            if batch.tokens == 0 or (select is not None and select.size == 0):
+                return np.empty((0, int(self._types[output].shape[1])), np.float32)
+            try:
+                made = self._graphs.run(output, program, batch, rows) if self._graphs is not None else None
+                if made is None:
+                    made = program.run(pack(batch, select, self.device)).float().cpu()
+            except torch.OutOfMemoryError as error:
+                raise ResourceError(
+                    f"{self.device}: no memory is left for a batch of {batch.tokens} tokens ({first_line(error)}); "
+                    "give encast.load a smaller batch_tokens, or dtype='f16'"
+                ) from error
             answer: Float32 = made.contiguous().numpy()
         return answer
+
+    def _program(self, output: str) -> Program:
+        if not self._programs:
+            raise InputError("the model is closed; load the artifact again")
+        return self._programs[output]
 
     def _current(self) -> AbstractContextManager[object]:
         """Triton launches on the current card."""
@@ -98,21 +123,23 @@ class GpuRunnable:
     def report(self) -> list[str]:
         """What runs where: the device, the dtypes, what is computed otherwise than compiled, and whose steps run."""
         name = "the CPU, by PyTorch" if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
+        graphs = self._graphs
         by = {maker: sorted(op for op, one in self._made_by.items() if one == maker) for maker in ("Triton", "PyTorch")}
         return [
             f"device: {self.device} ({name}), PyTorch {torch.__version__}",
             f"values: {str(self.stored).removeprefix('torch.')}",
             *(f"changed: {change}" for change in self._changes),
             *(f"by {maker}: {', '.join(ops)}" for maker, ops in by.items() if ops),
+            *([] if self._without_triton is None else [f"without Triton's kernels: {self._without_triton}"]),
+            *([] if graphs is None else graphs.report()),
         ]
 
     def close(self) -> None:
-        """Frees the weights; the card's memory goes back to PyTorch's cache."""
-        self._programs, self._graphs = {}, None
+        """Frees the weights, after a run that goes on; the card's memory goes back to PyTorch's cache."""
+        with self._lock:
+            self._programs, self._graphs = {}, None
 
     def _need_own_process(self) -> None:
-        if not self._programs:
-            raise InputError("the model is closed; load the artifact again")
         if os.getpid() != self._pid and self.device.type == "cuda":
             raise ResourceError(
                 "this model was loaded on a card in another process, and CUDA does not work in a forked child; load "

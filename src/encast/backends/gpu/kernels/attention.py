@@ -16,7 +16,7 @@ import triton.language as tl
 from encast.backends.gpu.kernels.dtypes import product, rounded
 from encast.backends.gpu.packed import TILE, Packed
 
-__all__ = ["LARGEST_HEAD", "OPTIONS", "attend", "form"]
+__all__ = ["LARGEST_HEAD", "attend", "form", "options"]
 
 LARGEST_HEAD = 128
 """Columns of a head that a program holds: those of 256 in f32 want more shared memory than most cards have."""
@@ -88,14 +88,20 @@ def _attend(
 _TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
-OPTIONS = {"num_warps": 4, "num_stages": 2}
+def options(dtype: tl.dtype) -> dict[str, int]:
+    """How the kernel is compiled: f32 products, which no tensor core makes, take twice the registers, so twice the
+    warps share them."""
+    return {"num_warps": 8 if dtype == tl.float32 else 4, "num_stages": 2}
 
 
-def form(size: int, stored: torch.dtype, dtype: tl.dtype, seen: bool, bias: bool, local: bool) -> dict[str, Any]:
-    """What the kernel is compiled for: heads of ``size`` columns in ``stored``, products of ``dtype``."""
+def form(size: int, dtype: tl.dtype, seen: bool, bias: bool, local: bool) -> dict[str, Any]:
+    """What the kernel is compiled for: heads of ``size`` columns, products of ``dtype``."""
     block = max(16, triton.next_power_of_2(size))
-    # What a program holds of keys and values must fit a multiprocessor's shared memory, 99 KB on most cards.
-    keys = 64 if block * stored.itemsize <= 64 * 4 else 32
+    # What a program holds must fit a multiprocessor's shared memory, 99 KB on most cards, and its registers: with more
+    # keys the compiler spills to memory. tests/gpu/compile_kernels.py shows both.
+    keys = 64 if block <= 64 else 32
+    if dtype == tl.float32:
+        keys //= 2
     return {
         "SIZE": size, "SIZE_BLOCK": block, "QUERIES": TILE, "KEYS": keys,
         "HAS_SEEN": seen, "HAS_BIAS": bias, "LOCAL": local, "DTYPE": dtype,
@@ -122,12 +128,13 @@ def attend(
     hidden = qkv.shape[1] // 3
     size = hidden // heads
     out = torch.empty((qkv.shape[0], hidden), dtype=qkv.dtype, device=qkv.device)
-    fixed = form(size, qkv.dtype, _TRITON_DTYPES[dtype], seen is not None, bias is not None, reach is not None)
+    of = _TRITON_DTYPES[dtype]
+    fixed = form(size, of, seen is not None, bias is not None, reach is not None)
     _attend[(batch.tiles.shape[0], heads)](
         qkv, out, batch.offsets, batch.tiles,
         batch.offsets if seen is None else seen,
         qkv if bias is None else bias,
         qkv.stride(0), hidden, 1 if bias is None else bias.shape[1], scale, reach or 0,
-        **fixed, **OPTIONS,
+        **fixed, **options(of),
     )  # fmt: skip
     return out

@@ -24,7 +24,7 @@ class Int8Weight:
     def __init__(self, weight: torch.Tensor) -> None:
         self.outputs, self.inputs = weight.shape
         padding = (0, -self.inputs % INT8_MULTIPLE, 0, -self.outputs % INT8_MULTIPLE)
-        self.codes = functional.pad(weight, padding)
+        self.codes = _padded(weight, padding)
         self.sums = weight.sum(dim=1, dtype=torch.int32)
 
 
@@ -72,6 +72,10 @@ def integer_product(x: Quantized, weight: Int8Weight) -> torch.Tensor:
         # Products are at most 128 * 127, so float64 sums of them are exact up to 2^39 columns. What int8 products of
         # CPUs do where sums of pairs overflow 16 bits depends on the processor.
         return (x.codes.double() @ weight.codes[:, : weight.inputs].double().t()).to(torch.int32)
-    short = max(0, _LEAST_INT8_ROWS - x.codes.shape[0])
-    codes = functional.pad(x.codes, (0, weight.codes.shape[1] - weight.inputs, 0, short))
+    codes = _padded(x.codes, (0, weight.codes.shape[1] - weight.inputs, 0, max(0, _LEAST_INT8_ROWS - len(x.codes))))
     return torch._int_mm(codes, weight.codes.t())
+
+
+def _padded(x: torch.Tensor, padding: tuple[int, ...]) -> torch.Tensor:
+    """``x`` itself where there is nothing to pad: PyTorch would copy it."""
+    return functional.pad(x, padding) if any(padding) else x
