@@ -69,12 +69,11 @@ def why_no_triton(device: torch.device) -> str | None:
         return "Triton is not installed"
     if (found := torch.cuda.get_device_capability(device)) < (8, 0):
         return f"Triton needs compute capability 8.0, the card has {found[0]}.{found[1]}"
-    import triton
+    from encast.backends.gpu.kernels.driver import start_driver
 
     try:
-        # Builds the part of it that launches kernels, in C, which it else does at the first launch.
-        _ = triton.runtime.driver.active.utils
-    except Exception as error:  # whatever its build meets: no compiler, no Python.h, no driver
+        start_driver()
+    except Exception as error:
         return f"Triton's driver does not work, it needs a C compiler and Python's headers: {first_line(error)}"
     return None
 
