@@ -113,7 +113,7 @@ def test_the_card_decides_where_texts_are_cut(tmp_path_factory: pytest.TempPathF
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "tpu"}, "'cpu' and 'reference'"),
+        ({"device": "tpu"}, "'cpu', 'cuda', 'torch-cpu', 'reference'"),
         ({"threads": 0}, "threads"),
         ({"threads": 1.5}, "threads"),
         ({"instances": 0}, "instances"),
