@@ -162,6 +162,27 @@ def test_auto_takes_what_is_sparse_enough_for_the_level(
         optimise(plain, QuantSpec("int8"), sparse="auto", isa="mmx")
 
 
+def test_what_is_pruned_to_the_crossover_is_sparse(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A share is no whole number of blocks, and groups of four inputs are filled up: a little more is left."""
+    plain = open_case("bert-embed", tmp_path_factory).graph
+    for zeros, sparse in ((0.7, True), (0.6, False)):
+        graph = plain.copy()
+        for name in {node.inputs[1] for node in graph.nodes if node.op == "linear" and node.layer >= 0}:
+            constant = graph.constants[name]
+            n, k = constant.array.shape
+            order = np.random.default_rng(3).permuted(np.tile(np.arange(k), (-(-n // 4), 1)), axis=1)
+            stays = (order >= int(zeros * k)).repeat(4, axis=0)[:n]
+            graph.constants[name] = dataclasses.replace(constant, array=constant.array * stays)
+        made, _ = optimise(graph, QuantSpec("int8"), sparse="auto", isa="avx512vnni")
+        left = [
+            shares(constant.array).left
+            for constant in optimise(graph, QuantSpec("int8"))[0].constants.values()
+            if constant.array.dtype == np.int8
+        ]
+        assert min(left) > 1 - zeros
+        assert any(node.op == "linear_sparse_int8" for node in made.nodes) == sparse
+
+
 def test_there_is_a_crossover_for_each_level() -> None:
     assert list(CROSSOVER) == [name for name, *_ in _core.isa_levels()]
 

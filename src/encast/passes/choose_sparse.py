@@ -24,8 +24,8 @@ SPARSE = ("never", "auto", "always")
 CROSSOVER = {
     "scalar": 0.5, "avx2": 0.5, "avxvnni": 0.4, "avx512": 0.5, "avx512vnni": 0.3, "avx512bf16": 0.3, "amx": 0.02,
 }  # fmt: skip
-"""By ISA level: the largest share of a weight that may be left for its sparse product to be the faster one with 16 rows
-and more, in steps of 0.1. ``core/kernels/sparse/README.md`` has the measurements.
+"""By ISA level: the largest share of a weight's blocks that may be left, in hundredths, for its sparse product to be
+the faster one with 16 rows and more; in steps of 0.1. ``core/kernels/sparse/README.md`` has the measurements.
 """
 
 
@@ -117,7 +117,8 @@ def choose_sparse(graph: Graph, sparse: str, isa: str) -> Outcome:
         if weight not in known:
             known[weight] = shares(graph.constants[weight].array)
         found = outcome.zeros[node.name] = known[weight]
-        if sparse == "never" or (most is not None and found.left > most):
+        # Of a layer that is pruned to a share, the blocks that do not divide are left.
+        if sparse == "never" or (most is not None and round(1 - found.zero, 2) > most):
             continue
         if found.zero:
             outcome.fused.append((SPARSE_PRODUCT, node.layer))
