@@ -127,7 +127,8 @@ def read_export(folder: Folder, name: str) -> Export:
     reach = max((int(node.attrs["reach"]) for node in second.graph.nodes if node.op == "local_mask"), default=0)
     if same and reach >= _SHORT - 1:
         # A window is not seen in texts that are shorter than it.
-        same = _steps(_read(model, 3, reach + 2, dequantised), _LONG) == _steps(second, _LONG)
+        again = _read(model, 3, reach + 2, dequantised)
+        same = _steps(again, reach + 2) == _steps(second, reach + 2)
     if not same:
         raise UnsupportedModelError(
             f"{model.where}: computes different things for texts of {_SHORT} and of {longest or _LONG} tokens: "
