@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed: make test-gpu")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test-gpu")
 
 import bounds
 from bounds import allowed_difference, largest_excess
 from cases import CASES
 from edges import largest_unexplained
-from models import FAST_ELEMENTARY, compiled_graph, open_gpu, rms
+from models import DEVICE, FAST_ELEMENTARY, compiled_graph, open_gpu, rms
 
 from encast.backends.gpu.adapt import adapt
+from encast.backends.gpu.device import DTYPES
 from encast.backends.gpu.runnable import GpuRunnable
 from encast.backends.reference import Reference
 
@@ -21,7 +22,7 @@ from encast.backends.reference import Reference
 @pytest.mark.parametrize("name", CASES)
 def test_f32_is_within_the_derived_bound(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     opened, graph = compiled_graph(name, "f32", tmp_path_factory)
-    got = GpuRunnable(graph, "torch-cpu").run(opened.output, opened.batch, opened.select)
+    got = GpuRunnable(graph, DEVICE).run(opened.output, opened.batch, opened.select)
     exact, allowed = allowed_difference(
         opened.graph, opened.output, opened.batch, opened.select, elementary=FAST_ELEMENTARY
     )
@@ -38,7 +39,7 @@ def test_narrow_dtypes_follow_the_reference(name: str, dtype: str, tmp_path_fact
     computes is hardly further from f32 than what was compiled, where there are numbers enough to tell.
     """
     opened, graph = compiled_graph(name, dtype, tmp_path_factory)
-    got = GpuRunnable(graph, "torch-cpu").run(opened.output, opened.batch, opened.select)
+    got = GpuRunnable(graph, DEVICE).run(opened.output, opened.batch, opened.select)
     same, compiled, wide = (
         Reference(one).evaluate(opened.output, opened.batch, opened.select)
         for one in (adapt(graph)[0], graph, opened.graph)
@@ -56,7 +57,7 @@ def test_bf16_rounds_as_the_reference(name: str, tmp_path_factory: pytest.TempPa
     """To f32 precision, whichever way roundings on an edge fell."""
     opened, graph = compiled_graph(name, "bf16", tmp_path_factory)
     adapted, _ = adapt(graph)
-    answers = {opened.output: GpuRunnable(graph, "torch-cpu").run(opened.output, opened.batch, opened.select)}
+    answers = {opened.output: GpuRunnable(graph, DEVICE).run(opened.output, opened.batch, opened.select)}
     assert largest_unexplained(adapted, answers, opened.batch, opened.select, elementary=FAST_ELEMENTARY) <= 1
 
 
@@ -78,7 +79,7 @@ def test_values_of_16_bits_are_within_the_bound_of_their_unit(
 ) -> None:
     """The derived bound, as if every operation rounded to 16 bits; sums, norms and softmax do better, in f32."""
     opened, graph = compiled_graph(name, "f32", tmp_path_factory)
-    got = GpuRunnable(graph, "torch-cpu", dtype=dtype).run(opened.output, opened.batch, opened.select)
+    got = GpuRunnable(graph, DEVICE, dtype=dtype).run(opened.output, opened.batch, opened.select)
     assert got.dtype == np.float32
     monkeypatch.setattr(bounds, "UNIT", unit)
     exact, allowed = allowed_difference(
@@ -99,3 +100,26 @@ def test_narrow_artifacts_with_values_of_16_bits(
     same, wide = (Reference(one).evaluate(opened.output, opened.batch) for one in (adapt(graph)[0], opened.graph))
     # No more than the dtype that it was compiled to costs, and what rounding every value to bf16 does.
     assert rms(got - wide) <= 1.5 * rms(same - wide) + 2.0**-7 * rms(wide)
+
+
+@pytest.mark.parametrize("compiled", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    "name",
+    ["bert-features", "bert-fill_mask", "mpnet-embed-every-mode", "modernbert-tag", "deberta-v2-conv", "bert-odd"],
+)
+def test_products_of_f8_follow_the_reference(
+    name: str, compiled: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With values stored in f32. In f16, as they are, codes on an edge fall otherwise, and as far from f32."""
+    opened, graph = compiled_graph(name, compiled, tmp_path_factory)
+    same, wide = (
+        Reference(one).evaluate(opened.output, opened.batch, opened.select)
+        for one in (adapt(graph, f8=True)[0], opened.graph)
+    )
+    assert 1e-3 * rms(wide) < rms(same - wide)
+    for stored, far, most in ((torch.float32, same, 0.1), (torch.float16, wide, 1.3)):
+        monkeypatch.setitem(DTYPES, "f8", stored)
+        gpu = GpuRunnable(graph, DEVICE, dtype="f8")
+        assert any("products are of f8" in line for line in gpu.report())
+        got = gpu.run(opened.output, opened.batch, opened.select)
+        assert rms(got - far) <= most * rms(same - wide)

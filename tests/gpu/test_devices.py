@@ -84,7 +84,7 @@ def test_other_options_are_refused(path: Path) -> None:
     for options, message in (
         ({"threads": 2}, "device 'torch-cpu' does not take threads; leave it out"),
         ({"pin": False}, "device 'torch-cpu' does not take pin"),
-        ({"dtype": "f64"}, r"dtype is 'f64'; 'f32', 'f16', 'bf16' are known"),
+        ({"dtype": "f64"}, r"dtype is 'f64'; 'f32', 'f16', 'bf16', 'f8' are known"),
     ):
         with pytest.raises(InputError, match=message):
             encast.load(path, device="torch-cpu", **options)  # type: ignore[arg-type]
@@ -161,6 +161,8 @@ def test_a_card_without_the_products(monkeypatch: pytest.MonkeyPatch, tmp_path_f
     if find_spec("triton") is not None:
         assert devices.why_no_triton(card) == "Triton needs compute capability 8.0, the card has 7.5"
     devices.need_int8(card)
+    with pytest.raises(ResourceError, match=r"'f8' needs compute capability 9.0, Tesla T4 has 7.5; give dtype='f16'"):
+        devices.stored_dtype("f8", card)
     # Of an int8 artifact attention is bf16, unless values are f16.
     _, graph = compiled_graph("bert-embed", "int8", tmp_path_factory)
     monkeypatch.setattr("encast.backends.gpu.runnable.choose_device", lambda kind, index: card)
@@ -169,6 +171,12 @@ def test_a_card_without_the_products(monkeypatch: pytest.MonkeyPatch, tmp_path_f
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     with pytest.raises(ResourceError, match=r"has no products of int8, which need 7\.5; compile to f32"):
         GpuRunnable(graph, "cuda", dtype="f16")
+
+
+def test_f8_of_integers_is_refused_at_load(tmp_path_factory: pytest.TempPathFactory) -> None:
+    _, graph = compiled_graph("bert-embed", "int8", tmp_path_factory)
+    with pytest.raises(InputError, match="dtype is 'f8', and the artifact has weights of int8; compile the checkpoint"):
+        GpuRunnable(graph, "torch-cpu", dtype="f8")
 
 
 def test_a_graph_that_was_not_fused_is_refused_at_load(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -32,8 +32,14 @@ def test_buckets() -> None:
     assert bucket_of(batch_of(30, 3)) == (64, 4)
     assert bucket_of(batch_of(*[1] * 7)) == (32, 8)
     assert bucket_of(batch_of(*[1] * 8)) == (32, 16)
+    assert bucket_of(batch_of(513)) == (576, 2)
+    assert bucket_of(batch_of(1024)) == (1024, 2)
+    assert bucket_of(batch_of(1025)) == (1152, 2)
     assert bucket_of(batch_of(MOST_TOKENS)) == (MOST_TOKENS, 2)
     assert bucket_of(batch_of(MOST_TOKENS, 1)) is None
+    for tokens in range(257, MOST_TOKENS, 37):
+        bucket, _ = bucket_of(batch_of(tokens)) or (0, 0)
+        assert tokens <= bucket < 1.126 * tokens
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET is 0")
@@ -49,6 +55,26 @@ def test_a_bucket_answers_every_batch_of_it(name: str, output: str, tmp_path_fac
     for batch, rows in zip(batches, wanted, strict=True):
         np.testing.assert_allclose(gpu.run(output, batch), rows, rtol=1e-5, atol=1e-5)
     assert len(gpu._graphs) == 3
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET is 0")
+@pytest.mark.parametrize(("limit", "value"), [("_MOST_GRAPHS", 2), ("_MOST_ANSWERS", 2 * 64 * 64 * 4)])
+def test_graphs_that_were_not_used_for_longest_go(
+    limit: str, value: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"encast.backends.gpu.graphs.{limit}", value)
+    gpu = GpuRunnable(compiled_graph("bert-features", "f32", tmp_path_factory)[1], "torch-cpu", kernels="triton")
+    captured = []
+
+    def capture(run: Any) -> Any:
+        captured.append(run)
+        return run
+
+    gpu._graphs = Graphs(gpu.device, capture)
+    first, second, third = batch_of(33), batch_of(30, 5), batch_of(20, 20, 3, 1)  # all of 64 tokens
+    for batch, count in ((first, 1), (second, 2), (first, 2), (third, 3), (first, 3), (second, 4)):
+        gpu.run("last_hidden_state", batch)
+        assert (len(captured), len(gpu._graphs)) == (count, min(count, 2))
 
 
 def test_what_goes_by_lengths_or_selects_rows_has_no_graph(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -15,16 +15,19 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test
 pytest.importorskip("triton", reason="Triton is not installed: make test-gpu")
 
 from bounds import allowed_difference, largest_excess
-from models import FAST_ELEMENTARY, compiled_graph, rms
+from models import DEVICE, FAST_ELEMENTARY, HERE, compiled_graph, rms, tensor
 from test_steps import normal
 
 from encast.backends.gpu.adapt import adapt
 from encast.backends.gpu.kernels import INTERPRETED, STEPS, steps_for
+from encast.backends.gpu.kernels.product import Scales, can_multiply, multiply
 from encast.backends.gpu.packed import TILE, pack
 from encast.backends.gpu.runnable import GpuRunnable
 from encast.backends.gpu.steps import STEPS as PLAIN
 from encast.backends.gpu.steps import Context
+from encast.backends.gpu.steps.narrow import f8_rows
 from encast.backends.gpu.steps.products import Int8Weight
+from encast.backends.gpu.steps.rows import activated
 from encast.backends.reference import EVALUATORS, Reference
 from encast.backends.reference import Context as ReferenceContext
 from encast.batch import Batch
@@ -33,11 +36,10 @@ from encast.ir import Graph
 from encast.ir.ops import ACTIVATIONS
 from encast.ir.types import ValueType
 
-CPU = torch.device("cpu")
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 UNITS = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET is 0")
+pytestmark = pytest.mark.skipif(not INTERPRETED and DEVICE == "torch-cpu", reason="TRITON_INTERPRET is 0")
 
 
 def batch_of(lengths: Any) -> Batch:
@@ -65,8 +67,8 @@ def test_attention(lengths: tuple[int, ...], heads: int, size: int, dtype: str) 
     of_lengths = np.array(lengths)
     some = rng.integers(1, of_lengths + 1).astype(np.int32)
     near = np.maximum(of_lengths - 5, 1).astype(np.int32)
-    stored = torch.from_numpy(qkv).to(DTYPES[dtype])
-    context = Context(pack(batch, None, CPU), DTYPES[dtype])
+    stored = tensor(qkv).to(DTYPES[dtype])
+    context = Context(pack(batch, None, HERE), DTYPES[dtype])
     attrs: dict[str, Any] = {"heads": heads, "scale": 1.5 / size, "products": "f32"}
     for op, operands, more in (
         ("attention", (None, None), {}),
@@ -76,14 +78,16 @@ def test_attention(lengths: tuple[int, ...], heads: int, size: int, dtype: str) 
         ("local_attention", (near,), {"reach": 5}),
         ("local_attention", (None,), {"reach": 90}),
     ):
-        tensors = (None if one is None else torch.from_numpy(one) for one in operands)
+        tensors = (None if one is None else tensor(one) for one in operands)
         made = STEPS[op](context, stored, *tensors, **attrs, **more)
         assert made.dtype == DTYPES[dtype]
         wide = (None if one is None else one.astype(np.float64) if one.dtype == np.float32 else one for one in operands)
-        exact = EVALUATORS[op](ReferenceContext(batch.cu_seqlens), stored.double().numpy(), *wide, **attrs, **more)
+        exact = EVALUATORS[op](
+            ReferenceContext(batch.cu_seqlens), stored.double().cpu().numpy(), *wide, **attrs, **more
+        )
         # Each power and the answer are rounded to the dtype, sums are f32.
-        largest = np.abs(stored.float().numpy()[:, 2 * heads * size :]).max()
-        assert np.abs(made.double().numpy() - exact).max() <= (3 * UNITS[dtype] + 64 * UNITS["f32"]) * largest
+        largest = np.abs(stored.float().cpu().numpy()[:, 2 * heads * size :]).max()
+        assert np.abs(made.double().cpu().numpy() - exact).max() <= (3 * UNITS[dtype] + 64 * UNITS["f32"]) * largest
 
 
 @pytest.mark.parametrize("products", ["f32", "bf16"])
@@ -91,20 +95,35 @@ def test_what_attention_makes_of_a_text_has_the_same_bits_in_every_batch(product
     rng = np.random.default_rng(3)
     lengths = (5, 130, 1, 64)
     batch = batch_of(lengths)
-    qkv = torch.from_numpy(normal(rng, batch.tokens, 3 * 2 * 8))
-    bias = torch.from_numpy(normal(rng, 2, 301))
+    qkv = tensor(normal(rng, batch.tokens, 3 * 2 * 8))
+    bias = tensor(normal(rng, 2, 301))
     attrs: dict[str, Any] = {"heads": 2, "scale": 0.4, "products": products}
     for op, operands, more in (("attention", (bias,), {}), ("local_attention", (), {"reach": 7})):
-        whole = STEPS[op](Context(pack(batch, None, CPU), torch.float32), qkv, *operands, **attrs, **more)
-        padded = pack(batch, None, CPU, tokens=batch.tokens + 5, seqs=9)
-        longer = torch.cat([qkv, torch.full((5, qkv.shape[1]), torch.nan)])
+        whole = STEPS[op](Context(pack(batch, None, HERE), torch.float32), qkv, *operands, **attrs, **more)
+        padded = pack(batch, None, HERE, tokens=batch.tokens + 5, seqs=9)
+        longer = torch.cat([qkv, torch.full((5, qkv.shape[1]), torch.nan, device=HERE)])
         assert torch.equal(STEPS[op](Context(padded, torch.float32), longer, *operands, **attrs, **more)[:-5], whole)
         for begin, end in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
-            alone = Context(pack(batch_of([end - begin]), None, CPU), torch.float32)
+            alone = Context(pack(batch_of([end - begin]), None, HERE), torch.float32)
             assert torch.equal(STEPS[op](alone, qkv[begin:end], *operands, **attrs, **more), whole[begin:end])
 
 
-ALSO: list[Any] = [None, "bf16", "q8", "q8_zero_point", {"scale": 0.03125, "zero_point": 117}]
+ALSO: list[Any] = [None, "bf16", "f8", "q8", "q8_zero_point", {"scale": 0.03125, "zero_point": 117}]
+
+
+def assert_copies_equal(made: Any, same: Any) -> None:
+    for one, other in zip(*(vars(copy).values() for copy in (made, same)), strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(*(half.float() if half.dtype == torch.float8_e4m3fn else half for half in (one, other)))
+
+
+def plain_copy(context: Any, x: Any, also: Any) -> Any:
+    """As PyTorch makes it."""
+    if isinstance(also, dict):
+        return PLAIN["quantize_static"](context, x, **also)
+    if also == "f8":
+        return PLAIN["cast_f8"](context, x)
+    return PLAIN["quantize"](context, x, zero_point=also == "q8_zero_point")
 
 
 @pytest.mark.parametrize("also", ALSO, ids=str)
@@ -120,45 +139,133 @@ def test_norms(op: str, also: Any, columns: int) -> None:
         "add_layer_norm": (x, normal(rng, 7, columns), gamma, beta),
         "rms_norm": (x, gamma),
     }[op]
-    context = Context(pack(batch, None, CPU), torch.float32)
+    context = Context(pack(batch, None, HERE), torch.float32)
     name, attrs = (op, {}) if also is None else (f"{op}_narrow", {"also": also})
-    made = STEPS[name](context, *map(torch.from_numpy, arrays), eps=1e-6, **attrs)
+    made = STEPS[name](context, *map(tensor, arrays), eps=1e-6, **attrs)
     wide = made if also is None else made[0]
     exact = EVALUATORS[op](None, *(one.astype(np.float64) for one in arrays), eps=1e-6)
-    np.testing.assert_allclose(wide.numpy(), exact, rtol=3e-5, atol=1e-5 * max(1, np.abs(exact).max()))
+    np.testing.assert_allclose(wide.cpu().numpy(), exact, rtol=3e-5, atol=1e-5 * max(1, np.abs(exact).max()))
     if also is None:
         return
     # The narrow copy is that of the very numbers that are stored.
-    same = PLAIN["cast_bf16"](context, wide) if also == "bf16" else None
-    if isinstance(also, dict):
-        same = PLAIN["quantize_static"](context, wide, **also)
-    elif also != "bf16":
-        same = PLAIN["quantize"](context, wide, zero_point=also == "q8_zero_point")
     if also == "bf16":
-        assert torch.equal(made[1], same)
+        assert torch.equal(made[1], PLAIN["cast_bf16"](context, wide))
     else:
-        assert torch.equal(made[1].codes, same.codes)
-        assert torch.equal(made[1].scale, same.scale)
-        assert torch.equal(made[1].shift, same.shift)
+        assert_copies_equal(made[1], plain_copy(context, wide, also))
+
+
+@pytest.mark.parametrize("also", ALSO[2:], ids=str)
+@pytest.mark.parametrize("columns", [1, 48, 1030, 5000])
+@pytest.mark.parametrize("stored", ["f32", "f16"])
+def test_narrow_copies(stored: str, columns: int, also: Any) -> None:
+    rng = np.random.default_rng(columns)
+    x = normal(rng, 9, columns) * 10.0 ** rng.integers(-3, 3, (9, 1)).astype(np.float32)
+    x[0], x[1], x[2], x[3] = 0, 1e-42, np.abs(x[2]), -np.abs(x[3])
+    x[4] = np.round(x[4] * 2) / 2  # ties
+    of_dtype = tensor(x).to(DTYPES[stored])
+    context = Context(pack(batch_of([9]), None, HERE), DTYPES[stored])
+    name, attrs = "quantize", {"zero_point": also == "q8_zero_point"}
+    if also == "f8":
+        name, attrs = "cast_f8", {}
+    elif isinstance(also, dict):
+        name, attrs = "quantize_static", also
+    assert_copies_equal(STEPS[name](context, of_dtype, **attrs), plain_copy(context, of_dtype, also))
+
+
+@pytest.mark.parametrize("also", ALSO, ids=str)
+@pytest.mark.parametrize("skip", [-1, 1])
+@pytest.mark.parametrize(("types", "position"), [(True, True), (False, True), (True, False), (False, False)])
+def test_embeddings(types: bool, position: bool, skip: int, also: Any) -> None:
+    rng = np.random.default_rng(skip + 2)
+    batch = Batch.of([rng.integers(0, 9, length).tolist() for length in (5, 1, 40)])
+    packed = pack(batch, None, HERE)
+    packed.token_type_ids.copy_(tensor(rng.integers(0, 2, batch.tokens).astype(np.int32)))
+    tables = [tensor(normal(rng, rows, 20)) for rows in (9, 60, 2)]
+    operands = [
+        packed.token_ids,
+        packed.token_type_ids if types else None,
+        tables[0],
+        tables[1] if position else None,
+        tables[2] if types else None,
+        *(tensor(normal(rng, 20)) for _ in range(2)),
+    ]
+    attrs: dict[str, Any] = {"eps": 1e-6, "position_offset": 2, "position_skip_id": skip}
+    name = "embed_layer_norm" if also is None else "embed_layer_norm_narrow"
+    more = {} if also is None else {"also": also}
+    context = Context(packed, torch.float32)
+    made, same = (table[name](context, *operands, **attrs, **more) for table in (STEPS, PLAIN))
+    torch.testing.assert_close(*((made, same) if also is None else (made[0], same[0])), rtol=1e-5, atol=1e-5)
+    if also not in (None, "bf16"):
+        assert_copies_equal(made[1], plain_copy(context, made[0], also))
 
 
 @pytest.mark.parametrize("also", ALSO[2:], ids=str)
 def test_a_row_with_a_nan_has_no_scale(also: Any) -> None:
-    x = torch.ones(3, 8)
+    x = torch.ones(3, 8, device=HERE)
     x[1, 2] = torch.nan
-    context = Context(pack(batch_of([3]), None, CPU), torch.float32)
-    made = STEPS["layer_norm_narrow"](context, x, torch.ones(8), torch.ones(8), eps=1e-6, also=also)[1]
+    context = Context(pack(batch_of([3]), None, HERE), torch.float32)
+    made = STEPS["layer_norm_narrow"](context, x, x[0], x[0], eps=1e-6, also=also)[1]
     assert torch.isnan(made.scale).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("stored", DTYPES)
+@pytest.mark.parametrize("activation", ["none", *ACTIVATIONS])
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 8, 16), (70, 136, 80), (200, 520, 144), (1500, 272, 32)])
+def test_products_with_what_follows(rows: int, n: int, k: int, activation: str, stored: str) -> None:
+    """Of every kind of operands beside float64, in large tiles and in small ones."""
+    rng = np.random.default_rng(n)
+    x, weight, bias = normal(rng, rows, k), normal(rng, n, k, scale=k**-0.5), tensor(normal(rng, n))
+    context = Context(pack(batch_of([1]), None, HERE), DTYPES[stored])
+    quantized = PLAIN["quantize"](context, tensor(x), zero_point=True)
+    integers = tensor(rng.integers(-127, 128, (n, k)).astype(np.int8))
+    sums = integers.sum(dim=1, dtype=torch.int32)
+    scale = tensor(np.abs(normal(rng, n)) * 0.001)
+    f8, of_weight = f8_rows(tensor(x)), f8_rows(tensor(weight))
+    bytes_by_scale = quantized.codes.double() + quantized.shift[:, None]
+    products = (
+        (tensor(x).half(), tensor(weight).half(), None, tensor(x).half().double() @ tensor(weight).half().double().t()),
+        (
+            tensor(x).bfloat16(), tensor(weight).bfloat16(), None,
+            tensor(x).bfloat16().double() @ tensor(weight).bfloat16().double().t(),
+        ),
+        (
+            f8.codes, of_weight.codes, Scales(f8.scale, of_weight.scale),
+            (f8.codes.double() * f8.scale[:, None]) @ (of_weight.codes.double() * of_weight.scale[:, None]).t(),
+        ),
+        (
+            quantized.codes, integers, Scales(quantized.scale, scale, quantized.shift, sums),
+            (bytes_by_scale * quantized.scale[:, None]) @ (integers.double() * scale[:, None]).t(),
+        ),
+    )  # fmt: skip
+    for operand, of_operand, scales, exact in products:
+        assert can_multiply(operand, of_operand, DTYPES[stored])
+        for added in (bias, None):
+            made = multiply(operand, of_operand, added, activation, DTYPES[stored], scales)
+            wanted = activated(exact if added is None else exact + added, activation)
+            assert made.dtype == DTYPES[stored]
+            # Cards sum products of f8 in fewer bits: 2^-13 of what they add was seen on one.
+            units = UNITS[stored] + (2.0**-10 if operand.itemsize == 1 and scales.shifts is None else 2.0**-20)
+            assert (made.double() - wanted).abs().max() <= 2 * units * max(1.0, exact.abs().max().item())
+
+
+def test_products_that_the_copy_engine_does_not_take() -> None:
+    """Rows that do not begin at multiples of 16 bytes."""
+    for n, k, stored, takes in (
+        (8, 8, "f16", True), (8, 12, "f16", False), (4, 8, "f16", False), (4, 8, "f32", True), (2, 8, "f32", False),
+    ):  # fmt: skip
+        x, weight = torch.zeros(2, k, device=HERE).half(), torch.zeros(n, k, device=HERE).half()
+        assert can_multiply(x, weight, DTYPES[stored]) == takes
+    assert not can_multiply(torch.zeros(16, 2, device=HERE).half().t(), torch.zeros(8, 16, device=HERE), torch.float16)
 
 
 @pytest.mark.parametrize("activation", ["none", *ACTIVATIONS])
 @pytest.mark.parametrize(("rows", "n", "k"), [(1, 1, 1), (5, 33, 70), (17, 130, 48)])
 def test_epilogues(rows: int, n: int, k: int, activation: str) -> None:
     rng = np.random.default_rng(n)
-    context = Context(pack(batch_of([rows]), None, CPU), torch.float32)
-    x = torch.from_numpy(normal(rng, rows, k))
-    weight = torch.from_numpy(rng.integers(-127, 128, (n, k)).astype(np.int8))
-    scale, bias = torch.from_numpy(np.abs(normal(rng, n)) * 0.01), torch.from_numpy(normal(rng, n))
+    context = Context(pack(batch_of([rows]), None, HERE), torch.float32)
+    x = tensor(normal(rng, rows, k))
+    weight = tensor(rng.integers(-127, 128, (n, k)).astype(np.int8))
+    scale, bias = tensor(np.abs(normal(rng, n)) * 0.01), tensor(normal(rng, n))
     quantized = PLAIN["quantize"](context, x, zero_point=True)
     narrow, of_weight = x.bfloat16(), (weight.float() * 0.01).bfloat16()
     for op, operands in (
@@ -184,7 +291,7 @@ def test_epilogues(rows: int, n: int, k: int, activation: str) -> None:
 )
 def test_models_in_f32(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     opened, graph = compiled_graph(name, "f32", tmp_path_factory)
-    gpu = GpuRunnable(graph, "torch-cpu", kernels="triton")
+    gpu = GpuRunnable(graph, DEVICE, kernels="triton")
     assert any(line.startswith("by Triton: ") for line in gpu.report())
     got = gpu.run(opened.output, opened.batch, opened.select)
     exact, allowed = allowed_difference(
@@ -197,7 +304,7 @@ def test_models_in_f32(name: str, tmp_path_factory: pytest.TempPathFactory) -> N
 @pytest.mark.parametrize("name", ["bert-embed", "modernbert-features"])
 def test_models_in_narrow_dtypes(name: str, dtype: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     opened, graph = compiled_graph(name, dtype, tmp_path_factory)
-    got = GpuRunnable(graph, "torch-cpu", kernels="triton").run(opened.output, opened.batch, opened.select)
+    got = GpuRunnable(graph, DEVICE, kernels="triton").run(opened.output, opened.batch, opened.select)
     same, wide = (Reference(one).evaluate(opened.output, opened.batch) for one in (adapt(graph)[0], opened.graph))
     assert rms(got - same) <= 0.7 * rms(same - wide)
 
@@ -214,7 +321,14 @@ def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
         env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
     )
     assert made.returncode == 0, made.stderr
-    assert {line.split()[1] for line in made.stdout.splitlines()} == {"_attend", "_norm", "_epilogue"}
+    assert {line.split()[1] for line in made.stdout.splitlines()} == {
+        "_attend",
+        "_norm",
+        "_embed",
+        "_narrow",
+        "_epilogue",
+        "_product",
+    }
 
 
 def test_rows_and_heads_that_no_program_holds_are_left_to_pytorch() -> None:

@@ -63,6 +63,17 @@ def test_integers_and_scales_are_the_references(zero_point: bool, seed: int) -> 
     np.testing.assert_array_equal(128 - made.shift.numpy(), wanted.zero)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_f8_codes_and_scales_are_the_references(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = normal(rng, 40, 33) * 10.0 ** rng.integers(-3, 4, (40, 1)).astype(np.float32)
+    x[3], x[4], x[5] = 0, 1e-42, np.abs(x[5])
+    x[6, :3] = 448, 17, 19  # ties
+    x[7] *= np.exp2(rng.integers(-18, 1, 33)).astype(np.float32)  # below the smallest normal number
+    made, wanted = both("cast_f8", batch_of(rng), x)
+    np.testing.assert_array_equal(made.codes.double().numpy() * made.scale.double().numpy()[:, None], wanted)
+
+
 def test_a_row_with_a_nan_has_no_scale() -> None:
     x = np.ones((3, 8), np.float32)
     x[1, 2] = np.nan

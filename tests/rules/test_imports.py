@@ -39,6 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "backends": {"errors", "batch", "ir"},
     "backends.cpu": {"errors", "batch", "artifact", "lower", "knobs", "machine", "_core"},
     "backends.devices": {"errors", "artifact"},
+    "backends.gpu.adapt": {"errors", "ir", "passes", "quant"},
     "backends.groups": {"errors", "machine"},
     "tasks": {"errors", "batch", "ir.meta", "backends.base"},
     "engine": {"errors", "batch", "ir", "artifact", "backends", "tasks", "tune.configuration"},

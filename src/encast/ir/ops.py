@@ -623,6 +623,17 @@ def _cast_bf16(types: Any, attrs: Any) -> list[ValueType]:
     return [ValueType("bf16", _matrix(types[0], "x").shape)]
 
 
+@_op("cast_f8", "x", plain=False)
+def _cast_f8(types: Any, attrs: Any) -> list[ValueType]:
+    """f32 to f8, the 8-bit floating point with 4 bits of exponent of Micikevicius et al. 2022, "FP8 Formats for Deep
+    Learning" (E4M3: no infinities, largest 448), and a scale a row.
+
+    ``scale = max|x| / 448``, ``code = f8(x * (448 / max|x|))`` in f32, to nearest, ties to even; a row of zeros, or one
+    so small that its reciprocal overflows, has scale 0.
+    """
+    return [ValueType("f8", _matrix(types[0], "x").shape)]
+
+
 @_op("linear_int8", "x weight weight_scale bias?", {"activation": _is_linear_activation}, plain=False)
 def _linear_int8(types: Any, attrs: Any) -> list[ValueType]:
     """``activation(x @ (weight * weight_scale[:, None]).T + bias)``: q8 by s8 (-127 to 127), exact int32 sums."""
@@ -671,15 +682,26 @@ def _linear_bf16(types: Any, attrs: Any) -> list[ValueType]:
     return [ValueType("f32", (x.shape[0], weight.shape[0]))]
 
 
+@_op("linear_f8", "x weight bias?", {"activation": _is_linear_activation}, plain=False)
+def _linear_f8(types: Any, attrs: Any) -> list[ValueType]:
+    """``activation(x @ f8(weight).T + bias)``: ``weight``, f32 or bf16, is rounded as ``cast_f8`` rounds; f32 sums."""
+    x = _matrix(types[0], "x", "f8")
+    weight = _matrix(types[1], "weight", "bf16" if types[1] is not None and types[1].dtype == "bf16" else "f32")
+    _need(x.shape[1] == weight.shape[1], f"x is {x}, weight is {weight}; the inner sizes differ")
+    if types[2] is not None:
+        _vector(types[2], "bias", weight.shape[0])
+    return [ValueType("f32", (x.shape[0], weight.shape[0]))]
+
+
 def _with_quantized(infer: Callable[[Any, Any], list[ValueType]]) -> Callable[[Any, Any], list[ValueType]]:
     def inferred(types: Any, attrs: Any) -> list[ValueType]:
         (out,) = infer(types, attrs)
-        return [out, ValueType("bf16" if attrs["also"] == "bf16" else "q8", out.shape)]
+        return [out, ValueType(attrs["also"] if attrs["also"] in ("bf16", "f8") else "q8", out.shape)]
 
     inferred.__doc__ = (
         "As the op it is named after, with a second output of the same rows, see ``also``: q8 (symmetric), "
-        "q8_zero_point (q8 with a zero point) or bf16, each as ``quantize`` and ``cast_bf16`` make it, or the "
-        "attributes of ``quantize_static``."
+        "q8_zero_point (q8 with a zero point), bf16 or f8, each as ``quantize``, ``cast_bf16`` and ``cast_f8`` make "
+        "it, or the attributes of ``quantize_static``."
     )
     return inferred
 
@@ -688,7 +710,7 @@ def _is_also(value: Any) -> bool:
     if isinstance(value, dict):
         checks = OPS["quantize_static"].attrs
         return set(value) == set(checks) and all(check(value[name]) for name, check in checks.items())
-    return value in ("q8", "q8_zero_point", "bf16")
+    return value in ("q8", "q8_zero_point", "bf16", "f8")
 
 
 for _name, _infer in (

@@ -8,9 +8,19 @@ import torch
 
 from encast.errors import InputError, ResourceError, install_hint
 
-__all__ = ["DTYPES", "choose_device", "first_line", "need_bf16", "need_int8", "stored_dtype", "why_no_triton"]
+__all__ = [
+    "DTYPES",
+    "choose_device",
+    "first_line",
+    "need_bf16",
+    "need_f8",
+    "need_int8",
+    "stored_dtype",
+    "why_no_triton",
+]
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f8": torch.float16}
+"""What values are stored in between steps, by the option ``dtype``."""
 
 
 def choose_device(kind: str, index: int | None) -> torch.device:
@@ -41,12 +51,25 @@ def stored_dtype(name: str | None, device: torch.device) -> torch.dtype:
         raise InputError(f"dtype is {name!r}; {', '.join(map(repr, DTYPES))} are known, or None: as it was compiled")
     if name == "bf16":
         need_bf16(device)
+    if name == "f8":
+        need_f8(device)
     return DTYPES[name]
 
 
 def need_bf16(device: torch.device) -> None:
     """Raises ``ResourceError`` on a card without products of bf16."""
     _need_capability(device, (8, 0), "bf16", "give dtype='f16'")
+
+
+def need_f8(device: torch.device) -> None:
+    """Raises ``ResourceError`` on a card that the kernels for products of f8 do not run on."""
+    if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < (9, 0):
+        raise ResourceError(
+            f"dtype 'f8' needs compute capability 9.0, {torch.cuda.get_device_name(device)} has {found[0]}.{found[1]}; "
+            "give dtype='f16'"
+        )
+    if device.type == "cuda" and (why := why_no_triton(device)) is not None:
+        raise ResourceError(f"dtype 'f8': {why}; mend that, or give dtype='f16'")
 
 
 def need_int8(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""CUDA graphs of small batches, whose time is that of launching kernels: one for a bucket of tokens and sequences.
+"""CUDA graphs of batches, whose time is that of launching kernels otherwise: one for a bucket of tokens and sequences.
 
 A graph runs on the memory that it was captured with. So a batch is padded to its bucket, its numbers are copied into
 the bucket's, and the rows of the answer that are real are copied out.
@@ -13,14 +13,17 @@ from typing import Any
 import torch
 
 from encast.backends.gpu.device import first_line
-from encast.backends.gpu.packed import Packed, pack, refill
+from encast.backends.gpu.packed import Packed, pack, refill, to_host
 from encast.backends.gpu.program import Program
 from encast.batch import Batch
 
 __all__ = ["MOST_TOKENS", "Capture", "Graphs", "bucket_of"]
 
-LEAST_TOKENS, MOST_TOKENS = 32, 1024
+LEAST_TOKENS, MOST_TOKENS = 32, 32768
 """Tokens of the smallest bucket, and of the largest: with more a card is busy longer than launches take."""
+
+_MOST_GRAPHS, _MOST_ANSWERS = 256, 1 << 30
+"""Graphs that are kept, and bytes of their answers; those that were not used for longest go first."""
 
 Replay = Callable[[], torch.Tensor]
 
@@ -29,10 +32,12 @@ _CAPTURING = threading.Lock()
 
 
 def bucket_of(batch: Batch) -> tuple[int, int] | None:
-    """Tokens and sequences of the bucket, powers of two, one sequence at least empty; None for a larger batch."""
+    """Tokens and sequences of the bucket, one sequence at least empty; None for a larger batch. There are eight sizes
+    from a power of two of tokens to the next, so at most an eighth is padding, and powers of two of sequences."""
     if batch.tokens > MOST_TOKENS:
         return None
-    return max(LEAST_TOKENS, 1 << (batch.tokens - 1).bit_length()), 1 << batch.seqs.bit_length()
+    step = max(LEAST_TOKENS, (1 << (batch.tokens - 1).bit_length()) // 16)
+    return -(-batch.tokens // step) * step, 1 << batch.seqs.bit_length()
 
 
 class Capture:
@@ -75,7 +80,7 @@ class Graphs:
 
     def __init__(self, device: torch.device, capture: Callable[[Replay], Replay]) -> None:
         self._device, self._capture = device, capture
-        self._made: dict[tuple[str, int, int], tuple[Packed, Replay]] = {}
+        self._made: dict[tuple[str, int, int], tuple[Packed, Replay, int]] = {}
         self._failed: dict[tuple[str, int, int], str] = {}
 
     def __len__(self) -> int:
@@ -101,10 +106,20 @@ class Graphs:
             tokens, seqs = bucket
             try:
                 packed = pack(batch, None, self._device, tokens=tokens, seqs=seqs)
-                self._made[key] = packed, self._capture(lambda: program.run(packed))
+                replay = self._capture(lambda: program.run(packed))
             except RuntimeError as error:  # out of memory too: without a graph less is held
                 self._failed[key] = first_line(error)
                 return None
-        packed, replay = self._made[key]
+            self._keep(key, packed, replay)
+        packed, replay, size = self._made.pop(key)
+        self._made[key] = packed, replay, size  # the last one used
         refill(packed, batch)
-        return replay()[:rows].float().cpu()
+        return to_host(replay()[:rows])
+
+    def _keep(self, key: tuple[str, int, int], packed: Packed, replay: Replay) -> None:
+        size = replay().nbytes
+        while self._made and (
+            len(self._made) >= _MOST_GRAPHS or size + sum(kept for _, _, kept in self._made.values()) > _MOST_ANSWERS
+        ):
+            del self._made[next(iter(self._made))]
+        self._made[key] = packed, replay, size

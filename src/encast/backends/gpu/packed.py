@@ -13,7 +13,7 @@ import torch
 
 from encast.batch import Batch, Int32
 
-__all__ = ["TILE", "Packed", "pack", "refill"]
+__all__ = ["TILE", "Packed", "pack", "refill", "to_host"]
 
 TILE = 64
 """Queries of a sequence that one program of the attention kernel answers."""
@@ -26,8 +26,8 @@ class Packed:
 
     ``token_ids, token_type_ids: i32[tokens]``; ``positions: i32[tokens]``, a token's place in its ``sequence:
     i32[tokens]``; ``offsets: i32[seqs + 1]``, rising; ``tiles: i32[n, 2]``: a sequence and the place of the first of
-    ``TILE`` queries in it; ``select: i32[selected]`` or None. All of them lie in ``buffer``. ``lengths`` are those of
-    the real sequences, on the host.
+    ``TILE`` queries in it; ``select: i32[selected]`` or None. All of them lie in ``buffer``, which ``staging`` on the
+    host is copied to. ``lengths`` are those of the real sequences, on the host.
     """
 
     token_ids: torch.Tensor
@@ -39,6 +39,7 @@ class Packed:
     select: torch.Tensor | None
     lengths: Int32
     buffer: torch.Tensor = field(repr=False)
+    staging: torch.Tensor = field(repr=False)
     _groups: list[tuple[int, torch.Tensor, torch.Tensor]] | None = field(default=None, repr=False)
 
     @property
@@ -81,44 +82,58 @@ def pack(
     seqs: int | None = None,
 ) -> Packed:
     """The batch on the device; padded to ``tokens`` and to ``seqs``, more than it has, where they are given."""
-    buffer, shapes = _host(batch, select, tokens or batch.tokens, seqs or batch.seqs)
-    if device.type == "cuda":
-        buffer = buffer.pin_memory()
-    there = buffer.to(device, non_blocking=True)
+    shapes = _shapes(batch, select, tokens or batch.tokens, seqs or batch.seqs)
+    size = sum(int(np.prod(shape)) for shape in shapes)
+    staging = torch.empty(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+    _fill(staging, shapes, batch, select)
+    there = staging.to(device, non_blocking=True, copy=True)
     parts = there.split([int(np.prod(shape)) for shape in shapes])
     ids, types, positions, sequence, offsets, tiles, *chosen = (
         part.view(shape) for part, shape in zip(parts, shapes, strict=True)
     )
     return Packed(
         ids, types, positions, sequence, offsets, tiles, chosen[0] if chosen else None,
-        np.diff(batch.cu_seqlens), there,
+        np.diff(batch.cu_seqlens), there, staging,
     )  # fmt: skip
 
 
 def refill(packed: Packed, batch: Batch) -> None:
-    """Another batch in the place of a padded one, whose tokens and sequences it must not exceed."""
-    buffer, _ = _host(batch, None, packed.tokens, len(packed.offsets) - 1)
-    packed.buffer.copy_(buffer)
+    """Another batch in the place of a padded one, whose tokens and sequences it must not exceed, and whose last copy to
+    the device is done."""
+    _fill(packed.staging, _shapes(batch, None, packed.tokens, len(packed.offsets) - 1), batch, None)
+    packed.buffer.copy_(packed.staging, non_blocking=True)
     packed.lengths, packed._groups = np.diff(batch.cu_seqlens), None
 
 
-def _host(batch: Batch, select: Int32 | None, tokens: int, seqs: int) -> tuple[torch.Tensor, list[tuple[int, ...]]]:
-    """All parts of a ``Packed`` in one buffer, and their shapes."""
+def to_host(rows: torch.Tensor) -> torch.Tensor:
+    """``rows`` as f32 on the host, once all that makes them is done; of a card in page-locked memory, which it copies
+    to several times as fast."""
+    wide = rows.float().contiguous()
+    if wide.device.type == "cpu":
+        return wide
+    there = torch.empty(wide.shape, dtype=torch.float32, pin_memory=True)
+    there.copy_(wide, non_blocking=True)
+    torch.cuda.current_stream(wide.device).synchronize()
+    return there
+
+
+def _shapes(batch: Batch, select: Int32 | None, tokens: int, seqs: int) -> list[tuple[int, ...]]:
+    """Of the parts of a ``Packed``, in their order in its buffer."""
+    padded = tokens > batch.tokens or seqs > batch.seqs
+    tiles = tokens // TILE + seqs if padded else int((-(-np.diff(batch.cu_seqlens) // TILE)).sum())
+    shapes: list[tuple[int, ...]] = [*[(tokens,)] * 4, (seqs + 1,), (tiles, 2)]
+    return shapes if select is None else [*shapes, select.shape]
+
+
+def _fill(staging: torch.Tensor, shapes: list[tuple[int, ...]], batch: Batch, select: Int32 | None) -> None:
     lengths = np.diff(batch.cu_seqlens)
     blocks = -(-lengths // TILE)
-    padded = tokens > batch.tokens or seqs > batch.seqs
-    tiles = tokens // TILE + seqs if padded else int(blocks.sum())
-    shapes: list[tuple[int, ...]] = [*[(tokens,)] * 4, (seqs + 1,), (tiles, 2)]
-    shapes += [] if select is None else [select.shape]
-    buffer = np.zeros(sum(int(np.prod(shape)) for shape in shapes), np.int32)
-    views: list[Any] = []
-    begin = 0
-    for shape in shapes:
-        end = begin + int(np.prod(shape))
-        views.append(buffer[begin:end].reshape(shape))
-        begin = end
+    buffer = staging.numpy()
+    buffer[:] = 0
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
+    views: list[Any] = [part.reshape(shape) for part, shape in zip(np.split(buffer, ends[:-1]), shapes, strict=True)]
     ids, types, positions, sequence, offsets, of_tiles, *chosen = views
-    real = batch.tokens
+    seqs, real = len(offsets) - 1, batch.tokens
     ids[:real] = batch.token_ids
     if batch.token_type_ids is not None:
         types[:real] = batch.token_type_ids
@@ -133,4 +148,3 @@ def _host(batch: Batch, select: Int32 | None, tokens: int, seqs: int) -> tuple[t
     of_tiles[:count, 1] = TILE * (np.arange(count) - np.repeat(np.cumsum(blocks) - blocks, blocks))
     if select is not None:
         chosen[0][:] = select
-    return torch.from_numpy(buffer), shapes

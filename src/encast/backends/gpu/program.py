@@ -12,6 +12,7 @@ import torch
 
 from encast.backends.gpu.packed import Packed
 from encast.backends.gpu.steps.context import Context, Step
+from encast.backends.gpu.steps.narrow import f8_rows
 from encast.backends.gpu.steps.products import Int8Weight
 from encast.errors import UnsupportedModelError
 from encast.ir.graph import Graph, Node
@@ -146,6 +147,8 @@ class _Constants:
     def _form(self, node: Node, op: str, place: int) -> str:
         if op == "linear_int8" and place == 1:
             return "int8"
+        if op == "linear_f8" and place == 1:
+            return "f8"
         if op == "disentangled_attention":
             heads = node.attrs["heads"]
             columns = self.graph.type_of(node.inputs[0]).shape[1]
@@ -166,6 +169,8 @@ class _Constants:
             tensor = tensor.view(torch.bfloat16)
         if form == "int8":
             return Int8Weight(tensor)
+        if form == "f8":
+            return f8_rows(tensor)
         dtypes = {"wide": torch.float32, "bf16": torch.bfloat16, "stored": self.stored}
         return tensor.to(dtypes[form]) if tensor.is_floating_point() else tensor
 

@@ -14,7 +14,7 @@ from encast.backends.base import Float32, check_request
 from encast.backends.gpu.adapt import adapt
 from encast.backends.gpu.device import choose_device, first_line, need_bf16, need_int8, stored_dtype, why_no_triton
 from encast.backends.gpu.graphs import Capture, Graphs
-from encast.backends.gpu.packed import pack
+from encast.backends.gpu.packed import pack, to_host
 from encast.backends.gpu.program import Program, build
 from encast.backends.gpu.steps import STEPS
 from encast.backends.gpu.steps.context import Step
@@ -30,10 +30,11 @@ KERNELS = ("auto", "torch", "triton")
 class GpuRunnable:
     """Runs ``graph``, of an artifact and with its arrays, on a card ("cuda") or on the CPU ("torch-cpu").
 
-    ``dtype``: what floating values are stored and multiplied in, "f32", "f16" or "bf16"; by default values are f32 and
-    products as the artifact was compiled. ``kernels``: "torch", "triton", or "auto": Triton's on a card where
-    they can run. ``cuda_graphs``: whether small batches run as CUDA graphs, on a card. ``adapt`` says what of the graph
-    is computed otherwise. Safe to call from any number of threads.
+    ``dtype``: what floating values are stored and multiplied in, "f32", "f16" or "bf16"; "f8": stored in f16, and
+    multiplied by weights in f8 with a scale a row; by default values are f32 and products as the artifact was compiled.
+    ``kernels``: "torch", "triton", or "auto": Triton's on a card where they can run. ``cuda_graphs``: whether batches
+    run as CUDA graphs, on a card. ``adapt`` says what of the graph is computed otherwise. Safe to call from any number
+    of threads.
 
     Raises ``InputError`` for options that are unknown, ``ResourceError`` where the device is not there or lacks
     something, ``UnsupportedModelError`` for a graph with an op that it has no step for.
@@ -53,7 +54,7 @@ class GpuRunnable:
             raise InputError(f"kernels is {kernels!r}; {', '.join(map(repr, KERNELS))} are known")
         self.device = choose_device(kind, index)
         self.stored = stored_dtype(dtype, self.device)
-        made, self._changes = adapt(graph)
+        made, self._changes = adapt(graph, f8=dtype == "f8")
         _need_arithmetic(made, self.stored, self.device)
         steps, self._without_triton = self._steps(made, kernels)
         try:
@@ -102,13 +103,13 @@ class GpuRunnable:
             try:
                 made = self._graphs.run(output, program, batch, rows) if self._graphs is not None else None
                 if made is None:
-                    made = program.run(pack(batch, select, self.device)).float().cpu()
+                    made = to_host(program.run(pack(batch, select, self.device)))
             except torch.OutOfMemoryError as error:
                 raise ResourceError(
                     f"{self.device}: no memory is left for a batch of {batch.tokens} tokens ({first_line(error)}); "
                     "give encast.load a smaller batch_tokens, or dtype='f16'"
                 ) from error
-            answer: Float32 = made.contiguous().numpy()
+            answer: Float32 = made.numpy()
         return answer
 
     def _program(self, output: str) -> Program:

@@ -537,6 +537,29 @@ def _bf16(x: Float64) -> Float64:
     return rounded.view(np.float32).astype(np.float64)
 
 
+@_evaluates("cast_f8")
+def _cast_f8(context: Context, x: Float64) -> Float64:
+    """Decoded, with its scales."""
+    rows = x.astype(np.float32)
+    largest = np.abs(rows).max(axis=1)
+    with np.errstate(divide="ignore", over="ignore"):
+        reciprocal = np.float32(448) / largest
+    empty = np.isinf(reciprocal)
+    reciprocal[empty] = 0
+    scale = np.where(empty, np.float32(0), largest / np.float32(448))
+    scaled = (rows * reciprocal[:, None]).astype(np.float64)
+    # Three bits behind the first one; below 2^-6 as many as there.
+    step = np.exp2(np.maximum(np.frexp(scaled)[1] - 1, -6) - 3.0)
+    return np.rint(scaled / step) * step * scale[:, None].astype(np.float64)
+
+
+@_evaluates("linear_f8")
+def _linear_f8(
+    context: Context, x: Float64, weight: Float64, bias: Float64 | None = None, *, activation: str
+) -> Float64:
+    return _linear(context, x, _cast_f8(context, weight), bias, activation=activation)
+
+
 @_evaluates("linear_int8")
 def _linear_int8(
     context: Context,
@@ -570,6 +593,8 @@ def _with_narrow(name: str) -> Callable[..., Any]:
         wide = EVALUATORS[name](context, *operands, **attrs)
         if also == "bf16":
             return wide, _cast_bf16(context, wide)
+        if also == "f8":
+            return wide, _cast_f8(context, wide)
         if isinstance(also, dict):
             return wide, _quantize_static(context, wide, **also)
         return wide, _quantize(context, wide, zero_point=also == "q8_zero_point")

@@ -1,11 +1,11 @@
-"""Rounding and products of 16-bit operands, on a card and under the interpreter, which has neither of bf16."""
+"""Rounding and products of narrow operands, on a card and under the interpreter, which has neither of bf16."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-__all__ = ["INTERPRETED", "product", "rounded"]
+__all__ = ["INTERPRETED", "product", "product_onto", "rounded"]
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether the kernels run on the CPU; Triton decides when it reads them."""
@@ -15,11 +15,16 @@ _INTERPRETED = tl.constexpr(INTERPRETED)
 
 @triton.jit
 def rounded(x, dtype: tl.constexpr):
-    """``x``, f32, to the dtype, to nearest, ties to even; the interpreter cuts bf16 off."""
+    """``x``, f32, to the dtype, to nearest, ties to even; the interpreter cuts bf16 off, and loses carries of f8."""
     if _INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
         x = bits.to(tl.float32, bitcast=True)
+    if _INTERPRETED and dtype == tl.float8e4nv:
+        bits = x.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & 0xFFF00000
+        small = tl.abs(x) < 0.015625  # where steps are of 2^-9
+        x = tl.where(small, (x + 24576.0) - 24576.0, bits.to(tl.float32, bitcast=True))
     return x.to(dtype)
 
 
@@ -30,3 +35,12 @@ def product(a, b):
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def product_onto(sums, a, b):
+    """``sums + a @ b``: f32 sums of floats, i32 of bytes."""
+    if _INTERPRETED and sums.dtype == tl.float32:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, sums, out_dtype=sums.dtype)

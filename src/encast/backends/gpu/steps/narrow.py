@@ -13,7 +13,7 @@ import encast.backends.gpu.steps.gather
 import encast.backends.gpu.steps.rows  # noqa: F401  (enter the steps that are followed by a narrow copy)
 from encast.backends.gpu.steps.context import STEPS, Context, Step, step
 
-__all__ = ["Quantized", "inverse_of", "quantize", "quantize_static"]
+__all__ = ["F8", "Quantized", "f8_rows", "inverse_of", "quantize", "quantize_static"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,14 @@ class Quantized:
     shift: torch.Tensor
 
 
+@dataclass(frozen=True)
+class F8:
+    """An f8 value, ``scale * codes``: ``codes: e4m3[rows, cols]``, ``scale: f32[rows]``."""
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+
+
 @step("quantize")
 def quantize(context: Context, x: torch.Tensor, *, zero_point: bool) -> Quantized:
     rows = x.float()
@@ -35,15 +43,31 @@ def quantize(context: Context, x: torch.Tensor, *, zero_point: bool) -> Quantize
         extent, steps = rows.amax(dim=1).clamp(min=0) - low, 255.0
     else:
         extent, steps = rows.abs().amax(dim=1), 127.0
-    # A division by a number, or of one, is a product with a reciprocal in PyTorch; this one is rounded once.
-    whole = torch.full_like(extent, steps)
-    reciprocal = whole / extent
-    empty = torch.isinf(reciprocal)  # a row so small is a row of zeros
-    reciprocal = reciprocal.masked_fill(empty, 0.0)
-    scale = (extent / whole).masked_fill(empty, 0.0)
+    scale, reciprocal = _scales(extent, steps)
     zero = torch.round(-low * reciprocal) if zero_point else torch.full_like(scale, 128.0)
     levels = torch.round(rows * reciprocal[:, None]) + zero[:, None]
     return Quantized((levels.clamp(0, 255) - 128).to(torch.int8), scale, (128 - zero).to(torch.int32))
+
+
+def _scales(extent: torch.Tensor, steps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """``extent / steps`` and its reciprocal, both 0 for a row so small that it is one of zeros."""
+    # A division by a number, or of one, is a product with a reciprocal in PyTorch; this one is rounded once.
+    whole = torch.full_like(extent, steps)
+    reciprocal = whole / extent
+    empty = torch.isinf(reciprocal)
+    return (extent / whole).masked_fill(empty, 0.0), reciprocal.masked_fill(empty, 0.0)
+
+
+@step("cast_f8")
+def cast_f8(context: Context, x: torch.Tensor) -> F8:
+    return f8_rows(x)
+
+
+def f8_rows(x: torch.Tensor) -> F8:
+    """``cast_f8`` of the table of ops, of any floating dtype."""
+    rows = x.float()
+    scale, reciprocal = _scales(rows.abs().amax(dim=1), torch.finfo(torch.float8_e4m3fn).max)
+    return F8((rows * reciprocal[:, None]).to(torch.float8_e4m3fn), scale)
 
 
 def inverse_of(scale: float) -> float:
@@ -69,6 +93,8 @@ def cast_bf16(context: Context, x: torch.Tensor) -> torch.Tensor:
 def _narrowed(context: Context, x: torch.Tensor, also: Any) -> Any:
     if also == "bf16":
         return cast_bf16(context, x)
+    if also == "f8":
+        return f8_rows(x)
     if isinstance(also, dict):
         return quantize_static(context, x, **also)
     return quantize(context, x, zero_point=also == "q8_zero_point")

@@ -6,10 +6,19 @@ import torch
 import torch.nn.functional as functional
 
 from encast.backends.gpu.steps.context import Context, step
-from encast.backends.gpu.steps.narrow import Quantized
+from encast.backends.gpu.steps.narrow import F8, Quantized
 from encast.backends.gpu.steps.rows import activated
 
-__all__ = ["INT8_MULTIPLE", "Int8Weight", "integer_product", "integer_sums", "linear", "linear_int8", "wide_product"]
+__all__ = [
+    "INT8_MULTIPLE",
+    "Int8Weight",
+    "integer_product",
+    "integer_sums",
+    "linear",
+    "linear_f8",
+    "linear_int8",
+    "wide_product",
+]
 
 INT8_MULTIPLE = 16
 """cuBLAS wants sizes of int8 products that are multiples of 8, and is at its best with 16."""
@@ -44,6 +53,12 @@ def wide_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if x.is_cuda:
         return torch.mm(x, weight.t(), out_dtype=torch.float32)
     return x.float() @ weight.float().t()
+
+
+@step("linear_f8")
+def linear_f8(context: Context, x: F8, weight: F8, bias: torch.Tensor | None, *, activation: str) -> torch.Tensor:
+    made = (x.codes.float() @ weight.codes.float().t()) * (x.scale[:, None] * weight.scale)
+    return context.store(activated(made if bias is None else made + bias, activation))
 
 
 @step("linear_int8")
