@@ -1,9 +1,10 @@
-"""Exactness and speed of the GPU backend: answers beside those of the CPU's kernels, then tokens a second.
+"""Exactness and speed of the GPU backend: answers beside those of the CPU's kernels, then times of whole calls.
 
 ``benchmarks/gpu.sh`` calls it. Of every artifact and option it first compares the answers to texts of unlike lengths
 with the CPU's, and counts texts whose bits depend on their neighbours; then it times whole calls, from token ids on the
-host to f32 rows on the host. Toy models of other architectures are compared, not timed. Rows for which no time is left,
-and those that fail, say so. Prints a table, and writes ``gpu.json`` beside the models after every row.
+host to f32 embeddings on the host. Toy models of other architectures are compared, not timed. Last, f16 and f8 run by
+turns with PyTorch (``gpu_peers.py``). Rows for which no time is left, and those that fail, say so. Prints tables, and
+writes ``gpu.json`` beside the models after every row.
 """
 
 from __future__ import annotations
@@ -28,32 +29,48 @@ import encast
 from encast import artifact
 from encast.backends.cpu import CpuRunnable
 from encast.batch import Batch
-from encast.bench.models import make_model
 from encast.errors import EncastError, ResourceError
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from checkpoints import make_checkpoint
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
+from checkpoints import make_checkpoint  # noqa: E402
+from gpu_peers import against_pytorch, ceilings, lines_of_peers  # noqa: E402
 
 BASE = {"name": "bert-base", "layers": 12, "hidden": 768, "inner": 3072, "heads": 12}
 LARGE = {"name": "bert-large", "layers": 24, "hidden": 1024, "inner": 4096, "heads": 16}
 TOY = {"name": "toy", "layers": 2, "hidden": 64, "inner": 128, "heads": 2}
 OTHERS = tuple({**TOY, "name": f"toy {arch}", "arch": arch} for arch in ("modernbert", "mpnet"))
 
-VARIANTS = (("f32", None), ("f32", "f16"), ("bf16", None), ("bf16", "bf16"), ("int8", None), ("int8", "f16"))
+VARIANTS = (
+    ("f32", None),
+    ("f32", "f16"),
+    ("f32", "f8"),
+    ("bf16", None),
+    ("bf16", "bf16"),
+    ("int8", None),
+    ("int8", "f16"),
+)
 """The dtype that an artifact is compiled to, and the option ``dtype``."""
 
-FAR = {("f32", None): 1e-4, ("f32", "f16"): 0.02, ("bf16", None): 0.03, ("bf16", "bf16"): 0.1, ("int8", None): 0.1,
-       ("int8", "f16"): 0.1}  # fmt: skip
+FAR = {("f32", None): 1e-4, ("f32", "f16"): 0.02, ("f32", "f8"): 0.3, ("bf16", None): 0.03, ("bf16", "bf16"): 0.1,
+       ("int8", None): 0.1, ("int8", "f16"): 0.1}  # fmt: skip
 """How far answers may be from those of the CPU's kernels for the same artifact, root mean squares. int8: its codes
-depend on all before them, and the products inside attention are bf16 here."""
+depend on all before them, and the products inside attention are bf16 here. f8 has a bit of 16, and no CPU's kernels."""
 
-SHAPES = {"1 x 32": (32,), "8 x 128": (128,) * 8, "64 x 128": (128,) * 64, "64 of 8 to 512": tuple(range(8, 513, 8))}
+SQUAD = (
+    39, 56, 67, 78, 88, 95, 99, 101, 103, 106, 109, 111, 113, 115, 117, 118, 119, 121, 122, 124, 126, 128, 129, 131,
+    133, 135, 137, 139, 141, 142, 145, 147, 149, 152, 154, 156, 158, 160, 162, 165, 167, 169, 172, 175, 178, 181, 185,
+    187, 190, 195, 199, 203, 207, 212, 218, 225, 234, 243, 253, 265, 277, 299, 338, 440,
+)  # fmt: skip
+"""64 lengths, spread as those of the paragraphs of SQuAD 1.1's dev set in BERT's word pieces."""
+
+SHAPES = {"1 x 128": (128,), "8 x 128": (128,) * 8, "64 x 128": (128,) * 64, "1 x 512": (512,), "64 of SQuAD": SQUAD}
 TOY_SHAPES = {"1 x 8": (8,), "4 of 1 to 20": (1, 7, 20, 16)}
 COMPARED = ((1, 7, 20, 16), (63, 64, 65, 130, 512), (512, 130, 1, 512))
-"""Lengths of the texts of a batch: short ones, those about the sizes of the kernels' tiles, and more than what runs as
-a CUDA graph."""
+"""Lengths of the texts of a batch: short ones, those about the sizes of the kernels' tiles, and more than a tile of a
+product."""
 
-STATES = "last_hidden_state"
+STATES, EMBEDDING = "last_hidden_state", "embedding"
 GIB = 1 << 30
 
 
@@ -68,15 +85,17 @@ class Plan:
     vocab: int
     seconds: float
     kernels: tuple[str, ...]
+    largest_product: int
 
 
-CARD = Plan("cuda", OTHERS, (BASE, LARGE), SHAPES, 30522, 1.0, ("triton", "torch"))
-DRY = Plan("torch-cpu", OTHERS, (TOY,), TOY_SHAPES, 500, 0.02, ("torch",))
+CARD = Plan("cuda", OTHERS, (BASE, LARGE), SHAPES, 30522, 0.3, ("triton",), 8192)
+DRY = Plan("torch-cpu", OTHERS, (TOY,), TOY_SHAPES, 500, 0.02, ("torch",), 64)
 
 
 def check(plan: Plan, out: Path) -> list[str]:
     """What this machine is; raises ``EncastError`` where it lacks what the plan needs."""
-    if absent := [name for name in ("torch", *plan.kernels) if find_spec(name) is None]:
+    triton = ("triton",) if "triton" in plan.kernels else ()
+    if absent := [name for name in ("torch", *triton) if find_spec(name) is None]:
         raise ResourceError(f"not installed: {', '.join(absent)}; pip install 'encast[cuda]'")
     from encast.backends.gpu.device import choose_device
 
@@ -110,13 +129,11 @@ def compiled(plan: Plan, sizes: dict[str, Any], dtype: str, out: Path) -> Path:
 
 
 def checkpoint(plan: Plan, sizes: dict[str, Any], folder: Path) -> Path:
-    if sizes not in plan.compared:
-        config = {"kind": "random", "arch": "bert", "vocab": plan.vocab, "positions": 512, "seed": 0, **sizes}
-        return make_model(config, folder).checkpoint
-    made = folder / sizes["arch"]
+    made = folder / sizes["name"].replace(" ", "-")
     if not made.exists():
         options = {key: value for key, value in sizes.items() if key not in ("name", "arch")}
-        make_checkpoint(made, sizes["arch"], "features", vocab=plan.vocab, positions=520, **options)
+        arch = sizes.get("arch", "bert")
+        make_checkpoint(made, arch, "embed", vocab=plan.vocab, positions=520, pooling=("mean",), **options)
     return made
 
 
@@ -186,7 +203,7 @@ def fill(
                 row[shape] = None
                 continue
             batch = batch_of(lengths, plan.vocab)
-            taken = median_seconds(lambda batch=batch: gpu.run(STATES, batch), plan.seconds)
+            taken = median_seconds(lambda batch=batch: gpu.run(EMBEDDING, batch), plan.seconds)
             row[shape] = {"milliseconds": 1000 * taken, "tokens a second": batch.tokens / taken}
         row["report"] = gpu.report()  # again: now it is known which graphs could not be captured
 
@@ -229,6 +246,7 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="all of it at toy size on the CPU")
     parser.add_argument("--out", type=Path, help="where models and gpu.json go (default: a temporary folder)")
     parser.add_argument("--minutes", type=float, default=9.0, help="after which nothing more is begun (default: 9)")
+    parser.add_argument("--dollars", type=float, help="what the card costs an hour, for dollars per million texts")
     arguments = parser.parse_args()
     plan = DRY if arguments.dry_run else CARD
     deadline = time.monotonic() + 60 * arguments.minutes
@@ -241,19 +259,35 @@ def main() -> int:
             print(f"gpu: {error}", file=sys.stderr)
             return 2
         print(*machine, sep="\n", flush=True)
-        rows: list[dict[str, Any]] = []
+        found: dict[str, Any] = {"machine": machine, "ceilings": ceilings(plan.kind, plan.largest_product)}
+        rows: list[dict[str, Any]] = found.setdefault("rows", [])
+        peers: list[dict[str, Any]] = found.setdefault("peers", [])
+
+        def note(one: dict[str, Any], of: list[dict[str, Any]]) -> None:
+            of.append(one)
+            said = "failed" if "failed" in one else "done"
+            print(
+                f"{one['model']} {one.get('artifact', one.get('shape'))} {one.get('dtype', '')} {said}", file=sys.stderr
+            )
+            if arguments.out:
+                write(out / "gpu.json", found)
+
         try:
             for sizes in (*plan.compared, *plan.models):
                 for row in rows_of(plan, sizes, out, deadline):
-                    rows.append(row)
-                    said = "failed" if "failed" in row else "done"
-                    print(f"{row['model']} {row['artifact']} {row['dtype']} {row['kernels']} {said}", file=sys.stderr)
-                    if arguments.out:
-                        write(out / "gpu.json", {"machine": machine, "rows": rows})
+                    note(row, rows)
+            for sizes in plan.models:
+                opened = artifact.open(compiled(plan, sizes, "f32", out))
+                batches = {name: batch_of(lengths, plan.vocab) for name, lengths in plan.shapes.items()}
+                model = checkpoint(plan, sizes, out / "checkpoints")
+                for row in against_pytorch(plan.kind, sizes, model, opened, batches, plan.seconds, deadline):
+                    note(row, peers)
         finally:
-            print("\nTokens a second of whole calls, from ids to rows on the host\n")
+            print("\nTokens a second of whole calls, from ids to embeddings on the host\n")
             print(*lines_of(rows, list(plan.shapes)), sep="\n")
-    return 0 if all(map(right, rows)) else 1
+            print("\nBy turns with PyTorch, median of rounds [least, most]\n")
+            print(*lines_of_peers(peers, found["ceilings"], arguments.dollars), sep="\n")
+    return 0 if all(map(right, (*rows, *peers))) else 1
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def attentions() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str
             types |= {"bias": "*fp32", "row_stride": "i32", "hidden": "i32", "bias_columns": "i32"}
             types |= {"scale": "fp32", "reach": "i32"}
             fixed = attention.form(size, TYPES[dtype], seen, bias, local)
-            yield attention._attend, types, fixed, attention.options(TYPES[dtype])
+            yield attention._attend, types, fixed, attention.options(fixed, 4 if stored == "f32" else 2)
 
 
 def norms() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
@@ -67,7 +67,7 @@ def norms() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any
 
 def products() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
     for operands, element, itemsize in ((0, "fp16", 2), (0, "bf16", 2), (1, "fp8e4nv", 1), (2, "i8", 1)):
-        for stored, rows in (("f16", 8192), ("f16", 128), ("f32", 8192), ("f32", 128)):
+        for stored, rows in itertools.product(("f16", "f32"), (128, 256, 2048, 8192)):
             if element == "fp8e4nv" and stored == "f32":  # values are f16 beside f8
                 continue
             of_dtype = {"f32": torch.float32}.get(stored, torch.float16)

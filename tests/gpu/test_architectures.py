@@ -117,7 +117,9 @@ def test_products_of_f8_follow_the_reference(
         for one in (adapt(graph, f8=True)[0], opened.graph)
     )
     assert 1e-3 * rms(wide) < rms(same - wide)
-    for stored, far, most in ((torch.float32, same, 0.1), (torch.float16, wide, 1.3)):
+    # Cards sum products of f8 in fewer bits than f32 has, so that codes on an edge fall otherwise there too.
+    closely = 0.1 if DEVICE == "torch-cpu" else 0.7
+    for stored, far, most in ((torch.float32, same, closely), (torch.float16, wide, 1.3)):
         monkeypatch.setitem(DTYPES, "f8", stored)
         gpu = GpuRunnable(graph, DEVICE, dtype="f8")
         assert any("products are of f8" in line for line in gpu.report())

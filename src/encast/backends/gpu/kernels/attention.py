@@ -18,8 +18,45 @@ from encast.backends.gpu.packed import TILE, Packed
 
 __all__ = ["LARGEST_HEAD", "attend", "form", "options"]
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+"""Powers are of two: processors have an instruction for those."""
+
 LARGEST_HEAD = 128
 """Columns of a head that a program holds: those of 256 in f32 want more shared memory than most cards have."""
+
+
+@triton.jit
+def _block(
+    q, keys, last_key, queries, begin, place, bias, scale, hidden, reach, top, total, mixed,
+    row_stride, columns, SIZE: tl.constexpr, HAS_BIAS: tl.constexpr, LOCAL: tl.constexpr, MASKED: tl.constexpr,
+    DTYPE: tl.constexpr,
+):  # fmt: skip
+    # ``keys`` of one block into the running maximum, sum and mix; not ``MASKED``: all of them count for every query.
+    at = place + (begin + keys).to(tl.int64)[:, None] * row_stride + columns[None, :]
+    real = (columns < SIZE)[None, :]
+    if MASKED:
+        real = real & (keys < last_key)[:, None]
+    k = rounded(tl.load(at, mask=real, other=0.0).to(tl.float32), DTYPE)
+    v = rounded(tl.load(at + hidden, mask=real, other=0.0).to(tl.float32), DTYPE)
+    scores = product(q, tl.trans(k)) * scale
+    if MASKED:
+        counts = (keys < last_key)[None, :]
+        distance = keys[None, :] - queries[:, None]
+        if HAS_BIAS:
+            scores += tl.load(bias + distance, mask=counts, other=0.0) * LOG2_E
+        if LOCAL:
+            counts = counts & (distance <= reach) & (distance >= -reach)
+        scores = tl.where(counts, scores, float("-inf"))
+    now = tl.maximum(top, tl.max(scores, axis=1))
+    shift = now
+    if LOCAL:
+        # A query that has seen no key yet has none to take away from.
+        shift = tl.where(now == float("-inf"), 0.0, now)
+    powers = rounded(tl.exp2(scores - shift[:, None]), DTYPE)
+    decay = tl.exp2(top - shift)
+    total = total * decay + tl.sum(powers.to(tl.float32), axis=1)
+    mixed = mixed * decay[:, None] + product(powers, v)
+    return now, total, mixed
 
 
 @triton.jit
@@ -29,7 +66,8 @@ def _attend(
     SIZE: tl.constexpr, SIZE_BLOCK: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     HAS_SEEN: tl.constexpr, HAS_BIAS: tl.constexpr, LOCAL: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    tile, head = tl.program_id(0), tl.program_id(1)
+    # Heads of one tile run side by side: they share its queries' and keys' rows, in the cache.
+    head, tile = tl.program_id(0), tl.program_id(1)
     sequence, first = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
     begin = tl.load(offsets + sequence)
     length = tl.load(offsets + sequence + 1) - begin
@@ -42,56 +80,45 @@ def _attend(
             # In blocks that are counted from the sequence's first key: the order of sums is the sequence's.
             first_key = tl.maximum(first - reach, 0) // KEYS * KEYS
             last_key = tl.minimum(last_key, first + QUERIES + reach)
-
         columns = tl.arange(0, SIZE_BLOCK)
         queries = first + tl.arange(0, QUERIES)
-        real_queries = queries < length
-        of_row = (begin + queries).to(tl.int64) * row_stride + head * SIZE
-        q = tl.load(
-            qkv + of_row[:, None] + columns[None, :],
-            mask=real_queries[:, None] & (columns < SIZE)[None, :],
-            other=0.0,
-        )
+        # Queries behind the last one are made of zeros, and not stored.
+        real = (queries < length)[:, None] & (columns < SIZE)[None, :]
+        row = (begin + queries).to(tl.int64)[:, None]
+        q = tl.load(qkv + row * row_stride + head * SIZE + columns[None, :], mask=real, other=0.0)
         q = rounded(q.to(tl.float32), DTYPE)
+        place = qkv + hidden + head * SIZE
+        of_bias = bias + head * bias_columns + bias_columns // 2
         top = tl.full([QUERIES], float("-inf"), tl.float32)
         total = tl.zeros([QUERIES], tl.float32)
         mixed = tl.zeros([QUERIES, SIZE_BLOCK], tl.float32)
-        for block in range(first_key, last_key, KEYS):
-            keys = block + tl.arange(0, KEYS)
-            real_keys = keys < last_key
-            place = (begin + keys).to(tl.int64)[:, None] * row_stride + hidden + head * SIZE + columns[None, :]
-            real = real_keys[:, None] & (columns < SIZE)[None, :]
-            k = rounded(tl.load(qkv + place, mask=real, other=0.0).to(tl.float32), DTYPE)
-            v = rounded(tl.load(qkv + place + hidden, mask=real, other=0.0).to(tl.float32), DTYPE)
-            scores = product(q, tl.trans(k)) * scale
-            distance = keys[None, :] - queries[:, None]
-            counts = real_keys[None, :] & real_queries[:, None]
-            if HAS_BIAS:
-                at = head * bias_columns + distance + bias_columns // 2
-                scores += tl.load(bias + at, mask=counts, other=0.0)
-            if LOCAL:
-                counts = counts & (distance <= reach) & (distance >= -reach)
-            scores = tl.where(counts, scores, float("-inf"))
-            now = tl.maximum(top, tl.max(scores, axis=1))
-            # A query that has seen no key yet has none to take away from.
-            shift = tl.where(now == float("-inf"), 0.0, now)
-            powers = rounded(tl.exp(scores - shift[:, None]), DTYPE)
-            decay = tl.exp(top - shift)
-            total = total * decay + tl.sum(powers.to(tl.float32), axis=1)
-            mixed = mixed * decay[:, None] + product(powers, v)
-            top = now
-        mixed = mixed / tl.where(real_queries, total, 1.0)[:, None]
-        to = (begin + queries).to(tl.int64)[:, None] * hidden + head * SIZE + columns[None, :]
-        tl.store(out + to, rounded(mixed, out.dtype.element_ty), mask=real_queries[:, None] & (columns < SIZE)[None, :])
+        masked = first_key
+        if not (LOCAL or HAS_BIAS):
+            masked = last_key // KEYS * KEYS
+            for block in range(0, masked, KEYS):
+                top, total, mixed = _block(
+                    q, block + tl.arange(0, KEYS), last_key, queries, begin, place, of_bias, scale, hidden, reach,
+                    top, total, mixed, row_stride, columns, SIZE, HAS_BIAS, LOCAL, False, DTYPE,
+                )  # fmt: skip
+        for block in range(masked, last_key, KEYS):
+            top, total, mixed = _block(
+                q, block + tl.arange(0, KEYS), last_key, queries, begin, place, of_bias, scale, hidden, reach,
+                top, total, mixed, row_stride, columns, SIZE, HAS_BIAS, LOCAL, True, DTYPE,
+            )  # fmt: skip
+        mixed = rounded(mixed / total[:, None], out.dtype.element_ty)
+        tl.store(out + row * hidden + head * SIZE + columns[None, :], mixed, mask=real)
 
 
 _TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
-def options(dtype: tl.dtype) -> dict[str, int]:
-    """How the kernel is compiled: f32 products, which no tensor core makes, take twice the registers, so twice the
-    warps share them."""
-    return {"num_warps": 8 if dtype == tl.float32 else 4, "num_stages": 2}
+def options(form: dict[str, Any], itemsize: int) -> dict[str, int]:
+    """How a form of the kernel is compiled, over values of ``itemsize`` bytes. f32 products, which no tensor core
+    makes, take twice the registers, so twice the warps share
+    them; stages are as many as shared memory and registers hold."""
+    if form["DTYPE"] == tl.float32:
+        return {"num_warps": 8, "num_stages": 1 if form["LOCAL"] and form["SIZE_BLOCK"] > 64 else 2}
+    return {"num_warps": 4, "num_stages": 3 if itemsize == 2 else 2}
 
 
 def form(size: int, dtype: tl.dtype, seen: bool, bias: bool, local: bool) -> dict[str, Any]:
@@ -130,11 +157,11 @@ def attend(
     out = torch.empty((qkv.shape[0], hidden), dtype=qkv.dtype, device=qkv.device)
     of = _TRITON_DTYPES[dtype]
     fixed = form(size, of, seen is not None, bias is not None, reach is not None)
-    _attend[(batch.tiles.shape[0], heads)](
+    _attend[(heads, batch.tiles.shape[0])](
         qkv, out, batch.offsets, batch.tiles,
         batch.offsets if seen is None else seen,
         qkv if bias is None else bias,
-        qkv.stride(0), hidden, 1 if bias is None else bias.shape[1], scale, reach or 0,
-        **fixed, **options(of),
+        qkv.stride(0), hidden, 1 if bias is None else bias.shape[1], scale * LOG2_E.value, reach or 0,
+        **fixed, **options(fixed, qkv.element_size()),
     )  # fmt: skip
     return out

@@ -94,17 +94,27 @@ def can_multiply(x: torch.Tensor, weight: torch.Tensor, stored: torch.dtype) -> 
     )
 
 
+_TILES = ((64, 64, 4, 1.0), (64, 128, 4, 1.4), (128, 128, 8, 2.2), (128, 256, 8, 3.7))
+"""Rows, columns, warps, and how long the tiles of all multiprocessors take: medians over 54 products of f16, f8 and
+int8 on an H100."""
+
+
 def form(
     rows: int, columns: int, itemsize: int, stored: torch.dtype, processors: int
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Sizes of a tile, and how the kernel is compiled, for operands of ``itemsize`` bytes: large tiles where there are
-    enough of them to keep most multiprocessors busy."""
-    large = triton.cdiv(rows, 128) * triton.cdiv(columns, 256) >= 0.6 * processors
+    """Sizes of a tile, and how the kernel is compiled, for operands of ``itemsize`` bytes: the tile that takes the
+    least time."""
     # A tile on its way out lies in shared memory beside the operands of the next one.
-    wide = 256 if stored.itemsize == 2 else 128
-    sizes = {"ROWS": 128, "COLUMNS": wide} if large else {"ROWS": 64, "COLUMNS": 64}
-    sizes["INNER"] = 64 if large and itemsize == 2 else 128
-    return sizes, {"num_warps": 8 if large else 4, "num_stages": 3 if large else 4}
+    fitting = [tile for tile in _TILES if stored.itemsize == 2 or tile[1] < 256]
+
+    def time(tile: tuple[int, int, int, float]) -> float:
+        count = -(-rows // tile[0]) * -(-columns // tile[1])
+        return -(-count // processors) * tile[3]
+
+    down, across, warps, _ = min(fitting, key=time)
+    inner = 64 if itemsize == 2 and across > 64 else 128
+    sizes = {"ROWS": down, "COLUMNS": across, "INNER": inner}
+    return sizes, {"num_warps": warps, "num_stages": 3 if across == 256 else 4}
 
 
 def multiply(
