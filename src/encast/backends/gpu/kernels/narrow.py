@@ -27,6 +27,16 @@ def _nearest(x):  # To the nearest integer, ties to even, of numbers below 2^22.
 
 
 @triton.jit
+def _larger(a, b):  # NaN where one is: Triton's own maximum passes over it
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _smaller(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def store_copy(
     value, row, at, real, columns, codes, scales, shifts, fixed_scale, fixed_inverse, fixed_zero, COPY: tl.constexpr
 ):
@@ -34,20 +44,19 @@ def store_copy(
     if COPY == 1:
         tl.store(codes + row * columns + at, rounded(value, codes.dtype.element_ty), mask=real)
     if COPY > 1:
-        total = tl.sum(value, axis=0)
-        lost = total != total  # maxima and minima pass over a NaN
         low = 0.0
         if COPY == 4:
             zero = fixed_zero
             levels = tl.minimum(tl.maximum(value * fixed_inverse, 0.0 - fixed_zero), 255.0 - fixed_zero)
-            scale = fixed_scale
+            largest = tl.reduce(tl.abs(value), 0, _larger)
+            scale = tl.where(largest == largest, fixed_scale, largest)
         else:
             if COPY == 3:
-                low = tl.minimum(tl.min(value, axis=0), 0.0)
-                extent = tl.maximum(tl.max(value, axis=0), 0.0) - low
+                low = _smaller(tl.reduce(value, 0, _smaller), 0.0)
+                extent = _larger(tl.reduce(value, 0, _larger), 0.0) - low
                 steps = 255.0
             else:
-                extent = tl.max(tl.abs(value), axis=0)
+                extent = tl.reduce(tl.abs(value), 0, _larger)
                 steps = 127.0 if COPY == 2 else 448.0
             inverse = tl.div_rn(steps, extent)
             empty = inverse == float("inf")
@@ -55,7 +64,7 @@ def store_copy(
             scale = tl.where(empty, 0.0, tl.div_rn(extent, steps))
             zero = _nearest((0.0 - low) * inverse) if COPY == 3 else 128.0
             levels = value * inverse
-        tl.store(scales + row, tl.where(lost, float("nan"), scale))
+        tl.store(scales + row, scale)
         if COPY == 5:
             tl.store(codes + row * columns + at, rounded(levels, codes.dtype.element_ty), mask=real)
         else:

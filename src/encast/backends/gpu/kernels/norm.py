@@ -27,7 +27,7 @@ def _normed(value, gamma, beta, at, real, size, eps, CENTRED: tl.constexpr):
     if CENTRED:
         value = tl.where(real, value - tl.div_rn(tl.sum(value, axis=0), size), 0.0)
     variance = tl.div_rn(tl.sum(value * value, axis=0), size)
-    value = tl.div_rn(value, tl.sqrt_rn(variance + eps)) * tl.load(gamma + at, mask=real, other=0.0)
+    value = value * tl.div_rn(1.0, tl.sqrt_rn(variance + eps)) * tl.load(gamma + at, mask=real, other=0.0)
     if CENTRED:
         value += tl.load(beta + at, mask=real, other=0.0)
     return value
