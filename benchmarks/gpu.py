@@ -34,7 +34,7 @@ from encast.errors import EncastError, ResourceError
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
 from checkpoints import make_checkpoint  # noqa: E402
-from gpu_peers import against_pytorch, ceilings, lines_of_peers  # noqa: E402
+from gpu_peers import NO_TIME, against_pytorch, ceilings, lines_of_peers  # noqa: E402
 
 BASE = {"name": "bert-base", "layers": 12, "hidden": 768, "inner": 3072, "heads": 12}
 LARGE = {"name": "bert-large", "layers": 24, "hidden": 1024, "inner": 4096, "heads": 16}
@@ -157,7 +157,7 @@ def rows_of(plan: Plan, sizes: dict[str, Any], out: Path, deadline: float) -> It
             row: dict[str, Any] = {"model": sizes["name"], "artifact": dtype, "dtype": option or "as compiled"}
             row["kernels"] = kernels
             if time.monotonic() > deadline:
-                row["left out"] = "no time was left"
+                row["left out"] = NO_TIME
             else:
                 try:
                     opened = artifact.open(compiled(plan, sizes, dtype, out))
@@ -277,6 +277,9 @@ def main() -> int:
                 for row in rows_of(plan, sizes, out, deadline):
                     note(row, rows)
             for sizes in plan.models:
+                if time.monotonic() > deadline:
+                    note({"model": sizes["name"], "shape": "all", "times": {}, "left out": {"all": NO_TIME}}, peers)
+                    continue
                 opened = artifact.open(compiled(plan, sizes, "f32", out))
                 batches = {name: batch_of(lengths, plan.vocab) for name, lengths in plan.shapes.items()}
                 model = checkpoint(plan, sizes, out / "checkpoints")

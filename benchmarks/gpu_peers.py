@@ -19,8 +19,9 @@ import numpy as np
 
 from encast.batch import Batch
 
-__all__ = ["against_pytorch", "ceilings", "lines_of_peers"]
+__all__ = ["NO_TIME", "against_pytorch", "ceilings", "lines_of_peers"]
 
+NO_TIME = "no time was left"
 ROUNDS = 7
 Call = Callable[[], Any]
 
@@ -93,7 +94,7 @@ def against_pytorch(
             row |= {"tokens": batch.tokens, "operations": operations(sizes, lengths), "left out": {}, "times": {}}
             row["card alone"] = {}
             if time.monotonic() > deadline:
-                row["left out"]["all"] = "no time was left"
+                row["left out"]["all"] = NO_TIME
                 yield row
                 continue
             calls: dict[str, Call] = {
@@ -238,8 +239,12 @@ def lines_of_peers(rows: list[dict[str, Any]], of_device: dict[str, float], doll
     yield "The ceiling, a product of cuBLAS of 8,192 cubed, TFLOP/s: " + ", ".join(
         f"{name} {of_device[name]:.0f}" for name in of_device
     )
-    for what, why in {pair for row in rows for pair in row["left out"].items()}:
+    left_out = {(what, why) for row in rows for what, why in row["left out"].items() if what != "all"}
+    for what, why in sorted(left_out):
         yield f"Left out: {what}: {why}"
+    for row in rows:
+        if "all" in row["left out"]:
+            yield f"Left out: {row['model']}, {row['shape']}: {row['left out']['all']}"
     for row in rows:
         if "failed" in row:
             yield f"FAILED: {row['model']} {row['shape']}: {row['failed']}"

@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test
 from encast.backends.gpu.runnable import GpuRunnable
 from encast.batch import Batch
 
+TOY_SHAPES = ("1 x 8", "4 of 1 to 20")
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.sh"
 
 
@@ -34,11 +35,18 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_dry_run_goes_to_its_end(tmp_path: Path) -> None:
     made = run("--dry-run", "--out", str(tmp_path / "out"))
     assert made.returncode == 0, made.stderr
-    table = [line for line in made.stdout.splitlines() if line.startswith("| toy")]
-    assert len(table) == 18
+    first, second = made.stdout.split("By turns with PyTorch")
+    table = [line for line in first.splitlines() if line.startswith("| toy")]
+    assert len(table) == 21
     assert not any("WRONG" in line or "no time" in line for line in table)
-    rows = json.loads((tmp_path / "out" / "gpu.json").read_text())["rows"]
-    assert [row["4 of 1 to 20"]["tokens a second"] > 0 for row in rows if row["model"] == "toy"] == [True] * 6
+    found = json.loads((tmp_path / "out" / "gpu.json").read_text())
+    rows = found["rows"]
+    assert [row["4 of 1 to 20"]["tokens a second"] > 0 for row in rows if row["model"] == "toy"] == [True] * 7
+    for shape in TOY_SHAPES:
+        assert f"| toy | {shape} | encast f16 |" in second
+        assert f"| toy | {shape} | encast f8 |" in second
+    assert "Left out: TensorRT: " in second
+    assert all(row["right"] and len(row["times"]["encast f8"]) == 7 for row in found["peers"])
     assert {row["model"] for row in rows if row["far"] < 1e-5} == {"toy", "toy modernbert", "toy mpnet"}
     assert rows[0]["texts moved by neighbours"].endswith(" of 13")
 
@@ -46,7 +54,8 @@ def test_a_dry_run_goes_to_its_end(tmp_path: Path) -> None:
 def test_what_there_is_no_time_for_is_said(tmp_path: Path) -> None:
     made = run("--dry-run", "--minutes", "0")
     assert made.returncode == 0, made.stderr
-    assert made.stdout.count("no time was left") == 18
+    assert made.stdout.count("no time was left") == 22
+    assert "Left out: toy, all: no time was left" in made.stdout
 
 
 def test_a_row_that_fails_says_so_and_the_others_go_on(
@@ -59,7 +68,7 @@ def test_a_row_that_fails_says_so_and_the_others_go_on(
 
     def broken(self: GpuRunnable, output: str, batch: Batch, select: Any = None) -> Any:
         written.append(len(json.loads((out / "gpu.json").read_text())["rows"]) if (out / "gpu.json").exists() else 0)
-        if self.stored == torch.float16 and batch.tokens == 8:
+        if self.stored == torch.float16 and batch.tokens == 8 and output == "embedding":
             raise torch.OutOfMemoryError("CUDA out of memory")
         if self.stored == torch.bfloat16:
             raise ValueError("a kernel is broken")
@@ -71,11 +80,14 @@ def test_a_row_that_fails_says_so_and_the_others_go_on(
     assert bench["main"]() == 1
     rows = json.loads((out / "gpu.json").read_text())["rows"]
     full, wrong = "OutOfMemoryError: CUDA out of memory", "ValueError: a kernel is broken"
-    assert [row.get("failed", "") for row in rows] == ["", full, "", wrong, "", full]
+    assert [row.get("failed", "") for row in rows] == ["", full, full, "", wrong, "", full]
     assert all("far" in row for row in rows if "ValueError" not in row.get("failed", ""))
-    assert {*written} == {*range(6)}
+    assert {*written} == {*range(8)}
     said = capsys.readouterr().out
-    assert len([line for line in said.splitlines() if line.startswith("| toy |")]) == 6
+    first, second = said.split("By turns with PyTorch")
+    assert len([line for line in first.splitlines() if line.startswith("| toy |")]) == 7
+    assert f"FAILED: toy 1 x 8: {full}" in second
+    assert "| toy | 4 of 1 to 20 | encast f16 |" in second
     assert "FAILED: toy bf16 bf16 torch: ValueError: a kernel is broken" in said
     assert [path.name for path in out.iterdir() if path.suffix == ".tmp"] == []
 

@@ -57,24 +57,23 @@ def test_a_bucket_answers_every_batch_of_it(name: str, output: str, tmp_path_fac
     assert len(gpu._graphs) == 3
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET is 0")
-@pytest.mark.parametrize(("limit", "value"), [("_MOST_GRAPHS", 2), ("_MOST_ANSWERS", 2 * 64 * 64 * 4)])
-def test_graphs_that_were_not_used_for_longest_go(
-    limit: str, value: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("limit", "value"), [("_MOST_GRAPHS", 2), ("_MOST_ANSWERS", 2 * 64 * 4)])
+def test_graphs_that_were_not_used_for_longest_go(limit: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"encast.backends.gpu.graphs.{limit}", value)
-    gpu = GpuRunnable(compiled_graph("bert-features", "f32", tmp_path_factory)[1], "torch-cpu", kernels="triton")
+    ids: Any = SimpleNamespace(by_length=False, selects=False, run=lambda packed: packed.token_ids[:, None].float())
     captured = []
 
     def capture(run: Any) -> Any:
         captured.append(run)
         return run
 
-    gpu._graphs = Graphs(gpu.device, capture)
+    graphs = Graphs(torch.device("cpu"), capture)
     first, second, third = batch_of(33), batch_of(30, 5), batch_of(20, 20, 3, 1)  # all of 64 tokens
     for batch, count in ((first, 1), (second, 2), (first, 2), (third, 3), (first, 3), (second, 4)):
-        gpu.run("last_hidden_state", batch)
-        assert (len(captured), len(gpu._graphs)) == (count, min(count, 2))
+        made = graphs.run("ids", ids, batch, batch.tokens)
+        assert made is not None
+        assert made[:, 0].tolist() == batch.token_ids.tolist()
+        assert (len(captured), len(graphs)) == (count, min(count, 2))
 
 
 def test_what_goes_by_lengths_or_selects_rows_has_no_graph(tmp_path_factory: pytest.TempPathFactory) -> None:

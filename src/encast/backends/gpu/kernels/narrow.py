@@ -13,10 +13,12 @@ import torch
 import triton
 import triton.language as tl
 
-from encast.backends.gpu.kernels.dtypes import rounded
+from encast.backends.gpu.kernels.dtypes import INTERPRETED, rounded
 from encast.backends.gpu.steps.narrow import F8, Quantized, inverse_of
 
 __all__ = ["Copy", "narrow", "store_copy", "warps_for"]
+
+_INTERPRETED = tl.constexpr(INTERPRETED)
 
 _NO_COPY, _BF16, _SYMMETRIC, _ZERO_POINT, _STATIC, _F8 = range(6)
 
@@ -32,8 +34,10 @@ def _larger(a, b):  # NaN where one is: Triton's own maximum passes over it
 
 
 @triton.jit
-def _smaller(a, b):
-    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+def _largest(x):  # NaN where one is
+    if _INTERPRETED:  # where a reduction by a function takes a call an element
+        return tl.max(x, axis=0) + tl.sum(tl.where(x != x, x, 0.0), axis=0)
+    return tl.reduce(x, 0, _larger)
 
 
 @triton.jit
@@ -48,15 +52,15 @@ def store_copy(
         if COPY == 4:
             zero = fixed_zero
             levels = tl.minimum(tl.maximum(value * fixed_inverse, 0.0 - fixed_zero), 255.0 - fixed_zero)
-            largest = tl.reduce(tl.abs(value), 0, _larger)
+            largest = _largest(tl.abs(value))
             scale = tl.where(largest == largest, fixed_scale, largest)
         else:
             if COPY == 3:
-                low = _smaller(tl.reduce(value, 0, _smaller), 0.0)
-                extent = _larger(tl.reduce(value, 0, _larger), 0.0) - low
+                low = 0.0 - _larger(_largest(0.0 - value), 0.0)
+                extent = _larger(_largest(value), 0.0) - low
                 steps = 255.0
             else:
-                extent = tl.reduce(tl.abs(value), 0, _larger)
+                extent = _largest(tl.abs(value))
                 steps = 127.0 if COPY == 2 else 448.0
             inverse = tl.div_rn(steps, extent)
             empty = inverse == float("inf")
