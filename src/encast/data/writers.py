@@ -31,6 +31,7 @@ __all__ = [
     "Record",
     "Writer",
     "open_writer",
+    "vector_column",
 ]
 
 Record = Mapping[str, Any]
@@ -148,6 +149,18 @@ class ParquetWriter(Writer):
             raise ResourceError(self.output.describe(error)) from None
 
 
+def vector_column(columns: Mapping[str, Any]) -> str:
+    """The column that npy holds: the only one that is a list, of f32; raises ``InputError`` when there is none."""
+    vectors = [name for name, shape in columns.items() if isinstance(shape, list)]
+    if [columns[name] for name in vectors] != [["f32"]]:
+        raise _no_npy("only embeddings are one vector a row")
+    return vectors[0]
+
+
+def _no_npy(why: str) -> InputError:
+    return InputError(f"npy cannot be written here: {why}; choose --format jsonl, csv or parquet")
+
+
 class NpyWriter(Writer):
     """One f32 matrix, a row a record, from the only column that is a list; needs a regular file."""
 
@@ -155,12 +168,14 @@ class NpyWriter(Writer):
 
     def __init__(self, output: OutputFile, columns: Mapping[str, Any], width: int | None) -> None:
         super().__init__(output, columns)
-        vectors = [name for name, shape in columns.items() if isinstance(shape, list)]
-        if [columns[name] for name in vectors] != [["f32"]] or width is None or not output.regular:
-            why = "only embeddings are one vector a row" if output.regular else f"{output.name} is no regular file"
+        try:
+            self._column = vector_column(columns)
+            if width is None or not output.regular:
+                raise _no_npy(f"{output.name} is no regular file")
+        except InputError:
             output.discard()
-            raise InputError(f"npy cannot be written here: {why}; choose --format jsonl, csv or parquet")
-        self._column, self._width, self._rows = vectors[0], width, 0
+            raise
+        self._width, self._rows = width, 0
         output.append(self._header())
 
     def _header(self) -> bytes:
