@@ -68,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "profile": {"errors", "batch", "backends", "ceilings", "measure", "pages", "_core"},
     "profile.ablate": {"errors", "artifact", "backends", "compile", "lower"},
-    "data": {"errors"},
+    "data": {"errors", "files"},
     "metrics": {"errors"},
     "scoring": {"errors", "data", "engine", "metrics", "tasks"},
     # Batch jobs; whoever computes them, the bytes are written here.

@@ -48,9 +48,14 @@ class Writer(ABC):
     def write(self, records: Sequence[Record]) -> None:
         """Writes records as one block: after a failure all of them are kept or none is."""
 
+    def complete(self) -> None:
+        """Ends the file, which still has a temporary name; what is left is ``output.place``."""
+        self.output.complete()
+
     def finish(self) -> None:
         """Completes the file under its final name."""
-        self.output.finish()
+        self.complete()
+        self.output.place()
 
     def keep(self) -> Path | None:
         """Completes what was written as ``NAME.partial``, a valid file; None when there is nothing to keep."""
@@ -129,9 +134,9 @@ class ParquetWriter(Writer):
             raise ResourceError(self.output.describe(error)) from None
         self.output.size = self._stream.tell()
 
-    def finish(self) -> None:
+    def complete(self) -> None:
         self._close()
-        self.output.finish()
+        self.output.complete()
 
     def keep(self) -> Path | None:
         try:
@@ -194,9 +199,9 @@ class NpyWriter(Writer):
             self.output.append(block.tobytes())
             self._rows += len(records)
 
-    def finish(self) -> None:
+    def complete(self) -> None:
         self.output.patch(self._header())
-        self.output.finish()
+        self.output.complete()
 
     def keep(self) -> Path | None:
         if self._rows == 0:
@@ -217,13 +222,18 @@ OUTPUT_FORMATS = (*_WRITERS, "npy")
 
 
 def open_writer(
-    path: str | os.PathLike[str], columns: Mapping[str, Any], format: str = "auto", *, width: int | None = None
+    path: str | os.PathLike[str],
+    columns: Mapping[str, Any],
+    format: str = "auto",
+    *,
+    width: int | None = None,
+    scratch: Path | None = None,
 ) -> Writer:
     """A writer to a file, or to standard output (``"-"``).
 
-    ``columns``: name to shape. ``width`` is the length of the vectors, which npy needs. "auto" goes by the
-    file's suffix, and writes JSONL where that says nothing. Raises ``InputError`` for an unknown format
-    or one that cannot hold the columns, ``ResourceError`` when the file cannot be written.
+    ``columns``: name to shape. ``width`` is the length of the vectors, which npy needs; ``scratch``: see
+    ``OutputFile``. "auto" goes by the file's suffix, and writes JSONL where that says nothing. Raises ``InputError``
+    for an unknown format or one that cannot hold the columns, ``ResourceError`` when the file cannot be written.
     """
     if format == "auto":
         found = format_of(path)
@@ -232,7 +242,7 @@ def open_writer(
         raise InputError(f"output format {format!r} is unknown; {', '.join(OUTPUT_FORMATS)} are known")
     if format == "parquet":
         pyarrow_parquet()  # before anything is made
-    output = OutputFile(path)
+    output = OutputFile(path, scratch=scratch)
     return NpyWriter(output, columns, width) if format == "npy" else _WRITERS[format](output, columns)
 
 
