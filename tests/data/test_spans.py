@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from encast.data import BadRow, Row, open_rows
+from encast.data.rows import Span
 
 JSONL = st.sampled_from(
     [
@@ -32,8 +34,8 @@ ENDS = st.sampled_from([b"\n", b"\r\n"])
 
 
 def rows_of(path: Path, columns: list[str], format: str, span: Any = None) -> list[Row | BadRow]:
-    with open_rows(path, columns, format, span) as reader:
-        return list(reader)
+    with open_rows(path, columns, format) as reader:
+        return list(reader.at(span) if span else reader)
 
 
 def check(path: Path, columns: list[str], format: str) -> None:
@@ -43,6 +45,13 @@ def check(path: Path, columns: list[str], format: str) -> None:
             spans = list(reader.spans(size))
         assert [span.rows for span in spans[:-1]] == [size] * (len(spans) - 1)
         assert [row for span in spans for row in rows_of(path, columns, format, span)] == whole
+        # One reader reads them in any order.
+        for order in (spans, spans[::2], spans[::-1]):
+            with open_rows(path, columns, format) as reader:
+                found = {span: list(reader.at(span)) for span in order}
+            for span, rows in found.items():
+                begin = spans.index(span) * size
+                assert rows == whole[begin : begin + size], span
 
 
 @pytest.mark.parametrize(
@@ -82,3 +91,25 @@ def test_parquet_across_row_groups(tmp_path: Path) -> None:
         for span in spans if size > 1 else spans[695:705]:
             assert rows_of(path, ["text"], "parquet", span) == whole[span.offset : span.offset + span.rows], span
         assert sum(span.rows for span in spans) == 3000
+        generator = random.Random(size)
+        with open_rows(path, ["text"], "parquet") as reader:
+            for span in generator.choices(spans, k=20):
+                assert list(reader.at(span)) == whole[span.offset : span.offset + span.rows], span
+
+
+def test_a_group_of_rows_that_spans_share_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": [f"row {i}" for i in range(9000)]}), path, row_group_size=3000)
+    fetched: list[int] = []
+    plain = pq.ParquetFile.iter_batches
+
+    def note(self: Any, *, row_groups: list[int], **more: Any) -> Any:
+        fetched.extend(row_groups)
+        return plain(self, row_groups=row_groups, **more)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", note)
+    with open_rows(path, ["text"], "parquet") as reader:
+        for begin in range(0, 9000, 400):  # every other span: neighbours of the same file go on
+            list(reader.at(Span(begin, begin + 1, 200)))
+    assert fetched == [0, 1, 2]

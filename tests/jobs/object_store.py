@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -47,7 +48,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>", {"Content-Type": "application/xml"})
             return
         data = path.read_bytes()
-        head = {"Last-Modified": "Fri, 02 Jan 2026 03:04:05 GMT", "ETag": '"x"', "Accept-Ranges": "bytes"}
+        head = {
+            "Last-Modified": "Fri, 02 Jan 2026 03:04:05 GMT",
+            "ETag": f'"{md5(data).hexdigest()}"',
+            "Accept-Ranges": "bytes",
+        }
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if not wanted:
             self._answer(200, data, head)

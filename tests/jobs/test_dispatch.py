@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import encast.cluster.executor as executor
 from encast.cluster.replica import Said
 from encast.data.inputs import InputFile
-from encast.data.rows import Span
-from encast.errors import ArtifactError, EncastError
-from encast.jobs.folder import Done
-from encast.jobs.job import Shard
+from encast.errors import ArtifactError, EncastError, ResourceError
+from encast.jobs.job import Cut, Job, Shards
+from encast.jobs.layout import Done, Written
 from encast.jobs.run import Failed
+from encast.tasks.table import RunOptions
 
-FILE = InputFile("a.txt", "/a.txt", "text", 1, 1)
-SHARDS = [Shard(number, FILE, Span(number, number + 1, 1)) for number in range(20)]
+
+def shards_of(count: int) -> Shards:
+    file = InputFile("a.txt", "/a.txt", "text", 1, 1, 0)
+    job = Job("1", "a", "embed", ("text",), RunOptions(), "jsonl", 1, 1, (file,))
+    return Shards(job, [Cut(count, "", np.stack([np.arange(count), np.arange(1, count + 1)], 1))])
 
 
 class RayError(Exception):
@@ -35,7 +41,8 @@ class ActorDiedError(RayError):
 
 
 class FakeRay:
-    """``behave(node, what)`` answers a call, or raises: ``what`` is "numbers" or the number of a shard."""
+    """``behave(node, what)`` answers a call, raises, or is ``None`` where the call never ends: ``what`` is "numbers",
+    "progress" or the number of a shard."""
 
     exceptions = SimpleNamespace(
         RayError=RayError, ActorUnavailableError=ActorUnavailableError, ActorDiedError=ActorDiedError
@@ -47,6 +54,9 @@ class FakeRay:
     def __init__(self, nodes: list[str], behave: Callable[[str, Any], Any]) -> None:
         self.alive, self.behave = nodes, behave
         self.calls: list[tuple[str, Any]] = []
+        self.told: dict[int, Any] = {}
+        self.restarted: list[str] = []
+        self.turns = itertools.count()
 
     def nodes(self) -> list[dict[str, Any]]:
         return [
@@ -55,48 +65,75 @@ class FakeRay:
         ]
 
     def remote(self, *, scheduling_strategy: str, **_: Any) -> Any:
+        node = scheduling_strategy
+
         def call(what: Any) -> object:
-            self.calls.append((scheduling_strategy, what))
+            self.calls.append((node, what))
             return len(self.calls)  # true, and another one each time
 
-        actor = SimpleNamespace(
-            numbers=SimpleNamespace(remote=lambda: call("numbers")), run=SimpleNamespace(remote=call)
-        )
+        def method(what: str | None) -> Any:
+            made = SimpleNamespace(remote=(lambda: call(what)) if what else call)
+            made.options = lambda concurrency_group: made
+            return made
+
+        actor = SimpleNamespace(node=node, numbers=method("numbers"), run=method(None), progress=method("progress"))
         return lambda kind: SimpleNamespace(remote=lambda *made: actor)
 
     def wait(self, calls: list[int], num_returns: int, timeout: float) -> tuple[list[int], list[int]]:
-        return [min(calls)], []
+        """Every member has its turn."""
+        ended = [call for call in calls if self._told(call) is not None]
+        return ended[next(self.turns) % len(ended) :][:1] if ended else [], []
+
+    def _told(self, call: int) -> Any:
+        """Each call ends once."""
+        if self.told.get(call) is None:
+            try:
+                self.told[call] = self.behave(*self.calls[call - 1])
+            except RayError as error:
+                self.told[call] = error
+        return self.told[call]
 
     def get(self, call: int) -> Any:
-        return self.behave(*self.calls[call - 1])
+        told = self._told(call)
+        if isinstance(told, RayError):
+            raise told
+        return told
 
-    def kill(self, actor: Any) -> None:
-        pass
+    def kill(self, actor: Any, *, no_restart: bool = True) -> None:
+        if not no_restart:
+            self.restarted.append(actor.node)
+
+
+Run = Callable[..., list[Done | Failed]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeRay], list[Done | Failed]]:
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Run:
     monkeypatch.setattr(executor, "_ASK_S", 0.0)
     monkeypatch.setattr(executor, "_LOOK_S", 0.0)
 
-    def made(ray: FakeRay) -> list[Done | Failed]:
+    def made(ray: FakeRay, count: int = 20) -> list[Done | Failed]:
         monkeypatch.setattr(executor, "connect", lambda address: ray)
-        maker = executor.RayExecutor("x", Path("f"), Path("a"), threads=None, instances=1, say=said.append)
-        return list(maker.run(SHARDS, lambda numbers: None))
+        maker = executor.RayExecutor("x", Path("f"), Path("a"), [], threads=None, instances=1, say=said.append)
+        return list(maker.run(shards_of(count), range(count), lambda numbers: None))
 
-    said: list[str] = []
     return made
 
 
 def answer(what: Any) -> Any:
-    return {} if what == "numbers" else Done(what, 1, 0, 1)
+    return {} if isinstance(what, str) else Done(what, 1, 0, Written(1, ""))
 
 
 def numbers_of(outcomes: list[Done | Failed]) -> list[int]:
     return sorted(one.shard for one in outcomes if isinstance(one, Done))
 
 
-def test_a_node_that_is_dead_before_ray_knows(run: Callable[[FakeRay], list[Done | Failed]]) -> None:
+def test_a_node_that_is_dead_before_ray_knows(run: Run) -> None:
     asked = 0
 
     def behave(node: str, what: Any) -> Any:
@@ -116,25 +153,108 @@ def test_a_node_that_is_dead_before_ray_knows(run: Callable[[FakeRay], list[Done
     assert len([what for node, what in ray.calls if node == "a" and what != "numbers"]) <= 2
 
 
-def test_a_shard_that_kills_its_worker_is_tried_on_all_nodes_and_not_for_ever(
-    run: Callable[[FakeRay], list[Done | Failed]],
-) -> None:
+def test_a_shard_that_kills_its_worker_is_tried_on_all_nodes_and_not_for_ever(run: Run) -> None:
     def behave(node: str, what: Any) -> Any:
         if what == 2:
+            tries.append(node)
             raise ActorUnavailableError
         return answer(what)
+
+    tries: list[str] = []
 
     ray = FakeRay(["a", "b"], behave)
     outcomes = run(ray)
     assert numbers_of(outcomes) == [number for number in range(20) if number != 2]
     (failed,) = [one for one in outcomes if isinstance(one, Failed)]
-    assert failed.shard is SHARDS[2]
-    tried = [node for node, what in ray.calls if what == 2]
-    assert len(tried) >= executor.TRIES
-    assert set(tried) == {"a", "b"}
+    assert (failed.shard.number, failed.died) == (2, True)
+    assert isinstance(failed.error, ResourceError)
+    # What waited behind it in the same process was no try; on each node it was tried before it was tried twice.
+    assert len(tries) == 4
+    assert {*tries[:2]} == {"a", "b"}
 
 
-def test_a_node_that_dies_is_no_try_of_its_shards(run: Callable[[FakeRay], list[Done | Failed]]) -> None:
+def test_an_input_that_nobody_can_read_is_no_node_s_fault(run: Run, said: list[str]) -> None:
+    def behave(node: str, what: Any) -> Any:
+        return Said("InputError", "cannot be read") if what in range(5, 15) else answer(what)
+
+    outcomes = run(FakeRay(["a", "b", "c"], behave))
+    assert numbers_of(outcomes) == [*range(5), *range(15, 20)]
+    assert sorted(one.shard.number for one in outcomes if isinstance(one, Failed)) == list(range(5, 15))
+    assert said == []
+
+
+def test_a_node_on_which_all_fails_is_left_out_aloud(run: Run, said: list[str]) -> None:
+    def behave(node: str, what: Any) -> Any:
+        return Said("ResourceError", "no memory") if node == "b" and what != "numbers" else answer(what)
+
+    ray = FakeRay(["a", "b", "c"], behave)
+    assert numbers_of(run(ray, 300)) == list(range(300))
+    assert said == [
+        "the node b is left out: 3 shards failed there that other nodes have finished; see its memory, its disks and "
+        "Ray's logs"
+    ]
+    # It is not taken in again, though it is there.
+    assert len([what for node, what in ray.calls if node == "b" and what == "numbers"]) == 1
+
+
+def test_a_node_that_fails_now_and_then_is_kept(run: Run, said: list[str]) -> None:
+    def behave(node: str, what: Any) -> Any:
+        if node == "b" and what != "numbers" and what % 3 == 0:
+            return Said("ResourceError", "no memory")
+        return answer(what)
+
+    assert numbers_of(run(FakeRay(["a", "b"], behave), 300)) == list(range(300))
+    assert said == []
+
+
+def test_many_shards_take_no_longer_each(run: Run) -> None:
+    def seconds(count: int) -> float:
+        begun = time.process_time()
+        # All fail once, and half of the nodes can have none of them.
+        failed: set[int] = set()
+
+        def behave(node: str, what: Any) -> Any:
+            if isinstance(what, int) and node in "ab" and what not in failed:
+                return Said("InputError", "once")
+            if isinstance(what, int):
+                failed.add(what)
+            return answer(what)
+
+        assert len(run(FakeRay(["a", "b", "c", "d"], behave), count)) == count
+        return time.process_time() - begun
+
+    seconds(100)
+    assert seconds(8000) < 40 * seconds(1000)  # 8 times the work; 64 times where a list is searched for each
+
+
+def test_a_replica_that_hangs_is_started_again(run: Run, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "_WATCH_S", 0.02)
+    monkeypatch.setattr(executor, "_STILL_S", 0.3)
+    progress = itertools.count()
+
+    def behave(node: str, what: Any) -> Any:
+        if what == "progress":
+            return {0: 7} if node == "a" else {19: next(progress)}
+        if what == 0 and not hung:
+            if not ray.restarted:
+                return None
+            hung.append(node)
+            raise ActorDiedError
+        if what == 19 and not hung:
+            return None  # slow, and it moves
+        return answer(what)
+
+    hung: list[str] = []
+    ray = FakeRay(["a", "b"], behave)
+    begun = time.monotonic()
+    assert numbers_of(run(ray)) == list(range(20))
+    assert time.monotonic() - begun > 0.3
+    assert ray.restarted == hung == ["a"]
+    (line,) = said
+    assert "has done nothing for 0 s; it is started again" in line
+
+
+def test_a_node_that_dies_is_no_try_of_its_shards(run: Run) -> None:
     """More nodes die under one shard than it has tries."""
     deaths = 0
 
@@ -153,14 +273,12 @@ def test_a_node_that_dies_is_no_try_of_its_shards(run: Callable[[FakeRay], list[
     assert deaths == 2 * executor.TRIES
 
 
-def test_an_error_is_the_user_s_and_names_the_node(run: Callable[[FakeRay], list[Done | Failed]]) -> None:
+def test_an_error_is_the_user_s_and_names_the_node(run: Run) -> None:
     with pytest.raises(ArtifactError, match=r"it is not there \(on the node a\)"):
         run(FakeRay(["a"], lambda node, what: Said("ArtifactError", "it is not there")))
 
 
-def test_a_node_on_which_nothing_starts_is_given_up(
-    run: Callable[[FakeRay], list[Done | Failed]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_on_which_nothing_starts_is_given_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "_GIVE_UP_S", 0.2)
 
     def behave(node: str, what: Any) -> Any:

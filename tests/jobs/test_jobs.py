@@ -202,7 +202,7 @@ def test_an_input_that_changes_meanwhile_is_seen(artifact: Path, tmp_path: Path)
     path = tmp_path / "a.txt"
     path.write_text("a\nb\n")
     run(artifact, path, "-o", f"{tmp_path}/out/")
-    worker = Worker(tmp_path / "out", artifact, threads=1)
+    worker = Worker(tmp_path / "out", artifact, [str(path)], threads=1)
     try:
         worker.run(0)
         os.utime(path, ns=(1, 1))
@@ -225,7 +225,7 @@ def test_an_input_that_changes_meanwhile_is_seen(artifact: Path, tmp_path: Path)
         (["rows", "-o", "out", "--errors", "e"], "--errors is for one file"),
         (["rows", "-o", "out", "--format", "xml"], "output format 'xml' is unknown"),
         (["rows", "-o", "out", "--task", "classify"], "--task classify"),
-        (["file:///absent/x.jsonl", "-o", "out/"], "no such file"),
+        (["file:///absent/x.jsonl", "-o", "out/"], "/absent/x.jsonl: cannot be read (No such file"),
     ],
 )
 def test_what_cannot_be_done_is_said_and_makes_nothing(

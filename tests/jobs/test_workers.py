@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,9 @@ import pytest
 import encast.jobs.run as running
 from encast.cli.main import main
 from encast.errors import ArtifactError, ResourceError
-from encast.jobs.folder import JOB_FILE, Done, JobFolder
+from encast.jobs.folder import JOB_FILE, JobFolder
+from encast.jobs.layout import Done, written
+from encast.jobs.sealed import seal, unseal
 from encast.jobs.worker import Worker
 
 
@@ -24,25 +25,29 @@ def job(artifact: Path, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
+def rewrite(job: Path, **told: str) -> None:
+    content = unseal((job / JOB_FILE).read_bytes())
+    content["job"].update(told)
+    (job / JOB_FILE).write_bytes(seal(content))
+
+
 def test_storage_that_is_not_shared(artifact: Path, tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match="--output must lie on storage that every node has under the same path"):
-        Worker(tmp_path / "elsewhere", artifact)
+        Worker(tmp_path / "elsewhere", artifact, [])
 
 
 def test_an_artifact_that_is_absent_or_another_one(artifact: Path, job: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="absent"):
-        Worker(job, tmp_path / "absent.encast")
-    content = json.loads((job / JOB_FILE).read_text())
-    (job / JOB_FILE).write_text(json.dumps({**content, "artifact": "0" * 16}))
+        Worker(job, tmp_path / "absent.encast", [])
+    rewrite(job, artifact="0" * 64)
     with pytest.raises(ArtifactError, match=r"is not the artifact of the job here .* copy the right one to every node"):
-        Worker(job, artifact)
+        Worker(job, artifact, [])
 
 
 def test_another_version_of_encast(artifact: Path, job: Path) -> None:
-    content = json.loads((job / JOB_FILE).read_text())
-    (job / JOB_FILE).write_text(json.dumps({**content, "encast": "0.0.1"}))
+    rewrite(job, encast="0.0.1")
     with pytest.raises(ResourceError, match=r"is installed here, the job is computed by 0\.0\.1"):
-        Worker(job, artifact)
+        Worker(job, artifact, [])
 
 
 def test_a_shard_that_is_written_and_not_seen(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,20 +55,14 @@ def test_a_shard_that_is_written_and_not_seen(job: Path, monkeypatch: pytest.Mon
     shutil.move(job / "part-00000.jsonl", job.parent / "far")
 
     class Elsewhere:
-        def run(self, shards: object, agree: object) -> object:
-            yield Done(0, 2, 0, (job.parent / "far").stat().st_size)
+        def run(self, shards: object, left: object, agree: object) -> object:
+            assert left == [0]
+            yield Done(0, 2, 0, written(job.parent / "far"))
 
     with JobFolder(job) as folder:
-        assert folder.job is not None
+        assert folder.check(lambda count, fraction: None) == 1
         with pytest.raises(ResourceError, match="a worker wrote shard 0 there, and it is not seen here"):
-            running.run_job(folder, folder.job, Elsewhere(), lambda count, fraction: None)  # type: ignore[arg-type]
-
-
-def test_a_damaged_job_is_refused(artifact: Path, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, reason in ((".encast/finished.jsonl", "damaged"), (JOB_FILE, "is not the file of a job")):
-        (job / name).write_text('{"version": 1}\n')
-        assert main(["run", str(artifact), str(job.parent / "a.txt"), "-o", str(job)]) == 2
-        assert reason in capsys.readouterr().err
+            running.run_job(folder, Elsewhere(), lambda count, fraction: None)  # type: ignore[arg-type]
 
 
 def test_without_ray(

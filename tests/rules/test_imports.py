@@ -72,7 +72,7 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": {"errors"},
     "scoring": {"errors", "data", "engine", "metrics", "tasks"},
     # Batch jobs; whoever computes them, the bytes are written here.
-    "jobs": {"errors", "artifact", "data", "engine", "files", "tasks"},
+    "jobs": {"errors", "data", "engine", "files", "tasks"},
     "jobs.worker": {"errors", "artifact", "data", "engine", "tasks", "_core"},
     "cluster": {"errors", "data", "jobs"},
     "cluster.replica": {"errors", "data", "jobs", "machine"},

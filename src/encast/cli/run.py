@@ -16,8 +16,9 @@ import typer
 
 from encast import engine as engines
 from encast.cli.progress import Progress
-from encast.cli.run_job import SHARD_ROWS, SOME_ROWS_BAD, Asked, is_job, run_job_command
+from encast.cli.run_job import SHARD_ROWS, SOME_ROWS_BAD, Asked, is_job, need_local, run_job_command
 from encast.data import FORMATS, OUTPUT_FORMATS, BadRow, BadRows, RowReader, Writer, open_rows, open_writer
+from encast.data.remote import shown
 from encast.engine import BATCH_TOKENS
 from encast.errors import EncastError, InputError
 from encast.jobs.answers import Answers, columns_of_task, task_name
@@ -131,6 +132,8 @@ def run_command(
         run_job_command(asked, shard_rows or SHARD_ROWS, ray, threads=threads, instances=instances, json=json)
         return
     (input,) = inputs
+    need_local("--output", output)
+    need_local("--errors", "" if errors is None else str(errors))
     began = time.monotonic()
     with engines.load(
         artifact, device=device, dtype=dtype, threads=threads, instances=instances, batch_tokens=batch_tokens
@@ -152,7 +155,7 @@ def run_command(
         "artifact": str(artifact),
         "device": device,
         "task": name,
-        "input": input,
+        "input": shown(input),
         "output": output,
         "rows": done,
         "bad_rows": set_aside.count,

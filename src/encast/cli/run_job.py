@@ -14,22 +14,24 @@ import typer
 
 import encast.artifact as artifacts
 from encast.artifact.write import version
+from encast.cli.interrupts import sigterm_interrupts
 from encast.cli.progress import Progress
 from encast.data import OUTPUT_FORMATS
 from encast.data.arrow import pyarrow_parquet
 from encast.data.inputs import list_inputs
-from encast.data.remote import is_url
+from encast.data.readers import format_of
+from encast.data.remote import is_url, shown
 from encast.data.writers import vector_column
 from encast.engine import session_of
 from encast.errors import InputError
-from encast.jobs.answers import columns_of_task, task_name
+from encast.jobs.answers import columns_of_task, need_options, task_name
 from encast.jobs.folder import JobFolder
-from encast.jobs.job import Job
+from encast.jobs.job import Cut, Job
 from encast.jobs.local import LocalExecutor
 from encast.jobs.run import Executor, Summary, run_job
 from encast.tasks.table import RunOptions, file_task
 
-__all__ = ["SHARD_ROWS", "SOME_ROWS_BAD", "Asked", "is_job", "run_job_command"]
+__all__ = ["SHARD_ROWS", "SOME_ROWS_BAD", "Asked", "is_job", "need_local", "run_job_command"]
 
 SHARD_ROWS = 4096
 SOME_ROWS_BAD = 3
@@ -59,8 +61,17 @@ def is_job(inputs: Sequence[str], output: str) -> bool:
         len(inputs) > 1
         or output.endswith("/")
         or Path(output).is_dir()
-        or any(not is_url(one) and Path(one).is_dir() for one in inputs)
+        or any(one.partition("?")[0].endswith("/") if is_url(one) else Path(one).is_dir() for one in inputs)
     )
+
+
+def need_local(option: str, path: str) -> None:
+    """Raises ``InputError`` for a URL where something is to be written."""
+    if is_url(path):
+        raise InputError(
+            f"{option} {shown(path)}: answers are written to file systems; give a path, of a mounted volume say, and "
+            "copy what is written with the tools of the store"
+        )
 
 
 def run_job_command(
@@ -68,39 +79,65 @@ def run_job_command(
 ) -> None:
     """Runs the job, or goes on with it, and says what became of it."""
     began = time.monotonic()
+    if instances < 1 or (threads is not None and threads < 1):
+        raise InputError(f"--threads {threads} and --instances {instances}: both must be at least 1")
     job = _job(asked, shard_rows)
     output = Path(asked.output)
-    with JobFolder(output) as folder:
-        folder.sweep()
-        executor = _executor(asked, output.absolute(), ray, threads, instances)
-        with executor as workers:
-            if folder.job is not None:
-                folder.job.need_same(job, str(output))
-                job = folder.job
+    with sigterm_interrupts(), JobFolder(output) as folder:
+        if not folder.locked:
+            _say(
+                f"{output}: this file system has no locks, so that nothing keeps a second process from running the "
+                "job; see to it that none does: two would compute everything twice, and may damage the list of what is "
+                "finished"
+            )
+        with _executor(asked, output.absolute(), ray, threads, instances) as workers:
+            if folder.begun is not None:
+                folder.begun.job.need_same(job, str(output))
             else:
-                job = _with_spans(job, workers, quiet=json)
-                folder.begin(job)
-            before = sum(one.rows + one.bad for one in folder.done.values())
-            total = max(1, sum(shard.span.rows for shard in job.shards))
-            if not json and folder.done:
-                _say(f"{before:,} of {total:,} rows were finished before")
-            try:
-                with Progress("rows", quiet=json, before=(before, before / total)) as progress:
-                    summary = run_job(folder, job, workers, progress.update)
-            except KeyboardInterrupt:
-                note = f"{len(folder.done)} of {len(job.shards)} shards are finished; the same command goes on"
-                raise KeyboardInterrupt(note) from None
-    _report(asked, job, summary, time.monotonic() - began, json)
+                folder.begin(job, _cuts(job, workers, quiet=json))
+            folder.sweep()
+            summary = _run(folder, workers, quiet=json)
+    _report(asked, folder, summary, time.monotonic() - began, json)
+
+
+def _run(folder: JobFolder, workers: Executor, *, quiet: bool) -> Summary:
+    assert folder.begun is not None
+    shards = folder.begun.shards
+    try:
+        with Progress("finished files are read", quiet=quiet) as progress:
+            lost = folder.check(progress.update)
+        if lost:
+            files = "files are" if lost > 1 else "file is"
+            _say(f"{lost:,} finished {files} not as written, or gone; computed again")
+        before = sum(one.rows + one.bad for one in folder.done.values())
+        if not quiet and folder.done:
+            _say(f"{before:,} of {shards.rows:,} rows were finished before")
+        with Progress("rows", quiet=quiet, before=(before, before / max(1, shards.rows))) as progress:
+            return run_job(folder, workers, progress.update)
+    except KeyboardInterrupt:
+        note = f"{len(folder.done)} of {len(shards)} shards are finished; the same command goes on"
+        raise KeyboardInterrupt(note) from None
 
 
 def _job(asked: Asked, shard_rows: int) -> Job:
     """The job without its shards; raises ``InputError`` for what cannot be asked for."""
     if "-" in asked.inputs or asked.output == "-":
         raise InputError("a job reads files and writes a folder; name its inputs and --output")
+    need_local("--output", asked.output)
+    output = Path(asked.output)
+    if output.exists() and not output.is_dir():
+        raise InputError(f"--output {asked.output} is a file; these inputs are a job, whose answers go to a folder")
+    if not output.exists() and not asked.output.endswith("/") and (told := format_of(asked.output)):
+        raise InputError(
+            f"--output {asked.output} has the name of a file; these inputs are a job, whose answers go to a folder: "
+            f"say --output {output.with_suffix('')} --format {told}, or end the name with /"
+        )
     opened = artifacts.open(asked.artifact)
     session = session_of(opened, asked.batch_tokens)
     task = task_name(session, asked.task)
     spec = file_task(task)
+    columns = columns_of_task(spec, *asked.columns)
+    need_options(session, task, asked.options)
     format = "jsonl" if asked.format == "auto" else asked.format
     if format not in OUTPUT_FORMATS:
         raise InputError(f"output format {format!r} is unknown; {', '.join(OUTPUT_FORMATS)} are known")
@@ -109,21 +146,19 @@ def _job(asked: Asked, shard_rows: int) -> Job:
     if format == "parquet":
         pyarrow_parquet()
     files = list_inputs(asked.inputs, asked.input_format)
-    output = Path(asked.output).resolve()
     for one in asked.inputs:
-        if not is_url(one) and (folder := Path(one).resolve()).is_dir() and output.is_relative_to(folder):
+        if not is_url(one) and (folder := Path(one).resolve()).is_dir() and output.resolve().is_relative_to(folder):
             raise InputError(f"--output {asked.output} lies inside of the input {one}; name a folder elsewhere")
     return Job(
         version(),
         artifacts.artifact_sha(opened),
         task,
-        tuple(columns_of_task(spec, *asked.columns)),
+        tuple(columns),
         asked.options,
         format,
         asked.batch_tokens,
         shard_rows,
         tuple(files),
-        (),
     )
 
 
@@ -132,33 +167,37 @@ def _executor(
 ) -> AbstractContextManager[Executor]:
     artifact = asked.artifact.absolute()
     if ray is None:
-        return LocalExecutor(output, artifact, threads=threads, instances=instances)
+        return LocalExecutor(output, artifact, asked.inputs, threads=threads, instances=instances)
     from encast.cluster import RayExecutor
 
-    return RayExecutor(ray, output, artifact, threads=threads, instances=instances, say=_say)
+    return RayExecutor(ray, output, artifact, asked.inputs, threads=threads, instances=instances, say=_say)
 
 
 def _say(what: str) -> None:
     print(f"encast: {what}", file=sys.stderr)
 
 
-def _with_spans(job: Job, workers: Executor, *, quiet: bool) -> Job:
+def _cuts(job: Job, workers: Executor, *, quiet: bool) -> list[Cut]:
     """Reads every input once for where its rows begin."""
-    spans = []
+    cuts = []
     with Progress("files are counted", quiet=quiet) as progress:
-        for found in workers.find_spans(job.inputs, job.columns, job.shard_rows):
-            spans.append(found)
-            progress.update(len(spans), len(spans) / len(job.inputs))
-    return Job(**{**vars(job), "spans": tuple(spans)})
+        for found in workers.find_cuts(job.inputs, job.columns, job.shard_rows):
+            cuts.append(found)
+            progress.update(len(cuts), len(cuts) / len(job.inputs))
+    return cuts
 
 
-def _report(asked: Asked, job: Job, summary: Summary, seconds: float, json: bool) -> None:
+def _report(asked: Asked, folder: JobFolder, summary: Summary, seconds: float, json: bool) -> None:
+    assert folder.begun is not None
+    job, shards = folder.begun.job, len(folder.begun.shards)
     if summary.failed:
-        shown = [f"{one.shard.describe()}: {one.error}" for one in summary.failed[:_SHOWN_FAILURES]]
-        more = len(summary.failed) - len(shown)
-        raise InputError(
-            f"{len(summary.failed)} of {len(job.shards)} shards failed, the others are finished; the same command "
-            "tries them again:\n  " + "\n  ".join([*shown, *([f"and {more} more"] if more else [])])
+        first = [f"{one.shard.describe()}: {one.error}" for one in summary.failed[:_SHOWN_FAILURES]]
+        more = len(summary.failed) - len(first)
+        kinds = {type(one.error) for one in summary.failed}
+        kind = kinds.pop() if len(kinds) == 1 else InputError
+        raise kind(
+            f"{len(summary.failed)} of {shards} shards failed, the others are finished; the same command "
+            "tries them again:\n  " + "\n  ".join([*first, *([f"and {more} more"] if more else [])])
         )
     if summary.bad and not summary.rows:
         raise InputError(
@@ -169,7 +208,7 @@ def _report(asked: Asked, job: Job, summary: Summary, seconds: float, json: bool
         "task": job.task,
         "inputs": [file.name for file in job.inputs],
         "output": asked.output,
-        "shards": len(job.shards),
+        "shards": shards,
         "rows": summary.rows,
         "bad_rows": summary.bad,
         "seconds": round(seconds, 3),
@@ -178,7 +217,7 @@ def _report(asked: Asked, job: Job, summary: Summary, seconds: float, json: bool
         print(json_module.dumps(result))
     else:
         bad = f", {summary.bad:,} bad row{'s' if summary.bad > 1 else ''} in part-*.errors.jsonl" if summary.bad else ""
-        files = f"{len(job.shards):,} file{'s' if len(job.shards) != 1 else ''}"
+        files = f"{shards:,} file{'s' if shards != 1 else ''}"
         rows = f"{summary.rows:,} row{'s' if summary.rows != 1 else ''}"
         _say(f"{rows} in {files} in {seconds:.1f} s{bad}")
     if summary.bad:

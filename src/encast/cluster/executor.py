@@ -1,13 +1,14 @@
 """The executor of a job on a Ray cluster: one actor an engine, shards handed to whoever is free.
 
 Ray starts the actors, starts them again where their process dies, and says when one is gone with its node. Which shard
-is tried again, and where, is decided here: a shard that kills its worker must not be tried for ever.
+is tried again, and where, is decided here: a shard that kills its worker must not be tried for ever, a node on which
+shards fail that others finish is given no more, and a worker that stands still is ended.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,16 +18,19 @@ from typing import Any
 from encast.cluster.connection import connect
 from encast.cluster.replica import Replica, Said, count, error_of
 from encast.data.inputs import InputFile
-from encast.data.rows import Span
 from encast.errors import EncastError, InputError, ResourceError
-from encast.jobs.folder import Done
-from encast.jobs.job import Shard, find_spans
+from encast.jobs.job import Cut, Shards, find_cut
+from encast.jobs.layout import Done
 from encast.jobs.run import Agree, Failed
+from encast.jobs.waiting import Waiting
 
 __all__ = ["RayExecutor"]
 
 TRIES = 4
 """Of a shard, on other nodes where there are some."""
+
+BLAMES = 3
+"""So many shards that failed on a node and that others finished, while it finished none, are the node's fault."""
 
 COUNT_HERE_BYTES = 1 << 26
 """Inputs of less are counted by the driver, before the cluster would have started a process for it."""
@@ -40,9 +44,13 @@ _GIVE_UP_S = 120.0
 """A node on which no engine starts for so long lacks something. Ray takes some 30 s to notice that one is dead."""
 _BUSY_S = 15.0
 """After so long without a replica the user is told what is waited for."""
+_WATCH_S = 30.0
+"""So often replicas are asked how many rows they have done."""
+_STILL_S = 600.0
+"""A replica that has done none for so long hangs: a row takes milliseconds, and the start of a file minutes at most."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Member:
     """A replica: where it is, and the shards that it was given, oldest first."""
 
@@ -57,7 +65,18 @@ class _Member:
     """It has answered, and is given shards."""
     ask_at: float = 0.0
     """When it is asked again, where it could not be reached."""
-    shards: dict[Any, Shard] = field(default_factory=dict)
+    shards: dict[Any, int] = field(default_factory=dict)
+    watch: Any = None
+    """The call that says how far it is, while one is under way."""
+    watched: float = 0.0
+    moved: float = 0.0
+    """When it was last seen to have done something."""
+    rows: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """Rows that are done of the shards that run, and since when so many are."""
+
+    def still_since(self) -> float:
+        """When the shard that stands still longest last moved, or the replica as a whole."""
+        return min([self.moved, *(since for _, since in self.rows.values())])
 
 
 class RayExecutor:
@@ -72,25 +91,32 @@ class RayExecutor:
         address: str,
         folder: Path,
         artifact: Path,
+        inputs: Sequence[str],
         *,
         threads: int | None,
         instances: int,
         say: Callable[[str], None],
     ) -> None:
-        self._folder, self._artifact = str(folder), str(artifact)
+        self._made = (str(folder), str(artifact), list(inputs))
         self._threads, self._instances, self._say = threads, instances, say
         self._ray = connect(address)
         self._members: list[_Member] = []
         self._failing_since: dict[str, float] = {}
         self._left_out: set[str] = set()
+        self._waiting: Waiting[_Member] = Waiting(())
+        self._failed_on: dict[int, list[tuple[str, int]]] = {}
+        """Of shards that failed, the nodes, and how many shards each had finished then."""
+        self._finished_on: Counter[str] = Counter()
+        self._blamed: Counter[str] = Counter()
 
-    def find_spans(self, files: Sequence[InputFile], columns: Sequence[str], rows: int) -> Iterator[tuple[Span, ...]]:
+    def find_cuts(self, files: Sequence[InputFile], columns: Sequence[str], rows: int) -> Iterator[Cut]:
         self._need_cpus(self._nodes())
+        inputs = self._made[2]
         if sum(file.bytes for file in files) < COUNT_HERE_BYTES:
-            yield from (find_spans(file, columns, rows) for file in files)
+            yield from (find_cut(file, file.reached(inputs), columns, rows) for file in files)
             return
         task = self._ray.remote(num_cpus=1)(count)
-        calls = [task.remote(file, list(columns), rows) for file in files]
+        calls = [task.remote(file, file.reached(inputs), list(columns), rows) for file in files]
         for file, call in zip(files, calls, strict=True):
             try:
                 found = self._ray.get(call)
@@ -100,22 +126,22 @@ class RayExecutor:
                 raise error_of(found, "that was to count its rows")
             yield found
 
-    def run(self, shards: Sequence[Shard], agree: Agree) -> Iterator[Done | Failed]:
-        waiting = deque(shards)
-        failed_on: dict[int, list[str]] = defaultdict(list)
+    def run(self, shards: Shards, left: Sequence[int], agree: Agree) -> Iterator[Done | Failed]:
+        self._waiting = Waiting(left)
         looked = told = 0.0
         alone = begun = time.monotonic()
-        while waiting or any(member.shards for member in self._members):
+        while self._waiting or any(member.shards for member in self._members):
             now = time.monotonic()
             if now - looked > _LOOK_S:
                 self._adopt(first=looked == 0.0)
                 looked = now
+            ready = {member.node for member in self._members if member.ready}
             for member in self._members:
                 if member.ready:
-                    self._hand_out(member, waiting, failed_on)
+                    self._hand_out(member, ready, now)
+                    self._watch(member, now)
                 elif member.probe is None and now >= member.ask_at:
                     member.probe = member.actor.numbers.remote()
-            calls = {call: member for member in self._members for call in (member.probe, *member.shards) if call}
             if not self._members:
                 if now - alone > _WAIT_S:
                     raise ResourceError(
@@ -124,71 +150,133 @@ class RayExecutor:
                 time.sleep(0.2)
                 continue
             alone = now
+            calls = {
+                call: member
+                for member in self._members
+                for call in (member.probe, member.watch, *member.shards)
+                if call is not None
+            }
             if not calls:
                 time.sleep(0.2)
                 continue
-            if not any(member.ready for member in self._members) and now - max(begun, told) > _BUSY_S:
+            if not ready and now - max(begun, told) > _BUSY_S:
                 told = now
                 self._say(f"waiting for {len(self._members)} replicas to start; other jobs may have the cluster's CPUs")
             for call in self._ray.wait(list(calls), num_returns=1, timeout=1.0)[0]:
                 member = calls[call]
                 if call == member.probe:
                     self._probed(member, agree)
+                elif call == member.watch:
+                    self._watched(member)
                 else:
-                    yield from self._ended(member, call, waiting, failed_on)
+                    yield from self._ended(member, call, shards)
 
-    def _ended(
-        self, member: _Member, call: Any, waiting: deque[Shard], failed_on: dict[int, list[str]]
-    ) -> Iterator[Done | Failed]:
+    def _ended(self, member: _Member, call: Any, shards: Shards) -> Iterator[Done | Failed]:
         """A call that was given a shard has ended, well or not."""
         try:
             said = self._ray.get(call)
         except self._ray.exceptions.RayError:
             # Calls start in the order in which they were made, so that those at its head are who may have done it.
-            lost, member.shards = list(member.shards.values()), {}
+            lost = self._take_from(member)
             running = lost[: self._instances] if self._alive(member.node) else []
             member.ready = False
-            waiting.extendleft(shard for shard in reversed(lost) if shard not in running)
-            for shard in running:
-                error = EncastError(
-                    f"the process that computed it died (on the node {member.where}): out of memory, or a defect of "
-                    "encast, see Ray's logs"
+            self._waiting.put_back(lost[len(running) :])
+            for number in running:
+                error = ResourceError(
+                    f"the process that computed it died (on the node {member.where}): out of memory, a defect of "
+                    "encast, or it hung and was ended; see Ray's logs"
                 )
-                yield from self._again(shard, member, error, waiting, failed_on)
+                yield from self._again(number, member, error, shards, died=True)
             return
-        shard = member.shards.pop(call)
+        member.moved = time.monotonic()
+        number = member.shards.pop(call)
+        member.rows.pop(number, None)
         if isinstance(said, Done):
             yield said
+            self._blame(member, number)
         else:
-            yield from self._again(shard, member, error_of(said, member.where), waiting, failed_on)
+            yield from self._again(number, member, error_of(said, member.where), shards, died=False)
+
+    def _take_from(self, member: _Member) -> list[int]:
+        """What a replica was given and has not ended."""
+        lost, member.shards, member.rows = list(member.shards.values()), {}, {}
+        self._waiting.leave(member)
+        return lost
 
     def _again(
-        self,
-        shard: Shard,
-        member: _Member,
-        error: EncastError,
-        waiting: deque[Shard],
-        failed_on: dict[int, list[str]],
+        self, number: int, member: _Member, error: EncastError, shards: Shards, *, died: bool
     ) -> Iterator[Failed]:
-        failed_on[shard.number].append(member.node)
-        if len(failed_on[shard.number]) >= TRIES:
-            yield Failed(shard, error)
+        failed_on = self._failed_on.setdefault(number, [])
+        failed_on.append((member.node, self._finished_on[member.node]))
+        if len(failed_on) >= TRIES:
+            yield Failed(shards[number], error, died)
         else:
-            waiting.append(shard)
+            self._waiting.again(number, {node for node, _ in failed_on})
 
-    def _hand_out(self, member: _Member, waiting: deque[Shard], failed_on: dict[int, list[str]]) -> None:
+    def _blame(self, member: _Member, number: int) -> None:
+        """A replica has finished a shard: where it failed and nothing was finished since, something may be wrong."""
+        self._finished_on[member.node] += 1
+        self._blamed.pop(member.node, None)
+        for node, finished in set(self._failed_on.pop(number, ())):
+            if finished == self._finished_on[node] and node not in self._left_out:
+                self._blamed[node] += 1
+                if self._blamed[node] >= BLAMES:
+                    self._leave_out(node)
+
+    def _leave_out(self, node: str) -> None:
+        self._left_out.add(node)
+        where = node
+        for member in [one for one in self._members if one.node == node]:
+            where = member.where
+            self._waiting.put_back(self._take_from(member))
+            self._drop(member)
+        self._waiting.forgive(node)
+        for failed_on in self._failed_on.values():
+            failed_on[:] = [one for one in failed_on if one[0] != node]
+        self._say(
+            f"the node {where} is left out: {self._blamed.pop(node)} shards failed there that other nodes have "
+            "finished; see its memory, its disks and Ray's logs"
+        )
+
+    def _hand_out(self, member: _Member, ready: set[str], now: float) -> None:
         """Gives a replica shards to compute, and one more for when it has finished one; near the end, where it would
         wait there while others are idle, no more."""
-        others = {other.node for other in self._members if other.ready} - {member.node}
-        more = 1 if len(waiting) > self._instances * len(self._members) else 0
+        more = 1 if len(self._waiting) > self._instances * len(self._members) else 0
         while len(member.shards) < self._instances + more:
-            for shard in waiting:
-                if member.node not in failed_on[shard.number] or others <= set(failed_on[shard.number]):
-                    break
-            else:
+            number = self._waiting.take(member, member.node, ready - {member.node})
+            if number is None:
                 return
-            waiting.remove(shard)
-            member.shards[member.actor.run.remote(shard.number)] = shard
+            if not member.shards:
+                member.moved = now
+            member.shards[member.actor.run.remote(number)] = number
+
+    def _watch(self, member: _Member, now: float) -> None:
+        """Asks a replica how far it is, and ends one that hangs: Ray starts it again."""
+        if not member.shards:
+            return
+        if now - member.still_since() > _STILL_S:
+            self._say(
+                f"a replica on the node {member.where} has done nothing for {_STILL_S:.0f} s; it is started again"
+            )
+            member.moved, member.rows = now, {}
+            self._ray.kill(member.actor, no_restart=False)
+        elif member.watch is None and now - max(member.watched, member.moved) > _WATCH_S:
+            member.watched = now
+            member.watch = member.actor.progress.options(concurrency_group="watch").remote()
+
+    def _watched(self, member: _Member) -> None:
+        call, member.watch = member.watch, None
+        try:
+            told: dict[int, int] = self._ray.get(call)
+        except self._ray.exceptions.RayError:
+            return  # the calls that compute say what became of it
+        now = time.monotonic()
+        before, member.rows = member.rows, {}
+        for number, rows in told.items():
+            same = number in before and before[number][0] == rows
+            member.rows[number] = before[number] if same else (rows, now)
+            if not same:
+                member.moved = now
 
     def _probed(self, member: _Member, agree: Agree) -> None:
         """A replica has opened the artifact, or could not."""
@@ -229,6 +317,7 @@ class RayExecutor:
 
     def _drop(self, member: _Member) -> None:
         self._members.remove(member)
+        self._waiting.leave(member)
         self._ray.kill(member.actor)
 
     # Nodes
@@ -270,9 +359,10 @@ class RayExecutor:
                     num_cpus=taken,
                     max_restarts=-1,
                     max_concurrency=self._instances,
+                    concurrency_groups={"watch": 1},
                     scheduling_strategy=strategy(node["NodeID"], soft=False),
                 )(Replica)
-                actor = kind.remote(self._folder, self._artifact, threads, self._instances)
+                actor = kind.remote(*self._made, threads, self._instances)
                 where = str(node["NodeManagerAddress"])
                 self._members.append(_Member(actor, node["NodeID"], where, actor.numbers.remote(), first))
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import encast.errors as errors
 from encast.data.inputs import InputFile
-from encast.data.rows import Span
-from encast.jobs.folder import Done
-from encast.jobs.job import find_spans
+from encast.jobs.job import Cut, find_cut
+from encast.jobs.layout import Done
 from encast.jobs.worker import Worker
 from encast.machine import this_machine, usable_cores
 
@@ -29,8 +28,9 @@ class Said:
 def _said(error: Exception) -> Said:
     if isinstance(error, errors.EncastError):
         return Said(type(error).__name__, str(error))
-    # What it means is nobody's guess: it is shown as it is.
-    return Said("EncastError", f"{type(error).__name__}: {error}")
+    if isinstance(error, (OSError, MemoryError)):
+        return Said("ResourceError", f"{type(error).__name__}: {error}")
+    return Said("EncastError", f"{type(error).__name__}: {error}; this is a defect of encast, please report it")
 
 
 def error_of(said: Said, where: str) -> errors.EncastError:
@@ -40,19 +40,20 @@ def error_of(said: Said, where: str) -> errors.EncastError:
     return made
 
 
-def count(file: InputFile, columns: Sequence[str], rows: int) -> tuple[Span, ...] | Said:
-    """``find_spans`` on a node."""
+def count(file: InputFile, path: str, columns: Sequence[str], rows: int) -> Cut | Said:
+    """``find_cut`` on a node."""
     try:
-        return find_spans(file, columns, rows)
+        return find_cut(file, path, columns, rows)
     except Exception as error:
         return _said(error)
 
 
 class Replica:
-    """One engine; ``numbers`` and ``run`` are called from several threads."""
+    """One engine; ``numbers`` and ``run`` are called from several threads, ``progress`` from another one."""
 
-    def __init__(self, folder: str, artifact: str, threads: int, instances: int) -> None:
-        self._made = (folder, artifact, threads, instances)
+    def __init__(self, folder: str, artifact: str, inputs: Sequence[str], threads: int, instances: int) -> None:
+        self._made = (folder, artifact, inputs)
+        self._threads, self._instances = threads, instances
         self._worker: Worker | None = None
         self._opening = threading.Lock()
 
@@ -60,10 +61,9 @@ class Replica:
         """On first use, in the process that Ray started or started again."""
         with self._opening:
             if self._worker is None:
-                folder, artifact, threads, instances = self._made
                 # Others may have the rest of the machine: only who has all of it may say which cores are his.
-                alone = threads * instances >= len(usable_cores(this_machine()))
-                self._worker = Worker(folder, artifact, threads=threads, instances=instances, pin=alone)
+                alone = self._threads * self._instances >= len(usable_cores(this_machine()))
+                self._worker = Worker(*self._made, threads=self._threads, instances=self._instances, pin=alone)
             return self._worker
 
     def numbers(self) -> dict[str, Any] | Said:
@@ -77,3 +77,7 @@ class Replica:
             return self._open().run(number)
         except Exception as error:
             return _said(error)
+
+    def progress(self) -> dict[int, int]:
+        """See ``Worker.progress``."""
+        return self._worker.progress() if self._worker is not None else {}

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import islice
-from pathlib import PurePath
+from itertools import accumulate, islice
+from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from encast.data.csv_records import CsvRecord, parse_records
-from encast.data.remote import is_url, random_access
+from encast.data.remote import is_url, random_access, reason_of, shown
 from encast.data.rows import BadRow, Row, Span
 from encast.data.source import MAX_ROW_BYTES, Line, Source
 from encast.errors import InputError
@@ -22,12 +23,21 @@ __all__ = ["FORMATS", "CsvReader", "JsonlReader", "RowReader", "TextReader", "fo
 
 R = TypeVar("R", Line, CsvRecord)
 
+_BATCH_ROWS = 1024
+"""Of Parquet, unpacked at once."""
+
 
 class RowReader(ABC):
-    """Iterates over ``Row`` and ``BadRow`` in the order of the input; a context manager."""
+    """Iterates over ``Row`` and ``BadRow`` in the order of the input; a context manager. One is asked for all rows, for
+    ``spans``, or for any number of spans ``at`` which it reads."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Row | BadRow]: ...
+
+    @abstractmethod
+    def at(self, span: Span) -> Iterator[Row | BadRow]:
+        """The rows of a span, which ``spans`` found. One behind the last that was read is read on to: nothing between
+        them is fetched or unpacked twice."""
 
     @abstractmethod
     def spans(self, rows: int) -> Iterator[Span]:
@@ -52,27 +62,30 @@ class RowReader(ABC):
 class _LineReader(RowReader, Generic[R]):
     """What is a row is told by the lines alone; ``_records`` finds where each begins, ``_row`` reads it."""
 
-    def __init__(self, path: str | os.PathLike[str], columns: Sequence[str], span: Span | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], columns: Sequence[str]) -> None:
         self._source = Source(path)
         self._columns = list(columns)
-        self._span = span
+
+    def _begin(self, lines: Iterator[Line]) -> Iterator[R]:
+        """The records of the whole file."""
+        return self._records(lines)
 
     @abstractmethod
-    def _records(self) -> Iterator[R]: ...
+    def _records(self, lines: Iterator[Line]) -> Iterator[R]:
+        """The records of lines, the first of which begins one."""
 
     @abstractmethod
     def _row(self, record: R) -> Row | BadRow: ...
 
-    def _lines(self) -> Iterator[Line]:
-        if self._span:
-            self._source.seek(self._span.offset, self._span.first)
-        return self._source.lines()
-
     def __iter__(self) -> Iterator[Row | BadRow]:
-        return map(self._row, islice(self._records(), self._span.rows if self._span else None))
+        return map(self._row, self._begin(self._source.lines()))
+
+    def at(self, span: Span) -> Iterator[Row | BadRow]:
+        self._source.seek(span.offset, span.first)
+        return map(self._row, islice(self._records(self._source.lines()), span.rows))
 
     def spans(self, rows: int) -> Iterator[Span]:
-        records = self._records()
+        records = self._begin(self._source.lines())
         for first in records:
             yield Span(first.offset, first.number, 1 + sum(1 for _ in islice(records, rows - 1)))
 
@@ -86,16 +99,16 @@ class _LineReader(RowReader, Generic[R]):
 class TextReader(_LineReader[Line]):
     """A row a line, the line being its only column; an empty line is an empty text."""
 
-    def __init__(self, path: str | os.PathLike[str], columns: Sequence[str], span: Span | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], columns: Sequence[str]) -> None:
         if len(columns) != 1:
             raise InputError(
-                f"{path}: lines of text have one column, {', '.join(columns)} are needed; give JSONL, CSV or Parquet, "
-                "with --input-format if the file's name does not tell"
+                f"{shown(path)}: lines of text have one column, {', '.join(columns)} are needed; give JSONL, CSV or "
+                "Parquet, with --input-format if the file's name does not tell"
             )
-        super().__init__(path, columns, span)
+        super().__init__(path, columns)
 
-    def _records(self) -> Iterator[Line]:
-        return self._lines()
+    def _records(self, lines: Iterator[Line]) -> Iterator[Line]:
+        return lines
 
     def _row(self, record: Line) -> Row | BadRow:
         text = _decoded(record)
@@ -105,8 +118,8 @@ class TextReader(_LineReader[Line]):
 class JsonlReader(_LineReader[Line]):
     """A JSON object a line; blank lines are passed over."""
 
-    def _records(self) -> Iterator[Line]:
-        for line in self._lines():
+    def _records(self, lines: Iterator[Line]) -> Iterator[Line]:
+        for line in lines:
             if line.data[:1] == b"{" or isinstance(text := _decoded(line), BadRow) or text.strip():
                 yield line
 
@@ -130,17 +143,26 @@ class JsonlReader(_LineReader[Line]):
 class CsvReader(_LineReader[CsvRecord]):
     """CSV as RFC 4180 has it, with a header line; empty lines are passed over."""
 
-    _header: list[str]
+    _header: list[str] | None = None
 
-    def _records(self) -> Iterator[CsvRecord]:
-        records = parse_records(self._source.lines(), MAX_ROW_BYTES)
+    def _begin(self, lines: Iterator[Line]) -> Iterator[CsvRecord]:
+        records = self._records(lines)
         for head in islice(records, 1):
             self._header = self._names(head)
-            yield from parse_records(self._lines(), MAX_ROW_BYTES) if self._span else records
+        return records
+
+    def _records(self, lines: Iterator[Line]) -> Iterator[CsvRecord]:
+        return parse_records(lines, MAX_ROW_BYTES)
+
+    def at(self, span: Span) -> Iterator[Row | BadRow]:
+        if self._header is None:
+            self._begin(self._source.lines())
+        return super().at(span)
 
     def _row(self, record: CsvRecord) -> Row | BadRow:
         number, raw, fields, reason, _ = record
         text = raw.decode("utf-8", "backslashreplace")
+        assert self._header is not None
         if reason:
             return BadRow(number, reason, text)
         if len(fields) != len(self._header):
@@ -175,24 +197,31 @@ def need_columns(name: str, columns: Sequence[str], present: Sequence[str]) -> N
 class ParquetReader(RowReader):
     """A row a row; needs pyarrow, and a file that can be read from its end."""
 
-    def __init__(self, path: str | os.PathLike[str], columns: Sequence[str], span: Span | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], columns: Sequence[str]) -> None:
         from encast.data.arrow import pyarrow, pyarrow_parquet
 
         if str(path) == "-":
             raise InputError("Parquet cannot be read from standard input, its index is at its end; give a file")
-        self._arrow, self._name = pyarrow(), str(path)
+        self._arrow, self._name = pyarrow(), shown(path)
         with Source(path):  # for the usual messages when it cannot be opened
             pass
         try:
-            stored = random_access(str(path)) if is_url(path) else str(path)
-            self._file: Any = pyarrow_parquet().ParquetFile(stored)
+            self._file: Any = pyarrow_parquet().ParquetFile(_stored(path))
         except (OSError, self._arrow.ArrowException) as error:
             raise InputError(
-                f"{path}: is not a Parquet file, or a damaged one ({error}); give another --input-format"
+                f"{self._name}: is not a Parquet file, or a damaged one ({reason_of(error)}); give another "
+                "--input-format"
             ) from None
-        self._rows = int(self._file.metadata.num_rows)
-        self._span = span or Span(0, 1, self._rows)
-        self._read = self._span.offset
+        groups = self._file.metadata
+        sizes = [int(groups.row_group(group).num_rows) for group in range(groups.num_row_groups)]
+        self._begins = [0, *accumulate(sizes)]
+        """Where each group of rows begins, and the last ends."""
+        self._rows = self._begins[-1]
+        self._read = 0
+        self._batches: Iterator[Any] = iter(())
+        self._batch: Any = None
+        self._next, self._end = 0, 0
+        """The row that the rest of ``_batch`` begins with, and the end of the group of rows that is open."""
         present = self._file.schema_arrow.names
         need_columns(self._name, columns, present)
         self._columns = list(columns) or present
@@ -201,31 +230,39 @@ class ParquetReader(RowReader):
         for begin in range(0, self._rows, rows):
             yield Span(begin, begin + 1, min(rows, self._rows - begin))
 
-    def _batches(self) -> Iterator[Any]:
-        """The rows of the span, as batches: of the groups that hold some, without what goes before and behind."""
-        begin, end = self._span.offset, self._span.offset + self._span.rows
-        groups: list[int] = []
-        at = before = 0
-        for group in range(self._file.metadata.num_row_groups):
-            rows = int(self._file.metadata.row_group(group).num_rows)
-            if at < end and at + rows > begin:
-                before = before if groups else begin - at
-                groups.append(group)
-            at += rows
-        left = self._span.rows
-        for batch in self._file.iter_batches(batch_size=1024, row_groups=groups, columns=self._columns):
-            kept = batch.slice(min(before, batch.num_rows), left)
-            before, left = max(0, before - batch.num_rows), left - kept.num_rows
-            yield kept
+    def _take(self, begin: int, end: int) -> Iterator[Any]:
+        """The rows as parts of batches. A group of rows stays open: what follows in it is not fetched again."""
+        while begin < end:
+            if not self._next <= begin < self._end:
+                group = bisect_right(self._begins, begin) - 1
+                self._next, self._end = self._begins[group], self._begins[group + 1]
+                self._batch = None
+                self._batches = self._file.iter_batches(
+                    batch_size=_BATCH_ROWS, row_groups=[group], columns=self._columns
+                )
+            while self._batch is None or self._next + self._batch.num_rows <= begin:
+                self._next += 0 if self._batch is None else self._batch.num_rows
+                self._batch = next(self._batches)
+            skipped = begin - self._next
+            part = self._batch.slice(skipped, end - begin)
+            self._batch = self._batch.slice(skipped)
+            self._next = begin
+            begin += part.num_rows
+            yield part
 
     def __iter__(self) -> Iterator[Row | BadRow]:
-        batches = self._batches()
+        return self.at(Span(0, 1, self._rows))
+
+    def at(self, span: Span) -> Iterator[Row | BadRow]:
+        self._read = span.offset
+        batches = self._take(span.offset, span.offset + span.rows)
         while True:
             try:
                 batch = next(batches, None)
-            except (OSError, self._arrow.ArrowException) as error:
+            except (OSError, RuntimeError, self._arrow.ArrowException) as error:
+                self._end = 0  # nothing of it is read on from
                 raise InputError(
-                    f"{self._name}: damaged after row {self._read} ({error}); fetch the file again"
+                    f"{self._name}: damaged after row {self._read} ({reason_of(error)}); fetch the file again"
                 ) from None
             if batch is None:
                 return
@@ -255,7 +292,7 @@ class ParquetReader(RowReader):
         return self._read / self._rows if self._rows else None
 
     def close(self) -> None:
-        self._file.close()
+        self._file.close(force=True)
 
 
 FORMATS: dict[str, type[TextReader] | type[JsonlReader] | type[CsvReader] | type[ParquetReader]] = {
@@ -279,27 +316,31 @@ def _suffix(path: str | os.PathLike[str]) -> str:
     return (name.with_suffix("") if name.suffix == ".gz" else name).suffix.lower()
 
 
-def open_rows(
-    path: str | os.PathLike[str], columns: Sequence[str], format: str = "auto", span: Span | None = None
-) -> RowReader:
+def open_rows(path: str | os.PathLike[str], columns: Sequence[str], format: str = "auto") -> RowReader:
     """A reader of the rows of a file (its path or URL, see ``data.remote``), or of standard input (``"-"``).
 
     ``columns`` are those that every row must have; without any, a row has all of the file's. "auto" goes by
-    the file's suffix, and takes lines of text where that says nothing. ``span``: of these rows alone, which
-    ``RowReader.spans`` found. Raises ``InputError`` when the file cannot be read, misses a column or the format is
-    unknown, or when its suffix says that it holds something else.
+    the file's suffix, and takes lines of text where that says nothing. Raises ``InputError`` when the file cannot be
+    read, misses a column or the format is unknown, or when its suffix says that it holds something else.
     """
     if format == "auto" and _suffix(path) in _NOT_LINES_OF_TEXT:
         raise InputError(
-            f"{path}: {_suffix(path)} is no format that rows are read from; {', '.join(FORMATS)} are. Convert the "
-            "file, or say --input-format text to take its lines as they stand"
+            f"{shown(path)}: {_suffix(path)} is no format that rows are read from; {', '.join(FORMATS)} are. Convert "
+            "the file, or say --input-format text to take its lines as they stand"
         )
     if format == "auto":
         found = format_of(path)
         format = found if found in FORMATS else "text"
     if format not in FORMATS:
         raise InputError(f"input format {format!r} is unknown; {', '.join(FORMATS)} are known")
-    return FORMATS[format](path, columns, span)
+    return FORMATS[format](path, columns)
+
+
+def _stored(path: str | os.PathLike[str]) -> Any:
+    if is_url(path):
+        return random_access(str(path))
+    # Arrow opens no paths that are not UTF-8.
+    return Path(path).open("rb") if any("\ud800" <= letter <= "\udfff" for letter in str(path)) else str(path)
 
 
 def _decoded(line: Line) -> str | BadRow:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
-from encast.data.remote import is_url, open_url
+from encast.data.remote import is_url, open_url, reason_of, shown
 from encast.errors import InputError
 
 __all__ = ["MAX_ROW_BYTES", "Line", "Source", "open_text"]
@@ -44,7 +44,7 @@ class Source:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """``"-"`` is standard input; URLs are those of ``data.remote``. Gzip is told by its first bytes. Raises
         ``InputError``, and ``ResourceError`` where a URL needs pyarrow."""
-        self.name = "standard input" if str(path) == "-" else str(path)
+        self.name = "standard input" if str(path) == "-" else shown(path)
         if str(path) == "-":
             if sys.stdin is None:
                 raise InputError("standard input is closed; give a file")
@@ -57,7 +57,7 @@ class Source:
                 self._raw = Path(path).open("rb")  # noqa: SIM115, closed by close
             except OSError as error:
                 raise InputError(
-                    f"{path}: cannot be read ({error.strerror}); give a readable file, or - for standard input"
+                    f"{self.name}: cannot be read ({error.strerror}); give a readable file, or - for standard input"
                 ) from None
             self._size = os.fstat(self._raw.fileno()).st_size
         self._offset = self._number = 0
@@ -118,7 +118,7 @@ class Source:
         except IsADirectoryError:
             raise InputError(f"{self.name}: is a folder; give a file") from None
         except OSError as error:
-            raise InputError(f"{self.name}: cannot be read after line {number} ({error.strerror})") from None
+            raise InputError(f"{self.name}: cannot be read after line {number} ({reason_of(error)})") from None
 
     def close(self) -> None:
         if self._raw is not sys.stdin.buffer:

@@ -11,7 +11,7 @@ from encast.errors import InputError
 from encast.tasks.session import Session
 from encast.tasks.table import FileTask, RunOptions, file_task
 
-__all__ = ["Answers", "columns_of_task", "task_name"]
+__all__ = ["Answers", "columns_of_task", "need_options", "task_name"]
 
 _GROUP_ROWS = 1024
 _CHARACTERS_A_TOKEN = 4
@@ -72,3 +72,18 @@ def columns_of_task(spec: FileTask, text: str | None, pair: str | None) -> list[
     if len(set(columns)) != len(columns):
         raise InputError(f"--text-column and --pair-column are both {columns[0]!r}; name two columns")
     return columns
+
+
+def need_options(session: Session, task: str, options: RunOptions) -> None:
+    """Raises ``InputError`` where the model or the task cannot meet the options, before any row is read."""
+    if task == "fill_mask":
+        return  # it has none, and would take a text with the model's mask
+    row = {"answer": ("a", "a"), "rerank": ("a", ["a"])}.get(task, ("a",))
+    # A task checks its options on its way to the first run of the model, which nobody makes here.
+    steps = file_task(task).run(session, [row], options)
+    try:
+        next(steps)
+    except StopIteration:
+        pass
+    finally:
+        steps.close()

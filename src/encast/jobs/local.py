@@ -8,11 +8,11 @@ from pathlib import Path
 from types import TracebackType
 
 from encast.data.inputs import InputFile
-from encast.data.rows import Span
 from encast.errors import EncastError
-from encast.jobs.folder import Done
-from encast.jobs.job import Shard, find_spans
+from encast.jobs.job import Cut, Shards, find_cut
+from encast.jobs.layout import Done
 from encast.jobs.run import Agree, Failed
+from encast.jobs.waiting import Waiting
 from encast.jobs.worker import Worker
 
 __all__ = ["LocalExecutor"]
@@ -21,33 +21,39 @@ __all__ = ["LocalExecutor"]
 class LocalExecutor:
     """See ``run.Executor``. A shard is tried once: here nothing would be other the second time."""
 
-    def __init__(self, folder: Path, artifact: Path, *, threads: int | None, instances: int) -> None:
-        self._folder, self._artifact = folder, artifact
+    def __init__(
+        self, folder: Path, artifact: Path, inputs: Sequence[str], *, threads: int | None, instances: int
+    ) -> None:
+        self._folder, self._artifact, self._inputs = folder, artifact, inputs
         self._threads, self._instances = threads, instances
         self._worker: Worker | None = None
         self._pool = ThreadPoolExecutor(instances)
 
-    def find_spans(self, files: Sequence[InputFile], columns: Sequence[str], rows: int) -> Iterator[tuple[Span, ...]]:
-        return (find_spans(file, columns, rows) for file in files)
+    def find_cuts(self, files: Sequence[InputFile], columns: Sequence[str], rows: int) -> Iterator[Cut]:
+        return (find_cut(file, file.reached(self._inputs), columns, rows) for file in files)
 
-    def run(self, shards: Sequence[Shard], agree: Agree) -> Iterator[Done | Failed]:
-        if not shards:
+    def run(self, shards: Shards, left: Sequence[int], agree: Agree) -> Iterator[Done | Failed]:
+        if not left:
             return
-        worker = self._worker = Worker(self._folder, self._artifact, threads=self._threads, instances=self._instances)
+        worker = self._worker = Worker(
+            self._folder, self._artifact, self._inputs, threads=self._threads, instances=self._instances
+        )
         agree(worker.numbers())
-        waiting = iter(shards)
-        under_way: dict[Future[Done], Shard] = {}
+        waiting: Waiting[int] = Waiting(left)
+        under_way: dict[Future[Done], tuple[int, int]] = {}
+        free = list(range(self._instances))
         while True:
-            while len(under_way) < self._instances and (shard := next(waiting, None)):
-                under_way[self._pool.submit(worker.run, shard.number)] = shard
+            while free and (number := waiting.take(free[-1])) is not None:
+                under_way[self._pool.submit(worker.run, number)] = number, free.pop()
             if not under_way:
                 return
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                shard = under_way.pop(future)
+                number, place = under_way.pop(future)
+                free.append(place)
                 try:
                     yield future.result()
                 except EncastError as error:
-                    yield Failed(shard, error)
+                    yield Failed(shards[number], error)
 
     def __enter__(self) -> LocalExecutor:
         return self

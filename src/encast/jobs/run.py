@@ -8,36 +8,39 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from encast.data.inputs import InputFile
-from encast.data.rows import Span
 from encast.errors import EncastError, ResourceError
-from encast.jobs.folder import Done, JobFolder
-from encast.jobs.job import Job, Shard
+from encast.jobs.folder import JobFolder
+from encast.jobs.job import Cut, Shard, Shards
+from encast.jobs.layout import Done
 
 __all__ = ["Agree", "Executor", "Failed", "Summary", "run_job"]
 
 Agree = Callable[[dict[str, Any]], None]
 """Told what a worker's numbers depend on (``Worker.numbers``); raises ``ResourceError`` where others' differ."""
 
-_SEEN_S = 5.0
-"""How long a network file system may take to show here what a worker renamed there."""
+_SEEN_S = 90.0
+"""How long a network file system may take to show here what a worker renamed there: NFS keeps what it knows of a
+folder for up to a minute."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A shard that no worker could finish, and the error of the last that tried."""
+    """A shard that no worker could finish, and the error of the last that tried. ``died``: it took its process with it,
+    which says nothing of other shards."""
 
     shard: Shard
     error: EncastError
+    died: bool = False
 
 
 class Executor(Protocol):
     """Who computes; a context manager, which leaves no worker behind."""
 
-    def find_spans(self, files: Sequence[InputFile], columns: Sequence[str], rows: int) -> Iterator[tuple[Span, ...]]:
-        """The shards of every file, in order; see ``job.find_spans``."""
+    def find_cuts(self, files: Sequence[InputFile], columns: Sequence[str], rows: int) -> Iterator[Cut]:
+        """The shards of every file, in order; see ``job.find_cut``."""
 
-    def run(self, shards: Sequence[Shard], agree: Agree) -> Iterator[Done | Failed]:
-        """What became of every shard, in any order."""
+    def run(self, shards: Shards, left: Sequence[int], agree: Agree) -> Iterator[Done | Failed]:
+        """What became of every shard whose number is ``left``, in any order."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +52,16 @@ class Summary:
     failed: Sequence[Failed]
 
 
-def run_job(folder: JobFolder, job: Job, executor: Executor, update: Callable[[int, float], None]) -> Summary:
-    """Computes the shards that are not finished yet; ``update`` is told how many rows are done, and which part it is.
+def run_job(folder: JobFolder, executor: Executor, update: Callable[[int, float], None]) -> Summary:
+    """Computes the shards of the folder's job that are not finished yet, after ``JobFolder.check``; ``update`` is told
+    how many rows are done, and which part it is.
 
     Shards that fail do not keep the others from being computed. Raises ``ResourceError`` when shards cannot be written,
     or what a worker wrote is not seen here; what is finished stays finished, whatever is raised.
     """
-    shards = job.shards
-    total = max(1, sum(shard.span.rows for shard in shards))
-    left = [shard for shard in shards if shard.number not in folder.done]
+    assert folder.begun is not None
+    shards = folder.begun.shards
+    left = [number for number in range(len(shards)) if number not in folder.done]
     failed: list[Failed] = []
     if left:
         folder.reopen()
@@ -72,26 +76,26 @@ def run_job(folder: JobFolder, job: Job, executor: Executor, update: Callable[[i
             )
 
     done = sum(one.rows + one.bad for one in folder.done.values())
-    for outcome in executor.run(left, agree):
+    for outcome in executor.run(shards, left, agree):
         if isinstance(outcome, Failed):
-            if isinstance(outcome.error, ResourceError):
+            if isinstance(outcome.error, ResourceError) and not outcome.died:
                 raise outcome.error
             failed.append(outcome)
             continue
-        _need_seen(folder, outcome, job.format)
+        _need_seen(folder, outcome)
         folder.note(outcome)
         done += outcome.rows + outcome.bad
-        update(done, done / total)
+        update(done, done / max(1, shards.rows))
     folder.sweep()
     if not failed:
-        folder.complete(shards, job.format)
+        folder.complete()
     finished = folder.done.values()
     return Summary(sum(one.rows for one in finished), sum(one.bad for one in finished), failed)
 
 
-def _need_seen(folder: JobFolder, done: Done, format: str) -> None:
+def _need_seen(folder: JobFolder, done: Done) -> None:
     end = time.monotonic() + _SEEN_S
-    while not folder.has(done, format):
+    while not folder.has(done):
         if time.monotonic() > end:
             raise ResourceError(
                 f"{folder.path}: a worker wrote shard {done.shard} there, and it is not seen here; --output must lie "
