@@ -71,7 +71,7 @@ def test_a_cluster_writes_what_one_process_writes(
     assert main(["run", *map(str, options)]) == SOME_ROWS_BAD
     assert len(content(tmp_path / "alone")) == 20 + 5 + 1  # one JSONL file has bad rows in every shard
     assert content(tmp_path / "many") == content(tmp_path / "alone")
-    assert not list((tmp_path / "many").glob(".part*"))
+    assert not list((tmp_path / "many").glob(".encast/*/*"))
 
 
 def test_nodes_and_drivers_that_are_killed_lose_and_double_nothing(
@@ -92,10 +92,12 @@ def test_nodes_and_drivers_that_are_killed_lose_and_double_nothing(
         driver = start(*options, "--ray", cluster.address)
         wait_for(lambda before=before: len(finished(out)) > before + 3)
         cluster.kill(0)
+        assert 0 < len(finished(out)) < 40
         cluster.add()
         wait_for(lambda before=before: len(finished(out)) > before + 8)
         driver.kill()
         driver.communicate()
+        assert 0 < len(finished(out)) < 40
         note()
     driver = start(*options, "--ray", cluster.address)
     before = len(finished(out))
@@ -110,7 +112,7 @@ def test_nodes_and_drivers_that_are_killed_lose_and_double_nothing(
     assert {shard: (out / f"part-{shard:05d}.jsonl").stat().st_mtime_ns for shard in seen} == seen
     assert run(artifact, rows, "--shard-rows", 20, "-o", tmp_path / "alone")[0] == 0
     assert content(out) == content(tmp_path / "alone")
-    assert not list(out.glob(".part*"))
+    assert not list(out.glob(".encast/*/*"))
 
 
 def test_a_shard_that_kills_its_worker_is_named_and_the_others_are_finished(

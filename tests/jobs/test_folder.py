@@ -241,7 +241,6 @@ def test_answers_get_their_name_last_and_on_a_sound_input(
     noted(readers, "state_of", lambda path: "look")
     worker = Worker(job, artifact, [str(rows)], threads=1)
     worker.run(0)
-    worker.close()
     assert events == [
         "look",
         "complete part-00000.jsonl",
@@ -253,6 +252,11 @@ def test_answers_get_their_name_last_and_on_a_sound_input(
         "place part-00000.jsonl",
         "sync out",
     ]
+    # A file of bad rows is made where there are some; the input is still open.
+    events.clear()
+    worker.run(1)
+    worker.close()
+    assert events == ["look", "complete part-00001.jsonl", "digest", "look", "place part-00001.jsonl", "sync out"]
 
 
 @pytest.mark.parametrize("replaced", [False, True])

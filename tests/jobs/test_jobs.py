@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,8 @@ from object_store import object_store
 from encast.cli.main import main
 from encast.cli.run_job import SOME_ROWS_BAD
 from encast.errors import InputError
+from encast.jobs.folder import FINISHED
+from encast.jobs.sealed import unseal
 from encast.jobs.worker import Worker
 
 
@@ -87,32 +90,87 @@ def test_the_rows_of_truncated_embeddings_are_as_wide_as_they_are(artifact: Path
     assert np.load(tmp_path / "out.npy").shape == (2, 8)
 
 
+def finished(out: Path) -> list[int]:
+    """The shards that the journal has."""
+    path = out / FINISHED
+    whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
+    entries = map(unseal, whole.splitlines())
+    return [entry["shard"] for entry in entries if "shard" in entry]
+
+
 def test_killed_at_random_moments_a_job_goes_on_to_the_same_bits(artifact: Path, tmp_path: Path) -> None:
     rows = make_rows(tmp_path / "rows", 1500)
     command = [sys.executable, "-m", "encast.cli.main", "run", str(artifact), str(rows), "--shard-rows", "100", "-o"]
-    began = time.monotonic()
     assert subprocess.run([*command, str(tmp_path / "whole")], check=False).returncode == SOME_ROWS_BAD
-    seconds = time.monotonic() - began
     seed = time.time_ns()
     print("kills by the seed", seed)
     generator = random.Random(seed)
     out = tmp_path / "out"
     ended: dict[str, int] = {}
     for _ in range(4):
+        more = len(finished(out)) + generator.randint(1, 10)
         process = subprocess.Popen([*command, str(out)])
-        time.sleep(generator.uniform(0.2, 0.9) * seconds)
+        while len(finished(out)) < more:
+            assert process.poll() is None
+        time.sleep(generator.uniform(0, 0.01))  # anywhere in a shard
         process.kill()
         process.wait()
         # What the journal calls finished is never written again.
-        for line in (out / ".encast/finished.jsonl").read_text().splitlines() if out.exists() else []:
-            name = f"part-{json.loads(line).get('shard', 0):05d}.jsonl"
-            if "shard" in line and name not in ended:
-                ended[name] = (out / name).stat().st_mtime_ns
-        print(len(ended), "finished shards")
+        now = finished(out)
+        assert 0 < len(now) < 60
+        for shard in now:
+            name = f"part-{shard:05d}.jsonl"
+            ended.setdefault(name, (out / name).stat().st_mtime_ns)
     assert subprocess.run([*command, str(out)], check=False).returncode == SOME_ROWS_BAD
     assert content(out) == content(tmp_path / "whole")
     assert {name: (out / name).stat().st_mtime_ns for name in ended} == ended
-    assert not list(out.glob(".part*"))
+    assert sorted(finished(out)) == list(range(60))
+    assert not list(out.glob(".encast/*/*"))
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "word"), [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_a_job_that_is_asked_to_stop_stops_in_order(
+    artifact: Path, tmp_path: Path, sent: int, code: int, word: str
+) -> None:
+    rows = tmp_path / "a.txt"
+    rows.write_text("a b c\n" * 20_000)
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "encast.cli.main", "run", str(artifact), str(rows), "--shard-rows", "100", "-o"]
+    process = subprocess.Popen([*command, f"{out}/"], stderr=subprocess.PIPE, text=True)
+    while len(finished(out)) < 3:
+        assert process.poll() is None
+    process.send_signal(sent)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, word in said) == (code, True), said
+    assert f"{len(finished(out))} of 200 shards are finished; the same command goes on" in said
+    assert 0 < len(finished(out)) < 200
+    assert not list(out.glob(".encast/*/*"))
+
+
+def test_a_group_of_parquet_rows_is_fetched_once_by_each_instance(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table({"text": [text(number) for number in range(400)]}), tmp_path / "a.parquet")
+    fetched: list[int] = []
+    plain = pq.ParquetFile.iter_batches
+
+    def note(self: Any, *, row_groups: list[int], **more: Any) -> Any:
+        fetched.extend(row_groups)
+        return plain(self, row_groups=row_groups, **more)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", note)
+    for instances in (1, 2):
+        fetched.clear()
+        out = tmp_path / f"out{instances}"
+        options = ["--shard-rows", 20, "--threads", 1, "--instances", instances]
+        assert run(artifact, tmp_path / "a.parquet", "-o", f"{out}/", *options) == 0
+        # The second takes half of what the first has left, so that neither goes back but for that.
+        assert 1 <= len(fetched) <= 2 * instances, fetched
+        assert [one["row"] for one in answers(out)] == list(range(1, 401))
+    assert content(tmp_path / "out1") == content(tmp_path / "out2")
 
 
 def test_a_finished_job_computes_nothing(artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +283,16 @@ def test_an_input_that_changes_meanwhile_is_seen(artifact: Path, tmp_path: Path)
         (["rows", "-o", "out", "--errors", "e"], "--errors is for one file"),
         (["rows", "-o", "out", "--format", "xml"], "output format 'xml' is unknown"),
         (["rows", "-o", "out", "--task", "classify"], "--task classify"),
+        (["rows", "-o", "s3://key:secret@bucket/out"], "--output s3://bucket/out: answers are written to file systems"),
+        (["rows/a.txt", "-o", "s3://key:secret@bucket/out"], "--output s3://bucket/out: answers are written to"),
+        (["rows", "-o", "out.parquet"], "say --output out --format parquet, or end the name with /"),
+        (["rows", "-o", "odd/a.md"], "--output odd/a.md is a file"),
+        (["rows", "-o", "out", "--threads", "0"], "must be at least 1"),
+        (["rows", "-o", "out", "--instances", "0"], "must be at least 1"),
+        (["rows", "-o", "out", "--truncate-dim", "99999"], "truncate_dim is 99999"),
+        (["rows", "-o", "out", "--prompt-name", "absent"], "prompt_name is 'absent'"),
+        (["pipe.txt", "-o", "out/"], "pipe.txt: is no regular file"),
+        (["rows", "gone.txt", "-o", "out/"], "gone.txt: cannot be read (No such file"),
         (["file:///absent/x.jsonl", "-o", "out/"], "/absent/x.jsonl: cannot be read (No such file"),
     ],
 )
@@ -240,9 +308,12 @@ def test_what_cannot_be_done_is_said_and_makes_nothing(
     for name in ("rows/a.txt", "odd/a.md", "empty/_x"):
         Path(name).parent.mkdir()
         Path(name).write_text("a\n")
+    os.mkfifo("pipe.txt")
+    Path("gone.txt").symlink_to("nowhere")
+    before = sorted(Path().rglob("*"))
     assert run(artifact, *arguments) == 2
     assert reason in capsys.readouterr().err
-    assert not Path("out").exists()
+    assert sorted(Path().rglob("*")) == before
 
 
 def test_bits_that_would_differ_are_refused(
@@ -272,3 +343,37 @@ def test_inputs_of_an_object_store(artifact: Path, tmp_path: Path, monkeypatch: 
     found = [{**one, "input": one["input"].replace("s3://bucket/rows", str(rows))} for one in answers(tmp_path / "out")]
     assert found == answers(tmp_path / "local")
     assert len((tmp_path / "b.jsonl").read_text().splitlines()) == 60
+
+
+def test_credentials_are_written_nowhere(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    rows = make_rows(tmp_path / "store" / "bucket" / "rows", 60)
+    out = tmp_path / "out"
+    with object_store(tmp_path / "store") as how:
+        url = f"s3://KEYKEY:SECRET@bucket/rows/?{how}"
+        options = ["-o", out, "--shard-rows", 25, "--json"]
+        assert run(artifact, url, *options) == SOME_ROWS_BAD
+        (out / "part-00000.jsonl").unlink()
+        # Whoever comes later brings credentials of his own.
+        assert run(artifact, url.replace("SECRET", "SECRET2"), *options) == SOME_ROWS_BAD
+        (rows / "more" / "d.parquet").write_bytes(b"another")
+        assert run(artifact, url, *options) == 2
+        assert run(artifact, f"s3://KEYKEY:SECRET@bucket/rows/b.csv?{how}", "-o", tmp_path / "b.jsonl", "--json") == 0
+    said = "".join(capsys.readouterr())
+    assert '"s3://bucket/rows/b.csv"' in said
+    assert "s3://bucket/rows/more/d.parquet has been written since" in said
+    for kept in (said.encode(), *(path.read_bytes() for path in out.rglob("*") if path.is_file())):
+        assert b"SECRET" not in kept
+        assert b"KEYKEY" not in kept
+    assert answers(out)[0]["input"] == "s3://bucket/rows/a.jsonl"
+
+
+def test_names_that_are_not_utf8(artifact: Path, tmp_path: Path) -> None:
+    path = os.path.join(os.fsencode(tmp_path), b"caf\xe9.txt")
+    with open(path, "wb") as file:
+        file.write(b"a\nb\n")
+    assert run(artifact, os.fsdecode(path), "-o", f"{tmp_path}/out/") == 0
+    assert run(artifact, os.fsdecode(path), "-o", f"{tmp_path}/out/") == 0
+    assert [one["input"] for one in answers(tmp_path / "out")] == [f"{tmp_path}/caf\\xe9.txt"] * 2

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from encast import engine as engines
+from encast.cli.interrupts import sigterm_interrupts
 from encast.cli.progress import Progress
 from encast.cli.run_job import SHARD_ROWS, SOME_ROWS_BAD, Asked, is_job, need_local, run_job_command
 from encast.data import FORMATS, OUTPUT_FORMATS, BadRow, BadRows, RowReader, Writer, open_rows, open_writer
@@ -133,11 +134,13 @@ def run_command(
         return
     (input,) = inputs
     need_local("--output", output)
-    need_local("--errors", "" if errors is None else str(errors))
     began = time.monotonic()
-    with engines.load(
-        artifact, device=device, dtype=dtype, threads=threads, instances=instances, batch_tokens=batch_tokens
-    ) as engine:
+    with (
+        sigterm_interrupts(),
+        engines.load(
+            artifact, device=device, dtype=dtype, threads=threads, instances=instances, batch_tokens=batch_tokens
+        ) as engine,
+    ):
         name = task_name(engine.session, task)
         spec = file_task(name)
         columns = columns_of_task(spec, text_column, pair_column)

@@ -39,7 +39,7 @@ class OutputFile:
                 self._fd, self._temporary = new_file(scratch or self.path.parent, self.path.name)
         except OSError as error:
             raise ResourceError(
-                f"{self.name}: cannot be written ({error.strerror}); choose another {self._option}"
+                f"{self.name}: cannot be written ({error.strerror or error}); choose another {self._option}"
             ) from None
 
     @property
