@@ -127,18 +127,29 @@ def test_a_shard_that_kills_its_worker_is_named_and_the_others_are_finished(
     assert sorted(finished(tmp_path / "out")) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
 
 
-def test_a_worker_that_is_killed_is_started_again(cluster: MiniCluster, artifact: Path, tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_and_one_that_hangs_are_started_again(
+    cluster: MiniCluster, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(executor, "_WATCH_S", 0.5)
+    monkeypatch.setattr(executor, "_STILL_S", 3.0)
     rows = tmp_path / "rows.txt"
-    rows.write_text("slow\n" * 400)
+    rows.write_text("slow\n" * 300)
     out = tmp_path / "out"
-    driver = start(artifact, rows, "--shard-rows", 10, "-o", out, "--ray", cluster.address)
-    wait_for(lambda: len(finished(out)) > 3)
-    killed = cluster.replicas()
-    assert len(killed) == 2
-    for pid in killed:
-        os.kill(pid, signal.SIGKILL)
-    code, said = ended(driver)
-    assert (code, sorted(finished(out))) == (0, list(range(40))), said
+    harmed: list[int] = []
+
+    def harm() -> None:
+        wait_for(lambda: len(finished(out)) > 3)
+        harmed.extend(cluster.replicas())
+        for pid, how in zip(harmed, (signal.SIGKILL, signal.SIGSTOP), strict=True):
+            os.kill(pid, how)
+
+    thread = threading.Thread(target=harm)
+    thread.start()
+    assert main(["run", *map(str, [artifact, rows, "--shard-rows", 5, "-o", f"{out}/", "--ray", cluster.address])]) == 0
+    thread.join()
+    assert sorted(finished(out)) == list(range(60))
+    assert "has done nothing for 3 s; it is started again" in capsys.readouterr().err
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in harmed))
 
 
 def test_an_interrupt_ends_the_job_and_its_replicas(cluster: MiniCluster, artifact: Path, tmp_path: Path) -> None:

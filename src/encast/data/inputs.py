@@ -199,6 +199,6 @@ def _in_store(url: str) -> Iterator[_Found]:
         name = (base.rstrip("/") if below else base) + quote(below)
         found = _Found(name, name + mark + query, int(one.size), int(one.mtime_ns or 0) // 10**9 * 10**9)
         # The URL is how workers find the file: it must be this one, whatever its name is made of.
-        if file_system(with_credentials(found.path, url))[1] != one.path:
+        if quote(below) != below and file_system(with_credentials(found.path, url))[1] != one.path:
             raise InputError(f"{name}: cannot be named by a URL; rename the object")
         yield found

@@ -151,16 +151,19 @@ class JobFolder:
             except FileNotFoundError:
                 return False
 
-        with self._writing(), ThreadPoolExecutor(min(_CHECKERS, os.cpu_count() or 1)) as pool:
-            for at, (done, good) in enumerate(
-                zip(self._noted.values(), pool.map(whole, self._noted.values()), strict=True)
-            ):
-                if good:
-                    self.done[done.shard] = done
-                update(at + 1, (at + 1) / len(self._noted))
+        pool = ThreadPoolExecutor(min(_CHECKERS, os.cpu_count() or 1))
+        noted = self._noted.values()
+        try:
+            with self._writing():
+                for at, (done, good) in enumerate(zip(noted, pool.map(whole, noted), strict=True)):
+                    if good:
+                        self.done[done.shard] = done
+                    update(at + 1, (at + 1) / len(noted))
+        finally:
+            pool.shutdown(cancel_futures=True)  # an interrupt need not wait for all files
         if not self.done:
             self.numbers = None  # nothing is there that other machines could differ from
-        return len(self._noted) - len(self.done)
+        return len(noted) - len(self.done)
 
     def has(self, done: Done) -> bool:
         """Whether the files of a finished shard are seen here, of their sizes."""
