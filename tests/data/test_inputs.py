@@ -10,7 +10,7 @@ import pytest
 
 from encast.data import open_rows
 from encast.data.inputs import list_inputs, state_of
-from encast.data.remote import shown, with_credentials, without_credentials
+from encast.data.remote import reaching, shown, with_credentials, without_credentials
 from encast.errors import InputError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "jobs"))
@@ -165,6 +165,11 @@ def test_messages_have_no_credentials(store: Path) -> None:
                 assert ":SEC" not in str(error.value)
                 assert "KEYKEY" not in str(error.value)
                 assert "(None)" not in str(error.value)
+    with (
+        pytest.raises(InputError, match=r"cannot be read \(no entry for \*\*\* with \*\*\*\)"),
+        reaching("s3://KEYKEY:SEC%2FRET@bucket/a"),
+    ):
+        raise OSError("no entry for KEYKEY with SEC/RET")
 
 
 def open_rows_of(url: str) -> None:

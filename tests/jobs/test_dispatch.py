@@ -54,13 +54,14 @@ class FakeRay:
     def __init__(self, nodes: list[str], behave: Callable[[str, Any], Any]) -> None:
         self.alive, self.behave = nodes, behave
         self.calls: list[tuple[str, Any]] = []
+        self.cpus = 1
         self.told: dict[int, Any] = {}
         self.restarted: list[str] = []
         self.turns = itertools.count()
 
     def nodes(self) -> list[dict[str, Any]]:
         return [
-            {"Alive": True, "NodeID": node, "NodeManagerAddress": node, "Resources": {"CPU": 1.0}}
+            {"Alive": True, "NodeID": node, "NodeManagerAddress": node, "Resources": {"CPU": float(self.cpus)}}
             for node in self.alive
         ]
 
@@ -119,7 +120,7 @@ def run(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Run:
 
     def made(ray: FakeRay, count: int = 20) -> list[Done | Failed]:
         monkeypatch.setattr(executor, "connect", lambda address: ray)
-        maker = executor.RayExecutor("x", Path("f"), Path("a"), [], threads=None, instances=1, say=said.append)
+        maker = executor.RayExecutor("x", Path("f"), Path("a"), [], threads=None, instances=ray.cpus, say=said.append)
         return list(maker.run(shards_of(count), range(count), lambda numbers: None))
 
     return made
@@ -286,3 +287,31 @@ def test_a_node_on_which_nothing_starts_is_given_up(run: Run, monkeypatch: pytes
 
     with pytest.raises(EncastError, match="no engine can be started on the node a: killed"):
         run(FakeRay(["a"], behave))
+
+
+def test_one_thread_that_hangs_beside_one_that_computes(
+    run: Run, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "_WATCH_S", 0.02)
+    monkeypatch.setattr(executor, "_STILL_S", 0.3)
+    moving = itertools.count()
+    begun = time.monotonic()
+    died: set[int] = set()
+
+    def behave(node: str, what: Any) -> Any:
+        if what == "progress":
+            return {0: 7, 1: next(moving)}
+        if what == 0 and not ray.restarted:
+            return None
+        if what == 1 and not ray.restarted:
+            return None if time.monotonic() - begun < 3 else answer(what)
+        if what in (0, 1) and what not in died:
+            died.add(what)
+            raise ActorDiedError
+        return answer(what)
+
+    ray = FakeRay(["a"], behave)
+    ray.cpus = 2
+    assert numbers_of(run(ray)) == list(range(20))
+    assert time.monotonic() - begun < 3
+    assert ray.restarted == ["a"]

@@ -26,6 +26,7 @@ from encast.errors import InputError, ResourceError
 from encast.jobs.folder import FINISHED, JOB_FILE, MANIFEST, SHARD_TABLE, JobFolder, read_begun
 from encast.jobs.job import Begun, Cut, Job, Shards, find_cut
 from encast.jobs.layout import HIDDEN, Done, Layout, Written
+from encast.jobs.run import Failed, run_job
 from encast.jobs.sealed import seal, unseal
 from encast.jobs.worker import Worker
 from encast.tasks.table import RunOptions
@@ -198,6 +199,7 @@ def test_a_job_that_died_before_it_was_begun_is_begun(job: Path, again: Again) -
     for found in (head, head[:9], b""):
         (job / FINISHED).write_bytes(found)
         assert again() == (SOME_ROWS_BAD, [0, 1, 2])
+        assert again() == (SOME_ROWS_BAD, [])
         for path in (*job.glob("*.json*"), job / JOB_FILE):
             path.unlink()
 
@@ -286,6 +288,16 @@ def test_an_input_that_is_written_while_it_is_read_is_not_finished(
     worker.close()
     assert content(job) == before
     assert not list((job / HIDDEN).glob("*/*"))
+
+
+def test_an_input_of_other_rows_is_told_also_where_it_looks_the_same(artifact: Path, rows: Path, job: Path) -> None:
+    told, text = rows.stat(), rows.read_bytes()
+    rows.write_bytes(text[:-20].replace(b"}\n", b"} ") + text[-20:])
+    os.utime(rows, ns=(told.st_atime_ns, told.st_mtime_ns))
+    worker = Worker(job, artifact, [str(rows)], threads=1)
+    with pytest.raises(InputError, match="has other rows than when the job began"):
+        worker.run(0)
+    worker.close()
 
 
 def test_an_input_that_is_written_while_it_is_counted_is_said(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,3 +427,33 @@ def test_an_input_of_another_type_is_refused() -> None:
 def test_a_finished_shard_comes_back() -> None:
     for done in (Done(1, 2, 3, Written(4, "x"), Written(5, "y")), Done(0, 1, 0, Written(1, ""), None, Written(9, "z"))):
         assert Done.parse(unseal(seal(vars(done)))) == done
+
+
+@pytest.mark.parametrize("harm", [b'{"a": 2, "s', b'{"b": 1, "s'])
+def test_what_is_sealed_is_as_it_was_written(harm: bytes) -> None:
+    line = seal({"a": 1})
+    assert unseal(line) == {"a": 1}
+    for other in (line.replace(b'{"a": 1, "s', harm), b'{"a": 1}\n', b"[]\n", b"\n", b"\xff\n"):
+        with pytest.raises(ValueError, match=r"not what was written|Expecting value|decode"):
+            unseal(other)
+
+
+@pytest.mark.parametrize("died", [False, True])
+def test_storage_that_fails_ends_the_job_and_a_process_that_dies_does_not(job: Path, died: bool) -> None:
+    (job / "part-00000.jsonl").unlink()
+    (job / "part-00001.jsonl").unlink()
+
+    class Failing:
+        def run(self, shards: Shards, left: list[int], agree: object) -> Any:
+            yield Failed(shards[left[0]], ResourceError("no room"), died)
+            went_on.append(left)
+
+    went_on: list[list[int]] = []
+    with JobFolder(job) as folder:
+        assert folder.check(lambda count, part: None) == 2
+        if died:
+            assert len(run_job(folder, Failing(), lambda count, part: None).failed) == 1  # type: ignore[arg-type]
+        else:
+            with pytest.raises(ResourceError, match="no room"):
+                run_job(folder, Failing(), lambda count, part: None)  # type: ignore[arg-type]
+    assert went_on == [[0, 1]] * died

@@ -25,9 +25,6 @@ def test_what_failed_comes_last_and_elsewhere() -> None:
     assert (len(waiting), waiting.take("b", "B", {"A"})) == (1, 0)
     waiting.again(0, ["A", "B"])
     assert waiting.take("a", "A", {"B"}) == 0  # it failed on all: any may try it
-    waiting.again(0, ["A"])
-    waiting.forgive("A")
-    assert waiting.take("a", "A", {"B"}) == 0
 
 
 def test_who_leaves_gives_back_what_he_has_not_begun() -> None:
@@ -39,9 +36,7 @@ def test_who_leaves_gives_back_what_he_has_not_begun() -> None:
     assert [waiting.take("b") for _ in range(5)] == [0, 1, 2, 3, None]
 
 
-STEPS = st.lists(
-    st.tuples(st.sampled_from("abc"), st.sampled_from(["take", "done", "fail", "lose", "leave", "forgive"]))
-)
+STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["take", "done", "fail", "lose", "leave"])))
 
 
 @given(st.sets(st.integers(0, 30)), STEPS)
@@ -58,8 +53,6 @@ def test_each_is_given_to_one_at_a_time_until_it_is_done(numbers: set[int], step
                 taken[who].append(number)
         elif step == "leave":
             waiting.leave(who)
-        elif step == "forgive":
-            waiting.forgive(who)
         elif taken[who]:
             number = taken[who].pop()
             if step == "done":

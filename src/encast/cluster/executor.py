@@ -230,7 +230,7 @@ class RayExecutor:
             where = member.where
             self._waiting.put_back(self._take_from(member))
             self._drop(member)
-        self._waiting.forgive(node)
+        # What failed there says nothing of the shards.
         for failed_on in self._failed_on.values():
             failed_on[:] = [one for one in failed_on if one[0] != node]
         self._say(

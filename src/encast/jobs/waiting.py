@@ -89,9 +89,3 @@ class Waiting(Generic[W]):
         """This one failed on these nodes."""
         self._left += 1
         self._again.setdefault(frozenset(failed_on), deque()).append(number)
-
-    def forgive(self, node: str) -> None:
-        """What failed on that node says nothing of the shards."""
-        before, self._again = self._again, {}
-        for nodes, numbers in before.items():
-            self._again.setdefault(nodes - {node}, deque()).extend(numbers)
