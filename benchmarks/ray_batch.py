@@ -66,7 +66,7 @@ def timed(options: list[str], out: Path, address: str | None) -> dict[str, float
 
 def finished(out: Path) -> list[int]:
     path = out / FINISHED
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
     return [entry["shard"] for entry in map(json.loads, lines) if "shard" in entry]
 
 

@@ -6,7 +6,9 @@ import contextlib
 import logging
 import os
 import re
+import signal
 import socket
+import threading
 from typing import Any
 
 from encast.errors import InputError, ResourceError, need_modules
@@ -38,6 +40,7 @@ def connect(address: str) -> Any:
             ) from None
     import ray
 
+    stops = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
             address=address,
@@ -52,6 +55,8 @@ def connect(address: str) -> Any:
             f"the Ray cluster at {address} cannot be joined: {reason}; run this on a node of the cluster, with its "
             "versions of Ray and Python"
         ) from None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, stops)  # Ray's own would end the process without a word
     return ray
 
 

@@ -33,6 +33,7 @@ MANIFEST = "manifest.json"
 
 _CHECKERS = 8
 """Threads that read finished files."""
+_CHECKED_AT_ONCE = 1024
 
 
 def read_begun(folder: Path) -> Begun | None:
@@ -152,13 +153,15 @@ class JobFolder:
                 return False
 
         pool = ThreadPoolExecutor(min(_CHECKERS, os.cpu_count() or 1))
-        noted = self._noted.values()
+        noted = list(self._noted.values())
         try:
             with self._writing():
-                for at, (done, good) in enumerate(zip(noted, pool.map(whole, noted), strict=True)):
-                    if good:
-                        self.done[done.shard] = done
-                    update(at + 1, (at + 1) / len(noted))
+                for begin in range(0, len(noted), _CHECKED_AT_ONCE):
+                    some = noted[begin : begin + _CHECKED_AT_ONCE]
+                    for at, (done, good) in enumerate(zip(some, pool.map(whole, some), strict=True), begin + 1):
+                        if good:
+                            self.done[done.shard] = done
+                        update(at, at / len(noted))
         finally:
             pool.shutdown(cancel_futures=True)  # an interrupt need not wait for all files
         if not self.done:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -163,7 +163,7 @@ class Begun:
             raise ValueError("it was written by another version of encast")
         try:
             told = content["job"]
-            inputs = tuple(_of_types(InputFile, one) for one in told.pop("inputs"))
+            inputs = tuple(map(_input, told.pop("inputs")))
             options, columns = RunOptions(**told.pop("options")), tuple(map(str, told.pop("columns")))
             kinds = {"encast": str, "artifact": str, "task": str, "format": str, "batch_tokens": int, "shard_rows": int}
             if {name: type(value) for name, value in told.items()} != kinds or told["shard_rows"] < 1:
@@ -184,11 +184,13 @@ class Begun:
             raise ValueError(f"it has other fields ({error})") from None
 
 
-def _of_types(kind: Any, values: Iterable[Any]) -> Any:
-    made = kind(*values)
-    if [type(value).__name__ for value in astuple(made)] != [field.type for field in fields(kind)]:
+_INPUT_TYPES = [{"str": str, "int": int}[str(field.type)] for field in fields(InputFile)]
+
+
+def _input(values: Sequence[Any]) -> InputFile:
+    if list(map(type, values)) != _INPUT_TYPES:
         raise ValueError("an input has other fields")
-    return made
+    return InputFile(*values)
 
 
 def changed(file: InputFile) -> InputError:
