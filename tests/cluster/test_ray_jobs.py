@@ -35,7 +35,7 @@ def start(*arguments: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def ended(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str]:
+def ended(process: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str]:
     _, said = process.communicate(timeout=seconds)
     print(said)
     return process.returncode, said
@@ -45,7 +45,7 @@ def run(*arguments: Any) -> tuple[int, str]:
     return ended(start(*arguments))
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(what: Callable[[], bool], seconds: float = 180) -> None:
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end
@@ -93,18 +93,18 @@ def test_nodes_and_drivers_that_are_killed_lose_and_double_nothing(
         wait_for(lambda before=before: len(finished(out)) > before + 3)
         cluster.kill(0)
         assert 0 < len(finished(out)) < 40
-        cluster.add()
         wait_for(lambda before=before: len(finished(out)) > before + 8)
         driver.kill()
         driver.communicate()
         assert 0 < len(finished(out)) < 40
         note()
+        cluster.add()  # which takes long on a busy machine
     driver = start(*options, "--ray", cluster.address)
     before = len(finished(out))
     wait_for(lambda: len(finished(out)) > before + 3)
     cluster.kill(1)
-    code, said = ended(driver)
     cluster.add()
+    code, said = ended(driver)
     assert code == 0
     assert "rows were finished before" in said
     # Finished once, and never written again.
