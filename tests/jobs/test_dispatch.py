@@ -315,3 +315,19 @@ def test_one_thread_that_hangs_beside_one_that_computes(
     assert numbers_of(run(ray)) == list(range(20))
     assert time.monotonic() - begun < 3
     assert ray.restarted == ["a"]
+
+
+def test_what_failed_on_a_node_that_is_left_out_was_no_try(run: Run, said: list[str]) -> None:
+    tries: list[str] = []
+
+    def behave(node: str, what: Any) -> Any:
+        if what == 0:
+            tries.append(node)
+        bad = what == 0 or (node == "b" and what != "numbers")
+        return Said("InputError", "cannot be read") if bad else answer(what)
+
+    outcomes = run(FakeRay(["b", "a", "c"], behave), 60)
+    assert numbers_of(outcomes) == list(range(1, 60))
+    assert len(said) == 1
+    assert tries[0] == "b"
+    assert len(tries) == 1 + executor.TRIES
