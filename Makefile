@@ -22,7 +22,7 @@ export ZIG_LOCAL_CACHE_DIR ?= $(CURDIR)/.cache/zig
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint test-reference test-train test-gpu sanitize sanitize-native sanitize-python sanitize-threads fuzz bench \
+.PHONY: help demo serve test lint test-reference test-train test-gpu test-ray sanitize sanitize-native sanitize-python sanitize-threads fuzz bench \
 	kernels-gate qemu wheel docs clean install install-tests
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo "make test-reference  compare with transformers (installs torch)"
 	@echo "make test-train      train small models (installs torch)"
 	@echo "make test-gpu        test the GPU backend, on the CPU (installs torch and triton)"
+	@echo "make test-ray        run jobs on small Ray clusters (installs ray)"
 	@echo "make sanitize        tests under address, undefined-behaviour and thread sanitizers"
 	@echo "make fuzz            every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)"
 	@echo "make bench           native benchmarks"
@@ -94,6 +95,12 @@ test-train: install-tests
 test-gpu: install-tests
 	$(BUILD_BY_PIP) install --no-build-isolation --editable '.[cuda,test]' -C build-dir=$(BUILD)
 	$(BIN)/python -m pytest tests/gpu $(PARALLEL)
+
+# ENCAST_TEST_RAY: `make test` passes over these tests, also where ray is installed.
+test-ray: install-tests
+	$(BUILD_BY_PIP) install --no-build-isolation --editable '.[test,ray]' -C build-dir=$(BUILD) \
+		-C cmake.define.ENCAST_TESTS=ON
+	ENCAST_TEST_RAY=1 $(BIN)/python -m pytest tests/cluster
 
 NATIVE_SOURCES = $(sort $(shell find core -name '*.cc' -o -name '*.h'))
 TIDY = $(shell command -v clang-tidy-16 || command -v clang-tidy)

@@ -6,43 +6,54 @@ import ctypes
 import errno
 import fcntl
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from encast.errors import EncastError
 
-__all__ = ["LineFile", "exchange", "lock", "sync_folder", "turn", "write_whole"]
+__all__ = ["LineFile", "exchange", "lock", "new_file", "sync_folder", "turn", "write_whole"]
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
-def lock(fd: int, refusal: EncastError) -> None:
-    """Raises ``refusal`` where another process has locked the open file; the lock ends when it is closed."""
+def lock(fd: int, refusal: EncastError) -> bool:
+    """Raises ``refusal`` where another process has locked the open file; the lock ends when it is closed.
+
+    False where the file system has no locks (some mounts of NFS and Lustre), so that nobody is kept out.
+    """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise refusal from None
     except OSError:
-        pass  # some network file systems have no locks
+        return False
+    return True
 
 
-def write_whole(path: Path, text: str) -> None:
-    """A file that is replaced as a whole or stays as it was; raises ``OSError``."""
+def new_file(folder: Path, name: str) -> tuple[int, Path]:
+    """An empty file of a new name that begins and ends like a temporary one, open for writing; raises ``OSError``.
+
+    ``tempfile`` would make it for its owner alone. Here the kernel applies the umask, which a process can only read by
+    changing it for all of its threads.
+    """
+    path = folder / f".{name}.{secrets.token_urlsafe(6)}.tmp"
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), path
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """A file that is replaced as a whole or stays as it was; text becomes UTF-8. Raises ``OSError``."""
     path = path.resolve()  # the file that a link names, not the link
-    fd, name = tempfile.mkstemp(prefix=".encast-", suffix=".tmp", dir=path.parent)
+    fd, temporary = new_file(path.parent, "encast")
     try:
-        with open(fd, "w", newline="", encoding="utf-8") as file:
-            file.write(text)
+        with open(fd, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(name).chmod(0o666 & ~mask)
-        os.replace(name, path)
+        os.replace(temporary, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -79,14 +90,19 @@ class LineFile:
     """
 
     def __init__(self, path: Path, refusal: EncastError, *, create: bool) -> None:
-        """Raises ``refusal`` while another process has it open."""
-        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0), 0o666)
-        try:
-            lock(self._fd, refusal)
-            self.found = path.read_bytes()
-        except BaseException:
+        """Raises ``refusal`` while another process has it open. ``locked``: whether it keeps others out."""
+        while True:
+            self._fd = os.open(path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0), 0o666)
+            try:
+                self.locked = lock(self._fd, refusal)
+                # Who had it may have removed it in the meantime: then this is no longer the file of that name.
+                if _is_file(self._fd, path):
+                    self.found = path.read_bytes()
+                    break
+            except BaseException:
+                self.close()
+                raise
             self.close()
-            raise
         self._size = len(self.whole)
 
     @property
@@ -97,6 +113,11 @@ class LineFile:
     def cut(self) -> None:
         """Removes what stands behind the last whole line."""
         os.ftruncate(self._fd, self._size)
+
+    def clear(self) -> None:
+        """Removes all lines."""
+        os.ftruncate(self._fd, 0)
+        self._size = 0
 
     def append(self, lines: bytes) -> None:
         """Adds whole lines, all or none, and has them on the disk when it returns; those of before always stay."""
@@ -115,6 +136,13 @@ class LineFile:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+
+def _is_file(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,24 +15,28 @@ from typing import Annotated, Any
 import typer
 
 from encast import engine as engines
+from encast.cli.interrupts import sigterm_interrupts
 from encast.cli.progress import Progress
-from encast.data import FORMATS, OUTPUT_FORMATS, BadRow, BadRows, Row, RowReader, Writer, open_rows, open_writer
-from encast.engine import BATCH_TOKENS, Engine
+from encast.cli.run_job import SHARD_ROWS, SOME_ROWS_BAD, Asked, is_job, need_local, run_job_command
+from encast.data import FORMATS, OUTPUT_FORMATS, BadRow, BadRows, RowReader, Writer, open_rows, open_writer
+from encast.data.remote import shown
+from encast.engine import BATCH_TOKENS
 from encast.errors import EncastError, InputError
-from encast.tasks.table import FileTask, RunOptions, file_task
+from encast.jobs.answers import Answers, columns_of_task, task_name
+from encast.tasks.table import RunOptions, file_task
 
 __all__ = ["SOME_ROWS_BAD", "run_command"]
-
-SOME_ROWS_BAD = 3
-"""The exit code when answers were written and some rows have none; a pipeline may go on with them or stop."""
-
-_GROUP_ROWS = 1024
-_CHARACTERS_A_TOKEN = 4
 
 
 def run_command(
     artifact: Annotated[Path, typer.Argument(help="A compiled artifact (NAME.encast).")],
-    input: Annotated[str, typer.Argument(help="A file of rows, gzipped or not; - is standard input.")] = "-",
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[INPUT]...",
+            help="Files of rows, gzipped or not, folders of them, their URLs; - is standard input.",
+        ),
+    ] = None,
     task: Annotated[
         str,
         typer.Option(
@@ -40,7 +44,12 @@ def run_command(
             "artifact's."
         ),
     ] = "auto",
-    output: Annotated[str, typer.Option("--output", "-o", help="Where answers go; - is standard output.")] = "-",
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", help="Where answers go; - is standard output. Of a job a folder, which a name with / is."
+        ),
+    ] = "-",
     format: Annotated[
         str, typer.Option(help=f"{', '.join(OUTPUT_FORMATS)}; auto: by the name of the output, else jsonl.")
     ] = "auto",
@@ -82,6 +91,13 @@ def run_command(
     dtype: Annotated[
         str | None, typer.Option(help="Of a card: what values are stored and multiplied in, f32, f16 or bf16.")
     ] = None,
+    shard_rows: Annotated[
+        int | None, typer.Option(min=1, help=f"Of a job: rows of a file of answers; default: {SHARD_ROWS}.")
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Run a job on this Ray cluster: auto, or HOST:PORT of its head."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a summary as one JSON document.")] = False,
 ) -> None:
     """Answer the rows of a text file (a line a row), JSONL, CSV or Parquet.
@@ -89,7 +105,11 @@ def run_command(
     Every answer names its row: the line on which it begins, from 1 (Parquet: its place). Rows that cannot be
     read or answered go to the error file with the reason, and the rest go on: exit code 3 then says that answers
     are written and some rows have none. When no row can be answered nothing is written, and the exit code is 2.
+
+    Several inputs, a folder of them, or an output that is a folder make a job: its answers are files of --shard-rows
+    rows each, and the same command goes on with a job that was ended. With --ray a cluster runs it.
     """
+    inputs = inputs or ["-"]
     if on_long not in ("truncate", "error"):
         raise InputError(f"--on-long is {on_long!r}; truncate and error are known")
     if kind not in ("document", "query"):
@@ -103,26 +123,42 @@ def run_command(
         max_active_dims,
         "query" if kind == "query" else "document",
     )
+    if ray is not None or shard_rows is not None or is_job(inputs, output):
+        if errors is not None:
+            raise InputError("--errors is for one file; of a job every file of answers has its bad rows beside it")
+        if device != "cpu" or dtype is not None:
+            raise InputError("--device and --dtype are for one file; jobs run on the CPU: leave them out")
+        columns_named = (text_column, pair_column)
+        asked = Asked(artifact, inputs, output, task, format, input_format, columns_named, batch_tokens, options)
+        run_job_command(asked, shard_rows or SHARD_ROWS, ray, threads=threads, instances=instances, json=json)
+        return
+    (input,) = inputs
+    need_local("--output", output)
     began = time.monotonic()
-    with engines.load(
-        artifact, device=device, dtype=dtype, threads=threads, instances=instances, batch_tokens=batch_tokens
-    ) as engine:
-        name = _task_name(engine, task)
+    with (
+        sigterm_interrupts(),
+        engines.load(
+            artifact, device=device, dtype=dtype, threads=threads, instances=instances, batch_tokens=batch_tokens
+        ) as engine,
+    ):
+        name = task_name(engine.session, task)
         spec = file_task(name)
-        columns = _columns(spec, text_column, pair_column)
+        columns = columns_of_task(spec, text_column, pair_column)
         error_file = errors or (None if output == "-" else Path(output + ".errors.jsonl"))
         _need_unlike({"the input": input, "--output": output, "--errors": "-" if error_file is None else error_file})
         set_aside = BadRows(error_file)
         with open_rows(input, columns, input_format) as reader:
-            writer = open_writer(output, {"row": "int", **spec.columns}, format, width=engine.dim)
+            width = truncate_dim or engine.dim
+            writer = open_writer(output, {"row": "int", **spec.columns}, format, width=width)
             with Progress("rows", quiet=json) as progress:
-                done = _Run(engine, spec, columns, options, reader, writer, set_aside, progress, instances).run()
+                answers = Answers(engine, spec, columns, options)
+                done = _Run(answers, reader, writer, set_aside, progress, instances).run()
     seconds = time.monotonic() - began
     summary = {
         "artifact": str(artifact),
         "device": device,
         "task": name,
-        "input": input,
+        "input": shown(input),
         "output": output,
         "rows": done,
         "bad_rows": set_aside.count,
@@ -144,19 +180,15 @@ class _Run:
 
     def __init__(
         self,
-        engine: Engine,
-        spec: FileTask,
-        columns: Sequence[str],
-        options: RunOptions,
+        answers: Answers,
         reader: RowReader,
         writer: Writer,
         set_aside: BadRows,
         progress: Progress,
         instances: int,
     ) -> None:
-        self.engine, self.spec, self.columns, self.options = engine, spec, columns, options
-        self.reader, self.writer, self.set_aside, self.progress = reader, writer, set_aside, progress
-        self.instances = instances
+        self.answers, self.reader, self.writer = answers, reader, writer
+        self.set_aside, self.progress, self.instances = set_aside, progress, instances
         self.done = 0
         self.first_bad: BadRow | None = None
 
@@ -185,27 +217,13 @@ class _Run:
             self.set_aside.close()
         return self.done
 
-    def _groups(self) -> Iterator[list[Row | BadRow]]:
-        """Rows in groups of about one run of the model, bad ones in their places."""
-        limit = self.engine.session.batch_tokens * _CHARACTERS_A_TOKEN
-        group: list[Row | BadRow] = []
-        characters = 0
-        for row in self.reader:
-            group.append(row)
-            characters += len(row.raw)
-            if characters >= limit or len(group) >= _GROUP_ROWS:
-                yield group
-                group, characters = [], 0
-        if group:
-            yield group
-
     def _answered_groups(self) -> Iterator[list[dict[str, Any] | BadRow]]:
         """Answers in the order of the input, from as many groups side by side as there are instances."""
         pool = ThreadPoolExecutor(self.instances)
         under_way: deque[Future[list[dict[str, Any] | BadRow]]] = deque()
         try:
-            for group in self._groups():
-                under_way.append(pool.submit(self._in_order, group))
+            for group in self.answers.groups(self.reader):
+                under_way.append(pool.submit(self.answers.of, group))
                 if len(under_way) > self.instances:
                     yield under_way.popleft().result()
             while under_way:
@@ -224,36 +242,9 @@ class _Run:
         self.done += len(records)
         self.progress.update(self.done, self.reader.fraction())
 
-    def _in_order(self, group: list[Row | BadRow]) -> list[dict[str, Any] | BadRow]:
-        """A record or a bad row for each, as they stand in the file."""
-        good = [row for row in group if not isinstance(row, BadRow)]
-        answered = iter(self._answers(good) if good else ())
-        return [row if isinstance(row, BadRow) else next(answered) for row in group]
-
-    def _answers(self, rows: list[Row]) -> list[dict[str, Any] | BadRow]:
-        """A record or a bad row for each; bits do not depend on neighbours, so halving finds the bad ones."""
-        values = [tuple(row.values[column] for column in self.columns) for row in rows]
-        try:
-            records = self.engine.drive(self.spec.run(self.engine.session, values, self.options))
-        except InputError as error:
-            if len(rows) == 1:
-                return [rows[0].bad(str(error).replace("texts[0]", "the text"))]
-            half = len(rows) // 2
-            return self._answers(rows[:half]) + self._answers(rows[half:])
-        return [{"row": row.number, **record} for row, record in zip(rows, records, strict=True)]
-
     def _set_aside(self, bad: BadRow) -> None:
         self.first_bad = self.first_bad or bad
         self.set_aside.add(bad)
-
-
-def _task_name(engine: Engine, asked: str) -> str:
-    """The task to run; raises ``InputError`` when the artifact has no head for it."""
-    name = engine.task if asked == "auto" else asked
-    file_task(name)
-    if name != "features":
-        engine.session.need(f"--task {name}", *(("classify", "embed", "embed_tokens") if name == "rerank" else (name,)))
-    return name
 
 
 def _need_unlike(files: Mapping[str, str | Path]) -> None:
@@ -267,11 +258,3 @@ def _need_unlike(files: Mapping[str, str | Path]) -> None:
         if real in seen:
             raise InputError(f"{seen[real]} and {name} are one file, {path}; name another one")
         seen[real] = name
-
-
-def _columns(spec: FileTask, text_column: str | None, pair_column: str | None) -> list[str]:
-    pair = pair_column or spec.pair
-    columns = [text_column or spec.text, *([pair] if pair else [])]
-    if len(set(columns)) != len(columns):
-        raise InputError(f"--text-column and --pair-column are both {columns[0]!r}; name two columns")
-    return columns

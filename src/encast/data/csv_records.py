@@ -12,12 +12,13 @@ __all__ = ["CsvRecord", "parse_records"]
 
 
 class CsvRecord(NamedTuple):
-    """``number``: the line on which it begins; ``reason``: why it is bad, or ""."""
+    """``number``: the line on which it begins, at ``offset``; ``reason``: why it is bad, or ""."""
 
     number: int
     raw: bytes
     fields: list[bytes]
     reason: str
+    offset: int = 0
 
 
 def parse_records(lines: Iterable[Line], max_bytes: int) -> Iterator[CsvRecord]:
@@ -52,15 +53,15 @@ def parse_records(lines: Iterable[Line], max_bytes: int) -> Iterator[CsvRecord]:
         if inside or not taken[-1].whole:
             waiting.extendleft(reversed(taken[1:]))
             reason = "a quoted field is never closed" if line.whole else f"longer than {max_bytes} bytes"
-            yield CsvRecord(line.number, line.data, [], reason)
+            yield CsvRecord(line.number, line.data, [], reason, line.offset)
             continue
         raw = b"".join(part.data + part.end for part in taken[:-1]) + taken[-1].data
         try:
-            yield CsvRecord(line.number, raw, _fields(raw), "")
+            yield CsvRecord(line.number, raw, _fields(raw), "", line.offset)
         except ValueError as error:
             # The quote that closes the field may as well be the opening one of a later record.
             waiting.extendleft(reversed(taken[1:]))
-            yield CsvRecord(line.number, line.data, [], str(error))
+            yield CsvRecord(line.number, line.data, [], str(error), line.offset)
 
 
 def _ends_inside(data: bytes, inside: bool) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 from encast.errors import ResourceError
+from encast.files import new_file
 
 __all__ = ["OutputFile"]
 
@@ -21,8 +21,9 @@ class OutputFile:
     ``ResourceError``, and ``BrokenPipeError`` when nobody reads standard output any more.
     """
 
-    def __init__(self, path: str | os.PathLike[str], option: str = "--output") -> None:
-        """``option`` is what the user gave the path with."""
+    def __init__(self, path: str | os.PathLike[str], option: str = "--output", *, scratch: Path | None = None) -> None:
+        """``option`` is what the user gave the path with. ``scratch``: a folder of the same file system in which the
+        temporary file lies; default: that of ``path``."""
         self.path, self._option = Path(path), option
         self.name = "standard output" if str(path) == "-" else str(path)
         self.size = 0
@@ -35,14 +36,10 @@ class OutputFile:
             elif self.path.exists() and not self.path.is_file():
                 self._fd = os.open(self.path, os.O_WRONLY)  # a device or a pipe; a folder fails here
             else:
-                self._fd, name = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".tmp", dir=self.path.parent)
-                self._temporary = Path(name)
-                mask = os.umask(0)
-                os.umask(mask)
-                os.fchmod(self._fd, 0o666 & ~mask)
+                self._fd, self._temporary = new_file(scratch or self.path.parent, self.path.name)
         except OSError as error:
             raise ResourceError(
-                f"{self.name}: cannot be written ({error.strerror}); choose another {self._option}"
+                f"{self.name}: cannot be written ({error.strerror or error}); choose another {self._option}"
             ) from None
 
     @property
@@ -82,9 +79,23 @@ class OutputFile:
         except OSError as error:
             raise ResourceError(self.describe(error)) from None
 
+    @property
+    def temporary(self) -> Path:
+        """Where a regular file lies until it has its name."""
+        assert self._temporary is not None
+        return self._temporary
+
     def finish(self) -> None:
         """Closes the file and gives it its name."""
+        self.complete()
+        self.place()
+
+    def complete(self) -> None:
+        """Closes the file, which is on the disk then; what is left is ``place``, or ``discard``."""
         self._close()
+
+    def place(self) -> None:
+        """Gives the complete file its name."""
         if self._temporary is not None:
             self._rename(self.path)
 

@@ -5,24 +5,43 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from pathlib import PurePath
+from itertools import accumulate, islice
+from pathlib import Path, PurePath
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from encast.data.csv_records import parse_records
-from encast.data.rows import BadRow, Row
+from encast.data.csv_records import CsvRecord, parse_records
+from encast.data.remote import is_url, random_access, reason_of, shown
+from encast.data.rows import BadRow, Row, Span
 from encast.data.source import MAX_ROW_BYTES, Line, Source
 from encast.errors import InputError
 
 __all__ = ["FORMATS", "CsvReader", "JsonlReader", "RowReader", "TextReader", "format_of", "need_columns", "open_rows"]
 
 
+R = TypeVar("R", Line, CsvRecord)
+
+_BATCH_ROWS = 1024
+"""Of Parquet, unpacked at once."""
+
+
 class RowReader(ABC):
-    """Iterates over ``Row`` and ``BadRow`` in the order of the input; a context manager."""
+    """Iterates over ``Row`` and ``BadRow`` in the order of the input; a context manager. One is asked for all rows, for
+    ``spans``, or for any number of spans ``at`` which it reads."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Row | BadRow]: ...
+
+    @abstractmethod
+    def at(self, span: Span) -> Iterator[Row | BadRow]:
+        """The rows of a span, which ``spans`` found. One behind the last that was read is read on to: nothing between
+        them is fetched or unpacked twice."""
+
+    @abstractmethod
+    def spans(self, rows: int) -> Iterator[Span]:
+        """The whole input in spans of so many rows, bad ones counted; in place of iterating."""
 
     @abstractmethod
     def fraction(self) -> float | None:
@@ -40,10 +59,35 @@ class RowReader(ABC):
         self.close()
 
 
-class _LineReader(RowReader):
+class _LineReader(RowReader, Generic[R]):
+    """What is a row is told by the lines alone; ``_records`` finds where each begins, ``_row`` reads it."""
+
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[str]) -> None:
         self._source = Source(path)
         self._columns = list(columns)
+
+    def _begin(self, lines: Iterator[Line]) -> Iterator[R]:
+        """The records of the whole file."""
+        return self._records(lines)
+
+    @abstractmethod
+    def _records(self, lines: Iterator[Line]) -> Iterator[R]:
+        """The records of lines, the first of which begins one."""
+
+    @abstractmethod
+    def _row(self, record: R) -> Row | BadRow: ...
+
+    def __iter__(self) -> Iterator[Row | BadRow]:
+        return map(self._row, self._begin(self._source.lines()))
+
+    def at(self, span: Span) -> Iterator[Row | BadRow]:
+        self._source.seek(span.offset, span.first)
+        return map(self._row, islice(self._records(self._source.lines()), span.rows))
+
+    def spans(self, rows: int) -> Iterator[Span]:
+        records = self._begin(self._source.lines())
+        for first in records:
+            yield Span(first.offset, first.number, 1 + sum(1 for _ in islice(records, rows - 1)))
 
     def fraction(self) -> float | None:
         return self._source.fraction()
@@ -52,35 +96,38 @@ class _LineReader(RowReader):
         self._source.close()
 
 
-class TextReader(_LineReader):
+class TextReader(_LineReader[Line]):
     """A row a line, the line being its only column; an empty line is an empty text."""
 
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[str]) -> None:
         if len(columns) != 1:
             raise InputError(
-                f"{path}: lines of text have one column, {', '.join(columns)} are needed; give JSONL, CSV or Parquet, "
-                "with --input-format if the file's name does not tell"
+                f"{shown(path)}: lines of text have one column, {', '.join(columns)} are needed; give JSONL, CSV or "
+                "Parquet, with --input-format if the file's name does not tell"
             )
         super().__init__(path, columns)
 
-    def __iter__(self) -> Iterator[Row | BadRow]:
-        for line in self._source.lines():
-            text = _decoded(line)
-            yield text if isinstance(text, BadRow) else Row(line.number, {self._columns[0]: text}, text)
+    def _records(self, lines: Iterator[Line]) -> Iterator[Line]:
+        return lines
+
+    def _row(self, record: Line) -> Row | BadRow:
+        text = _decoded(record)
+        return text if isinstance(text, BadRow) else Row(record.number, {self._columns[0]: text}, text)
 
 
-class JsonlReader(_LineReader):
+class JsonlReader(_LineReader[Line]):
     """A JSON object a line; blank lines are passed over."""
 
-    def __iter__(self) -> Iterator[Row | BadRow]:
-        for line in self._source.lines():
-            text = _decoded(line)
-            if isinstance(text, BadRow):
-                yield text
-            elif text.strip():
-                yield self._row(line.number, text)
+    def _records(self, lines: Iterator[Line]) -> Iterator[Line]:
+        for line in lines:
+            if line.data[:1] == b"{" or isinstance(text := _decoded(line), BadRow) or text.strip():
+                yield line
 
-    def _row(self, number: int, text: str) -> Row | BadRow:
+    def _row(self, record: Line) -> Row | BadRow:
+        text = _decoded(record)
+        if isinstance(text, BadRow):
+            return text
+        number = record.number
         try:
             values = json.loads(text, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
@@ -93,33 +140,43 @@ class JsonlReader(_LineReader):
         return Row(number, values, text)
 
 
-class CsvReader(_LineReader):
+class CsvReader(_LineReader[CsvRecord]):
     """CSV as RFC 4180 has it, with a header line; empty lines are passed over."""
 
-    def __iter__(self) -> Iterator[Row | BadRow]:
-        header: list[str] | None = None
-        for number, raw, fields, reason in parse_records(self._source.lines(), MAX_ROW_BYTES):
-            text = raw.decode("utf-8", "backslashreplace")
-            if header is None:
-                header = self._header(reason, fields)
-                continue
-            if reason:
-                yield BadRow(number, reason, text)
-                continue
-            if len(fields) != len(header):
-                yield BadRow(number, f"{len(fields)} fields; the header has {len(header)}", text)
-                continue
-            try:
-                values = [field.decode() for field in fields]
-            except UnicodeDecodeError as error:
-                yield BadRow(number, f"byte {error.object[error.start]:#04x} is not UTF-8", text)
-                continue
-            yield Row(number, dict(zip(header, values, strict=True)), text)
+    _header: list[str] | None = None
 
-    def _header(self, reason: str, fields: list[bytes]) -> list[str]:
-        names = [field.decode("utf-8", "backslashreplace") for field in fields]
+    def _begin(self, lines: Iterator[Line]) -> Iterator[CsvRecord]:
+        records = self._records(lines)
+        for head in islice(records, 1):
+            self._header = self._names(head)
+        return records
+
+    def _records(self, lines: Iterator[Line]) -> Iterator[CsvRecord]:
+        return parse_records(lines, MAX_ROW_BYTES)
+
+    def at(self, span: Span) -> Iterator[Row | BadRow]:
+        if self._header is None:
+            self._begin(self._source.lines())
+        return super().at(span)
+
+    def _row(self, record: CsvRecord) -> Row | BadRow:
+        number, raw, fields, reason, _ = record
+        text = raw.decode("utf-8", "backslashreplace")
+        assert self._header is not None
         if reason:
-            raise InputError(f"{self._source.name}: the header line cannot be read: {reason}")
+            return BadRow(number, reason, text)
+        if len(fields) != len(self._header):
+            return BadRow(number, f"{len(fields)} fields; the header has {len(self._header)}", text)
+        try:
+            values = [field.decode() for field in fields]
+        except UnicodeDecodeError as error:
+            return BadRow(number, f"byte {error.object[error.start]:#04x} is not UTF-8", text)
+        return Row(number, dict(zip(self._header, values, strict=True)), text)
+
+    def _names(self, head: CsvRecord) -> list[str]:
+        names = [field.decode("utf-8", "backslashreplace") for field in head.fields]
+        if head.reason:
+            raise InputError(f"{self._source.name}: the header line cannot be read: {head.reason}")
         need_columns(self._source.name, self._columns, names)
         return names
 
@@ -145,29 +202,67 @@ class ParquetReader(RowReader):
 
         if str(path) == "-":
             raise InputError("Parquet cannot be read from standard input, its index is at its end; give a file")
-        self._arrow, self._name = pyarrow(), str(path)
+        self._arrow, self._name = pyarrow(), shown(path)
         with Source(path):  # for the usual messages when it cannot be opened
             pass
         try:
-            self._file: Any = pyarrow_parquet().ParquetFile(str(path))
+            self._file: Any = pyarrow_parquet().ParquetFile(_stored(path))
         except (OSError, self._arrow.ArrowException) as error:
             raise InputError(
-                f"{path}: is not a Parquet file, or a damaged one ({error}); give another --input-format"
+                f"{self._name}: is not a Parquet file, or a damaged one ({reason_of(error)}); give another "
+                "--input-format"
             ) from None
-        self._rows = int(self._file.metadata.num_rows)
+        groups = self._file.metadata
+        sizes = [int(groups.row_group(group).num_rows) for group in range(groups.num_row_groups)]
+        self._begins = [0, *accumulate(sizes)]
+        """Where each group of rows begins, and the last ends."""
+        self._rows = self._begins[-1]
         self._read = 0
+        self._batches: Iterator[Any] = iter(())
+        self._batch: Any = None
+        self._next, self._end = 0, 0
+        """The row that the rest of ``_batch`` begins with, and the end of the group of rows that is open."""
         present = self._file.schema_arrow.names
         need_columns(self._name, columns, present)
         self._columns = list(columns) or present
 
+    def spans(self, rows: int) -> Iterator[Span]:
+        for begin in range(0, self._rows, rows):
+            yield Span(begin, begin + 1, min(rows, self._rows - begin))
+
+    def _take(self, begin: int, end: int) -> Iterator[Any]:
+        """The rows as parts of batches. A group of rows stays open: what follows in it is not fetched again."""
+        while begin < end:
+            if not self._next <= begin < self._end:
+                group = bisect_right(self._begins, begin) - 1
+                self._next, self._end = self._begins[group], self._begins[group + 1]
+                self._batch = None
+                self._batches = self._file.iter_batches(
+                    batch_size=_BATCH_ROWS, row_groups=[group], columns=self._columns
+                )
+            while self._batch is None or self._next + self._batch.num_rows <= begin:
+                self._next += 0 if self._batch is None else self._batch.num_rows
+                self._batch = next(self._batches)
+            skipped = begin - self._next
+            part = self._batch.slice(skipped, end - begin)
+            self._batch = self._batch.slice(skipped)
+            self._next = begin
+            begin += part.num_rows
+            yield part
+
     def __iter__(self) -> Iterator[Row | BadRow]:
-        batches = self._file.iter_batches(batch_size=1024, columns=self._columns)
+        return self.at(Span(0, 1, self._rows))
+
+    def at(self, span: Span) -> Iterator[Row | BadRow]:
+        self._read = span.offset
+        batches = self._take(span.offset, span.offset + span.rows)
         while True:
             try:
                 batch = next(batches, None)
-            except (OSError, self._arrow.ArrowException) as error:
+            except (OSError, RuntimeError, self._arrow.ArrowException) as error:
+                self._end = 0  # nothing of it is read on from
                 raise InputError(
-                    f"{self._name}: damaged after row {self._read} ({error}); fetch the file again"
+                    f"{self._name}: damaged after row {self._read} ({reason_of(error)}); fetch the file again"
                 ) from None
             if batch is None:
                 return
@@ -197,7 +292,7 @@ class ParquetReader(RowReader):
         return self._read / self._rows if self._rows else None
 
     def close(self) -> None:
-        self._file.close()
+        self._file.close(force=True)
 
 
 FORMATS: dict[str, type[TextReader] | type[JsonlReader] | type[CsvReader] | type[ParquetReader]] = {
@@ -217,22 +312,21 @@ def format_of(path: str | os.PathLike[str]) -> str | None:
 
 
 def _suffix(path: str | os.PathLike[str]) -> str:
-    name = PurePath(path)
+    name = PurePath(str(path).partition("?")[0] if is_url(path) else path)
     return (name.with_suffix("") if name.suffix == ".gz" else name).suffix.lower()
 
 
 def open_rows(path: str | os.PathLike[str], columns: Sequence[str], format: str = "auto") -> RowReader:
-    """A reader of the rows of a file, or of standard input (``"-"``).
+    """A reader of the rows of a file (its path or URL, see ``data.remote``), or of standard input (``"-"``).
 
     ``columns`` are those that every row must have; without any, a row has all of the file's. "auto" goes by
-    the file's suffix, and takes lines of text where that says nothing. Raises ``InputError`` when the file
-    cannot be read, misses a column or the format is unknown, or when its suffix says that it holds something
-    else.
+    the file's suffix, and takes lines of text where that says nothing. Raises ``InputError`` when the file cannot be
+    read, misses a column or the format is unknown, or when its suffix says that it holds something else.
     """
     if format == "auto" and _suffix(path) in _NOT_LINES_OF_TEXT:
         raise InputError(
-            f"{path}: {_suffix(path)} is no format that rows are read from; {', '.join(FORMATS)} are. Convert the "
-            "file, or say --input-format text to take its lines as they stand"
+            f"{shown(path)}: {_suffix(path)} is no format that rows are read from; {', '.join(FORMATS)} are. Convert "
+            "the file, or say --input-format text to take its lines as they stand"
         )
     if format == "auto":
         found = format_of(path)
@@ -240,6 +334,13 @@ def open_rows(path: str | os.PathLike[str], columns: Sequence[str], format: str 
     if format not in FORMATS:
         raise InputError(f"input format {format!r} is unknown; {', '.join(FORMATS)} are known")
     return FORMATS[format](path, columns)
+
+
+def _stored(path: str | os.PathLike[str]) -> Any:
+    if is_url(path):
+        return random_access(str(path))
+    # Arrow opens no paths that are not UTF-8.
+    return Path(path).open("rb") if any("\ud800" <= letter <= "\udfff" for letter in str(path)) else str(path)
 
 
 def _decoded(line: Line) -> str | BadRow:

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from encast.errors import ResourceError
 
-__all__ = ["BadRow", "BadRows", "Row"]
+__all__ = ["BadRow", "BadRows", "Row", "Span", "bad_row_line"]
 
 _RAW_LIMIT = 1 << 16
 
@@ -38,6 +38,24 @@ class BadRow:
     raw: str
 
 
+@dataclass(frozen=True)
+class Span:
+    """Rows of a file that lie one after the other: the first has the number ``first`` and begins at ``offset``, in
+    bytes of the unpacked file (Parquet: in rows)."""
+
+    offset: int
+    first: int
+    rows: int
+
+
+def bad_row_line(bad: BadRow, **more: object) -> bytes:
+    """The line of an error file; ``more`` are fields that go before."""
+    record: dict[str, object] = {**more, "row": bad.number, "reason": bad.reason, "raw": bad.raw[:_RAW_LIMIT]}
+    if len(bad.raw) > _RAW_LIMIT:
+        record["cut"] = True
+    return json.dumps(record).encode() + b"\n"  # ASCII, so that lone surrogates survive as escapes
+
+
 class BadRows:
     """Collects bad rows as JSONL: ``{"row": number, "reason": ..., "raw": ...}``.
 
@@ -59,10 +77,7 @@ class BadRows:
                 ) from None
 
     def add(self, bad: BadRow) -> None:
-        record: dict[str, object] = {"row": bad.number, "reason": bad.reason, "raw": bad.raw[:_RAW_LIMIT]}
-        if len(bad.raw) > _RAW_LIMIT:
-            record["cut"] = True
-        line = json.dumps(record).encode() + b"\n"  # ASCII, so that lone surrogates survive as escapes
+        line = bad_row_line(bad)
         self.count += 1
         if self.path is None:
             sys.stderr.write(line.decode())

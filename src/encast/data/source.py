@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
+from encast.data.remote import is_url, open_url, reason_of, shown
 from encast.errors import InputError
 
 __all__ = ["MAX_ROW_BYTES", "Line", "Source", "open_text"]
@@ -27,35 +28,42 @@ _GZIP = b"\x1f\x8b"
 
 @dataclass(frozen=True)
 class Line:
-    """``data`` without its line end; not ``whole``: only the first bytes of a line beyond the limit."""
+    """``data`` without its line end; not ``whole``: only the first bytes of a line beyond the limit. ``offset``: the
+    bytes of the stream, unpacked, before the line."""
 
     number: int
     data: bytes
     whole: bool
     end: bytes = b"\n"
+    offset: int = 0
 
 
 class Source:
     """A binary stream with lines; a context manager. ``name`` stands in messages."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """``"-"`` is standard input. Gzip is told by its first bytes. Raises ``InputError``."""
-        self.name = "standard input" if str(path) == "-" else str(path)
+        """``"-"`` is standard input; URLs are those of ``data.remote``. Gzip is told by its first bytes. Raises
+        ``InputError``, and ``ResourceError`` where a URL needs pyarrow."""
+        self.name = "standard input" if str(path) == "-" else shown(path)
         if str(path) == "-":
             if sys.stdin is None:
                 raise InputError("standard input is closed; give a file")
             self._raw: BinaryIO = sys.stdin.buffer
             self._size = 0
+        elif is_url(path):
+            self._raw, self._size = open_url(str(path))
         else:
             try:
                 self._raw = Path(path).open("rb")  # noqa: SIM115, closed by close
             except OSError as error:
                 raise InputError(
-                    f"{path}: cannot be read ({error.strerror}); give a readable file, or - for standard input"
+                    f"{self.name}: cannot be read ({error.strerror}); give a readable file, or - for standard input"
                 ) from None
             self._size = os.fstat(self._raw.fileno()).st_size
-        peeked = cast(io.BufferedReader, self._raw).peek(2)[:2]
+        self._offset = self._number = 0
         self.stream: BinaryIO = self._raw
+        with self._reading(0):
+            peeked = cast(io.BufferedReader, self._raw).peek(2)[:2]
         if peeked == _GZIP:
             self.stream = cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=self._raw), 1 << 16))
 
@@ -67,21 +75,28 @@ class Source:
 
     def lines(self, max_bytes: int = MAX_ROW_BYTES) -> Iterator[Line]:
         """Lines ended by LF or CRLF, without a leading byte order mark; memory is bounded by ``max_bytes``."""
-        number = 0
+        number, offset = self._number, self._offset
         while True:
             with self._reading(number):
                 data = self.stream.readline(max_bytes + 2)
             if not data:
                 return
-            number += 1
+            number, begin, offset = number + 1, offset, offset + len(data)
+            whole = data.endswith(b"\n") or len(data) < max_bytes + 2
             if number == 1 and data.startswith(_BOM):
                 data = data[len(_BOM) :]
-            whole = data.endswith(b"\n") or len(data) < max_bytes + 2
             while not whole and (rest := self._skip(number)):
+                offset += len(rest)
                 if rest.endswith(b"\n"):
                     break
             end = b"\r\n" if data.endswith(b"\r\n") else b"\n" if data.endswith(b"\n") else b""
-            yield Line(number, data[: len(data) - len(end)] if end else data, whole, end)
+            yield Line(number, data[: len(data) - len(end)] if end else data, whole, end, begin)
+
+    def seek(self, offset: int, number: int) -> None:
+        """``lines`` goes on at line ``number``, which begins at ``offset``; gzipped data is unpacked up to there."""
+        self._offset, self._number = offset, number - 1
+        with self._reading(number - 1):
+            self.stream.seek(offset)
 
     def _skip(self, number: int) -> bytes:
         with self._reading(number):
@@ -103,7 +118,7 @@ class Source:
         except IsADirectoryError:
             raise InputError(f"{self.name}: is a folder; give a file") from None
         except OSError as error:
-            raise InputError(f"{self.name}: cannot be read after line {number} ({error.strerror})") from None
+            raise InputError(f"{self.name}: cannot be read after line {number} ({reason_of(error)})") from None
 
     def close(self) -> None:
         if self._raw is not sys.stdin.buffer:

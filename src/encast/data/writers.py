@@ -31,6 +31,7 @@ __all__ = [
     "Record",
     "Writer",
     "open_writer",
+    "vector_column",
 ]
 
 Record = Mapping[str, Any]
@@ -47,9 +48,14 @@ class Writer(ABC):
     def write(self, records: Sequence[Record]) -> None:
         """Writes records as one block: after a failure all of them are kept or none is."""
 
+    def complete(self) -> None:
+        """Ends the file, which still has a temporary name; what is left is ``output.place``."""
+        self.output.complete()
+
     def finish(self) -> None:
         """Completes the file under its final name."""
-        self.output.finish()
+        self.complete()
+        self.output.place()
 
     def keep(self) -> Path | None:
         """Completes what was written as ``NAME.partial``, a valid file; None when there is nothing to keep."""
@@ -128,9 +134,9 @@ class ParquetWriter(Writer):
             raise ResourceError(self.output.describe(error)) from None
         self.output.size = self._stream.tell()
 
-    def finish(self) -> None:
+    def complete(self) -> None:
         self._close()
-        self.output.finish()
+        self.output.complete()
 
     def keep(self) -> Path | None:
         try:
@@ -148,6 +154,18 @@ class ParquetWriter(Writer):
             raise ResourceError(self.output.describe(error)) from None
 
 
+def vector_column(columns: Mapping[str, Any]) -> str:
+    """The column that npy holds: the only one that is a list, of f32; raises ``InputError`` when there is none."""
+    vectors = [name for name, shape in columns.items() if isinstance(shape, list)]
+    if [columns[name] for name in vectors] != [["f32"]]:
+        raise _no_npy("only embeddings are one vector a row")
+    return vectors[0]
+
+
+def _no_npy(why: str) -> InputError:
+    return InputError(f"npy cannot be written here: {why}; choose --format jsonl, csv or parquet")
+
+
 class NpyWriter(Writer):
     """One f32 matrix, a row a record, from the only column that is a list; needs a regular file."""
 
@@ -155,12 +173,14 @@ class NpyWriter(Writer):
 
     def __init__(self, output: OutputFile, columns: Mapping[str, Any], width: int | None) -> None:
         super().__init__(output, columns)
-        vectors = [name for name, shape in columns.items() if isinstance(shape, list)]
-        if [columns[name] for name in vectors] != [["f32"]] or width is None or not output.regular:
-            why = "only embeddings are one vector a row" if output.regular else f"{output.name} is no regular file"
+        try:
+            self._column = vector_column(columns)
+            if width is None or not output.regular:
+                raise _no_npy(f"{output.name} is no regular file")
+        except InputError:
             output.discard()
-            raise InputError(f"npy cannot be written here: {why}; choose --format jsonl, csv or parquet")
-        self._column, self._width, self._rows = vectors[0], width, 0
+            raise
+        self._width, self._rows = width, 0
         output.append(self._header())
 
     def _header(self) -> bytes:
@@ -179,9 +199,9 @@ class NpyWriter(Writer):
             self.output.append(block.tobytes())
             self._rows += len(records)
 
-    def finish(self) -> None:
+    def complete(self) -> None:
         self.output.patch(self._header())
-        self.output.finish()
+        self.output.complete()
 
     def keep(self) -> Path | None:
         if self._rows == 0:
@@ -202,13 +222,18 @@ OUTPUT_FORMATS = (*_WRITERS, "npy")
 
 
 def open_writer(
-    path: str | os.PathLike[str], columns: Mapping[str, Any], format: str = "auto", *, width: int | None = None
+    path: str | os.PathLike[str],
+    columns: Mapping[str, Any],
+    format: str = "auto",
+    *,
+    width: int | None = None,
+    scratch: Path | None = None,
 ) -> Writer:
     """A writer to a file, or to standard output (``"-"``).
 
-    ``columns``: name to shape. ``width`` is the length of the vectors, which npy needs. "auto" goes by the
-    file's suffix, and writes JSONL where that says nothing. Raises ``InputError`` for an unknown format
-    or one that cannot hold the columns, ``ResourceError`` when the file cannot be written.
+    ``columns``: name to shape. ``width`` is the length of the vectors, which npy needs; ``scratch``: see
+    ``OutputFile``. "auto" goes by the file's suffix, and writes JSONL where that says nothing. Raises ``InputError``
+    for an unknown format or one that cannot hold the columns, ``ResourceError`` when the file cannot be written.
     """
     if format == "auto":
         found = format_of(path)
@@ -217,7 +242,7 @@ def open_writer(
         raise InputError(f"output format {format!r} is unknown; {', '.join(OUTPUT_FORMATS)} are known")
     if format == "parquet":
         pyarrow_parquet()  # before anything is made
-    output = OutputFile(path)
+    output = OutputFile(path, scratch=scratch)
     return NpyWriter(output, columns, width) if format == "npy" else _WRITERS[format](output, columns)
 
 

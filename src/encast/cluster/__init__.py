@@ -1,0 +1,5 @@
+"""Jobs on a Ray cluster (extra ``ray``). Nothing else imports Ray; ``encast run --ray`` imports this package."""
+
+from encast.cluster.executor import RayExecutor
+
+__all__ = ["RayExecutor"]

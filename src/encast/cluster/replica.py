@@ -1,0 +1,83 @@
+"""What runs on the nodes: a worker of the job in an actor. Errors travel as values, so that their kinds arrive."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import encast.errors as errors
+from encast.data.inputs import InputFile
+from encast.jobs.job import Cut, find_cut
+from encast.jobs.layout import Done
+from encast.jobs.worker import Worker
+from encast.machine import this_machine, usable_cores
+
+__all__ = ["Replica", "Said", "count", "error_of"]
+
+
+@dataclass(frozen=True)
+class Said:
+    """An error on its way to the driver: the name of its class in ``encast.errors``, and its message."""
+
+    kind: str
+    message: str
+
+
+def _said(error: Exception) -> Said:
+    if isinstance(error, errors.EncastError):
+        return Said(type(error).__name__, str(error))
+    if isinstance(error, (OSError, MemoryError)):
+        return Said("ResourceError", f"{type(error).__name__}: {error}")
+    return Said("EncastError", f"{type(error).__name__}: {error}; this is a defect of encast, please report it")
+
+
+def error_of(said: Said, where: str) -> errors.EncastError:
+    """The error again, with the node that it happened on."""
+    kind: Any = getattr(errors, said.kind)
+    made: errors.EncastError = kind(f"{said.message} (on the node {where})")
+    return made
+
+
+def count(file: InputFile, path: str, columns: Sequence[str], rows: int) -> Cut | Said:
+    """``find_cut`` on a node."""
+    try:
+        return find_cut(file, path, columns, rows)
+    except Exception as error:
+        return _said(error)
+
+
+class Replica:
+    """One engine; ``numbers`` and ``run`` are called from several threads, ``progress`` from another one."""
+
+    def __init__(self, folder: str, artifact: str, inputs: Sequence[str], threads: int, instances: int) -> None:
+        self._made = (folder, artifact, inputs)
+        self._threads, self._instances = threads, instances
+        self._worker: Worker | None = None
+        self._opening = threading.Lock()
+
+    def _open(self) -> Worker:
+        """On first use, in the process that Ray started or started again."""
+        with self._opening:
+            if self._worker is None:
+                # Others may have the rest of the machine: only who has all of it may say which cores are his.
+                alone = self._threads * self._instances >= len(usable_cores(this_machine()))
+                self._worker = Worker(*self._made, threads=self._threads, instances=self._instances, pin=alone)
+            return self._worker
+
+    def numbers(self) -> dict[str, Any] | Said:
+        try:
+            return self._open().numbers()
+        except Exception as error:
+            return _said(error)
+
+    def run(self, number: int) -> Done | Said:
+        try:
+            return self._open().run(number)
+        except Exception as error:
+            return _said(error)
+
+    def progress(self) -> dict[int, int]:
+        """See ``Worker.progress``."""
+        return self._worker.progress() if self._worker is not None else {}

@@ -1,0 +1,68 @@
+"""The executor of a job in this process: one engine, as many shards side by side as it has instances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from types import TracebackType
+
+from encast.data.inputs import InputFile
+from encast.errors import EncastError
+from encast.jobs.job import Cut, Shards, find_cut
+from encast.jobs.layout import Done
+from encast.jobs.run import Agree, Failed
+from encast.jobs.waiting import Waiting
+from encast.jobs.worker import Worker
+
+__all__ = ["LocalExecutor"]
+
+
+class LocalExecutor:
+    """See ``run.Executor``. A shard is tried once: here nothing would be other the second time."""
+
+    def __init__(
+        self, folder: Path, artifact: Path, inputs: Sequence[str], *, threads: int | None, instances: int
+    ) -> None:
+        self._folder, self._artifact, self._inputs = folder, artifact, inputs
+        self._threads, self._instances = threads, instances
+        self._worker: Worker | None = None
+        self._pool = ThreadPoolExecutor(instances)
+
+    def find_cuts(self, files: Sequence[InputFile], columns: Sequence[str], rows: int) -> Iterator[Cut]:
+        return (find_cut(file, file.reached(self._inputs), columns, rows) for file in files)
+
+    def run(self, shards: Shards, left: Sequence[int], agree: Agree) -> Iterator[Done | Failed]:
+        if not left:
+            return
+        worker = self._worker = Worker(
+            self._folder, self._artifact, self._inputs, threads=self._threads, instances=self._instances
+        )
+        agree(worker.numbers())
+        waiting: Waiting[int] = Waiting(left)
+        under_way: dict[Future[Done], tuple[int, int]] = {}
+        free = list(range(self._instances))
+        while True:
+            while free and (number := waiting.take(free[-1])) is not None:
+                under_way[self._pool.submit(worker.run, number)] = number, free.pop()
+            if not under_way:
+                return
+            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                number, place = under_way.pop(future)
+                free.append(place)
+                try:
+                    yield future.result()
+                except EncastError as error:
+                    yield Failed(shards[number], error)
+
+    def __enter__(self) -> LocalExecutor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._worker is not None:
+            self._worker.stop()
+        self._pool.shutdown(cancel_futures=True)
+        if self._worker is not None:
+            self._worker.close()

@@ -1,0 +1,146 @@
+"""A worker of a job: one engine that turns shards into files. Whatever is written of a job, a worker wrote."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from collections.abc import Sequence
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import encast.artifact as artifacts
+import encast.engine as engines
+from encast.artifact.write import version
+from encast.data.arrow import pyarrow
+from encast.errors import ArtifactError, InputError, ResourceError
+from encast.jobs.answers import Answers
+from encast.jobs.folder import read_begun
+from encast.jobs.job import Shard
+from encast.jobs.layout import Done, Layout
+from encast.jobs.readers import OpenInput, OpenInputs
+from encast.jobs.shard_files import ShardFiles
+from encast.tasks.table import file_task
+
+__all__ = ["StoppedError", "Worker"]
+
+_VECTORS = {"features", "embed", "embed_tokens"}
+"""Tasks whose answers are what the engine computes; scores of the others go through exponentials of NumPy."""
+
+
+class StoppedError(Exception):
+    """The worker was stopped before the shard was finished."""
+
+
+class Worker:
+    """Runs shards of the job that ``folder`` is of, from any number of threads.
+
+    ``inputs``: as the user named them, as URLs' credentials stand nowhere else. Raises ``ResourceError`` where the
+    folder is not that of the job here or another encast is installed, ``ArtifactError`` where the artifact is not here
+    or is another one, and what ``engine.load`` raises.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        artifact: str | os.PathLike[str],
+        inputs: Sequence[str],
+        *,
+        threads: int | None = None,
+        instances: int = 1,
+        pin: bool = True,
+    ) -> None:
+        begun = read_begun(Path(folder))
+        if begun is None:
+            raise ResourceError(
+                f"{folder}: is not the folder of the job here; --output must lie on storage that every node has under "
+                "the same path (NFS, Lustre, a mounted volume)"
+            )
+        self._layout, self._job, self._shards = Layout(Path(folder), begun), begun.job, begun.shards
+        if self._job.encast != version():
+            raise ResourceError(
+                f"encast {version()} is installed here, the job is computed by {self._job.encast}; install that"
+            )
+        digest = artifacts.artifact_sha(artifacts.open(artifact))
+        if digest != self._job.artifact:
+            raise ArtifactError(
+                f"{artifact}: is not the artifact of the job here (digest {digest}, not {self._job.artifact}); copy "
+                "the right one to every node, or put it on shared storage"
+            )
+        self._engine = engines.load(
+            artifact, threads=threads, instances=instances, pin=pin, batch_tokens=self._job.batch_tokens
+        )
+        self._spec = file_task(self._job.task)
+        self._answers = Answers(self._engine, self._spec, self._job.columns, self._job.options)
+        self._inputs = OpenInputs(lambda shard: shard.input.reached(inputs), self._job.columns, instances)
+        self._stopped = threading.Event()
+        self._done: dict[int, int] = {}
+
+    def numbers(self) -> dict[str, Any]:
+        """What else the bytes of a shard depend on: machines that agree in this write the same ones."""
+        import encast._core as _core
+
+        plan: Any = self._engine.runnable
+        classes = {step.keys.get("arithmetic") for step in _core.Plan(plan.plan).steps} - {None}
+        found: dict[str, Any] = {"arithmetic": sorted(classes), "tokenizers": version_of("tokenizers")}
+        if self._job.task not in _VECTORS:
+            found["NumPy"] = f"{np.__version__} on {_core.isa_best()}"
+        if self._engine.meta.math == "exact" or self._job.task not in _VECTORS:
+            found["C library"] = " ".join(platform.libc_ver())
+        if self._job.format == "parquet":
+            found["pyarrow"] = pyarrow().__version__
+        return found
+
+    def run(self, number: int) -> Done:
+        """Computes a shard, over what may be there of it.
+
+        Raises ``InputError`` where its input cannot be read or has changed, ``ResourceError`` where its files cannot be
+        written or another job has taken the folder, ``StoppedError`` after ``stop``.
+        """
+        shard = self._shards[number]
+        source = self._inputs.take(shard)
+        try:
+            done = self._run(shard, source)
+        except BaseException:
+            source.close()
+            raise
+        finally:
+            self._done.pop(number, None)
+        self._inputs.give_back(source)
+        return done
+
+    def _run(self, shard: Shard, source: OpenInput) -> Done:
+        width = self._job.options.truncate_dim or self._engine.dim
+        files = ShardFiles(self._layout, shard.number, shard.input.name, self._spec.columns, self._job.format, width)
+        try:
+            self._done[shard.number] = 0
+            for group in self._answers.groups(source.rows(shard)):
+                if self._stopped.is_set():
+                    raise StoppedError
+                files.add(self._answers.of(group))
+                self._done[shard.number] = files.count
+            if files.count != shard.span.rows:
+                raise InputError(
+                    f"{shard.input.name}: has other rows than when the job began; give --output a new folder"
+                )
+            files.complete()
+            source.need_unchanged(shard)
+            return files.place()
+        except BaseException:
+            files.discard()
+            raise
+
+    def progress(self) -> dict[int, int]:
+        """How many rows are done of each shard that runs now."""
+        return dict(self._done)
+
+    def stop(self) -> None:
+        """Shards that run end soon, with ``StoppedError``."""
+        self._stopped.set()
+
+    def close(self) -> None:
+        self._inputs.close()
+        self._engine.close()
