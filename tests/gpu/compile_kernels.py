@@ -1,7 +1,7 @@
 """Compiles every kernel, in the forms that models use, to machine code of a card that need not be there.
 
 ``python compile_kernels.py 80 90``: compute capabilities. Prints a line a kernel. Fails where one wants more shared
-memory than a multiprocessor has, or where attention has more values than registers.
+memory than a multiprocessor has, or where attention, norms or products have more values than registers.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def test_a_card_without_the_products(monkeypatch: pytest.MonkeyPatch, tmp_path_f
     if find_spec("triton") is not None:
         assert devices.why_no_triton(card) == "Triton needs compute capability 8.0, the card has 7.5"
     devices.need_int8(card)
-    with pytest.raises(ResourceError, match=r"'f8' needs compute capability 9.0, Tesla T4 has 7.5; give dtype='f16'"):
+    with pytest.raises(ResourceError, match=r"'f8' needs a card .* 9.0 or 10.x, Tesla T4 has 7.5; give dtype='f16'"):
         devices.stored_dtype("f8", card)
     # Of an int8 artifact attention is bf16, unless values are f16.
     _, graph = compiled_graph("bert-embed", "int8", tmp_path_factory)
@@ -171,6 +171,19 @@ def test_a_card_without_the_products(monkeypatch: pytest.MonkeyPatch, tmp_path_f
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     with pytest.raises(ResourceError, match=r"has no products of int8, which need 7\.5; compile to f32"):
         GpuRunnable(graph, "cuda", dtype="f16")
+
+
+def test_which_cards_have_room_for_the_tiles_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, shared, runs in (
+        ((8, 9), 99, False),
+        ((9, 0), 227, True),
+        ((10, 0), 227, True),
+        ((12, 0), 99, False),
+    ):
+        properties = SimpleNamespace(shared_memory_per_block_optin=shared << 10)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, found=properties: found)
+        assert devices.runs_products(torch.device("cuda", 0)) == runs
 
 
 def test_f8_of_integers_is_refused_at_load(tmp_path_factory: pytest.TempPathFactory) -> None:

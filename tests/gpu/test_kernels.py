@@ -19,12 +19,13 @@ from models import DEVICE, FAST_ELEMENTARY, HERE, compiled_graph, rms, tensor
 from test_steps import normal
 
 from encast.backends.gpu.adapt import adapt
-from encast.backends.gpu.kernels import INTERPRETED, STEPS, steps_for
+from encast.backends.gpu.kernels import INTERPRETED, STEPS, product, steps_for
 from encast.backends.gpu.kernels.product import Scales, can_multiply, multiply
 from encast.backends.gpu.packed import TILE, pack
 from encast.backends.gpu.runnable import GpuRunnable
 from encast.backends.gpu.steps import STEPS as PLAIN
 from encast.backends.gpu.steps import Context
+from encast.backends.gpu.steps.attention import with_margins
 from encast.backends.gpu.steps.narrow import f8_rows
 from encast.backends.gpu.steps.products import Int8Weight
 from encast.backends.gpu.steps.rows import activated
@@ -78,7 +79,9 @@ def test_attention(lengths: tuple[int, ...], heads: int, size: int, dtype: str) 
         ("local_attention", (near,), {"reach": 5}),
         ("local_attention", (None,), {"reach": 90}),
     ):
-        tensors = (None if one is None else tensor(one) for one in operands)
+        tensors = [None if one is None else tensor(one) for one in operands]
+        if op == "attention" and tensors[0] is not None:
+            tensors[0] = with_margins(tensors[0])
         made = STEPS[op](context, stored, *tensors, **attrs, **more)
         assert made.dtype == DTYPES[dtype]
         wide = (None if one is None else one.astype(np.float64) if one.dtype == np.float32 else one for one in operands)
@@ -96,7 +99,7 @@ def test_what_attention_makes_of_a_text_has_the_same_bits_in_every_batch(product
     lengths = (5, 130, 1, 64)
     batch = batch_of(lengths)
     qkv = tensor(normal(rng, batch.tokens, 3 * 2 * 8))
-    bias = tensor(normal(rng, 2, 301))
+    bias = with_margins(tensor(normal(rng, 2, 301)))
     attrs: dict[str, Any] = {"heads": 2, "scale": 0.4, "products": products}
     for op, operands, more in (("attention", (bias,), {}), ("local_attention", (), {"reach": 7})):
         whole = STEPS[op](Context(pack(batch, None, HERE), torch.float32), qkv, *operands, **attrs, **more)
@@ -238,7 +241,7 @@ def test_products_with_what_follows(rows: int, n: int, k: int, activation: str, 
         ),
     )  # fmt: skip
     for operand, of_operand, scales, exact in products:
-        assert can_multiply(operand, of_operand, DTYPES[stored])
+        assert can_multiply(operand, of_operand)
         for added in (bias, None):
             made = multiply(operand, of_operand, added, activation, DTYPES[stored], scales)
             wanted = activated(exact if added is None else exact + added, activation)
@@ -248,14 +251,47 @@ def test_products_with_what_follows(rows: int, n: int, k: int, activation: str, 
             assert (made.double() - wanted).abs().max() <= 2 * units * max(1.0, exact.abs().max().item())
 
 
+@pytest.mark.parametrize("tile", range(len(product._TILES)))
+@pytest.mark.parametrize("stored", ["f16", "f32"])
+@pytest.mark.parametrize("operands", ["f16", "f8", "int8"])
+def test_products_in_every_tile_by_few_programs(
+    operands: str, stored: str, tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each goes through several tiles, in two groups of rows; the last ones of both directions are cut off."""
+    if stored == "f32" and product._TILES[tile][1] == 256:
+        pytest.skip("a tile of f32 is too large")
+    monkeypatch.setattr(product, "_TILES", (product._TILES[tile],))
+    monkeypatch.setattr(product, "_multiprocessors", lambda device: 3)
+    rng = np.random.default_rng(tile)
+    rows, n, k = 9 * product._TILES[0][0] + 5, 2 * product._TILES[0][1] + 7, 400
+    x, weight, bias = (tensor(normal(rng, *shape, scale=0.3)) for shape in ((rows, k), (n, k), (n,)))
+    scales = None
+    if operands == "f16":
+        left, right = x.half(), weight.half()
+        exact = left.double() @ right.double().t()
+    elif operands == "f8":
+        f8, of_weight = f8_rows(x), f8_rows(weight)
+        left, right, scales = f8.codes, of_weight.codes, Scales(f8.scale, of_weight.scale)
+        exact = (left.double() * f8.scale[:, None]) @ (right.double() * of_weight.scale[:, None]).t()
+    else:
+        left, right = ((10 * one).round().clamp(-127, 127).to(torch.int8) for one in (x, weight))
+        shifts = tensor(rng.integers(-100, 100, rows).astype(np.int32))
+        scales = Scales(x[:, 0].abs() / 100, weight[:, 0].abs(), shifts, right.sum(dim=1, dtype=torch.int32))
+        exact = (left.double() + shifts[:, None]) @ right.double().t() * scales.rows[:, None] * scales.columns
+    made = multiply(left, right, bias, "none", DTYPES[stored], scales)
+    assert made.shape == (rows, n)
+    units = UNITS[stored] + (2.0**-10 if operands == "f8" else 2.0**-18)
+    wanted = exact + bias
+    assert (made.double() - wanted).abs().max() <= 2 * units * wanted.abs().max()
+
+
 def test_products_that_the_copy_engine_does_not_take() -> None:
     """Rows that do not begin at multiples of 16 bytes."""
-    for n, k, stored, takes in (
-        (8, 8, "f16", True), (8, 12, "f16", False), (4, 8, "f16", False), (4, 8, "f32", True), (2, 8, "f32", False),
-    ):  # fmt: skip
-        x, weight = torch.zeros(2, k, device=HERE).half(), torch.zeros(n, k, device=HERE).half()
-        assert can_multiply(x, weight, DTYPES[stored]) == takes
-    assert not can_multiply(torch.zeros(16, 2, device=HERE).half().t(), torch.zeros(8, 16, device=HERE), torch.float16)
+    for k, takes in ((8, True), (12, False)):
+        x, weight = torch.zeros(2, k, device=HERE).half(), torch.zeros(3, k, device=HERE).half()
+        assert can_multiply(x, weight) == takes
+    assert not can_multiply(torch.zeros(16, 2, device=HERE).half().t(), torch.zeros(8, 16, device=HERE).half())
+    assert not can_multiply(torch.zeros(17, device=HERE).half()[1:][None], torch.zeros(8, 16, device=HERE).half())
 
 
 @pytest.mark.parametrize("activation", ["none", *ACTIVATIONS])

@@ -684,7 +684,8 @@ def _linear_bf16(types: Any, attrs: Any) -> list[ValueType]:
 
 @_op("linear_f8", "x weight bias?", {"activation": _is_linear_activation}, plain=False)
 def _linear_f8(types: Any, attrs: Any) -> list[ValueType]:
-    """``activation(x @ f8(weight).T + bias)``: ``weight``, f32 or bf16, is rounded as ``cast_f8`` rounds; f32 sums."""
+    """``activation(x @ f8(weight).T + bias)``: ``weight``, f32 or bf16, is rounded as ``cast_f8`` rounds; f32 sums, of
+    which cards keep fewer bits (an H100 13)."""
     x = _matrix(types[0], "x", "f8")
     weight = _matrix(types[1], "weight", "bf16" if types[1] is not None and types[1].dtype == "bf16" else "f32")
     _need(x.shape[1] == weight.shape[1], f"x is {x}, weight is {weight}; the inner sizes differ")

@@ -46,8 +46,12 @@ def _ready_for_f8(graph: Graph) -> None:
     if any(node.op in ("linear_int8", "linear_sparse_int8") for node in graph.nodes):
         raise InputError("dtype is 'f8', and the artifact has weights of int8; compile the checkpoint to f32 or bf16")
     if graph.meta.dtype == "f32":
+        wide = {node.name: graph.constants[node.inputs[1]] for node in graph.nodes if node.op == "linear"}
         set_precision(graph, QuantSpec("bf16"))
         fuse_narrow(graph)
+        for node in graph.nodes:
+            if node.op == "linear_bf16":  # its weight is rounded once
+                graph.constants[node.inputs[1]] = wide[node.name]
 
 
 _F8_OPS = {"cast_bf16": "cast_f8", "linear_bf16": "linear_f8"}
@@ -64,7 +68,7 @@ def _node(graph: Graph, node: Node, changes: Counter[str], f8: bool) -> Node:
     op, inputs = node.op, node.inputs
     if f8:
         op = _F8_OPS.get(op, op)
-        changes["products are of f8"] += op == "linear_f8"
+        changes.update(["products are of f8"] if op == "linear_f8" else [])
         if attrs.get("also") == "bf16":
             attrs["also"] = "f8"
     if op == "linear_sparse_int8":

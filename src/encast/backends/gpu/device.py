@@ -15,6 +15,7 @@ __all__ = [
     "need_bf16",
     "need_f8",
     "need_int8",
+    "runs_products",
     "stored_dtype",
     "why_no_triton",
 ]
@@ -63,13 +64,22 @@ def need_bf16(device: torch.device) -> None:
 
 def need_f8(device: torch.device) -> None:
     """Raises ``ResourceError`` on a card that the kernels for products of f8 do not run on."""
-    if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < (9, 0):
+    if device.type == "cuda" and not runs_products(device):
+        have = ".".join(map(str, torch.cuda.get_device_capability(device)))
         raise ResourceError(
-            f"dtype 'f8' needs compute capability 9.0, {torch.cuda.get_device_name(device)} has {found[0]}.{found[1]}; "
-            "give dtype='f16'"
+            f"dtype 'f8' needs a card of compute capability 9.0 or 10.x, {torch.cuda.get_device_name(device)} has "
+            f"{have}; give dtype='f16'"
         )
     if device.type == "cuda" and (why := why_no_triton(device)) is not None:
         raise ResourceError(f"dtype 'f8': {why}; mend that, or give dtype='f16'")
+
+
+def runs_products(device: torch.device) -> bool:
+    """Whether the kernel of ``kernels/product.py`` runs: from compute capability 9.0 on, with shared memory for its
+    tiles, which the cards of 12.x lack."""
+    if torch.cuda.get_device_capability(device) < (9, 0):
+        return False
+    return bool(torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= 227 << 10)
 
 
 def need_int8(device: torch.device) -> None:

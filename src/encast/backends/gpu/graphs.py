@@ -33,7 +33,8 @@ _CAPTURING = threading.Lock()
 
 def bucket_of(batch: Batch) -> tuple[int, int] | None:
     """Tokens and sequences of the bucket, one sequence at least empty; None for a larger batch. There are eight sizes
-    from a power of two of tokens to the next, so at most an eighth is padding, and powers of two of sequences."""
+    from a power of two of tokens to the next, so that from 256 on at most an eighth is padding, and powers of two of
+    sequences."""
     if batch.tokens > MOST_TOKENS:
         return None
     step = max(LEAST_TOKENS, (1 << (batch.tokens - 1).bit_length()) // 16)
@@ -46,7 +47,9 @@ class Capture:
     """
 
     def __init__(self, device: torch.device) -> None:
-        # PyTorch's own stream for captures is one for all models and all threads.
+        # PyTorch's own stream for captures is one for all models and all threads. Products have a workspace for each
+        # stream: that of a stream which runs outside of captures may be freed by others, with graphs that use it left.
+        self._before: Any = torch.cuda.Stream(device)
         self._stream: Any = torch.cuda.Stream(device)
         self._pool: Any = torch.cuda.graph_pool_handle()
 
@@ -54,10 +57,10 @@ class Capture:
         """``run`` as a CUDA graph: each call makes its answer anew, in the same memory."""
         with _CAPTURING:
             current = torch.cuda.current_stream()
-            self._stream.wait_stream(current)
-            with torch.cuda.stream(self._stream):
+            self._before.wait_stream(current)
+            with torch.cuda.stream(self._before):
                 run()  # compiles kernels and fills caches, which no graph may do
-            current.wait_stream(self._stream)
+            current.wait_stream(self._before)
             graph = torch.cuda.CUDAGraph()
             try:
                 # Other models' threads may go on.
@@ -102,7 +105,9 @@ class Graphs:
         key = output, *bucket
         if key in self._failed:
             return None
-        if key not in self._made:
+        if key in self._made:
+            packed, replay, _ = self._made.pop(key)
+        else:
             tokens, seqs = bucket
             try:
                 packed = pack(batch, None, self._device, tokens=tokens, seqs=seqs)
@@ -110,14 +115,13 @@ class Graphs:
             except RuntimeError as error:  # out of memory too: without a graph less is held
                 self._failed[key] = first_line(error)
                 return None
-            self._keep(key, packed, replay)
-        packed, replay, size = self._made.pop(key)
-        self._made[key] = packed, replay, size  # the last one used
         refill(packed, batch)
-        return to_host(replay()[:rows])
+        made = replay()
+        self._keep(key, packed, replay, made.nbytes)
+        return to_host(made[:rows])
 
-    def _keep(self, key: tuple[str, int, int], packed: Packed, replay: Replay) -> None:
-        size = replay().nbytes
+    def _keep(self, key: tuple[str, int, int], packed: Packed, replay: Replay, size: int) -> None:
+        """As the one used last."""
         while self._made and (
             len(self._made) >= _MOST_GRAPHS or size + sum(kept for _, _, kept in self._made.values()) > _MOST_ANSWERS
         ):

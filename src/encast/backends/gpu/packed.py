@@ -111,7 +111,10 @@ def to_host(rows: torch.Tensor) -> torch.Tensor:
     wide = rows.float().contiguous()
     if wide.device.type == "cpu":
         return wide
-    there = torch.empty(wide.shape, dtype=torch.float32, pin_memory=True)
+    try:
+        there = torch.empty(wide.shape, dtype=torch.float32, pin_memory=True)
+    except RuntimeError:  # the system locks no more
+        return wide.cpu()
     there.copy_(wide, non_blocking=True)
     torch.cuda.current_stream(wide.device).synchronize()
     return there

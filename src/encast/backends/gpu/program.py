@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from encast.backends.gpu.packed import Packed
+from encast.backends.gpu.steps.attention import with_margins
 from encast.backends.gpu.steps.context import Context, Step
 from encast.backends.gpu.steps.narrow import f8_rows
 from encast.backends.gpu.steps.products import Int8Weight
@@ -149,6 +150,8 @@ class _Constants:
             return "int8"
         if op == "linear_f8" and place == 1:
             return "f8"
+        if op == "attention" and place == 1:
+            return "bias"
         if op == "disentangled_attention":
             heads = node.attrs["heads"]
             columns = self.graph.type_of(node.inputs[0]).shape[1]
@@ -169,6 +172,8 @@ class _Constants:
             tensor = tensor.view(torch.bfloat16)
         if form == "int8":
             return Int8Weight(tensor)
+        if form == "bias":
+            return with_margins(tensor)
         if form == "f8":
             return f8_rows(tensor)
         dtypes = {"wide": torch.float32, "bf16": torch.bfloat16, "stored": self.stored}

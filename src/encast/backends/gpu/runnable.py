@@ -53,6 +53,8 @@ class GpuRunnable:
         if kernels not in KERNELS:
             raise InputError(f"kernels is {kernels!r}; {', '.join(map(repr, KERNELS))} are known")
         self.device = choose_device(kind, index)
+        if dtype == "f8" and kernels == "torch" and self.device.type == "cuda":
+            raise InputError("dtype is 'f8' and kernels is 'torch': products of f8 are Triton's; leave kernels out")
         self.stored = stored_dtype(dtype, self.device)
         made, self._changes = adapt(graph, f8=dtype == "f8")
         _need_arithmetic(made, self.stored, self.device)

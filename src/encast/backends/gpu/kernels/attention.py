@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from encast.backends.gpu.kernels.dtypes import product, rounded
+from encast.backends.gpu.kernels.dtypes import TRITON_DTYPES, product, rounded
 from encast.backends.gpu.packed import TILE, Packed
 
 __all__ = ["LARGEST_HEAD", "attend", "form", "options"]
@@ -66,8 +66,8 @@ def _attend(
     SIZE: tl.constexpr, SIZE_BLOCK: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     HAS_SEEN: tl.constexpr, HAS_BIAS: tl.constexpr, LOCAL: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    # Heads of one tile run side by side: they share its queries' and keys' rows, in the cache.
-    head, tile = tl.program_id(0), tl.program_id(1)
+    # In this order: a grid has room for 65,535 in its second direction.
+    tile, head = tl.program_id(0), tl.program_id(1)
     sequence, first = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
     begin = tl.load(offsets + sequence)
     length = tl.load(offsets + sequence + 1) - begin
@@ -97,8 +97,8 @@ def _attend(
             masked = last_key // KEYS * KEYS
             for block in range(0, masked, KEYS):
                 top, total, mixed = _block(
-                    q, block + tl.arange(0, KEYS), last_key, queries, begin, place, of_bias, scale, hidden, reach,
-                    top, total, mixed, row_stride, columns, SIZE, HAS_BIAS, LOCAL, False, DTYPE,
+                    q, block + tl.arange(0, KEYS), last_key, queries, begin, place, of_bias, scale, hidden,
+                    reach, top, total, mixed, row_stride, columns, SIZE, HAS_BIAS, LOCAL, False, DTYPE,
                 )  # fmt: skip
         for block in range(masked, last_key, KEYS):
             top, total, mixed = _block(
@@ -109,13 +109,10 @@ def _attend(
         tl.store(out + row * hidden + head * SIZE + columns[None, :], mixed, mask=real)
 
 
-_TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-
-
 def options(form: dict[str, Any], itemsize: int) -> dict[str, int]:
     """How a form of the kernel is compiled, over values of ``itemsize`` bytes. f32 products, which no tensor core
-    makes, take twice the registers, so twice the warps share
-    them; stages are as many as shared memory and registers hold."""
+    makes, take twice the registers, so twice the warps share them; stages are as many as shared memory and registers
+    hold."""
     if form["DTYPE"] == tl.float32:
         return {"num_warps": 8, "num_stages": 1 if form["LOCAL"] and form["SIZE_BLOCK"] > 64 else 2}
     return {"num_warps": 4, "num_stages": 3 if itemsize == 2 else 2}
@@ -148,16 +145,17 @@ def attend(
 ) -> torch.Tensor:
     """``qkv: [tokens, 3 * hidden]``, rows contiguous, to ``[tokens, hidden]`` of its dtype; products of ``dtype``.
 
-    ``bias: f32[heads, 2n - 1]``, ``seen: i32[seqs]``, ``reach``: as ``attention`` and ``local_attention`` have them.
+    ``bias: f32[heads, columns]``: as ``with_margins`` makes it of the table of ``attention``; ``seen: i32[seqs]``,
+    ``reach``: as ``attention`` and ``local_attention`` have them.
     Rows of no sequence are left as they are in memory. Raises nothing of its own: the caller has checked the head's
     size.
     """
     hidden = qkv.shape[1] // 3
     size = hidden // heads
     out = torch.empty((qkv.shape[0], hidden), dtype=qkv.dtype, device=qkv.device)
-    of = _TRITON_DTYPES[dtype]
+    of = TRITON_DTYPES[dtype]
     fixed = form(size, of, seen is not None, bias is not None, reach is not None)
-    _attend[(heads, batch.tiles.shape[0])](
+    _attend[(batch.tiles.shape[0], heads)](
         qkv, out, batch.offsets, batch.tiles,
         batch.offsets if seen is None else seen,
         qkv if bias is None else bias,

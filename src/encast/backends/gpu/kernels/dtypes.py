@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
-__all__ = ["INTERPRETED", "product", "product_onto", "rounded"]
+__all__ = ["INTERPRETED", "TRITON_DTYPES", "product", "product_onto", "rounded"]
+
+TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether the kernels run on the CPU; Triton decides when it reads them."""

@@ -91,7 +91,7 @@ class Copy:
     @classmethod
     def of(cls, also: Any, like: torch.Tensor) -> Copy:
         """Of rows as those of ``like``, which the copy is where it would be equal; ``also``: see ``_with_quantized`` of
-        ``ir/ops.py``, or None."""
+        ``ir/ops.py``, or None. A kernel that stores 16 bits makes the copy of what it rounds to them."""
         rows, device = like.shape[0], like.device
         if also is None or (also == "bf16" and like.dtype != torch.float32):
             return cls(_NO_COPY, like, like, like, (1.0, 1.0, 0.0), None if also is None else like)

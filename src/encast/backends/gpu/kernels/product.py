@@ -1,8 +1,8 @@
 """Products with weights whose sums never leave the registers: scales, bias, activation and rounding follow at once.
 
-For cards whose matrix units read tiles that a copy engine brought to shared memory (compute capability 9.0 on). One
-program a multiprocessor goes through the tiles of the output, so that the next tile's operands arrive while one is
-finished. A row is summed in the order of its columns, whatever tile it is in.
+For cards whose matrix units read tiles that a copy engine brought to shared memory, of which they have 227 KB for a
+program (see ``runs_products``). One program a multiprocessor goes through the tiles of the output, so that the next
+tile's operands arrive while one is finished. A row is summed in the order of its columns, whatever tile it is in.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from encast.backends.gpu.kernels.dtypes import INTERPRETED, product_onto, rounded
+from encast.backends.gpu.device import runs_products
+from encast.backends.gpu.kernels.dtypes import INTERPRETED, TRITON_DTYPES, product_onto, rounded
 from encast.backends.gpu.kernels.epilogue import activated, kind_of
 
 __all__ = ["Scales", "can_multiply", "form", "multiply"]
@@ -57,9 +58,6 @@ def _product(
         out.store([begin, left], rounded(activated(value, KIND), STORED))
 
 
-_TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-
-
 @dataclass(frozen=True)
 class Scales:
     """Of f8: ``rows: f32[rows]``, ``columns: f32[n]``. Of bytes also ``shifts: i32[rows]``, added to every byte of a
@@ -77,20 +75,17 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 @cache
-def _has_copy_engine(device: torch.device) -> bool:
-    return INTERPRETED if device.type == "cpu" else torch.cuda.get_device_capability(device) >= (9, 0)
+def _has_kernel(device: torch.device) -> bool:
+    return INTERPRETED if device.type == "cpu" else runs_products(device)
 
 
-def can_multiply(x: torch.Tensor, weight: torch.Tensor, stored: torch.dtype) -> bool:
+def can_multiply(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether ``multiply`` takes these: rows begin at multiples of 16 bytes, as the copy engine wants."""
-    whole = 16 // x.element_size()
     return (
-        _has_copy_engine(x.device)
+        _has_kernel(x.device)
         and x.shape[1] == weight.shape[1]
-        and x.shape[1] % whole == 0
-        and weight.shape[0] * stored.itemsize % 16 == 0
-        and x.is_contiguous()
-        and x.data_ptr() % 16 == 0
+        and x.shape[1] * x.element_size() % 16 == 0
+        and all(one.is_contiguous() and one.data_ptr() % 16 == 0 for one in (x, weight))
     )
 
 
@@ -126,19 +121,21 @@ def multiply(
     scales: Scales | None = None,
 ) -> torch.Tensor:
     """``activation(x @ weight.T + bias)`` in ``stored``: ``x: [rows, k]`` and ``weight: [n, k]`` of one dtype, f16 or
-    bf16, or f8 or bytes with ``scales``, which ``can_multiply`` has seen."""
+    bf16, or f8 or bytes with ``scales``, which ``can_multiply`` has seen. Rows of the answer begin at multiples of 16
+    bytes."""
     rows, inner = x.shape
     columns = weight.shape[0]
     processors = _multiprocessors(x.device)
     sizes, options = form(rows, columns, x.element_size(), stored, processors)
-    out = torch.empty((rows, columns), dtype=stored, device=x.device)
+    stride = columns + -columns % (16 // stored.itemsize)
+    out = torch.empty((rows, stride), dtype=stored, device=x.device)[:, :columns]
     tile = [sizes["ROWS"], sizes["COLUMNS"]]
     operands = _FLOATS if scales is None else _F8 if scales.shifts is None else _INT8
     count = triton.cdiv(rows, tile[0]) * triton.cdiv(columns, tile[1])
     _product[(min(count, processors),)](
         TensorDescriptor(x, [rows, inner], [inner, 1], [tile[0], sizes["INNER"]]),
         TensorDescriptor(weight, [columns, inner], [inner, 1], [tile[1], sizes["INNER"]]),
-        TensorDescriptor(out, [rows, columns], [columns, 1], tile),
+        TensorDescriptor(out, [rows, columns], [stride, 1], tile),
         out if bias is None else bias,
         out if scales is None else scales.rows,
         out if scales is None or scales.shifts is None else scales.shifts,
@@ -146,6 +143,6 @@ def multiply(
         out if scales is None or scales.sums is None else scales.sums,
         rows, columns, inner,
         **sizes, GROUP=_GROUP, OPERANDS=operands, HAS_BIAS=bias is not None, KIND=kind_of(activation, stored),
-        STORED=_TRITON_DTYPES[stored], **options,
+        STORED=TRITON_DTYPES[stored], **options,
     )  # fmt: skip
     return out

@@ -132,10 +132,10 @@ def linear(
     stored = context.stored
     if x.dtype == stored:
         # cuBLAS adds a bias, and is as fast or faster; an activation takes it a second pass.
-        if stored == torch.float32 or activation == "none" or not can_multiply(x, weight, stored):
+        if stored == torch.float32 or activation == "none" or not can_multiply(x, weight):
             return PLAIN["linear"](context, x, weight, bias, activation=activation)
         return multiply(x, weight, bias, activation, stored)
-    if can_multiply(x, weight, stored):
+    if can_multiply(x, weight):
         return multiply(x, weight, bias, activation, stored)
     if bias is None and activation == "none" and stored == torch.float32:
         return wide_product(x, weight)
@@ -144,6 +144,8 @@ def linear(
 
 @step("linear_f8", table=STEPS)
 def linear_f8(context: Context, x: F8, weight: F8, bias: torch.Tensor | None, *, activation: str) -> torch.Tensor:
+    if not can_multiply(x.codes, weight.codes):
+        return PLAIN["linear_f8"](context, x, weight, bias, activation=activation)
     return multiply(x.codes, weight.codes, bias, activation, context.stored, Scales(x.scale, weight.scale))
 
 
@@ -157,14 +159,14 @@ def linear_int8(
     *,
     activation: str,
 ) -> torch.Tensor:
-    if weight.outputs == weight.codes.shape[0] and can_multiply(x.codes, weight.codes, context.stored):
+    if weight.outputs == weight.codes.shape[0] and can_multiply(x.codes, weight.codes):
         scales = Scales(x.scale, weight_scale, x.shift, weight.sums)
         return multiply(x.codes, weight.codes, bias, activation, context.stored, scales)
     return int8_epilogue(integer_product(x, weight), x, weight, weight_scale, bias, activation, context.stored)
 
 
 def steps_for(graph: Graph) -> dict[str, Step]:
-    """The table for this graph: without the kernels that take no row, head or weight of such a size."""
+    """The table for this graph: without the kernels that take no row or head of such a size."""
     steps = dict(STEPS)
     for node in graph.nodes:
         if not _takes(node, graph):
@@ -180,7 +182,4 @@ def _takes(node: Node, graph: Graph) -> bool:
     assert isinstance(columns, int)
     if step_of in (attention, local_attention):
         return columns // int(node.attrs["heads"]) <= LARGEST_HEAD
-    if step_of is linear_f8:
-        outputs, inputs = graph.type_of(node.inputs[1]).shape
-        return int(inputs) % 16 == int(outputs) % 8 == 0
     return step_of not in _BY_ROW or columns <= LARGEST_ROW

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
+import torch.nn.functional as functional
 
+from encast.backends.gpu.packed import TILE
 from encast.backends.gpu.steps.context import Context, step
 from encast.ir.relative import distance_origin
 
-__all__ = ["attention", "attention_dtype", "rotary_qkv"]
+__all__ = ["attention", "attention_dtype", "rotary_qkv", "with_margins"]
 
 _QUERIES = 256
 """Queries of a block: their scores with all keys are what is held."""
@@ -39,6 +41,12 @@ def rotary_qkv(context: Context, qkv: torch.Tensor, table: torch.Tensor, *, head
     a, b = qkv[:, : 2 * hidden].float().view(rows, 2 * heads, -1).chunk(2, dim=2)
     turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=2).view(rows, -1)
     return torch.cat([context.store(turned), qkv[:, 2 * hidden :]], dim=1)
+
+
+def with_margins(bias: torch.Tensor) -> torch.Tensor:
+    """The table of ``attention`` with ``TILE`` further columns at either end, for the queries behind a sequence's last
+    one in a tile: they are further from keys than it goes."""
+    return functional.pad(bias, (TILE, TILE))
 
 
 @step("attention", by_length=True)
