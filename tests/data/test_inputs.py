@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from encast.data import open_rows
+from encast.data import open_rows, readers
+from encast.data import source as sources
 from encast.data.inputs import list_inputs, state_of
-from encast.data.remote import reaching, shown, with_credentials, without_credentials
+from encast.data.remote import reaching, reason_of, shown, with_credentials, without_credentials
 from encast.errors import InputError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "jobs"))
@@ -174,6 +177,106 @@ def test_messages_have_no_credentials(store: Path) -> None:
 
 def open_rows_of(url: str) -> None:
     open_rows(url, ["text"], "parquet")
+
+
+SIGNED = "abfs://box@account.host/rows.txt?sas_token=SECRET%2FSIGNATURE"
+SAID = f"GET of https://account.host/box/{'long/' * 48}rows.txt?se=2026&sig=SECRET/SIGNATURE failed: 403"
+
+
+def test_a_reason_is_cut_after_its_secrets_are_taken_out() -> None:
+    for text in (SAID, "x" * 290 + "SECRET/SIGNATURE", "x" * 290 + "SECRET%2FSIGNATURE"):
+        for error in (ValueError(text), OSError(5, text)):
+            assert "SEC" not in reason_of(error, SIGNED)
+            assert len(reason_of(error, SIGNED)) <= 300
+    # A signature that came from elsewhere than the URL.
+    assert reason_of(OSError(5, SAID.replace("long/", "")), "s3://bucket/a") == (
+        "GET of https://account.host/box/rows.txt failed: 403"
+    )
+
+
+class Failing(io.RawIOBase):
+    """A file that fails with ``error`` at ``begin``, or everywhere."""
+
+    fails = False
+
+    def __init__(self, path: Path, begin: int, error: Exception) -> None:
+        self.file, self.begin, self.error = path.open("rb"), begin, error
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self.file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        if self.file.tell() == self.begin:
+            raise self.error
+        return self.file.readinto(memoryview(buffer)[:10])
+
+    def read(self, size: int = -1) -> bytes:
+        if self.fails:
+            raise self.error
+        return self.file.read(size)
+
+
+def fail_while_open(failing: Failing) -> None:
+    with open_rows(SIGNED.replace(".txt", ".parquet"), ["text"]) as reader:
+        failing.fails = True
+        list(reader)
+
+
+def test_a_failure_in_the_middle_of_a_read_has_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    text, table = tmp_path / "a.txt", tmp_path / "a.parquet"
+    text.write_text("one\ntwo\nthree\nfour\n")
+    parquet.write_table(arrow.table({"text": list(map(str, range(50_000)))}), table)
+    error: Exception
+    for error in (OSError(5, SAID), OSError(SAID), arrow.ArrowInvalid(SAID), arrow.ArrowException(SAID)):
+        lines = io.BufferedReader(Failing(text, 10, error))
+        monkeypatch.setattr(sources, "open_url", lambda url, lines=lines: (lines, 20))
+        with pytest.raises(InputError, match=r"^abfs://box@account.host/rows.txt: cannot be read after line") as raised:
+            rows_of(SIGNED)
+        assert "SECRET" not in str(raised.value)
+        for footer in (True, False):
+            whole = io.BufferedReader(Failing(table, -1, error))
+            monkeypatch.setattr(sources, "open_url", lambda url, whole=whole: (whole, 20))
+            failing = Failing(table, -1, error)
+            failing.fails = footer
+            file = arrow.PythonFile(failing, "r")
+            monkeypatch.setattr(readers, "random_access", lambda url, file=file: file)
+            with pytest.raises(InputError, match="damaged") as raised:
+                fail_while_open(failing)
+            assert "SECRET" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket/x#y.txt",
+        "s3://key:se#cret@bucket/x.txt",
+        "s3://bucket/x.txt?region=#&x",
+        "file://{}/x#y.txt",
+        "file://{}/x?y.txt",
+    ],
+)
+def test_a_url_of_which_a_part_would_not_be_read_is_refused(tmp_path: Path, url: str) -> None:
+    pytest.importorskip("pyarrow")
+    for name in ("x", "x#y.txt", "x?y.txt"):
+        (tmp_path / name).write_text(name + "\n")
+    url = url.format(tmp_path)
+    for ask in (lambda: list_inputs([url], "text"), lambda: rows_of(url), lambda: state_of(url)):
+        with pytest.raises(InputError, match=r"a URL with [#?], behind which nothing.*; write %(23|3F)") as error:
+            ask()
+        assert "cret" not in str(error.value)
+    for plain in ("x%23y.txt", "x%3Fy.txt"):
+        (found,) = list_inputs([f"file://{tmp_path}/{plain}"])
+        assert rows_of(found.path) == rows_of(f"file://{tmp_path}/{plain}") == [Path(found.path).name]
 
 
 def test_the_state_of_a_file_tells_contents_apart(store: Path) -> None:

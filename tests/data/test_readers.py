@@ -203,6 +203,54 @@ def test_parquet(tmp_path: Path) -> None:
             _read(_file(tmp_path, "b.parquet", cut), ["text"])
 
 
+def test_parquet_values_that_python_has_not_spoil_their_row_only(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    broken = pa.Array.from_buffers(pa.string(), 3, pa.array([b"x", b"\xff", b"z"], pa.binary()).buffers())
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), broken)
+    times = pa.array([0, 1, 2**62], pa.timestamp("us"))
+    path = tmp_path / "a.parquet"
+    pq.write_table(
+        pa.table({"text": ["a", "b", "c"], "lists": lists, "times": times, "bytes": [b"0", b"1", b"2"]}), path
+    )
+    assert _read(path, ["text", "lists"]) == [(1, "a", ["x"]), (2, "a string that is not UTF-8"), (3, "c", ["z"])]
+    *_, last = _read(path, ["text", "times"])
+    assert last == (3, "a value that cannot be read (date value out of range)")
+    assert _read(path, ["bytes"]) == [(1, b"0"), (2, b"1"), (3, b"2")]
+
+
+def _claims(path: Path, rows: int, claimed: int) -> None:
+    """Has the index of a Parquet file say that it has other rows, in Thrift's numbers: zigzag, 7 bits a byte."""
+
+    def number(value: int) -> bytes:
+        value, found = 2 * value, b""
+        while value > 127:
+            value, found = value >> 7, found + bytes([value & 127 | 128])
+        return found + bytes([value])
+
+    data = path.read_bytes()
+    size = int.from_bytes(data[-8:-4], "little")
+    index = data[-8 - size : -8]
+    assert index.count(number(rows)) >= 3  # of the file, of its group, of its column
+    index = index.replace(number(rows), number(claimed))
+    path.write_bytes(data[: -8 - size] + index + len(index).to_bytes(4, "little") + b"PAR1")
+
+
+def test_a_parquet_index_that_lies_is_found_before_its_rows_are_listed(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["same"] * 12345}), path)
+    with open_rows(path, ["text"]) as reader:  # fewer bytes than rows, and it is whole
+        assert [span.rows for span in reader.spans(10_000)] == [10_000, 2345]
+    _claims(path, 12345, 2**52)
+    with (
+        open_rows(path, ["text"]) as reader,
+        pytest.raises(InputError, match=r"damaged after row 12345 \(its index names more rows\)"),
+    ):
+        next(reader.spans(4096))
+    with pytest.raises(InputError, match="damaged after row 12345"):
+        _read(path, ["text"])
+
+
 def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "missing.txt", tmp_path):
         with pytest.raises(InputError, match=str(path)):

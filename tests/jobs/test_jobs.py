@@ -20,8 +20,9 @@ from object_store import object_store
 
 from encast.cli.main import main
 from encast.cli.run_job import SOME_ROWS_BAD
-from encast.errors import InputError
+from encast.errors import InputError, ResourceError
 from encast.jobs.folder import FINISHED
+from encast.jobs.run import error_of_shard
 from encast.jobs.sealed import unseal
 from encast.jobs.worker import Worker
 
@@ -244,6 +245,34 @@ def test_a_shard_that_fails_does_not_stop_the_others(
     assert len(answers(tmp_path / "out")) == 10
 
 
+def test_a_shard_that_meets_a_defect_does_not_stop_the_others(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("a\n" * 10)
+    compute = Worker.run
+
+    def fail(self: Worker, number: int) -> Any:
+        if number == 2:
+            raise OverflowError("date value out of range")
+        return compute(self, number)
+
+    monkeypatch.setattr(Worker, "run", fail)
+    assert run(artifact, tmp_path / "a.txt", "-o", tmp_path / "out", "--shard-rows", 2) == 2
+    said = capsys.readouterr().err
+    assert "1 of 5 shards failed" in said
+    assert "OverflowError: date value out of range; this is a defect of encast" in said
+    assert len(list((tmp_path / "out").glob("part-*"))) == 4
+
+
+def test_an_error_of_a_shard_has_no_credentials() -> None:
+    url = "s3://KEYKEY:SECRET@bucket/a"
+    for error in (OSError(f"no {url}"), ValueError("x" * 290 + "SECRET"), RuntimeError(url)):
+        told = error_of_shard(error, ["a.txt", url])
+        assert isinstance(told, ResourceError) == isinstance(error, OSError)
+        assert "SECRET" not in str(told)
+        assert "KEYKEY" not in str(told)
+
+
 def test_a_full_disk_stops_the_job_and_leaves_nothing_half(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -276,6 +305,10 @@ def test_an_input_that_changes_meanwhile_is_seen(artifact: Path, tmp_path: Path)
         (["-", "-o", "out/"], "a job reads files"),
         (["rows", "-o", "-"], "a job reads files"),
         (["rows", "-o", "rows/out"], "lies inside of the input rows"),
+        (["file://{}/rows", "-o", "rows/out"], "--output rows/out lies inside of the input /"),
+        (["file://{}/rows/a.txt", "-o", "rows/a.txt"], "are one file"),
+        (["file://{}/rows/a.txt#b", "-o", "out/"], "/rows/a.txt#b: a URL with #"),
+        (["file://{}/rows/a.txt#b", "-o", "out.jsonl"], "/rows/a.txt#b: a URL with #"),
         (["rows", "rows/a.txt", "-o", "out"], "named already"),
         (["odd", "-o", "out"], "does not say which of"),
         (["empty", "-o", "out"], "holds no files"),
@@ -311,7 +344,7 @@ def test_what_cannot_be_done_is_said_and_makes_nothing(
     os.mkfifo("pipe.txt")
     Path("gone.txt").symlink_to("nowhere")
     before = sorted(Path().rglob("*"))
-    assert run(artifact, *arguments) == 2
+    assert run(artifact, *(one.format(tmp_path) for one in arguments)) == 2
     assert reason in capsys.readouterr().err
     assert sorted(Path().rglob("*")) == before
 

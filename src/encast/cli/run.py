@@ -19,7 +19,7 @@ from encast.cli.interrupts import sigterm_interrupts
 from encast.cli.progress import Progress
 from encast.cli.run_job import SHARD_ROWS, SOME_ROWS_BAD, Asked, is_job, need_local, run_job_command
 from encast.data import FORMATS, OUTPUT_FORMATS, BadRow, BadRows, RowReader, Writer, open_rows, open_writer
-from encast.data.remote import shown
+from encast.data.remote import local_path, shown
 from encast.engine import BATCH_TOKENS
 from encast.errors import EncastError, InputError
 from encast.jobs.answers import Answers, columns_of_task, task_name
@@ -145,7 +145,9 @@ def run_command(
         spec = file_task(name)
         columns = columns_of_task(spec, text_column, pair_column)
         error_file = errors or (None if output == "-" else Path(output + ".errors.jsonl"))
-        _need_unlike({"the input": input, "--output": output, "--errors": "-" if error_file is None else error_file})
+        _need_unlike(
+            {"the input": local_path(input), "--output": output, "--errors": "-" if error_file is None else error_file}
+        )
         set_aside = BadRows(error_file)
         with open_rows(input, columns, input_format) as reader:
             width = truncate_dim or engine.dim

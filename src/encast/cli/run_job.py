@@ -20,7 +20,7 @@ from encast.data import OUTPUT_FORMATS
 from encast.data.arrow import pyarrow_parquet
 from encast.data.inputs import list_inputs
 from encast.data.readers import format_of
-from encast.data.remote import is_url, shown
+from encast.data.remote import is_url, local_path, shown
 from encast.data.writers import vector_column
 from encast.engine import session_of
 from encast.errors import InputError
@@ -61,7 +61,10 @@ def is_job(inputs: Sequence[str], output: str) -> bool:
         len(inputs) > 1
         or output.endswith("/")
         or Path(output).is_dir()
-        or any(one.partition("?")[0].endswith("/") if is_url(one) else Path(one).is_dir() for one in inputs)
+        or any(
+            one.partition("?")[0].endswith("/") if is_url(one) else Path(one).is_dir()
+            for one in map(local_path, inputs)
+        )
     )
 
 
@@ -146,7 +149,7 @@ def _job(asked: Asked, shard_rows: int) -> Job:
     if format == "parquet":
         pyarrow_parquet()
     files = list_inputs(asked.inputs, asked.input_format)
-    for one in asked.inputs:
+    for one in map(local_path, asked.inputs):
         if not is_url(one) and (folder := Path(one).resolve()).is_dir() and output.resolve().is_relative_to(folder):
             raise InputError(f"--output {asked.output} lies inside of the input {one}; name a folder elsewhere")
     return Job(

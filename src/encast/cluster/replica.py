@@ -11,6 +11,7 @@ import encast.errors as errors
 from encast.data.inputs import InputFile
 from encast.jobs.job import Cut, find_cut
 from encast.jobs.layout import Done
+from encast.jobs.run import error_of_shard
 from encast.jobs.worker import Worker
 from encast.machine import this_machine, usable_cores
 
@@ -25,12 +26,9 @@ class Said:
     message: str
 
 
-def _said(error: Exception) -> Said:
-    if isinstance(error, errors.EncastError):
-        return Said(type(error).__name__, str(error))
-    if isinstance(error, (OSError, MemoryError)):
-        return Said("ResourceError", f"{type(error).__name__}: {error}")
-    return Said("EncastError", f"{type(error).__name__}: {error}; this is a defect of encast, please report it")
+def _said(error: Exception, inputs: Sequence[str]) -> Said:
+    told = error_of_shard(error, inputs)
+    return Said(type(told).__name__, str(told))
 
 
 def error_of(said: Said, where: str) -> errors.EncastError:
@@ -45,7 +43,7 @@ def count(file: InputFile, path: str, columns: Sequence[str], rows: int) -> Cut 
     try:
         return find_cut(file, path, columns, rows)
     except Exception as error:
-        return _said(error)
+        return _said(error, [path])
 
 
 class Replica:
@@ -70,13 +68,13 @@ class Replica:
         try:
             return self._open().numbers()
         except Exception as error:
-            return _said(error)
+            return _said(error, self._made[2])
 
     def run(self, number: int) -> Done | Said:
         try:
             return self._open().run(number)
         except Exception as error:
-            return _said(error)
+            return _said(error, self._made[2])
 
     def progress(self) -> dict[int, int]:
         """See ``Worker.progress``."""

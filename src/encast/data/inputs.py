@@ -8,10 +8,19 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from encast.data.readers import FORMATS, format_of
-from encast.data.remote import file_system, is_url, mark_of, reaching, shown, with_credentials, without_credentials
+from encast.data.remote import (
+    file_system,
+    is_url,
+    local_path,
+    mark_of,
+    reaching,
+    shown,
+    with_credentials,
+    without_credentials,
+)
 from encast.errors import InputError
 
 __all__ = ["InputFile", "State", "list_inputs", "state_of"]
@@ -86,7 +95,7 @@ def list_inputs(names: Iterable[str], format: str = "auto") -> list[InputFile]:
     found: list[InputFile] = []
     seen: dict[str, str] = {}
     called: dict[str, str] = {}
-    for at, name in enumerate(map(_path_of, names)):
+    for at, name in enumerate(map(local_path, names)):
         for one in _in_store(name) if is_url(name) else _on_disk(name):
             told = format_of(one.path) if format == "auto" else format
             if told not in FORMATS:
@@ -108,11 +117,6 @@ def list_inputs(names: Iterable[str], format: str = "auto") -> list[InputFile]:
             seen[path], called[one.name] = one.name, one.path
             found.append(InputFile(one.name, one.path, told, one.bytes, one.changed, at))
     return found
-
-
-def _path_of(name: str) -> str:
-    """Files of this machine have paths."""
-    return unquote(name[7:]) if name.startswith("file:///") else name
 
 
 def _hidden(name: str) -> bool:

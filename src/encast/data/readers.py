@@ -7,10 +7,11 @@ import os
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, islice
 from pathlib import Path, PurePath
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from encast.data.csv_records import CsvRecord, parse_records
 from encast.data.remote import is_url, random_access, reason_of, shown
@@ -194,6 +195,13 @@ def need_columns(name: str, columns: Sequence[str], present: Sequence[str]) -> N
         )
 
 
+class _Unreadable(NamedTuple):
+    """In the place of a value; see ``BadRow``."""
+
+    reason: str
+    raw: str
+
+
 class ParquetReader(RowReader):
     """A row a row; needs pyarrow, and a file that can be read from its end."""
 
@@ -202,33 +210,54 @@ class ParquetReader(RowReader):
 
         if str(path) == "-":
             raise InputError("Parquet cannot be read from standard input, its index is at its end; give a file")
-        self._arrow, self._name = pyarrow(), shown(path)
-        with Source(path):  # for the usual messages when it cannot be opened
-            pass
+        self._arrow, self._path, self._name = pyarrow(), path, shown(path)
+        with Source(path) as source:  # for the usual messages when it cannot be opened
+            size = source.size
         try:
             self._file: Any = pyarrow_parquet().ParquetFile(_stored(path))
+            groups, present = self._file.metadata, self._file.schema_arrow.names
+            sizes = [int(groups.row_group(group).num_rows) for group in range(groups.num_row_groups)]
+            if min(sizes, default=0) < 0:
+                raise self._arrow.ArrowInvalid("it has less than no rows")
         except (OSError, self._arrow.ArrowException) as error:
             raise InputError(
-                f"{self._name}: is not a Parquet file, or a damaged one ({reason_of(error)}); give another "
+                f"{self._name}: is not a Parquet file, or a damaged one ({reason_of(error, path)}); give another "
                 "--input-format"
             ) from None
-        groups = self._file.metadata
-        sizes = [int(groups.row_group(group).num_rows) for group in range(groups.num_row_groups)]
         self._begins = [0, *accumulate(sizes)]
-        """Where each group of rows begins, and the last ends."""
+        """Where each group of rows begins, and the last ends; as the file's index says."""
         self._rows = self._begins[-1]
+        self._bytes = size
         self._read = 0
         self._batches: Iterator[Any] = iter(())
         self._batch: Any = None
         self._next, self._end = 0, 0
         """The row that the rest of ``_batch`` begins with, and the end of the group of rows that is open."""
-        present = self._file.schema_arrow.names
         need_columns(self._name, columns, present)
         self._columns = list(columns) or present
 
     def spans(self, rows: int) -> Iterator[Span]:
+        if self._rows > self._bytes:
+            # Rows that are all alike take less than a byte each, and so do rows of an index that lies.
+            self._need_rows()
         for begin in range(0, self._rows, rows):
             yield Span(begin, begin + 1, min(rows, self._rows - begin))
+
+    def _need_rows(self) -> None:
+        """Reads all rows; raises ``InputError`` where there are fewer than the index says."""
+        with self._reading():
+            for batch in self._take(0, self._rows):
+                self._read += batch.num_rows
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, EOFError, RuntimeError, ValueError, self._arrow.ArrowException) as error:
+            self._end = 0  # nothing of it is read on from
+            raise InputError(
+                f"{self._name}: damaged after row {self._read} ({reason_of(error, self._path)}); fetch the file again"
+            ) from None
 
     def _take(self, begin: int, end: int) -> Iterator[Any]:
         """The rows as parts of batches. A group of rows stays open: what follows in it is not fetched again."""
@@ -242,7 +271,9 @@ class ParquetReader(RowReader):
                 )
             while self._batch is None or self._next + self._batch.num_rows <= begin:
                 self._next += 0 if self._batch is None else self._batch.num_rows
-                self._batch = next(self._batches)
+                self._batch = next(self._batches, None)
+                if self._batch is None:
+                    raise EOFError("its index names more rows")
             skipped = begin - self._next
             part = self._batch.slice(skipped, end - begin)
             self._batch = self._batch.slice(skipped)
@@ -257,36 +288,38 @@ class ParquetReader(RowReader):
         self._read = span.offset
         batches = self._take(span.offset, span.offset + span.rows)
         while True:
-            try:
+            with self._reading():
                 batch = next(batches, None)
-            except (OSError, RuntimeError, self._arrow.ArrowException) as error:
-                self._end = 0  # nothing of it is read on from
-                raise InputError(
-                    f"{self._name}: damaged after row {self._read} ({reason_of(error)}); fetch the file again"
-                ) from None
             if batch is None:
                 return
             columns = [self._values(batch.column(at)) for at in range(len(self._columns))]
             for values in zip(*columns, strict=True):
                 self._read += 1
-                bad = next((value for value in values if isinstance(value, bytes)), None)
+                bad = next((value for value in values if isinstance(value, _Unreadable)), None)
                 if bad is not None:
-                    yield BadRow(self._read, "a string that is not UTF-8", bad.decode("utf-8", "backslashreplace"))
+                    yield BadRow(self._read, bad.reason, bad.raw)
                     continue
                 fields = dict(zip(self._columns, values, strict=True))
                 yield Row(self._read, fields, json.dumps(fields, default=str, ensure_ascii=False))
 
     def _values(self, column: Any) -> list[Any]:
+        """Of a column that holds what Python cannot, that is found by itself."""
         try:
             found: list[Any] = column.to_pylist()
-        except UnicodeDecodeError:
-            found = []
-            for value in column.cast(self._arrow.binary()).to_pylist():
-                try:
-                    found.append(value if value is None else value.decode())
-                except UnicodeDecodeError:
-                    found.append(value)
+        except Exception:  # whatever it is, the value that it comes from raises it again
+            found = list(map(self._value, column))
         return found
+
+    def _value(self, scalar: Any) -> Any:
+        try:
+            return scalar.as_py()
+        except UnicodeDecodeError:
+            data = scalar.as_buffer().to_pybytes() if hasattr(scalar, "as_buffer") else b""
+            return _Unreadable("a string that is not UTF-8", data.decode("utf-8", "backslashreplace"))
+        except MemoryError:
+            raise
+        except Exception as error:
+            return _Unreadable(f"a value that cannot be read ({reason_of(error, self._path)})", "")
 
     def fraction(self) -> float | None:
         return self._read / self._rows if self._rows else None

@@ -10,10 +10,10 @@ import importlib
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple, cast
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from encast.data.arrow import pyarrow
 from encast.errors import InputError
@@ -21,17 +21,21 @@ from encast.errors import InputError
 __all__ = [
     "file_system",
     "is_url",
+    "local_path",
     "mark_of",
     "open_url",
     "random_access",
     "reaching",
     "reason_of",
+    "scrubbed",
     "shown",
     "with_credentials",
     "without_credentials",
 ]
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
+_URL_IN_TEXT = re.compile(r"""[a-z][a-z0-9+.-]*://[^\s'"<>]+""")
+_REASON_CHARACTERS = 300
 _BUFFER_BYTES = 1 << 22
 """Of one request to an object store, whose answer takes long and whose bytes are cheap."""
 
@@ -113,13 +117,29 @@ def _secrets(url: str) -> set[str]:
     parts = _parts(url)
     values = [one.partition("=")[2] for one in parts.query.split("&") if one.partition("=")[0] not in _NO_SECRETS]
     pieces = [parts.user, *parts.user.split(":"), *values]
-    return {form for piece in pieces for form in (piece, unquote(piece)) if len(form) > 2}
+    plain = {form for piece in pieces for form in (piece, unquote(piece))}
+    return {form for piece in plain for form in (piece, quote(piece), quote(piece, safe="")) if len(form) > 2}
 
 
-def reason_of(error: BaseException) -> str:
-    """Why a file could not be read or written, in one line: Arrow's errors have no ``strerror``."""
-    strerror = getattr(error, "strerror", None)
-    return str(strerror or (str(error).strip().splitlines() or [type(error).__name__])[0][:300])
+def scrubbed(text: str, urls: Sequence[str]) -> str:
+    """A text of others without what is secret in ``urls``, and without credentials and parameters of the URLs that
+    stand in it: a store's error may show one that was signed."""
+    secrets: set[str] = set()
+    for url in filter(is_url, urls):
+        text = text.replace(url, without_credentials(url))
+        secrets |= _secrets(url)
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return _URL_IN_TEXT.sub(lambda found: without_credentials(found[0]), text)
+
+
+def reason_of(error: BaseException, *paths: str | os.PathLike[str]) -> str:
+    """Why a file could not be read or written, in one line, without the credentials of ``paths``: Arrow's errors have
+    no ``strerror``."""
+    text = str(getattr(error, "strerror", None) or error).strip()
+    # A secret that was cut off would no longer be known as one.
+    lines = scrubbed(text, list(map(str, paths))).splitlines() or [type(error).__name__]
+    return lines[0][:_REASON_CHARACTERS]
 
 
 @contextmanager
@@ -133,18 +153,36 @@ def reaching(url: str) -> Iterator[None]:
     except (OSError, ValueError, arrow.ArrowException) as error:
         if isinstance(error, InputError):
             raise
-        reason = reason_of(error).replace(url, without_credentials(url))
-        for secret in sorted(_secrets(url), key=len, reverse=True):
-            reason = reason.replace(secret, "***")
         raise InputError(
-            f"{shown(url)}: cannot be read ({reason}); URLs are s3://, gs://, abfs://, hdfs:// and file://, with "
-            "spaces and signs as %20 and the like; credentials are looked for where the store's own tools do"
+            f"{shown(url)}: cannot be read ({reason_of(error, url)}); URLs are s3://, gs://, abfs://, hdfs:// and "
+            "file://, with spaces and signs as %20 and the like; credentials are looked for where the store's own "
+            "tools do"
         ) from None
+
+
+def _need_whole(url: str) -> None:
+    """Raises ``InputError`` where what is read would be another object than the one that is named: Arrow drops what
+    stands behind a ``#``, and in the URL of a file behind a question mark."""
+    for mark, code in (("#", "%23"), ("?", "%3F")):
+        if mark in url and (mark == "#" or url.startswith("file:")):
+            raise InputError(
+                f"{shown(url)}: a URL with {mark}, behind which nothing would be read; write {code} where it belongs "
+                "to a name or a key"
+            )
+
+
+def local_path(name: str) -> str:
+    """The path of a ``file:///`` URL; all else stays as it is. Raises ``InputError``."""
+    if not name.startswith("file:///"):
+        return name
+    _need_whole(name)
+    return unquote(name[7:])
 
 
 def file_system(url: str) -> tuple[Any, str]:
     """Arrow's file system of a URL, and the path in it; raises ``InputError``, without pyarrow ``ResourceError``."""
     pyarrow()
+    _need_whole(url)
     with reaching(url):
         system, path = importlib.import_module("pyarrow.fs").FileSystem.from_uri(url)
         return system, str(path)

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
+from encast.data.arrow import pyarrow
 from encast.data.remote import is_url, open_url, reason_of, shown
 from encast.errors import InputError
 
@@ -39,19 +40,23 @@ class Line:
 
 
 class Source:
-    """A binary stream with lines; a context manager. ``name`` stands in messages."""
+    """A binary stream with lines; a context manager. ``name`` stands in messages; ``size``: bytes as they are stored, 0
+    where nobody knows."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """``"-"`` is standard input; URLs are those of ``data.remote``. Gzip is told by its first bytes. Raises
         ``InputError``, and ``ResourceError`` where a URL needs pyarrow."""
         self.name = "standard input" if str(path) == "-" else shown(path)
+        self._path = str(path)
+        self._failures: tuple[type[Exception], ...] = (OSError,)
         if str(path) == "-":
             if sys.stdin is None:
                 raise InputError("standard input is closed; give a file")
             self._raw: BinaryIO = sys.stdin.buffer
-            self._size = 0
+            self.size = 0
         elif is_url(path):
-            self._raw, self._size = open_url(str(path))
+            self._raw, self.size = open_url(str(path))
+            self._failures = (OSError, ValueError, pyarrow().ArrowException)
         else:
             try:
                 self._raw = Path(path).open("rb")  # noqa: SIM115, closed by close
@@ -59,7 +64,7 @@ class Source:
                 raise InputError(
                     f"{self.name}: cannot be read ({error.strerror}); give a readable file, or - for standard input"
                 ) from None
-            self._size = os.fstat(self._raw.fileno()).st_size
+            self.size = os.fstat(self._raw.fileno()).st_size
         self._offset = self._number = 0
         self.stream: BinaryIO = self._raw
         with self._reading(0):
@@ -69,9 +74,9 @@ class Source:
 
     def fraction(self) -> float | None:
         """How much has been read, 0 to 1; None for streams without a size."""
-        if not self._size or self._raw.closed:
+        if not self.size or self._raw.closed:
             return None
-        return min(1.0, self._raw.tell() / self._size)
+        return min(1.0, self._raw.tell() / self.size)
 
     def lines(self, max_bytes: int = MAX_ROW_BYTES) -> Iterator[Line]:
         """Lines ended by LF or CRLF, without a leading byte order mark; memory is bounded by ``max_bytes``."""
@@ -113,12 +118,15 @@ class Source:
             yield
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise InputError(
-                f"{self.name}: damaged gzip data after line {number} ({error}); fetch the file again"
+                f"{self.name}: damaged gzip data after line {number} ({reason_of(error, self._path)}); "
+                "fetch the file again"
             ) from None
         except IsADirectoryError:
             raise InputError(f"{self.name}: is a folder; give a file") from None
-        except OSError as error:
-            raise InputError(f"{self.name}: cannot be read after line {number} ({reason_of(error)})") from None
+        except self._failures as error:
+            raise InputError(
+                f"{self.name}: cannot be read after line {number} ({reason_of(error, self._path)})"
+            ) from None
 
     def close(self) -> None:
         if self._raw is not sys.stdin.buffer:

@@ -8,10 +8,9 @@ from pathlib import Path
 from types import TracebackType
 
 from encast.data.inputs import InputFile
-from encast.errors import EncastError
 from encast.jobs.job import Cut, Shards, find_cut
 from encast.jobs.layout import Done
-from encast.jobs.run import Agree, Failed
+from encast.jobs.run import Agree, Failed, error_of_shard
 from encast.jobs.waiting import Waiting
 from encast.jobs.worker import Worker
 
@@ -52,8 +51,8 @@ class LocalExecutor:
                 free.append(place)
                 try:
                     yield future.result()
-                except EncastError as error:
-                    yield Failed(shards[number], error)
+                except Exception as error:  # a defect that one shard meets keeps no other from being finished
+                    yield Failed(shards[number], error_of_shard(error, self._inputs))
 
     def __enter__(self) -> LocalExecutor:
         return self

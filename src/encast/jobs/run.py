@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from encast.data.inputs import InputFile
+from encast.data.remote import reason_of
 from encast.errors import EncastError, ResourceError
 from encast.jobs.folder import JobFolder
 from encast.jobs.job import Cut, Shard, Shards
 from encast.jobs.layout import Done
 
-__all__ = ["Agree", "Executor", "Failed", "Summary", "run_job"]
+__all__ = ["Agree", "Executor", "Failed", "Summary", "error_of_shard", "run_job"]
 
 Agree = Callable[[dict[str, Any]], None]
 """Told what a worker's numbers depend on (``Worker.numbers``); raises ``ResourceError`` where others' differ."""
@@ -31,6 +32,16 @@ class Failed:
     shard: Shard
     error: EncastError
     died: bool = False
+
+
+def error_of_shard(error: Exception, inputs: Sequence[str]) -> EncastError:
+    """What ended a shard, as the user is told; ``inputs``: as he named them, whose credentials are left out."""
+    if isinstance(error, EncastError):
+        return error
+    said = f"{type(error).__name__}: {reason_of(error, *inputs)}"
+    if isinstance(error, (OSError, MemoryError)):
+        return ResourceError(said)
+    return EncastError(f"{said}; this is a defect of encast, please report it")
 
 
 class Executor(Protocol):
