@@ -7,13 +7,14 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from encast.errors import EncastError
 
-__all__ = ["LineFile", "exchange", "lock", "new_file", "sync_folder", "turn", "write_whole"]
+__all__ = ["LineFile", "exchange", "lock", "new_file", "open_regular", "sync_folder", "turn", "write_whole"]
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -82,6 +83,15 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+def open_regular(path: Path, flags: int) -> int:
+    """``os.open`` of a file that is no pipe, which could wait for ever, no device and no folder; raises ``OSError``."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return fd
+
+
 class LineFile:
     """A file to which whole lines are added; no other process can open it as one meanwhile. Methods raise ``OSError``.
 
@@ -92,7 +102,7 @@ class LineFile:
     def __init__(self, path: Path, refusal: EncastError, *, create: bool) -> None:
         """Raises ``refusal`` while another process has it open. ``locked``: whether it keeps others out."""
         while True:
-            self._fd = os.open(path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0), 0o666)
+            self._fd = open_regular(path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0))
             try:
                 self.locked = lock(self._fd, refusal)
                 # Who had it may have removed it in the meantime: then this is no longer the file of that name.

@@ -191,8 +191,8 @@ def test_a_node_on_which_all_fails_is_left_out_aloud(run: Run, said: list[str]) 
     ray = FakeRay(["a", "b", "c"], behave)
     assert numbers_of(run(ray, 300)) == list(range(300))
     assert said == [
-        "the node b is left out: 3 shards failed there that other nodes have finished; see its memory, its disks and "
-        "Ray's logs"
+        "the node b is left out: 3 shards failed there that other nodes have finished, the last with: no memory (on "
+        "the node b); see its memory, its disks and Ray's logs"
     ]
     # It is not taken in again, though it is there.
     assert len([what for node, what in ray.calls if node == "b" and what == "numbers"]) == 1
@@ -315,6 +315,34 @@ def test_one_thread_that_hangs_beside_one_that_computes(
     assert numbers_of(run(ray)) == list(range(20))
     assert time.monotonic() - begun < 3
     assert ray.restarted == ["a"]
+
+
+def test_files_that_nobody_counts_are_not_waited_for_without_a_word(
+    said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counting(FakeRay):
+        def remote(self, **_: Any) -> Any:
+            return lambda kind: SimpleNamespace(remote=lambda *made: 1)
+
+        def wait(self, calls: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+            time.sleep(0.01)
+            looks = next(self.turns)
+            if looks == 20:
+                self.alive = []
+            return [], calls
+
+        def get(self, call: Any) -> Any:
+            raise AssertionError("it would wait for ever")
+
+    monkeypatch.setattr(executor, "connect", lambda address: Counting(["a"], lambda node, what: None))
+    monkeypatch.setattr(executor, "_BUSY_S", 0.1)
+    monkeypatch.setattr(executor, "_WAIT_S", 0.3)
+    maker = executor.RayExecutor("x", Path("f"), Path("a"), ["/a"], threads=None, instances=1, say=said.append)
+    file = InputFile("a.txt", "/a.txt", "text", executor.COUNT_HERE_BYTES, 1, 0)
+    with pytest.raises(ResourceError, match="the cluster has no node that can run the job"):
+        list(maker.find_cuts([file], ["text"], 10))
+    assert said
+    assert set(said) == {"waiting for the first file to be counted; other jobs may have the cluster's CPUs"}
 
 
 def test_what_failed_on_a_node_that_is_left_out_was_no_try(run: Run, said: list[str]) -> None:

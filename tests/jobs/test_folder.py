@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from job_rows import answers, content
 
+import encast.jobs.folder as folders
 import encast.jobs.job as jobs
 import encast.jobs.readers as readers
 import encast.jobs.shard_files as shard_files
@@ -25,7 +27,7 @@ from encast.data.output import OutputFile
 from encast.errors import InputError, ResourceError
 from encast.jobs.folder import FINISHED, JOB_FILE, MANIFEST, SHARD_TABLE, JobFolder, read_begun
 from encast.jobs.job import Begun, Cut, Job, Shards, find_cut
-from encast.jobs.layout import HIDDEN, Done, Layout, Written
+from encast.jobs.layout import HIDDEN, Done, Layout, Written, written
 from encast.jobs.run import Failed, run_job
 from encast.jobs.sealed import seal, unseal
 from encast.jobs.worker import Worker
@@ -350,6 +352,71 @@ def test_only_what_the_job_itself_left_is_swept(job: Path, again: Again) -> None
     assert again() == (SOME_ROWS_BAD, [])
     assert not mine.exists()
     assert all(path.exists() for path in others)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE, errno.ELOOP])
+def test_a_finished_file_that_cannot_be_read_is_computed_again(
+    job: Path, again: Again, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    before = content(job)
+
+    def fail(path: Path) -> Written:
+        if path.name == "part-00001.jsonl" and not failed:
+            failed.append(path)
+            raise OSError(number, os.strerror(number), str(path))
+        return written(path)
+
+    failed: list[Path] = []
+    monkeypatch.setattr(folders, "written", fail)
+    assert again() == (SOME_ROWS_BAD, [1])
+    assert content(job) == before
+
+
+def test_a_folder_in_the_place_of_a_finished_file_is_said(job: Path, again: Again, capsys: Any) -> None:
+    (job / "part-00001.jsonl").unlink()
+    (job / "part-00001.jsonl").mkdir()
+    (job / "part-00001.jsonl" / "mine").write_text("")
+    assert again() == (2, [1])
+    assert "part-00001.jsonl: cannot be written (Is a directory); choose another --output" in capsys.readouterr().err
+    assert (job / "part-00001.jsonl" / "mine").exists()
+    shutil.rmtree(job / "part-00001.jsonl")
+    assert again() == (SOME_ROWS_BAD, [1])
+
+
+@pytest.mark.parametrize("name", [FINISHED, JOB_FILE, SHARD_TABLE])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(job: Path, again: Again, name: str, capsys: Any) -> None:
+    (job / name).unlink()
+    os.mkfifo(job / name)
+    signal.alarm(20)
+    try:
+        assert again() == (2, [])
+    finally:
+        signal.alarm(0)
+    assert "it is no regular file" in capsys.readouterr().err
+
+
+def test_a_pipe_in_the_place_of_an_empty_part_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    signal.alarm(20)
+    try:
+        with pytest.raises(OSError, match="it is no regular file"):
+            written(tmp_path / "pipe")
+    finally:
+        signal.alarm(0)
+
+
+def test_without_locks_nothing_of_another_process_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    first, second = JobFolder(tmp_path / "out"), JobFolder(tmp_path / "out")
+    second.close()
+    assert (tmp_path / "out" / FINISHED).exists()
+    first.begin(job_of(10).job, job_of(10).shards.cuts)
+    first.close()
+    with JobFolder(tmp_path / "out") as third:
+        assert third.begun is not None
 
 
 def test_storage_without_locks_is_said(job: Path, again: Again, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

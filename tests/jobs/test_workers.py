@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import encast.data.source as sources
 import encast.jobs.run as running
 from encast.cli.main import main
+from encast.cluster import connection
 from encast.errors import ArtifactError, ResourceError
 from encast.jobs.folder import JOB_FILE, JobFolder
 from encast.jobs.layout import Done, written
 from encast.jobs.sealed import seal, unseal
-from encast.jobs.worker import Worker
+from encast.jobs.worker import StoppedError, Worker
 
 
 @pytest.fixture
@@ -63,6 +70,54 @@ def test_a_shard_that_is_written_and_not_seen(job: Path, monkeypatch: pytest.Mon
         assert folder.check(lambda count, fraction: None) == 1
         with pytest.raises(ResourceError, match="a worker wrote shard 0 there, and it is not seen here"):
             running.run_job(folder, Elsewhere(), lambda count, fraction: None)  # type: ignore[arg-type]
+
+
+def test_passing_over_a_gzipped_file_is_progress_and_can_be_stopped(artifact: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.gz"
+    lines = [os.urandom(40_000).hex() for _ in range(60)]
+    path.write_bytes(gzip.compress("\n".join([*lines, "the last one"]).encode()))
+    assert main(["run", str(artifact), str(path), "-o", f"{tmp_path}/out/", "--shard-rows", "60", "--json"]) == 0
+    worker = Worker(tmp_path / "out", artifact, [str(path)], threads=1)
+    try:
+        seen: list[int] = []
+        read = sources._Packed.read
+
+        def look(self: Any, size: int = -1) -> bytes:
+            seen.append(worker.progress()[1])
+            if stopping and len(seen) == 3:
+                worker.stop()
+            return read(self, size)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sources._Packed, "read", look)
+            stopping = False
+            worker.run(1)
+            assert max(seen) > 5
+            assert seen == sorted(seen)
+            whole, stopping = len(seen), True
+            seen.clear()
+            with pytest.raises(StoppedError):
+                worker.run(1)
+            assert len(seen) < whole / 2
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize("address", ["[::1]:{}", "127.0.0.1:{}"])
+def test_an_address_of_ipv6_is_reached(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "need_modules", lambda *names: None)
+    family = socket.AF_INET6 if "[" in address else socket.AF_INET
+    try:
+        server = socket.create_server(("::1" if "[" in address else "127.0.0.1", 0), family=family)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with server:
+        port = server.getsockname()[1]
+        thread = threading.Thread(target=lambda: server.accept()[0].close())
+        thread.start()
+        with pytest.raises(ResourceError, match=r"it is no Ray cluster|Connection reset"):
+            connection.connect(address.format(port))
+        thread.join()
 
 
 def test_without_ray(

@@ -32,7 +32,7 @@ def connect(address: str) -> Any:
                 "command runs on a node of the cluster: ray:// does not reach one, `ray job submit` does"
             )
         try:
-            _need_server(host, int(port))
+            _need_server(host.removeprefix("[").removesuffix("]"), int(port))  # [::1]:6379
         except (OSError, OverflowError) as error:
             raise ResourceError(
                 f"no Ray cluster answers at {address} ({error}); start one with `ray start --head`, or give the "

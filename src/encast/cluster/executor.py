@@ -18,6 +18,7 @@ from typing import Any
 from encast.cluster.connection import connect
 from encast.cluster.replica import Replica, Said, count, error_of
 from encast.data.inputs import InputFile
+from encast.data.remote import scrubbed
 from encast.errors import EncastError, InputError, ResourceError
 from encast.jobs.job import Cut, Shards, find_cut
 from encast.jobs.layout import Done
@@ -45,9 +46,10 @@ _GIVE_UP_S = 120.0
 _BUSY_S = 15.0
 """After so long without a replica the user is told what is waited for."""
 _WATCH_S = 30.0
-"""So often replicas are asked how many rows they have done."""
+"""So often replicas are asked how far they are."""
 _STILL_S = 600.0
-"""A replica that has done none for so long hangs: a row takes milliseconds, and the start of a file minutes at most."""
+"""A replica that has done nothing for so long hangs: a row takes milliseconds, and so does a piece of a file that is
+passed over."""
 
 
 @dataclass(eq=False)
@@ -71,12 +73,12 @@ class _Member:
     watched: float = 0.0
     moved: float = 0.0
     """When it was last seen to have done something."""
-    rows: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """Rows that are done of the shards that run, and since when so many are."""
+    steps: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """What the shards that run have done, see ``Worker.progress``, and since when it is so much."""
 
     def still_since(self) -> float:
         """When the shard that stands still longest last moved, or the replica as a whole."""
-        return min([self.moved, *(since for _, since in self.rows.values())])
+        return min([self.moved, *(since for _, since in self.steps.values())])
 
 
 class RayExecutor:
@@ -108,6 +110,8 @@ class RayExecutor:
         """Of shards that failed, the nodes, and how many shards each had finished then."""
         self._finished_on: Counter[str] = Counter()
         self._blamed: Counter[str] = Counter()
+        self._last_error: dict[str, EncastError] = {}
+        """Of every node on which a shard failed."""
 
     def find_cuts(self, files: Sequence[InputFile], columns: Sequence[str], rows: int) -> Iterator[Cut]:
         self._need_cpus(self._nodes())
@@ -117,14 +121,28 @@ class RayExecutor:
             return
         task = self._ray.remote(num_cpus=1)(count)
         calls = [task.remote(file, file.reached(inputs), list(columns), rows) for file in files]
-        for file, call in zip(files, calls, strict=True):
+        for at, (file, call) in enumerate(zip(files, calls, strict=True)):
+            self._wait_for(call, first=at == 0)
             try:
                 found = self._ray.get(call)
             except self._ray.exceptions.RayError as error:
-                raise _explained(error, f"{file.name} cannot be read on the cluster") from None
+                raise self._explained(error, f"{file.name} cannot be read on the cluster") from None
             if isinstance(found, Said):
                 raise error_of(found, "that was to count its rows")
             yield found
+
+    def _wait_for(self, call: Any, *, first: bool) -> None:
+        """Returns when a count has ended. Ray itself would wait for ever where no node is left to start it on."""
+        alone = told = time.monotonic()
+        while not self._ray.wait([call], num_returns=1, timeout=1.0)[0]:
+            now = time.monotonic()
+            if any(map(self._cpus, self._nodes())):
+                alone = now
+            elif now - alone > _WAIT_S:
+                raise _no_node()
+            if first and now - told > _BUSY_S:
+                told = now
+                self._say("waiting for the first file to be counted; other jobs may have the cluster's CPUs")
 
     def run(self, shards: Shards, left: Sequence[int], agree: Agree) -> Iterator[Done | Failed]:
         self._waiting = Waiting(left)
@@ -144,9 +162,7 @@ class RayExecutor:
                     member.probe = member.actor.numbers.remote()
             if not self._members:
                 if now - alone > _WAIT_S:
-                    raise ResourceError(
-                        f"the cluster has no node that can run the job, for {_WAIT_S:.0f} s; start some"
-                    )
+                    raise _no_node()
                 time.sleep(0.2)
                 continue
             alone = now
@@ -190,7 +206,7 @@ class RayExecutor:
             return
         member.moved = time.monotonic()
         number = member.shards.pop(call)
-        member.rows.pop(number, None)
+        member.steps.pop(number, None)
         if isinstance(said, Done):
             yield said
             self._blame(member, number)
@@ -199,13 +215,14 @@ class RayExecutor:
 
     def _take_from(self, member: _Member) -> list[int]:
         """What a replica was given and has not ended."""
-        lost, member.shards, member.rows = list(member.shards.values()), {}, {}
+        lost, member.shards, member.steps = list(member.shards.values()), {}, {}
         self._waiting.leave(member)
         return lost
 
     def _again(
         self, number: int, member: _Member, error: EncastError, shards: Shards, *, died: bool
     ) -> Iterator[Failed]:
+        self._last_error[member.node] = error
         failed_on = self._failed_on.setdefault(number, [])
         failed_on.append((member.node, self._finished_on[member.node]))
         if len(failed_on) >= TRIES:
@@ -235,7 +252,7 @@ class RayExecutor:
             failed_on[:] = [one for one in failed_on if one[0] != node]
         self._say(
             f"the node {where} is left out: {self._blamed.pop(node)} shards failed there that other nodes have "
-            "finished; see its memory, its disks and Ray's logs"
+            f"finished, the last with: {self._last_error[node]}; see its memory, its disks and Ray's logs"
         )
 
     def _hand_out(self, member: _Member, ready: set[str], now: float) -> None:
@@ -258,7 +275,7 @@ class RayExecutor:
             self._say(
                 f"a replica on the node {member.where} has done nothing for {_STILL_S:.0f} s; it is started again"
             )
-            member.moved, member.rows = now, {}
+            member.moved, member.steps = now, {}
             self._ray.kill(member.actor, no_restart=False)
         elif member.watch is None and now - max(member.watched, member.moved) > _WATCH_S:
             member.watched = now
@@ -271,10 +288,10 @@ class RayExecutor:
         except self._ray.exceptions.RayError:
             return  # the calls that compute say what became of it
         now = time.monotonic()
-        before, member.rows = member.rows, {}
-        for number, rows in told.items():
-            same = number in before and before[number][0] == rows
-            member.rows[number] = before[number] if same else (rows, now)
+        before, member.steps = member.steps, {}
+        for number, steps in told.items():
+            same = number in before and before[number][0] == steps
+            member.steps[number] = before[number] if same else (steps, now)
             if not same:
                 member.moved = now
 
@@ -296,7 +313,7 @@ class RayExecutor:
                 else:
                     self._drop(member)  # a new one is started when nodes are looked at
                 return
-            problem = _explained(error, f"no engine can be started on the node {member.where}")
+            problem = self._explained(error, f"no engine can be started on the node {member.where}")
         else:
             if isinstance(said, dict):
                 try:
@@ -366,6 +383,13 @@ class RayExecutor:
                 where = str(node["NodeManagerAddress"])
                 self._members.append(_Member(actor, node["NodeID"], where, actor.numbers.remote(), first))
 
+    def _explained(self, error: Exception, what: str) -> ResourceError:
+        """A failure of Ray in words."""
+        text = scrubbed(" ".join(str(error).split()), self._made[2])
+        if "No module named 'encast" in text:
+            return ResourceError(f"{what}: encast is not installed there; install the same version on every node")
+        return ResourceError(f"{what}: {text[:500]}; see Ray's logs")
+
     def __enter__(self) -> RayExecutor:
         return self
 
@@ -377,9 +401,5 @@ class RayExecutor:
         self._ray.shutdown()
 
 
-def _explained(error: Exception, what: str) -> ResourceError:
-    """A failure of Ray in words."""
-    text = str(error)
-    if "No module named 'encast" in text:
-        return ResourceError(f"{what}: encast is not installed there; install the same version on every node")
-    return ResourceError(f"{what}: {' '.join(text.split())[:500]}; see Ray's logs")
+def _no_node() -> ResourceError:
+    return ResourceError(f"the cluster has no node that can run the job, for {_WAIT_S:.0f} s; start some")

@@ -6,7 +6,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, islice
 from pathlib import Path, PurePath
@@ -28,6 +28,10 @@ _BATCH_ROWS = 1024
 """Of Parquet, unpacked at once."""
 
 
+def _nothing() -> None:
+    pass
+
+
 class RowReader(ABC):
     """Iterates over ``Row`` and ``BadRow`` in the order of the input; a context manager. One is asked for all rows, for
     ``spans``, or for any number of spans ``at`` which it reads."""
@@ -36,9 +40,10 @@ class RowReader(ABC):
     def __iter__(self) -> Iterator[Row | BadRow]: ...
 
     @abstractmethod
-    def at(self, span: Span) -> Iterator[Row | BadRow]:
+    def at(self, span: Span, passed: Callable[[], None] = _nothing) -> Iterator[Row | BadRow]:
         """The rows of a span, which ``spans`` found. One behind the last that was read is read on to: nothing between
-        them is fetched or unpacked twice."""
+        them is fetched or unpacked twice. ``passed`` is called now and then while what lies before it is unpacked; what
+        it raises ends that."""
 
     @abstractmethod
     def spans(self, rows: int) -> Iterator[Span]:
@@ -81,8 +86,8 @@ class _LineReader(RowReader, Generic[R]):
     def __iter__(self) -> Iterator[Row | BadRow]:
         return map(self._row, self._begin(self._source.lines()))
 
-    def at(self, span: Span) -> Iterator[Row | BadRow]:
-        self._source.seek(span.offset, span.first)
+    def at(self, span: Span, passed: Callable[[], None] = _nothing) -> Iterator[Row | BadRow]:
+        self._source.seek(span.offset, span.first, passed)
         return map(self._row, islice(self._records(self._source.lines()), span.rows))
 
     def spans(self, rows: int) -> Iterator[Span]:
@@ -155,10 +160,10 @@ class CsvReader(_LineReader[CsvRecord]):
     def _records(self, lines: Iterator[Line]) -> Iterator[CsvRecord]:
         return parse_records(lines, MAX_ROW_BYTES)
 
-    def at(self, span: Span) -> Iterator[Row | BadRow]:
+    def at(self, span: Span, passed: Callable[[], None] = _nothing) -> Iterator[Row | BadRow]:
         if self._header is None:
             self._begin(self._source.lines())
-        return super().at(span)
+        return super().at(span, passed)
 
     def _row(self, record: CsvRecord) -> Row | BadRow:
         number, raw, fields, reason, _ = record
@@ -259,7 +264,7 @@ class ParquetReader(RowReader):
                 f"{self._name}: damaged after row {self._read} ({reason_of(error, self._path)}); fetch the file again"
             ) from None
 
-    def _take(self, begin: int, end: int) -> Iterator[Any]:
+    def _take(self, begin: int, end: int, passed: Callable[[], None] = _nothing) -> Iterator[Any]:
         """The rows as parts of batches. A group of rows stays open: what follows in it is not fetched again."""
         while begin < end:
             if not self._next <= begin < self._end:
@@ -271,6 +276,7 @@ class ParquetReader(RowReader):
                 )
             while self._batch is None or self._next + self._batch.num_rows <= begin:
                 self._next += 0 if self._batch is None else self._batch.num_rows
+                passed()
                 self._batch = next(self._batches, None)
                 if self._batch is None:
                     raise EOFError("its index names more rows")
@@ -284,9 +290,9 @@ class ParquetReader(RowReader):
     def __iter__(self) -> Iterator[Row | BadRow]:
         return self.at(Span(0, 1, self._rows))
 
-    def at(self, span: Span) -> Iterator[Row | BadRow]:
+    def at(self, span: Span, passed: Callable[[], None] = _nothing) -> Iterator[Row | BadRow]:
         self._read = span.offset
-        batches = self._take(span.offset, span.offset + span.rows)
+        batches = self._take(span.offset, span.offset + span.rows, passed)
         while True:
             with self._reading():
                 batch = next(batches, None)

@@ -7,12 +7,12 @@ import io
 import os
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from encast.data.arrow import pyarrow
 from encast.data.remote import is_url, open_url, reason_of, shown
@@ -37,6 +37,24 @@ class Line:
     whole: bool
     end: bytes = b"\n"
     offset: int = 0
+
+
+def _nothing() -> None:
+    pass
+
+
+class _Packed:
+    """What gzip reads from: seeking in it reads all that lies between, and may take minutes."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw, self.passed = raw, _nothing
+
+    def read(self, size: int = -1) -> bytes:
+        self.passed()
+        return self._raw.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
 
 
 class Source:
@@ -67,10 +85,12 @@ class Source:
             self.size = os.fstat(self._raw.fileno()).st_size
         self._offset = self._number = 0
         self.stream: BinaryIO = self._raw
+        self._packed = _Packed(self._raw)
         with self._reading(0):
             peeked = cast(io.BufferedReader, self._raw).peek(2)[:2]
         if peeked == _GZIP:
-            self.stream = cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=self._raw), 1 << 16))
+            packed = gzip.GzipFile(fileobj=cast(BinaryIO, self._packed))
+            self.stream = cast(BinaryIO, io.BufferedReader(packed, 1 << 16))
 
     def fraction(self) -> float | None:
         """How much has been read, 0 to 1; None for streams without a size."""
@@ -97,11 +117,16 @@ class Source:
             end = b"\r\n" if data.endswith(b"\r\n") else b"\n" if data.endswith(b"\n") else b""
             yield Line(number, data[: len(data) - len(end)] if end else data, whole, end, begin)
 
-    def seek(self, offset: int, number: int) -> None:
-        """``lines`` goes on at line ``number``, which begins at ``offset``; gzipped data is unpacked up to there."""
+    def seek(self, offset: int, number: int, passed: Callable[[], None]) -> None:
+        """``lines`` goes on at line ``number``, which begins at ``offset``; gzipped data is unpacked up to there, and
+        ``passed`` is called with each piece of it; what it raises ends that."""
         self._offset, self._number = offset, number - 1
         with self._reading(number - 1):
-            self.stream.seek(offset)
+            self._packed.passed = passed
+            try:
+                self.stream.seek(offset)
+            finally:
+                self._packed.passed = _nothing
 
     def _skip(self, number: int) -> bytes:
         with self._reading(number):

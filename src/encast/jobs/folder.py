@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from encast.errors import InputError, ResourceError
-from encast.files import LineFile, sync_folder, write_whole
+from encast.files import LineFile, open_regular, sync_folder, write_whole
 from encast.jobs.job import Begun, Cut, Job, Shards
 from encast.jobs.layout import HIDDEN, Done, Layout, written
 from encast.jobs.sealed import seal, unseal
@@ -40,18 +40,23 @@ def read_begun(folder: Path) -> Begun | None:
     """The job that the folder is of; None when it is of none. Raises ``InputError``."""
     path = folder / JOB_FILE
     try:
-        data = path.read_bytes()
+        data = _content(path)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); choose another --output") from None
     try:
-        return Begun.parse(data, (folder / SHARD_TABLE).read_bytes())
+        return Begun.parse(data, _content(folder / SHARD_TABLE))
     except (OSError, ValueError) as error:
         raise InputError(
             f"{path}: is not the file of a job, or a damaged one ({getattr(error, 'strerror', None) or error}); choose "
             "another --output"
         ) from None
+
+
+def _content(path: Path) -> bytes:
+    with open(open_regular(path, os.O_RDONLY), "rb") as file:
+        return file.read()
 
 
 class JobFolder:
@@ -95,7 +100,7 @@ class JobFolder:
                     raise busy from None
             except OSError as error:
                 raise ResourceError(
-                    f"{self.path}: cannot be written ({error.strerror}); choose another --output"
+                    f"{error.filename or self.path}: cannot be written ({error.strerror}); choose another --output"
                 ) from None
         raise busy
 
@@ -149,7 +154,7 @@ class JobFolder:
                 return all(path.stat().st_size == told.bytes for path, told in files) and all(
                     written(path) == told for path, told in files
                 )
-            except FileNotFoundError:
+            except OSError:  # whatever keeps it from being read: it is written again, or cannot be
                 return False
 
         pool = ThreadPoolExecutor(min(_CHECKERS, os.cpu_count() or 1))
@@ -250,7 +255,8 @@ class JobFolder:
 
     def close(self) -> None:
         """Lets others run the job; where none was begun, nothing stays."""
-        if self.begun is None and not (self.path / JOB_FILE).exists():
+        # Without locks, what is there may be another process's, which has not begun its job yet either.
+        if self.locked and self.begun is None and not (self.path / JOB_FILE).exists():
             # Still locked: who has opened the same file meanwhile finds that it is gone.
             with contextlib.suppress(OSError):
                 (self.path / FINISHED).unlink()

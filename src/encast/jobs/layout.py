@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from encast.files import open_regular
 from encast.jobs.job import Begun
 
 __all__ = ["HIDDEN", "Done", "Layout", "Written", "written"]
@@ -23,9 +25,9 @@ class Written(NamedTuple):
 
 
 def written(path: Path) -> Written:
-    """Reads a file; raises ``OSError``."""
+    """Reads a regular file; raises ``OSError``."""
     digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
+    with open(open_regular(path, os.O_RDONLY), "rb") as file:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
             size += len(block)

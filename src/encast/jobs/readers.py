@@ -22,9 +22,10 @@ class OpenInput:
     state: State
     last: int
 
-    def rows(self, shard: Shard) -> Iterator[Row | BadRow]:
+    def rows(self, shard: Shard, passed: Callable[[], None]) -> Iterator[Row | BadRow]:
+        """``passed``: see ``RowReader.at``."""
         self.last = shard.number
-        return self.reader.at(shard.span)
+        return self.reader.at(shard.span, passed)
 
     def need_unchanged(self, shard: Shard) -> None:
         """Raises ``InputError`` where the rows that were read may be of two files."""

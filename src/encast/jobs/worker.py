@@ -77,7 +77,7 @@ class Worker:
         self._answers = Answers(self._engine, self._spec, self._job.columns, self._job.options)
         self._inputs = OpenInputs(lambda shard: shard.input.reached(inputs), self._job.columns, instances)
         self._stopped = threading.Event()
-        self._done: dict[int, int] = {}
+        self._steps: dict[int, int] = {}
 
     def numbers(self) -> dict[str, Any]:
         """What else the bytes of a shard depend on: machines that agree in this write the same ones."""
@@ -108,7 +108,7 @@ class Worker:
             source.close()
             raise
         finally:
-            self._done.pop(number, None)
+            self._steps.pop(number, None)
         self._inputs.give_back(source)
         return done
 
@@ -116,12 +116,16 @@ class Worker:
         width = self._job.options.truncate_dim or self._engine.dim
         files = ShardFiles(self._layout, shard.number, shard.input.name, self._spec.columns, self._job.format, width)
         try:
-            self._done[shard.number] = 0
-            for group in self._answers.groups(source.rows(shard)):
+            self._steps[shard.number] = 0
+
+            def step() -> None:
+                self._steps[shard.number] += 1
                 if self._stopped.is_set():
                     raise StoppedError
+
+            for group in self._answers.groups(source.rows(shard, step)):
+                step()
                 files.add(self._answers.of(group))
-                self._done[shard.number] = files.count
             if files.count != shard.span.rows:
                 raise InputError(
                     f"{shard.input.name}: has other rows than when the job began; give --output a new folder"
@@ -134,8 +138,9 @@ class Worker:
             raise
 
     def progress(self) -> dict[int, int]:
-        """How many rows are done of each shard that runs now."""
-        return dict(self._done)
+        """Of each shard that runs now a number, which grows with every group of rows that is read and every piece of
+        its input that is passed over."""
+        return dict(self._steps)
 
     def stop(self) -> None:
         """Shards that run end soon, with ``StoppedError``."""
