@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +118,7 @@ def said() -> list[str]:
 def run(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Run:
     monkeypatch.setattr(executor, "_ASK_S", 0.0)
     monkeypatch.setattr(executor, "_LOOK_S", 0.0)
+    monkeypatch.setattr(executor, "head_answers", lambda ray: True)
 
     def made(ray: FakeRay, count: int = 20) -> list[Done | Failed]:
         monkeypatch.setattr(executor, "connect", lambda address: ray)
@@ -335,6 +337,7 @@ def test_files_that_nobody_counts_are_not_waited_for_without_a_word(
             raise AssertionError("it would wait for ever")
 
     monkeypatch.setattr(executor, "connect", lambda address: Counting(["a"], lambda node, what: None))
+    monkeypatch.setattr(executor, "head_answers", lambda ray: True)
     monkeypatch.setattr(executor, "_BUSY_S", 0.1)
     monkeypatch.setattr(executor, "_WAIT_S", 0.3)
     maker = executor.RayExecutor("x", Path("f"), Path("a"), ["/a"], threads=None, instances=1, say=said.append)
@@ -343,6 +346,35 @@ def test_files_that_nobody_counts_are_not_waited_for_without_a_word(
         list(maker.find_cuts([file], ["text"], 10))
     assert said
     assert set(said) == {"waiting for the first file to be counted; other jobs may have the cluster's CPUs"}
+
+
+def test_a_head_that_is_lost_ends_the_job_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "_HEAD_S", 0.3)
+    monkeypatch.setattr(executor, "_LOOK_S", 0.0)
+
+    class Headless(FakeRay):
+        def nodes(self) -> list[dict[str, Any]]:
+            assert head_answers(self), "Ray would wait"
+            return super().nodes()
+
+        def wait(self, calls: list[int], num_returns: int, timeout: float) -> tuple[list[int], list[int]]:
+            time.sleep(0.01)
+            return super().wait(calls, num_returns, timeout)
+
+    def head_answers(ray: Any) -> bool:
+        return not any(what == 7 for _, what in ray.calls)
+
+    ray = Headless(["a"], lambda node, what: None if what == 9 else answer(what))
+    monkeypatch.setattr(executor, "head_answers", head_answers)
+    monkeypatch.setattr(executor, "connect", lambda address: ray)
+    maker = executor.RayExecutor("x", Path("f"), Path("a"), [], threads=None, instances=1, say=lambda what: None)
+    with pytest.raises(ResourceError, match="the head of the Ray cluster has not answered"):
+        list(maker.run(shards_of(20), range(20), lambda numbers: None))
+    left = threading.Event()
+    ray.shutdown = left.wait  # type: ignore[attr-defined]
+    monkeypatch.setattr(executor, "_LEAVE_S", 0.1)
+    maker.__exit__(None, None, None)
+    left.set()
 
 
 def test_what_failed_on_a_node_that_is_left_out_was_no_try(run: Run, said: list[str]) -> None:

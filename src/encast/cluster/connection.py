@@ -13,7 +13,7 @@ from typing import Any
 
 from encast.errors import InputError, ResourceError, need_modules
 
-__all__ = ["connect"]
+__all__ = ["connect", "head_answers"]
 
 _REACH_S = 5.0
 
@@ -32,7 +32,7 @@ def connect(address: str) -> Any:
                 "command runs on a node of the cluster: ray:// does not reach one, `ray job submit` does"
             )
         try:
-            _need_server(host.removeprefix("[").removesuffix("]"), int(port))  # [::1]:6379
+            _need_server(_bare(host), int(port))
         except (OSError, OverflowError) as error:
             raise ResourceError(
                 f"no Ray cluster answers at {address} ({error}); start one with `ray start --head`, or give the "
@@ -58,6 +58,22 @@ def connect(address: str) -> Any:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, stops)  # Ray's own would end the process without a word
     return ray
+
+
+def head_answers(ray: Any) -> bool:
+    """Whether somebody listens where the cluster's head does. Without one most calls of Ray wait for a minute, then end
+    the process."""
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    try:
+        socket.create_connection((_bare(host), int(port)), _REACH_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _bare(host: str) -> str:
+    """[::1]:6379 is the port 6379 of ::1."""
+    return host.removeprefix("[").removesuffix("]")
 
 
 def _need_server(host: str, port: int) -> None:

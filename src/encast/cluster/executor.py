@@ -7,6 +7,7 @@ shards fail that others finish is given no more, and a worker that stands still 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from encast.cluster.connection import connect
+from encast.cluster.connection import connect, head_answers
 from encast.cluster.replica import Replica, Said, count, error_of
 from encast.data.inputs import InputFile
 from encast.data.remote import scrubbed
@@ -40,6 +41,9 @@ _LOOK_S = 2.0
 """Nodes that join are found so soon."""
 _WAIT_S = 300.0
 """How long a job waits for a node when it has none: an autoscaler may bring one."""
+_HEAD_S = 30.0
+"""A head that answers nobody for so long is lost: Ray itself ends the process after a minute, with words of its own."""
+_LEAVE_S = 5.0
 _ASK_S = 1.0
 _GIVE_UP_S = 120.0
 """A node on which no engine starts for so long lacks something. Ray takes some 30 s to notice that one is dead."""
@@ -102,6 +106,8 @@ class RayExecutor:
         self._made = (str(folder), str(artifact), list(inputs))
         self._threads, self._instances, self._say = threads, instances, say
         self._ray = connect(address)
+        self._head_seen = time.monotonic()
+        self._head_lost = False
         self._members: list[_Member] = []
         self._failing_since: dict[str, float] = {}
         self._left_out: set[str] = set()
@@ -136,6 +142,8 @@ class RayExecutor:
         alone = told = time.monotonic()
         while not self._ray.wait([call], num_returns=1, timeout=1.0)[0]:
             now = time.monotonic()
+            if not self._head_answers(now):
+                continue
             if any(map(self._cpus, self._nodes())):
                 alone = now
             elif now - alone > _WAIT_S:
@@ -150,7 +158,7 @@ class RayExecutor:
         alone = begun = time.monotonic()
         while self._waiting or any(member.shards for member in self._members):
             now = time.monotonic()
-            if now - looked > _LOOK_S:
+            if now - looked > _LOOK_S and self._head_answers(now):
                 self._adopt(first=looked == 0.0)
                 looked = now
             ready = {member.node for member in self._members if member.ready}
@@ -342,6 +350,19 @@ class RayExecutor:
     def _nodes(self) -> list[dict[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
+    def _head_answers(self, now: float) -> bool:
+        """Raises ``ResourceError`` where the head is lost."""
+        if head_answers(self._ray):
+            self._head_seen = now
+            return True
+        if now - self._head_seen > _HEAD_S:
+            self._head_lost = True
+            raise ResourceError(
+                f"the head of the Ray cluster has not answered for {_HEAD_S:.0f} s; start the cluster again, then the "
+                "same command goes on"
+            )
+        return False
+
     def _alive(self, node: str) -> bool:
         return any(one["NodeID"] == node for one in self._nodes())
 
@@ -396,6 +417,15 @@ class RayExecutor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if not self._head_lost:
+            self._leave()
+            return
+        # Without a head, leaving may wait for it; the replicas end with this process.
+        leaving = threading.Thread(target=self._leave, daemon=True)
+        leaving.start()
+        leaving.join(_LEAVE_S)
+
+    def _leave(self) -> None:
         for member in self._members:
             self._ray.kill(member.actor)
         self._ray.shutdown()
