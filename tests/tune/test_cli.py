@@ -312,4 +312,4 @@ def test_what_takes_seconds_is_not_0_a_second(
         progress.update(1, 0.25)
         now = 12.0
         progress.update(36, None)
-    assert capsys.readouterr().err == "encast: 1 trial, 25%, 6 s each\nencast: 36 trials, 3 a second\n"
+    assert capsys.readouterr().err == "encast: 1 trial, 25%, 0:00:18 left, 6 s each\nencast: 36 trials, 3 a second\n"
