@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ import encast
 from encast import artifact
 from encast.backends.cpu import CpuRunnable
 from encast.batch import Batch
-from encast.errors import EncastError, ResourceError
+from encast.errors import EncastError, ResourceError, need_modules
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
@@ -95,8 +94,7 @@ DRY = Plan("torch-cpu", OTHERS, (TOY,), TOY_SHAPES, 500, 0.02, ("torch",), 64)
 def check(plan: Plan, out: Path) -> list[str]:
     """What this machine is; raises ``EncastError`` where it lacks what the plan needs."""
     triton = ("triton",) if "triton" in plan.kernels else ()
-    if absent := [name for name in ("torch", *triton) if find_spec(name) is None]:
-        raise ResourceError(f"not installed: {', '.join(absent)}; pip install 'encast[cuda]'")
+    need_modules("cuda", "torch", *triton)
     from encast.backends.gpu.device import choose_device
 
     device = choose_device(plan.kind, None)

@@ -222,15 +222,31 @@ def test_one_process_at_a_time(artifact: Path, tmp_path: Path, capsys: pytest.Ca
     assert "another process runs this job" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (InputError("the input cannot be read"), "the input cannot be read"),
+        (
+            OverflowError("date value out of range"),
+            "OverflowError: date value out of range; this is a defect of encast",
+        ),
+    ],
+    ids=["input", "defect"],
+)
 def test_a_shard_that_fails_does_not_stop_the_others(
-    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception,
+    words: str,
+    artifact: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "a.txt").write_text("a\n" * 10)
     compute = Worker.run
 
     def fail(self: Worker, number: int) -> Any:
         if number == 2:
-            raise InputError("the input cannot be read")
+            raise error
         return compute(self, number)
 
     with monkeypatch.context() as patch:
@@ -238,30 +254,11 @@ def test_a_shard_that_fails_does_not_stop_the_others(
         assert run(artifact, tmp_path / "a.txt", "-o", tmp_path / "out", "--shard-rows", 2) == 2
     said = capsys.readouterr().err
     assert "1 of 5 shards failed" in said
-    assert f"shard 2 ({tmp_path / 'a.txt'}, 2 rows from row 5): the input cannot be read" in said
+    assert f"shard 2 ({tmp_path / 'a.txt'}, 2 rows from row 5): {words}" in said
     assert len(list((tmp_path / "out").glob("part-*"))) == 4
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert run(artifact, tmp_path / "a.txt", "-o", tmp_path / "out", "--shard-rows", 2) == 0
     assert len(answers(tmp_path / "out")) == 10
-
-
-def test_a_shard_that_meets_a_defect_does_not_stop_the_others(
-    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "a.txt").write_text("a\n" * 10)
-    compute = Worker.run
-
-    def fail(self: Worker, number: int) -> Any:
-        if number == 2:
-            raise OverflowError("date value out of range")
-        return compute(self, number)
-
-    monkeypatch.setattr(Worker, "run", fail)
-    assert run(artifact, tmp_path / "a.txt", "-o", tmp_path / "out", "--shard-rows", 2) == 2
-    said = capsys.readouterr().err
-    assert "1 of 5 shards failed" in said
-    assert "OverflowError: date value out of range; this is a defect of encast" in said
-    assert len(list((tmp_path / "out").glob("part-*"))) == 4
 
 
 def test_an_error_of_a_shard_has_no_credentials() -> None:

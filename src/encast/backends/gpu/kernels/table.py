@@ -159,9 +159,10 @@ def linear_int8(
     *,
     activation: str,
 ) -> torch.Tensor:
-    if weight.outputs == weight.codes.shape[0] and can_multiply(x.codes, weight.codes):
+    if can_multiply(x.codes, weight.codes):
+        codes = weight.codes[: weight.outputs]
         scales = Scales(x.scale, weight_scale, x.shift, weight.sums)
-        return multiply(x.codes, weight.codes, bias, activation, context.stored, scales)
+        return multiply(x.codes, codes, bias, activation, context.stored, scales)
     return int8_epilogue(integer_product(x, weight), x, weight, weight_scale, bias, activation, context.stored)
 
 
