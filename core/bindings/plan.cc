@@ -124,6 +124,7 @@ std::vector<PlanStep> needed_of(const Plan& plan, const std::string& output) {
 void bind_plan(nb::module_& m) {
   m.attr("PANEL") = kPanel;
   m.attr("BLOCK_UNIT") = ValueDecl::kBlockUnit;
+  m.attr("SPARSE_TILE_ROWS") = kTileRows;
   m.attr("BLOCK_OUTPUTS") = kBlockOutputs;
   m.attr("GROUP_INPUTS") = kGroupInputs;
   m.attr("MOST_SPARSE_INPUTS") = kMostSparseInputs;

@@ -64,6 +64,24 @@ struct Blocks {
   }
 };
 
+// [0, rows) for products that take the rows of a tile together, and as long for a part of it: tiles of `tile`
+// rows, a multiple of 16, the same number for each of `parts` threads. What is left is shared by all.
+struct TileBlocks {
+  int64_t rows, tile, whole, count;
+
+  constexpr TileBlocks(int64_t all, int64_t tile_rows, int parts)
+      : rows(all), tile(tile_rows), whole(all / (tile * parts) * parts) {
+    count = whole + std::min((rows - whole * tile + kLeast - 1) / kLeast, int64_t{parts});
+  }
+  constexpr Range at(int64_t index) const {
+    if (index < whole) return {index * tile, (index + 1) * tile};
+    return split({whole * tile, rows}, kLeast, static_cast<int>(index - whole), static_cast<int>(count - whole));
+  }
+
+ private:
+  static constexpr int64_t kLeast = 16;
+};
+
 struct Tile {
   Range rows, panels;
 };

@@ -8,6 +8,7 @@
 #include "kernels/catalog.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/rows.h"
+#include "kernels/sparse/sparse.h"
 #include "runtime/step.h"
 
 // What steps are bound with: kernels by class and number of rows, weights and values by the plan's ids, and
@@ -142,6 +143,10 @@ inline GemmArgs product_args(const Binder& binder, const StepDecl& decl, const S
   args.exact = binder.exact();
   args.coarse = decl.coarse;
   return args;
+}
+
+inline SparseWeight sparse_weight(const Binder& binder, const StepDecl& decl) {
+  return {binder.data<int8_t>(decl.w), binder.data<uint16_t>(decl.columns), binder.data<int32_t>(decl.starts)};
 }
 
 // Of all heads, over rows that lie as the plan says.

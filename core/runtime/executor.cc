@@ -138,6 +138,7 @@ std::vector<Executor::Stage> Executor::needed_stages(int value) const {
       stage.steps.push_back(static_cast<uint32_t>(index));
       stage.has_product = stage.has_product || step.kind == StepKind::linear || step.kind == StepKind::sparse;
       stage.tiles = stage.tiles || steps_[index]->tiles();
+      stage.rows_together = std::max(stage.rows_together, steps_[index]->rows_together());
       for (int id : {step.out, step.also}) {
         if (id >= 0 && plan_.values[static_cast<size_t>(id)].in_block) {
           stage.block_values.push_back(static_cast<uint32_t>(id));
@@ -292,12 +293,12 @@ bool Executor::run_heads(const Stage& stage, int thread, std::vector<TraceEvent>
   const int64_t tasks = stage.heads == nullptr ? 0 : stage.heads->tasks(chunk_, threads);
   if (tasks == 0) return false;
   std::atomic<int64_t>& next = chunk_.next_task[stage.steps.front()];
-  for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+  for (int64_t task, last = -1; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks; last = task) {
     const Share share = {
         chunk_, common_.data(), scratch_[static_cast<size_t>(thread)], stage.heads->rows(chunk_, task),
         thread, threads};
     traced(stage.steps.front(), share, thread, true, events,
-           [&] { stage.heads->project(share, task, task + threads); });
+           [&] { stage.heads->project(share, task, task + threads, last); });
     traced(stage.steps.back(), share, thread, true, events, [&] { stage.heads->attend(share, task); });
     let_pass(thread);
   }
@@ -320,16 +321,27 @@ void Executor::run_stage(const Stage& stage, int thread, std::vector<TraceEvent>
     }
     return;
   }
+  const int64_t most = plan_.block_rows, together_rows = stage.rows_together;
+  if (together_rows > 1) {
+    const int64_t tile = most < together_rows ? most : most / together_rows * together_rows;
+    run_blocks(stage, TileBlocks(rows, tile, threads), thread, events);
+  } else {
+    run_blocks(stage, Blocks(rows, most, threads, stage.tiles), thread, events);
+  }
+}
+
+template <class Blocks>
+void Executor::run_blocks(const Stage& stage, const Blocks& blocks, int thread,
+                          std::vector<TraceEvent>* events) {
   Places& places = own_[static_cast<size_t>(thread)];
   std::byte* memory = block_memory_ + plan_.block_bytes() * thread;
-  const Blocks blocks(rows, plan_.block_rows, threads, stage.tiles);
   std::atomic<int64_t>& next = chunk_.next_task[stage.steps.front()];
   for (int64_t block; (block = next.fetch_add(1, std::memory_order_relaxed)) < blocks.count;) {
     const Range range = blocks.at(block);
     for (const uint32_t id : stage.block_values) {
       places[id] = place_in_block(plan_.values[id], memory, plan_.block_capacity(), range.begin);
     }
-    const Share share = {chunk_, places.data(), scratch, range};
+    const Share share = {chunk_, places.data(), scratch_[static_cast<size_t>(thread)], range};
     for (const uint32_t step : stage.steps) run_step(step, share, thread, events);
     let_pass(thread);
   }

@@ -92,11 +92,14 @@ class Executor {
     const HeadStage* heads = nullptr;  // of a stage of heads
     bool has_product = false;
     bool tiles = false;  // products work in tiles of AMX
+    int64_t rows_together = 1;  // the most of its steps
   };
   using Places = std::vector<Place>;
 
   std::vector<Stage> needed_stages(int value) const;
   void run_stage(const Stage& stage, int thread, std::vector<TraceEvent>* events);
+  template <class Blocks>
+  void run_blocks(const Stage& stage, const Blocks& blocks, int thread, std::vector<TraceEvent>* events);
   // False where the stage's steps have to go one after the other.
   bool run_heads(const Stage& stage, int thread, std::vector<TraceEvent>* events);
   template <class Body>

@@ -21,15 +21,28 @@ int64_t task_bytes(int64_t rows, int64_t head_dim) {
   return round_up(rows * 3 * heads_of_panels(head_dim) * head_dim * 4, 64);
 }
 
+int64_t attention_bytes(const StepDecl& attention, int64_t head_dim, int64_t max_len) {
+  const bool tables = attention.key_table >= 0 || attention.query_table >= 0;
+  return attention_scratch_bytes(max_len, head_dim, tables);
+}
+
+// Of a task, without what a sparse product needs.
+int64_t head_scratch_bytes(const StepDecl& attention, int64_t rows, int64_t head_dim, int64_t max_len) {
+  return task_bytes(rows, head_dim) + round_up(attention_bytes(attention, head_dim, max_len), 64);
+}
+
 }  // namespace
 
 int64_t stage_scratch_bytes(const Plan& plan, const StageDecl& stage) {
   if (stage.kind == StageKind::rows) return 0;
   const StepDecl& attention = plan.steps[stage.end - 1];
   const int64_t head_dim = head_dim_of(plan, attention);
-  const bool tables = attention.key_table >= 0 || attention.query_table >= 0;
-  return attention_scratch_bytes(plan.max_len, head_dim, tables) +
-         (stage.kind == StageKind::heads ? task_bytes(most_rows(plan), head_dim) : 0);
+  if (stage.kind != StageKind::heads) return attention_bytes(attention, head_dim, plan.max_len);
+  const int64_t rows = most_rows(plan), bytes = head_scratch_bytes(attention, rows, head_dim, plan.max_len);
+  const StepDecl& product = plan.steps[stage.begin];
+  if (product.kind != StepKind::sparse) return bytes;
+  const int64_t k = plan.values[static_cast<size_t>(product.x)].cols;
+  return bytes + round_up(sparse_scratch_bytes(k), 64) + features_bytes(rows, k);
 }
 
 HeadStage::HeadStage(const Plan& plan, const StageDecl& stage, const std::byte* weights)
@@ -38,11 +51,17 @@ HeadStage::HeadStage(const Plan& plan, const StageDecl& stage, const std::byte* 
       binder_(plan, weights),
       after_(binder_.next_weight(stage.begin)),
       most_rows_(most_rows(plan)),
+      max_len_(plan.max_len),
       head_dim_(head_dim_of(plan, attention_)),
       heads_(heads_of_panels(head_dim_)),
       width_(heads_ * head_dim_),
-      multiply_(gemm_op(binder_.value(product_.x).dtype), product_.arithmetic),
-      attend_("attention", attention_.arithmetic) {}
+      attend_("attention", attention_.arithmetic) {
+  if (product_.kind == StepKind::sparse) {
+    skip_.emplace("sparse_q8s8", product_.arithmetic);
+  } else {
+    multiply_.emplace(gemm_op(binder_.value(product_.x).dtype), product_.arithmetic);
+  }
+}
 
 int64_t HeadStage::tasks(const Chunk& chunk, int threads) const {
   const int64_t count = chunk.head_groups_used * tasks_a_group();
@@ -66,7 +85,25 @@ float* HeadStage::task_rows(const Share& share) const {
   return reinterpret_cast<float*>(share.scratch) - share.rows.begin * 3 * width_;
 }
 
-void HeadStage::project(const Share& share, int64_t task, int64_t next) const {
+// The rows of a group are turned to columns for its first task in this thread, and kept for the others.
+void HeadStage::project_sparse(const Share& share, int64_t task, int64_t last) const {
+  const int64_t panels = width_ / kPanel, k = binder_.value(product_.x).cols;
+  std::byte* const scratch = share.scratch + head_scratch_bytes(attention_, most_rows_, head_dim_, max_len_);
+  SparseArgs args{product_args(binder_, product_, share), sparse_weight(binder_, product_), scratch};
+  args.features = reinterpret_cast<uint8_t*>(scratch + round_up(sparse_scratch_bytes(k), 64));
+  args.turned = last >= 0 && last / tasks_a_group() == task / tasks_a_group();
+  args.product.n = binder_.weight(product_.scale).cols;
+  args.product.c_stride = 3 * width_;
+  const SparseFn multiply = (*skip_)(share.rows.end - share.rows.begin);
+  for (int64_t part = 0; part < 3; ++part, args.turned = true) {
+    const int64_t panel = (part * tasks_a_group() + task % tasks_a_group()) * panels;
+    args.product.c = task_rows(share) + part * width_ - panel * kPanel;
+    multiply(args, share.rows.begin, share.rows.end, panel, panel + panels);
+  }
+}
+
+void HeadStage::project(const Share& share, int64_t task, int64_t next, int64_t last) const {
+  if (skip_) return project_sparse(share, task, last);
   const int64_t panels = width_ / kPanel, part_panels = tasks_a_group() * panels;
   const int64_t panel_bytes = binder_.panel_bytes(product_.w);
   const auto first_panel = [&](int64_t of, int64_t part) {
@@ -74,7 +111,7 @@ void HeadStage::project(const Share& share, int64_t task, int64_t next) const {
   };
   GemmArgs args = product_args(binder_, product_, share);
   const auto* const weights = static_cast<const std::byte*>(args.w);
-  const GemmFn multiply = multiply_(share.rows.end - share.rows.begin);
+  const GemmFn multiply = (*multiply_)(share.rows.end - share.rows.begin);
   args.c_stride = 3 * width_;
   args.next_w_bytes = panel_bytes;
   args.next_w_panels = panels;

@@ -1,4 +1,7 @@
 #pragma once
+#include <optional>
+
+#include "kernels/sparse/sparse.h"
 #include "runtime/binding.h"
 #include "runtime/head_tasks.h"
 
@@ -21,11 +24,13 @@ class HeadStage {
   // The two halves of a task: queries, keys and values into the share's scratch, and from there the context.
   // While the last weights are multiplied, those of task `next` are prefetched, which the thread will
   // probably take after this one, or where there is none the next product's.
-  void project(const Share& share, int64_t task, int64_t next) const;
+  // `last`: the task that the share's thread took before this one, or -1.
+  void project(const Share& share, int64_t task, int64_t next, int64_t last) const;
   void attend(const Share& share, int64_t task) const;
 
  private:
   int64_t tasks_a_group() const { return attention_.heads / heads_; }
+  void project_sparse(const Share& share, int64_t task, int64_t last) const;
   Range seqs(const Chunk& chunk, int64_t task) const;
   float* task_rows(const Share& share) const;
 
@@ -33,9 +38,11 @@ class HeadStage {
   const Binder binder_;
   const int after_;                 // the weights of the next product
   const int64_t most_rows_;         // of a task
+  const int64_t max_len_;           // of the plan
   const int64_t head_dim_, heads_;  // heads: of a task
   const int64_t width_;             // columns of a task's queries, and of its keys and values
-  Selection<GemmFn> multiply_;
+  std::optional<Selection<GemmFn>> multiply_;
+  std::optional<Selection<SparseFn>> skip_;  // or this one, where the product is sparse
   Selection<AttentionFn> attend_;
 };
 

@@ -104,11 +104,13 @@ class Validator {
       if (!condition) fail_stage(number, what);
     };
     need(plan_.head_tokens > 0, "head_tokens is 0");
-    need(steps.size() == 2 && steps[0].kind == StepKind::linear && steps[1].kind == StepKind::attention,
+    const bool product = steps[0].kind == StepKind::linear || steps[0].kind == StepKind::sparse;
+    need(steps.size() == 2 && product && steps[1].kind == StepKind::attention,
          "holds other steps than a product and an attention");
     const int id = steps[1].x;
     const int64_t cols = plan_.values[static_cast<size_t>(id)].cols;
-    need(steps[0].out == id && plan_.weights[static_cast<size_t>(steps[0].w)].rows == cols,
+    // A step's check compares the columns of what it makes with those of its weight.
+    need(steps[0].out == id && plan_.values[static_cast<size_t>(steps[0].out)].cols == cols,
          "its product does not make all that its attention reads");
     need(steps[0].other < 0, "its product adds a value");
     need(heads_fill_panels(steps[1].heads, cols / 3 / steps[1].heads), "its heads do not fill panels");

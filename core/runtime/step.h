@@ -30,10 +30,13 @@ class Step {
   const std::vector<std::string>& kernels() const { return kernels_; }
   // Whether it is a product that may work in tiles of AMX.
   bool tiles() const { return tiles_; }
+  // Rows that its kernels take together, where fewer take as long; else 1.
+  int64_t rows_together() const { return rows_together_; }
 
  protected:
   std::vector<std::string> kernels_;
   bool tiles_ = false;
+  int64_t rows_together_ = 1;
 };
 
 // Binds step `index` of the plan; throws ResourceError when no kernel of its arithmetic may run here.

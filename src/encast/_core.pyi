@@ -29,6 +29,7 @@ def peak_ops_per_second(dtype: str, threads: int, seconds: float) -> float: ...
 
 PANEL: int
 BLOCK_UNIT: int
+SPARSE_TILE_ROWS: int
 BLOCK_OUTPUTS: int
 GROUP_INPUTS: int
 MOST_SPARSE_INPUTS: int

@@ -25,17 +25,29 @@ struct SparseDot {
   ENCAST_SIMD I32x16 zero() { return set1(0); }
 };
 
+// The columns of rows [row, row + rows), which are `offset` rows after the call's first; `own`: where they go
+// unless the caller keeps them.
+inline const uint8_t* tile_features(const SparseArgs& args, int64_t row, int64_t offset, int64_t rows,
+                                    int64_t width, uint8_t* own) {
+  const GemmArgs& product = args.product;
+  uint8_t* const features = args.features == nullptr ? own : args.features + offset * product.k;
+  if (!args.turned) {
+    const auto* const a = static_cast<const uint8_t*>(product.a) + row * product.a_stride;
+    to_features(a, product.a_stride, rows, product.k, width, features);
+  }
+  return features;
+}
+
 template <class Blocks>
 void compute_sparse(const SparseArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
                     int64_t panel_end) {
   const GemmArgs& product = args.product;
   auto* const sums = reinterpret_cast<int32_t*>(args.scratch);
-  auto* const features = reinterpret_cast<uint8_t*>(sums + kTileRows * kPanel);
+  auto* const own = reinterpret_cast<uint8_t*>(sums + kTileRows * kPanel);
   for (int64_t row = m_begin; row < m_end; row += Blocks::kRows) {
     const int64_t rows = m_end - row < Blocks::kRows ? m_end - row : Blocks::kRows,
                   width = Blocks::width(rows);
-    const auto* const a = static_cast<const uint8_t*>(product.a) + row * product.a_stride;
-    to_features(a, product.a_stride, rows, product.k, width, features);
+    const uint8_t* const features = tile_features(args, row, row - m_begin, rows, width, own);
     for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
       for (int64_t block = 0; block < kBlocksOfPanel; ++block) {
         Blocks::sums(features, width, args.w, panel * kBlocksOfPanel + block, sums + block * kBlockOutputs);

@@ -33,11 +33,17 @@ struct SparseArgs {
   GemmArgs product;  // of gemm_q8s8, without w and next_w
   SparseWeight w;
   std::byte* scratch = nullptr;  // of the calling thread: sparse_scratch_bytes(k), 64-byte aligned
+  // Null, or where the columns of rows from m_begin on are kept, whole tiles of kTileRows * k bytes, for calls
+  // that multiply the same rows by other panels: those are made with `turned`, and read a no more.
+  uint8_t* features = nullptr;
+  bool turned = false;
 };
 
 // Most rows that a kernel takes at a time. It turns them to columns: column c lies at c * width, for a width
 // that is the number of rows rounded up to a multiple of 16 that the kernel has a form for.
 constexpr int64_t kTileRows = 64;
+
+constexpr int64_t features_bytes(int64_t rows, int64_t k) { return round_up(rows, kTileRows) * k; }
 
 constexpr int64_t sparse_scratch_bytes(int64_t k) {
   return kTileRows * (k + kPanel * static_cast<int64_t>(sizeof(int32_t)));

@@ -35,9 +35,9 @@ class SparseStep final : public Step {
       : decl_(decl),
         binder_(binder),
         outputs_(binder.weight(decl.scale).cols),
-        w_{binder.data<int8_t>(decl.w), binder.data<uint16_t>(decl.columns),
-           binder.data<int32_t>(decl.starts)},
+        w_(sparse_weight(binder, decl)),
         select_("sparse_q8s8", decl.arithmetic, &kernels_) {
+    rows_together_ = kTileRows;
     const std::string problem =
         sparse_problem(w_, binder.weight(decl.w).rows, outputs_, binder.value(decl.x).cols);
     if (!problem.empty()) {

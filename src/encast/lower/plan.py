@@ -372,7 +372,7 @@ class _Lowering:
         x, heads = attention.reads["x"], int(attention.keys["heads"])
         width = self.values[x].shape[1]
         assert isinstance(width, int)
-        alone = product.kind == "linear" and "other" not in product.reads
+        alone = product.kind in ("linear", "sparse") and "other" not in product.reads
         made = index > 0 and alone and product.writes["out"] == x and self.readers[x] == 1
         return made and _core.heads_fill_panels(heads, width // 3 // heads)
 
@@ -424,7 +424,8 @@ class _Lowering:
         place, arena, block = self.places(stages, chunk)
         head_tokens = self.target.head_tokens if any(stage.kind == "heads" for stage in stages) else 0
         tiles = self.uses_tiles()
-        block_rows = self.target.rows_of_block(block / _core.BLOCK_UNIT, tiles)
+        sparse = any(step.kind == "sparse" for step in self.steps)
+        block_rows = self.target.rows_of_block(block / _core.BLOCK_UNIT, tiles, sparse)
         stream_rows = self.target.rows_to_stream(self.product_bytes, tiles)
         if "row_blocks" in self.target.without:
             block_rows = stream_rows = -(-chunk // _core.BLOCK_UNIT) * _core.BLOCK_UNIT

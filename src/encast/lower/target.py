@@ -68,7 +68,7 @@ class Target:
         if unknown:
             raise InputError(f"without names {', '.join(map(repr, unknown))}; {', '.join(ABLATIONS)} are known")
 
-    def rows_of_block(self, bytes_per_row: float, tiles: bool) -> int:
+    def rows_of_block(self, bytes_per_row: float, tiles: bool, sparse: bool = False) -> int:
         """Most rows that a thread takes through the steps of a stage at a time, whole ``BLOCK_UNIT``.
 
         Multiples of 48 are whole register tiles, and fewer reread the weights too often: BERT-large int8 at 8 x 128
@@ -80,6 +80,8 @@ class Target:
             return -(-self.block_rows // _core.BLOCK_UNIT) * _core.BLOCK_UNIT
         if tiles:
             return _TILE_BLOCK_ROWS
+        if sparse:
+            return _core.SPARSE_TILE_ROWS
         fitting = int(self.block_bytes / max(bytes_per_row, 1.0))
         return max(48, min(192, fitting // 48 * 48))
 

@@ -1,0 +1,83 @@
+#pragma once
+#include "kernels/gemm/epilogue.h"
+#include "kernels/sparse/sparse.h"
+
+// What gemm's epilogue does with sums (gemm/epilogue.h), for registers that hold one output of sixteen rows in
+// place of one row's sixteen outputs. The operations on an element are the same, and so are its bits.
+namespace encast {
+namespace {
+
+constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// The four outputs of a block. Vectors of a linear are padded to whole panels.
+struct BlockOutputs {
+  const float* scale;
+  const float* bias;  // or null
+  const int32_t* weight_sums;
+
+  BlockOutputs(const GemmArgs& args, int64_t output)
+      : scale(args.w_scale + output),
+        bias(args.bias == nullptr ? nullptr : args.bias + output),
+        weight_sums(args.w_colsum + output) {}
+};
+
+// Scales and zero points of a tile's rows, in the order of the lanes of sums.
+template <int kVectors>
+struct alignas(64) TileRows {
+  float scale[kVectors * 16];
+  int32_t zero[kVectors * 16];
+
+  // row_of(q, i): the row of lane i of vector q. The last row stands in for those that do not exist.
+  template <class RowOf>
+  void read(const GemmArgs& args, int64_t row, int64_t rows, RowOf row_of) {
+    for (int i = 0; i < kVectors * 16; ++i) {
+      const int64_t from = row + least(row_of(i / 16, i % 16), rows - 1);
+      scale[i] = args.a_scale[from];
+      zero[i] = args.a_zero[from];
+    }
+  }
+
+  // Sums to the bits of values.
+  [[gnu::always_inline]] void finish(const BlockOutputs& outputs, const Bump* bump,
+                               __m512i (&sums)[kVectors][kBlockOutputs]) const {
+    ENCAST_UNROLL for (int output = 0; output < kBlockOutputs; ++output) {
+      const F32x16 w_scale = set1(outputs.scale[output]);
+      const F32x16 bias = set1(outputs.bias == nullptr ? 0.0f : outputs.bias[output]);
+      const I32x16 weight_sums = set1(outputs.weight_sums[output]);
+      ENCAST_UNROLL for (int q = 0; q < kVectors; ++q) {
+        const I32x16 centred = I32x16{sums[q][output]} - load_i32(zero + 16 * q) * weight_sums;
+        F32x16 value = fma(to_f32(centred), load(scale + 16 * q) * w_scale, bias);
+        if (bump != nullptr) value = minus_bump(*bump, value);
+        sums[q][output] = bits(value).v;
+      }
+    }
+  }
+};
+
+// Staged values, rows of kPanel, to the `columns` columns of c that exist.
+[[gnu::noinline]] void put_rows(const GemmArgs args, const float* staged, int64_t row, int64_t rows,
+                                int64_t column, int64_t columns) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const float* const residual =
+        args.residual == nullptr ? nullptr : args.residual + (row + i) * args.residual_stride + column;
+    for (int64_t first = 0; first < kPanel; first += 16) {
+      F32x16 value = load(staged + i * kPanel + first);
+      if (columns == kPanel && args.c_bf16 == nullptr) {
+        if (residual != nullptr) value = value + load(residual + first);
+        store(args.c + (row + i) * args.c_stride + column + first, value);
+        continue;
+      }
+      const int64_t lanes = lanes_within(columns, first);
+      if (residual != nullptr) value = value + load_partial(residual + first, lanes);
+      if (args.c_bf16 != nullptr) {
+        store_bf16(args.c_bf16 + (row + i) * args.c_stride + column + first,
+                   select(first_lanes(lanes), value, set1(0.0f)));
+      } else {
+        store_partial(args.c + (row + i) * args.c_stride + column + first, lanes, value);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace encast
