@@ -70,6 +70,7 @@ class Binder {
     return id < 0 ? nullptr : reinterpret_cast<const T*>(weights_ + weight(id).offset);
   }
   bool exact() const { return plan_.exact; }
+  const Plan& plan() const { return plan_; }
 
   int64_t panels(int id) const { return round_up(weight(id).rows, kPanel) / kPanel; }
   int64_t panel_bytes(int id) const { return static_cast<int64_t>(weight(id).bytes()) / panels(id); }
@@ -147,6 +148,15 @@ inline GemmArgs product_args(const Binder& binder, const StepDecl& decl, const S
 
 inline SparseWeight sparse_weight(const Binder& binder, const StepDecl& decl) {
   return {binder.data<int8_t>(decl.w), binder.data<uint16_t>(decl.columns), binder.data<int32_t>(decl.starts)};
+}
+
+// Where the outputs of a product lie as columns, `id`, in the memory of the share's rows. Their extremes take
+// the place of scales and zero points of `narrowed`, what they are narrowed to, until it has some.
+inline ColumnsOut columns_of(const Share& share, int id, int narrowed) {
+  const Place &values = place(share, id), &codes = place(share, narrowed);
+  const int64_t row = share.rows.begin;
+  return {reinterpret_cast<float*>(values.data) + row * values.stride, codes.scale + row,
+          reinterpret_cast<float*>(codes.zero + row)};
 }
 
 // Of all heads, over rows that lie as the plan says.

@@ -1,5 +1,6 @@
 #pragma once
 #include "kernels/gemm/epilogue.h"
+#include "kernels/quantize/narrow_row.h"
 #include "kernels/sparse/sparse.h"
 
 // What gemm's epilogue does with sums (gemm/epilogue.h), for registers that hold one output of sixteen rows in
@@ -53,6 +54,44 @@ struct alignas(64) TileRows {
     }
   }
 };
+
+// Values of a block to columns, and into the extremes of the rows.
+ENCAST_SIMD void put_columns(const ColumnsOut& to, int64_t output, const __m512i (&values)[4][kBlockOutputs]) {
+  ENCAST_UNROLL for (int q = 0; q < 4; ++q) {
+    Extremes found = {bits(load(to.above + 16 * q)), bits(load(to.below + 16 * q))};
+    ENCAST_UNROLL for (int i = 0; i < kBlockOutputs; ++i) {
+      const F32x16 value = from_bits({values[q][i]});
+      store(to.values + (output + i) * kTileRows + 16 * q, value);
+      include(found, value);
+    }
+    store(to.above + 16 * q, from_bits(found.above));
+    store(to.below + 16 * q, from_bits(found.below));
+  }
+}
+
+// row_scale of sixteen rows.
+struct VectorScale {
+  F32x16 reciprocal, scale;
+  I32x16 zero;
+};
+ENCAST_SIMD VectorScale vector_scale(bool symmetric, F32x16 above, F32x16 below) {
+  const F32x16 steps = set1(symmetric ? 127.0f : 255.0f);
+  const F32x16 extent = symmetric ? from_bits(max(bits(above), bits(below))) : above + below;
+  const F32x16 reciprocal = steps / extent;
+  const Mask16 finite = less(reciprocal, set1(__builtin_inff()));
+  const Mask16 keeps = {static_cast<__mmask16>(finite.v | is_nan(reciprocal).v)};
+  VectorScale of;
+  of.reciprocal = select(keeps, reciprocal, set1(0.0f));
+  of.scale = select(keeps, extent / steps, set1(0.0f));
+  if (symmetric) {
+    of.zero = set1(128);
+  } else {
+    const F32x16 zero = round(below * of.reciprocal);
+    const Mask16 fits = {static_cast<__mmask16>(less_equal(set1(0.0f), zero).v & less_equal(zero, set1(255.0f)).v)};
+    of.zero = select(fits, to_i32(zero), set1(0));
+  }
+  return of;
+}
 
 // Staged values, rows of kPanel, to the `columns` columns of c that exist.
 [[gnu::noinline]] void put_rows(const GemmArgs args, const float* staged, int64_t row, int64_t rows,

@@ -7,7 +7,12 @@
 // are zero as a whole, and are left out. The sums are the same exact integers and go through the same
 // epilogue, so the bits are those of gemm_q8s8 on the same weight.
 //
-// op sparse_q8s8: a q8[m, k], w SparseWeight, arithmetic s8
+// op sparse_q8s8:         a q8[m, k], w SparseWeight, arithmetic s8
+// op sparse_q8s8_columns: the same for one tile of rows, whose outputs stay columns
+// op narrow_columns:      those to q8 columns, arithmetic f32
+//
+// The last two are for products of which others alone read the narrowed outputs: rows are turned to columns
+// once for several products, and the sums of the first are never turned back.
 namespace encast {
 
 constexpr int64_t kBlockOutputs = 4;                        // of a block
@@ -29,6 +34,18 @@ struct SparseWeight {
 
 constexpr int64_t sparse_blocks(int64_t n) { return round_up(n, kPanel) / kBlockOutputs; }
 
+// Most rows that a kernel takes at a time. It turns them to columns: column c lies at c * width, for a width
+// that is the number of rows rounded up to a multiple of 16 that the kernel has a form for.
+constexpr int64_t kTileRows = 64;
+
+// Outputs of a tile of up to kTileRows rows by columns, for narrow_columns: an output's kTileRows values stand
+// side by side, and at position 16q + 4l + i (q, l, i below 4) is that of row 16l + 4q + i, where sums lie.
+struct ColumnsOut {
+  float* values = nullptr;    // [n][kTileRows]
+  // [kTileRows], in the order of values: a row's largest value and that of its negatives, at least 0.
+  float *above = nullptr, *below = nullptr;
+};
+
 struct SparseArgs {
   GemmArgs product;  // of gemm_q8s8, without w and next_w
   SparseWeight w;
@@ -37,11 +54,10 @@ struct SparseArgs {
   // that multiply the same rows by other panels: those are made with `turned`, and read a no more.
   uint8_t* features = nullptr;
   bool turned = false;
+  // Of sparse_q8s8_columns, in place of c. Its m_begin and m_end are one tile, its panels all, n a multiple of
+  // kBlockOutputs; the activation is none or in its coarse form, and nothing is added.
+  ColumnsOut columns = {};
 };
-
-// Most rows that a kernel takes at a time. It turns them to columns: column c lies at c * width, for a width
-// that is the number of rows rounded up to a multiple of 16 that the kernel has a form for.
-constexpr int64_t kTileRows = 64;
 
 constexpr int64_t features_bytes(int64_t rows, int64_t k) { return round_up(rows, kTileRows) * k; }
 
@@ -52,5 +68,17 @@ constexpr int64_t sparse_scratch_bytes(int64_t k) {
 // As GemmFn.
 using SparseFn = void (*)(const SparseArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
                           int64_t panel_end);
+
+// What narrow_rows makes of the rows of a tile (kernels/quantize), from columns to columns.
+struct NarrowColumnsArgs {
+  int64_t rows = 0, cols = 0;  // rows: up to kTileRows
+  ColumnsOut from;
+  bool symmetric = false;
+  uint8_t* codes = nullptr;  // [cols][kTileRows], rows in their order: SparseArgs::features
+  float* scale = nullptr;    // [rows]; may be from.above
+  int32_t* zero = nullptr;   // [rows]; may be the memory of from.below
+};
+
+using NarrowColumnsFn = void (*)(const NarrowColumnsArgs& args);
 
 }  // namespace encast

@@ -197,7 +197,69 @@ void multiply_tile(const SparseArgs& args, const uint8_t* features, int64_t row,
   }
 }
 
+void multiply_to_columns(const SparseArgs& args, const uint8_t* features, int64_t row, int64_t rows) {
+  const GemmArgs& product = args.product;
+  const ColumnsOut to = args.columns;
+  TileRows<4> tile;
+  tile.read(product, row, rows, row_of<4>);
+  for (int i = 0; i < kTileRows; ++i) to.above[i] = to.below[i] = 0;
+  const Bump* const bump = coarse_form(product);
+  for (int64_t block = 0; block < product.n / kBlockOutputs; ++block) {
+    const int64_t output = block * kBlockOutputs;
+    const BlockOutputs outputs(product, output);
+    const auto put = [&](const Bump* own) ENCAST_SIMD_BODY {
+      multiply<4>(features, {args.w, block}, [&](auto& sums) ENCAST_SIMD_BODY {
+        tile.finish(outputs, own, sums);
+        put_columns(to, output, sums);
+      });
+    };
+    if (bump == nullptr) {
+      put(nullptr);
+    } else {
+      put(bump);
+    }
+  }
+}
+
 }  // namespace
+
+void sparse_q8_s8_s32_columns_avx512vnni(const SparseArgs& args, int64_t m_begin, int64_t m_end, int64_t, int64_t) {
+  auto* const own = reinterpret_cast<uint8_t*>(args.scratch) + kTileRows * kPanel * sizeof(int32_t);
+  const int64_t rows = m_end - m_begin;
+  multiply_to_columns(args, tile_features(args, m_begin, 0, rows, kTileRows, own), m_begin, rows);
+}
+
+void narrow_f32_columns_avx512vnni(const NarrowColumnsArgs& args) {
+  alignas(64) float scales[kTileRows];
+  alignas(64) int32_t zeros[kTileRows];
+  F32x16 reciprocal[4];
+  I32x16 zero[4];
+  ENCAST_UNROLL for (int q = 0; q < 4; ++q) {
+    const VectorScale of = vector_scale(args.symmetric, load(args.from.above + 16 * q), load(args.from.below + 16 * q));
+    reciprocal[q] = of.reciprocal;
+    zero[q] = of.zero;
+    store(scales + 16 * q, of.scale);
+    store_i32(zeros + 16 * q, of.zero);
+  }
+  for (int64_t col = 0; col < args.cols; ++col) {
+    const float* const values = args.from.values + col * kTileRows;
+    __m512i codes[4];
+    ENCAST_UNROLL for (int q = 0; q < 4; ++q) {
+      codes[q] = (to_i32(load(values + 16 * q) * reciprocal[q]) + zero[q]).v;
+    }
+    // Packing works within 128-bit lanes, which brings the rows into their order.
+    const __m512i low = _mm512_packs_epi32(codes[0], codes[1]), high = _mm512_packs_epi32(codes[2], codes[3]);
+    _mm512_storeu_si512(args.codes + col * kTileRows, _mm512_packus_epi16(low, high));
+  }
+  for (int q = 0; q < 4; ++q) {
+    for (int i = 0; i < 16; ++i) {
+      const int64_t row = row_of<4>(q, i);
+      if (row >= args.rows) continue;
+      args.scale[row] = scales[16 * q + i];
+      args.zero[row] = zeros[16 * q + i];
+    }
+  }
+}
 
 void sparse_q8_s8_s32_4x64_avx512vnni(const SparseArgs& args, int64_t m_begin, int64_t m_end,
                                       int64_t panel_begin, int64_t panel_end) {

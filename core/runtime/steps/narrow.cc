@@ -1,4 +1,8 @@
+#include <optional>
+
 #include "kernels/quantize/quantize.h"
+#include "kernels/sparse/sparse.h"
+#include "runtime/columns.h"
 #include "runtime/steps/row_step.h"
 
 namespace encast {
@@ -12,16 +16,33 @@ void check_narrow(StepCheck& check, const StepDecl& step) {
 class NarrowStep final : public RowStep<NarrowFn> {
  public:
   NarrowStep(const Binder& binder, const StepDecl& decl)
-      : RowStep(binder, decl, "narrow_rows"), form_(binder.narrow_form(decl.out, decl)) {}
+      : RowStep(binder, decl, "narrow_rows"), form_(binder.narrow_form(decl.out, decl)) {
+    if (takes_columns(binder.plan(), decl)) columns_.emplace("narrow_columns", "f32", &kernels_);
+  }
 
   void run(const Share& share) const override {
+    const int64_t rows = share.rows.end - share.rows.begin;
+    if (columns_ && share.parts == 1 && rows_fill_columns(rows)) return run_columns(share, rows);
     auto args = operands<NarrowArgs>(share);
     args.out = narrow_out(share, decl_.out, form_);
     run_rows(args, share);
   }
 
  private:
+  void run_columns(const Share& share, int64_t rows) const {
+    const Place& to = place(share, decl_.out);
+    const int64_t first = share.rows.begin;
+    NarrowColumnsArgs args{.rows = rows, .cols = binder_.value(decl_.x).cols};
+    args.from = columns_of(share, decl_.x, decl_.out);
+    args.symmetric = form_.kind == NarrowOut::Kind::q8_symmetric;
+    args.codes = reinterpret_cast<uint8_t*>(to.data) + first * to.stride;
+    args.scale = to.scale + first;
+    args.zero = to.zero + first;
+    (*columns_)(rows)(args);
+  }
+
   const NarrowOut form_;
+  std::optional<Selection<NarrowColumnsFn>> columns_;
 };
 
 }  // namespace

@@ -1,8 +1,11 @@
+#include <optional>
+
 #include "kernels/sparse/sparse.h"
 
 #include "base/error.h"
 #include "kernels/sparse/check.h"
 #include "parallel/partition.h"
+#include "runtime/columns.h"
 #include "runtime/steps/step_type.h"
 
 namespace encast {
@@ -38,6 +41,12 @@ class SparseStep final : public Step {
         w_(sparse_weight(binder, decl)),
         select_("sparse_q8s8", decl.arithmetic, &kernels_) {
     rows_together_ = kTileRows;
+    if (const StepDecl* const narrow = narrows_columns(binder.plan(), decl)) {
+      narrowed_ = narrow->out;
+      to_columns_.emplace("sparse_q8s8_columns", decl.arithmetic, &kernels_);
+    }
+    const StepDecl* const made_by = maker(binder.plan(), decl.x);
+    reads_columns_ = made_by != nullptr && made_by->kind == StepKind::narrow && takes_columns(binder.plan(), *made_by);
     const std::string problem =
         sparse_problem(w_, binder.weight(decl.w).rows, outputs_, binder.value(decl.x).cols);
     if (!problem.empty()) {
@@ -49,13 +58,23 @@ class SparseStep final : public Step {
   void run(const Share& share) const override {
     SparseArgs args{product_args(binder_, decl_, share), w_, share.scratch};
     args.product.n = outputs_;
+    const int64_t count = share.rows.end - share.rows.begin;
+    const bool columns = share.parts == 1 && rows_fill_columns(count);
+    if (columns && reads_columns_) {
+      const Place& from = place(share, decl_.x);
+      args.features = reinterpret_cast<uint8_t*>(from.data) + share.rows.begin * from.stride;
+      args.turned = true;
+    }
+    const int64_t panels = round_up(outputs_, kPanel) / kPanel;
+    if (columns && to_columns_) {
+      args.columns = columns_of(share, decl_.out, narrowed_);
+      return (*to_columns_)(count)(args, share.rows.begin, share.rows.end, 0, panels);
+    }
     args.product.c = f32_out(share, decl_.out);
     args.product.c_stride = stride(share, decl_.out);
-    const int64_t panels = round_up(outputs_, kPanel) / kPanel;
     const Tile tile = split_product(share.rows, panels, share.part, share.parts, false);
     if (tile.rows.begin < tile.rows.end && tile.panels.begin < tile.panels.end) {
-      select_(share.rows.end - share.rows.begin)(args, tile.rows.begin, tile.rows.end, tile.panels.begin,
-                                                 tile.panels.end);
+      select_(count)(args, tile.rows.begin, tile.rows.end, tile.panels.begin, tile.panels.end);
     }
   }
 
@@ -65,6 +84,9 @@ class SparseStep final : public Step {
   const int64_t outputs_;
   const SparseWeight w_;
   Selection<SparseFn> select_;
+  std::optional<Selection<SparseFn>> to_columns_;
+  int narrowed_ = -1;  // what the outputs are narrowed to, where they may be columns
+  bool reads_columns_ = false;
 };
 
 }  // namespace
