@@ -93,30 +93,5 @@ ENCAST_SIMD VectorScale vector_scale(bool symmetric, F32x16 above, F32x16 below)
   return of;
 }
 
-// Staged values, rows of kPanel, to the `columns` columns of c that exist.
-[[gnu::noinline]] void put_rows(const GemmArgs args, const float* staged, int64_t row, int64_t rows,
-                                int64_t column, int64_t columns) {
-  for (int64_t i = 0; i < rows; ++i) {
-    const float* const residual =
-        args.residual == nullptr ? nullptr : args.residual + (row + i) * args.residual_stride + column;
-    for (int64_t first = 0; first < kPanel; first += 16) {
-      F32x16 value = load(staged + i * kPanel + first);
-      if (columns == kPanel && args.c_bf16 == nullptr) {
-        if (residual != nullptr) value = value + load(residual + first);
-        store(args.c + (row + i) * args.c_stride + column + first, value);
-        continue;
-      }
-      const int64_t lanes = lanes_within(columns, first);
-      if (residual != nullptr) value = value + load_partial(residual + first, lanes);
-      if (args.c_bf16 != nullptr) {
-        store_bf16(args.c_bf16 + (row + i) * args.c_stride + column + first,
-                   select(first_lanes(lanes), value, set1(0.0f)));
-      } else {
-        store_partial(args.c + (row + i) * args.c_stride + column + first, lanes, value);
-      }
-    }
-  }
-}
-
 }  // namespace
 }  // namespace encast

@@ -150,12 +150,74 @@ ENCAST_SIMD void multiply(const uint8_t* features, Groups groups, Put put) {
   }
 }
 
-// Sums or values of a block to rows of kPanel, see row_of.
+// Four blocks of a tile, in 128-bit lanes of one row and four outputs: lane l of rows[q][i][b] is row
+// row_of(q, 4l + i) and block b.
 template <int kVectors>
-ENCAST_SIMD void stage(const __m512i (&block)[kVectors][kBlockOutputs], int32_t* to) {
-  ENCAST_UNROLL for (int q = 0; q < kVectors; ++q) {
-    store_rows(block[q], to + row_of<kVectors>(q, 0) * kPanel, row_of<kVectors>(0, 4), row_of<kVectors>(0, 8));
+struct alignas(64) Staged {
+  __m512i rows[kVectors][4][4];
+
+  [[gnu::always_inline]] void take(int64_t b, const __m512i (&block)[kVectors][kBlockOutputs]) {
+    ENCAST_UNROLL for (int q = 0; q < kVectors; ++q) {
+      const __m512i low01 = _mm512_unpacklo_epi32(block[q][0], block[q][1]),
+                    high01 = _mm512_unpackhi_epi32(block[q][0], block[q][1]);
+      const __m512i low23 = _mm512_unpacklo_epi32(block[q][2], block[q][3]),
+                    high23 = _mm512_unpackhi_epi32(block[q][2], block[q][3]);
+      _mm512_store_si512(&rows[q][0][b], _mm512_unpacklo_epi64(low01, low23));
+      _mm512_store_si512(&rows[q][1][b], _mm512_unpackhi_epi64(low01, low23));
+      _mm512_store_si512(&rows[q][2][b], _mm512_unpacklo_epi64(high01, high23));
+      _mm512_store_si512(&rows[q][3][b], _mm512_unpackhi_epi64(high01, high23));
+    }
   }
+
+  // put(row, the sixteen outputs of it), for all rows of the tile.
+  template <class Put>
+  [[gnu::always_inline]] void each_row(Put put) const {
+    for (int q = 0; q < kVectors; ++q) {
+      ENCAST_UNROLL for (int i = 0; i < 4; ++i) {
+        const __m512i(&blocks)[4] = rows[q][i];
+        const __m512i low01 = _mm512_shuffle_i32x4(blocks[0], blocks[1], 0x44),
+                      high01 = _mm512_shuffle_i32x4(blocks[0], blocks[1], 0xee);
+        const __m512i low23 = _mm512_shuffle_i32x4(blocks[2], blocks[3], 0x44),
+                      high23 = _mm512_shuffle_i32x4(blocks[2], blocks[3], 0xee);
+        put(row_of<kVectors>(q, i), _mm512_shuffle_i32x4(low01, low23, 0x88));
+        put(row_of<kVectors>(q, 4 + i), _mm512_shuffle_i32x4(low01, low23, 0xdd));
+        put(row_of<kVectors>(q, 8 + i), _mm512_shuffle_i32x4(high01, high23, 0x88));
+        put(row_of<kVectors>(q, 12 + i), _mm512_shuffle_i32x4(high01, high23, 0xdd));
+      }
+    }
+  }
+};
+
+// Four blocks of values to the rows and columns of c that exist. Arguments by value: a store of a vector may
+// change any memory that is not the function's own.
+template <int kVectors>
+[[gnu::noinline]] void put_values(const GemmArgs args, const Staged<kVectors>& staged, int64_t row, int64_t rows,
+                                  int64_t column) {
+  const int64_t lanes = lanes_within(args.n - column, 0);
+  const float* const residual =
+      args.residual == nullptr ? nullptr : args.residual + row * args.residual_stride + column;
+  if (args.c_bf16 == nullptr && lanes == 16 && rows == kVectors * 16) {
+    float* const c = args.c + row * args.c_stride + column;
+    if (residual == nullptr) {
+      staged.each_row([&](int64_t i, __m512i value) ENCAST_SIMD_BODY { _mm512_storeu_si512(c + i * args.c_stride, value); });
+    } else {
+      staged.each_row([&](int64_t i, __m512i value) ENCAST_SIMD_BODY {
+        store(c + i * args.c_stride, from_bits({value}) + load(residual + i * args.residual_stride));
+      });
+    }
+    return;
+  }
+  staged.each_row([&](int64_t i, __m512i bits_of) ENCAST_SIMD_BODY {
+    if (i >= rows) return;
+    F32x16 value = from_bits({bits_of});
+    if (residual != nullptr) value = value + load_partial(residual + i * args.residual_stride, lanes);
+    if (args.c_bf16 == nullptr) {
+      store_partial(args.c + (row + i) * args.c_stride + column, lanes, value);
+    } else {
+      store_bf16(args.c_bf16 + (row + i) * args.c_stride + column,
+                 select(first_lanes(lanes), value, set1(0.0f)));
+    }
+  });
 }
 
 // Rows [row, row + rows) of all panels, from columns of kVectors * 16 rows.
@@ -163,37 +225,41 @@ template <int kVectors>
 void multiply_tile(const SparseArgs& args, const uint8_t* features, int64_t row, int64_t rows,
                    int64_t panel_begin, int64_t panel_end) {
   const GemmArgs& product = args.product;
-  auto* const staged = reinterpret_cast<int32_t*>(args.scratch);
+  auto* const sums = reinterpret_cast<int32_t*>(args.scratch);  // of a panel: [row][kPanel]
   TileRows<kVectors> tile;
   tile.read(product, row, rows, row_of<kVectors>);
+  Staged<kVectors> staged;
   const Bump* const bump = coarse_form(product);
   const bool in_registers = bump != nullptr || product.activation == Activation::none;
-  for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
-    for (int64_t i = 0; i < kBlocksOfPanel; ++i) {
-      const int64_t block = panel * kBlocksOfPanel + i;
-      int32_t* const to = staged + i * kBlockOutputs;
-      const BlockOutputs outputs(product, block * kBlockOutputs);
-      if (!in_registers) {
-        multiply<kVectors>(features, {args.w, block}, [&](const auto& sums) ENCAST_SIMD_BODY { stage(sums, to); });
-      } else if (bump == nullptr) {
-        multiply<kVectors>(features, {args.w, block}, [&](auto& sums) ENCAST_SIMD_BODY {
-          tile.finish(outputs, nullptr, sums);
-          stage(sums, to);
-        });
-      } else {
-        multiply<kVectors>(features, {args.w, block}, [&](auto& sums) ENCAST_SIMD_BODY {
-          tile.finish(outputs, bump, sums);
-          stage(sums, to);
-        });
-      }
-    }
-    const int64_t column = panel * kPanel, columns = least(product.n - column, kPanel);
-    const auto* const values = reinterpret_cast<const float*>(staged);
-    if (in_registers) {
-      put_rows(product, values, row, rows, column, columns);
+  for (int64_t block = panel_begin * kBlocksOfPanel; block < panel_end * kBlocksOfPanel; ++block) {
+    const int64_t output = block * kBlockOutputs, column = output / 16 * 16;
+    const BlockOutputs outputs(product, output);
+    const auto values = [&](const Bump* own) ENCAST_SIMD_BODY {
+      multiply<kVectors>(features, {args.w, block}, [&](auto& own_sums) ENCAST_SIMD_BODY {
+        tile.finish(outputs, own, own_sums);
+        staged.take(block % 4, own_sums);
+      });
+    };
+    if (!in_registers) {
+      multiply<kVectors>(features, {args.w, block},
+                         [&](const auto& own_sums) ENCAST_SIMD_BODY { staged.take(block % 4, own_sums); });
+    } else if (bump == nullptr) {
+      values(nullptr);
     } else {
-      finish_tile<SparseDot>(product, values, row, rows, column, columns);
+      values(bump);
     }
+    if (block % 4 != 3) continue;
+    if (in_registers) {
+      put_values(product, staged, row, rows, column);
+      continue;
+    }
+    staged.each_row([&](int64_t i, __m512i value) ENCAST_SIMD_BODY {
+      _mm512_storeu_si512(sums + i * kPanel + column % kPanel, value);
+    });
+    if (block % kBlocksOfPanel != kBlocksOfPanel - 1) continue;
+    const int64_t first = column / kPanel * kPanel;
+    finish_tile<SparseDot>(product, reinterpret_cast<const float*>(sums), row, rows, first,
+                           least(product.n - first, kPanel));
   }
 }
 
