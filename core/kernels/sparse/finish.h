@@ -38,36 +38,15 @@ struct alignas(64) TileRows {
     }
   }
 
-  // Sums to the bits of values.
-  [[gnu::always_inline]] void finish(const BlockOutputs& outputs, const Bump* bump,
-                               __m512i (&sums)[kVectors][kBlockOutputs]) const {
-    ENCAST_UNROLL for (int output = 0; output < kBlockOutputs; ++output) {
-      const F32x16 w_scale = set1(outputs.scale[output]);
-      const F32x16 bias = set1(outputs.bias == nullptr ? 0.0f : outputs.bias[output]);
-      const I32x16 weight_sums = set1(outputs.weight_sums[output]);
-      ENCAST_UNROLL for (int q = 0; q < kVectors; ++q) {
-        const I32x16 centred = I32x16{sums[q][output]} - load_i32(zero + 16 * q) * weight_sums;
-        F32x16 value = fma(to_f32(centred), load(scale + 16 * q) * w_scale, bias);
-        if (bump != nullptr) value = minus_bump(*bump, value);
-        sums[q][output] = bits(value).v;
-      }
-    }
+  // Sums of an output, vector q, to values.
+  [[gnu::always_inline]] F32x16 value(const BlockOutputs& outputs, int output, const Bump* bump, int q,
+                                      __m512i sums) const {
+    const F32x16 bias = set1(outputs.bias == nullptr ? 0.0f : outputs.bias[output]);
+    const I32x16 centred = I32x16{sums} - load_i32(zero + 16 * q) * set1(outputs.weight_sums[output]);
+    const F32x16 found = fma(to_f32(centred), load(scale + 16 * q) * set1(outputs.scale[output]), bias);
+    return bump == nullptr ? found : minus_bump(*bump, found);
   }
 };
-
-// Values of a block to columns, and into the extremes of the rows.
-ENCAST_SIMD void put_columns(const ColumnsOut& to, int64_t output, const __m512i (&values)[4][kBlockOutputs]) {
-  ENCAST_UNROLL for (int q = 0; q < 4; ++q) {
-    Extremes found = {bits(load(to.above + 16 * q)), bits(load(to.below + 16 * q))};
-    ENCAST_UNROLL for (int i = 0; i < kBlockOutputs; ++i) {
-      const F32x16 value = from_bits({values[q][i]});
-      store(to.values + (output + i) * kTileRows + 16 * q, value);
-      include(found, value);
-    }
-    store(to.above + 16 * q, from_bits(found.above));
-    store(to.below + 16 * q, from_bits(found.below));
-  }
-}
 
 // row_scale of sixteen rows.
 struct VectorScale {

@@ -236,7 +236,10 @@ void multiply_tile(const SparseArgs& args, const uint8_t* features, int64_t row,
     const BlockOutputs outputs(product, output);
     const auto values = [&](const Bump* own) ENCAST_SIMD_BODY {
       multiply<kVectors>(features, {args.w, block}, [&](auto& own_sums) ENCAST_SIMD_BODY {
-        tile.finish(outputs, own, own_sums);
+        ENCAST_UNROLL for (int i = 0; i < kVectors * kBlockOutputs; ++i) {
+          __m512i& one = own_sums[i % kVectors][i / kVectors];
+          one = bits(tile.value(outputs, i / kVectors, own, i % kVectors, one)).v;
+        }
         staged.take(block % 4, own_sums);
       });
     };
@@ -275,8 +278,18 @@ void multiply_to_columns(const SparseArgs& args, const uint8_t* features, int64_
     const BlockOutputs outputs(product, output);
     const auto put = [&](const Bump* own) ENCAST_SIMD_BODY {
       multiply<4>(features, {args.w, block}, [&](auto& sums) ENCAST_SIMD_BODY {
-        tile.finish(outputs, own, sums);
-        put_columns(to, output, sums);
+        ENCAST_UNROLL for (int q = 0; q < 4; ++q) {
+          Extremes found = {bits(load(to.above + 16 * q)), bits(load(to.below + 16 * q))};
+          ENCAST_UNROLL for (int i = 0; i < kBlockOutputs; ++i) {
+            const F32x16 value = tile.value(outputs, i, own, q, sums[q][i]);
+            store(to.values + (output + i) * kTileRows + 16 * q, value);
+            include(found, value);
+          }
+          store(to.above + 16 * q, from_bits(found.above));
+          store(to.below + 16 * q, from_bits(found.below));
+          // Four vectors at a time: clang would begin with all sixteen, and store most of what it has.
+          asm volatile("" : : : "memory");
+        }
       });
     };
     if (bump == nullptr) {
