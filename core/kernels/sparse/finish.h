@@ -12,14 +12,16 @@ constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // The four outputs of a block. Vectors of a linear are padded to whole panels.
 struct BlockOutputs {
-  const float* scale;
-  const float* bias;  // or null
+  const float *scale, *bias;
   const int32_t* weight_sums;
 
   BlockOutputs(const GemmArgs& args, int64_t output)
       : scale(args.w_scale + output),
-        bias(args.bias == nullptr ? nullptr : args.bias + output),
+        bias(args.bias == nullptr ? kNoBias : args.bias + output),
         weight_sums(args.w_colsum + output) {}
+
+ private:
+  static constexpr float kNoBias[kBlockOutputs] = {};
 };
 
 // Scales and zero points of a tile's rows, in the order of the lanes of sums.
@@ -41,14 +43,16 @@ struct alignas(64) TileRows {
   // Sums of an output, vector q, to values.
   [[gnu::always_inline]] F32x16 value(const BlockOutputs& outputs, int output, const Bump* bump, int q,
                                       __m512i sums) const {
-    const F32x16 bias = set1(outputs.bias == nullptr ? 0.0f : outputs.bias[output]);
+    const F32x16 bias = set1(outputs.bias[output]);
     const I32x16 centred = I32x16{sums} - load_i32(zero + 16 * q) * set1(outputs.weight_sums[output]);
     const F32x16 found = fma(to_f32(centred), load(scale + 16 * q) * set1(outputs.scale[output]), bias);
     return bump == nullptr ? found : minus_bump(*bump, found);
   }
 };
 
-// row_scale of sixteen rows.
+ENCAST_SIMD F32x16 minus(F32x16 x) { return from_bits(bits(x) ^ set1(INT32_MIN)); }
+
+// row_scale of sixteen rows; `below` is the smallest value without its sign.
 struct VectorScale {
   F32x16 reciprocal, scale;
   I32x16 zero;

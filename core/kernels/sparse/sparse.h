@@ -42,7 +42,8 @@ constexpr int64_t kTileRows = 64;
 // side by side, and at position 16q + 4l + i (q, l, i below 4) is that of row 16l + 4q + i, where sums lie.
 struct ColumnsOut {
   float* values = nullptr;    // [n][kTileRows]
-  // [kTileRows], in the order of values: a row's largest value and that of its negatives, at least 0.
+  // [kTileRows], in the order of values: a row's largest value, at least 0, and its smallest, at most -0. A NaN
+  // is beyond all others of its sign.
   float *above = nullptr, *below = nullptr;
 };
 

@@ -156,17 +156,16 @@ template <int kVectors>
 struct alignas(64) Staged {
   __m512i rows[kVectors][4][4];
 
-  [[gnu::always_inline]] void take(int64_t b, const __m512i (&block)[kVectors][kBlockOutputs]) {
-    ENCAST_UNROLL for (int q = 0; q < kVectors; ++q) {
-      const __m512i low01 = _mm512_unpacklo_epi32(block[q][0], block[q][1]),
-                    high01 = _mm512_unpackhi_epi32(block[q][0], block[q][1]);
-      const __m512i low23 = _mm512_unpacklo_epi32(block[q][2], block[q][3]),
-                    high23 = _mm512_unpackhi_epi32(block[q][2], block[q][3]);
-      _mm512_store_si512(&rows[q][0][b], _mm512_unpacklo_epi64(low01, low23));
-      _mm512_store_si512(&rows[q][1][b], _mm512_unpackhi_epi64(low01, low23));
-      _mm512_store_si512(&rows[q][2][b], _mm512_unpacklo_epi64(high01, high23));
-      _mm512_store_si512(&rows[q][3][b], _mm512_unpackhi_epi64(high01, high23));
-    }
+  // Vector q of the four outputs of block b.
+  [[gnu::always_inline]] void take(int64_t b, int q, const __m512i (&block)[kBlockOutputs]) {
+    const __m512i low01 = _mm512_unpacklo_epi32(block[0], block[1]),
+                  high01 = _mm512_unpackhi_epi32(block[0], block[1]);
+    const __m512i low23 = _mm512_unpacklo_epi32(block[2], block[3]),
+                  high23 = _mm512_unpackhi_epi32(block[2], block[3]);
+    _mm512_store_si512(&rows[q][0][b], _mm512_unpacklo_epi64(low01, low23));
+    _mm512_store_si512(&rows[q][1][b], _mm512_unpackhi_epi64(low01, low23));
+    _mm512_store_si512(&rows[q][2][b], _mm512_unpacklo_epi64(high01, high23));
+    _mm512_store_si512(&rows[q][3][b], _mm512_unpackhi_epi64(high01, high23));
   }
 
   // put(row, the sixteen outputs of it), for all rows of the tile.
@@ -236,16 +235,19 @@ void multiply_tile(const SparseArgs& args, const uint8_t* features, int64_t row,
     const BlockOutputs outputs(product, output);
     const auto values = [&](const Bump* own) ENCAST_SIMD_BODY {
       multiply<kVectors>(features, {args.w, block}, [&](auto& own_sums) ENCAST_SIMD_BODY {
-        ENCAST_UNROLL for (int i = 0; i < kVectors * kBlockOutputs; ++i) {
-          __m512i& one = own_sums[i % kVectors][i / kVectors];
-          one = bits(tile.value(outputs, i / kVectors, own, i % kVectors, one)).v;
+        ENCAST_UNROLL for (int i = 0; i < kBlockOutputs; ++i) {
+          ENCAST_UNROLL for (int q = 0; q < kVectors; ++q) {
+            own_sums[q][i] = bits(tile.value(outputs, i, own, q, own_sums[q][i])).v;
+          }
+          asm volatile("" : : : "memory");  // as in multiply_to_columns
         }
-        staged.take(block % 4, own_sums);
+        ENCAST_UNROLL for (int q = 0; q < kVectors; ++q) staged.take(block % 4, q, own_sums[q]);
       });
     };
     if (!in_registers) {
-      multiply<kVectors>(features, {args.w, block},
-                         [&](const auto& own_sums) ENCAST_SIMD_BODY { staged.take(block % 4, own_sums); });
+      multiply<kVectors>(features, {args.w, block}, [&](const auto& own_sums) ENCAST_SIMD_BODY {
+        ENCAST_UNROLL for (int q = 0; q < kVectors; ++q) staged.take(block % 4, q, own_sums[q]);
+      });
     } else if (bump == nullptr) {
       values(nullptr);
     } else {
@@ -271,24 +273,34 @@ void multiply_to_columns(const SparseArgs& args, const uint8_t* features, int64_
   const ColumnsOut to = args.columns;
   TileRows<4> tile;
   tile.read(product, row, rows, row_of<4>);
-  for (int i = 0; i < kTileRows; ++i) to.above[i] = to.below[i] = 0;
+  for (int i = 0; i < kTileRows; ++i) {
+    to.above[i] = 0.0f;
+    to.below[i] = -0.0f;
+  }
   const Bump* const bump = coarse_form(product);
   for (int64_t block = 0; block < product.n / kBlockOutputs; ++block) {
     const int64_t output = block * kBlockOutputs;
     const BlockOutputs outputs(product, output);
     const auto put = [&](const Bump* own) ENCAST_SIMD_BODY {
       multiply<4>(features, {args.w, block}, [&](auto& sums) ENCAST_SIMD_BODY {
+        __m512i above[4], below[4];
         ENCAST_UNROLL for (int q = 0; q < 4; ++q) {
-          Extremes found = {bits(load(to.above + 16 * q)), bits(load(to.below + 16 * q))};
-          ENCAST_UNROLL for (int i = 0; i < kBlockOutputs; ++i) {
+          above[q] = _mm512_loadu_si512(to.above + 16 * q);
+          below[q] = _mm512_loadu_si512(to.below + 16 * q);
+        }
+        ENCAST_UNROLL for (int i = 0; i < kBlockOutputs; ++i) {
+          ENCAST_UNROLL for (int q = 0; q < 4; ++q) {
             const F32x16 value = tile.value(outputs, i, own, q, sums[q][i]);
             store(to.values + (output + i) * kTileRows + 16 * q, value);
-            include(found, value);
+            above[q] = _mm512_max_epi32(above[q], bits(value).v);
+            below[q] = _mm512_max_epu32(below[q], bits(value).v);
           }
-          store(to.above + 16 * q, from_bits(found.above));
-          store(to.below + 16 * q, from_bits(found.below));
           // Four vectors at a time: clang would begin with all sixteen, and store most of what it has.
           asm volatile("" : : : "memory");
+        }
+        ENCAST_UNROLL for (int q = 0; q < 4; ++q) {
+          _mm512_storeu_si512(to.above + 16 * q, above[q]);
+          _mm512_storeu_si512(to.below + 16 * q, below[q]);
         }
       });
     };
@@ -300,21 +312,15 @@ void multiply_to_columns(const SparseArgs& args, const uint8_t* features, int64_
   }
 }
 
-}  // namespace
-
-void sparse_q8_s8_s32_columns_avx512vnni(const SparseArgs& args, int64_t m_begin, int64_t m_end, int64_t, int64_t) {
-  auto* const own = reinterpret_cast<uint8_t*>(args.scratch) + kTileRows * kPanel * sizeof(int32_t);
-  const int64_t rows = m_end - m_begin;
-  multiply_to_columns(args, tile_features(args, m_begin, 0, rows, kTileRows, own), m_begin, rows);
-}
-
-void narrow_f32_columns_avx512vnni(const NarrowColumnsArgs& args) {
+// Arguments by value: a store of codes may change any memory that is not the function's own.
+void narrow_all(const NarrowColumnsArgs args) {
   alignas(64) float scales[kTileRows];
   alignas(64) int32_t zeros[kTileRows];
   F32x16 reciprocal[4];
   I32x16 zero[4];
   ENCAST_UNROLL for (int q = 0; q < 4; ++q) {
-    const VectorScale of = vector_scale(args.symmetric, load(args.from.above + 16 * q), load(args.from.below + 16 * q));
+    const VectorScale of =
+        vector_scale(args.symmetric, load(args.from.above + 16 * q), minus(load(args.from.below + 16 * q)));
     reciprocal[q] = of.reciprocal;
     zero[q] = of.zero;
     store(scales + 16 * q, of.scale);
@@ -339,6 +345,16 @@ void narrow_f32_columns_avx512vnni(const NarrowColumnsArgs& args) {
     }
   }
 }
+
+}  // namespace
+
+void sparse_q8_s8_s32_columns_avx512vnni(const SparseArgs& args, int64_t m_begin, int64_t m_end, int64_t, int64_t) {
+  auto* const own = reinterpret_cast<uint8_t*>(args.scratch) + kTileRows * kPanel * sizeof(int32_t);
+  const int64_t rows = m_end - m_begin;
+  multiply_to_columns(args, tile_features(args, m_begin, 0, rows, kTileRows, own), m_begin, rows);
+}
+
+void narrow_f32_columns_avx512vnni(const NarrowColumnsArgs& args) { narrow_all(args); }
 
 void sparse_q8_s8_s32_4x64_avx512vnni(const SparseArgs& args, int64_t m_begin, int64_t m_end,
                                       int64_t panel_begin, int64_t panel_end) {
