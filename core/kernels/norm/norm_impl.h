@@ -17,7 +17,6 @@ ENCAST_SIMD void norm_some(const NormArgs args, int64_t row) {
     const float* const residual = args.residual + row * args.residual_stride;
     layer_norm_rows<rows, centred>(args.cols, norm, out, extremes,
                                    [&](int r, int64_t col, auto lanes) ENCAST_SIMD_BODY {
-                                     __builtin_prefetch(x + (r + rows) * args.x_stride + col);
                                      __builtin_prefetch(residual + (r + rows) * args.residual_stride + col);
                                      return load(x + r * args.x_stride + col, lanes) +
                                             load(residual + r * args.residual_stride + col, lanes);
