@@ -75,7 +75,8 @@ struct TileBlocks {
   }
   constexpr Range at(int64_t index) const {
     if (index < whole) return {index * tile, (index + 1) * tile};
-    return split({whole * tile, rows}, kLeast, static_cast<int>(index - whole), static_cast<int>(count - whole));
+    return split({whole * tile, rows}, kLeast, static_cast<int>(index - whole),
+                 static_cast<int>(count - whole));
   }
 
  private:

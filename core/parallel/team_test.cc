@@ -175,6 +175,30 @@ ENCAST_TEST(blocks_cover_everything_once_and_are_alike) {
   }
 }
 
+ENCAST_TEST(blocks_of_tiles_cover_everything_once_and_threads_get_as_many) {
+  for (int64_t rows = 0; rows < 700; ++rows) {
+    for (const int64_t tile : {16, 48, 64, 128}) {
+      for (int parts = 1; parts < 6; ++parts) {
+        const TileBlocks blocks(rows, tile, parts);
+        int64_t next = 0;
+        for (int64_t index = 0; index < blocks.count; ++index) {
+          const Range range = blocks.at(index);
+          CHECK_EQ(range.begin, next);
+          CHECK(range.end > range.begin && range.end - range.begin <= tile);
+          CHECK(index >= blocks.whole || range.end - range.begin == tile);
+          next = range.end;
+        }
+        CHECK_EQ(next, rows);
+        CHECK_EQ(blocks.whole % parts, 0);
+        CHECK_LE(blocks.count - blocks.whole, parts);
+      }
+    }
+  }
+  // 192 rows of two threads are 64 and 32 for each, not two tiles and one.
+  CHECK_EQ(TileBlocks(192, 64, 2).count, 4);
+  CHECK_EQ(TileBlocks(192, 64, 2).at(2).end, 160);
+}
+
 // 512 rows of two threads are 16 tiles of 32, not 17 and a rest of two.
 ENCAST_TEST(rows_are_cut_between_whole_tiles_of_amx_where_threads_get_as_many) {
   for (const int64_t rows : {192, 256, 512, 500}) {

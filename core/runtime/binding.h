@@ -147,7 +147,8 @@ inline GemmArgs product_args(const Binder& binder, const StepDecl& decl, const S
 }
 
 inline SparseWeight sparse_weight(const Binder& binder, const StepDecl& decl) {
-  return {binder.data<int8_t>(decl.w), binder.data<uint16_t>(decl.columns), binder.data<int32_t>(decl.starts)};
+  return {binder.data<int8_t>(decl.w), binder.data<uint16_t>(decl.columns),
+          binder.data<int32_t>(decl.starts)};
 }
 
 // Where the outputs of a product lie as columns, `id`, in the memory of the share's rows. Their extremes take

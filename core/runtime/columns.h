@@ -6,9 +6,9 @@
 #include "runtime/plan.h"
 
 // Products of which sparse products alone read the narrowed outputs: in a feed-forward, those before the
-// activation. A thread that takes a tile of rows through a stage alone keeps such outputs and their narrow copy
-// as columns (kernels/sparse/sparse.h) in the memory that the block has for them as rows: nothing turns them
-// to rows and back.
+// activation. A thread that takes a tile of rows through a stage alone keeps such outputs and their narrow
+// copy as columns (kernels/sparse/sparse.h) in the memory that the block has for them as rows: nothing turns
+// them to rows and back.
 namespace encast {
 
 inline bool step_reads(const StepDecl& step, int id) { return step.x == id || step.other == id; }
@@ -16,7 +16,8 @@ inline bool step_reads(const StepDecl& step, int id) { return step.x == id || st
 // The only step that reads value `id`, which nobody outside of a block does; or null.
 inline const StepDecl* only_reader(const Plan& plan, int id) {
   const auto is_output = [&](const OutputDecl& output) { return output.value == id; };
-  if (!plan.values[static_cast<size_t>(id)].in_block || std::ranges::any_of(plan.outputs, is_output)) return nullptr;
+  if (!plan.values[static_cast<size_t>(id)].in_block || std::ranges::any_of(plan.outputs, is_output))
+    return nullptr;
   const StepDecl* found = nullptr;
   for (const StepDecl& step : plan.steps) {
     if (!step_reads(step, id)) continue;

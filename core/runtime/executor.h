@@ -91,7 +91,7 @@ class Executor {
     bool mixes_rows = false;           // attention hands its work out itself
     const HeadStage* heads = nullptr;  // of a stage of heads
     bool has_product = false;
-    bool tiles = false;  // products work in tiles of AMX
+    bool tiles = false;         // products work in tiles of AMX
     int64_t rows_together = 1;  // the most of its steps
   };
   using Places = std::vector<Place>;

@@ -99,7 +99,7 @@ ENCAST_TEST(sparse_products) {
   refused("stage sequences", "stage rows", "attention mixes rows", good);
   const std::string apart =
       with("step sparse", "stage heads\nstep sparse", with("head_tokens=0", "head_tokens=48", good));
-  refused("stage sequences\n", "", "holds other steps than a product", apart);
+  refused("stage sequences\n", "", "its heads do not fill panels", apart);
 }
 
 ENCAST_TEST(products_that_add) {

@@ -109,9 +109,10 @@ class Validator {
          "holds other steps than a product and an attention");
     const int id = steps[1].x;
     const int64_t cols = plan_.values[static_cast<size_t>(id)].cols;
-    // A step's check compares the columns of what it makes with those of its weight.
-    need(steps[0].out == id && plan_.values[static_cast<size_t>(steps[0].out)].cols == cols,
-         "its product does not make all that its attention reads");
+    const int64_t made = steps[0].kind == StepKind::sparse
+                             ? plan_.weights[static_cast<size_t>(steps[0].scale)].cols
+                             : plan_.weights[static_cast<size_t>(steps[0].w)].rows;
+    need(steps[0].out == id && made == cols, "its product does not make all that its attention reads");
     need(steps[0].other < 0, "its product adds a value");
     need(heads_fill_panels(steps[1].heads, cols / 3 / steps[1].heads), "its heads do not fill panels");
     const auto reads = [&](const StepDecl& step) { return step.x == id || step.other == id; };

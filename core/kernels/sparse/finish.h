@@ -3,8 +3,8 @@
 #include "kernels/quantize/narrow_row.h"
 #include "kernels/sparse/sparse.h"
 
-// What gemm's epilogue does with sums (gemm/epilogue.h), for registers that hold one output of sixteen rows in
-// place of one row's sixteen outputs. The operations on an element are the same, and so are its bits.
+// What gemm's epilogue does with sums (gemm/epilogue.h), for registers that hold one output of sixteen rows
+// in place of one row's sixteen outputs. The operations on an element are the same, and so are its bits.
 namespace encast {
 namespace {
 
@@ -70,7 +70,8 @@ ENCAST_SIMD VectorScale vector_scale(bool symmetric, F32x16 above, F32x16 below)
     of.zero = set1(128);
   } else {
     const F32x16 zero = round(below * of.reciprocal);
-    const Mask16 fits = {static_cast<__mmask16>(less_equal(set1(0.0f), zero).v & less_equal(zero, set1(255.0f)).v)};
+    const Mask16 fits = {
+        static_cast<__mmask16>(less_equal(set1(0.0f), zero).v & less_equal(zero, set1(255.0f)).v)};
     of.zero = select(fits, to_i32(zero), set1(0));
   }
   return of;

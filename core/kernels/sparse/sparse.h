@@ -38,12 +38,13 @@ constexpr int64_t sparse_blocks(int64_t n) { return round_up(n, kPanel) / kBlock
 // that is the number of rows rounded up to a multiple of 16 that the kernel has a form for.
 constexpr int64_t kTileRows = 64;
 
-// Outputs of a tile of up to kTileRows rows by columns, for narrow_columns: an output's kTileRows values stand
-// side by side, and at position 16q + 4l + i (q, l, i below 4) is that of row 16l + 4q + i, where sums lie.
+// Outputs of a tile of up to kTileRows rows by columns, for narrow_columns: an output's kTileRows values
+// stand side by side, and at position 16q + 4l + i (q, l, i below 4) is that of row 16l + 4q + i, where sums
+// lie.
 struct ColumnsOut {
-  float* values = nullptr;    // [n][kTileRows]
-  // [kTileRows], in the order of values: a row's largest value, at least 0, and its smallest, at most -0. A NaN
-  // is beyond all others of its sign.
+  float* values = nullptr;  // [n][kTileRows]
+  // [kTileRows], in the order of values: a row's largest value, at least 0, and its smallest, at most -0. A
+  // NaN is beyond all others of its sign.
   float *above = nullptr, *below = nullptr;
 };
 
@@ -51,12 +52,12 @@ struct SparseArgs {
   GemmArgs product;  // of gemm_q8s8, without w and next_w
   SparseWeight w;
   std::byte* scratch = nullptr;  // of the calling thread: sparse_scratch_bytes(k), 64-byte aligned
-  // Null, or where the columns of rows from m_begin on are kept, whole tiles of kTileRows * k bytes, for calls
-  // that multiply the same rows by other panels: those are made with `turned`, and read a no more.
+  // Null, or where the columns of rows from m_begin on are kept, whole tiles of kTileRows * k bytes, for
+  // calls that multiply the same rows by other panels: those are made with `turned`, and read a no more.
   uint8_t* features = nullptr;
   bool turned = false;
-  // Of sparse_q8s8_columns, in place of c. Its m_begin and m_end are one tile, its panels all, n a multiple of
-  // kBlockOutputs; the activation is none or in its coarse form, and nothing is added.
+  // Of sparse_q8s8_columns, in place of c. Its m_begin and m_end are one tile, its panels all, n a multiple
+  // of kBlockOutputs; the activation is none or in its coarse form, and nothing is added.
   ColumnsOut columns = {};
 };
 

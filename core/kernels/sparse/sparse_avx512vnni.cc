@@ -13,7 +13,9 @@ namespace {
 template <int kVectors>
 constexpr int64_t row_of(int q, int i) {
   const int lane = i / 4;
-  return i % 4 + (kVectors == 4 ? 16 * lane + 4 * q : kVectors == 2 ? 4 * (lane % 2) + 16 * (lane / 2) + 8 * q : 4 * lane);
+  return i % 4 + (kVectors == 4   ? 16 * lane + 4 * q
+                  : kVectors == 2 ? 4 * (lane % 2) + 16 * (lane / 2) + 8 * q
+                                  : 4 * lane);
 }
 
 ENCAST_SIMD __m512i four_weights(const int8_t* values, int output) {
@@ -190,15 +192,16 @@ struct alignas(64) Staged {
 // Four blocks of values to the rows and columns of c that exist. Arguments by value: a store of a vector may
 // change any memory that is not the function's own.
 template <int kVectors>
-[[gnu::noinline]] void put_values(const GemmArgs args, const Staged<kVectors>& staged, int64_t row, int64_t rows,
-                                  int64_t column) {
+[[gnu::noinline]] void put_values(const GemmArgs args, const Staged<kVectors>& staged, int64_t row,
+                                  int64_t rows, int64_t column) {
   const int64_t lanes = lanes_within(args.n - column, 0);
   const float* const residual =
       args.residual == nullptr ? nullptr : args.residual + row * args.residual_stride + column;
   if (args.c_bf16 == nullptr && lanes == 16 && rows == kVectors * 16) {
     float* const c = args.c + row * args.c_stride + column;
     if (residual == nullptr) {
-      staged.each_row([&](int64_t i, __m512i value) ENCAST_SIMD_BODY { _mm512_storeu_si512(c + i * args.c_stride, value); });
+      staged.each_row([&](int64_t i, __m512i value)
+                          ENCAST_SIMD_BODY { _mm512_storeu_si512(c + i * args.c_stride, value); });
     } else {
       staged.each_row([&](int64_t i, __m512i value) ENCAST_SIMD_BODY {
         store(c + i * args.c_stride, from_bits({value}) + load(residual + i * args.residual_stride));
@@ -348,7 +351,8 @@ void narrow_all(const NarrowColumnsArgs args) {
 
 }  // namespace
 
-void sparse_q8_s8_s32_columns_avx512vnni(const SparseArgs& args, int64_t m_begin, int64_t m_end, int64_t, int64_t) {
+void sparse_q8_s8_s32_columns_avx512vnni(const SparseArgs& args, int64_t m_begin, int64_t m_end, int64_t,
+                                         int64_t) {
   auto* const own = reinterpret_cast<uint8_t*>(args.scratch) + kTileRows * kPanel * sizeof(int32_t);
   const int64_t rows = m_end - m_begin;
   multiply_to_columns(args, tile_features(args, m_begin, 0, rows, kTileRows, own), m_begin, rows);

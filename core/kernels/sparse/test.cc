@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -8,6 +9,7 @@
 #include "cpu/isa.h"
 #include "kernels/catalog.h"
 #include "kernels/gemm/reference.h"
+#include "kernels/quantize/quantize.h"
 #include "kernels/sparse/check.h"
 #include "kernels/sparse/pack.h"
 #include "testing/check.h"
@@ -119,6 +121,13 @@ class Problem {
     args.exact = exact_;
     args.coarse = coarse_;
     return args;
+  }
+
+  // Without what sparse_q8s8_columns does not do.
+  void keep_to_columns() {
+    with_residual_ = exact_ = false;
+    activation_ = rng_.coin() ? Activation::none : rng_.coin() ? Activation::gelu : Activation::gelu_tanh;
+    coarse_ = activation_ != Activation::none;
   }
 
   std::vector<float> expected() const {
@@ -260,9 +269,134 @@ void check_partitions(const KernelInfo& kernel) {
   }
 }
 
+// Position of a row of a tile among its columns' values, see ColumnsOut.
+int64_t position_of(int64_t row) { return 16 * (row % 16 / 4) + 4 * (row / 16) + row % 4; }
+
+// Columns of a tile, from rows or from columns that the caller turned, are the values of rows in their
+// places.
+void check_columns(const KernelInfo& kernel) {
+  require_runnable(kernel);
+  const auto fn = reinterpret_cast<SparseFn>(kernel.fn);
+  Rng rng(8);
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    constexpr double densities[] = {0, 0.02, 0.2, 0.5, 1};
+    const Shape shape = {rng.integer(1, kTileRows), kBlockOutputs * rng.integer(1, 40), rng.integer(1, 300),
+                         densities[rng.integer(0, 4)]};
+    Problem problem(shape, seed);
+    problem.keep_to_columns();
+    const std::vector<float> wanted = problem.expected();
+    GuardedBuffer<std::byte> scratch(static_cast<size_t>(round_up(sparse_scratch_bytes(shape.k), 64)));
+    GuardedBuffer<uint8_t> features(static_cast<size_t>(features_bytes(shape.m, shape.k)));
+    GuardedBuffer<float> values(static_cast<size_t>(shape.n * kTileRows)), above(kTileRows), below(kTileRows);
+    SparseArgs args = problem.sparse(nullptr, 0, scratch.data());
+    args.columns = {values.data(), above.data(), below.data()};
+    if (rng.coin()) {
+      args.features = features.data();
+      fn(args, 0, shape.m, 0, problem.panels());
+      std::fill(values.begin(), values.end(), kUntouched);
+      args.turned = true;
+    }
+    fn(args, 0, shape.m, 0, problem.panels());
+    for (int64_t row = 0; row < shape.m; ++row) {
+      const auto at = static_cast<size_t>(position_of(row));
+      float largest = 0.0f, smallest = -0.0f;
+      for (int64_t j = 0; j < shape.n; ++j) {
+        const float found = values.begin()[static_cast<size_t>(j) * kTileRows + at];
+        const float one = wanted[static_cast<size_t>(row * shape.n + j)];
+        CHECK(std::memcmp(&found, &one, sizeof found) == 0, "row=", row, " column=", j, " ",
+              problem.describe());
+        largest = std::max(largest, one);
+        smallest = std::min(smallest, one);
+      }
+      CHECK_EQ(above.begin()[at], largest, problem.describe());
+      CHECK_EQ(below.begin()[at], smallest, problem.describe());
+    }
+  }
+}
+
+// The codes, scales and zero points that narrow_rows gives the same rows.
+void check_narrow_columns(const KernelInfo& kernel) {
+  require_runnable(kernel);
+  const auto fn = reinterpret_cast<NarrowColumnsFn>(kernel.fn);
+  const auto by_rows = reinterpret_cast<NarrowFn>(kernel_named("quantize_f32_scalar").fn);
+  Rng rng(9);
+  constexpr float kOdd[] = {0.0f, -0.0f, 1e-38f, -1e-38f, 1e38f, -1e38f, INFINITY, -INFINITY, NAN, -NAN};
+  for (int round = 0; round < 400; ++round) {
+    const int64_t rows = rng.integer(1, kTileRows), cols = rng.integer(1, 200);
+    const auto size = static_cast<size_t>(rows * cols);
+    std::vector<float> x(size);
+    for (int64_t row = 0; row < rows; ++row) {
+      // Rows of zeros, of one sign, of tiny numbers, and with what is no number.
+      const int64_t form = rng.integer(0, 7);
+      for (int64_t j = 0; j < cols; ++j) {
+        float& one = x[static_cast<size_t>(row * cols + j)];
+        one = form == 0 ? 0.0f : form == 1 ? 1e-37f * rng.normal() : 3 * rng.normal();
+        if (form == 2) one = std::fabs(one);
+        if (form == 3) one = -std::fabs(one);
+        if (form == 4 && rng.integer(0, 20) == 0) one = kOdd[rng.integer(0, 9)];
+      }
+    }
+    const bool symmetric = rng.coin();
+    const int64_t stride = round_up(cols, 64);
+    std::vector<uint8_t> wanted(static_cast<size_t>(rows * stride));
+    std::vector<float> wanted_scale(static_cast<size_t>(rows));
+    std::vector<int32_t> wanted_zero(static_cast<size_t>(rows));
+    NarrowArgs plain{.cols = cols, .x = x.data(), .x_stride = cols};
+    plain.out.kind = symmetric ? NarrowOut::Kind::q8_symmetric : NarrowOut::Kind::q8_zero_point;
+    plain.out.data = wanted.data();
+    plain.out.stride = stride;
+    plain.out.scale = wanted_scale.data();
+    plain.out.zero = wanted_zero.data();
+    by_rows(plain, 0, rows);
+
+    GuardedBuffer<float> values(static_cast<size_t>(cols * kTileRows)), above(kTileRows), below(kTileRows);
+    std::fill(values.begin(), values.end(), kUntouched);
+    const auto bits = [](float value) { return std::bit_cast<int32_t>(value); };
+    for (int64_t row = 0; row < kTileRows; ++row) {
+      const auto at = static_cast<size_t>(position_of(row));
+      int32_t largest = 0, smallest = 0;  // as patterns, without the sign
+      for (int64_t j = 0; row < rows && j < cols; ++j) {
+        const float one = x[static_cast<size_t>(row * cols + j)];
+        values.begin()[static_cast<size_t>(j) * kTileRows + at] = one;
+        largest = std::max(largest, bits(one));
+        smallest = std::max(smallest, bits(one) ^ INT32_MIN);
+      }
+      above.begin()[at] = std::bit_cast<float>(largest);
+      below.begin()[at] = std::bit_cast<float>(smallest ^ INT32_MIN);
+    }
+    GuardedBuffer<uint8_t> codes(static_cast<size_t>(cols * kTileRows));
+    NarrowColumnsArgs args{.rows = rows, .cols = cols};
+    args.from = {values.data(), above.data(), below.data()};
+    args.symmetric = symmetric;
+    args.codes = codes.data();
+    // As the runtime has it: scales and zero points take the place of the extremes.
+    args.scale = above.data();
+    args.zero = reinterpret_cast<int32_t*>(below.data());
+    fn(args);
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto at = static_cast<size_t>(row);
+      CHECK(std::memcmp(&args.scale[row], &wanted_scale[at], sizeof(float)) == 0 ||
+                (std::isnan(args.scale[row]) && std::isnan(wanted_scale[at])),
+            args.scale[row], " ", wanted_scale[at]);
+      CHECK_EQ(args.zero[row], wanted_zero[at], wanted_scale[at]);
+      for (int64_t j = 0; j < cols && std::isfinite(wanted_scale[at]); ++j) {
+        CHECK_EQ(int{codes.begin()[j * kTileRows + row]}, int{wanted[static_cast<size_t>(row * stride + j)]});
+      }
+    }
+  }
+}
+
+void check_any(const char* name) {
+  const KernelInfo& kernel = kernel_named(name);
+  const std::string_view op = kernel.op;
+  if (op == "narrow_columns") return check_narrow_columns(kernel);
+  if (op == "sparse_q8s8_columns") return check_columns(kernel);
+  check_kernel(kernel);
+  check_partitions(kernel);
+}
+
 #define ENCAST_KERNEL(op, name, arithmetic, isa, min_rows, FunctionType) \
-  ENCAST_TEST(name) { check_kernel(kernel_named(#name)); }               \
-  ENCAST_TEST(partitions_##name) { check_partitions(kernel_named(#name)); }
+  ENCAST_TEST(name) { check_any(#name); }
 #include "kernels/sparse/kernels.inc"
 #undef ENCAST_KERNEL
 

@@ -46,7 +46,8 @@ class SparseStep final : public Step {
       to_columns_.emplace("sparse_q8s8_columns", decl.arithmetic, &kernels_);
     }
     const StepDecl* const made_by = maker(binder.plan(), decl.x);
-    reads_columns_ = made_by != nullptr && made_by->kind == StepKind::narrow && takes_columns(binder.plan(), *made_by);
+    reads_columns_ =
+        made_by != nullptr && made_by->kind == StepKind::narrow && takes_columns(binder.plan(), *made_by);
     const std::string problem =
         sparse_problem(w_, binder.weight(decl.w).rows, outputs_, binder.value(decl.x).cols);
     if (!problem.empty()) {
