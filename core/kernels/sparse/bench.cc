@@ -110,7 +110,7 @@ int main() {
   using encast::testing::measure;
   const double peak = peak_ops_per_second("int8", 1, 0.5);
   std::printf("peak %.0f Gop/s on one thread\n", peak / 1e9);
-  for (const double zero : {0.8, 0.9}) {
+  for (const double zero : {0.5, 0.6, 0.7, 0.8, 0.9, 0.95}) {
     for (const auto& [n, k] :
          {std::pair<int64_t, int64_t>{768, 768}, {3072, 768}, {768, 3072}, {1152, 384}, {384, 1536}}) {
       for (const int64_t m : {8, 16, 32, 128, 1024}) measure(m, n, k, 1 - zero, peak);

@@ -22,7 +22,7 @@ SPARSE = ("never", "auto", "always")
 """Which int8 products leave out zeros."""
 
 CROSSOVER = {
-    "scalar": 0.5, "avx2": 0.5, "avxvnni": 0.4, "avx512": 0.5, "avx512vnni": 0.3, "avx512bf16": 0.3, "amx": 0.02,
+    "scalar": 0.5, "avx2": 0.5, "avxvnni": 0.4, "avx512": 0.5, "avx512vnni": 0.4, "avx512bf16": 0.4, "amx": 0.02,
 }  # fmt: skip
 """By ISA level: the largest share of a weight's blocks that may be left, in hundredths, for its sparse product to be
 the faster one with 16 rows and more; in steps of 0.1. ``core/kernels/sparse/README.md`` has the measurements.
@@ -67,8 +67,8 @@ class Gain:
 
 _VNNI = Gain(
     16,
-    ((0.71, 0.87), (0.90, 1.04), (1.13, 1.50), (1.54, 2.19), (2.35, 4.15), (3.2, 7.0)),
-    ((1.02, 1.30), (1.15, 1.56), (1.44, 1.99), (1.63, 2.73), (2.06, 4.92), (2.4, 7.9)),
+    ((0.77, 0.83), (0.94, 1.05), (1.21, 1.35), (1.64, 1.96), (2.55, 3.64), (3.5, 6.6)),
+    ((1.24, 1.68), (1.42, 2.01), (1.70, 2.53), (2.16, 3.52), (2.81, 6.38), (3.3, 10.3)),
 )
 GAIN = {
     "avx2": Gain(
