@@ -14,7 +14,7 @@ if(NOT nanobind_ROOT AND NOT nanobind_DIR)
 endif()
 find_package(nanobind CONFIG REQUIRED)
 
-nanobind_add_module(_core NOSTRIP NB_STATIC STABLE_ABI ${encast_binding_sources})
+nanobind_add_module(_core NB_STATIC STABLE_ABI ${encast_binding_sources})
 target_link_libraries(_core PRIVATE encast_core)
 if(NOT ENCAST_SANITIZE)
   # The C++ runtime travels inside the module, so that the wheel needs nothing but glibc, and nothing but the

@@ -9,4 +9,9 @@ enum class Activation : uint8_t {
 #undef ENCAST_ACTIVATION
 };
 
+// Whether it has a coarse form, see simd/activation.h.
+constexpr bool has_coarse_form(Activation kind) {
+  return kind == Activation::gelu || kind == Activation::gelu_tanh;
+}
+
 }  // namespace encast

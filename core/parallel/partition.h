@@ -64,7 +64,7 @@ struct Blocks {
   }
 };
 
-// [0, rows) for products that take the rows of a tile together, and as long for a part of it: tiles of `tile`
+// [0, rows) for products that had best get whole tiles: tiles of `tile`
 // rows, a multiple of 16, the same number for each of `parts` threads. What is left is shared by all.
 struct TileBlocks {
   int64_t rows, tile, whole, count;

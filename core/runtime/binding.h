@@ -151,15 +151,6 @@ inline SparseWeight sparse_weight(const Binder& binder, const StepDecl& decl) {
           binder.data<int32_t>(decl.starts)};
 }
 
-// Where the outputs of a product lie as columns, `id`, in the memory of the share's rows. Their extremes take
-// the place of scales and zero points of `narrowed`, what they are narrowed to, until it has some.
-inline ColumnsOut columns_of(const Share& share, int id, int narrowed) {
-  const Place &values = place(share, id), &codes = place(share, narrowed);
-  const int64_t row = share.rows.begin;
-  return {reinterpret_cast<float*>(values.data) + row * values.stride, codes.scale + row,
-          reinterpret_cast<float*>(codes.zero + row)};
-}
-
 // Of all heads, over rows that lie as the plan says.
 inline AttentionArgs attention_args(const Binder& binder, const StepDecl& decl, const Share& share) {
   AttentionArgs args;

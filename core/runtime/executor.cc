@@ -321,12 +321,11 @@ void Executor::run_stage(const Stage& stage, int thread, std::vector<TraceEvent>
     }
     return;
   }
-  const int64_t most = plan_.block_rows, together_rows = stage.rows_together;
-  if (together_rows > 1) {
-    const int64_t tile = most < together_rows ? most : most / together_rows * together_rows;
-    run_blocks(stage, TileBlocks(rows, tile, threads), thread, events);
+  if (stage.rows_together > 1) {
+    run_blocks(stage, TileBlocks(rows, std::min(plan_.block_rows, stage.rows_together), threads), thread,
+               events);
   } else {
-    run_blocks(stage, Blocks(rows, most, threads, stage.tiles), thread, events);
+    run_blocks(stage, Blocks(rows, plan_.block_rows, threads, stage.tiles), thread, events);
   }
 }
 

@@ -30,7 +30,7 @@ class Step {
   const std::vector<std::string>& kernels() const { return kernels_; }
   // Whether it is a product that may work in tiles of AMX.
   bool tiles() const { return tiles_; }
-  // Rows that its kernels take together, where fewer take as long; else 1.
+  // Rows that its kernels had best get at a time; else 1.
   int64_t rows_together() const { return rows_together_; }
 
  protected:

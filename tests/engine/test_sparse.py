@@ -75,6 +75,9 @@ def test_bits_are_those_of_dense_products(
         {},
         {"ENCAST_CHUNK_TOKENS": "1"},
         {"ENCAST_BLOCK_ROWS": "32", "ENCAST_STREAM_ROWS": "1"},
+        {"ENCAST_BLOCK_ROWS": "48"},
+        {"ENCAST_HEAD_TOKENS": "0"},
+        {"ENCAST_HEAD_TOKENS": "64"},
         {"ENCAST_BLOCK_ROWS": "1024", "ENCAST_STREAM_ROWS": "1024"},
     ]
     for threads in (1, 2):
@@ -85,6 +88,38 @@ def test_bits_are_those_of_dense_products(
             for knob in values:
                 monkeypatch.delenv(knob)
             assert same_bits(cpu.run(output, batch, select), wanted), (threads, values)
+
+
+def columns_of(path: Path) -> bool:
+    """Whether products of the artifact may stay columns; on processors without such kernels that is skipped."""
+    if _core.select_kernel("sparse_q8s8_columns", "s8", 64) is None:
+        pytest.skip("no kernel of this machine keeps columns")
+    cpu = CpuRunnable(artifact.open(path), threads=1)
+    return any("_columns_" in kernel for _, kernels in cpu.kernels() for kernel in kernels)
+
+
+def test_feed_forwards_stay_columns(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dense, sparse = compiled("bert-embed", 0.8, tmp_path, tmp_path_factory)
+    assert columns_of(sparse)
+    assert not columns_of(dense)
+    exact = encast.compile(tmp_path / "pruned", tmp_path / "exact.encast", task="embed", sparse="always", exact=True)
+    assert not columns_of(exact)
+    monkeypatch.setenv("ENCAST_BLOCK_ROWS", "48")  # too few for a tile
+    assert not columns_of(sparse)
+
+
+@pytest.mark.parametrize("rows", [33, 40, 63, 64, 65, 96, 97, 127, 128, 161])
+def test_tiles_of_any_rows(rows: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    dense, sparse = compiled("bert-embed", 0.8, tmp_path, tmp_path_factory)
+    lengths = (*(32 for _ in range(rows // 32)), *((rows % 32,) if rows % 32 else ()))
+    output, batch, _ = batch_of(dense, lengths)
+    for threads in (1, 2, 3):
+        wanted, found = (
+            CpuRunnable(artifact.open(path), threads=threads).run(output, batch) for path in (dense, sparse)
+        )
+        assert same_bits(found, wanted), threads
 
 
 def test_the_text_alone_decides(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -36,10 +36,14 @@ def test_names_follow_family_and_level(family: str) -> None:
         assert int(min_rows) >= 1, name
 
 
+LAYOUTS = {"sparse_q8s8_columns", "narrow_columns"}
+"""What no plan names: a step of the runtime keeps its values so where a kernel can, and else as rows."""
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_class_runs_everywhere(family: str) -> None:
     """Each op has a scalar kernel from one row on, so that lowering finds a class on any machine."""
-    for op in {row[0] for row in manifest(family)}:
+    for op in {row[0] for row in manifest(family)} - LAYOUTS:
         assert any(row[0] == op and row[3] == "scalar" and row[4] == "1" for row in manifest(family)), op
 
 

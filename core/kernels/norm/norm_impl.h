@@ -1,6 +1,7 @@
 #pragma once
 #include "kernels/norm/norm.h"
 #include "kernels/norm/norm_row.h"
+#include "kernels/norm/norm_staggered.h"
 
 namespace encast {
 inline namespace ENCAST_SIMD_LEVEL {
@@ -17,7 +18,6 @@ ENCAST_SIMD void norm_some(const NormArgs args, int64_t row) {
     const float* const residual = args.residual + row * args.residual_stride;
     layer_norm_rows<rows, centred>(args.cols, norm, out, extremes,
                                    [&](int r, int64_t col, auto lanes) ENCAST_SIMD_BODY {
-                                     __builtin_prefetch(residual + (r + rows) * args.residual_stride + col);
                                      return load(x + r * args.x_stride + col, lanes) +
                                             load(residual + r * args.residual_stride + col, lanes);
                                    });
@@ -37,6 +37,9 @@ ENCAST_SIMD void norm_all(const NormArgs& args, int64_t row_begin, int64_t row_e
 }
 
 static inline void norm_rows(const NormArgs& args, int64_t row_begin, int64_t row_end) {
+#if defined(ENCAST_SIMD_IS_AVX512)
+  if (may_stagger(args, row_end - row_begin)) return norm_staggered(args, row_begin, row_end);
+#endif
   args.beta != nullptr ? norm_all<true>(args, row_begin, row_end) : norm_all<false>(args, row_begin, row_end);
 }
 

@@ -25,6 +25,10 @@ struct SparseDot {
   ENCAST_SIMD I32x16 zero() { return set1(0); }
 };
 
+inline uint8_t* scratch_features(std::byte* scratch) {
+  return reinterpret_cast<uint8_t*>(scratch + kScratchSums);
+}
+
 // The columns of rows [row, row + rows), which are `offset` rows after the call's first; `own`: where they go
 // unless the caller keeps them.
 inline const uint8_t* tile_features(const SparseArgs& args, int64_t row, int64_t offset, int64_t rows,
@@ -43,7 +47,7 @@ void compute_sparse(const SparseArgs& args, int64_t m_begin, int64_t m_end, int6
                     int64_t panel_end) {
   const GemmArgs& product = args.product;
   auto* const sums = reinterpret_cast<int32_t*>(args.scratch);
-  auto* const own = reinterpret_cast<uint8_t*>(sums + kTileRows * kPanel);
+  uint8_t* const own = scratch_features(args.scratch);
   for (int64_t row = m_begin; row < m_end; row += Blocks::kRows) {
     const int64_t rows = m_end - row < Blocks::kRows ? m_end - row : Blocks::kRows,
                   width = Blocks::width(rows);

@@ -63,9 +63,9 @@ struct SparseArgs {
 
 constexpr int64_t features_bytes(int64_t rows, int64_t k) { return round_up(rows, kTileRows) * k; }
 
-constexpr int64_t sparse_scratch_bytes(int64_t k) {
-  return kTileRows * (k + kPanel * static_cast<int64_t>(sizeof(int32_t)));
-}
+// Sums of a tile and a panel, then the columns of the tile.
+constexpr int64_t kScratchSums = kTileRows * kPanel * static_cast<int64_t>(sizeof(int32_t));
+constexpr int64_t sparse_scratch_bytes(int64_t k) { return kScratchSums + features_bytes(kTileRows, k); }
 
 // As GemmFn.
 using SparseFn = void (*)(const SparseArgs& args, int64_t m_begin, int64_t m_end, int64_t panel_begin,
@@ -77,8 +77,8 @@ struct NarrowColumnsArgs {
   ColumnsOut from;
   bool symmetric = false;
   uint8_t* codes = nullptr;  // [cols][kTileRows], rows in their order: SparseArgs::features
-  float* scale = nullptr;    // [rows]; may be from.above
-  int32_t* zero = nullptr;   // [rows]; may be the memory of from.below
+  float* scale = nullptr;    // [rows]
+  int32_t* zero = nullptr;   // [rows]
 };
 
 using NarrowColumnsFn = void (*)(const NarrowColumnsArgs& args);

@@ -197,8 +197,8 @@ template <int kVectors>
   const int64_t lanes = lanes_within(args.n - column, 0);
   const float* const residual =
       args.residual == nullptr ? nullptr : args.residual + row * args.residual_stride + column;
-  if (args.c_bf16 == nullptr && lanes == 16 && rows == kVectors * 16) {
-    float* const c = args.c + row * args.c_stride + column;
+  float* const c = args.c + row * args.c_stride + column;
+  if (lanes == 16 && rows == kVectors * 16) {
     if (residual == nullptr) {
       staged.each_row([&](int64_t i, __m512i value)
                           ENCAST_SIMD_BODY { _mm512_storeu_si512(c + i * args.c_stride, value); });
@@ -213,16 +213,11 @@ template <int kVectors>
     if (i >= rows) return;
     F32x16 value = from_bits({bits_of});
     if (residual != nullptr) value = value + load_partial(residual + i * args.residual_stride, lanes);
-    if (args.c_bf16 == nullptr) {
-      store_partial(args.c + (row + i) * args.c_stride + column, lanes, value);
-    } else {
-      store_bf16(args.c_bf16 + (row + i) * args.c_stride + column,
-                 select(first_lanes(lanes), value, set1(0.0f)));
-    }
+    store_partial(c + i * args.c_stride, lanes, value);
   });
 }
 
-// Rows [row, row + rows) of all panels, from columns of kVectors * 16 rows.
+// Rows [row, row + rows) of those panels, from columns of kVectors * 16 rows.
 template <int kVectors>
 void multiply_tile(const SparseArgs& args, const uint8_t* features, int64_t row, int64_t rows,
                    int64_t panel_begin, int64_t panel_end) {
@@ -242,7 +237,11 @@ void multiply_tile(const SparseArgs& args, const uint8_t* features, int64_t row,
           ENCAST_UNROLL for (int q = 0; q < kVectors; ++q) {
             own_sums[q][i] = bits(tile.value(outputs, i, own, q, own_sums[q][i])).v;
           }
-          asm volatile("" : : : "memory");  // as in multiply_to_columns
+          asm volatile(""
+                       :
+                       :
+                       : "memory");  // vectors of one output at a time: clang would begin with all, and store
+                                     // most of what it has
         }
         ENCAST_UNROLL for (int q = 0; q < kVectors; ++q) staged.take(block % 4, q, own_sums[q]);
       });
@@ -298,8 +297,7 @@ void multiply_to_columns(const SparseArgs& args, const uint8_t* features, int64_
             above[q] = _mm512_max_epi32(above[q], bits(value).v);
             below[q] = _mm512_max_epu32(below[q], bits(value).v);
           }
-          // Four vectors at a time: clang would begin with all sixteen, and store most of what it has.
-          asm volatile("" : : : "memory");
+          asm volatile("" : : : "memory");  // as in multiply_tile
         }
         ENCAST_UNROLL for (int q = 0; q < 4; ++q) {
           _mm512_storeu_si512(to.above + 16 * q, above[q]);
@@ -353,16 +351,16 @@ void narrow_all(const NarrowColumnsArgs args) {
 
 void sparse_q8_s8_s32_columns_avx512vnni(const SparseArgs& args, int64_t m_begin, int64_t m_end, int64_t,
                                          int64_t) {
-  auto* const own = reinterpret_cast<uint8_t*>(args.scratch) + kTileRows * kPanel * sizeof(int32_t);
+  uint8_t* const own = scratch_features(args.scratch);
   const int64_t rows = m_end - m_begin;
   multiply_to_columns(args, tile_features(args, m_begin, 0, rows, kTileRows, own), m_begin, rows);
 }
 
-void narrow_f32_columns_avx512vnni(const NarrowColumnsArgs& args) { narrow_all(args); }
+void sparse_narrow_columns_avx512vnni(const NarrowColumnsArgs& args) { narrow_all(args); }
 
 void sparse_q8_s8_s32_4x64_avx512vnni(const SparseArgs& args, int64_t m_begin, int64_t m_end,
                                       int64_t panel_begin, int64_t panel_end) {
-  auto* const own = reinterpret_cast<uint8_t*>(args.scratch) + kTileRows * kPanel * sizeof(int32_t);
+  uint8_t* const own = scratch_features(args.scratch);
   for (int64_t row = m_begin; row < m_end; row += kTileRows) {
     const int64_t rows = least(m_end - row, kTileRows), width = rows <= 32 ? round_up(rows, 16) : kTileRows;
     const uint8_t* const features = tile_features(args, row, row - m_begin, rows, width, own);

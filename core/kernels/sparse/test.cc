@@ -12,6 +12,7 @@
 #include "kernels/quantize/quantize.h"
 #include "kernels/sparse/check.h"
 #include "kernels/sparse/pack.h"
+#include "simd/activation.h"
 #include "testing/check.h"
 #include "testing/guard.h"
 #include "testing/random.h"
@@ -123,8 +124,16 @@ class Problem {
     return args;
   }
 
-  // Without what sparse_q8s8_columns does not do.
-  void keep_to_columns() {
+  void spoil_inputs() { std::fill(a_->begin(), a_->end(), uint8_t{99}); }
+
+  // Without what sparse_q8s8_columns does not do; `odd`: with numbers that are none, or far out.
+  void keep_to_columns(bool odd) {
+    constexpr float kOdd[] = {NAN, -NAN, INFINITY, -INFINITY, -0.0f, 1e-40f};
+    for (int i = 0; odd && i < 4; ++i) {
+      bias_[static_cast<size_t>(rng_.integer(0, shape_.n - 1))] = kOdd[rng_.integer(0, 5)];
+      a_scale_[static_cast<size_t>(rng_.integer(0, shape_.m - 1))] = kOdd[rng_.integer(0, 5)];
+    }
+    with_bias_ = with_bias_ || odd;
     with_residual_ = exact_ = false;
     activation_ = rng_.coin() ? Activation::none : rng_.coin() ? Activation::gelu : Activation::gelu_tanh;
     coarse_ = activation_ != Activation::none;
@@ -272,6 +281,11 @@ void check_partitions(const KernelInfo& kernel) {
 // Position of a row of a tile among its columns' values, see ColumnsOut.
 int64_t position_of(int64_t row) { return 16 * (row % 16 / 4) + 4 * (row / 16) + row % 4; }
 
+int32_t pattern(float value) { return std::bit_cast<int32_t>(value); }
+
+// The same bits, or both no number.
+bool same_number(float a, float b) { return pattern(a) == pattern(b) || (std::isnan(a) && std::isnan(b)); }
+
 // Columns of a tile, from rows or from columns that the caller turned, are the values of rows in their
 // places.
 void check_columns(const KernelInfo& kernel) {
@@ -283,7 +297,7 @@ void check_columns(const KernelInfo& kernel) {
     const Shape shape = {rng.integer(1, kTileRows), kBlockOutputs * rng.integer(1, 40), rng.integer(1, 300),
                          densities[rng.integer(0, 4)]};
     Problem problem(shape, seed);
-    problem.keep_to_columns();
+    problem.keep_to_columns(seed % 3 == 0);
     const std::vector<float> wanted = problem.expected();
     GuardedBuffer<std::byte> scratch(static_cast<size_t>(round_up(sparse_scratch_bytes(shape.k), 64)));
     GuardedBuffer<uint8_t> features(static_cast<size_t>(features_bytes(shape.m, shape.k)));
@@ -299,17 +313,16 @@ void check_columns(const KernelInfo& kernel) {
     fn(args, 0, shape.m, 0, problem.panels());
     for (int64_t row = 0; row < shape.m; ++row) {
       const auto at = static_cast<size_t>(position_of(row));
-      float largest = 0.0f, smallest = -0.0f;
+      int32_t largest = 0, smallest = 0;  // as patterns, without the sign
       for (int64_t j = 0; j < shape.n; ++j) {
         const float found = values.begin()[static_cast<size_t>(j) * kTileRows + at];
         const float one = wanted[static_cast<size_t>(row * shape.n + j)];
-        CHECK(std::memcmp(&found, &one, sizeof found) == 0, "row=", row, " column=", j, " ",
-              problem.describe());
-        largest = std::max(largest, one);
-        smallest = std::min(smallest, one);
+        CHECK(same_number(found, one), "row=", row, " column=", j, " ", found, " ", one, problem.describe());
+        largest = std::max(largest, pattern(found));
+        smallest = std::max(smallest, pattern(found) ^ INT32_MIN);
       }
-      CHECK_EQ(above.begin()[at], largest, problem.describe());
-      CHECK_EQ(below.begin()[at], smallest, problem.describe());
+      CHECK_EQ(pattern(above.begin()[at]), largest, problem.describe());
+      CHECK_EQ(pattern(below.begin()[at]), smallest ^ INT32_MIN, problem.describe());
     }
   }
 }
@@ -351,15 +364,14 @@ void check_narrow_columns(const KernelInfo& kernel) {
 
     GuardedBuffer<float> values(static_cast<size_t>(cols * kTileRows)), above(kTileRows), below(kTileRows);
     std::fill(values.begin(), values.end(), kUntouched);
-    const auto bits = [](float value) { return std::bit_cast<int32_t>(value); };
     for (int64_t row = 0; row < kTileRows; ++row) {
       const auto at = static_cast<size_t>(position_of(row));
       int32_t largest = 0, smallest = 0;  // as patterns, without the sign
       for (int64_t j = 0; row < rows && j < cols; ++j) {
         const float one = x[static_cast<size_t>(row * cols + j)];
         values.begin()[static_cast<size_t>(j) * kTileRows + at] = one;
-        largest = std::max(largest, bits(one));
-        smallest = std::max(smallest, bits(one) ^ INT32_MIN);
+        largest = std::max(largest, pattern(one));
+        smallest = std::max(smallest, pattern(one) ^ INT32_MIN);
       }
       above.begin()[at] = std::bit_cast<float>(largest);
       below.begin()[at] = std::bit_cast<float>(smallest ^ INT32_MIN);
@@ -369,19 +381,47 @@ void check_narrow_columns(const KernelInfo& kernel) {
     args.from = {values.data(), above.data(), below.data()};
     args.symmetric = symmetric;
     args.codes = codes.data();
-    // As the runtime has it: scales and zero points take the place of the extremes.
-    args.scale = above.data();
-    args.zero = reinterpret_cast<int32_t*>(below.data());
+    GuardedBuffer<float> scale(static_cast<size_t>(rows));
+    GuardedBuffer<int32_t> zero(static_cast<size_t>(rows));
+    args.scale = scale.data();
+    args.zero = zero.data();
     fn(args);
     for (int64_t row = 0; row < rows; ++row) {
       const auto at = static_cast<size_t>(row);
-      CHECK(std::memcmp(&args.scale[row], &wanted_scale[at], sizeof(float)) == 0 ||
-                (std::isnan(args.scale[row]) && std::isnan(wanted_scale[at])),
-            args.scale[row], " ", wanted_scale[at]);
+      CHECK(same_number(args.scale[row], wanted_scale[at]), args.scale[row], " ", wanted_scale[at]);
       CHECK_EQ(args.zero[row], wanted_zero[at], wanted_scale[at]);
-      for (int64_t j = 0; j < cols && std::isfinite(wanted_scale[at]); ++j) {
+      for (int64_t j = 0; j < cols && !std::isnan(wanted_scale[at]); ++j) {
         CHECK_EQ(int{codes.begin()[j * kTileRows + row]}, int{wanted[static_cast<size_t>(row * stride + j)]});
       }
+    }
+  }
+}
+
+// Rows that the caller keeps as columns are turned once, and multiplied by panels in any order.
+void check_kept_features(const KernelInfo& kernel) {
+  require_runnable(kernel);
+  const auto fn = reinterpret_cast<SparseFn>(kernel.fn);
+  Rng rng(7);
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    const Shape shape = {rng.integer(1, 200), rng.integer(65, 300), rng.integer(1, 200), 0.3};
+    Problem problem(shape, seed);
+    const std::vector<float> wanted = problem.expected();
+    const int64_t begin = rng.integer(0, shape.m - 1), first = rng.integer(0, problem.panels() - 1);
+    GuardedBuffer<std::byte> scratch(static_cast<size_t>(round_up(sparse_scratch_bytes(shape.k), 64)));
+    GuardedBuffer<uint8_t> features(static_cast<size_t>(features_bytes(shape.m - begin, shape.k)));
+    std::vector<float> c(static_cast<size_t>(shape.m * shape.n), kUntouched);
+    SparseArgs args = problem.sparse(c.data(), shape.n, scratch.data());
+    args.features = features.data();
+    fn(args, begin, shape.m, first, first + 1);
+    args.turned = true;
+    problem.spoil_inputs();
+    for (int64_t panel = 0; panel < problem.panels(); ++panel) {
+      if (panel != first) fn(args, begin, shape.m, panel, panel + 1);
+    }
+    for (int64_t at = 0; at < shape.m * shape.n; ++at) {
+      const float one = at < begin * shape.n ? kUntouched : wanted[static_cast<size_t>(at)];
+      CHECK(same_number(c[static_cast<size_t>(at)], one), at, " ", c[static_cast<size_t>(at)], " ", one, " ",
+            problem.describe());
     }
   }
 }
@@ -393,12 +433,21 @@ void check_any(const char* name) {
   if (op == "sparse_q8s8_columns") return check_columns(kernel);
   check_kernel(kernel);
   check_partitions(kernel);
+  check_kept_features(kernel);
 }
 
 #define ENCAST_KERNEL(op, name, arithmetic, isa, min_rows, FunctionType) \
   ENCAST_TEST(name) { check_any(#name); }
 #include "kernels/sparse/kernels.inc"
 #undef ENCAST_KERNEL
+
+// The runtime asks the one, kernels the other.
+ENCAST_TEST(activations_that_have_a_coarse_form) {
+  for (const auto kind : {Activation::none, Activation::gelu, Activation::gelu_tanh, Activation::relu,
+                          Activation::silu, Activation::tanh}) {
+    CHECK_EQ(bump_of(kind) != nullptr, has_coarse_form(kind), static_cast<int>(kind));
+  }
+}
 
 // What a file may say wrongly.
 ENCAST_TEST(damaged_weights_are_refused) {

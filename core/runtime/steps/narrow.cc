@@ -17,23 +17,22 @@ class NarrowStep final : public RowStep<NarrowFn> {
  public:
   NarrowStep(const Binder& binder, const StepDecl& decl)
       : RowStep(binder, decl, "narrow_rows"), form_(binder.narrow_form(decl.out, decl)) {
-    if (takes_columns(binder.plan(), decl)) columns_.emplace("narrow_columns", "f32", &kernels_);
+    if (may_be_columns(binder.plan(), decl.out)) columns_.emplace("narrow_columns", "f32", &kernels_);
   }
 
   void run(const Share& share) const override {
-    const int64_t rows = share.rows.end - share.rows.begin;
-    if (columns_ && share.parts == 1 && rows_fill_columns(rows)) return run_columns(share, rows);
+    if (columns_ && keeps_columns(share)) return run_columns(share);
     auto args = operands<NarrowArgs>(share);
     args.out = narrow_out(share, decl_.out, form_);
     run_rows(args, share);
   }
 
  private:
-  void run_columns(const Share& share, int64_t rows) const {
+  void run_columns(const Share& share) const {
     const Place& to = place(share, decl_.out);
-    const int64_t first = share.rows.begin;
+    const int64_t first = share.rows.begin, rows = share.rows.end - first;
     NarrowColumnsArgs args{.rows = rows, .cols = binder_.value(decl_.x).cols};
-    args.from = columns_of(share, decl_.x, decl_.out);
+    args.from = columns_of(share, decl_.x);
     args.symmetric = form_.kind == NarrowOut::Kind::q8_symmetric;
     args.codes = reinterpret_cast<uint8_t*>(to.data) + first * to.stride;
     args.scale = to.scale + first;

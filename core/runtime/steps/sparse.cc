@@ -34,20 +34,17 @@ void check_sparse(StepCheck& check, const StepDecl& step) {
 class SparseStep final : public Step {
  public:
   // What the weights file holds is checked here: kernels follow its numbers without looking.
-  SparseStep(const Binder& binder, const StepDecl& decl)
+  SparseStep(const Binder& binder, const StepDecl& decl, size_t index)
       : decl_(decl),
         binder_(binder),
         outputs_(binder.weight(decl.scale).cols),
         w_(sparse_weight(binder, decl)),
-        select_("sparse_q8s8", decl.arithmetic, &kernels_) {
+        select_("sparse_q8s8", decl.arithmetic, &kernels_),
+        reads_columns_(may_be_columns(binder.plan(), decl.x)) {
     rows_together_ = kTileRows;
-    if (const StepDecl* const narrow = narrows_columns(binder.plan(), decl)) {
-      narrowed_ = narrow->out;
+    if (narrows_columns(binder.plan(), binder.plan().steps[index]) != nullptr) {
       to_columns_.emplace("sparse_q8s8_columns", decl.arithmetic, &kernels_);
     }
-    const StepDecl* const made_by = maker(binder.plan(), decl.x);
-    reads_columns_ =
-        made_by != nullptr && made_by->kind == StepKind::narrow && takes_columns(binder.plan(), *made_by);
     const std::string problem =
         sparse_problem(w_, binder.weight(decl.w).rows, outputs_, binder.value(decl.x).cols);
     if (!problem.empty()) {
@@ -60,7 +57,7 @@ class SparseStep final : public Step {
     SparseArgs args{product_args(binder_, decl_, share), w_, share.scratch};
     args.product.n = outputs_;
     const int64_t count = share.rows.end - share.rows.begin;
-    const bool columns = share.parts == 1 && rows_fill_columns(count);
+    const bool columns = keeps_columns(share);
     if (columns && reads_columns_) {
       const Place& from = place(share, decl_.x);
       args.features = reinterpret_cast<uint8_t*>(from.data) + share.rows.begin * from.stride;
@@ -68,7 +65,7 @@ class SparseStep final : public Step {
     }
     const int64_t panels = round_up(outputs_, kPanel) / kPanel;
     if (columns && to_columns_) {
-      args.columns = columns_of(share, decl_.out, narrowed_);
+      args.columns = columns_of(share, decl_.out);
       return (*to_columns_)(count)(args, share.rows.begin, share.rows.end, 0, panels);
     }
     args.product.c = f32_out(share, decl_.out);
@@ -86,8 +83,7 @@ class SparseStep final : public Step {
   const SparseWeight w_;
   Selection<SparseFn> select_;
   std::optional<Selection<SparseFn>> to_columns_;
-  int narrowed_ = -1;  // what the outputs are narrowed to, where they may be columns
-  bool reads_columns_ = false;
+  const bool reads_columns_;
 };
 
 }  // namespace

@@ -22,10 +22,10 @@ SPARSE = ("never", "auto", "always")
 """Which int8 products leave out zeros."""
 
 CROSSOVER = {
-    "scalar": 0.5, "avx2": 0.5, "avxvnni": 0.4, "avx512": 0.5, "avx512vnni": 0.4, "avx512bf16": 0.4, "amx": 0.02,
+    "scalar": 0.5, "avx2": 0.5, "avxvnni": 0.4, "avx512": 0.5, "avx512vnni": 0.38, "avx512bf16": 0.38, "amx": 0.02,
 }  # fmt: skip
 """By ISA level: the largest share of a weight's blocks that may be left, in hundredths, for its sparse product to be
-the faster one with 16 rows and more; in steps of 0.1. ``core/kernels/sparse/README.md`` has the measurements.
+the faster one with 16 rows and more. ``core/kernels/sparse/README.md`` has the measurements.
 """
 
 

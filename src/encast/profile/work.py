@@ -144,7 +144,7 @@ def _linear(step: PlanStep, chunk: Chunk, own: str) -> Work:
     )
 
 
-def _sparse(step: PlanStep, chunk: Chunk, _: str) -> Work:
+def _sparse(step: PlanStep, chunk: Chunk, own: str) -> Work:
     # Of the products only those that are left; groups that are not full count whole, as they are computed.
     out = step.keys["out"]
     groups: PlanWeight = step.keys["w"]
@@ -153,7 +153,7 @@ def _sparse(step: PlanStep, chunk: Chunk, _: str) -> Work:
         products=2 * rows * groups.rows * groups.cols,
         elements=rows * out.cols * _after_sum(step),
         weight_bytes=sum(weight.nbytes for weight in product_weights(step)),
-        value_bytes=_moved(chunk, step),
+        value_bytes=_moved(chunk, step, out=own),
     )
 
 
