@@ -50,24 +50,42 @@ struct Groups {
   }
 };
 
-// 16 sums, 4 registers of interleaved columns, a weight.
+// 16 sums, 4 registers of interleaved columns, 4 of the next group's, a weight. The next group's shuffles stand
+// between the products of a group, so that they begin while there are products left.
 template <class Put>
 ENCAST_SIMD void multiply_64(const uint8_t* features, Groups groups, Put put) {
   __m512i sums[4][kBlockOutputs];
   ENCAST_UNROLL for (int i = 0; i < 4 * kBlockOutputs; ++i) sums[i % 4][i / 4] = _mm512_setzero_si512();
-  for (int64_t group = 0; group < groups.count; ++group) {
-    const auto input = [&](int i) __attribute__((always_inline)) {
-      return _mm512_loadu_si512(features + column_of(groups.columns, i) * kTileRows);
-    };
+  const auto input = [&](int i) ENCAST_SIMD_BODY {
+    return _mm512_loadu_si512(features + column_of(groups.columns, i) * kTileRows);
+  };
+  if (groups.count > 0) {
     __m512i x[4];
     interleave(input(0), input(1), input(2), input(3), x);
-    ENCAST_UNROLL for (int output = 0; output < kBlockOutputs; ++output) {
+    const auto multiply_output = [&](int output) ENCAST_SIMD_BODY {
       const __m512i weight = four_weights(groups.values, output);
       ENCAST_UNROLL for (int q = 0; q < 4; ++q) {
         sums[q][output] = _mm512_dpbusd_epi32(sums[q][output], x[q], weight);
       }
+    };
+    for (int64_t group = 1; group < groups.count; ++group) {
+      groups.columns += kGroupInputs;
+      const __m512i next[4] = {input(0), input(1), input(2), input(3)};
+      const __m512i low01 = _mm512_unpacklo_epi8(next[0], next[1]), high01 = _mm512_unpackhi_epi8(next[0], next[1]);
+      multiply_output(0);
+      const __m512i low23 = _mm512_unpacklo_epi8(next[2], next[3]), high23 = _mm512_unpackhi_epi8(next[2], next[3]);
+      multiply_output(1);
+      const __m512i low[2] = {_mm512_unpacklo_epi16(low01, low23), _mm512_unpackhi_epi16(low01, low23)};
+      multiply_output(2);
+      const __m512i high[2] = {_mm512_unpacklo_epi16(high01, high23), _mm512_unpackhi_epi16(high01, high23)};
+      multiply_output(3);
+      x[0] = low[0];
+      x[1] = low[1];
+      x[2] = high[0];
+      x[3] = high[1];
+      groups.values += kBlockOutputs * kGroupInputs;
     }
-    groups.next();
+    ENCAST_UNROLL for (int output = 0; output < kBlockOutputs; ++output) multiply_output(output);
   }
   put(sums);
 }
