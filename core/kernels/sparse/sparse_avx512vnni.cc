@@ -50,8 +50,8 @@ struct Groups {
   }
 };
 
-// 16 sums, 4 registers of interleaved columns, 4 of the next group's, a weight. The next group's shuffles stand
-// between the products of a group, so that they begin while there are products left.
+// 16 sums, 4 registers of interleaved columns, 4 of the next group's, a weight. The next group's shuffles
+// stand between the products of a group, so that they begin while there are products left.
 template <class Put>
 ENCAST_SIMD void multiply_64(const uint8_t* features, Groups groups, Put put) {
   __m512i sums[4][kBlockOutputs];
@@ -71,9 +71,11 @@ ENCAST_SIMD void multiply_64(const uint8_t* features, Groups groups, Put put) {
     for (int64_t group = 1; group < groups.count; ++group) {
       groups.columns += kGroupInputs;
       const __m512i next[4] = {input(0), input(1), input(2), input(3)};
-      const __m512i low01 = _mm512_unpacklo_epi8(next[0], next[1]), high01 = _mm512_unpackhi_epi8(next[0], next[1]);
+      const __m512i low01 = _mm512_unpacklo_epi8(next[0], next[1]),
+                    high01 = _mm512_unpackhi_epi8(next[0], next[1]);
       multiply_output(0);
-      const __m512i low23 = _mm512_unpacklo_epi8(next[2], next[3]), high23 = _mm512_unpackhi_epi8(next[2], next[3]);
+      const __m512i low23 = _mm512_unpacklo_epi8(next[2], next[3]),
+                    high23 = _mm512_unpackhi_epi8(next[2], next[3]);
       multiply_output(1);
       const __m512i low[2] = {_mm512_unpacklo_epi16(low01, low23), _mm512_unpackhi_epi16(low01, low23)};
       multiply_output(2);

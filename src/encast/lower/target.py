@@ -75,7 +75,7 @@ class Target:
         is 2.4 % faster with 48 rows than with 32, MiniLM 2 % faster with 144 than with 96, BERT-base bf16 1 % slower.
         Tiles of AMX are done with so few rows before the next weights are there: with blocks of 384, BERT-base at
         8 x 128 is 12 % (int8) and 6 % (bf16) faster than with 144, MiniLM 1 %. Stages with sparse products take tiles
-        of 64 rows, which a block has room for: with 48, DistilBERT at 8 x 128 and 80 % of zeros takes 1.2 times as long.
+        of 64 rows, and a block has room for one: with 48, DistilBERT at 8 x 128 takes 1.2 times as long.
         """
         if self.block_rows is not None:
             return -(-self.block_rows // _core.BLOCK_UNIT) * _core.BLOCK_UNIT
