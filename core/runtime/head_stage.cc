@@ -57,9 +57,10 @@ HeadStage::HeadStage(const Plan& plan, const StageDecl& stage, const std::byte* 
       width_(heads_ * head_dim_),
       attend_("attention", attention_.arithmetic) {
   if (product_.kind == StepKind::sparse) {
-    skip_.emplace("sparse_q8s8", product_.arithmetic);
+    skip_ = std::make_unique<const Selection<SparseFn>>("sparse_q8s8", product_.arithmetic);
   } else {
-    multiply_.emplace(gemm_op(binder_.value(product_.x).dtype), product_.arithmetic);
+    multiply_ = std::make_unique<const Selection<GemmFn>>(gemm_op(binder_.value(product_.x).dtype),
+                                                          product_.arithmetic);
   }
 }
 
@@ -103,7 +104,7 @@ void HeadStage::project_sparse(const Share& share, int64_t task, int64_t last) c
 }
 
 void HeadStage::project(const Share& share, int64_t task, int64_t next, int64_t last) const {
-  if (skip_) return project_sparse(share, task, last);
+  if (skip_ != nullptr) return project_sparse(share, task, last);
   const int64_t panels = width_ / kPanel, part_panels = tasks_a_group() * panels;
   const int64_t panel_bytes = binder_.panel_bytes(product_.w);
   const auto first_panel = [&](int64_t of, int64_t part) {

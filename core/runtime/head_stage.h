@@ -1,5 +1,5 @@
 #pragma once
-#include <optional>
+#include <memory>
 
 #include "kernels/sparse/sparse.h"
 #include "runtime/binding.h"
@@ -41,8 +41,8 @@ class HeadStage {
   const int64_t max_len_;           // of the plan
   const int64_t head_dim_, heads_;  // heads: of a task
   const int64_t width_;             // columns of a task's queries, and of its keys and values
-  std::optional<Selection<GemmFn>> multiply_;
-  std::optional<Selection<SparseFn>> skip_;  // or this one, where the product is sparse
+  std::unique_ptr<const Selection<GemmFn>> multiply_;
+  std::unique_ptr<const Selection<SparseFn>> skip_;  // or this one, where the product is sparse
   Selection<AttentionFn> attend_;
 };
 

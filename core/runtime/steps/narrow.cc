@@ -1,4 +1,4 @@
-#include <optional>
+#include <memory>
 
 #include "kernels/quantize/quantize.h"
 #include "kernels/sparse/sparse.h"
@@ -17,11 +17,12 @@ class NarrowStep final : public RowStep<NarrowFn> {
  public:
   NarrowStep(const Binder& binder, const StepDecl& decl)
       : RowStep(binder, decl, "narrow_rows"), form_(binder.narrow_form(decl.out, decl)) {
-    if (may_be_columns(binder.plan(), decl.out)) columns_.emplace("narrow_columns", "f32", &kernels_);
+    if (may_be_columns(binder.plan(), decl.out))
+      columns_ = std::make_unique<const Selection<NarrowColumnsFn>>("narrow_columns", "f32", &kernels_);
   }
 
   void run(const Share& share) const override {
-    if (columns_ && keeps_columns(share)) return run_columns(share);
+    if (columns_ != nullptr && keeps_columns(share)) return run_columns(share);
     auto args = operands<NarrowArgs>(share);
     args.out = narrow_out(share, decl_.out, form_);
     run_rows(args, share);
@@ -41,7 +42,7 @@ class NarrowStep final : public RowStep<NarrowFn> {
   }
 
   const NarrowOut form_;
-  std::optional<Selection<NarrowColumnsFn>> columns_;
+  std::unique_ptr<const Selection<NarrowColumnsFn>> columns_;
 };
 
 }  // namespace

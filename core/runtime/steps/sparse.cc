@@ -1,4 +1,4 @@
-#include <optional>
+#include <memory>
 
 #include "kernels/sparse/sparse.h"
 
@@ -43,7 +43,8 @@ class SparseStep final : public Step {
         reads_columns_(may_be_columns(binder.plan(), decl.x)) {
     rows_together_ = kTileRows;
     if (narrows_columns(binder.plan(), binder.plan().steps[index]) != nullptr) {
-      to_columns_.emplace("sparse_q8s8_columns", decl.arithmetic, &kernels_);
+      to_columns_ =
+          std::make_unique<const Selection<SparseFn>>("sparse_q8s8_columns", decl.arithmetic, &kernels_);
     }
     const std::string problem =
         sparse_problem(w_, binder.weight(decl.w).rows, outputs_, binder.value(decl.x).cols);
@@ -64,7 +65,7 @@ class SparseStep final : public Step {
       args.turned = true;
     }
     const int64_t panels = round_up(outputs_, kPanel) / kPanel;
-    if (columns && to_columns_) {
+    if (columns && to_columns_ != nullptr) {
       args.columns = columns_of(share, decl_.out);
       return (*to_columns_)(count)(args, share.rows.begin, share.rows.end, 0, panels);
     }
@@ -82,7 +83,7 @@ class SparseStep final : public Step {
   const int64_t outputs_;
   const SparseWeight w_;
   Selection<SparseFn> select_;
-  std::optional<Selection<SparseFn>> to_columns_;
+  std::unique_ptr<const Selection<SparseFn>> to_columns_;
   const bool reads_columns_;
 };
 
