@@ -69,12 +69,18 @@ constexpr Bump kGeluTanhBump = {{
      0x1.601b98p-8f, 0x1.1d040ap-9f, 0x1.8dec24p-11f, 0.0f},
 }};
 
-ENCAST_SIMD F32x16 minus_bump(const Bump& bump, F32x16 x) {
+// look_up(i, pieces): from c[i].
+template <class LookUp>
+ENCAST_SIMD F32x16 minus_bump(F32x16 x, LookUp look_up) {
   const F32x16 magnitude = min(abs(x), set1(15 / kBumpSteps));
   // Adding 2^23 rounds to an integer, which the lower bits then hold.
   const I32x16 piece = bits(fma(magnitude, set1(kBumpSteps), set1(0x1p23f)));
-  const F32x16 slope = fma(magnitude, lookup(bump.c[2], piece), lookup(bump.c[1], piece));
-  return max(set1(0.0f), x) - fma(magnitude, slope, lookup(bump.c[0], piece));
+  const F32x16 slope = fma(magnitude, look_up(2, piece), look_up(1, piece));
+  return max(set1(0.0f), x) - fma(magnitude, slope, look_up(0, piece));
+}
+ENCAST_SIMD F32x16 minus_bump(const Bump& bump, F32x16 x) {
+  return minus_bump(
+      x, [&](int i, I32x16 piece) __attribute__((always_inline)) { return lookup(bump.c[i], piece); });
 }
 // Of an activation's coarse form; null where there is none.
 ENCAST_SIMD const Bump* bump_of(Activation kind) {

@@ -40,15 +40,35 @@ struct alignas(64) TileRows {
     }
   }
 
-  // Sums of an output, vector q, to values.
-  [[gnu::always_inline]] F32x16 value(const BlockOutputs& outputs, int output, const Bump* bump, int q,
-                                      __m512i sums) const {
-    const F32x16 bias = set1(outputs.bias[output]);
+  // Sums of an output, vector q, to values before the activation.
+  [[gnu::always_inline]] F32x16 value(const BlockOutputs& outputs, int output, int q, __m512i sums) const {
     const I32x16 centred = I32x16{sums} - load_i32(zero + 16 * q) * set1(outputs.weight_sums[output]);
-    const F32x16 found = fma(to_f32(centred), load(scale + 16 * q) * set1(outputs.scale[output]), bias);
-    return bump == nullptr ? found : minus_bump(*bump, found);
+    return fma(to_f32(centred), load(scale + 16 * q) * set1(outputs.scale[output]),
+               set1(outputs.bias[output]));
   }
 };
+
+// minus_bump with its tables in registers: as operands of each lookup they take the loads' ports.
+struct CoarseForm {
+  F32x16 table[3];
+
+  explicit CoarseForm(const Bump& bump) {
+    ENCAST_UNROLL for (int i = 0; i < 3; ++i) {
+      table[i] = load(bump.c[i]);
+      asm("" : "+v"(table[i].v));
+    }
+  }
+  [[gnu::always_inline]] F32x16 operator()(F32x16 x) const {
+    return minus_bump(x, [&](int i, I32x16 piece)
+                             ENCAST_SIMD_BODY { return F32x16{_mm512_permutexvar_ps(piece.v, table[i].v)}; });
+  }
+};
+
+// What is computed from these sums comes after what was computed before: clang would begin with all sums of a
+// block, and store most of what it has.
+ENCAST_SIMD void begin_after(__m512i (&sums)[kBlockOutputs]) {
+  asm volatile("" : "+v"(sums[0]), "+v"(sums[1]), "+v"(sums[2]), "+v"(sums[3]));
+}
 
 ENCAST_SIMD F32x16 minus(F32x16 x) { return from_bits(bits(x) ^ set1(INT32_MIN)); }
 

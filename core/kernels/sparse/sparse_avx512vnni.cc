@@ -251,19 +251,16 @@ void multiply_tile(const SparseArgs& args, const uint8_t* features, int64_t row,
   for (int64_t block = panel_begin * kBlocksOfPanel; block < panel_end * kBlocksOfPanel; ++block) {
     const int64_t output = block * kBlockOutputs, column = output / 16 * 16;
     const BlockOutputs outputs(product, output);
-    const auto values = [&](const Bump* own) ENCAST_SIMD_BODY {
+    const auto values = [&](const auto& own) ENCAST_SIMD_BODY {
       multiply<kVectors>(features, {args.w, block}, [&](auto& own_sums) ENCAST_SIMD_BODY {
-        ENCAST_UNROLL for (int i = 0; i < kBlockOutputs; ++i) {
-          ENCAST_UNROLL for (int q = 0; q < kVectors; ++q) {
-            own_sums[q][i] = bits(tile.value(outputs, i, own, q, own_sums[q][i])).v;
+        ENCAST_UNROLL for (int q = 0; q < kVectors; ++q) {
+          __m512i finished[kBlockOutputs];
+          ENCAST_UNROLL for (int i = 0; i < kBlockOutputs; ++i) {
+            finished[i] = bits(own(tile.value(outputs, i, q, own_sums[q][i]))).v;
           }
-          asm volatile(""
-                       :
-                       :
-                       : "memory");  // vectors of one output at a time: clang would begin with all, and store
-                                     // most of what it has
+          staged.take(block % 4, q, finished);
+          if (q + 1 < kVectors) begin_after(own_sums[q + 1]);
         }
-        ENCAST_UNROLL for (int q = 0; q < kVectors; ++q) staged.take(block % 4, q, own_sums[q]);
       });
     };
     if (!in_registers) {
@@ -271,9 +268,9 @@ void multiply_tile(const SparseArgs& args, const uint8_t* features, int64_t row,
         ENCAST_UNROLL for (int q = 0; q < kVectors; ++q) staged.take(block % 4, q, own_sums[q]);
       });
     } else if (bump == nullptr) {
-      values(nullptr);
+      values([](F32x16 value) ENCAST_SIMD_BODY { return value; });
     } else {
-      values(bump);
+      values(CoarseForm(*bump));
     }
     if (block % 4 != 3) continue;
     if (in_registers) {
@@ -299,37 +296,31 @@ void multiply_to_columns(const SparseArgs& args, const uint8_t* features, int64_
     to.above[i] = 0.0f;
     to.below[i] = -0.0f;
   }
-  const Bump* const bump = coarse_form(product);
-  for (int64_t block = 0; block < product.n / kBlockOutputs; ++block) {
-    const int64_t output = block * kBlockOutputs;
-    const BlockOutputs outputs(product, output);
-    const auto put = [&](const Bump* own) ENCAST_SIMD_BODY {
+  const auto all_blocks = [&](const auto& activation) ENCAST_SIMD_BODY {
+    for (int64_t block = 0; block < product.n / kBlockOutputs; ++block) {
+      const int64_t output = block * kBlockOutputs;
+      const BlockOutputs outputs(product, output);
       multiply<4>(features, {args.w, block}, [&](auto& sums) ENCAST_SIMD_BODY {
-        __m512i above[4], below[4];
         ENCAST_UNROLL for (int q = 0; q < 4; ++q) {
-          above[q] = _mm512_loadu_si512(to.above + 16 * q);
-          below[q] = _mm512_loadu_si512(to.below + 16 * q);
-        }
-        ENCAST_UNROLL for (int i = 0; i < kBlockOutputs; ++i) {
-          ENCAST_UNROLL for (int q = 0; q < 4; ++q) {
-            const F32x16 value = tile.value(outputs, i, own, q, sums[q][i]);
+          __m512i above = _mm512_loadu_si512(to.above + 16 * q),
+                  below = _mm512_loadu_si512(to.below + 16 * q);
+          ENCAST_UNROLL for (int i = 0; i < kBlockOutputs; ++i) {
+            const F32x16 value = activation(tile.value(outputs, i, q, sums[q][i]));
             store(to.values + (output + i) * kTileRows + 16 * q, value);
-            above[q] = _mm512_max_epi32(above[q], bits(value).v);
-            below[q] = _mm512_max_epu32(below[q], bits(value).v);
+            above = _mm512_max_epi32(above, bits(value).v);
+            below = _mm512_max_epu32(below, bits(value).v);
           }
-          asm volatile("" : : : "memory");  // as in multiply_tile
-        }
-        ENCAST_UNROLL for (int q = 0; q < 4; ++q) {
-          _mm512_storeu_si512(to.above + 16 * q, above[q]);
-          _mm512_storeu_si512(to.below + 16 * q, below[q]);
+          _mm512_storeu_si512(to.above + 16 * q, above);
+          _mm512_storeu_si512(to.below + 16 * q, below);
+          if (q < 3) begin_after(sums[q + 1]);
         }
       });
-    };
-    if (bump == nullptr) {
-      put(nullptr);
-    } else {
-      put(bump);
     }
+  };
+  if (const Bump* const bump = coarse_form(product)) {
+    all_blocks(CoarseForm(*bump));
+  } else {
+    all_blocks([](F32x16 value) ENCAST_SIMD_BODY { return value; });
   }
 }
 
