@@ -46,10 +46,9 @@ inline const StepDecl* narrows_columns(const Plan& plan, const StepDecl& product
 
 // Whether value `id` may be columns that were narrowed.
 inline bool may_be_columns(const Plan& plan, int id) {
-  const auto makes = [&](const StepDecl& step) {
-    return narrows_columns(plan, step) != nullptr && (&step + 1)->out == id;
-  };
-  return std::ranges::find_if(plan.steps, makes) != plan.steps.end();
+  const auto narrow = std::ranges::find_if(plan.steps, [&](const StepDecl& step) { return step.out == id; });
+  return narrow != plan.steps.begin() && narrow != plan.steps.end() &&
+         narrows_columns(plan, *(narrow - 1)) == &*narrow;
 }
 
 // Whether values that may be columns are, for the rows of a share. Up to half a tile, products have narrower
