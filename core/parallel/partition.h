@@ -64,8 +64,8 @@ struct Blocks {
   }
 };
 
-// [0, rows) for products that had best get whole tiles: tiles of `tile`
-// rows, a multiple of 16, the same number for each of `parts` threads. What is left is shared by all.
+// [0, rows) for products that had best get whole tiles of `tile` rows, a multiple of 16: as many for each of
+// `parts` threads. What is left is shared by all.
 struct TileBlocks {
   int64_t rows, tile, whole, count;
 

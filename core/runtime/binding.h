@@ -151,6 +151,14 @@ inline SparseWeight sparse_weight(const Binder& binder, const StepDecl& decl) {
           binder.data<int32_t>(decl.starts)};
 }
 
+// Likewise of a sparse product. Its weight has rows of groups, so that outputs are counted by their scales.
+inline SparseArgs sparse_args(const Binder& binder, const StepDecl& decl, const Share& share,
+                              std::byte* scratch) {
+  SparseArgs args{product_args(binder, decl, share), sparse_weight(binder, decl), scratch};
+  args.product.n = binder.weight(decl.scale).cols;
+  return args;
+}
+
 // Of all heads, over rows that lie as the plan says.
 inline AttentionArgs attention_args(const Binder& binder, const StepDecl& decl, const Share& share) {
   AttentionArgs args;

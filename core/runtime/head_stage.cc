@@ -21,14 +21,15 @@ int64_t task_bytes(int64_t rows, int64_t head_dim) {
   return round_up(rows * 3 * heads_of_panels(head_dim) * head_dim * 4, 64);
 }
 
-int64_t attention_bytes(const StepDecl& attention, int64_t head_dim, int64_t max_len) {
+int64_t attention_bytes(const Plan& plan, const StepDecl& attention) {
   const bool tables = attention.key_table >= 0 || attention.query_table >= 0;
-  return attention_scratch_bytes(max_len, head_dim, tables);
+  return attention_scratch_bytes(plan.max_len, head_dim_of(plan, attention), tables);
 }
 
 // Of a task, without what a sparse product needs.
-int64_t head_scratch_bytes(const StepDecl& attention, int64_t rows, int64_t head_dim, int64_t max_len) {
-  return task_bytes(rows, head_dim) + round_up(attention_bytes(attention, head_dim, max_len), 64);
+int64_t head_scratch_bytes(const Plan& plan, const StepDecl& attention) {
+  return task_bytes(most_rows(plan), head_dim_of(plan, attention)) +
+         round_up(attention_bytes(plan, attention), 64);
 }
 
 }  // namespace
@@ -36,13 +37,12 @@ int64_t head_scratch_bytes(const StepDecl& attention, int64_t rows, int64_t head
 int64_t stage_scratch_bytes(const Plan& plan, const StageDecl& stage) {
   if (stage.kind == StageKind::rows) return 0;
   const StepDecl& attention = plan.steps[stage.end - 1];
-  const int64_t head_dim = head_dim_of(plan, attention);
-  if (stage.kind != StageKind::heads) return attention_bytes(attention, head_dim, plan.max_len);
-  const int64_t rows = most_rows(plan), bytes = head_scratch_bytes(attention, rows, head_dim, plan.max_len);
+  if (stage.kind != StageKind::heads) return attention_bytes(plan, attention);
+  const int64_t bytes = head_scratch_bytes(plan, attention);
   const StepDecl& product = plan.steps[stage.begin];
   if (product.kind != StepKind::sparse) return bytes;
   const int64_t k = plan.values[static_cast<size_t>(product.x)].cols;
-  return bytes + round_up(sparse_scratch_bytes(k), 64) + features_bytes(rows, k);
+  return bytes + round_up(sparse_scratch_bytes(k), 64) + features_bytes(most_rows(plan), k);
 }
 
 HeadStage::HeadStage(const Plan& plan, const StageDecl& stage, const std::byte* weights)
@@ -51,7 +51,7 @@ HeadStage::HeadStage(const Plan& plan, const StageDecl& stage, const std::byte* 
       binder_(plan, weights),
       after_(binder_.next_weight(stage.begin)),
       most_rows_(most_rows(plan)),
-      max_len_(plan.max_len),
+      task_bytes_(head_scratch_bytes(plan, attention_)),
       head_dim_(head_dim_of(plan, attention_)),
       heads_(heads_of_panels(head_dim_)),
       width_(heads_ * head_dim_),
@@ -89,11 +89,10 @@ float* HeadStage::task_rows(const Share& share) const {
 // The rows of a group are turned to columns for its first task in this thread, and kept for the others.
 void HeadStage::project_sparse(const Share& share, int64_t task, int64_t last) const {
   const int64_t panels = width_ / kPanel, k = binder_.value(product_.x).cols;
-  std::byte* const scratch = share.scratch + head_scratch_bytes(attention_, most_rows_, head_dim_, max_len_);
-  SparseArgs args{product_args(binder_, product_, share), sparse_weight(binder_, product_), scratch};
+  std::byte* const scratch = share.scratch + task_bytes_;
+  SparseArgs args = sparse_args(binder_, product_, share, scratch);
   args.features = reinterpret_cast<uint8_t*>(scratch + round_up(sparse_scratch_bytes(k), 64));
   args.turned = last >= 0 && last / tasks_a_group() == task / tasks_a_group();
-  args.product.n = binder_.weight(product_.scale).cols;
   args.product.c_stride = 3 * width_;
   const SparseFn multiply = (*skip_)(share.rows.end - share.rows.begin);
   for (int64_t part = 0; part < 3; ++part, args.turned = true) {

@@ -38,7 +38,7 @@ class HeadStage {
   const Binder binder_;
   const int after_;                 // the weights of the next product
   const int64_t most_rows_;         // of a task
-  const int64_t max_len_;           // of the plan
+  const int64_t task_bytes_;        // of scratch, before what a sparse product needs
   const int64_t head_dim_, heads_;  // heads: of a task
   const int64_t width_;             // columns of a task's queries, and of its keys and values
   std::unique_ptr<const Selection<GemmFn>> multiply_;

@@ -132,28 +132,28 @@ ENCAST_TEST(many_rows_stay_within_the_bound) {
   check_shape(12, 4160, true, rng);
 }
 
-void check_out_as_operand(int64_t kRows, int64_t kCols) {
+void check_out_as_operand(int64_t rows, int64_t cols) {
   Rng rng(1);
-  const Problem problem(kRows, kCols, rng);
+  const Problem problem(rows, cols, rng);
   for (const auto& kernel : runnable<NormFn>(kManifest, "norm_rows")) {
     for (const int which : {0, 1, 2, 3}) {
       const bool is_x = (which & 1) != 0, centred = (which & 2) != 0;
-      GuardedMatrix<float> apart(kRows, kCols, kCols);
-      NarrowBuffers codes(NarrowOut::Kind::q8_zero_point, kRows, kCols, (kCols + 63) / 64 * 64);
+      GuardedMatrix<float> apart(rows, cols, cols);
+      NarrowBuffers codes(NarrowOut::Kind::q8_zero_point, rows, cols, (cols + 63) / 64 * 64);
       NormArgs whole = problem.args(apart, true, centred);
       whole.narrow = codes.out();
-      kernel.fn(whole, 0, kRows);
+      kernel.fn(whole, 0, rows);
       const GuardedMatrix<float>& source = is_x ? problem.x : problem.residual;
-      GuardedMatrix<float> both(kRows, kCols, kCols);
-      for (int64_t i = 0; i < kRows; ++i) std::copy_n(source.row(i), kCols, both.row(i));
+      GuardedMatrix<float> both(rows, cols, cols);
+      for (int64_t i = 0; i < rows; ++i) std::copy_n(source.row(i), cols, both.row(i));
       NormArgs args = problem.args(both, true, centred);
       (is_x ? args.x : args.residual) = both.data();
       (is_x ? args.x_stride : args.residual_stride) = both.stride;
-      NarrowBuffers own(NarrowOut::Kind::q8_zero_point, kRows, kCols, (kCols + 63) / 64 * 64);
+      NarrowBuffers own(NarrowOut::Kind::q8_zero_point, rows, cols, (cols + 63) / 64 * 64);
       args.narrow = own.out();
-      kernel.fn(args, 0, kRows);
+      kernel.fn(args, 0, rows);
       CHECK_SAME_BITS(apart.data(), both.data(), apart.buffer.size(), kernel.name, " x ", is_x);
-      for (int64_t i = 0; i < kRows; ++i) own.check_row(i, both.row(i), kCols, kernel.name);
+      for (int64_t i = 0; i < rows; ++i) own.check_row(i, both.row(i), cols, kernel.name);
     }
   }
 }

@@ -38,7 +38,6 @@ class SparseStep final : public Step {
       : decl_(decl),
         binder_(binder),
         outputs_(binder.weight(decl.scale).cols),
-        w_(sparse_weight(binder, decl)),
         select_("sparse_q8s8", decl.arithmetic, &kernels_),
         reads_columns_(may_be_columns(binder.plan(), decl.x)) {
     rows_together_ = kTileRows;
@@ -46,8 +45,8 @@ class SparseStep final : public Step {
       to_columns_ =
           std::make_unique<const Selection<SparseFn>>("sparse_q8s8_columns", decl.arithmetic, &kernels_);
     }
-    const std::string problem =
-        sparse_problem(w_, binder.weight(decl.w).rows, outputs_, binder.value(decl.x).cols);
+    const std::string problem = sparse_problem(sparse_weight(binder, decl), binder.weight(decl.w).rows,
+                                               outputs_, binder.value(decl.x).cols);
     if (!problem.empty()) {
       throw ArtifactError("the sparse weight of " + decl.name.substr(0, 80) + ": " + problem +
                           "; the file is damaged: compile the artifact again");
@@ -55,8 +54,7 @@ class SparseStep final : public Step {
   }
 
   void run(const Share& share) const override {
-    SparseArgs args{product_args(binder_, decl_, share), w_, share.scratch};
-    args.product.n = outputs_;
+    SparseArgs args = sparse_args(binder_, decl_, share, share.scratch);
     const int64_t count = share.rows.end - share.rows.begin;
     const bool columns = keeps_columns(share);
     if (columns && reads_columns_) {
@@ -81,7 +79,6 @@ class SparseStep final : public Step {
   const StepDecl decl_;
   const Binder binder_;
   const int64_t outputs_;
-  const SparseWeight w_;
   Selection<SparseFn> select_;
   std::unique_ptr<const Selection<SparseFn>> to_columns_;
   const bool reads_columns_;
