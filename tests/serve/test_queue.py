@@ -283,10 +283,15 @@ def test_what_is_refused_and_when_to_come_back() -> None:
     assert refused is not None
     assert not refused.late
     assert refused.wait_s == pytest.approx(0.02, rel=0.1)
-    assert refused.retry_after >= 0.05
+    assert refused.retry_after == pytest.approx(0.05)  # at least
     assert queue.submit(job(400, before=5000), 0.0) is None  # of an accepted request
     assert queue.tokens == 1200
     assert queue.counters.refused == 1
+    patient = queue_on(1, QueueLimits(max_tokens=1000, max_wait_s=2.0))
+    assert patient.submit(job(*[400] * 2), 0.0) is None
+    refused = patient.submit(job(400), 0.0)
+    assert refused is not None
+    assert refused.retry_after == pytest.approx(0.2)  # a tenth of the limit
     slow = queue_on(1, QueueLimits(max_wait_s=0.05))
     assert slow.submit(job(*[400] * 10), 0.0) is None  # nothing waited
     refused = slow.submit(job(*[400] * 10), 0.0)
