@@ -40,6 +40,7 @@ uint64_t xxh64(const void* data, size_t bytes, uint64_t seed) {
     // Four independent chains of multiply, rotate, multiply hide the latency of one.
     uint64_t a = seed + kPrime1 + kPrime2, b = seed + kPrime2, c = seed, d = seed - kPrime1;
     for (; left >= 32; p += 32, left -= 32) {
+      __builtin_prefetch(p + 4096);  // the next page, where the processor's own prefetching does not go
       a = round(a, load<uint64_t>(p));
       b = round(b, load<uint64_t>(p + 8));
       c = round(c, load<uint64_t>(p + 16));

@@ -42,6 +42,15 @@ std::byte* copy_of(const std::string& path, int file, uint64_t bytes) {
   return data;
 }
 
+constexpr size_t kSlice = size_t{4} << 20;  // of a file, in whole pages
+
+// Maps a slice in one call; faults one by one would cost more than the hash. Best effort.
+void populate([[maybe_unused]] const std::byte* slice, [[maybe_unused]] size_t bytes) {
+#ifdef MADV_POPULATE_READ
+  madvise(const_cast<std::byte*>(slice), bytes, MADV_POPULATE_READ);
+#endif
+}
+
 }  // namespace
 
 Weights::Weights(const std::string& path, bool copy) : path_(path) {
@@ -79,20 +88,16 @@ void Weights::verify(const std::vector<TensorRange>& tensors, int threads) const
   for (const TensorRange& tensor : tensors) order.push_back(&tensor);
   std::sort(order.begin(), order.end(),
             [](const TensorRange* a, const TensorRange* b) { return a->bytes > b->bytes; });
-  std::atomic<size_t> next{0};
+  std::atomic<size_t> next{0}, next_slice{0};
   std::atomic<const TensorRange*> damaged{nullptr};
   const auto work = [&] {
+    // All threads map what few of them will read: one tensor may be most of the file.
+    for (size_t begin; (begin = kSlice * next_slice.fetch_add(1)) < bytes_;) {
+      populate(data_ + begin, std::min(kSlice, bytes_ - begin));
+    }
     for (size_t index; (index = next.fetch_add(1)) < order.size() && damaged.load() == nullptr;) {
       const TensorRange& tensor = *order[index];
-      const std::byte* begin = data_ + tensor.offset;
-#ifdef MADV_POPULATE_READ
-      // One call maps the whole range; faults one by one would cost more than the hash. Best effort.
-      const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-      const uintptr_t first = reinterpret_cast<uintptr_t>(begin) / page * page;
-      madvise(reinterpret_cast<void*>(first), reinterpret_cast<uintptr_t>(begin) + tensor.bytes - first,
-              MADV_POPULATE_READ);
-#endif
-      if (xxh64(begin, tensor.bytes, 0) != tensor.xxh64) damaged.store(&tensor);
+      if (xxh64(data_ + tensor.offset, tensor.bytes, 0) != tensor.xxh64) damaged.store(&tensor);
     }
   };
   std::vector<std::thread> helpers;

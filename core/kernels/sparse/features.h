@@ -39,7 +39,8 @@ ENCAST_SIMD __m128i load_bytes(const uint8_t* from) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
 }
 
-// 16 bytes of 16 rows to 16 columns.
+// 16 bytes of 16 rows to 16 columns; where these are narrower, each is written over by the next from its end
+// on.
 ENCAST_SIMD void turn(const uint8_t* const* rows, int64_t at, uint8_t* to, int64_t width) {
   __m128i bytes[16];
 #pragma GCC unroll 16
@@ -66,12 +67,12 @@ ENCAST_SIMD void turn_64(const uint8_t* const (&rows)[kTileRows], int64_t at, ui
 }
 #endif
 
-// `count` rows of k bytes to k columns of `width` bytes, a multiple of 16 up to kTileRows; where there are
-// fewer rows, the last one stands in for them.
+// `count` rows of k bytes to k columns of `width` bytes, 8 or a multiple of 16 up to kTileRows; where there
+// are fewer rows, the last one stands in for them.
 [[gnu::noinline]] void to_features(const uint8_t* a, int64_t stride, int64_t count, int64_t k, int64_t width,
                                    uint8_t* features) {
   const uint8_t* rows[kTileRows];
-  for (int64_t i = 0; i < width; ++i) rows[i] = a + (i < count ? i : count - 1) * stride;
+  for (int64_t i = 0; i < round_up(width, 16); ++i) rows[i] = a + (i < count ? i : count - 1) * stride;
   int64_t column = 0;
 #if defined(__AVX512BW__)
   for (; width == kTileRows && column + 16 <= k; column += 16) {

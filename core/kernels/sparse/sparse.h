@@ -35,7 +35,7 @@ struct SparseWeight {
 constexpr int64_t sparse_blocks(int64_t n) { return round_up(n, kPanel) / kBlockOutputs; }
 
 // Most rows that a kernel takes at a time. It turns them to columns: column c lies at c * width, for a width
-// that is the number of rows rounded up to a multiple of 16 that the kernel has a form for.
+// that is the number of rows rounded up to 8 or a multiple of 16 that the kernel has a form for.
 constexpr int64_t kTileRows = 64;
 
 // Outputs of a tile of up to kTileRows rows by columns, for narrow_columns: an output's kTileRows values

@@ -6,16 +6,23 @@ namespace encast {
 namespace {
 
 // vpdpbusd wants four inputs of a row side by side: four columns are interleaved, and one such set of
-// registers serves four outputs. Each function below computes the sums of a block's four outputs for 64, 32
-// or 16 rows, and gives them to `put` while they are in registers: sums[q][output].
+// registers serves four outputs. Each function below computes the sums of a block's four outputs for 64, 32,
+// 16 or 8 rows, and gives them to `put` while they are in registers: sums[q][output].
 
-// Where lane i of sums[q] stands in a tile of kVectors * 16 rows.
-template <int kVectors>
+constexpr int64_t width_of(int64_t rows) {
+  return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : kTileRows;
+}
+
+// Registers of an output's sums. Of 8 rows half of it counts.
+constexpr int vectors_of(int width) { return width < 16 ? 1 : width / 16; }
+
+// Where lane i of sums[q] stands in a tile of kWidth rows.
+template <int kWidth>
 constexpr int64_t row_of(int q, int i) {
   const int lane = i / 4;
-  return i % 4 + (kVectors == 4   ? 16 * lane + 4 * q
-                  : kVectors == 2 ? 4 * (lane % 2) + 16 * (lane / 2) + 8 * q
-                                  : 4 * lane);
+  return i % 4 + (kWidth == 64   ? 16 * lane + 4 * q
+                  : kWidth == 32 ? 4 * (lane % 2) + 16 * (lane / 2) + 8 * q
+                                 : 4 * lane);
 }
 
 ENCAST_SIMD __m512i four_weights(const int8_t* values, int output) {
@@ -36,6 +43,8 @@ ENCAST_SIMD void interleave(__m512i x0, __m512i x1, __m512i x2, __m512i x3, __m5
 
 // A block's groups.
 struct Groups {
+  static constexpr int64_t kAhead = 384;
+
   const uint16_t* columns;
   const int8_t* values;
   int64_t count;
@@ -44,6 +53,13 @@ struct Groups {
       : columns(w.columns + w.starts[block] * kGroupInputs),
         values(w.values + w.starts[block] * kBlockOutputs * kGroupInputs),
         count(w.starts[block + 1] - w.starts[block]) {}
+  // A line of values and half a line of columns, every fourth group. Weights that no cache holds come too
+  // late by themselves.
+  [[gnu::always_inline]] void fetch_ahead(int64_t group) const {
+    if (group % 4 != 0) return;
+    __builtin_prefetch(values + kAhead * kBlockOutputs * kGroupInputs);
+    __builtin_prefetch(columns + kAhead * kGroupInputs);
+  }
   [[gnu::always_inline]] void next() {
     columns += kGroupInputs;
     values += kBlockOutputs * kGroupInputs;
@@ -69,6 +85,7 @@ ENCAST_SIMD void multiply_64(const uint8_t* features, Groups groups, Put put) {
       }
     };
     for (int64_t group = 1; group < groups.count; ++group) {
+      groups.fetch_ahead(group);
       groups.columns += kGroupInputs;
       const __m512i next[4] = {input(0), input(1), input(2), input(3)};
       const __m512i low01 = _mm512_unpacklo_epi8(next[0], next[1]),
@@ -100,6 +117,7 @@ ENCAST_SIMD void multiply_32(const uint8_t* features, Groups groups, Put put) {
   __m512i sums[2][kBlockOutputs];
   ENCAST_UNROLL for (int i = 0; i < 2 * kBlockOutputs; ++i) sums[i % 2][i / 2] = _mm512_setzero_si512();
   for (int64_t group = 0; group < groups.count; ++group) {
+    groups.fetch_ahead(group);
     const auto input = [&](int i) __attribute__((always_inline)) {
       return _mm256_loadu_si256(
           reinterpret_cast<const __m256i*>(features + column_of(groups.columns, i) * 32));
@@ -124,6 +142,11 @@ ENCAST_SIMD void multiply_32(const uint8_t* features, Groups groups, Put put) {
   put(sums);
 }
 
+// In each lane: four bytes of each of four columns to four rows of four inputs.
+ENCAST_SIMD __m512i inputs_to_rows() {
+  return _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+}
+
 // Four columns in a register, and two sets of sums, each of which waits for its last product.
 template <class Put>
 ENCAST_SIMD void multiply_16(const uint8_t* features, Groups groups, Put put) {
@@ -142,14 +165,14 @@ ENCAST_SIMD void multiply_16(const uint8_t* features, Groups groups, Put put) {
     asm("" : "+v"(x));
     x = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), x);
     asm("" : "+v"(x));
-    x = _mm512_shuffle_epi8(
-        x, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
+    x = _mm512_shuffle_epi8(x, inputs_to_rows());
     ENCAST_UNROLL for (int output = 0; output < kBlockOutputs; ++output) {
       own[output] = _mm512_dpbusd_epi32(own[output], x, four_weights(groups.values, output));
     }
     groups.next();
   };
   for (int64_t pair = 0; pair < groups.count / 2; ++pair) {
+    groups.fetch_ahead(2 * pair);
     add(sums[0]);
     add(sums[1]);
   }
@@ -161,21 +184,70 @@ ENCAST_SIMD void multiply_16(const uint8_t* features, Groups groups, Put put) {
   put(both);
 }
 
-template <int kVectors, class Put>
+// Two groups in a register, eight rows of each. The weights of an output go to both halves.
+template <class Put>
+ENCAST_SIMD void multiply_8(const uint8_t* features, Groups groups, Put put) {
+  const __m512i halves = _mm512_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+  const __m512i first_half = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4);
+  __m512i sums[1][kBlockOutputs];
+  ENCAST_UNROLL for (int i = 0; i < kBlockOutputs; ++i) sums[0][i] = _mm512_setzero_si512();
+  // The inputs of two groups, or twice those of one, whose second half then has weights of zero.
+  const auto add = [&](int second, __m256i weights) ENCAST_SIMD_BODY {
+    const auto two_inputs = [&](int group, int i) ENCAST_SIMD_BODY {
+      const auto input = [&](int at) ENCAST_SIMD_BODY {
+        return features + column_of(groups.columns + group * kGroupInputs, at) * 8;
+      };
+      const __m128i low = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(input(i)));
+      return _mm_castps_si128(
+          _mm_loadh_pi(_mm_castsi128_ps(low), reinterpret_cast<const __m64*>(input(i + 1))));
+    };
+    __m512i x = _mm512_castsi128_si512(two_inputs(0, 0));
+    x = _mm512_inserti32x4(x, two_inputs(0, 2), 1);
+    x = _mm512_inserti32x4(x, two_inputs(second, 0), 2);
+    x = _mm512_inserti32x4(x, two_inputs(second, 2), 3);
+    // As of 16 rows.
+    asm("" : "+v"(x));
+    x = _mm512_permutexvar_epi32(halves, x);
+    asm("" : "+v"(x));
+    x = _mm512_shuffle_epi8(x, inputs_to_rows());
+    ENCAST_UNROLL for (int output = 0; output < kBlockOutputs; ++output) {
+      const __m512i both = _mm512_permutexvar_epi32(_mm512_add_epi32(first_half, _mm512_set1_epi32(output)),
+                                                    _mm512_castsi256_si512(weights));
+      sums[0][output] = _mm512_dpbusd_epi32(sums[0][output], x, both);
+    }
+  };
+  for (int64_t pair = 0; pair < groups.count / 2; ++pair) {
+    groups.fetch_ahead(2 * pair);
+    add(1, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(groups.values)));
+    groups.next();
+    groups.next();
+  }
+  if (groups.count % 2 != 0) {
+    add(0, _mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(groups.values))));
+  }
+  for (__m512i& sum : sums[0]) sum = _mm512_add_epi32(sum, _mm512_shuffle_i64x2(sum, sum, 0x4e));
+  put(sums);
+}
+
+template <int kWidth, class Put>
 ENCAST_SIMD void multiply(const uint8_t* features, Groups groups, Put put) {
-  if constexpr (kVectors == 4) {
+  if constexpr (kWidth == 64) {
     multiply_64(features, groups, put);
-  } else if constexpr (kVectors == 2) {
+  } else if constexpr (kWidth == 32) {
     multiply_32(features, groups, put);
-  } else {
+  } else if constexpr (kWidth == 16) {
     multiply_16(features, groups, put);
+  } else {
+    multiply_8(features, groups, put);
   }
 }
 
 // Four blocks of a tile, in 128-bit lanes of one row and four outputs: lane l of rows[q][i][b] is row
 // row_of(q, 4l + i) and block b.
-template <int kVectors>
+template <int kWidth>
 struct alignas(64) Staged {
+  static constexpr int kVectors = vectors_of(kWidth);
+
   __m512i rows[kVectors][4][4];
 
   // Vector q of the four outputs of block b.
@@ -200,10 +272,11 @@ struct alignas(64) Staged {
                       high01 = _mm512_shuffle_i32x4(blocks[0], blocks[1], 0xee);
         const __m512i low23 = _mm512_shuffle_i32x4(blocks[2], blocks[3], 0x44),
                       high23 = _mm512_shuffle_i32x4(blocks[2], blocks[3], 0xee);
-        put(row_of<kVectors>(q, i), _mm512_shuffle_i32x4(low01, low23, 0x88));
-        put(row_of<kVectors>(q, 4 + i), _mm512_shuffle_i32x4(low01, low23, 0xdd));
-        put(row_of<kVectors>(q, 8 + i), _mm512_shuffle_i32x4(high01, high23, 0x88));
-        put(row_of<kVectors>(q, 12 + i), _mm512_shuffle_i32x4(high01, high23, 0xdd));
+        put(row_of<kWidth>(q, i), _mm512_shuffle_i32x4(low01, low23, 0x88));
+        put(row_of<kWidth>(q, 4 + i), _mm512_shuffle_i32x4(low01, low23, 0xdd));
+        if (kWidth < 16) continue;
+        put(row_of<kWidth>(q, 8 + i), _mm512_shuffle_i32x4(high01, high23, 0x88));
+        put(row_of<kWidth>(q, 12 + i), _mm512_shuffle_i32x4(high01, high23, 0xdd));
       }
     }
   }
@@ -211,14 +284,14 @@ struct alignas(64) Staged {
 
 // Four blocks of values to the rows and columns of c that exist. Arguments by value: a store of a vector may
 // change any memory that is not the function's own.
-template <int kVectors>
-[[gnu::noinline]] void put_values(const GemmArgs args, const Staged<kVectors>& staged, int64_t row,
+template <int kWidth>
+[[gnu::noinline]] void put_values(const GemmArgs args, const Staged<kWidth>& staged, int64_t row,
                                   int64_t rows, int64_t column) {
   const int64_t lanes = lanes_within(args.n - column, 0);
   const float* const residual =
       args.residual == nullptr ? nullptr : args.residual + row * args.residual_stride + column;
   float* const c = args.c + row * args.c_stride + column;
-  if (lanes == 16 && rows == kVectors * 16) {
+  if (lanes == 16 && rows == kWidth) {
     if (residual == nullptr) {
       staged.each_row([&](int64_t i, __m512i value)
                           ENCAST_SIMD_BODY { _mm512_storeu_si512(c + i * args.c_stride, value); });
@@ -237,22 +310,23 @@ template <int kVectors>
   });
 }
 
-// Rows [row, row + rows) of those panels, from columns of kVectors * 16 rows.
-template <int kVectors>
+// Rows [row, row + rows) of those panels, from columns of kWidth rows.
+template <int kWidth>
 void multiply_tile(const SparseArgs& args, const uint8_t* features, int64_t row, int64_t rows,
                    int64_t panel_begin, int64_t panel_end) {
   const GemmArgs& product = args.product;
   auto* const sums = reinterpret_cast<int32_t*>(args.scratch);  // of a panel: [row][kPanel]
+  constexpr int kVectors = vectors_of(kWidth);
   TileRows<kVectors> tile;
-  tile.read(product, row, rows, row_of<kVectors>);
-  Staged<kVectors> staged;
+  tile.read(product, row, rows, row_of<kWidth>);
+  Staged<kWidth> staged;
   const Bump* const bump = coarse_form(product);
   const bool in_registers = bump != nullptr || product.activation == Activation::none;
   for (int64_t block = panel_begin * kBlocksOfPanel; block < panel_end * kBlocksOfPanel; ++block) {
     const int64_t output = block * kBlockOutputs, column = output / 16 * 16;
     const BlockOutputs outputs(product, output);
     const auto values = [&](const auto& own) ENCAST_SIMD_BODY {
-      multiply<kVectors>(features, {args.w, block}, [&](auto& own_sums) ENCAST_SIMD_BODY {
+      multiply<kWidth>(features, {args.w, block}, [&](auto& own_sums) ENCAST_SIMD_BODY {
         ENCAST_UNROLL for (int q = 0; q < kVectors; ++q) {
           __m512i finished[kBlockOutputs];
           ENCAST_UNROLL for (int i = 0; i < kBlockOutputs; ++i) {
@@ -264,7 +338,7 @@ void multiply_tile(const SparseArgs& args, const uint8_t* features, int64_t row,
       });
     };
     if (!in_registers) {
-      multiply<kVectors>(features, {args.w, block}, [&](const auto& own_sums) ENCAST_SIMD_BODY {
+      multiply<kWidth>(features, {args.w, block}, [&](const auto& own_sums) ENCAST_SIMD_BODY {
         ENCAST_UNROLL for (int q = 0; q < kVectors; ++q) staged.take(block % 4, q, own_sums[q]);
       });
     } else if (bump == nullptr) {
@@ -291,7 +365,7 @@ void multiply_to_columns(const SparseArgs& args, const uint8_t* features, int64_
   const GemmArgs& product = args.product;
   const ColumnsOut to = args.columns;
   TileRows<4> tile;
-  tile.read(product, row, rows, row_of<4>);
+  tile.read(product, row, rows, row_of<64>);
   for (int i = 0; i < kTileRows; ++i) {
     to.above[i] = 0.0f;
     to.below[i] = -0.0f;
@@ -300,7 +374,7 @@ void multiply_to_columns(const SparseArgs& args, const uint8_t* features, int64_
     for (int64_t block = 0; block < product.n / kBlockOutputs; ++block) {
       const int64_t output = block * kBlockOutputs;
       const BlockOutputs outputs(product, output);
-      multiply<4>(features, {args.w, block}, [&](auto& sums) ENCAST_SIMD_BODY {
+      multiply<64>(features, {args.w, block}, [&](auto& sums) ENCAST_SIMD_BODY {
         ENCAST_UNROLL for (int q = 0; q < 4; ++q) {
           __m512i above = _mm512_loadu_si512(to.above + 16 * q),
                   below = _mm512_loadu_si512(to.below + 16 * q);
@@ -350,7 +424,7 @@ void narrow_all(const NarrowColumnsArgs args) {
   }
   for (int q = 0; q < 4; ++q) {
     for (int i = 0; i < 16; ++i) {
-      const int64_t row = row_of<4>(q, i);
+      const int64_t row = row_of<64>(q, i);
       if (row >= args.rows) continue;
       args.scale[row] = scales[16 * q + i];
       args.zero[row] = zeros[16 * q + i];
@@ -373,9 +447,12 @@ void sparse_q8_s8_s32_4x64_avx512vnni(const SparseArgs& args, int64_t m_begin, i
                                       int64_t panel_begin, int64_t panel_end) {
   uint8_t* const own = scratch_features(args.scratch);
   for (int64_t row = m_begin; row < m_end; row += kTileRows) {
-    const int64_t rows = least(m_end - row, kTileRows), width = rows <= 32 ? round_up(rows, 16) : kTileRows;
+    const int64_t rows = least(m_end - row, kTileRows), width = width_of(rows);
     const uint8_t* const features = tile_features(args, row, row - m_begin, rows, width, own);
-    const auto tile = width == 64 ? multiply_tile<4> : width == 32 ? multiply_tile<2> : multiply_tile<1>;
+    const auto tile = width == 64   ? multiply_tile<64>
+                      : width == 32 ? multiply_tile<32>
+                      : width == 16 ? multiply_tile<16>
+                                    : multiply_tile<8>;
     tile(args, features, row, rows, panel_begin, panel_end);
   }
 }

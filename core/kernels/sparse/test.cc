@@ -221,7 +221,7 @@ std::vector<Shape> sweep() {
   Rng rng(5);
   constexpr double densities[] = {0, 0.02, 0.1, 0.2, 0.3, 0.5, 1};
   const auto density = [&] { return densities[rng.integer(0, 6)]; };
-  for (const int64_t m : {1, 2, 15, 16, 17, 31, 32, 33, 48, 49, 63, 64, 65, 100, 129}) {
+  for (const int64_t m : {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 49, 63, 64, 65, 100, 129}) {
     for (const int64_t n : {1, 3, 4, 5, 63, 64, 65, 130})
       shapes.push_back({m, n, rng.integer(1, 90), density()});
   }

@@ -426,7 +426,7 @@ class _Lowering:
         tiles = self.uses_tiles()
         sparse = any(step.kind == "sparse" for step in self.steps)
         block_rows = self.target.rows_of_block(block / _core.BLOCK_UNIT, tiles, sparse)
-        stream_rows = self.target.rows_to_stream(self.product_bytes, tiles)
+        stream_rows = self.target.rows_to_stream(self.product_bytes, tiles, sparse)
         if "row_blocks" in self.target.without:
             block_rows = stream_rows = -(-chunk // _core.BLOCK_UNIT) * _core.BLOCK_UNIT
         lines = ["encast-plan 1"]
