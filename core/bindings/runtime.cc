@@ -163,19 +163,23 @@ void bind_runtime(nb::module_& m) {
             new (self) Weights(native, copy);
           },
           "path"_a, "copy"_a = false,
-          "`copy`: reads the file into huge pages of this process's own, where the kernel has them.")
+          "`copy`: reads the file into huge pages of this process's own, where the kernel has them.");
+
+  nb::class_<Verification>(m, "Verification", "Checks the bytes of weights on threads of its own.")
       .def(
-          "verify",
-          [](const Weights& self,
+          "__init__",
+          [](Verification* self, const std::shared_ptr<Weights>& weights,
              const std::vector<std::tuple<std::string, uint64_t, uint64_t, uint64_t>>& tensors, int threads) {
             std::vector<TensorRange> ranges;
             for (const auto& [name, offset, bytes, hash] : tensors)
               ranges.push_back({name, offset, bytes, hash});
-            nb::gil_scoped_release release;
-            self.verify(ranges, threads);
+            new (self) Verification(weights, std::move(ranges), threads);
           },
-          "tensors"_a, "threads"_a,
-          "Checks (name, offset, bytes, xxh64) of every tensor; raises ArtifactError.");
+          "weights"_a, "tensors"_a, "threads"_a,
+          "`tensors`: (name, offset, bytes, xxh64) of each; raises ArtifactError for one outside of the "
+          "file.")
+      .def("wait", &Verification::wait, nb::call_guard<nb::gil_scoped_release>(),
+           "Until all is checked; raises ArtifactError for a tensor that differs.");
 
   nb::class_<Interrupt>(m, "Interrupt", "Asks a run to let other work go first on its thread.")
       .def(nb::init<>())

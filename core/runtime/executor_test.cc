@@ -299,11 +299,19 @@ ENCAST_TEST(an_empty_batch_gives_no_rows) {
 ENCAST_TEST(damaged_weights_are_found) {
   std::vector<uint8_t> bytes = testing::test_weights();
   const testing::TemporaryFile file(bytes);
-  const Weights weights(file.path());
-  weights.verify({}, 2);
-  CHECK_THROWS((weights.verify({{"word", 0, 3200, 1}}, 2)), ArtifactError, "checksum of tensor word");
-  CHECK_THROWS((weights.verify({{"word", 64, ~uint64_t{0}, 1}}, 1)), ArtifactError, "outside of the file");
-  CHECK_THROWS((weights.verify({{"word", bytes.size() + 1, 0, 1}}, 1)), ArtifactError, "outside of the file");
+  const auto weights = std::make_shared<Weights>(file.path());
+  const auto verify = [&](const std::vector<TensorRange>& tensors, int threads) {
+    Verification(weights, tensors, threads).wait();
+  };
+  verify({}, 2);
+  for (const int threads : {0, 1, 2}) {
+    CHECK_THROWS((verify({{"small", 0, 16, 1}, {"word", 0, 3200, 1}}, threads)), ArtifactError,
+                 "checksum of");
+  }
+  CHECK_THROWS((verify({{"word", 0, 3200, 1}}, 2)), ArtifactError, "checksum of tensor word");
+  CHECK_THROWS((verify({{"word", 64, ~uint64_t{0}, 1}}, 1)), ArtifactError, "outside of the file");
+  CHECK_THROWS((verify({{"word", bytes.size() + 1, 0, 1}}, 1)), ArtifactError, "outside of the file");
+  { const Verification given_up(weights, {{"word", 0, 3200, 1}}, 2); }
   CHECK_THROWS(Weights("/nonexistent/weights"), ArtifactError, "cannot be opened");
   CHECK_THROWS(Weights("/tmp"), ArtifactError, "regular file");
   // A pipe would block until somebody writes to it.

@@ -6,11 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <system_error>
-#include <thread>
+#include <utility>
 
 #include "base/error.h"
 #include "base/xxh64.h"
@@ -42,7 +42,8 @@ std::byte* copy_of(const std::string& path, int file, uint64_t bytes) {
   return data;
 }
 
-constexpr size_t kSlice = size_t{4} << 20;  // of a file, in whole pages
+// Of a file, in whole pages. Small: other threads of the process get no memory from the kernel meanwhile.
+constexpr size_t kSlice = size_t{128} << 10;
 
 // Maps a slice in one call; faults one by one would cost more than the hash. Best effort.
 void populate([[maybe_unused]] const std::byte* slice, [[maybe_unused]] size_t bytes) {
@@ -77,41 +78,55 @@ Weights::Weights(const std::string& path, bool copy) : path_(path) {
 
 Weights::~Weights() { munmap(const_cast<std::byte*>(data_), bytes_); }
 
-void Weights::verify(const std::vector<TensorRange>& tensors, int threads) const {
-  for (const TensorRange& tensor : tensors) {
-    if (tensor.offset > bytes_ || tensor.bytes > bytes_ - tensor.offset) {
-      throw ArtifactError(path_ + ": tensor " + tensor.name + " lies outside of the file, which has " +
-                          std::to_string(bytes_) + " bytes; it was truncated: compile the artifact again");
+Verification::Verification(std::shared_ptr<const Weights> weights, std::vector<TensorRange> tensors,
+                           int threads)
+    : weights_(std::move(weights)), tensors_(std::move(tensors)) {
+  const uint64_t bytes = weights_->bytes();
+  for (const TensorRange& tensor : tensors_) {
+    if (tensor.offset > bytes || tensor.bytes > bytes - tensor.offset) {
+      throw ArtifactError(weights_->path() + ": tensor " + tensor.name +
+                          " lies outside of the file, which has " + std::to_string(bytes) +
+                          " bytes; it was truncated: compile the artifact again");
     }
   }
-  std::vector<const TensorRange*> order;
-  for (const TensorRange& tensor : tensors) order.push_back(&tensor);
-  std::sort(order.begin(), order.end(),
-            [](const TensorRange* a, const TensorRange* b) { return a->bytes > b->bytes; });
-  std::atomic<size_t> next{0}, next_slice{0};
-  std::atomic<const TensorRange*> damaged{nullptr};
-  const auto work = [&] {
-    // All threads map what few of them will read: one tensor may be most of the file.
-    for (size_t begin; (begin = kSlice * next_slice.fetch_add(1)) < bytes_;) {
-      populate(data_ + begin, std::min(kSlice, bytes_ - begin));
-    }
-    for (size_t index; (index = next.fetch_add(1)) < order.size() && damaged.load() == nullptr;) {
-      const TensorRange& tensor = *order[index];
-      if (xxh64(data_ + tensor.offset, tensor.bytes, 0) != tensor.xxh64) damaged.store(&tensor);
-    }
-  };
-  std::vector<std::thread> helpers;
-  for (int thread = 1; thread < threads; ++thread) {
+  std::ranges::sort(tensors_, std::greater(), &TensorRange::bytes);
+  threads_.reserve(static_cast<size_t>(threads));
+  for (int thread = 0; thread < threads; ++thread) {
     try {
-      helpers.emplace_back(work);
+      threads_.emplace_back([this] { work(); });
     } catch (const std::system_error&) {
-      break;  // the threads at hand do all of it
+      break;  // those at hand, and the one that waits, do all of it
     }
   }
+}
+
+Verification::~Verification() {
+  next_ = tensors_.size();
+  next_slice_ = weights_->bytes() / kSlice + 1;
+  join();
+}
+
+void Verification::work() {
+  // All threads map what few of them will read: one tensor may be most of the file.
+  for (size_t begin; (begin = kSlice * next_slice_.fetch_add(1)) < weights_->bytes();) {
+    populate(weights_->data() + begin, std::min(kSlice, weights_->bytes() - begin));
+  }
+  for (size_t index; (index = next_.fetch_add(1)) < tensors_.size() && damaged_.load() == nullptr;) {
+    const TensorRange& tensor = tensors_[index];
+    if (xxh64(weights_->data() + tensor.offset, tensor.bytes, 0) != tensor.xxh64) damaged_.store(&tensor);
+  }
+}
+
+void Verification::join() {
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+}
+
+void Verification::wait() {
   work();
-  for (std::thread& helper : helpers) helper.join();
-  if (const TensorRange* tensor = damaged.load()) {
-    throw ArtifactError(path_ + ": the checksum of tensor " + tensor->name + " (" +
+  join();
+  if (const TensorRange* tensor = damaged_.load()) {
+    throw ArtifactError(weights_->path() + ": the checksum of tensor " + tensor->name + " (" +
                         std::to_string(tensor->bytes) + " bytes at offset " + std::to_string(tensor->offset) +
                         ") differs: the file is damaged; compile the artifact again");
   }

@@ -1,7 +1,10 @@
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace encast {
@@ -26,13 +29,35 @@ class Weights {
   const std::byte* data() const { return data_; }
   uint64_t bytes() const { return bytes_; }
 
-  // Checks the XXH64 of the ranges with `threads` threads; throws ArtifactError naming one that differs.
-  void verify(const std::vector<TensorRange>& tensors, int threads) const;
+  const std::string& path() const { return path_; }
 
  private:
   std::string path_;
   const std::byte* data_ = nullptr;
   uint64_t bytes_ = 0;
+};
+
+// Checks the XXH64 of tensors on `threads` threads of its own, while the caller does something else.
+class Verification {
+ public:
+  // Throws ArtifactError for a tensor that lies outside of the file.
+  Verification(std::shared_ptr<const Weights> weights, std::vector<TensorRange> tensors, int threads);
+  ~Verification();  // what is not checked yet is left out
+  Verification(const Verification&) = delete;
+  Verification& operator=(const Verification&) = delete;
+
+  // Helps until all is checked; throws ArtifactError naming a tensor that differs. Of one thread.
+  void wait();
+
+ private:
+  void work();
+  void join();
+
+  const std::shared_ptr<const Weights> weights_;
+  std::vector<TensorRange> tensors_;  // the largest first
+  std::atomic<size_t> next_{0}, next_slice_{0};
+  std::atomic<const TensorRange*> damaged_{nullptr};
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace encast

@@ -41,6 +41,30 @@ class Pause:
         self.arguments = (interrupt, between)
 
 
+class Opening:
+    """What can begin before the rest of an artifact is looked at: its weights are mapped (with ``ENCAST_COPY_WEIGHTS``
+    copied), and their checksums verified on other threads until ``weights`` is asked for. Raises ``ArtifactError`` and
+    ``ResourceError``.
+    """
+
+    def __init__(self, artifact: Artifact) -> None:
+        import encast._core as _core
+
+        self.machine = machine.this_machine()
+        self.cores = len(machine.usable_cores(self.machine))
+        self._weights = _core.Weights(str(artifact.weights_path), copy=knobs.get("ENCAST_COPY_WEIGHTS"))
+        self._verification = _core.Verification(
+            self._weights,
+            [(name, tensor.offset, tensor.nbytes, tensor.xxh64) for name, tensor in artifact.tensors.items()],
+            max(1, self.cores - 1),  # this thread goes on
+        )
+
+    def weights(self) -> Any:
+        """Waits for the checksums; raises ``ArtifactError`` for a tensor that differs."""
+        self._verification.wait()
+        return self._weights
+
+
 class CpuRunnable:
     """Groups of executors; a call takes a free one of its group or waits for it.
 
@@ -51,8 +75,8 @@ class CpuRunnable:
     as the affinity mask and the cgroup leave cores; with fewer cores than threads it is off, which ``groups`` do not
     accept, and where a CPU quota pays for fewer cores than the mask has. With ``apart`` the caller, and not the pool,
     knows which instances are free: a run names its own, and may stop for another one on an instance of one thread
-    (``Pause``). ``target``: what the plan is made for, if not this machine as it is. Raises ``ArtifactError``,
-    ``InputError`` and ``ResourceError``.
+    (``Pause``). ``target``: what the plan is made for, if not this machine as it is; ``opening``: of ``artifact``, if
+    it has begun. Raises ``ArtifactError``, ``InputError`` and ``ResourceError``.
     """
 
     def __init__(
@@ -66,11 +90,12 @@ class CpuRunnable:
         pin: bool = True,
         apart: bool = False,
         target: Target | None = None,
+        opening: Opening | None = None,
     ) -> None:
         import encast._core as _core
 
-        here = machine.this_machine()
-        cores = len(machine.usable_cores(here))
+        opening = Opening(artifact) if opening is None else opening
+        here, cores = opening.machine, opening.cores
         if groups is None:
             if instances < 1 or (threads is not None and threads < 1):
                 raise InputError(f"threads={threads} and instances={instances} must be at least 1")
@@ -85,12 +110,8 @@ class CpuRunnable:
         self._apart = apart
         self.threads = max(group.threads for group in groups)
         """Of the widest instance."""
-        self.plan = lower(artifact.graph, artifact.tensors, target or Target.here())
-        weights = _core.Weights(str(artifact.weights_path), copy=knobs.get("ENCAST_COPY_WEIGHTS"))
-        weights.verify(
-            [(name, tensor.offset, tensor.nbytes, tensor.xxh64) for name, tensor in artifact.tensors.items()],
-            max(1, cores),
-        )
+        self.plan = lower(artifact.graph, artifact.tensors, target or Target.here(here))
+        weights = opening.weights()
         spin_us, idle_spin_us = knobs.get("ENCAST_SPIN_US"), knobs.get("ENCAST_IDLE_SPIN_US")
         self.cpus = place_groups(groups, here, shared_cores=shared_cores)
         """The CPUs of every instance of every group; empty where it is not pinned."""

@@ -20,11 +20,13 @@ __all__ = ["DEVICES", "Device", "find_device"]
 @dataclass(frozen=True)
 class Device:
     """``open(artifact, **options)`` readies an open artifact. ``options``: those of ``encast.load`` that it takes,
-    ``config`` as the ``Setup`` that it says.
+    ``config`` as the ``Setup`` that it says. ``begin(artifact)`` begins what may go on beside other work, and returns
+    more options for ``open``.
     """
 
     open: Callable[..., Runnable]
     options: tuple[str, ...] = ()
+    begin: Callable[[Artifact], Mapping[str, Any]] = lambda _: {}
 
 
 # Imports stand in the functions, so that a device which is not used costs nothing and may lack its packages.
@@ -36,6 +38,12 @@ def _open_cpu(artifact: Artifact, *, config: Setup | None = None, **options: Any
     if config is not None:
         options |= {"groups": config.groups, "shared_cores": config.shared_cores}
     return CpuRunnable(artifact, **options)
+
+
+def _begin_cpu(artifact: Artifact) -> Mapping[str, Any]:
+    from encast.backends.cpu import Opening
+
+    return {"opening": Opening(artifact)}
 
 
 def _open_gpu(artifact: Artifact, kind: str, index: int | None = None, **options: Any) -> Runnable:
@@ -54,7 +62,7 @@ def _open_reference(artifact: Artifact) -> Runnable:
 
 
 DEVICES: Mapping[str, Device] = {
-    "cpu": Device(_open_cpu, options=("threads", "instances", "pin", "config")),
+    "cpu": Device(_open_cpu, options=("threads", "instances", "pin", "config"), begin=_begin_cpu),
     "cuda": Device(partial(_open_gpu, kind="cuda"), options=("dtype",)),
     "torch-cpu": Device(partial(_open_gpu, kind="torch-cpu"), options=("dtype",)),
     "reference": Device(_open_reference),

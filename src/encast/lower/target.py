@@ -9,7 +9,7 @@ import encast._core as _core
 import encast.knobs as knobs
 from encast.errors import InputError, ResourceError
 from encast.lower.unfuse import ABLATIONS
-from encast.machine import this_machine
+from encast.machine import Machine, this_machine
 
 __all__ = ["ATTENTION_CLASSES", "DEFAULT_CHUNK_TOKENS", "GEMM_CLASSES", "Target"]
 
@@ -103,14 +103,14 @@ class Target:
         return _core.SPARSE_TILE_ROWS if sparse else 80
 
     @staticmethod
-    def here() -> Target:
-        """This machine, at the ISA level that ``ENCAST_ISA`` allows and with the other knobs.
+    def here(machine: Machine | None = None) -> Target:
+        """This machine, read anew unless given, at the ISA level that ``ENCAST_ISA`` allows and with the other knobs.
 
         Raises ``ResourceError`` when no kernel may run, ``InputError`` for a knob out of range.
         """
         slow = {name for name, *_, why in _core.isa_levels() if why}
         target = Target.choose(_core.select_kernel, slow)
-        machine = this_machine()
+        machine = this_machine() if machine is None else machine
         # An engine runs one thread a core, whatever the hardware threads that share its caches.
         sharers = {cache: max(1, cache.shared_by // machine.threads_per_core) for cache in machine.caches}
         core_cache = max((cache.bytes // cores for cache, cores in sharers.items() if cache.level == 2), default=0)
