@@ -43,8 +43,9 @@ def object_folder() -> Path | None:
         folder = Path(chosen).resolve() / "CMakeFiles/encast_core.dir/core"
         assert folder.is_dir(), f"ENCAST_BUILD_DIR={chosen} holds no objects of encast_core"
         return folder
-    found = sorted(ROOT.glob("build/*/CMakeFiles/encast_core.dir/core"), key=lambda path: path.stat().st_mtime)
-    return found[-1] if found else None
+    # clang-tidy's tree is configured and holds no objects.
+    found = {path.stat().st_mtime: path for path in ROOT.glob("build/*/CMakeFiles/encast_core.dir/core/base/*.o")}
+    return found[max(found)].parents[1] if found else None
 
 
 def sources() -> list[Path]:
