@@ -173,13 +173,16 @@ void bind_runtime(nb::module_& m) {
             std::vector<TensorRange> ranges;
             for (const auto& [name, offset, bytes, hash] : tensors)
               ranges.push_back({name, offset, bytes, hash});
+            nb::gil_scoped_release release;
             new (self) Verification(weights, std::move(ranges), threads);
           },
           "weights"_a, "tensors"_a, "threads"_a,
           "`tensors`: (name, offset, bytes, xxh64) of each; raises ArtifactError for one outside of the "
           "file.")
       .def("wait", &Verification::wait, nb::call_guard<nb::gil_scoped_release>(),
-           "Until all is checked; raises ArtifactError for a tensor that differs.");
+           "Until all is checked; raises ArtifactError for a tensor that differs.")
+      .def("close", &Verification::close, nb::call_guard<nb::gil_scoped_release>(),
+           "Leaves out what no thread has begun with.");
 
   nb::class_<Interrupt>(m, "Interrupt", "Asks a run to let other work go first on its thread.")
       .def(nb::init<>())

@@ -98,9 +98,15 @@ bool has_feature(const CpuidFacts& facts, std::string_view feature) {
   return false;
 }
 
+// The vendors' names, four letters a register.
 bool slow_bf16_dot(const CpuidFacts& facts) {
-  // "GenuineIntel", four letters a register.
+  // "GenuineIntel"
   return facts.leaf0.ebx == 0x756e6547 && facts.leaf0.edx == 0x49656e69 && facts.leaf0.ecx == 0x6c65746e;
+}
+
+bool two_shuffle_ports(const CpuidFacts& facts) {
+  // "AuthenticAMD"
+  return facts.leaf0.ebx == 0x68747541 && facts.leaf0.edx == 0x69746e65 && facts.leaf0.ecx == 0x444d4163;
 }
 
 std::string missing_features(const CpuidFacts& facts, std::string_view features) {

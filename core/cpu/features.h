@@ -32,6 +32,10 @@ bool has_feature(const CpuidFacts& facts, std::string_view feature);
 // (github.com/libxsmm/tpp-mlir/pull/1025). AMD's do not.
 bool slow_bf16_dot(const CpuidFacts& facts);
 
+// Whether shuffles of 512 bits have two ports. AMD's with AVX-512 have (measured on a Zen 5), Intel's have
+// one.
+bool two_shuffle_ports(const CpuidFacts& facts);
+
 // The words of a space separated list that are absent, space separated.
 std::string missing_features(const CpuidFacts& facts, std::string_view features);
 

@@ -74,6 +74,11 @@ bool isa_allowed(Isa isa) {
   return index <= ceiling().last && isa_levels()[index].missing.empty();
 }
 
+bool two_shuffle_ports() {
+  static const bool two = two_shuffle_ports(read_cpuid());
+  return two;
+}
+
 Isa isa_best() {
   Isa best = Isa::scalar;
   for (const IsaInfo& level : isa_levels()) {

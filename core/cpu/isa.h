@@ -34,4 +34,7 @@ Isa isa_best();
 
 const char* isa_name(Isa isa);
 
+// See cpu/features.h; asked once.
+bool two_shuffle_ports();
+
 }  // namespace encast

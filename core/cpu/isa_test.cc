@@ -65,12 +65,14 @@ ENCAST_TEST(haswell_stops_at_avx2) {
 }
 
 // Leaf 0 as the vendors' manuals give it.
-ENCAST_TEST(dot_products_of_bf16_are_slow_on_intel_alone) {
+ENCAST_TEST(what_is_slow_on_one_vendor_alone) {
   CpuidFacts facts = everything();
   facts.leaf0 = {.eax = 31, .ebx = 0x756e6547, .ecx = 0x6c65746e, .edx = 0x49656e69};
   CHECK(slow_bf16_dot(facts));
+  CHECK(!two_shuffle_ports(facts));
   facts.leaf0 = {.eax = 16, .ebx = 0x68747541, .ecx = 0x444d4163, .edx = 0x69746e65};
   CHECK(!slow_bf16_dot(facts));
+  CHECK(two_shuffle_ports(facts));
 }
 
 // The vendor by the kernel's reading of leaf 0.

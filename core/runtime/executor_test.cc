@@ -311,7 +311,9 @@ ENCAST_TEST(damaged_weights_are_found) {
   CHECK_THROWS((verify({{"word", 0, 3200, 1}}, 2)), ArtifactError, "checksum of tensor word");
   CHECK_THROWS((verify({{"word", 64, ~uint64_t{0}, 1}}, 1)), ArtifactError, "outside of the file");
   CHECK_THROWS((verify({{"word", bytes.size() + 1, 0, 1}}, 1)), ArtifactError, "outside of the file");
-  { const Verification given_up(weights, {{"word", 0, 3200, 1}}, 2); }
+  Verification closed(weights, {{"word", 0, 3200, 1}}, 0);
+  closed.close();
+  closed.wait();  // nothing was left to check
   CHECK_THROWS(Weights("/nonexistent/weights"), ArtifactError, "cannot be opened");
   CHECK_THROWS(Weights("/tmp"), ArtifactError, "regular file");
   // A pipe would block until somebody writes to it.

@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <functional>
-#include <system_error>
 #include <utility>
 
 #include "base/error.h"
@@ -80,7 +80,10 @@ Weights::~Weights() { munmap(const_cast<std::byte*>(data_), bytes_); }
 
 Verification::Verification(std::shared_ptr<const Weights> weights, std::vector<TensorRange> tensors,
                            int threads)
-    : weights_(std::move(weights)), tensors_(std::move(tensors)) {
+    : weights_(std::move(weights)),
+      tensors_(std::move(tensors)),
+      pid_(getpid()),
+      threads_(std::make_unique<std::vector<std::thread>>()) {
   const uint64_t bytes = weights_->bytes();
   for (const TensorRange& tensor : tensors_) {
     if (tensor.offset > bytes || tensor.bytes > bytes - tensor.offset) {
@@ -90,17 +93,22 @@ Verification::Verification(std::shared_ptr<const Weights> weights, std::vector<T
     }
   }
   std::ranges::sort(tensors_, std::greater(), &TensorRange::bytes);
-  threads_.reserve(static_cast<size_t>(threads));
-  for (int thread = 0; thread < threads; ++thread) {
-    try {
-      threads_.emplace_back([this] { work(); });
-    } catch (const std::system_error&) {
-      break;  // those at hand, and the one that waits, do all of it
-    }
+  try {
+    for (int thread = 0; thread < threads; ++thread) threads_->emplace_back([this] { work(); });
+  } catch (const std::exception&) {
+    // Those at hand, and the one that waits, do all of it.
   }
 }
 
 Verification::~Verification() {
+  if (getpid() == pid_) {
+    close();
+  } else {
+    static_cast<void>(threads_.release());
+  }
+}
+
+void Verification::close() {
   next_ = tensors_.size();
   next_slice_ = weights_->bytes() / kSlice + 1;
   join();
@@ -118,8 +126,8 @@ void Verification::work() {
 }
 
 void Verification::join() {
-  for (std::thread& thread : threads_) thread.join();
-  threads_.clear();
+  for (std::thread& thread : *threads_) thread.join();
+  threads_->clear();
 }
 
 void Verification::wait() {

@@ -1,4 +1,6 @@
 #pragma once
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -42,12 +44,14 @@ class Verification {
  public:
   // Throws ArtifactError for a tensor that lies outside of the file.
   Verification(std::shared_ptr<const Weights> weights, std::vector<TensorRange> tensors, int threads);
-  ~Verification();  // what is not checked yet is left out
+  ~Verification();  // as close
   Verification(const Verification&) = delete;
   Verification& operator=(const Verification&) = delete;
 
   // Helps until all is checked; throws ArtifactError naming a tensor that differs. Of one thread.
   void wait();
+  // Leaves out the tensors that no thread has begun with, and waits for the others.
+  void close();
 
  private:
   void work();
@@ -57,7 +61,9 @@ class Verification {
   std::vector<TensorRange> tensors_;  // the largest first
   std::atomic<size_t> next_{0}, next_slice_{0};
   std::atomic<const TensorRange*> damaged_{nullptr};
-  std::vector<std::thread> threads_;
+  // In a child of fork the threads do not exist, and are neither joined nor destroyed.
+  const pid_t pid_;
+  std::unique_ptr<std::vector<std::thread>> threads_;
 };
 
 }  // namespace encast

@@ -323,8 +323,8 @@ def load(
     if config is not None:
         options["config"] = setup = setup_of(opened, config, strict)
         batch_tokens = setup.batch_tokens if batch_tokens is None else batch_tokens
-    begun = chosen.begin(opened)  # checksums are verified while the tokenizer is read
-    return Engine(session_of(opened, batch_tokens), chosen.open(opened, **options, **begun))
+    with chosen.begin(opened) as begun:  # checksums are verified while the tokenizer is read
+        return Engine(session_of(opened, batch_tokens), chosen.open(opened, **options, **begun))
 
 
 def setup_of(opened: Artifact, config: str | os.PathLike[str] | Mapping[str, Any], strict: bool = False) -> Setup:

@@ -173,3 +173,19 @@ def test_places_do_not_overlap_while_both_live() -> None:
                 assert ends[i] <= offsets[j] or ends[j] <= offsets[i]
     # Twelve steps' worth of values reuse the place of four.
     assert arena < sum(span.nbytes for span in spans) / 2
+
+
+@pytest.mark.parametrize(
+    ("weight_bytes", "tiles", "sparse", "rows"),
+    [
+        (16 << 20, False, False, 24),
+        (16 << 20, False, True, 24),
+        ((16 << 20) + 1, False, False, 80),
+        ((16 << 20) + 1, False, True, _core.SPARSE_TILE_ROWS),
+        (1 << 30, True, True, 80),
+    ],
+)
+def test_threads_share_weights_that_no_cache_holds(weight_bytes: int, tiles: bool, sparse: bool, rows: int) -> None:
+    target = replace(TARGETS["avx512bf16"], shared_cache_bytes=32 << 20)
+    assert target.rows_to_stream(weight_bytes, tiles, sparse) == rows
+    assert replace(target, stream_rows=7).rows_to_stream(weight_bytes, tiles, sparse) == 7

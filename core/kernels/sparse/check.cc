@@ -3,6 +3,8 @@
 namespace encast {
 namespace {
 
+constexpr int64_t kAhead = 16;  // blocks
+
 // Whether `count` columns rise, to one below k. Without a branch in the loop: opening a
 // file reads all of them.
 bool rises(const uint16_t* columns, int64_t count, int64_t k) {
@@ -57,8 +59,8 @@ std::string sparse_problem(const SparseWeight& w, int64_t groups, int64_t n, int
   }
   for (int64_t block = 0; block < blocks; ++block) {
     // Of values only the last group of a block is read, which no cache has.
-    const int64_t ahead = w.starts[block + 16 < blocks ? block + 16 : blocks];
-    __builtin_prefetch(w.values + (ahead - 1) * kBlockOutputs * kGroupInputs);
+    const int64_t ahead = w.starts[block + kAhead < blocks ? block + kAhead : blocks];
+    if (ahead > 0) __builtin_prefetch(w.values + (ahead - 1) * kBlockOutputs * kGroupInputs);
     if (std::string problem = problem_of_block(w, block, k); !problem.empty()) return problem;
   }
   return "";

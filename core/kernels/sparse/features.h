@@ -68,7 +68,8 @@ ENCAST_SIMD void turn_64(const uint8_t* const (&rows)[kTileRows], int64_t at, ui
 #endif
 
 // `count` rows of k bytes to k columns of `width` bytes, 8 or a multiple of 16 up to kTileRows; where there
-// are fewer rows, the last one stands in for them.
+// are fewer rows, the last one stands in for them. Of 8 rows, up to 8 bytes after the columns are written: a
+// tile has kTileRows * k.
 [[gnu::noinline]] void to_features(const uint8_t* a, int64_t stride, int64_t count, int64_t k, int64_t width,
                                    uint8_t* features) {
   const uint8_t* rows[kTileRows];

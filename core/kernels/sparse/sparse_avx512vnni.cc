@@ -1,3 +1,4 @@
+#include "cpu/isa.h"
 #include "kernels/sparse/driver.h"
 #include "kernels/sparse/finish.h"
 #include "simd/lanes.h"
@@ -9,8 +10,10 @@ namespace {
 // registers serves four outputs. Each function below computes the sums of a block's four outputs for 64, 32,
 // 16 or 8 rows, and gives them to `put` while they are in registers: sums[q][output].
 
-constexpr int64_t width_of(int64_t rows) {
-  return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : kTileRows;
+// multiply_8 is 13 shuffles for two groups, multiply_16 2 to 5 for one.
+int64_t width_of(int64_t rows) {
+  if (rows <= 8 && two_shuffle_ports()) return 8;
+  return rows <= 16 ? 16 : rows <= 32 ? 32 : kTileRows;
 }
 
 // Registers of an output's sums. Of 8 rows half of it counts.
@@ -43,7 +46,7 @@ ENCAST_SIMD void interleave(__m512i x0, __m512i x1, __m512i x2, __m512i x3, __m5
 
 // A block's groups.
 struct Groups {
-  static constexpr int64_t kAhead = 384;
+  static constexpr int64_t kAhead = 384;  // groups: 6 KB of values
 
   const uint16_t* columns;
   const int8_t* values;
@@ -85,7 +88,7 @@ ENCAST_SIMD void multiply_64(const uint8_t* features, Groups groups, Put put) {
       }
     };
     for (int64_t group = 1; group < groups.count; ++group) {
-      groups.fetch_ahead(group);
+      groups.fetch_ahead(group - 1);
       groups.columns += kGroupInputs;
       const __m512i next[4] = {input(0), input(1), input(2), input(3)};
       const __m512i low01 = _mm512_unpacklo_epi8(next[0], next[1]),
@@ -205,7 +208,7 @@ ENCAST_SIMD void multiply_8(const uint8_t* features, Groups groups, Put put) {
     x = _mm512_inserti32x4(x, two_inputs(0, 2), 1);
     x = _mm512_inserti32x4(x, two_inputs(second, 0), 2);
     x = _mm512_inserti32x4(x, two_inputs(second, 2), 3);
-    // As of 16 rows.
+    // The barriers: as in multiply_16.
     asm("" : "+v"(x));
     x = _mm512_permutexvar_epi32(halves, x);
     asm("" : "+v"(x));
@@ -274,9 +277,10 @@ struct alignas(64) Staged {
                       high23 = _mm512_shuffle_i32x4(blocks[2], blocks[3], 0xee);
         put(row_of<kWidth>(q, i), _mm512_shuffle_i32x4(low01, low23, 0x88));
         put(row_of<kWidth>(q, 4 + i), _mm512_shuffle_i32x4(low01, low23, 0xdd));
-        if (kWidth < 16) continue;
-        put(row_of<kWidth>(q, 8 + i), _mm512_shuffle_i32x4(high01, high23, 0x88));
-        put(row_of<kWidth>(q, 12 + i), _mm512_shuffle_i32x4(high01, high23, 0xdd));
+        if constexpr (kWidth >= 16) {
+          put(row_of<kWidth>(q, 8 + i), _mm512_shuffle_i32x4(high01, high23, 0x88));
+          put(row_of<kWidth>(q, 12 + i), _mm512_shuffle_i32x4(high01, high23, 0xdd));
+        }
       }
     }
   }

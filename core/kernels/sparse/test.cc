@@ -231,13 +231,15 @@ std::vector<Shape> sweep() {
     shapes.push_back({rng.integer(1, 140), rng.integer(1, 200), rng.integer(1, 400), density()});
   }
   // 2,000 in all.
-  while (shapes.size() < 1997) {
+  while (shapes.size() < 1991) {
     shapes.push_back({rng.integer(1, 70), rng.integer(1, 140), rng.integer(1, 200), density()});
   }
   shapes.push_back({20, 8, 65536, 0.01});
   // Sums at the ends of int32.
-  shapes.push_back({17, 5, 65536, 1, -128});
-  shapes.push_back({17, 5, 65536, 1, 127});
+  for (const int64_t m : {8, 16, 17, 64}) {
+    shapes.push_back({m, 5, 65536, 1, -128});
+    shapes.push_back({m, 5, 65536, 1, 127});
+  }
   return shapes;
 }
 

@@ -18,7 +18,7 @@ from encast.batch import Batch, Int32
 from encast.errors import InputError, ResourceError
 from encast.lower import Target, lower
 
-__all__ = ["CpuRunnable", "Pause"]
+__all__ = ["CpuRunnable", "Opening", "Pause"]
 
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -43,21 +43,26 @@ class Pause:
 
 class Opening:
     """What can begin before the rest of an artifact is looked at: its weights are mapped (with ``ENCAST_COPY_WEIGHTS``
-    copied), and their checksums verified on other threads until ``weights`` is asked for. Raises ``ArtifactError`` and
-    ``ResourceError``.
+    copied), and their checksums verified on other threads until ``weights`` is asked for. A context manager, after
+    which no thread is left. Raises ``ArtifactError`` and ``ResourceError``.
     """
 
-    def __init__(self, artifact: Artifact) -> None:
+    def __init__(self, artifact: Artifact, here: machine.Machine | None = None) -> None:
         import encast._core as _core
 
-        self.machine = machine.this_machine()
-        self.cores = len(machine.usable_cores(self.machine))
+        self.machine = machine.this_machine() if here is None else here
         self._weights = _core.Weights(str(artifact.weights_path), copy=knobs.get("ENCAST_COPY_WEIGHTS"))
         self._verification = _core.Verification(
             self._weights,
             [(name, tensor.offset, tensor.nbytes, tensor.xxh64) for name, tensor in artifact.tensors.items()],
-            max(1, self.cores - 1),  # this thread goes on
+            max(1, len(machine.usable_cores(self.machine)) - 1),  # this thread goes on
         )
+
+    def __enter__(self) -> Opening:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._verification.close()
 
     def weights(self) -> Any:
         """Waits for the checksums; raises ``ArtifactError`` for a tensor that differs."""
@@ -94,8 +99,8 @@ class CpuRunnable:
     ) -> None:
         import encast._core as _core
 
-        opening = Opening(artifact) if opening is None else opening
-        here, cores = opening.machine, opening.cores
+        here = machine.this_machine() if opening is None else opening.machine
+        cores = len(machine.usable_cores(here))
         if groups is None:
             if instances < 1 or (threads is not None and threads < 1):
                 raise InputError(f"threads={threads} and instances={instances} must be at least 1")
@@ -110,8 +115,9 @@ class CpuRunnable:
         self._apart = apart
         self.threads = max(group.threads for group in groups)
         """Of the widest instance."""
-        self.plan = lower(artifact.graph, artifact.tensors, target or Target.here(here))
-        weights = opening.weights()
+        with Opening(artifact, here) if opening is None else opening as opening:
+            self.plan = lower(artifact.graph, artifact.tensors, target or Target.here(here))
+            weights = opening.weights()
         spin_us, idle_spin_us = knobs.get("ENCAST_SPIN_US"), knobs.get("ENCAST_IDLE_SPIN_US")
         self.cpus = place_groups(groups, here, shared_cores=shared_cores)
         """The CPUs of every instance of every group; empty where it is not pinned."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,13 +21,13 @@ __all__ = ["DEVICES", "Device", "find_device"]
 @dataclass(frozen=True)
 class Device:
     """``open(artifact, **options)`` readies an open artifact. ``options``: those of ``encast.load`` that it takes,
-    ``config`` as the ``Setup`` that it says. ``begin(artifact)`` begins what may go on beside other work, and returns
+    ``config`` as the ``Setup`` that it says. ``begin(artifact)`` begins what may go on beside other work: a context of
     more options for ``open``.
     """
 
     open: Callable[..., Runnable]
     options: tuple[str, ...] = ()
-    begin: Callable[[Artifact], Mapping[str, Any]] = lambda _: {}
+    begin: Callable[[Artifact], AbstractContextManager[Mapping[str, Any]]] = lambda _: nullcontext({})
 
 
 # Imports stand in the functions, so that a device which is not used costs nothing and may lack its packages.
@@ -40,10 +41,12 @@ def _open_cpu(artifact: Artifact, *, config: Setup | None = None, **options: Any
     return CpuRunnable(artifact, **options)
 
 
-def _begin_cpu(artifact: Artifact) -> Mapping[str, Any]:
+@contextmanager
+def _begin_cpu(artifact: Artifact) -> Iterator[Mapping[str, Any]]:
     from encast.backends.cpu import Opening
 
-    return {"opening": Opening(artifact)}
+    with Opening(artifact) as opening:
+        yield {"opening": opening}
 
 
 def _open_gpu(artifact: Artifact, kind: str, index: int | None = None, **options: Any) -> Runnable:

@@ -91,8 +91,9 @@ class Target:
         weights stay in cache, meeting after every step costs more, most so with cores that share no cache: MiniLM
         int8 at 1 x 64 takes 11 % longer. With tiles of AMX a large L3 is not fast enough: sharing makes BERT-base
         at 1 x 64 1.3 times as fast, at 1 x 128 1.14 (int8) and 1.24 times (bf16), MiniLM bf16 at 1 x 64 1.14; but
-        MiniLM int8 at 1 x 128 takes 6 % longer. Sparse products share up to a tile a thread: whole tiles stay columns
-        from one to the next, and DistilBERT with 62 % of zeros at 1 x 128 takes 0.75 times as long with one each.
+        MiniLM int8 at 1 x 128 takes 6 % longer. Sparse products are shared below a tile a thread: DistilBERT with 62 %
+        of zeros at 1 x 128 takes 0.75 times as long with a tile for each of two threads (AVX-512 VNNI; 0.77 to 0.87 at
+        AVX-512, AVX-VNNI and AVX2), at 1 x 129 to 1 x 176 0.92 to 0.99.
         """
         if self.stream_rows is not None:
             return self.stream_rows
