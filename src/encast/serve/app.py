@@ -23,6 +23,7 @@ from encast.serve.errors import STATUS, RefusalError
 from encast.serve.openapi import document_operation
 from encast.serve.operations import Operation, Protocol, Reply, error_body
 from encast.serve.service import Finished, RequestLimits, Service
+from encast.serve.within import Within
 
 __all__ = ["create_app"]
 
@@ -196,7 +197,7 @@ async def _read(request: Request, service: Service, call: Call) -> bytes:
 
     parts, size = [], 0
     try:
-        with _Within(limits.body_timeout_s):
+        with Within(limits.body_timeout_s):
             more = True
             while more:
                 message = await request.receive()
@@ -230,37 +231,11 @@ def _decode(decoder: msgspec.json.Decoder[Any], call: Call) -> Any:
 async def _answer(service: Service, operation: Operation, call: Call, body: Any) -> Reply:
     """The handler's answer. When the deadline passes the handler is cancelled, and its runs with it."""
     try:
-        with _Within(call.deadline - time.monotonic()):
+        with Within(call.deadline - time.monotonic()):
             return await operation.handler(service, call, body)
     except asyncio.TimeoutError:
         message = f"there is no answer after {call.deadline - call.arrived:g} s; try again"
         raise RefusalError("expired", message) from None
-
-
-class _Within:
-    """Cancels what is inside after so many seconds, which leaves as ``asyncio.TimeoutError``.
-
-    In the one task that the request has anyway: ``asyncio.wait_for`` makes another, until Python 3.12.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._late = False
-
-    def __enter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-
-        def expire() -> None:
-            self._late = True
-            task.cancel()
-
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, self._seconds), expire)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._timer.cancel()
-        if self._late and kind is asyncio.CancelledError:
-            raise asyncio.TimeoutError from None
 
 
 def _refuse(call: Call, limits: RequestLimits, refusal: RefusalError, status: int, body: bytes) -> _Response:

@@ -14,7 +14,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
 
     ``config``: the file that ``encast tune`` wrote. ``batch_tokens``, ``slowdown``, ``max_queue_tokens`` and
     ``max_wait_s``: None for the engine's defaults. ``price``: as ``encast tune`` takes it. ``log``: a file, or "-".
-    ``shadow``: (artifact, share of the requests, from 0 to 1).
+    ``shadow``: (artifact, share of the requests, from 0 to 1). ``pin``: whether instances may be bound to cores.
     """
 
     host: str = "127.0.0.1"
@@ -41,3 +41,4 @@ class ServeOptions(msgspec.Struct, frozen=True):
     otlp: str | None = None
     shadow: tuple[str, float] | None = None
     page: bool = True
+    pin: bool = True

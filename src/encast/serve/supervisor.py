@@ -189,7 +189,7 @@ class Supervisor:
         at = ModelAt(source.name, str(path), artifact_sha(opened), address, hub_id, source.aliases)
         meta = opened.graph.meta
         # Each of several engines would bind its busy instances to the same cores, and leave others idle.
-        pin = len(self._sources) == 1 and not nice
+        pin = self._options.pin and len(self._sources) == 1 and not nice
         args = options or self._options, self._heard, self._ended
         engine = Engine(at, opened.card["dtype"], meta.task, len(meta.labels or ()), nice, pin, listener, *args)
         self._children.append(engine)
