@@ -33,7 +33,7 @@ help:
 	@echo "make test-reference  compare with transformers (installs torch)"
 	@echo "make test-train      train small models (installs torch)"
 	@echo "make test-gpu        test the GPU backend, on the CPU (installs torch and triton)"
-	@echo "make test-ray        run jobs on small Ray clusters (installs ray)"
+	@echo "make test-ray        run jobs and servers on small Ray clusters (installs ray)"
 	@echo "make sanitize        tests under address, undefined-behaviour and thread sanitizers"
 	@echo "make fuzz            every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)"
 	@echo "make bench           native benchmarks"

@@ -69,8 +69,12 @@ class MiniCluster:
 
     def replicas(self) -> list[int]:
         """The processes of encast's actors, on all nodes."""
+        return self.processes(b"Replica")
+
+    def processes(self, words: bytes) -> list[int]:
+        """The processes below the nodes in whose command line these stand."""
         pids = [pid for node in self.nodes for pid in _children(node.all_processes["raylet"][0].process.pid)]
-        return [pid for pid in pids if b"Replica" in _command(pid)]
+        return [pid for pid in pids if words in _command(pid)]
 
     def close(self) -> None:
         self._cluster.shutdown()

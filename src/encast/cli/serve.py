@@ -14,6 +14,7 @@ import typer
 
 from encast.cli.interrupts import sigterm_interrupts
 from encast.cli.progress import Progress
+from encast.cli.serve_ray import given_options, serve_on_ray_command
 from encast.errors import InputError, need_modules
 
 __all__ = ["serve_command"]
@@ -22,6 +23,7 @@ _MODULES = ("httptools", "msgspec", "orjson", "prometheus_client", "starlette", 
 
 
 def serve_command(
+    context: typer.Context,
     artifact: Annotated[
         list[str],
         typer.Argument(
@@ -119,7 +121,26 @@ def serve_command(
         str | None,
         typer.Option(metavar="ARTIFACT:PERCENT%", help="Compare a share of the runs with a reference artifact."),
     ] = None,
+    pin: Annotated[
+        bool, typer.Option("--pin/--no-pin", help="Bind instances to cores; not where others compute on these too.")
+    ] = True,
     page: Annotated[bool, typer.Option("--page/--no-page", help="The page at / with charts and a box to try.")] = True,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Serve on this Ray cluster: auto, or HOST:PORT of its head."),
+    ] = None,
+    replicas: Annotated[
+        str | None, typer.Option(metavar="N|MIN-MAX", help="Servers, with --ray; default: one a node.")
+    ] = None,
+    replica_cpus: Annotated[
+        float | None, typer.Option(min=0.01, help="Of a server, with --ray; default: those of the smallest node.")
+    ] = None,
+    queued_tokens: Annotated[
+        int | None, typer.Option(min=1, help="With --replicas MIN-MAX: that may wait at a server; default: 16384.")
+    ] = None,
+    gateways: Annotated[
+        int | None, typer.Option(min=1, help="That listen on --port, with --ray; default: one a node.")
+    ] = None,
     live: Annotated[
         bool | None, typer.Option("--live/--no-live", help="A line a second on stderr; default: on a terminal.")
     ] = None,
@@ -131,8 +152,17 @@ def serve_command(
 
     It speaks the routes of OpenAI, Cohere, Jina, text-embeddings-inference and KServe v2. SIGTERM and Ctrl-C take no
     more requests, answer what was accepted and end with exit code 0; a second one ends at once. SIGHUP opens
-    artifacts, keys and certificates again without losing a request.
+    artifacts, keys and certificates again without losing a request. With --ray every node of a cluster serves.
     """
+    if ray is not None:
+        # Servers are compared with their options where they start; what only one machine can have is refused here.
+        serve_on_ray_command(
+            artifact, ray, given_options(context), host=host, port=port, replicas=replicas, replica_cpus=replica_cpus,
+            queued_tokens=queued_tokens, gateways=gateways, json=json,
+        )  # fmt: skip
+        return
+    if replicas is not None or replica_cpus is not None or queued_tokens is not None or gateways is not None:
+        raise InputError("--replicas, --replica-cpus, --queued-tokens and --gateways are for a cluster; give --ray too")
     need_modules("serve", *_MODULES, *(["grpc"] if grpc_port is not None else []))
     # Here, so that --help needs none of them.
     from encast.machine import usable_cores
@@ -196,6 +226,7 @@ def serve_command(
         otlp=None if otlp is None else collector_address(otlp),
         shadow=None if shadow is None else parse_shadow(shadow),
         page=page,
+        pin=pin,
     )
     if api_keys is None and not _loopback(host):
         _warn(f"anyone who reaches {host} may use this server; give --api-keys, or leave --host out")

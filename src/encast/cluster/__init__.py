@@ -1,4 +1,6 @@
-"""Jobs on a Ray cluster (extra ``ray``). Nothing else imports Ray; ``encast run --ray`` imports this package."""
+"""Jobs and servers on a Ray cluster (extra ``ray``). Nothing else imports Ray. ``encast run --ray`` imports this
+package, ``encast serve --ray`` its modules.
+"""
 
 from encast.cluster.executor import RayExecutor
 

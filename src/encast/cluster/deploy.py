@@ -1,0 +1,160 @@
+"""``encast serve --ray``: an application on a cluster for as long as the command lives."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from encast.cluster.connection import connect, head_answers
+from encast.cluster.settings import Settings
+from encast.errors import InputError, ResourceError
+
+__all__ = ["NAME", "serve_on_ray"]
+
+NAME = "encast"
+"""Of the application."""
+
+_LOOK_S = 2.0
+_REACH_S = 30.0
+_SHOWN = 5
+_SLOW_S = 30.0
+_SLOW = "Ray Serve has not started all servers yet; `ray status` shows whether the CPUs that they take are free"
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def serve_on_ray(
+    address: str, settings: Settings, say: Callable[[str], None], announce: Callable[[dict[str, Any]], None] | None
+) -> int:
+    """Serves until SIGTERM or SIGINT, then takes the application away; returns the exit code. SIGHUP opens artifacts
+    and keys again. ``say`` prints a line for people; ``announce`` is told, once it serves, what and where.
+
+    Raises ``EncastError`` where the application cannot be made, and where it or the cluster is lost.
+    """
+    ray = connect(address)
+    from ray import serve
+
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    if NAME in serve.status().applications:
+        raise InputError(
+            f"an application {NAME!r} is on the cluster at {address} already; end its command, or take it away with: "
+            f"python -c \"from ray import serve; serve.delete('{NAME}')\""
+        )
+    try:
+        return _Application(ray, serve, settings, say, announce).serve()
+    finally:
+        ray.shutdown()
+
+
+class _Application:
+    """What ``serve_on_ray`` keeps on the cluster."""
+
+    def __init__(
+        self,
+        ray: Any,
+        serve: Any,
+        settings: Settings,
+        say: Callable[[str], None],
+        announce: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        self._ray, self._serve, self._settings, self._say, self._announce = ray, serve, settings, say, announce
+        self._signals: list[int] = []
+        self._woken = threading.Event()
+
+    def serve(self) -> int:
+        """See ``serve_on_ray``."""
+        from encast.cluster.serving import application, places
+
+        if self._settings.replicas is not None and self._settings.replicas[0] > places(self._settings)[1]:
+            raise ResourceError(
+                f"{self._settings.replicas[0]} servers are asked for, and {places(self._settings)[1]} fit on the nodes "
+                "that there are; ask for fewer, or for MIN-MAX where nodes may come"
+            )
+        # Gateways have ports of their own: Ray's proxies would have nothing to do.
+        self._serve.start(proxy_location="Disabled")
+        slow = threading.Timer(_SLOW_S, self._say, [_SLOW])
+        slow.daemon = True
+        slow.start()
+        try:
+            self._serve.run(application(self._settings), name=NAME, route_prefix=None)
+        except RuntimeError:
+            reason = self._reason()
+            self._serve.delete(NAME)
+            raise ResourceError(f"the servers could not be started: {reason}") from None
+        except KeyboardInterrupt:
+            self._serve.delete(NAME, _blocking=False)
+            raise
+        finally:
+            slow.cancel()
+        # A signal ended the start; from here on it is heard, and what was accepted is answered.
+        before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        try:
+            self._tell()
+            self._wait()
+        finally:
+            if head_answers(self._ray):
+                self._say("ending: what was accepted is answered first")
+                self._serve.delete(NAME, _blocking=len(self._ends()) < 2)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return 0
+
+    def _note(self, number: int, _: Any) -> None:
+        self._signals.append(number)
+        self._woken.set()
+
+    def _ends(self) -> list[int]:
+        return [number for number in self._signals if number != signal.SIGHUP]
+
+    def _tell(self) -> None:
+        gateways = self._addresses()
+        urls = [f"http://{f'[{host}]' if ':' in host else host}:{port}" for host, port in gateways]
+        servers = self._status().deployments["servers"].replica_states
+        count = sum(number for state, number in servers.items() if state == "RUNNING")
+        if self._announce is not None:
+            self._announce({"urls": urls, "servers": count, "models": sorted(self._settings.models)})
+        models = ", ".join(self._settings.models)
+        shown = " and ".join(urls[:_SHOWN]) + (f" and {len(urls) - _SHOWN} more" if len(urls) > _SHOWN else "")
+        self._say(f"serving {models} by {count} server{'s' if count != 1 else ''} at {shown}")
+
+    def _addresses(self) -> list[tuple[str, int]]:
+        found = self._serve.get_app_handle(NAME).broadcast("address").results(timeout_s=_REACH_S)
+        return sorted(set(found))
+
+    def _wait(self) -> None:
+        lost_at = 0.0
+        while not self._ends():
+            self._woken.wait(_LOOK_S)
+            self._woken.clear()
+            if signal.SIGHUP in self._signals:
+                self._signals[:] = self._ends()
+                self._reload()
+            if head_answers(self._ray):
+                lost_at = 0.0
+                if NAME not in self._serve.status().applications:
+                    raise ResourceError(f"the application {NAME!r} was taken away from the cluster by somebody else")
+            elif not lost_at:
+                lost_at = time.monotonic()
+            elif time.monotonic() - lost_at > _REACH_S:
+                raise ResourceError("the head of the Ray cluster is gone; start it again, then this command")
+
+    def _reload(self) -> None:
+        handle = self._serve.get_deployment_handle("servers", NAME)
+        problems = [one for one in handle.broadcast("reload").results() if one]
+        for problem in problems:
+            self._say(problem)
+        self._say("reloaded" if not problems else "not all servers were reloaded; what they served they serve on")
+
+    def _status(self) -> Any:
+        return self._serve.status().applications[NAME]
+
+    def _reason(self) -> str:
+        """The last line of what Ray Serve says of a deployment that did not come up."""
+        status = self._status()
+        messages = [one.message for one in status.deployments.values() if one.message] or [status.message]
+        lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
+        errors = [line for line in lines if "Error: " in line]
+        return " ".join((errors or lines or ["Ray Serve does not say why"])[-1].split())[:1000]
