@@ -130,6 +130,10 @@ class ChildServer:
                 await asyncio.wait_for(self._process.wait(), seconds)
             except asyncio.TimeoutError:
                 self.kill()
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Removes its folder, once it has ended."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def kill(self) -> None:

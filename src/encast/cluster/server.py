@@ -86,6 +86,7 @@ class ModelServer:
     async def _watch(self) -> None:
         code = await self._child.wait()
         # Its gateways know already, by their connections. Without a server this actor is of no use.
+        self._child.tidy()
         print(f"encast: the server ended with {code}; so does its replica", file=sys.stderr, flush=True)
         os._exit(1)
 
