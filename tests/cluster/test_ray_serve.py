@@ -109,7 +109,11 @@ def get(port: int, path: str) -> tuple[int, str]:
 def servers_of(port: int) -> set[str]:
     """The addresses of the servers that are ready, as the metrics name them."""
     lines = get(port, "/metrics")[1].splitlines()
-    return {line.split('server="')[1].split('"')[0] for line in lines if line.startswith("encast_ready{")}
+    return {
+        line.split('server="')[1].split('"')[0]
+        for line in lines
+        if line.startswith("encast_ready{") and line.endswith(" 1.0")
+    }
 
 
 class Load:

@@ -38,6 +38,7 @@ def test_what_the_user_gave_reaches_the_servers(artifact: Path, tmp_path: Path, 
     monkeypatch.chdir(tmp_path)
     words = [str(artifact), "--ray", "auto", "--max-wait-ms", "500", "--no-page", "--cors", "a", "--cors", "b"]
     words += ["--api-keys", "keys", "--max-body-mb", "2", "--drain-s", "7", "--log", "log", "--log-texts"]
+    words += ["--shadow", "new.encast:10%"]
     with command().make_context("serve", words) as context:
         options = given_options(context)
     settings = Settings.of({"models": context.params["artifact"], "options": options})
@@ -45,6 +46,7 @@ def test_what_the_user_gave_reaches_the_servers(artifact: Path, tmp_path: Path, 
     assert settings.arguments() == [
         "--max-wait-ms", "500.0", "--no-page", "--cors", "a", "--cors", "b", "--max-body-mb", "2.0",
         "--drain-s", "7.0", "--log", str(tmp_path / "log"), "--log-texts",
+        "--shadow", f"{tmp_path / 'new.encast'}:10%",
     ]  # fmt: skip
     assert settings.keys == str(tmp_path / "keys")
     assert (settings.limits().max_body_bytes, settings.limits().timeout_s, settings.drain_s()) == (2 << 20, 30, 7)
@@ -71,7 +73,8 @@ def test_a_config_file_may_be_short(artifact: Path) -> None:
         ({"options": ["max-wait-ms"]}, "give names of options of encast serve with their values"),
         ({"options": {"max-wait": 5}}, "there is no option 'max-wait' for servers on Ray; there are alias, api-keys"),
         ({"options": {"tls-cert": "x"}}, "--tls-cert is for one machine; gateways speak HTTP: end TLS in the load"),
-        ({"options": {"drain-s": "long"}}, "option drain-s is 'long'; give a number of 0 at least"),
+        ({"options": {"drain-s": "long"}}, "option drain-s is 'long'; give a number from 0 to 1e+09"),
+        ({"options": {"max-body-mb": float("inf")}}, "option max-body-mb is inf; give a number from 0 to 1e+09"),
         ({"options": {"log": "-"}}, "--log - would mix the lines of all servers"),
     ],
 )

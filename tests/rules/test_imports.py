@@ -78,9 +78,9 @@ ALLOWED: dict[str, set[str]] = {
     "cluster": {"errors", "data", "jobs"},
     "cluster.replica": {"errors", "data", "jobs", "machine"},
     # A gateway is a server of HTTP too.
-    "cluster.gateway": {"serve.errors", "serve.operations", "serve.service", "serve.within"},
+    "cluster.gateway": {"serve.errors", "serve.keys", "serve.operations", "serve.service", "serve.within"},
     "cluster.upstream": {"serve.within"},
-    "cluster.ingress": {"errors", "serve.http", "serve.service"},
+    "cluster.ingress": {"errors", "serve.http", "serve.keys", "serve.service"},
     "cluster.settings": {"errors", "artifact", "serve.service"},
     "cluster.child": {"errors", "artifact", "launch.process"},
     "cluster.deploy": {"errors"},

@@ -154,6 +154,8 @@ def serve_command(
     more requests, answer what was accepted and end with exit code 0; a second one ends at once. SIGHUP opens
     artifacts, keys and certificates again without losing a request. With --ray every node of a cluster serves.
     """
+    if api_keys is None and not _loopback(host):
+        _warn(f"anyone who reaches {host} may use this server; give --api-keys, or leave --host out")
     if ray is not None:
         # Servers are compared with their options where they start; what only one machine can have is refused here.
         serve_on_ray_command(
@@ -228,8 +230,6 @@ def serve_command(
         page=page,
         pin=pin,
     )
-    if api_keys is None and not _loopback(host):
-        _warn(f"anyone who reaches {host} may use this server; give --api-keys, or leave --host out")
     # Until it serves there is nothing to drain: a signal ends the compiling.
     with sigterm_interrupts(), Progress("MiB written") as progress:
         supervisor = Supervisor(

@@ -16,13 +16,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import encast.artifact as artifacts
-from encast.artifact import artifact_sha
 from encast.errors import ResourceError
 from encast.launch.process import die_with_parent
 
@@ -34,8 +34,13 @@ SERVER_PORTS = range(21_000, 22_000)
 _START_S = 300.0
 _RELOAD_S = 300.0
 _ASK_S = 2.0
+_LIVE_S = 8.0  # a server that is only short of a core had better go on
 _POLL_S = 0.1
 _LAST_LINES = 20
+_LONGEST_LINE, _LONGEST_SHOWN = 1 << 16, 1000
+_RELOADED = "encast: reloaded"
+_REFUSED = "encast: reload: "
+_FOLDERS = "encast-serve-"
 _KEY_NAME = "encast-replica"
 
 
@@ -48,7 +53,8 @@ class ChildServer:
         self.host, self.port = host, _free_port(host)
         self._arguments, self._keys = list(arguments), keys
         # A server opens its artifacts again where it found them at first: these links are what moves.
-        self._folder = Path(tempfile.mkdtemp(prefix="encast-serve-"))
+        _sweep()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDERS}{os.getpid()}-"))
         self._key = secrets.token_hex(16)
         self._process: asyncio.subprocess.Process | None = None
         self._said: deque[str] = deque(maxlen=_LAST_LINES)
@@ -59,7 +65,19 @@ class ChildServer:
         return self._process is not None and self._process.returncode is None
 
     async def start(self, models: Mapping[str, str]) -> None:
-        """Serves the artifacts of ``models`` by their names; returns once it does. Raises ``EncastError``."""
+        """Serves the artifacts of ``models`` by their names; returns once it does. Raises ``EncastError``, and nothing
+        is left of it then.
+        """
+        try:
+            await self._start(models)
+        except BaseException:
+            self.kill()
+            if self._process is not None:
+                await self._process.wait()
+            self.tidy()
+            raise
+
+    async def _start(self, models: Mapping[str, str]) -> None:
         self._point(models)
         arguments = [f"{name}={self._link(name)}" for name in models]
         arguments += ["--host", self.host, "--port", str(self.port), "--json", "--no-live", *self._arguments]
@@ -77,7 +95,6 @@ class ChildServer:
         try:
             line = await asyncio.wait_for(process.stdout.readline(), _START_S)
         except asyncio.TimeoutError:
-            self.kill()
             raise ResourceError(f"encast serve did not serve within {_START_S:g} s; {self._words()}") from None
         if not line:
             code = await process.wait()
@@ -89,21 +106,21 @@ class ChildServer:
         """Serves these artifacts under the same names, and loses no request over it. Raises ``EncastError`` where it
         does not come to serve them; it then serves on what it had.
         """
-        wanted = {name: artifact_sha(artifacts.open(path)) for name, path in models.items()}
+        for path in models.values():
+            artifacts.open(path)
         self._point(models)
         if self._keys is not None:
             self._write_keys()
         assert self._process is not None
         self._said.clear()
         self._process.send_signal(signal.SIGHUP)
-        for _ in range(int(_RELOAD_S / _POLL_S)):
-            with contextlib.suppress(OSError, ValueError):
-                stats = await self.stats()
-                if {one["name"]: one["sha256"] for one in stats["models"]} == wanted:
-                    return
-            refusals = [line for line in self._said if "encast: reload: " in line]
+        end = time.monotonic() + _RELOAD_S
+        while time.monotonic() < end:
+            refusals = [line for line in self._said if _REFUSED in line]
             if refusals or not self.runs:
                 raise ResourceError(refusals[0] if refusals else f"encast serve ended: {self._words()}")
+            if any(_RELOADED in line for line in self._said):
+                return
             await asyncio.sleep(_POLL_S)
         raise ResourceError(f"the artifacts were not opened within {_RELOAD_S:g} s; {self._words()}")
 
@@ -114,7 +131,7 @@ class ChildServer:
 
     async def live(self) -> None:
         """Raises ``OSError`` or ``ValueError`` where it does not answer."""
-        await self._get("/health/live")
+        await self._get("/health/live", _LIVE_S)
 
     async def wait(self) -> int:
         """Its exit code, once it has ended."""
@@ -169,9 +186,9 @@ class ChildServer:
 
     # What it says
 
-    async def _get(self, path: str) -> bytes:
+    async def _get(self, path: str, seconds: float = _ASK_S) -> bytes:
         def get() -> bytes:
-            connection = http.client.HTTPConnection(self.host, self.port, timeout=_ASK_S)
+            connection = http.client.HTTPConnection(self.host, self.port, timeout=seconds)
             try:
                 connection.request("GET", path, headers={"authorization": f"Bearer {self._key}"})
                 response = connection.getresponse()
@@ -188,14 +205,31 @@ class ChildServer:
 
     async def _listen(self, stream: asyncio.StreamReader) -> None:
         """Hands its lines on to this process's stderr, which Ray keeps, and remembers the last ones."""
-        with contextlib.suppress(ValueError):  # a line beyond all measure
-            async for line in stream:
-                text = line.decode("utf-8", "replace").rstrip()
-                self._said.append(text)
-                print(text, file=sys.stderr, flush=True)
+        rest = b""
+        while part := await stream.read(_LONGEST_LINE):
+            *lines, rest = (rest + part).split(b"\n")
+            if len(rest) >= _LONGEST_LINE:  # read on, or the server would wait for the pipe
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                self._hear(line)
+        if rest:
+            self._hear(rest)
+
+    def _hear(self, line: bytes) -> None:
+        text = line.decode("utf-8", "replace").rstrip()
+        self._said.append(text[:_LONGEST_SHOWN])
+        print(text, file=sys.stderr, flush=True)
 
     def _words(self) -> str:
         return "\n".join(self._said) or "it said nothing"
+
+
+def _sweep() -> None:
+    """Removes the folders of actors that were killed: they hold copies of key files."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*-*"):
+        pid = folder.name.removeprefix(_FOLDERS).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # what is another user's stays
 
 
 def _free_port(host: str) -> int:

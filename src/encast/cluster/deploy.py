@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import threading
@@ -20,6 +21,9 @@ NAME = "encast"
 
 _LOOK_S = 2.0
 _REACH_S = 30.0
+_RELOAD_S = 330.0
+_SPARE_S = 15.0
+_POLL_S = 0.2
 _SHOWN = 5
 _SLOW_S = 30.0
 _SLOW = "Ray Serve has not started all servers yet; `ray status` shows whether the CPUs that they take are free"
@@ -94,13 +98,39 @@ class _Application:
         try:
             self._tell()
             self._wait()
+            self._end()
         finally:
-            if head_answers(self._ray):
-                self._say("ending: what was accepted is answered first")
-                self._serve.delete(NAME, _blocking=len(self._ends()) < 2)
             for number, handler in before.items():
                 signal.signal(number, handler)
         return 0
+
+    def _end(self) -> None:
+        """Gateways first, so that what they have accepted still has servers. A second signal waits for nothing."""
+        if not head_answers(self._ray):
+            return
+        self._say("ending: what was accepted is answered first")
+        drain_s = self._settings.drain_s()
+        self._beside(lambda: self._serve.get_app_handle(NAME).broadcast("drain"), drain_s + _SPARE_S)
+        self._serve.delete(NAME, _blocking=False)
+        end = time.monotonic() + drain_s + _SPARE_S
+        while len(self._ends()) < 2 and time.monotonic() < end and NAME in self._serve.status().applications:
+            time.sleep(_POLL_S)
+
+    def _beside(self, call: Callable[[], Any], seconds: float) -> list[Any]:
+        """The answers of all replicas, or their exceptions; none if a second signal to end came, or time ran out. In a
+        thread, so that signals are heard meanwhile.
+        """
+        answers: list[Any] = []
+
+        def ask() -> None:
+            with contextlib.suppress(Exception):  # no time, or no replica
+                answers.extend(call().results(timeout_s=seconds, return_exceptions=True))
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        while asking.is_alive() and len(self._ends()) < 2:
+            asking.join(_POLL_S)
+        return list(answers)
 
     def _note(self, number: int, _: Any) -> None:
         self._signals.append(number)
@@ -121,8 +151,8 @@ class _Application:
         self._say(f"serving {models} by {count} server{'s' if count != 1 else ''} at {shown}")
 
     def _addresses(self) -> list[tuple[str, int]]:
-        found = self._serve.get_app_handle(NAME).broadcast("address").results(timeout_s=_REACH_S)
-        return sorted(set(found))
+        found = self._beside(lambda: self._serve.get_app_handle(NAME).broadcast("address"), _REACH_S)
+        return sorted({one for one in found if not isinstance(one, Exception)})
 
     def _wait(self) -> None:
         lost_at = 0.0
@@ -132,18 +162,29 @@ class _Application:
             if signal.SIGHUP in self._signals:
                 self._signals[:] = self._ends()
                 self._reload()
-            if head_answers(self._ray):
+            known = self._known()
+            if known is not None:
                 lost_at = 0.0
-                if NAME not in self._serve.status().applications:
+                if not known:
                     raise ResourceError(f"the application {NAME!r} was taken away from the cluster by somebody else")
             elif not lost_at:
                 lost_at = time.monotonic()
             elif time.monotonic() - lost_at > _REACH_S:
                 raise ResourceError("the head of the Ray cluster is gone; start it again, then this command")
 
+    def _known(self) -> bool | None:
+        """Whether the cluster has the application; None where it does not say."""
+        if head_answers(self._ray):
+            with contextlib.suppress(Exception):  # Ray Serve's controller is started again where it ended
+                return NAME in self._serve.status().applications
+        return None
+
     def _reload(self) -> None:
-        handle = self._serve.get_deployment_handle("servers", NAME)
-        problems = [one for one in handle.broadcast("reload").results() if one]
+        problems = []
+        for name in ("servers", "gateways"):
+            handle = self._serve.get_deployment_handle(name, NAME)
+            answers = self._beside(lambda handle=handle: handle.broadcast("reload"), _RELOAD_S)  # type: ignore[misc]
+            problems += [str(one) for one in answers if one] if answers else [f"the {name} did not answer"]
         for problem in problems:
             self._say(problem)
         self._say("reloaded" if not problems else "not all servers were reloaded; what they served they serve on")

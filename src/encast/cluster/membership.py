@@ -46,5 +46,6 @@ class MembershipRouter(RequestRouter):  # type: ignore[misc]  # Ray's types are 
         from encast.cluster import membership
 
         super().update_replicas(replicas)
-        facts = [(one.replica_id.unique_id, one.replica_metadata) for one in replicas]
+        # Without facts is a replica that did not come to say them.
+        facts = [(one.replica_id.unique_id, one.replica_metadata) for one in replicas if one.replica_metadata]
         membership.announce([(name, fact["host"], fact["port"], fact["cpus"]) for name, fact in facts])

@@ -25,9 +25,15 @@ class ServersByQueuedTokens:
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         metrics = context.aggregated_metrics or {}
-        waiting = sum((metrics.get("queue_tokens") or {}).values())
-        busy = sum((metrics.get("busy") or {}).values())
-        return math.ceil(busy / BUSY_SHARE + waiting / self._queued_tokens), {}
+        waiting, busy = metrics.get("queue_tokens") or {}, metrics.get("busy") or {}
+        now: int = context.current_num_replicas
+        silent = now > len(waiting)
+        if not waiting:
+            return now, {}
+        # Who has no time to say how much waits has as much as the others at least.
+        each = sum(busy.values()) / BUSY_SHARE + sum(waiting.values()) / self._queued_tokens
+        wanted = math.ceil(each * max(1.0, now / len(waiting)))
+        return max(wanted, now) if silent else wanted, {}
 
 
 def gateway_a_node(context: Any) -> tuple[int, dict[str, Any]]:

@@ -22,7 +22,7 @@ SERVERS, GATEWAYS = "servers", "gateways"
 """The names of the deployments, for the ``deployments`` of a config file."""
 
 _HEALTH_S = 1.0
-_HEALTH_TIMEOUT_S = 3.0
+_HEALTH_TIMEOUT_S = 10.0
 
 _UNHEARD_S = 2.0
 """For so long a server goes on that Ray Serve takes away: by then all gateways know."""
@@ -93,7 +93,7 @@ def application(settings: Settings) -> serve.Application:
         **count,
     )
     bound = servers.bind(list(settings.models), settings.arguments(), settings.keys, cpus, drain_s)
-    return gateways.bind(bound, settings.host, settings.port, settings.limits(), drain_s)
+    return gateways.bind(bound, settings.host, settings.port, settings.limits(), drain_s, settings.keys)
 
 
 def _nodes() -> int:

@@ -34,6 +34,7 @@ OWN_OPTIONS = {
 
 _PATHS = ("api-keys", "config", "log")
 _FLAGS = {"log-texts", "page", "pin"}
+_MOST = 1e9  # seconds, MiB
 _ARGS = ("models", "options", "host", "port", "replica_cpus", "replicas", "queued_tokens", "gateways")
 
 
@@ -89,9 +90,7 @@ class Settings:
                     f"there is no option {name!r} for servers on Ray; there are {', '.join(sorted(OPTIONS))}"
                 )
         if self.options.get("log") == "-":
-            raise InputError(
-                "--log - would mix the lines of all servers; give a file, which each node writes for itself"
-            )
+            raise InputError("--log - would mix the lines of all servers; give a file, which each node has of its own")
         for path in self.models.values():
             artifacts.open(path)
         self.limits()
@@ -107,7 +106,7 @@ class Settings:
                 found += [f"--{name}"] if value is True else [] if name == "log-texts" else [f"--no-{name}"]
             else:
                 for one in value if isinstance(value, list | tuple) else [value]:
-                    found += [f"--{name}", os.path.abspath(one) if name in _PATHS else str(one)]
+                    found += [f"--{name}", _absolute(name, str(one))]
         return found
 
     @property
@@ -134,7 +133,15 @@ class Settings:
         return self._seconds("drain-s") if "drain-s" in self.options else 30.0
 
     def _seconds(self, name: str) -> float:
-        return _number(f"option {name}", self.options[name], 0, math.inf, whole=False)
+        return _number(f"option {name}", self.options[name], 0, _MOST, whole=False)
+
+
+def _absolute(option: str, value: str) -> str:
+    """Servers run elsewhere than the command."""
+    if option == "shadow":
+        path, colon, share = value.rpartition(":")
+        return f"{os.path.abspath(path)}:{share}" if colon else value
+    return os.path.abspath(value) if option in _PATHS else value
 
 
 def _models(given: Any) -> dict[str, str]:

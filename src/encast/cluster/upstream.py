@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -31,10 +32,12 @@ _FIXED_BYTES = 512
 
 _IDLE_CONNECTIONS = 64
 
+_log = logging.getLogger("encast.gateway")
+
 
 class LostError(Exception):
-    """The connection could not be made, or ended before the answer was whole. ``stale``: it had been idle, so that
-    this says nothing about the server. ``sent``: whether the server may have worked on the request.
+    """The connection could not be made, or ended before the answer was whole. ``stale``: it had been idle and ended by
+    itself, which may say nothing about the server. ``sent``: whether the server may have worked on the request.
     """
 
     def __init__(self, reason: str, *, stale: bool = False, sent: bool = False) -> None:
@@ -61,6 +64,7 @@ class _Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._parser: Any = None
         self.used = self.closed = False
+        self._was_cut = False
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -68,19 +72,23 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.closed = True
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(
-                LostError(str(error or "closed"), stale=self.used and not self._began, sent=True)
-            )
+            stale = self.used and not self._began and not self._was_cut
+            self._waiter.set_exception(LostError(str(error or "closed"), stale=stale, sent=True))
 
     def data_received(self, data: bytes) -> None:
-        if self._waiter is None:  # nobody asked: a refusal of the connection itself
-            self.transport.abort()
+        if self._waiter is None or self._waiter.done():
+            # Nobody asked for it, and the next one who asks must not take it for an answer.
+            self._abort()
             return
         self._began = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            self.transport.abort()
+            self._abort()
+
+    def on_message_begin(self) -> None:
+        if self._waiter is None or self._waiter.done():
+            raise _SurplusError
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._answer.headers.append((name.lower(), value))
@@ -89,23 +97,24 @@ class _Connection(asyncio.Protocol):
         self._parts.append(body)
 
     def on_message_complete(self) -> None:
-        answer = self._answer
+        # What else comes belongs to another answer.
+        answer, self._answer = self._answer, Answer()
+        parts, self._parts = self._parts, []
         answer.status = self._parser.get_status_code()
         if 100 <= answer.status < 200:
-            self._answer, self._parts = Answer(), []
             return
-        answer.body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        answer.body = parts[0] if len(parts) == 1 else b"".join(parts)
         self._keeps = self._parser.should_keep_alive()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(answer)
 
     async def ask(self, parts: Iterable[bytes]) -> Answer:
         """Raises ``LostError``. When cancelled the connection is closed, by which the server withdraws the request."""
+        if self.closed:
+            raise LostError("closed", stale=self.used and not self._was_cut)
         self._answer, self._parts, self._began = Answer(), [], False
         self._parser = httptools.HttpResponseParser(self)
         self._waiter = self._loop.create_future()
-        if self.closed:
-            raise LostError("closed", stale=True)
         self._keeps = False
         try:
             self.transport.writelines(parts)
@@ -114,8 +123,21 @@ class _Connection(asyncio.Protocol):
             self._waiter = None
             self.used = True
             if not self._keeps:
-                self.transport.abort()
-                self.closed = True
+                self._abort()
+
+    def cut(self) -> None:
+        """Ends it because the server is given up, which is no stale connection's end."""
+        self._was_cut = True
+        self._abort()
+
+    def _abort(self) -> None:
+        self._keeps = False
+        self.closed = True  # at once: the loop tells ``connection_lost`` later, and nobody must be given it meanwhile
+        self.transport.abort()
+
+
+class _SurplusError(Exception):
+    """Leaves a callback of the parser, which stops it."""
 
 
 class Upstream:
@@ -129,16 +151,23 @@ class Upstream:
         self.aside_until = 0.0
         self.silent = 0
         """Probes that it left unanswered, one after the other."""
+        self.doubted = False
+        """It was put aside, or left a probe unanswered, and has answered none since."""
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
         self._gone = False
 
-    async def ask(self, parts: Collection[bytes], size: int) -> Answer:
-        """One request; raises ``LostError``."""
+    @property
+    def hangs(self) -> bool:
+        """Until it answers a probe."""
+        return self.silent >= _PROBES
+
+    async def ask(self, parts: Collection[bytes], size: int, *, fresh: bool = False) -> Answer:
+        """One request; raises ``LostError``. ``fresh``: on a connection that was not used before."""
         cost = size + _FIXED_BYTES
         self.load += cost
         try:
-            connection = await self._connection()
+            connection = await (self._connect() if fresh else self._connection())
             try:
                 answer = await connection.ask(parts)
             finally:
@@ -158,11 +187,11 @@ class Upstream:
             with Within(_PROBE_S):
                 connection = await self._connect()
                 await connection.ask([_PROBE])
-            self.silent = 0
+            self.silent, self.doubted = 0, False
         except (LostError, asyncio.TimeoutError):
             self.silent += 1
-            if self.silent >= _PROBES:
-                self.silent = 0
+            self.doubted = True
+            if self.hangs:
                 self.cut()
         finally:
             if connection is not None:
@@ -199,7 +228,7 @@ class Upstream:
     def cut(self) -> None:
         """Ends all connections: the requests on them raise ``LostError``."""
         for connection in list(self._open):
-            connection.transport.abort()
+            connection.cut()
 
 
 class Upstreams:
@@ -207,6 +236,7 @@ class Upstreams:
 
     def __init__(self) -> None:
         self.by_name: dict[str, Upstream] = {}
+        self._retired: list[Upstream] = []
         self._changed = asyncio.Event()
         self._turn = 0
 
@@ -223,35 +253,47 @@ class Upstreams:
         for name, old in self.by_name.items():
             if name not in found:
                 old.retire()
+                self._retired.append(old)
+        # Who waits for a change is not woken when the same ones are told again.
+        changed = found.keys() != self.by_name.keys()
         self.by_name = found
-        self._changed.set()
+        if changed:
+            self._changed.set()
 
     def choose(self, avoid: Collection[str] = ()) -> Upstream | None:
-        """The one with the least to do for its weight, of those that are not ``avoid``ed if there are such. Of
-        equal ones each has its turn.
+        """The one with the least to do for its weight, of those that are not ``avoid``ed; None where all of them are.
+        Of equal ones each has its turn. Those that hang are asked only while all do: they have the least to do, and
+        whoever asks them waits for long.
         """
         now = time.monotonic()
         self._turn += 1
         everyone = list(self.by_name.values())
-        for candidates in (
-            [one for one in everyone if one.name not in avoid and one.aside_until <= now],
-            [one for one in everyone if one.name not in avoid],
-            everyone,
-        ):
-            if candidates:
-                turn = self._turn % len(candidates)
-                return min(candidates[turn:] + candidates[:turn], key=lambda one: one.load / one.weight)
-        return None
+        able = [one for one in everyone if not one.hangs] or everyone
+        left = [one for one in able if one.name not in avoid]
+        candidates = [one for one in left if one.aside_until <= now] or left
+        if not candidates:
+            return None
+        turn = self._turn % len(candidates)
+        return min(candidates[turn:] + candidates[:turn], key=lambda one: one.load / one.weight)
 
     def put_aside(self, upstream: Upstream) -> None:
         """It could not be reached just now."""
         upstream.aside_until = time.monotonic() + _ASIDE_S
+        upstream.doubted = True
 
     async def watch(self) -> None:
-        """Probes the servers that owe answers, without end."""
+        """Probes the servers that owe answers, those that were taken away among them, and those that are doubted,
+        without end.
+        """
         while True:
             await asyncio.sleep(_PROBE_EVERY_S)
-            await asyncio.gather(*(one.probe() for one in self.by_name.values() if one.load))
+            self._retired = [one for one in self._retired if one.load]
+            asked = [one for one in self.by_name.values() if one.load or one.doubted] + self._retired
+            for one, error in zip(
+                asked, await asyncio.gather(*(one.probe() for one in asked), return_exceptions=True), strict=True
+            ):
+                if error is not None:
+                    _log.error("a probe of %s failed", one.label, exc_info=error)
 
     async def change(self, seconds: float) -> None:
         """Returns after so long, or when other servers are known."""
