@@ -75,12 +75,12 @@ struct TileBlocks {
   }
   constexpr Range at(int64_t index) const {
     if (index < whole) return {index * tile, (index + 1) * tile};
-    return split({whole * tile, rows}, kLeast, static_cast<int>(index - whole),
+    return split({whole * tile, rows}, kGrain, static_cast<int>(index - whole),
                  static_cast<int>(count - whole));
   }
 
  private:
-  static constexpr int64_t kLeast = 16;
+  static constexpr int64_t kLeast = 16, kGrain = 8;  // of a share of the rest, and what it is a multiple of
 };
 
 struct Tile {

@@ -197,6 +197,7 @@ ENCAST_TEST(blocks_of_tiles_cover_everything_once_and_threads_get_as_many) {
   // 192 rows of two threads are 64 and 32 for each, not two tiles and one.
   CHECK_EQ(TileBlocks(192, 64, 2).count, 4);
   CHECK_EQ(TileBlocks(192, 64, 2).at(2).end, 160);
+  CHECK_EQ(TileBlocks(48, 64, 2).at(0).end, 24);
 }
 
 // 512 rows of two threads are 16 tiles of 32, not 17 and a rest of two.

@@ -75,13 +75,16 @@ class Binder {
   int64_t panels(int id) const { return round_up(weight(id).rows, kPanel) / kPanel; }
   int64_t panel_bytes(int id) const { return static_cast<int64_t>(weight(id).bytes()) / panels(id); }
 
-  // The weights of the product after step `index`; its own where there is none, or one that is sparse.
+  // The panels of the product after step `index`; its own where there is none, or one without panels.
   int next_weight(size_t index) const {
     for (size_t next = index + 1; next < plan_.steps.size(); ++next) {
-      if (plan_.steps[next].kind == StepKind::linear) return plan_.steps[next].w;
-      if (plan_.steps[next].kind == StepKind::sparse) break;  // reads nothing in the order of panels
+      const StepDecl& step = plan_.steps[next];
+      if (step.kind == StepKind::linear) return step.w;
+      if (step.kind == StepKind::sparse && step.dense >= 0) return step.dense;
+      if (step.kind == StepKind::sparse) break;
     }
-    return plan_.steps[index].w;
+    const StepDecl& own = plan_.steps[index];
+    return own.dense >= 0 ? own.dense : own.w;
   }
 
   // How a step makes value `id`, without the memory that it goes to.
@@ -158,6 +161,29 @@ inline SparseArgs sparse_args(const Binder& binder, const StepDecl& decl, const 
   args.product.n = binder.weight(decl.scale).cols;
   return args;
 }
+
+// The product of few rows, of a sparse one that has its weight in panels too.
+inline StepDecl dense_form(const StepDecl& sparse) {
+  StepDecl dense = sparse;
+  dense.kind = StepKind::linear;
+  dense.w = sparse.dense;
+  return dense;
+}
+
+// Cuts the rows of a sparse product: those that it multiplies, and those that dense_form does. A thread alone
+// has whole tiles and a rest. Threads that share the product each turn all rows, which pays for twice as
+// many.
+struct SparseRows {
+  Range sparse, dense;
+
+  SparseRows(const StepDecl& decl, Range rows, int parts) {
+    const int64_t count = rows.end - rows.begin, rest = parts > 1 ? count : count % kTileRows;
+    const bool few = rest <= (parts > 1 ? 2 : 1) * decl.dense_rows;
+    const int64_t cut = few ? rows.end - rest : rows.end;
+    sparse = {rows.begin, cut};
+    dense = {cut, rows.end};
+  }
+};
 
 // Of all heads, over rows that lie as the plan says.
 inline AttentionArgs attention_args(const Binder& binder, const StepDecl& decl, const Share& share) {

@@ -51,11 +51,18 @@ inline bool may_be_columns(const Plan& plan, int id) {
          narrows_columns(plan, *(narrow - 1)) == &*narrow;
 }
 
-// Whether values that may be columns are, for the rows of a share. Up to half a tile, products have narrower
-// forms, and columns have not.
-inline bool keeps_columns(const Share& share) {
+// Least rows of columns. Up to half a tile, products have narrower forms, and columns have not; with as few
+// rows as some product is dense for, it makes and reads rows.
+inline int64_t least_columns(const Plan& plan) {
+  int64_t most_without = kTileRows / 2;
+  for (const StepDecl& step : plan.steps) most_without = std::max<int64_t>(most_without, step.dense_rows);
+  return most_without + 1;
+}
+
+// Whether values that may be columns are, for the rows of a share.
+inline bool keeps_columns(const Share& share, int64_t least) {
   const int64_t rows = share.rows.end - share.rows.begin;
-  return share.parts == 1 && rows > kTileRows / 2 && rows <= kTileRows;
+  return share.parts == 1 && rows >= least && rows <= kTileRows;
 }
 
 // Value `id` as a product's columns, in the memory of the share's rows; extremes lie at the begin of its

@@ -47,6 +47,7 @@ int64_t stage_scratch_bytes(const Plan& plan, const StageDecl& stage) {
 
 HeadStage::HeadStage(const Plan& plan, const StageDecl& stage, const std::byte* weights)
     : product_(plan.steps[stage.begin]),
+      dense_(product_.kind == StepKind::sparse ? dense_form(product_) : product_),
       attention_(plan.steps[stage.begin + 1]),
       binder_(plan, weights),
       after_(binder_.next_weight(stage.begin)),
@@ -58,7 +59,8 @@ HeadStage::HeadStage(const Plan& plan, const StageDecl& stage, const std::byte* 
       attend_("attention", attention_.arithmetic) {
   if (product_.kind == StepKind::sparse) {
     skip_ = std::make_unique<const Selection<SparseFn>>("sparse_q8s8", product_.arithmetic);
-  } else {
+  }
+  if (product_.kind == StepKind::linear || product_.dense >= 0) {
     multiply_ = std::make_unique<const Selection<GemmFn>>(gemm_op(binder_.value(product_.x).dtype),
                                                           product_.arithmetic);
   }
@@ -87,31 +89,37 @@ float* HeadStage::task_rows(const Share& share) const {
 }
 
 // The rows of a group are turned to columns for its first task in this thread, and kept for the others.
-void HeadStage::project_sparse(const Share& share, int64_t task, int64_t last) const {
+void HeadStage::project_sparse(const Share& share, Range rows, int64_t task, int64_t last) const {
   const int64_t panels = width_ / kPanel, k = binder_.value(product_.x).cols;
   std::byte* const scratch = share.scratch + task_bytes_;
   SparseArgs args = sparse_args(binder_, product_, share, scratch);
   args.features = reinterpret_cast<uint8_t*>(scratch + round_up(sparse_scratch_bytes(k), 64));
   args.turned = last >= 0 && last / tasks_a_group() == task / tasks_a_group();
   args.product.c_stride = 3 * width_;
-  const SparseFn multiply = (*skip_)(share.rows.end - share.rows.begin);
+  const SparseFn multiply = (*skip_)(rows.end - rows.begin);
   for (int64_t part = 0; part < 3; ++part, args.turned = true) {
     const int64_t panel = (part * tasks_a_group() + task % tasks_a_group()) * panels;
     args.product.c = task_rows(share) + part * width_ - panel * kPanel;
-    multiply(args, share.rows.begin, share.rows.end, panel, panel + panels);
+    multiply(args, rows.begin, rows.end, panel, panel + panels);
   }
 }
 
 void HeadStage::project(const Share& share, int64_t task, int64_t next, int64_t last) const {
-  if (skip_ != nullptr) return project_sparse(share, task, last);
+  if (skip_ == nullptr) return project_dense(share, share.rows, task, next);
+  const SparseRows rows(product_, share.rows, share.parts);
+  if (rows.sparse.begin < rows.sparse.end) project_sparse(share, rows.sparse, task, last);
+  if (rows.dense.begin < rows.dense.end) project_dense(share, rows.dense, task, next);
+}
+
+void HeadStage::project_dense(const Share& share, Range rows, int64_t task, int64_t next) const {
   const int64_t panels = width_ / kPanel, part_panels = tasks_a_group() * panels;
-  const int64_t panel_bytes = binder_.panel_bytes(product_.w);
+  const int64_t panel_bytes = binder_.panel_bytes(dense_.w);
   const auto first_panel = [&](int64_t of, int64_t part) {
     return part * part_panels + of % tasks_a_group() * panels;
   };
-  GemmArgs args = product_args(binder_, product_, share);
+  GemmArgs args = product_args(binder_, dense_, share);
   const auto* const weights = static_cast<const std::byte*>(args.w);
-  const GemmFn multiply = (*multiply_)(share.rows.end - share.rows.begin);
+  const GemmFn multiply = (*multiply_)(rows.end - rows.begin);
   args.c_stride = 3 * width_;
   args.next_w_bytes = panel_bytes;
   args.next_w_panels = panels;
@@ -127,7 +135,7 @@ void HeadStage::project(const Share& share, int64_t task, int64_t next, int64_t 
       args.next_w_bytes = binder_.panel_bytes(after_);
       args.next_w_panels = std::min(panels, binder_.panels(after_));
     }
-    multiply(args, share.rows.begin, share.rows.end, panel, panel + panels);
+    multiply(args, rows.begin, rows.end, panel, panel + panels);
   }
 }
 

@@ -30,19 +30,20 @@ class HeadStage {
 
  private:
   int64_t tasks_a_group() const { return attention_.heads / heads_; }
-  void project_sparse(const Share& share, int64_t task, int64_t last) const;
+  void project_dense(const Share& share, Range rows, int64_t task, int64_t next) const;
+  void project_sparse(const Share& share, Range rows, int64_t task, int64_t last) const;
   Range seqs(const Chunk& chunk, int64_t task) const;
   float* task_rows(const Share& share) const;
 
-  const StepDecl product_, attention_;
+  const StepDecl product_, dense_, attention_;  // dense_: the product, or its form in panels
   const Binder binder_;
   const int after_;                 // the weights of the next product
   const int64_t most_rows_;         // of a task
   const int64_t task_bytes_;        // of scratch, before what a sparse product needs
   const int64_t head_dim_, heads_;  // heads: of a task
   const int64_t width_;             // columns of a task's queries, and of its keys and values
-  std::unique_ptr<const Selection<GemmFn>> multiply_;
-  std::unique_ptr<const Selection<SparseFn>> skip_;  // or this one, where the product is sparse
+  std::unique_ptr<const Selection<GemmFn>> multiply_;  // null without panels
+  std::unique_ptr<const Selection<SparseFn>> skip_;    // null where the product is not sparse
   Selection<AttentionFn> attend_;
 };
 

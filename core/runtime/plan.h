@@ -93,6 +93,8 @@ struct StepDecl {
   int x = -1, other = -1, out = -1, also = -1;
   int word = -1, position = -1, token_type = -1, gamma = -1, beta = -1, table = -1;
   int w = -1, columns = -1, starts = -1, scale = -1, colsum = -1, bias = -1;
+  int dense = -1;          // of a sparse product: the same weight in panels
+  int32_t dense_rows = 0;  // most rows of a thread for which it is multiplied by those
   int key_table = -1, query_table = -1;
   float eps = 0, factor = 1;
   int32_t heads = 0, reach = 0, offset = 0, skip = -1, column = 0;

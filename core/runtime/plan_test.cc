@@ -102,6 +102,22 @@ ENCAST_TEST(sparse_products) {
   refused("stage sequences\n", "", "its heads do not fill panels", apart);
 }
 
+ENCAST_TEST(sparse_products_with_panels_for_few_rows) {
+  const std::string good =
+      with("arithmetic=s8 out=v2", "arithmetic=s8 dense=w13 dense_rows=8 out=v2",
+           with("value v0", "weight w13 s8 panels 48 16 @8192\nvalue v0", sparse_plan()));
+  CHECK_EQ(Plan::parse(good).steps[1].dense, 13);
+  CHECK_EQ(Plan::parse(good).steps[1].dense_rows, 8);
+  refused("dense=w13 ", "", "needs dense and dense_rows, or neither", good);
+  refused("dense_rows=8 ", "", "needs dense and dense_rows, or neither", good);
+  refused("dense_rows=8", "dense_rows=0", "dense_rows", good);
+  refused("dense_rows=8", "dense_rows=64", "dense_rows", good);
+  refused("s8 panels 48 16 @8192", "s8 panels 47 16 @8192", "panels of another shape", good);
+  refused("s8 panels 48 16 @8192", "s8 panels 48 15 @8192", "panels of another shape", good);
+  refused("s8 panels 48 16 @8192", "s8 dense 48 16 @8192", "wrong dtype or layout", good);
+  refused("s8 panels 48 16 @8192", "f32 panels 48 16 @8192", "wrong dtype or layout", good);
+}
+
 ENCAST_TEST(products_that_add) {
   const std::string good = with("name=dense x=v3", "name=dense x=v3 other=v0");
   CHECK_EQ(Plan::parse(good).steps[3].other, 0);

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <variant>
 
+#include "kernels/sparse/sparse.h"
 #include "runtime/plan.h"
 
 // The keys that steps have: what each is in the text of a plan, and where it stands in a StepDecl. One list
@@ -56,6 +57,8 @@ inline constexpr StepKey kStepKeys[] = {
     {"w", WeightKey{&StepDecl::w}},
     {"columns", WeightKey{&StepDecl::columns}},
     {"starts", WeightKey{&StepDecl::starts}},
+    {"dense", WeightKey{&StepDecl::dense}},
+    {"dense_rows", IntegerKey{&StepDecl::dense_rows, 1, kTileRows - 1}},
     {"scale", WeightKey{&StepDecl::scale}},
     {"colsum", WeightKey{&StepDecl::colsum}},
     {"bias", WeightKey{&StepDecl::bias}},

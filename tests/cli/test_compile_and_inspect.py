@@ -325,6 +325,21 @@ class TestVerbs:
             name for name in row if ".0." in name or ".2." in name
         }
 
+    def test_inspect_names_products_that_have_both_forms(
+        self, checkpoint: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(_core, "isa_best", lambda: "avx512vnni")
+        assert run("prune", checkpoint, "--sparsity", "0.5", "--keep", "*.1.*", "-o", tmp_path / "pruned")[0] == 0
+        code, said, _ = run("compile", tmp_path / "pruned", "--sparse", "auto", "--strict", "-o", tmp_path / "a.encast")
+        assert code == 0
+        assert re.search(r"^0 +.* 4/4 +4 int8\+sparse_int8 \(\d\d% left\).*$", said, re.M)
+        assert re.search(r"^1 +.* 4 int8, .*$", said, re.M)
+        products = json.loads(run("inspect", tmp_path / "a.encast", "--json")[1])["zeros"]["products"]
+        assert {(one["layer"] == 1, one["form"], one["sparse"]) for one in products if one["layer"] >= 0} == {
+            (False, "both", True),
+            (True, "dense", False),
+        }
+
     def test_a_level_that_was_not_measured(
         self, checkpoint: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

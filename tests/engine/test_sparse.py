@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from encast import _core, artifact
 from encast.artifact.card import CARD, seal
 from encast.backends.cpu import CpuRunnable
 from encast.batch import Batch
-from encast.errors import ArtifactError, InputError
+from encast.crossover import DENSE_ROWS, DenseRows
+from encast.errors import ArtifactError, EncastError, InputError
 from encast.ir.blocks import BLOCK_OUTPUTS, GROUP_INPUTS
 from encast.lower import Target, lower
 from encast.sparsity import Pattern, prune_checkpoint
@@ -209,3 +211,102 @@ def test_options(tmp_path: Path) -> None:
         encast.compile(tmp_path, sparse="sometimes")
     with pytest.raises(InputError, match="sparse products are int8"):
         encast.compile(tmp_path, dtype="f32", sparse="always")
+
+
+# Both forms of a weight: dense for few rows, sparse for many
+
+
+def in_both_forms(folder: Path, monkeypatch: pytest.MonkeyPatch, rows: int | None = 24, task: str = "embed") -> Path:
+    """The pruned checkpoint of ``folder``, compiled for any level so that its weights have both forms; ``rows``: what
+    it is lowered with here."""
+    with monkeypatch.context() as compiling:
+        compiling.setitem(DENSE_ROWS, _core.isa_best(), (DenseRows(2.0, 1, 0),))
+        path = encast.compile(folder / "pruned", folder / "both.encast", task=task, sparse="auto")
+    lowered = () if rows is None else (DenseRows(2.0, rows, rows),)
+    monkeypatch.setitem(DENSE_ROWS, _core.isa_best(), lowered)
+    return path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bits_do_not_tell_which_form_was_used(
+    name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = task_of(CASES[name])
+    dense, _ = compiled(name, 0.5, tmp_path, tmp_path_factory)
+    both = artifact.open(in_both_forms(tmp_path, monkeypatch, task=task))
+    output, batch, select = batch_of(dense, LENGTHS)
+    wanted = CpuRunnable(artifact.open(dense), threads=1).run(output, batch, select)
+    for rows in (0, 1, 8, 24, 40, 63, None):
+        limits = () if rows is None else (DenseRows(2.0, rows, rows),)
+        monkeypatch.setitem(DENSE_ROWS, _core.isa_best(), limits)
+        for threads, head_tokens in ((1, "128"), (1, "40"), (2, "128"), (2, "0"), (3, "40")):
+            monkeypatch.setenv("ENCAST_HEAD_TOKENS", head_tokens)
+            cpu = CpuRunnable(both, threads=threads)
+            assert same_bits(cpu.run(output, batch, select), wanted), (rows, threads, head_tokens)
+
+
+@pytest.mark.parametrize("rows", [8, 40, 63])
+def test_any_number_of_rows_in_both_forms(
+    rows: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On both sides of every limit: of a thread alone, of two that share, of columns, of a tile and its rest."""
+    dense, _ = compiled("bert-embed", 0.5, tmp_path, tmp_path_factory)
+    both = artifact.open(in_both_forms(tmp_path, monkeypatch, rows))
+    for threads in (1, 2):
+        pair = [CpuRunnable(opened, threads=threads) for opened in (artifact.open(dense), both)]
+        for tokens in (1, 7, 8, 9, 16, 17, 32, 33, 40, 41, 63, 64, 65, 72, 73, 80, 81, 104, 105, 127, 128, 200):
+            lengths = (*(32 for _ in range(tokens // 32)), *((tokens % 32,) if tokens % 32 else ()))
+            output, batch, _ = batch_of(dense, lengths)
+            wanted, found = (cpu.run(output, batch) for cpu in pair)
+            assert same_bits(found, wanted), (threads, tokens)
+
+
+def test_the_machine_that_runs_decides_between_forms(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled("bert-embed", 0.5, tmp_path, tmp_path_factory)
+    both = artifact.open(in_both_forms(tmp_path, monkeypatch))
+    layers = 4 * both.graph.meta.layers
+
+    def steps(**limits: Any) -> list[Any]:
+        target = replace(Target.here(), isa="avx512vnni", **limits)
+        return list(_core.Plan(lower(both.graph, both.tensors, target)).steps)
+
+    def kinds(made: list[Any]) -> tuple[int, int, set[int]]:
+        sparse = [step for step in made if step.kind == "sparse"]
+        panels = {step.keys["dense_rows"] for step in sparse}
+        assert all(("dense" in step.keys) == (step.keys["dense_rows"] > 0) for step in sparse)
+        return len(sparse), sum(step.kind == "linear" for step in made), panels
+
+    monkeypatch.setitem(DENSE_ROWS, "avx512vnni", (DenseRows(0.3, 1, 1), DenseRows(0.7, 24, 0)))
+    assert kinds(steps()) == (layers, 0, {24})
+    assert kinds(steps(shared_cache_bytes=1)) == (layers, 0, {0}), "weights come from memory"
+    monkeypatch.setitem(DENSE_ROWS, "avx512vnni", (DenseRows(0.3, 1, 1),))
+    assert kinds(steps()) == (0, layers, set()), "too much is left"
+    monkeypatch.setitem(DENSE_ROWS, "avx512vnni", (DenseRows(0.7, 24, 24),))
+    apart = kinds(steps(without=frozenset({"qkv_fusion"})))[:2]
+    assert apart[0] in (layers, layers - both.graph.meta.layers)
+
+
+def test_the_kernels_of_both_forms_are_named(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled("bert-embed", 0.5, tmp_path, tmp_path_factory)
+    cpu = CpuRunnable(artifact.open(in_both_forms(tmp_path, monkeypatch)), threads=1)
+    products = [kernels for _, kernels in cpu.kernels() if any(name.startswith("sparse_q8") for name in kernels)]
+    assert products
+    assert all(any(name.startswith("gemm_q8_s8") for name in kernels) for kernels in products)
+
+
+def test_the_reference_knows_weights_of_two_forms(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dense, _ = compiled("bert-embed", 0.5, tmp_path, tmp_path_factory)
+    both = in_both_forms(tmp_path, monkeypatch)
+    texts = ["a text", "another one"]
+    rows = [encast.load(path, device="reference").embed(texts) for path in (dense, both)]
+    np.testing.assert_array_equal(*rows)
+    tensor = next(name for name in artifact.open(both).tensors if name.endswith(".values"))
+    _rewritten(both, tensor, lambda values: np.negative(values, out=values))
+    with pytest.raises(EncastError, match="are not one weight"):
+        encast.load(both, device="reference").embed(texts)

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test
 
 import bounds
 from bounds import allowed_difference, largest_excess
-from cases import CASES
+from cases import CASES, open_case
 from edges import largest_unexplained
 from models import DEVICE, FAST_ELEMENTARY, compiled_graph, open_gpu, rms
 
@@ -17,6 +17,9 @@ from encast.backends.gpu.adapt import adapt
 from encast.backends.gpu.device import DTYPES
 from encast.backends.gpu.runnable import GpuRunnable
 from encast.backends.reference import Reference
+from encast.crossover import DENSE_ROWS, DenseRows
+from encast.passes import optimise
+from encast.quant import QuantSpec
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -100,6 +103,20 @@ def test_narrow_artifacts_with_values_of_16_bits(
     same, wide = (Reference(one).evaluate(opened.output, opened.batch) for one in (adapt(graph)[0], opened.graph))
     # No more than the dtype that it was compiled to costs, and what rounding every value to bf16 does.
     assert rms(got - wide) <= 1.5 * rms(same - wide) + 2.0**-7 * rms(wide)
+
+
+def test_of_two_forms_of_a_weight_the_dense_one_is_multiplied(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DENSE_ROWS, "avx512vnni", (DenseRows(2.0, 24, 24),))  # the weights have no zeros
+    opened = open_case("bert-features", tmp_path_factory)
+    both, dense = (
+        optimise(opened.graph, QuantSpec("int8"), sparse=sparse, isa="avx512vnni")[0] for sparse in ("auto", "never")
+    )
+    assert len(both.constants) > len(dense.constants)
+    adapted, report = adapt(both)
+    assert any("products in both forms are dense" in line for line in report)
+    assert str(adapted) == str(adapt(dense)[0])
 
 
 @pytest.mark.parametrize("compiled", ["f32", "bf16"])

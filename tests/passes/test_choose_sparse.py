@@ -13,8 +13,9 @@ import pytest
 from cases import open_case
 
 from encast import _core
+from encast.crossover import DENSE_ROWS, GAIN, MANY_ROWS, MEASURED_ZEROS, DenseRows, dense_rows, faster_form
 from encast.errors import GraphError, StrictError
-from encast.ir import Graph
+from encast.ir import Graph, verify
 from encast.ir.blocks import (
     BLOCK_OUTPUTS,
     GROUP_INPUTS,
@@ -25,7 +26,6 @@ from encast.ir.blocks import (
     unpack_blocks,
 )
 from encast.passes import optimise
-from encast.passes.choose_sparse import CROSSOVER, GAIN, MANY_ROWS, MEASURED_ZEROS
 from encast.quant import QuantSpec
 
 Array = np.ndarray[Any, Any]
@@ -152,7 +152,7 @@ def test_auto_takes_what_is_sparse_enough_for_the_level(
     plain.constants[whole] = open_case("bert-embed", tmp_path_factory).graph.constants[whole]
     ops = {}
     for share in (0.0, 0.2, 0.5, 2.0):
-        monkeypatch.setitem(CROSSOVER, "avx2", share)
+        monkeypatch.setitem(DENSE_ROWS, "avx2", (DenseRows(share, 0, 0),))
         graph, _ = optimise(plain, QuantSpec("int8"), sparse="auto", isa="avx2")
         ops[share] = sum(node.op == "linear_sparse_int8" for node in graph.nodes)
     products = sum(node.op == "linear_int8" for node in optimise(plain, QuantSpec("int8"))[0].nodes)
@@ -162,29 +162,74 @@ def test_auto_takes_what_is_sparse_enough_for_the_level(
         optimise(plain, QuantSpec("int8"), sparse="auto", isa="mmx")
 
 
-def test_what_is_pruned_to_the_crossover_is_sparse(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A share is no whole number of blocks, and groups of four inputs are filled up: a little more is left."""
-    plain = open_case("bert-embed", tmp_path_factory).graph
-    for zeros, sparse in ((0.7, True), (0.6, False)):
-        graph = plain.copy()
-        for name in {node.inputs[1] for node in graph.nodes if node.op == "linear" and node.layer >= 0}:
-            constant = graph.constants[name]
-            n, k = constant.array.shape
-            order = np.random.default_rng(3).permuted(np.tile(np.arange(k), (-(-n // 4), 1)), axis=1)
-            stays = (order >= int(zeros * k)).repeat(4, axis=0)[:n]
-            graph.constants[name] = dataclasses.replace(constant, array=constant.array * stays)
-        made, _ = optimise(graph, QuantSpec("int8"), sparse="auto", isa="avx512vnni")
-        left = [
-            shares(constant.array).left
-            for constant in optimise(graph, QuantSpec("int8"))[0].constants.values()
-            if constant.array.dtype == np.int8
-        ]
-        assert min(left) > 1 - zeros
-        assert any(node.op == "linear_sparse_int8" for node in made.nodes) == sparse
+def with_zeros(plain: Graph, zeros: float) -> Graph:
+    """Each block of four outputs loses as many of its inputs."""
+    graph = plain.copy()
+    for name in {node.inputs[1] for node in graph.nodes if node.op == "linear" and node.layer >= 0}:
+        constant = graph.constants[name]
+        n, k = constant.array.shape
+        order = np.random.default_rng(3).permuted(np.tile(np.arange(k), (-(-n // 4), 1)), axis=1)
+        stays = (order >= int(zeros * k)).repeat(4, axis=0)[:n]
+        graph.constants[name] = dataclasses.replace(constant, array=constant.array * stays)
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("isa", "zeros", "form"),
+    [
+        ("avx512vnni", 0.75, "sparse"), ("avx512vnni", 0.7, "both"), ("avx512bf16", 0.5, "both"),
+        ("avx512vnni", 0.1, "dense"), ("avx2", 0.5, "sparse"), ("avx2", 0.4, "dense"), ("amx", 0.9, "dense"),
+    ],
+)  # fmt: skip
+def test_auto_takes_the_faster_form(
+    isa: str, zeros: float, form: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    graph = with_zeros(open_case("bert-embed", tmp_path_factory).graph, zeros)
+    dense, _ = optimise(graph, QuantSpec("int8"))
+    weights = [constant.array for constant in dense.constants.values() if constant.array.dtype == np.int8]
+    if zeros == 0.7:
+        assert min(shares(weight).left for weight in weights) > 1 - zeros, "a share is no whole number of blocks"
+    made, report = optimise(graph, QuantSpec("int8"), sparse="auto", isa=isa, strict=True)
+    layers = [node for node in made.nodes if node.op.startswith("linear") and node.layer >= 0]
+    ops = {(node.op, len(node.inputs)) for node in layers}
+    assert ops == {{"sparse": ("linear_sparse_int8", 7), "both": ("linear_int8", 7), "dense": ("linear_int8", 4)}[form]}
+    counted = {layer: pair for layer, pair in report.counts.get("sparse", {}).items() if layer >= 0}
+    assert counted == ({} if form == "dense" else dict.fromkeys(range(made.meta.layers), (4, 4)))
+    if form == "both":
+        for node in layers:
+            weight, *blocks = (made.constants[node.inputs[place]].array for place in (1, 4, 5, 6))
+            np.testing.assert_array_equal(unpack_blocks(*blocks, weight.shape), weight)
+
+
+def test_blocks_of_a_dense_product_are_checked(tmp_path_factory: pytest.TempPathFactory) -> None:
+    graph = with_zeros(open_case("bert-embed", tmp_path_factory).graph, 0.5)
+    made, _ = optimise(graph, QuantSpec("int8"), sparse="auto", isa="avx512vnni")
+    node = next(node for node in made.nodes if node.op == "linear_int8")
+    for place in (4, 5, 6):
+        for wrong in ("", node.inputs[2]):
+            broken = made.copy()
+            inputs = next(other for other in broken.nodes if other.name == node.name).inputs
+            inputs[place] = wrong
+            with pytest.raises(GraphError, match=r"values|columns|starts"):
+                verify(broken)
 
 
 def test_there_is_a_crossover_for_each_level() -> None:
-    assert list(CROSSOVER) == [name for name, *_ in _core.isa_levels()]
+    assert list(DENSE_ROWS) == [name for name, *_ in _core.isa_levels()]
+
+
+@pytest.mark.parametrize("isa", DENSE_ROWS)
+def test_with_more_left_dense_products_are_faster_for_more_rows(isa: str) -> None:
+    for cached in (True, False):
+        rows = [dense_rows(isa, zeros / 100, cached=cached) for zeros in range(100, -1, -1)]
+        assert rows[0] == 0
+        known = [_core.SPARSE_TILE_ROWS if most is None else most for most in rows]
+        assert known == sorted(known)
+        assert all(most < _core.SPARSE_TILE_ROWS for most in rows if most is not None), "more are whole tiles"
+    forms = [faster_form(isa, zeros / 100) for zeros in range(100, -1, -1)]
+    assert forms == sorted(forms, key=["sparse", "both", "dense"].index)
+    with pytest.raises(KeyError):
+        dense_rows("mmx", 0.5, cached=True)
 
 
 def test_never_is_the_graph_as_it_was(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -275,5 +320,7 @@ def test_expected_gains_lie_between_what_was_measured(level: str) -> None:
 
 @pytest.mark.parametrize("level", GAIN)
 def test_at_the_crossover_the_typical_shape_gains(level: str) -> None:
-    for worst, best in GAIN[level].expected(1 - CROSSOVER[level]):
-        assert worst * best > 1
+    for left, *rows in DENSE_ROWS[level]:
+        few, many = GAIN[level].expected(1 - left)
+        for worst, best in (many,) if any(rows) else (few, many):
+            assert worst * best > 1

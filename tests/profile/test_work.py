@@ -98,6 +98,16 @@ def test_a_sparse_product_counts_what_is_left() -> None:
     assert sparse.value_bytes == {"block": CHUNK.tokens * (24 + 8), "arena": CHUNK.tokens * 72 * 4}
 
 
+def test_a_product_with_both_forms_reads_one_of_them() -> None:
+    plan = PLAN.replace("value v0", "weight w13 s8 panels 72 24 @0\nvalue v0", 1)
+    plan = plan.replace("act=gelu arithmetic=s8 out=v11", "act=gelu arithmetic=s8 dense=w13 dense_rows=8 out=v11", 1)
+    step = next(step for step in Plan(plan).steps if step.kind == "sparse")
+    sparse, dense = (work_of(step, CHUNK, dense=dense) for dense in (False, True))
+    assert sparse == next(work_of(step, CHUNK) for step in STEPS if step.kind == "sparse")
+    assert (dense.products, dense.weight_bytes) == (2 * CHUNK.tokens * 72 * 24, 128 * 24 + 3 * 128 * 4)
+    assert (dense.elements, dense.value_bytes) == (sparse.elements, sparse.value_bytes)
+
+
 def test_rotary_turns_queries_and_keys() -> None:
     rotary = next(work_of(step, CHUNK) for step in STEPS if step.kind == "rotary")
     assert rotary.elements == 10 * 48 * ELEMENT_OPERATIONS["rotary"]

@@ -16,13 +16,15 @@ void check_narrow(StepCheck& check, const StepDecl& step) {
 class NarrowStep final : public RowStep<NarrowFn> {
  public:
   NarrowStep(const Binder& binder, const StepDecl& decl)
-      : RowStep(binder, decl, "narrow_rows"), form_(binder.narrow_form(decl.out, decl)) {
+      : RowStep(binder, decl, "narrow_rows"),
+        form_(binder.narrow_form(decl.out, decl)),
+        least_columns_(least_columns(binder.plan())) {
     if (may_be_columns(binder.plan(), decl.out))
       columns_ = std::make_unique<const Selection<NarrowColumnsFn>>("narrow_columns", "f32", &kernels_);
   }
 
   void run(const Share& share) const override {
-    if (columns_ != nullptr && keeps_columns(share)) return run_columns(share);
+    if (columns_ != nullptr && keeps_columns(share, least_columns_)) return run_columns(share);
     auto args = operands<NarrowArgs>(share);
     args.out = narrow_out(share, decl_.out, form_);
     run_rows(args, share);
@@ -42,6 +44,7 @@ class NarrowStep final : public RowStep<NarrowFn> {
   }
 
   const NarrowOut form_;
+  const int64_t least_columns_;
   std::unique_ptr<const Selection<NarrowColumnsFn>> columns_;
 };
 

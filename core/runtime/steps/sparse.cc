@@ -24,6 +24,11 @@ void check_sparse(StepCheck& check, const StepDecl& step) {
   check.need(w.cols == kBlockOutputs * kGroupInputs && columns.cols == kGroupInputs && columns.rows == w.rows,
              "has groups and columns that do not fit each other");
   check.vector(step.starts, DType::i32, WeightLayout::dense, sparse_blocks(outputs) + 1);
+  check.need((step.dense >= 0) == (step.dense_rows > 0), "needs dense and dense_rows, or neither");
+  if (step.dense >= 0) {
+    const WeightDecl& dense = check.weight(step.dense, DType::s8, WeightLayout::panels);
+    check.need(dense.rows == outputs && dense.cols == x.cols, "has panels of another shape");
+  }
   if (step.other >= 0) {
     const ValueDecl& other = check.read(step.other, DType::f32);
     check.need(other.rows == x.rows && other.cols == outputs, "adds a value of another shape");
@@ -39,11 +44,16 @@ class SparseStep final : public Step {
         binder_(binder),
         outputs_(binder.weight(decl.scale).cols),
         select_("sparse_q8s8", decl.arithmetic, &kernels_),
+        least_columns_(least_columns(binder.plan())),
         reads_columns_(may_be_columns(binder.plan(), decl.x)) {
     rows_together_ = kTileRows;
     if (narrows_columns(binder.plan(), binder.plan().steps[index]) != nullptr) {
       to_columns_ =
           std::make_unique<const Selection<SparseFn>>("sparse_q8s8_columns", decl.arithmetic, &kernels_);
+    }
+    if (decl.dense >= 0) {
+      dense_ = step_types::linear.bind(binder, dense_form(decl), index);
+      kernels_.insert(kernels_.end(), dense_->kernels().begin(), dense_->kernels().end());
     }
     const std::string problem = sparse_problem(sparse_weight(binder, decl), binder.weight(decl.w).rows,
                                                outputs_, binder.value(decl.x).cols);
@@ -54,9 +64,24 @@ class SparseStep final : public Step {
   }
 
   void run(const Share& share) const override {
+    const SparseRows rows(decl_, share.rows, share.parts);
+    if (rows.dense.begin < rows.dense.end) {
+      Share rest = share;
+      rest.rows = rows.dense;
+      dense_->run(rest);
+    }
+    if (rows.sparse.begin < rows.sparse.end) {
+      Share tiles = share;
+      tiles.rows = rows.sparse;
+      run_sparse(tiles);
+    }
+  }
+
+ private:
+  void run_sparse(const Share& share) const {
     SparseArgs args = sparse_args(binder_, decl_, share, share.scratch);
     const int64_t count = share.rows.end - share.rows.begin;
-    const bool columns = keeps_columns(share);
+    const bool columns = keeps_columns(share, least_columns_);
     if (columns && reads_columns_) {
       const Place& from = place(share, decl_.x);
       args.features = reinterpret_cast<uint8_t*>(from.data) + share.rows.begin * from.stride;
@@ -75,19 +100,20 @@ class SparseStep final : public Step {
     }
   }
 
- private:
   const StepDecl decl_;
   const Binder binder_;
   const int64_t outputs_;
   Selection<SparseFn> select_;
   std::unique_ptr<const Selection<SparseFn>> to_columns_;
+  std::unique_ptr<const Step> dense_;  // of few rows
+  const int64_t least_columns_;
   const bool reads_columns_;
 };
 
 }  // namespace
 
 const StepType step_types::sparse = {
-    "x other? w columns starts scale colsum bias? act coarse? arithmetic out", &check_sparse,
-    &bind_as<SparseStep>};
+    "x other? w columns starts scale colsum bias? act coarse? arithmetic dense? dense_rows? out",
+    &check_sparse, &bind_as<SparseStep>};
 
 }  // namespace encast

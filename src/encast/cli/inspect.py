@@ -13,10 +13,11 @@ import typer
 from encast import _core
 from encast import artifact as artifacts
 from encast.artifact import Artifact
+from encast.crossover import GAIN, MANY_ROWS, MEASURED_ZEROS
 from encast.errors import ArtifactError, StrictError
-from encast.ir.blocks import BLOCK_OUTPUTS, GROUP_INPUTS
+from encast.ir import Node
+from encast.ir.blocks import BLOCK_OUTPUTS, GROUP_INPUTS, blocks_beside
 from encast.ir.ops import ATTENTIONS
-from encast.passes.choose_sparse import GAIN, MANY_ROWS, MEASURED_ZEROS
 from encast.passes.report import OUTSIDE, FusionReport
 from encast.quant import QuantSpec
 
@@ -202,7 +203,7 @@ def _fusion_table(opened: Artifact, report: FusionReport) -> Iterator[str]:
         if node.op in ATTENTIONS:
             products.setdefault(node.layer, Counter())[f"{node.attrs['products']} attention"] += 1
         if node.op.startswith("linear"):
-            products.setdefault(node.layer, Counter())[node.op.removeprefix("linear").removeprefix("_") or "f32"] += 1
+            products.setdefault(node.layer, Counter())[_dtype_of(node)] += 1
     layers = sorted({layer for rows in report.counts.values() for layer in rows} | set(products), key=_outside_last)
     rows = [["layer", *report.counts, "products"]]
     for layer in layers:
@@ -211,7 +212,7 @@ def _fusion_table(opened: Artifact, report: FusionReport) -> Iterator[str]:
             expected, actual = report.counts[fusion].get(layer, (0, 0))
             cells.append(f"{actual}/{expected}{' MISSED' if actual < expected else ''}" if expected or actual else "-")
         shown = [
-            f"{count} {dtype}{_left(opened, layer) if dtype == 'sparse_int8' else ''}"
+            f"{count} {dtype}{_left(opened, layer, dtype) if 'sparse' in dtype else ''}"
             for dtype, count in products.get(layer, {}).items()
         ]
         cells.append(", ".join(shown) or "-")
@@ -220,11 +221,25 @@ def _fusion_table(opened: Artifact, report: FusionReport) -> Iterator[str]:
     yield from _aligned(rows)
 
 
-def _left(opened: Artifact, layer: int) -> str:
-    """The share of their products that a layer's sparse linears compute."""
+def _dtype_of(node: Node) -> str:
+    """``f32``, ``int8``, ``sparse_int8``, or ``int8+sparse_int8`` for a product that has both forms."""
+    dtype = node.op.removeprefix("linear").removeprefix("_") or "f32"
+    return f"{dtype}+sparse_int8" if _form(node) == "both" else dtype
+
+
+def _form(node: Node) -> str:
+    if node.op == "linear_sparse_int8":
+        return "sparse"
+    return "both" if node.op == "linear_int8" and blocks_beside(node.inputs) else "dense"
+
+
+def _left(opened: Artifact, layer: int, dtype: str) -> str:
+    """The share of their products that a layer's linears of a sparse ``dtype`` compute without zeros."""
     type_of = opened.graph.type_of
-    sparse = [node for node in opened.graph.nodes if node.op == "linear_sparse_int8" and node.layer == layer]
-    left = sum(int(type_of(node.inputs[1]).shape[0]) * BLOCK_OUTPUTS * GROUP_INPUTS for node in sparse)
+    sparse = [node for node in opened.graph.nodes if node.op.startswith("linear") and node.layer == layer]
+    sparse = [node for node in sparse if _dtype_of(node) == dtype]
+    values = [(blocks_beside(node.inputs) if _form(node) == "both" else node.inputs[1:])[0] for node in sparse]
+    left = sum(int(type_of(name).shape[0]) * BLOCK_OUTPUTS * GROUP_INPUTS for name in values)
     whole = sum(int(type_of(node.inputs[0]).shape[1]) * int(type_of(node.outputs[0]).shape[1]) for node in sparse)
     return f" ({left / whole:.0%} left)"
 
@@ -249,7 +264,8 @@ def _products(opened: Artifact, report: FusionReport) -> Iterator[dict[str, Any]
             "outputs": int(type_of(node.outputs[0]).shape[1]),
             "inputs": int(type_of(node.inputs[0]).shape[1]),
             **found._asdict(),
-            "sparse": node.op == "linear_sparse_int8",
+            "sparse": _form(node) != "dense",
+            "form": _form(node),
             "gain_few_rows": few,
             "gain_many_rows": many,
         }
@@ -271,9 +287,8 @@ def _zeros_table(opened: Artifact, report: FusionReport) -> Iterator[str]:
     rows = [["product", "outputs x inputs", "zero", "left", "is", *heads]]
     for one in products:
         times = [] if gain is None else [_times(one["zero"], one[f"gain_{rows}_rows"]) for rows in ("few", "many")]
-        kind = "sparse" if one["sparse"] else "dense"
         shape = f"{one['outputs']}x{one['inputs']}"
-        rows.append([one["name"], shape, f"{one['zero']:.1%}", f"{one['left']:.1%}", kind, *times])
+        rows.append([one["name"], shape, f"{one['zero']:.1%}", f"{one['left']:.1%}", one["form"], *times])
     yield from _aligned(rows)
 
 

@@ -12,6 +12,7 @@ A weight of zeros alone has one group that belongs to no block, since nothing is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ __all__ = [
     "MOST_INPUTS",
     "Shares",
     "block_count",
+    "blocks_beside",
     "pack_blocks",
     "shares",
     "unpack_blocks",
@@ -34,6 +36,11 @@ Array = np.ndarray[Any, Any]
 BLOCK_OUTPUTS, GROUP_INPUTS = 4, 4
 MOST_INPUTS = 1 << 16
 _PANEL = 64
+
+
+def blocks_beside(operands: Sequence[str]) -> list[str]:
+    """Values, columns and starts of a ``linear_int8`` that has its weight without zeros too; else nothing."""
+    return [name for name in operands[4:] if name]
 
 
 def block_count(outputs: int) -> int:

@@ -634,15 +634,36 @@ def _cast_f8(types: Any, attrs: Any) -> list[ValueType]:
     return [ValueType("f8", _matrix(types[0], "x").shape)]
 
 
-@_op("linear_int8", "x weight weight_scale bias?", {"activation": _is_linear_activation}, plain=False)
+@_op(
+    "linear_int8", "x weight weight_scale bias? values? columns? starts?", {"activation": _is_linear_activation},
+    plain=False,
+)  # fmt: skip
 def _linear_int8(types: Any, attrs: Any) -> list[ValueType]:
-    """``activation(x @ (weight * weight_scale[:, None]).T + bias)``: q8 by s8 (-127 to 127), exact int32 sums."""
+    """``activation(x @ (weight * weight_scale[:, None]).T + bias)``: q8 by s8 (-127 to 127), exact int32 sums.
+
+    ``values``, ``columns``, ``starts``: the same weight without its zeros, as of ``linear_sparse_int8``; all or none.
+    A backend multiplies by whichever is faster.
+    """
     x, weight = _matrix(types[0], "x", "q8"), _matrix(types[1], "weight", "s8")
     _need(x.shape[1] == weight.shape[1], f"x is {x}, weight is {weight}; the inner sizes differ")
     _vector(types[2], "weight_scale", weight.shape[0])
     if types[3] is not None:
         _vector(types[3], "bias", weight.shape[0])
+    if any(type is not None for type in types[4:]):
+        _blocks(types[4:], x, weight.shape[0])
     return [ValueType("f32", (x.shape[0], weight.shape[0]))]
+
+
+def _blocks(types: Any, x: ValueType, outputs: Any) -> None:
+    """Checks values, columns and starts of a weight whose zeros are left out."""
+    values, columns = _matrix(types[0], "values", "s8"), _matrix(types[1], "columns", "u16")
+    _need(_columns(x, "x") <= MOST_INPUTS, f"x is {x}; a sparse weight has at most {MOST_INPUTS} inputs")
+    groups = values.shape[0]
+    _need(
+        values.shape[1] == BLOCK_OUTPUTS * GROUP_INPUTS and columns.shape == (groups, GROUP_INPUTS),
+        f"values is {values}, columns is {columns}; groups of {BLOCK_OUTPUTS} x {GROUP_INPUTS} are needed",
+    )
+    _vector(types[2], "starts", block_count(int(outputs)) + 1, "i32")
 
 
 @_op(
@@ -651,21 +672,11 @@ def _linear_int8(types: Any, attrs: Any) -> list[ValueType]:
 )  # fmt: skip
 def _linear_sparse_int8(types: Any, attrs: Any) -> list[ValueType]:
     """``linear_int8`` with a weight s8[n, k] whose zeros are left out (``ir/blocks.py``); ``sums``: its rows' sums."""
-    x, values, columns = (
-        _matrix(types[0], "x", "q8"),
-        _matrix(types[1], "values", "s8"),
-        _matrix(types[2], "columns", "u16"),
-    )
-    _need(_columns(x, "x") <= MOST_INPUTS, f"x is {x}; a sparse weight has at most {MOST_INPUTS} inputs")
-    scale = types[5]
+    x, scale = _matrix(types[0], "x", "q8"), types[5]
     _need(scale is not None and len(scale.shape) == 1, f"weight_scale is {scale}; a vector is needed")
-    groups, outputs = values.shape[0], scale.shape[0]
+    outputs = scale.shape[0]
     _vector(scale, "weight_scale", outputs)
-    _need(
-        values.shape[1] == BLOCK_OUTPUTS * GROUP_INPUTS and columns.shape == (groups, GROUP_INPUTS),
-        f"values is {values}, columns is {columns}; groups of {BLOCK_OUTPUTS} x {GROUP_INPUTS} are needed",
-    )
-    _vector(types[3], "starts", block_count(int(outputs)) + 1, "i32")
+    _blocks(types[1:4], x, outputs)
     _vector(types[4], "sums", outputs, "i32")
     if types[6] is not None:
         _vector(types[6], "bias", outputs)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import encast._core as _core
 from encast.errors import UnsupportedModelError
+from encast.ir.blocks import blocks_beside
 from encast.ir.graph import Graph, Node
 from encast.ir.ops import ATTENTIONS, COARSE_ACTIVATIONS
 from encast.ir.types import ValueType
@@ -51,6 +53,8 @@ class _Lowering:
         self.weights: dict[tuple[str, str, int, int], str] = {}
         self.weight_lines: list[str] = []
         self.product_bytes = 0
+        products = {node.inputs[1] for node in graph.nodes if node.op.startswith("linear")} & graph.constants.keys()
+        self.dense_bytes = sum(_nbytes(graph.type_of(name), int(graph.type_of(name).shape[0])) for name in products)
         self.steps: list[_Step] = []
         self.values: dict[str, ValueType] = {}
         self.counts: dict[str, Mapping[str, Any]] = {}
@@ -68,10 +72,8 @@ class _Lowering:
         """
         stored = stored or name
         key = (stored, layout, part, parts)
-        if name not in self.graph.constants:
-            raise UnsupportedModelError(f"{name!r} is read as a weight, which no step takes unless it is a constant")
+        type = self.constant(name)
         if key not in self.weights:
-            type = self.graph.type_of(name)
             if layout == "padded":
                 dtype, rows, cols = ("i32" if stored != name else type.dtype), 1, int(type.shape[0]) // parts
             elif len(type.shape) == 1:
@@ -84,6 +86,11 @@ class _Lowering:
                 self.product_bytes += rows * cols * _core.element_bytes(dtype)
             self.weight_lines.append(f"weight {self.weights[key]} {dtype} {layout} {rows} {cols} @{offset}")
         return self.weights[key]
+
+    def constant(self, name: str) -> ValueType:
+        if name not in self.graph.constants:
+            raise UnsupportedModelError(f"{name!r} is read as a weight, which no step takes unless it is a constant")
+        return self.graph.type_of(name)
 
     def step(self, kind: str, node: Node, reads: Mapping[str, str], writes: Mapping[str, str], **keys: str) -> None:
         for value in reads.values():
@@ -166,7 +173,20 @@ class _Lowering:
         self._linear(node, "bf16", node.inputs[1], _operand(node, 2))
 
     def linear_int8(self, node: Node) -> None:
-        self._linear(node, "q8", node.inputs[1], _operand(node, 3), scale=node.inputs[2])
+        weight, scale, bias, blocks = node.inputs[1], node.inputs[2], _operand(node, 3), blocks_beside(node.inputs)
+        dense_rows = self.dense_rows(weight, blocks[0]) if blocks else None
+        if dense_rows is None or self._parts(node) > 1:
+            self._linear(node, "q8", weight, bias, scale=scale)
+        elif dense_rows == 0:
+            self._sparse(node, blocks, scale, f"{weight}.colsum", bias)
+        else:
+            both = {"dense": self.weight(weight, "panels"), "dense_rows": str(dense_rows)}
+            self._sparse(node, blocks, scale, f"{weight}.colsum", bias, both)
+
+    def dense_rows(self, weight: str, values: str) -> int | None:
+        """As ``Target.dense_rows``, of a weight that has both forms."""
+        whole, left = (math.prod(map(int, self.constant(name).shape)) for name in (weight, values))
+        return self.target.dense_rows(1 - left / whole, self.dense_bytes)
 
     def _linear(self, node: Node, dtype: str, weight: str, bias: str, scale: str = "") -> None:
         parts = self._parts(node)
@@ -195,23 +215,31 @@ class _Lowering:
             )
 
     def linear_sparse_int8(self, node: Node) -> None:
-        x, values, columns, starts, sums, scale = node.inputs[:6]
-        bias, activation = _operand(node, 6), node.attrs["activation"]
-        operands = {
-            "w": self.weight(values, "dense", product=True), "columns": self.weight(columns, "dense", product=True),
-            "starts": self.weight(starts, "dense"), "scale": self.weight(scale, "padded"),
-            "colsum": self.weight(sums, "padded"),
-        }  # fmt: skip
+        _, *blocks, sums, scale = node.inputs[:6]
+        self._sparse(node, blocks, scale, sums, _operand(node, 6))
+
+    def _sparse(
+        self, node: Node, blocks: Sequence[str], scale: str, sums: str, bias: str, both: Mapping[str, str] | None = None
+    ) -> None:
+        """``sums``: the stored ones. ``both``: the keys that a product has whose weight is there in panels too; of
+        its bytes those of the panels are counted."""
+        values, columns, starts = blocks
+        activation = node.attrs["activation"]
         self.step(
             "sparse",
             node,
-            {"x": x},
+            {"x": node.inputs[0]},
             _outputs(node),
-            **operands,
+            w=self.weight(values, "dense", product=both is None),
+            columns=self.weight(columns, "dense", product=both is None),
+            starts=self.weight(starts, "dense"),
+            scale=self.weight(scale, "padded"),
+            colsum=self.weight(scale, "padded", stored=sums),
             **({"bias": self.weight(bias, "padded")} if bias else {}),
             **({"coarse": "1"} if activation in COARSE_ACTIVATIONS.values() else {}),
             act=activation.removesuffix("_coarse"),
             arithmetic="s8",
+            **(both or {}),
         )
 
     def _parts(self, node: Node) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import encast._core as _core
 import encast.knobs as knobs
+from encast.crossover import dense_rows
 from encast.errors import InputError, ResourceError
 from encast.lower.unfuse import ABLATIONS
 from encast.machine import Machine, this_machine
@@ -47,9 +48,10 @@ class Target:
 
     ``block_bytes``: what the values of a block of rows may take, so that most of them stay in a core's own cache;
     ``block_rows`` says it in rows, rounded up to a whole unit. ``shared_cache_bytes``: of the cache that weights
-    may stay in between forwards. ``tiles``: products of ``TILE_CLASSES`` use AMX. ``stream_rows``: with fewer rows a
-    thread, threads share a product's weights instead of its rows; None: by ``rows_to_stream``. ``without``:
-    optimisations of ``ABLATIONS`` that are left out. Raises ``InputError`` for one that is not known.
+    may stay in between forwards. ``isa``: the level of its kernels. ``tiles``: products of ``TILE_CLASSES`` use AMX.
+    ``stream_rows``: with fewer rows a thread, threads share a product's weights instead of its rows; None: by
+    ``rows_to_stream``. ``without``: optimisations of ``ABLATIONS`` that are left out. Raises ``InputError`` for one
+    that is not known.
     """
 
     gemm: dict[str, str]
@@ -59,6 +61,7 @@ class Target:
     shared_cache_bytes: int = 32 << 20
     stream_rows: int | None = None
     head_tokens: int = 128
+    isa: str = "scalar"
     tiles: bool = False
     attention: dict[str, str] = field(default_factory=lambda: {"f32": "f32", "bf16": "bf16_fma", "int8": "s8"})
     without: frozenset[str] = frozenset()
@@ -99,9 +102,17 @@ class Target:
             return self.stream_rows
         if tiles:
             return 24 if weight_bytes <= _TILE_CACHED_BYTES else 80
-        if 2 * weight_bytes <= self.shared_cache_bytes:
+        if self.cached(weight_bytes):
             return 24
         return _core.SPARSE_TILE_ROWS if sparse else 80
+
+    def cached(self, weight_bytes: int) -> bool:
+        """Whether products of ``weight_bytes`` in all find their weights in the shared cache in every forward."""
+        return 2 * weight_bytes <= self.shared_cache_bytes
+
+    def dense_rows(self, zero: float, weight_bytes: int) -> int | None:
+        """``crossover.dense_rows`` of a product, whose model has ``weight_bytes`` of dense ones in all."""
+        return dense_rows(self.isa, zero, cached=self.cached(weight_bytes))
 
     @staticmethod
     def here(machine: Machine | None = None) -> Target:
@@ -119,6 +130,7 @@ class Target:
         return replace(
             target,
             chunk_tokens=knobs.get("ENCAST_CHUNK_TOKENS") or target.chunk_tokens,
+            isa=_core.isa_best(),
             tiles=_core.isa_best() == "amx",
             block_bytes=core_cache * 4 // 3 or target.block_bytes,
             block_rows=knobs.get("ENCAST_BLOCK_ROWS"),

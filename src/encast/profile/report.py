@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -185,11 +185,12 @@ def build_profile(
         for number, chunk in enumerate(chunks_of(packed, plan.chunk_tokens, select if selected else None))
     }
     every = list(chunks.values())
-    homes = _homes(plan, needed, every, threads)
     account = measured.account
     total = account.wall / 1e9 + measured.outside
     names = [step.name for step in plan.steps]
     rows_at_once = _rows_at_once(measured, len(names))
+    dense = {step.index for step in needed if rows_at_once[step.index] <= step.keys.get("dense_rows", 0)}
+    homes = _homes(plan, needed, dense, every, threads)
     ran = _ran(measured.sample)
     in_heads = {step for kind, begin, end in plan.stages if kind == "heads" for step in range(begin, end)}
     rows = []
@@ -198,9 +199,15 @@ def build_profile(
         for place, chunk in chunks.items():
             heads = ran.get((*place, step.index))
             if heads is not None:
-                work = work + work_of(step, chunk, heads=heads)
+                work = work + work_of(step, chunk, heads=heads, dense=step.index in dense)
                 head_rows += chunk.tokens if heads else 0
-        kernel = _chosen(kernels[step.index], rows_at_once[step.index])
+        # A sparse product has kernels of both of its forms.
+        able = [
+            one
+            for one in kernels[step.index]
+            if step.kind != "sparse" or one.name.startswith("gemm") == (step.index in dense)
+        ]
+        kernel = _chosen(able, rows_at_once[step.index])
         seconds, waiting = account.busy[step.index] / 1e9, account.waiting[step.index] / 1e9
         rows.append(
             Row(
@@ -245,12 +252,15 @@ def _ran(sample: Sequence[Traced]) -> dict[tuple[int, int, int], bool]:
     }
 
 
-def _homes(plan: Plan, needed: Sequence[PlanStep], chunks: Sequence[Chunk], threads: int) -> Homes:
+def _homes(
+    plan: Plan, needed: Sequence[PlanStep], dense: Collection[int], chunks: Sequence[Chunk], threads: int
+) -> Homes:
     # A weight of several layers is one place in the file.
     weights: dict[int, int] = {}
     for step in needed:
         if step.kind in ("linear", "sparse"):
-            weights |= {weight.offset: weight.nbytes for weight in product_weights(step)}
+            read = product_weights(step, dense=step.index in dense)
+            weights |= {weight.offset: weight.nbytes for weight in read}
     tokens = max(chunk.tokens for chunk in chunks)
     rows = min(plan.block_rows, -(-tokens // threads))
     word: PlanWeight | None = next((step.keys["word"] for step in needed if "word" in step.keys), None)

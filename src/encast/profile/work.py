@@ -117,12 +117,14 @@ def chunks_of(batch: Batch, chunk_tokens: int, select: Int32 | None = None) -> l
     return chunks
 
 
-def work_of(step: PlanStep, chunk: Chunk, *, heads: bool = False) -> Work:
+def work_of(step: PlanStep, chunk: Chunk, *, heads: bool = False, dense: bool = False) -> Work:
     """The work of a step on one chunk.
 
     ``heads``: it ran in tasks of heads, so that what the product makes and attention reads is the thread's own.
+    ``dense``: of a sparse product that has its weight in panels too, and was multiplied by those.
     """
-    return WORK_OF_KIND[step.kind](step, chunk, "block" if heads else "")
+    own = "block" if heads else ""
+    return _panels(step, chunk, own, "dense") if dense else WORK_OF_KIND[step.kind](step, chunk, own)
 
 
 def _embed(step: PlanStep, chunk: Chunk, _: str) -> Work:
@@ -134,12 +136,16 @@ def _embed(step: PlanStep, chunk: Chunk, _: str) -> Work:
 
 
 def _linear(step: PlanStep, chunk: Chunk, own: str) -> Work:
-    weight: PlanWeight = step.keys["w"]
+    return _panels(step, chunk, own, "w")
+
+
+def _panels(step: PlanStep, chunk: Chunk, own: str, key: str) -> Work:
+    weight: PlanWeight = step.keys[key]
     rows = chunk.rows(step.keys["out"].rows)
     return Work(
         products=2 * rows * weight.rows * weight.cols,
         elements=rows * weight.rows * _after_sum(step),
-        weight_bytes=sum(one.nbytes for one in product_weights(step)),
+        weight_bytes=sum(one.nbytes for one in product_weights(step, dense=key == "dense")),
         value_bytes=_moved(chunk, step, columns=weight.rows, out=own),
     )
 
@@ -162,9 +168,9 @@ def _after_sum(step: PlanStep) -> int:
     return ELEMENT_OPERATIONS[step.keys["act"]] + ("other" in step.keys)
 
 
-def product_weights(step: PlanStep) -> list[PlanWeight]:
-    """What a product reads of the weights file."""
-    names = ("w", "columns", "starts", "scale", "colsum", "bias")
+def product_weights(step: PlanStep, *, dense: bool = False) -> list[PlanWeight]:
+    """What a product reads of the weights file; ``dense`` as of ``work_of``."""
+    names = ("dense" if dense else "w", *(() if dense else ("columns", "starts")), "scale", "colsum", "bias")
     return [step.keys[name] for name in names if name in step.keys]
 
 

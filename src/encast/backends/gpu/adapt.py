@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 
 from encast.errors import InputError
-from encast.ir.blocks import unpack_blocks
+from encast.ir.blocks import blocks_beside, unpack_blocks
 from encast.ir.graph import Constant, Graph, Node
 from encast.ir.ops import COARSE_ACTIVATIONS
 from encast.passes.fuse_narrow import fuse_narrow
@@ -71,6 +71,9 @@ def _node(graph: Graph, node: Node, changes: Counter[str], f8: bool) -> Node:
         changes.update(["products are of f8"] if op == "linear_f8" else [])
         if attrs.get("also") == "bf16":
             attrs["also"] = "f8"
+    if op == "linear_int8" and (blocks := blocks_beside(inputs)):
+        changes["products in both forms are dense"] += 1
+        inputs = inputs[: -len(blocks)]
     if op == "linear_sparse_int8":
         changes["sparse products are dense"] += 1
         op, inputs = "linear_int8", _dense_operands(graph, node)

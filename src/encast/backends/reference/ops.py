@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from encast.backends.reference.coarse import BUMPS, coarse
+from encast.errors import GraphError
 from encast.ir.blocks import unpack_blocks
 from encast.ir.ops import ATTENTION_KEY_BLOCK, LOCAL_QUERY_BLOCK
 from encast.ir.relative import distance_origin, distance_rows, relative_buckets, unpack_distances
@@ -567,9 +568,14 @@ def _linear_int8(
     weight: np.ndarray[Any, np.dtype[np.int8]],
     weight_scale: Float64,
     bias: Float64 | None,
+    values: Any = None,
+    columns: Any = None,
+    starts: Any = None,
     *,
     activation: str,
 ) -> Float64:
+    if values is not None and not np.array_equal(unpack_blocks(values, columns, starts, weight.shape), weight):
+        raise GraphError("the two forms of an int8 weight, with its zeros and without them, are not one weight")
     # Products are at most 255 * 127, so float64 sums of them are exact up to 2^38 columns.
     sums = x.centred() @ weight.astype(np.float64).T
     result = sums * (x.scale.astype(np.float64)[:, None] * weight_scale)
