@@ -31,7 +31,7 @@ _VNNI_ROWS = (
     DenseRows(0.27, 0, 0),
     DenseRows(0.35, 4, 0),
     DenseRows(0.44, 8, 0),
-    DenseRows(0.55, 12, 12),
+    DenseRows(0.55, 12, 8),
     DenseRows(0.62, 24, 12),
     DenseRows(0.72, 48, 24),
     DenseRows(0.85, 48, 63),
