@@ -127,11 +127,11 @@ Rows2d run(ExecutorPool& pool, std::string_view output, const Ids& token_ids, co
   return Rows2d(data, {static_cast<size_t>(shape.rows), static_cast<size_t>(shape.cols)}, owner);
 }
 
-constexpr size_t kEventFields = 8;
+constexpr size_t kEventFields = 9;
 using Events = nb::ndarray<int64_t, nb::numpy, nb::shape<-1, kEventFields>, nb::c_contig>;
 
 // Events as rows of thread, step, chunk, first row, rows, begin and end in nanoseconds from the run's begin,
-// and 1 for tasks of heads.
+// 1 for tasks of heads, and the rows of a sparse product that its dense form multiplied.
 Events events_of(const Trace& trace) {
   size_t count = 0;
   for (const auto& events : trace.threads) count += events.size();
@@ -139,9 +139,9 @@ Events events_of(const Trace& trace) {
   int64_t* to = memory.get();
   for (const auto& events : trace.threads) {
     for (const TraceEvent& event : events) {
-      for (const int64_t field :
-           {int64_t{event.thread}, int64_t{event.step}, int64_t{event.chunk}, event.first_row, event.rows,
-            event.begin_ns - trace.begin_ns, event.end_ns - trace.begin_ns, int64_t{event.heads}}) {
+      for (const int64_t field : {int64_t{event.thread}, int64_t{event.step}, int64_t{event.chunk},
+                                  event.first_row, event.rows, event.begin_ns - trace.begin_ns,
+                                  event.end_ns - trace.begin_ns, int64_t{event.heads}, event.dense_rows}) {
         *to++ = field;
       }
     }
@@ -232,10 +232,10 @@ void bind_runtime(nb::module_& m) {
           },
           "output"_a, "token_ids"_a, "cu_seqlens"_a, "token_type_ids"_a.none() = nb::none(),
           "select"_a.none() = nb::none(),
-          "As run, and what every thread did: the run's nanoseconds, and i64[events, 8] of thread, step of "
+          "As run, and what every thread did: the run's nanoseconds, and i64[events, 9] of thread, step of "
           "the plan,\n"
-          "chunk, first row, rows, begin and end in nanoseconds from the run's begin, and 1 for a task of "
-          "heads.")
+          "chunk, first row, rows, begin and end in nanoseconds from the run's begin, 1 for a task of "
+          "heads,\nand the rows of a sparse product that its dense form multiplied.")
       .def(
           "kernels",
           [](ExecutorPool& self) {

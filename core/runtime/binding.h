@@ -171,8 +171,8 @@ inline StepDecl dense_form(const StepDecl& sparse) {
 }
 
 // Cuts the rows of a sparse product: those that it multiplies, and those that dense_form does. A thread alone
-// has whole tiles and a rest. Threads that share the product each turn all rows, which pays for twice as
-// many.
+// has whole tiles and a rest. Threads that share the product, or the tasks of heads of some rows, each turn
+// all of those to columns, which pays for twice as many (measured with two threads).
 struct SparseRows {
   Range sparse, dense;
 

@@ -279,8 +279,10 @@ void Executor::traced(uint32_t step, const Share& share, int thread, bool heads,
   }
   const int64_t begin = now_ns();
   body();
-  events->push_back({begin, now_ns(), thread, static_cast<int32_t>(step), share.rows.begin,
-                     share.rows.end - share.rows.begin, chunk_number_, heads});
+  const int64_t end = now_ns();
+  const Range dense = SparseRows(plan_.steps[step], share.rows, share.parts).dense;
+  events->push_back({begin, end, thread, static_cast<int32_t>(step), share.rows.begin,
+                     share.rows.end - share.rows.begin, chunk_number_, dense.end - dense.begin, heads});
 }
 
 void Executor::run_step(uint32_t step, const Share& share, int thread,

@@ -33,8 +33,9 @@ struct TraceEvent {
   int32_t thread, step;
   int64_t first_row, rows;  // of the chunk
   int32_t chunk;
-  bool heads;  // whether it was a task of heads: a stage of heads also runs over all rows, see
-               // HeadStage::tasks
+  int64_t dense_rows;  // those of a sparse product that its dense form multiplied
+  bool heads;          // whether it was a task of heads: a stage of heads also runs over all rows, see
+                       // HeadStage::tasks
 };
 
 // The events of one run, thread by thread.

@@ -15,10 +15,10 @@ __all__ = ["DENSE_ROWS", "GAIN", "MANY_ROWS", "MEASURED_ZEROS", "DenseRows", "Ga
 
 
 class DenseRows(NamedTuple):
-    """With up to ``left`` of a weight's blocks left, the dense product is faster for up to so many rows a thread.
+    """With up to ``left`` of a weight left (``ir.blocks.Shares``), dense products are faster for so many rows a thread.
 
     ``cached``: where the weights of the model stay in the last cache between forwards; ``streamed``: where they come
-    from memory, which has less to bring of a sparse one.
+    from memory. A sparse form brings fewer bytes, one and a half of the dense one's for each weight that is left.
     """
 
     left: float
@@ -49,21 +49,22 @@ DENSE_ROWS: dict[str, tuple[DenseRows, ...]] = {
 """By ISA level, shares in hundredths, rising; with more left than the last one, the dense product is always faster."""
 
 
-def dense_rows(isa: str, zero: float, *, cached: bool) -> int | None:
-    """Most rows a thread for which the dense product is the faster one, where ``zero`` of a weight's blocks are zero.
+def dense_rows(isa: str, left: float, *, cached: bool) -> int | None:
+    """Most rows a thread for which the dense product is the faster one, where the share ``left`` of its weight is left.
 
-    0: for none. None: for any. Raises ``KeyError`` for a level that there is not.
+    0: for none. None: for any. Threads that share the rows of a product want twice as many, measured with two. Raises
+    ``KeyError`` for a level that there is not.
     """
-    left = round(1 - zero, 2)  # of a layer that is pruned to a share, the blocks that do not divide are left
     for row in DENSE_ROWS[isa]:
-        if left <= row.left:
+        # Groups are filled up, so a little more is left than a layer was pruned to.
+        if round(left, 2) <= row.left:
             return row.cached if cached else row.streamed
     return None
 
 
-def faster_form(isa: str, zero: float) -> str:
+def faster_form(isa: str, left: float) -> str:
     """``sparse``, ``dense``, or ``both`` where it depends on the rows or on the caches of the machine that runs it."""
-    rows = {dense_rows(isa, zero, cached=cached) for cached in (True, False)}
+    rows = {dense_rows(isa, left, cached=cached) for cached in (True, False)}
     return {frozenset({0}): "sparse", frozenset({None}): "dense"}.get(frozenset(rows), "both")
 
 

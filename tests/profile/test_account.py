@@ -13,13 +13,18 @@ STEPS = 4
 
 
 def _events(rows: list[tuple[int, ...]]) -> np.ndarray:
-    return np.array(rows, np.int64).reshape(-1, 8)
+    return np.array(rows, np.int64).reshape(-1, 9)
 
 
 def test_by_hand() -> None:
-    # thread, step, chunk, first row, rows, begin, end, task of heads
+    # thread, step, chunk, first row, rows, begin, end, task of heads, dense rows
     events = _events(
-        [(0, 0, 0, 0, 8, 10, 20, 0), (0, 1, 0, 0, 8, 25, 40, 0), (1, 0, 0, 8, 8, 12, 24, 0), (1, 1, 0, 8, 8, 25, 30, 0)]
+        [
+            (0, 0, 0, 0, 8, 10, 20, 0, 0),
+            (0, 1, 0, 0, 8, 25, 40, 0, 0),
+            (1, 0, 0, 8, 8, 12, 24, 0, 0),
+            (1, 1, 0, 8, 8, 25, 30, 0, 0),
+        ]
     )
     account = account_of(events, 50, 2, STEPS)
     assert account.busy.tolist() == [11, 10, 0, 0]
@@ -29,7 +34,7 @@ def test_by_hand() -> None:
 
 
 def test_a_thread_without_work_is_idle() -> None:
-    account = account_of(_events([(0, 0, 0, 0, 8, 10, 30, 0)]), 40, 2, STEPS)
+    account = account_of(_events([(0, 0, 0, 0, 8, 10, 30, 0, 0)]), 40, 2, STEPS)
     assert (account.busy[0], account.waiting[0], account.idle, account.between) == (10, 0, 10, 20)
 
 
@@ -51,7 +56,7 @@ def traces(draw: st.DrawFn) -> tuple[np.ndarray, int, int]:
             for step in draw(st.lists(st.integers(0, STEPS - 1), min_size=0, max_size=5)):
                 start = at + draw(st.integers(0, 20))
                 at = start + draw(st.integers(0, 100))
-                rows.append((thread, step, chunk, 0, 1, start, at, 0))
+                rows.append((thread, step, chunk, 0, 1, start, at, 0, 0))
             ends.append(at)
         clock = max(ends)
         spans.append((begin, clock))
@@ -72,7 +77,7 @@ def test_it_adds_up(trace: tuple[np.ndarray, int, int]) -> None:
 
 
 def test_the_mean_adds_up() -> None:
-    accounts = [account_of(_events([(0, 0, 0, 0, 8, 10, end, 0)]), 50, 1, STEPS) for end in (20, 40)]
+    accounts = [account_of(_events([(0, 0, 0, 0, 8, 10, end, 0, 0)]), 50, 1, STEPS) for end in (20, 40)]
     mean = mean_account(accounts)
     assert mean.busy.tolist() == [20, 0, 0, 0]
     assert mean.busy.sum() + mean.waiting.sum() + mean.idle + mean.between == mean.wall == 50

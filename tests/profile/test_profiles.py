@@ -17,6 +17,7 @@ import encast
 from encast import _core, artifact
 from encast._core import Plan
 from encast.backends.cpu import CpuRunnable
+from encast.crossover import DENSE_ROWS, DenseRows
 from encast.errors import InputError
 from encast.lower import Target
 from encast.profile.ablate import ANSWER_BOUNDS, Ablated, ablate, checkpoint_of, difference
@@ -284,3 +285,29 @@ def test_the_checkpoint_must_be_the_same(tmp_path_factory: pytest.TempPathFactor
 def test_trace_cost_is_never_negative() -> None:
     measured = Measured(Quartiles(1, 1, 1, 1), Quartiles(0.5, 0.5, 0.5, 1), None, 0.1, [])  # type: ignore[arg-type]
     assert measured.trace_cost == 0
+
+
+def test_products_are_counted_in_the_form_that_ran(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to eight rows a thread are dense, and up to sixteen of two threads that share them."""
+    folder = make_checkpoint(tmp_path_factory.mktemp("both") / "model", "bert", "embed", positions=600)
+    monkeypatch.setitem(DENSE_ROWS, _core.isa_best(), (DenseRows(2.0, 8, 8),))
+    dense, sparse, both = (
+        encast.compile(folder, folder.with_suffix(f".{form}.encast"), dtype="int8", task="embed", sparse=form)
+        for form in ("never", "always", "auto")
+    )
+
+    def products(path: Path, tokens: int, threads: int) -> tuple[set[str], int, int]:
+        profile = profile_of(path, "embedding", threads=threads, lengths=(tokens,), batch_tokens=100)
+        rows = [row for row in profile.rows if row.kind in ("linear", "sparse")]
+        forms = {row.kernel.split("_")[0] for row in rows}
+        return forms, sum(row.work.products for row in rows), sum(row.work.weight_bytes for row in rows)
+
+    for threads, few in ((1, 8), (2, 16)):
+        assert products(both, few, threads) == products(dense, few, threads)
+        assert products(both, few + 1, threads) == products(sparse, few + 1, threads)
+    forms, multiplied, read = products(both, 72, 1)  # a tile and a rest
+    assert forms == {"sparse"}
+    assert products(dense, 72, 1)[1] <= multiplied <= products(sparse, 72, 1)[1]
+    assert read > products(sparse, 72, 1)[2]

@@ -102,10 +102,12 @@ def test_a_product_with_both_forms_reads_one_of_them() -> None:
     plan = PLAN.replace("value v0", "weight w13 s8 panels 72 24 @0\nvalue v0", 1)
     plan = plan.replace("act=gelu arithmetic=s8 out=v11", "act=gelu arithmetic=s8 dense=w13 dense_rows=8 out=v11", 1)
     step = next(step for step in Plan(plan).steps if step.kind == "sparse")
-    sparse, dense = (work_of(step, CHUNK, dense=dense) for dense in (False, True))
+    sparse, dense, mixed = (work_of(step, CHUNK, dense=dense) for dense in (0, 1, 0.25))
     assert sparse == next(work_of(step, CHUNK) for step in STEPS if step.kind == "sparse")
     assert (dense.products, dense.weight_bytes) == (2 * CHUNK.tokens * 72 * 24, 128 * 24 + 3 * 128 * 4)
     assert (dense.elements, dense.value_bytes) == (sparse.elements, sparse.value_bytes)
+    assert mixed.products == 0.25 * dense.products + 0.75 * sparse.products
+    assert mixed.weight_bytes == dense.weight_bytes + sparse.weight_bytes - 3 * 128 * 4, "it reads both"
 
 
 def test_rotary_turns_queries_and_keys() -> None:

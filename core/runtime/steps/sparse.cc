@@ -64,37 +64,34 @@ class SparseStep final : public Step {
   }
 
   void run(const Share& share) const override {
+    if (keeps_columns(share, least_columns_)) return run_sparse(share, share.rows, true);
     const SparseRows rows(decl_, share.rows, share.parts);
+    if (rows.sparse.begin < rows.sparse.end) run_sparse(share, rows.sparse, false);
     if (rows.dense.begin < rows.dense.end) {
       Share rest = share;
       rest.rows = rows.dense;
       dense_->run(rest);
     }
-    if (rows.sparse.begin < rows.sparse.end) {
-      Share tiles = share;
-      tiles.rows = rows.sparse;
-      run_sparse(tiles);
-    }
   }
 
  private:
-  void run_sparse(const Share& share) const {
+  // `columns`: whether values that may be columns are.
+  void run_sparse(const Share& share, Range rows, bool columns) const {
     SparseArgs args = sparse_args(binder_, decl_, share, share.scratch);
-    const int64_t count = share.rows.end - share.rows.begin;
-    const bool columns = keeps_columns(share, least_columns_);
+    const int64_t count = rows.end - rows.begin;
     if (columns && reads_columns_) {
       const Place& from = place(share, decl_.x);
-      args.features = reinterpret_cast<uint8_t*>(from.data) + share.rows.begin * from.stride;
+      args.features = reinterpret_cast<uint8_t*>(from.data) + rows.begin * from.stride;
       args.turned = true;
     }
     const int64_t panels = round_up(outputs_, kPanel) / kPanel;
     if (columns && to_columns_ != nullptr) {
       args.columns = columns_of(share, decl_.out);
-      return (*to_columns_)(count)(args, share.rows.begin, share.rows.end, 0, panels);
+      return (*to_columns_)(count)(args, rows.begin, rows.end, 0, panels);
     }
     args.product.c = f32_out(share, decl_.out);
     args.product.c_stride = stride(share, decl_.out);
-    const Tile tile = split_product(share.rows, panels, share.part, share.parts, false);
+    const Tile tile = split_product(rows, panels, share.part, share.parts, false);
     if (tile.rows.begin < tile.rows.end && tile.panels.begin < tile.panels.end) {
       select_(count)(args, tile.rows.begin, tile.rows.end, tile.panels.begin, tile.panels.end);
     }

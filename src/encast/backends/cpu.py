@@ -202,9 +202,9 @@ class CpuRunnable:
     def trace(self, output: str, batch: Batch, select: Int32 | None = None) -> tuple[Float32, int, Int64]:
         """As ``run``, for rising ``select``, and what every thread did.
 
-        The run's nanoseconds in the core, and ``i64[events, 8]``: thread, step of the plan, chunk, first row, rows,
-        begin and end in nanoseconds from the run's begin, and 1 where it was a task of heads; thread by thread in the
-        order of time.
+        The run's nanoseconds in the core, and ``i64[events, 9]``: thread, step of the plan, chunk, first row, rows,
+        begin and end in nanoseconds from the run's begin, 1 where it was a task of heads, and the rows of a sparse
+        product that its dense form multiplied; thread by thread in the order of time.
         """
         self._need_own_process()
         traced: tuple[Float32, int, Int64] = self._group(batch)[0].trace(

@@ -642,7 +642,7 @@ def _linear_int8(types: Any, attrs: Any) -> list[ValueType]:
     """``activation(x @ (weight * weight_scale[:, None]).T + bias)``: q8 by s8 (-127 to 127), exact int32 sums.
 
     ``values``, ``columns``, ``starts``: the same weight without its zeros, as of ``linear_sparse_int8``; all or none.
-    A backend multiplies by whichever is faster.
+    A backend may multiply by either.
     """
     x, weight = _matrix(types[0], "x", "q8"), _matrix(types[1], "weight", "s8")
     _need(x.shape[1] == weight.shape[1], f"x is {x}, weight is {weight}; the inner sizes differ")

@@ -52,9 +52,7 @@ class _Lowering:
         self.graph, self.tensors, self.target = graph, tensors, target
         self.weights: dict[tuple[str, str, int, int], str] = {}
         self.weight_lines: list[str] = []
-        self.product_bytes = 0
-        products = {node.inputs[1] for node in graph.nodes if node.op.startswith("linear")} & graph.constants.keys()
-        self.dense_bytes = sum(_nbytes(graph.type_of(name), int(graph.type_of(name).shape[0])) for name in products)
+        self.product_bytes = _product_bytes(graph)
         self.steps: list[_Step] = []
         self.values: dict[str, ValueType] = {}
         self.counts: dict[str, Mapping[str, Any]] = {}
@@ -62,13 +60,10 @@ class _Lowering:
 
     # Operands
 
-    def weight(
-        self, name: str, layout: str, *, stored: str | None = None, part: int = 0, parts: int = 1, product: bool = False
-    ) -> str:
+    def weight(self, name: str, layout: str, *, stored: str | None = None, part: int = 0, parts: int = 1) -> str:
         """The id of a constant in one of the layouts; ``stored`` names the tensor when it is derived.
 
-        ``part`` of ``parts`` equal ones, each of whole panels, of what belongs to a product's outputs. ``product``: it
-        is multiplied by, as all panels are.
+        ``part`` of ``parts`` equal ones, each of whole panels, of what belongs to a product's outputs.
         """
         stored = stored or name
         key = (stored, layout, part, parts)
@@ -82,8 +77,6 @@ class _Lowering:
                 dtype, rows, cols = type.dtype, int(type.shape[0]) // parts, int(type.shape[1])
             self.weights[key] = f"w{len(self.weights)}"
             offset = self.tensors[stored].offset + part * _core.weight_bytes(dtype, layout, rows, cols)
-            if layout == "panels" or product:
-                self.product_bytes += rows * cols * _core.element_bytes(dtype)
             self.weight_lines.append(f"weight {self.weights[key]} {dtype} {layout} {rows} {cols} @{offset}")
         return self.weights[key]
 
@@ -174,19 +167,15 @@ class _Lowering:
 
     def linear_int8(self, node: Node) -> None:
         weight, scale, bias, blocks = node.inputs[1], node.inputs[2], _operand(node, 3), blocks_beside(node.inputs)
-        dense_rows = self.dense_rows(weight, blocks[0]) if blocks else None
-        if dense_rows is None or self._parts(node) > 1:
+        dense_rows = None
+        if blocks:
+            whole, left = (math.prod(map(int, self.constant(name).shape)) for name in (weight, blocks[0]))
+            dense_rows = self.target.dense_rows(left / whole, self.product_bytes)
+        if dense_rows is None:
             self._linear(node, "q8", weight, bias, scale=scale)
-        elif dense_rows == 0:
-            self._sparse(node, blocks, scale, f"{weight}.colsum", bias)
-        else:
-            both = {"dense": self.weight(weight, "panels"), "dense_rows": str(dense_rows)}
-            self._sparse(node, blocks, scale, f"{weight}.colsum", bias, both)
-
-    def dense_rows(self, weight: str, values: str) -> int | None:
-        """As ``Target.dense_rows``, of a weight that has both forms."""
-        whole, left = (math.prod(map(int, self.constant(name).shape)) for name in (weight, values))
-        return self.target.dense_rows(1 - left / whole, self.dense_bytes)
+            return
+        both = {"dense": self.weight(weight, "panels"), "dense_rows": str(dense_rows)} if dense_rows else {}
+        self._sparse(node, blocks, scale, f"{weight}.colsum", bias, both)
 
     def _linear(self, node: Node, dtype: str, weight: str, bias: str, scale: str = "") -> None:
         parts = self._parts(node)
@@ -216,13 +205,12 @@ class _Lowering:
 
     def linear_sparse_int8(self, node: Node) -> None:
         _, *blocks, sums, scale = node.inputs[:6]
-        self._sparse(node, blocks, scale, sums, _operand(node, 6))
+        self._sparse(node, blocks, scale, sums, _operand(node, 6), {})
 
     def _sparse(
-        self, node: Node, blocks: Sequence[str], scale: str, sums: str, bias: str, both: Mapping[str, str] | None = None
+        self, node: Node, blocks: Sequence[str], scale: str, sums: str, bias: str, both: Mapping[str, str]
     ) -> None:
-        """``sums``: the stored ones. ``both``: the keys that a product has whose weight is there in panels too; of
-        its bytes those of the panels are counted."""
+        """``sums``: the stored ones. ``both``: the keys that a product has whose weight is there in panels too."""
         values, columns, starts = blocks
         activation = node.attrs["activation"]
         self.step(
@@ -230,8 +218,8 @@ class _Lowering:
             node,
             {"x": node.inputs[0]},
             _outputs(node),
-            w=self.weight(values, "dense", product=both is None),
-            columns=self.weight(columns, "dense", product=both is None),
+            w=self.weight(values, "dense"),
+            columns=self.weight(columns, "dense"),
             starts=self.weight(starts, "dense"),
             scale=self.weight(scale, "padded"),
             colsum=self.weight(scale, "padded", stored=sums),
@@ -239,7 +227,7 @@ class _Lowering:
             **({"coarse": "1"} if activation in COARSE_ACTIVATIONS.values() else {}),
             act=activation.removesuffix("_coarse"),
             arithmetic="s8",
-            **(both or {}),
+            **both,
         )
 
     def _parts(self, node: Node) -> int:
@@ -497,6 +485,14 @@ def lower(graph: Graph, tensors: Mapping[str, StoredTensor], target: Target) -> 
 def has_steps(op: str) -> bool:
     """Whether lowering has steps for an op of the table of ops."""
     return hasattr(_Lowering, _method_of(op))
+
+
+def _product_bytes(graph: Graph) -> int:
+    """Of the weights of all products; of one that has two forms those of the dense one."""
+    operands = {"linear": 1, "linear_bf16": 1, "linear_int8": 1, "linear_sparse_int8": 2}
+    names = {name for node in graph.nodes for name in node.inputs[1 : operands.get(node.op, 0) + 1]}
+    types = [graph.type_of(name) for name in sorted(names & graph.constants.keys())]
+    return sum(math.prod(map(int, type.shape)) * _core.element_bytes(type.dtype) for type in types)
 
 
 def _method_of(op: str) -> str:

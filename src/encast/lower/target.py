@@ -110,9 +110,9 @@ class Target:
         """Whether products of ``weight_bytes`` in all find their weights in the shared cache in every forward."""
         return 2 * weight_bytes <= self.shared_cache_bytes
 
-    def dense_rows(self, zero: float, weight_bytes: int) -> int | None:
-        """``crossover.dense_rows`` of a product, whose model has ``weight_bytes`` of dense ones in all."""
-        return dense_rows(self.isa, zero, cached=self.cached(weight_bytes))
+    def dense_rows(self, left: float, weight_bytes: int) -> int | None:
+        """``crossover.dense_rows`` of a product, of a model with ``weight_bytes`` of them."""
+        return dense_rows(self.isa, left, cached=self.cached(weight_bytes))
 
     @staticmethod
     def here(machine: Machine | None = None) -> Target:

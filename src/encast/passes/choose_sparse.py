@@ -43,7 +43,7 @@ def choose_sparse(graph: Graph, sparse: str, isa: str) -> Outcome:
         if weight not in known:
             known[weight] = shares(graph.constants[weight].array)
         found = outcome.zeros[node.name] = known[weight]
-        form = faster_form(isa, found.zero) if sparse == "auto" else {"never": "dense", "always": "sparse"}[sparse]
+        form = faster_form(isa, found.left) if sparse == "auto" else {"never": "dense", "always": "sparse"}[sparse]
         if form == "dense":
             continue
         if found.zero:

@@ -11,6 +11,7 @@ import numpy as np
 __all__ = [
     "BEGIN",
     "CHUNK",
+    "DENSE",
     "END",
     "FIRST_ROW",
     "HEADS",
@@ -25,7 +26,7 @@ __all__ = [
 _Int64 = np.ndarray[Any, np.dtype[np.int64]]
 _Float64 = np.ndarray[Any, np.dtype[np.float64]]
 
-THREAD, STEP, CHUNK, FIRST_ROW, ROWS, BEGIN, END, HEADS = range(8)
+THREAD, STEP, CHUNK, FIRST_ROW, ROWS, BEGIN, END, HEADS, DENSE = range(9)
 """Columns of events, as ``CpuRunnable.trace`` gives them."""
 
 
@@ -48,7 +49,7 @@ class Account:
 
 
 def account_of(events: _Int64, wall: int, threads: int, steps: int) -> Account:
-    """Sums up ``i64[events, 8]`` as ``CpuRunnable.trace`` gives them: of each thread in the order of time."""
+    """Sums up ``i64[events, 9]`` as ``CpuRunnable.trace`` gives them: of each thread in the order of time."""
     busy = np.zeros(steps)
     waiting = np.zeros(steps)
     if len(events) == 0:

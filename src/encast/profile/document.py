@@ -116,7 +116,7 @@ def chrome_trace(profile: Profile) -> dict[str, Any]:
     sample: list[Traced] = profile.measured.sample
     for number, traced in enumerate(sample):
         offset = traced.called - sample[0].called
-        for thread, step, chunk, first_row, count, begin, end, heads in traced.events.tolist():
+        for thread, step, chunk, first_row, count, begin, end, heads, dense in traced.events.tolist():
             row = rows[step]
             events.append(
                 {
@@ -137,6 +137,7 @@ def chrome_trace(profile: Profile) -> dict[str, Any]:
                         "first_row": first_row,
                         "rows": count,
                         "head_task": bool(heads),
+                        "dense_rows": dense,
                     },
                 }
             )

@@ -87,7 +87,7 @@ class Runner:
 
 @dataclass(frozen=True)
 class Traced:
-    """One traced run: nanoseconds inside of the core, ``i64[events, 8]``, and when it was called, in nanoseconds."""
+    """One traced run: nanoseconds inside of the core, ``i64[events, 9]``, and when it was called, in nanoseconds."""
 
     wall: int
     events: _Int64

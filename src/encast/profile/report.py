@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 import encast._core as _core
 from encast._core import Plan, PlanStep, PlanValue, PlanWeight
 from encast.ceilings import Ceilings
-from encast.profile.account import CHUNK, HEADS, ROWS, STEP
+from encast.profile.account import CHUNK, DENSE, HEADS, ROWS, STEP
 from encast.profile.bounds import Bound, Homes, bound_of, peak_of, product_dtype
 from encast.profile.measure import Measured, Traced
 from encast.profile.work import Chunk, Work, chunks_of, product_weights, work_of
@@ -189,7 +189,7 @@ def build_profile(
     total = account.wall / 1e9 + measured.outside
     names = [step.name for step in plan.steps]
     rows_at_once = _rows_at_once(measured, len(names))
-    dense = {step.index for step in needed if rows_at_once[step.index] <= step.keys.get("dense_rows", 0)}
+    dense = _dense(measured, len(names))
     homes = _homes(plan, needed, dense, every, threads)
     ran = _ran(measured.sample)
     in_heads = {step for kind, begin, end in plan.stages if kind == "heads" for step in range(begin, end)}
@@ -197,15 +197,15 @@ def build_profile(
     for step in needed:
         work, head_rows = Work(), 0
         for place, chunk in chunks.items():
-            heads = ran.get((*place, step.index))
+            heads, by_panels = ran.get((*place, step.index), (None, 0.0))
             if heads is not None:
-                work = work + work_of(step, chunk, heads=heads, dense=step.index in dense)
+                work = work + work_of(step, chunk, heads=heads, dense=by_panels)
                 head_rows += chunk.tokens if heads else 0
-        # A sparse product has kernels of both of its forms.
+        # A sparse product has kernels of both of its forms: named is that of most rows.
         able = [
             one
             for one in kernels[step.index]
-            if step.kind != "sparse" or one.name.startswith("gemm") == (step.index in dense)
+            if step.kind != "sparse" or one.name.startswith("gemm") == (dense[step.index] > 0.5)
         ]
         kernel = _chosen(able, rows_at_once[step.index])
         seconds, waiting = account.busy[step.index] / 1e9, account.waiting[step.index] / 1e9
@@ -243,23 +243,35 @@ def build_profile(
     )
 
 
-def _ran(sample: Sequence[Traced]) -> dict[tuple[int, int, int], bool]:
-    """(batch, chunk, step) of all that ran, and whether in tasks of heads."""
-    return {
-        (batch, chunk, step): bool(heads)
-        for batch, traced in enumerate(sample)
-        for chunk, step, heads in np.unique(traced.events[:, [CHUNK, STEP, HEADS]], axis=0).tolist()
-    }
+def _ran(sample: Sequence[Traced]) -> dict[tuple[int, int, int], tuple[bool, float]]:
+    """(batch, chunk, step) of all that ran, whether in tasks of heads, and the share of rows in a dense form."""
+    found: dict[tuple[int, int, int], list[int]] = {}
+    for batch, traced in enumerate(sample):
+        for chunk, step, heads, rows, dense in traced.events[:, [CHUNK, STEP, HEADS, ROWS, DENSE]].tolist():
+            sums = found.setdefault((batch, chunk, step), [heads, 0, 0])
+            sums[1] += rows
+            sums[2] += dense
+    return {place: (bool(heads), dense / max(rows, 1)) for place, (heads, rows, dense) in found.items()}
+
+
+def _dense(measured: Measured, steps: int) -> list[float]:
+    """Of each step the share of all rows that the dense form of a sparse product multiplied."""
+    rows, dense = np.zeros(steps), np.zeros(steps)
+    for traced in measured.sample:
+        np.add.at(rows, traced.events[:, STEP], traced.events[:, ROWS])
+        np.add.at(dense, traced.events[:, STEP], traced.events[:, DENSE])
+    shares: list[float] = (dense / np.maximum(rows, 1)).tolist()
+    return shares
 
 
 def _homes(
-    plan: Plan, needed: Sequence[PlanStep], dense: Collection[int], chunks: Sequence[Chunk], threads: int
+    plan: Plan, needed: Sequence[PlanStep], dense: Sequence[float], chunks: Sequence[Chunk], threads: int
 ) -> Homes:
     # A weight of several layers is one place in the file.
     weights: dict[int, int] = {}
     for step in needed:
         if step.kind in ("linear", "sparse"):
-            read = product_weights(step, dense=step.index in dense)
+            read = product_weights(step, dense=dense[step.index])
             weights |= {weight.offset: weight.nbytes for weight in read}
     tokens = max(chunk.tokens for chunk in chunks)
     rows = min(plan.block_rows, -(-tokens // threads))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -117,14 +117,22 @@ def chunks_of(batch: Batch, chunk_tokens: int, select: Int32 | None = None) -> l
     return chunks
 
 
-def work_of(step: PlanStep, chunk: Chunk, *, heads: bool = False, dense: bool = False) -> Work:
+def work_of(step: PlanStep, chunk: Chunk, *, heads: bool = False, dense: float = 0) -> Work:
     """The work of a step on one chunk.
 
     ``heads``: it ran in tasks of heads, so that what the product makes and attention reads is the thread's own.
-    ``dense``: of a sparse product that has its weight in panels too, and was multiplied by those.
+    ``dense``: the share of the rows of a sparse product for which its weight was multiplied in panels.
     """
     own = "block" if heads else ""
-    return _panels(step, chunk, own, "dense") if dense else WORK_OF_KIND[step.kind](step, chunk, own)
+    work = WORK_OF_KIND[step.kind](step, chunk, own)
+    if not dense:
+        return work
+    panels = _panels(step, chunk, own, "dense")
+    return replace(
+        work,
+        products=round(panels.products * dense + work.products * (1 - dense)),
+        weight_bytes=sum(one.nbytes for one in product_weights(step, dense=dense)),
+    )
 
 
 def _embed(step: PlanStep, chunk: Chunk, _: str) -> Work:
@@ -145,7 +153,7 @@ def _panels(step: PlanStep, chunk: Chunk, own: str, key: str) -> Work:
     return Work(
         products=2 * rows * weight.rows * weight.cols,
         elements=rows * weight.rows * _after_sum(step),
-        weight_bytes=sum(one.nbytes for one in product_weights(step, dense=key == "dense")),
+        weight_bytes=sum(one.nbytes for one in product_weights(step, dense=1 if key == "dense" else 0)),
         value_bytes=_moved(chunk, step, columns=weight.rows, out=own),
     )
 
@@ -168,9 +176,10 @@ def _after_sum(step: PlanStep) -> int:
     return ELEMENT_OPERATIONS[step.keys["act"]] + ("other" in step.keys)
 
 
-def product_weights(step: PlanStep, *, dense: bool = False) -> list[PlanWeight]:
+def product_weights(step: PlanStep, *, dense: float = 0) -> list[PlanWeight]:
     """What a product reads of the weights file; ``dense`` as of ``work_of``."""
-    names = ("dense" if dense else "w", *(() if dense else ("columns", "starts")), "scale", "colsum", "bias")
+    sparse = ("w", "columns", "starts") if dense < 1 else ()
+    names = (*(("dense",) if dense > 0 else ()), *sparse, "scale", "colsum", "bias")
     return [step.keys[name] for name in names if name in step.keys]
 
 
