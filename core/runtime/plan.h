@@ -36,7 +36,8 @@
 //                     may take some heads of sequences of head_tokens tokens through both.
 //
 // Values that live within one stage of rows may lie in the block's memory, where offsets are given for every
-// 16 rows of the block. Values of the arena keep their memory for whole stages.
+// 16 rows of the block. Values of the arena keep their memory for whole stages; only a value of the same type
+// may take the place of one that its stage of rows has read for the last time.
 namespace encast {
 
 enum class Rows : uint8_t { tokens, seqs, selected };

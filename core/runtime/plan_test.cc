@@ -333,8 +333,27 @@ ENCAST_TEST(meaning) {
   // v0 is read by the norm, so v3 may not lie on it; a q8 value's scales count as its memory.
   refused("value v3 f32 tokens 16 @20480", "value v3 f32 tokens 16 @0", "v3 lies over v0");
   refused("value v3 f32 tokens 16 @20480", "value v3 f32 tokens 16 @8192", "v3 lies over v2");
-  // Within a stage one thread may read v3 while another already writes v5.
-  refused("value v5 f32 tokens 16 @28672", "value v5 f32 tokens 16 @20480", "v5 lies over v3");
+  // Within a stage one thread may read other rows of v3 while another already writes v5.
+  refused("value v5 f32 tokens 16 @28672", "value v5 f32 tokens 16 @20544", "v5 lies over v3");
+  refused("value v5 f32 tokens 16 @28672", "value v5 f32 tokens 16 @17472", "v5 lies over v3");
+}
+
+// Where v3 lies, whose rows are read for the last time before the same rows of v5 are made.
+ENCAST_TEST(values_made_in_place) {
+  const std::string good = with("value v5 f32 tokens 16 @28672", "value v5 f32 tokens 16 @20480");
+  CHECK_EQ(Plan::parse(good).values[5].offset, Plan::parse(good).values[3].offset);
+  refused("name=norm x=v4 other=v0", "name=norm x=v4 other=v3", "v5 lies over v3", good);
+  refused("name=rows x=v5", "name=rows x=v3", "v5 lies over v3", good);
+  // The norm reads v0 while it makes v5.
+  refused("value v5 f32 tokens 16 @28672", "value v5 f32 tokens 16 @0", "v5 lies over v0");
+  // Rows of another kind are not the same rows.
+  refused("value v8 f32 selected 16 @49152", "value v8 f32 selected 16 @20480", "v8 lies over v5", good);
+  // A window reads rows of other tokens, which another thread may already make.
+  const std::string window =
+      with("step norm name=norm", "step window name=window x=v3 out=v10\nstep norm name=norm",
+           with("@-\nstage", "@-\nvalue v10 f32 tokens 48 @65536\nstage"));
+  Plan::parse(window);
+  refused("value v5 f32 tokens 16 @28672", "value v5 f32 tokens 16 @20480", "v5 lies over v3", window);
 }
 
 ENCAST_TEST(memory_of_a_block) {

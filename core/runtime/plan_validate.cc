@@ -121,9 +121,11 @@ class Validator {
          "others than its attention read what its product makes");
   }
 
-  // Steps from the one that makes a value to the last that reads it.
+  // Steps from the one that makes a value to the last that reads it; of a value of the arena, those of whole
+  // stages, and made and read as they are.
   struct Life {
     size_t first = ~size_t{0}, last = 0;
+    size_t made = ~size_t{0}, read = 0;
   };
 
   // No step may write memory that holds a value which it or a later step still reads. Values of the arena
@@ -151,6 +153,27 @@ class Validator {
     if (in_block && life.first < stage.begin) fail_block("which ended with an earlier stage");
     life.first = std::min(life.first, in_block ? step : stage.begin);
     life.last = std::max(life.last, in_block ? step : stage.end - 1);
+    life.made = std::min(life.made, step);
+    life.read = std::max(life.read, step);
+  }
+
+  // Whether value `made` may lie where `held` does, which ends in the stage that it begins in: each row is
+  // made after the same row of `held` was read for the last time, by the same thread or before a barrier.
+  bool may_lie_over(size_t made, size_t held, const std::vector<Life>& lives) const {
+    const ValueDecl &value = plan_.values[made], &old = plan_.values[held];
+    if (value.in_block || value.offset != old.offset || value.dtype != old.dtype || value.rows != old.rows ||
+        value.cols != old.cols || lives[held].read >= lives[made].made) {
+      return false;
+    }
+    const auto within = [&](const StageDecl& stage) {
+      return stage.begin <= lives[held].read && lives[made].made < stage.end;
+    };
+    const auto stage = std::ranges::find_if(plan_.stages, within);
+    if (stage == plan_.stages.end() || stage->kind != StageKind::rows) return false;
+    const auto steps = std::span(plan_.steps).subspan(stage->begin, stage->end - stage->begin);
+    return std::ranges::none_of(steps, [&](const StepDecl& step) {
+      return step.kind == StepKind::window && step.x == static_cast<int>(held);
+    });
   }
 
   void check_overlaps(const std::vector<Life>& lives) const {
@@ -167,7 +190,8 @@ class Validator {
       for (const size_t other : live) {
         const ValueDecl& held = plan_.values[other];
         if (value.in_block == held.in_block && value.offset < held.offset + bytes(held) &&
-            held.offset < value.offset + bytes(value)) {
+            held.offset < value.offset + bytes(value) && !may_lie_over(id, other, lives) &&
+            !may_lie_over(other, id, lives)) {
           throw PlanError("v" + std::to_string(id) + " lies over v" + std::to_string(other) +
                           " while both are alive");
         }

@@ -422,15 +422,44 @@ class _Lowering:
         block = [value for value, local in within.items() if local]
         arena = [value for value, local in within.items() if not local]
         block_spans = [Lifetime(_nbytes(self.values[v], _core.BLOCK_UNIT), uses[v][0], uses[v][-1]) for v in block]
+        shared = self.in_place(arena, uses, stages, of_step)
         arena_spans = [
-            Lifetime(_nbytes(self.values[v], chunk), of_step[uses[v][0]], of_step[uses[v][-1]]) for v in arena
+            Lifetime(_nbytes(self.values[group[0]], chunk), of_step[uses[group[0]][0]], of_step[uses[group[-1]][-1]])
+            for group in shared
         ]
         block_offsets, block_bytes = place_values(block_spans)
         arena_offsets, arena_bytes = place_values(arena_spans)
         spelled = dict.fromkeys(outside, "-")
         spelled |= {value: f"+{offset}" for value, offset in zip(block, block_offsets, strict=True)}
-        spelled |= {value: str(offset) for value, offset in zip(arena, arena_offsets, strict=True)}
+        spelled |= {value: str(offset) for group, offset in zip(shared, arena_offsets, strict=True) for value in group}
         return spelled, arena_bytes, block_bytes
+
+    def in_place(
+        self, arena: Sequence[str], uses: Mapping[str, Sequence[int]], stages: Sequence[_Stage], of_step: Sequence[int]
+    ) -> list[list[str]]:
+        """The values of the arena in groups that share a place, each made over the one before it.
+
+        A stage of rows makes a value where one of the same type lies that no later step reads: its rows, which the
+        thread has just read, are still in the core's cache. Elsewhere they would come from memory to be overwritten.
+        """
+        windows = {step.reads["x"] for step in self.steps if step.kind == "window"}  # of other rows too
+        groups: list[list[str]] = []
+        for value in sorted(arena, key=lambda value: uses[value][0]):
+            made, stage = uses[value][0], of_step[uses[value][0]]
+            over = [
+                group
+                for group in groups
+                if stages[stage].kind == "rows"
+                and self.values[group[-1]] == self.values[value]
+                and group[-1] not in windows
+                and of_step[uses[group[-1]][-1]] == stage
+                and uses[group[-1]][-1] < made
+            ]
+            if over:
+                max(over, key=lambda group: uses[group[-1]][-1]).append(value)
+            else:
+                groups.append([value])
+        return groups
 
     def lines(self) -> list[str]:
         meta = self.graph.meta
