@@ -21,6 +21,7 @@ from encast.tasks.embed import embed
 from encast.tasks.embed_sparse import SparseVector, embed_sparse
 from encast.tasks.embed_tokens import Kind, TokenVectors, embed_tokens
 from encast.tasks.fill_mask import Candidate, fill_mask
+from encast.tasks.pooling import Pooling
 from encast.tasks.rerank import rerank
 from encast.tasks.session import F32, Session, Steps, drive, need_count
 from encast.tasks.tag import Tagging, tag
@@ -49,6 +50,13 @@ class Engine:
     Methods raise ``InputError`` for input that cannot be served, naming its index, and when the artifact
     lacks the head that they need. Texts longer than ``max_length`` tokens are cut as the checkpoint's
     tokenizer says, or raise with ``on_long="error"``.
+
+    With ``on_long="windows"`` nothing is cut off: ``embed``, ``embed_sparse``, ``classify``, ``rerank`` and ``tag``
+    read a longer text in windows of its tokens, each with the special tokens and the prompt, and make one answer of
+    theirs. Neighbouring windows share ``stride`` tokens of the text: 0 or more and fewer than a window holds, by
+    default 128, or half of a window when that is less, as in ``answer``. ``pooling``: "mean", weighted by the tokens of
+    the text in each window, or "max", the largest of each number. A text that fits has the same bits as when texts are
+    cut.
     """
 
     def __init__(self, session: Session, runnable: Runnable) -> None:
@@ -130,6 +138,8 @@ class Engine:
         texts: Sequence[str],
         *,
         on_long: OnLong = "truncate",
+        stride: int | None = None,
+        pooling: Pooling | None = None,
         prompt_name: str | None = None,
         truncate_dim: int | None = None,
     ) -> F32:
@@ -139,9 +149,21 @@ class Engine:
         ``truncate_dim``: only so many of the first numbers, ``f32[n, truncate_dim]``, for models that were trained for
         it (Matryoshka representation learning, arXiv 2205.13147). Where the checkpoint normalises, they are scaled to
         length 1 again, which sentence-transformers does only when asked.
+
+        Of windows, with vectors ``v_i`` and ``n_i`` tokens of the text in each, ``pooling`` "mean" (the default) gives
+        ``sum(n_i v_i) / sum(n_i)``, "max" the largest of each number. That is scaled to length 1 where the checkpoint
+        normalises, and ``truncate_dim`` comes last.
         """
         return self.drive(
-            embed(self.session, texts, on_long=on_long, prompt_name=prompt_name, truncate_dim=truncate_dim)
+            embed(
+                self.session,
+                texts,
+                on_long=on_long,
+                stride=stride,
+                pooling=pooling,
+                prompt_name=prompt_name,
+                truncate_dim=truncate_dim,
+            )
         )
 
     def embed_sparse(
@@ -149,6 +171,7 @@ class Engine:
         texts: Sequence[str],
         *,
         on_long: OnLong = "truncate",
+        stride: int | None = None,
         prompt_name: str | None = None,
         max_active_dims: int | None = None,
     ) -> list[SparseVector]:
@@ -156,9 +179,17 @@ class Engine:
 
         They are those of SPLADE, see ``encast.tasks.embed_sparse.embed_sparse``. Prompts are as in ``embed``.
         ``max_active_dims``: only so many of the largest weights of a text; by default as the checkpoint says, else all.
+        Of windows each token of the vocabulary has its largest weight in any of them.
         """
         return self.drive(
-            embed_sparse(self.session, texts, on_long=on_long, prompt_name=prompt_name, max_active_dims=max_active_dims)
+            embed_sparse(
+                self.session,
+                texts,
+                on_long=on_long,
+                stride=stride,
+                prompt_name=prompt_name,
+                max_active_dims=max_active_dims,
+            )
         )
 
     def embed_tokens(
@@ -178,10 +209,20 @@ class Engine:
         return self.drive(embed_tokens(self.session, texts, kind=kind, on_long=on_long, prompt_name=prompt_name))
 
     def classify(
-        self, texts_or_pairs: Sequence[str] | Sequence[tuple[str, str]], *, on_long: OnLong = "truncate"
+        self,
+        texts_or_pairs: Sequence[str] | Sequence[tuple[str, str]],
+        *,
+        on_long: OnLong = "truncate",
+        stride: int | None = None,
+        pooling: Pooling | None = None,
     ) -> list[Classification]:
-        """A label with its score, and the scores of all labels, for every text or pair of texts."""
-        return self.drive(classify(self.session, texts_or_pairs, on_long=on_long))
+        """A label with its score, and the scores of all labels, for every text or pair of texts.
+
+        Of windows with scores ``p_i`` and ``n_i`` tokens of the text in each, ``pooling`` "mean" (the default) gives
+        ``sum(n_i p_i) / sum(n_i)``, "max" the largest score of each label in any window; those need not sum to 1. Of a
+        pair the second text is read in windows, each with the whole first text, which must leave room for it.
+        """
+        return self.drive(classify(self.session, texts_or_pairs, on_long=on_long, stride=stride, pooling=pooling))
 
     @overload
     def answer(
@@ -240,18 +281,33 @@ class Engine:
             )
         )
 
-    def tag(self, texts: Sequence[str], *, on_long: OnLong = "truncate") -> list[Tagging]:
-        """Entities with character offsets, as transformers' pipeline finds them; see ``encast.tasks.tag.tag``."""
-        return self.drive(tag(self.session, texts, on_long=on_long))
+    def tag(self, texts: Sequence[str], *, on_long: OnLong = "truncate", stride: int | None = None) -> list[Tagging]:
+        """Entities with character offsets, as transformers' pipeline finds them; see ``encast.tasks.tag.tag``.
 
-    def rerank(self, query: str, documents: Sequence[str], *, on_long: OnLong = "truncate") -> list[tuple[int, float]]:
+        Of windows that share a token, the one in which it has most context on its side with less labels it.
+        """
+        return self.drive(tag(self.session, texts, on_long=on_long, stride=stride))
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        on_long: OnLong = "truncate",
+        stride: int | None = None,
+        pooling: Pooling | None = None,
+    ) -> list[tuple[int, float]]:
         """``(index of the document, score)``, best first, equal scores by index.
 
         A classifier of pairs with one label (cross-encoder) scores with its logit; a sentence-embedding
         artifact with its checkpoint's similarity, cosine when it names none; one of embeddings of tokens with
         ``encast.tasks.max_sim``. Raises ``InputError`` for other artifacts.
+
+        Of windows of a document, each with the whole query, a cross-encoder's score is the best one's (``pooling``
+        "max", the default: MaxP of Dai and Callan, arXiv 1905.09217) or their weighted mean. Sentence embeddings are
+        pooled as in ``embed``, those of query and documents. Embeddings of tokens take no windows.
         """
-        return self.drive(rerank(self.session, query, documents, on_long=on_long))
+        return self.drive(rerank(self.session, query, documents, on_long=on_long, stride=stride, pooling=pooling))
 
     def fill_mask(
         self, texts: Sequence[str], *, top_k: int = 5, on_long: OnLong = "truncate"

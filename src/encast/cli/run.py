@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -23,7 +23,9 @@ from encast.data.remote import local_path, shown
 from encast.engine import BATCH_TOKENS
 from encast.errors import EncastError, InputError
 from encast.jobs.answers import Answers, columns_of_task, task_name
+from encast.tasks.pooling import Pooling
 from encast.tasks.table import RunOptions, file_task
+from encast.tasks.tokenize import OnLong
 
 __all__ = ["SOME_ROWS_BAD", "run_command"]
 
@@ -65,7 +67,7 @@ def run_command(
         Path | None, typer.Option(help="Where bad rows go, as JSONL; default: beside the output, or stderr.")
     ] = None,
     stride: Annotated[
-        int | None, typer.Option(help="Tokens that neighbouring windows of a long context share (answer).")
+        int | None, typer.Option(help="Tokens that neighbouring windows share (answer, --on-long windows).")
     ] = None,
     null_threshold: Annotated[
         float | None,
@@ -82,7 +84,13 @@ def run_command(
         int | None, typer.Option(min=1, help="Keep so many of a sparse embedding's largest weights (embed_sparse).")
     ] = None,
     kind: Annotated[str, typer.Option(help="Whether the texts are document or query (embed_tokens).")] = "document",
-    on_long: Annotated[str, typer.Option(help="Texts beyond the model's length: truncate or error.")] = "truncate",
+    on_long: Annotated[
+        str, typer.Option(help="Texts beyond the model's length: truncate, error, or windows that are pooled.")
+    ] = "truncate",
+    pooling: Annotated[
+        str | None,
+        typer.Option(help="How windows of a text become one answer: mean or max; default: max to rerank, else mean."),
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads an instance; default: the usable cores.")] = None,
     instances: Annotated[int, typer.Option(help="Copies of the executor that share the weights.")] = 1,
     device: Annotated[
@@ -110,18 +118,21 @@ def run_command(
     rows each, and the same command goes on with a job that was ended. With --ray a cluster runs it.
     """
     inputs = inputs or ["-"]
-    if on_long not in ("truncate", "error"):
-        raise InputError(f"--on-long is {on_long!r}; truncate and error are known")
+    if on_long not in ("truncate", "error", "windows"):
+        raise InputError(f"--on-long is {on_long!r}; truncate, error and windows are known")
+    if pooling not in (None, "mean", "max"):
+        raise InputError(f"--pooling is {pooling!r}; mean and max are known")
     if kind not in ("document", "query"):
         raise InputError(f"--kind is {kind!r}; document and query are known")
     options = RunOptions(
-        "error" if on_long == "error" else "truncate",
+        cast(OnLong, on_long),
         stride,
         prompt_name,
         null_threshold,
         truncate_dim,
         max_active_dims,
         "query" if kind == "query" else "document",
+        cast(Pooling | None, pooling),
     )
     if ray is not None or shard_rows is not None or is_job(inputs, output):
         if errors is not None:

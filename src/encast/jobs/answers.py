@@ -76,9 +76,8 @@ def columns_of_task(spec: FileTask, text: str | None, pair: str | None) -> list[
 
 def need_options(session: Session, task: str, options: RunOptions) -> None:
     """Raises ``InputError`` where the model or the task cannot meet the options, before any row is read."""
-    if task == "fill_mask":
-        return  # it has none, and would take a text with the model's mask
-    row = {"answer": ("a", "a"), "rerank": ("a", ["a"])}.get(task, ("a",))
+    rows = {"answer": ("a", "a"), "rerank": ("a", ["a"]), "fill_mask": (session.tokenizer.mask_token or "a",)}
+    row = rows.get(task, ("a",))
     # A task checks its options on its way to the first run of the model, which nobody makes here.
     steps = file_task(task).run(session, [row], options)
     try:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from encast.ir.meta import GraphMeta
-from encast.tasks.session import F32, Run, Session, Steps
+from encast.tasks.pooling import F64, Pooling, pool_windows, wants_windows
+from encast.tasks.session import F32, Piece, Run, Session, Steps
 from encast.tasks.texts import check_texts_or_pairs
 from encast.tasks.tokenize import OnLong
 
 __all__ = ["Classification", "classify", "decide", "label_names", "problem_type", "score_rows", "sigmoid", "softmax"]
-
-F64 = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,24 @@ class Classification:
     scores: dict[str, float]
 
 
-def classify(session: Session, texts_or_pairs: object, *, on_long: OnLong = "truncate") -> Steps[list[Classification]]:
-    """One ``Classification`` a row; a row is a text or a pair of texts."""
+def classify(
+    session: Session,
+    texts_or_pairs: object,
+    *,
+    on_long: OnLong = "truncate",
+    stride: int | None = None,
+    pooling: Pooling | None = None,
+) -> Steps[list[Classification]]:
+    """One ``Classification`` a row; a row is a text or a pair of texts.
+
+    ``on_long="windows"``: of a row that is longer than the model reads, ``scores`` are the mean of its windows' scores
+    (by default, or the largest of each), see ``cut_windows`` and ``pool_windows``. Of a pair the second text is shared
+    out among the windows. Scores and no logits, whose mean one window that is very sure would decide.
+    """
     session.need("classify", "classify")
     rows = check_texts_or_pairs(texts_or_pairs)
+    if wants_windows(on_long, stride, pooling):
+        return (yield from _pooled(session, session.windows(rows, stride=stride), pooling or "mean"))
     if not rows:
         return []
     logits = yield from score_rows(session, rows, on_long=on_long)
@@ -80,9 +94,30 @@ def sigmoid(logits: F64) -> F64:
 
 def decide(meta: GraphMeta, logits: F64, names: list[str]) -> Classification:
     """What the logits of one row, ``f64[labels]``, say; ``names`` are the labels'."""
-    kind = problem_type(meta, len(names))
+    return _named(meta, _scores(meta, logits), names)
+
+
+def _scores(meta: GraphMeta, logits: F64) -> F64:
+    kind = problem_type(meta, logits.size)
     if kind == "regression":
-        return Classification(None, float(logits[0]), dict(zip(names, logits.tolist(), strict=True)))
-    scores = softmax(logits) if kind == "single_label" else sigmoid(logits)
+        return logits
+    return softmax(logits) if kind == "single_label" else sigmoid(logits)
+
+
+def _named(meta: GraphMeta, scores: F64, names: list[str]) -> Classification:
+    all_scores = dict(zip(names, scores.tolist(), strict=True))
+    if problem_type(meta, len(names)) == "regression":
+        return Classification(None, float(scores[0]), all_scores)
     best = int(np.argmax(scores))
-    return Classification(names[best], float(scores[best]), dict(zip(names, scores.tolist(), strict=True)))
+    return Classification(names[best], float(scores[best]), all_scores)
+
+
+def _pooled(session: Session, windows: Iterable[Piece], pooling: Pooling) -> Steps[list[Classification]]:
+    meta = session.meta
+    found: list[Classification] = []
+
+    def take(_index: int, scores: F32 | F64, _windows: int) -> None:
+        found.append(_named(meta, scores.astype(np.float64), label_names(meta, scores.size)))
+
+    yield from pool_windows(windows, "logits", pooling, lambda row: _scores(meta, row.astype(np.float64)), take)
+    return found

@@ -8,6 +8,7 @@ import numpy as np
 
 from encast.errors import InputError
 from encast.ir.meta import GraphMeta
+from encast.tasks.pooling import F64, Pooling, pool_windows, wants_windows
 from encast.tasks.session import F32, Piece, Run, Session, Steps
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import OnLong
@@ -69,11 +70,15 @@ def embed(
     texts: object,
     *,
     on_long: OnLong = "truncate",
+    stride: int | None = None,
+    pooling: Pooling | None = None,
     prompt_name: str | None = None,
     truncate_dim: int | None = None,
 ) -> Steps[F32]:
     """``f32[n, dim]``: one row a text, pooled and normalised as the checkpoint says; see ``Session.prompt``.
 
+    ``on_long="windows"``: a text that is longer than the model reads has the mean of its windows' vectors (by default,
+    or their maximum), see ``cut_windows`` and ``pool_windows``; it is scaled to length 1 where the model normalises.
     ``truncate_dim``: only so many of the first numbers, of length 1 again where the model normalises. Raises
     ``InputError`` for more than there are.
     """
@@ -82,9 +87,14 @@ def embed(
         raise InputError(
             f"truncate_dim is {truncate_dim!r}; this model gives {session.dim} numbers a text: give 1 to {session.dim}"
         )
+    windowed = wants_windows(on_long, stride, pooling)
     prompt = session.prompt(prompt_name)
     rows = [prompt + text for text in check_texts(texts)]
-    vectors = yield from _vectors(session, len(rows), session.stream(rows, on_long=on_long))
+    if windowed:
+        pieces = session.windows(rows, stride=stride, prompt=prompt)
+        vectors = yield from _pooled(session, len(rows), pieces, pooling or "mean")
+    else:
+        vectors = yield from _vectors(session, len(rows), session.stream(rows, on_long=on_long))
     if truncate_dim in (None, session.dim):
         return vectors
     short = np.ascontiguousarray(vectors[:, :truncate_dim])
@@ -120,7 +130,25 @@ def _vectors(session: Session, count: int, pieces: Iterable[Piece]) -> Steps[F32
     vectors = np.empty((count, session.dim), np.float32)
     for piece in pieces:
         found = yield Run("embedding", piece)
-        if found.shape != (piece.batch.seqs, session.dim):
-            raise InputError(f"the model gives {found.shape[1]} numbers a text, its artifact promises {session.dim}")
+        _need_width(session, found.shape[1])
         vectors[piece.first : piece.first + piece.batch.seqs] = found
     return vectors
+
+
+def _pooled(session: Session, count: int, windows: Iterable[Piece], pooling: Pooling) -> Steps[F32]:
+    vectors = np.empty((count, session.dim), np.float32)
+
+    def take(index: int, vector: F32 | F64, windows: int) -> None:
+        _need_width(session, vector.size)
+        if windows > 1 and session.unit:
+            length = np.sqrt((vector * vector).sum())
+            vector = vector / length if length > 0 else vector
+        vectors[index] = vector
+
+    yield from pool_windows(windows, "embedding", pooling, lambda row: row, take)
+    return vectors
+
+
+def _need_width(session: Session, width: int) -> None:
+    if width != session.dim:
+        raise InputError(f"the model gives {width} numbers a text, its artifact promises {session.dim}")

@@ -10,6 +10,7 @@ import numpy as np
 from encast.batch import Int32
 from encast.errors import InputError
 from encast.tasks.embed import check_ids
+from encast.tasks.pooling import wants_windows
 from encast.tasks.session import F32, Piece, Run, Session, Steps, need_count, need_finite
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import OnLong
@@ -36,6 +37,7 @@ def embed_sparse(
     texts: object,
     *,
     on_long: OnLong = "truncate",
+    stride: int | None = None,
     prompt_name: str | None = None,
     max_active_dims: int | None = None,
     most_weights: int | None = None,
@@ -45,6 +47,8 @@ def embed_sparse(
     ``log1p_relu`` the logarithm is taken twice (arXiv 2504.14839). BGE-M3 (arXiv 2402.03216) weighs the tokens of a
     text itself: each has its largest weight in it, special ones but the mask have none, and there is no logarithm.
 
+    ``on_long="windows"``: of a text that is longer than the model reads, each token of the vocabulary has its largest
+    weight in any of the windows, see ``cut_windows``; the weights are a maximum over a text's tokens as it is.
     ``max_active_dims``: only so many of the largest weights of a text, of equals those with the smaller index; by
     default as the checkpoint says, else all. The logarithms are NumPy's, in float64, rounded to f32.
 
@@ -52,9 +56,13 @@ def embed_sparse(
     ``most_weights``.
     """
     session.need("embed_sparse", "embed_sparse")
+    windowed = wants_windows(on_long, stride)
     most = _most(session, max_active_dims)
     prompt = session.prompt(prompt_name)
     rows = [prompt + text for text in check_texts(texts)]
+    if windowed:
+        windows = session.windows(rows, stride=stride, prompt=prompt, weight=_weight(session))
+        return (yield from _of_windows(session, windows, most, most_weights))
     pieces = session.stream(rows, on_long=on_long, weight=_weight(session))
     return (yield from _vectors(session, pieces, most, most_weights))
 
@@ -100,11 +108,40 @@ def _vectors(
             made = [_weights(ids, values, session.unweighted, most) for ids, values in texts]
         found += made
         weights += sum(vector.indices.size for vector in made)
-        if most_weights is not None and weights > most_weights:
-            raise InputError(
-                f"the texts have more than {most_weights} weights together; send fewer texts, or set max_active_dims "
-                "to keep fewer of each"
-            )
+        _need_few(weights, most_weights)
+    return found
+
+
+def _need_few(weights: int, most_weights: int | None) -> None:
+    if most_weights is not None and weights > most_weights:
+        raise InputError(
+            f"the texts have more than {most_weights} weights together; send fewer texts, or set max_active_dims "
+            "to keep fewer of each"
+        )
+
+
+def _of_windows(
+    session: Session, pieces: Iterable[Piece], most: int | None, most_weights: int | None
+) -> Steps[list[SparseVector]]:
+    found: list[SparseVector] = []
+    weights = 0
+    largest = np.zeros(session.meta.vocab, np.float32)
+    for piece in pieces:
+        rows = need_finite((yield Run("sparse_embedding", piece)))
+        ends = piece.batch.cu_seqlens
+        for at, window in enumerate(piece.windows):
+            if window.is_first:
+                largest[:] = 0
+            if session.unweighted is None:
+                np.maximum(largest, rows[at], out=largest)
+            else:
+                tokens = slice(ends[at], ends[at + 1])
+                np.maximum.at(largest, piece.batch.token_ids[tokens], rows[tokens, 0])
+            if window.is_last:
+                largest[list(session.unweighted or ())] = 0
+                found.append(_vector(largest, 0 if session.unweighted is not None else session.logarithms, most))
+                weights += found[-1].indices.size
+                _need_few(weights, most_weights)
     return found
 
 

@@ -13,7 +13,7 @@ from encast.errors import InputError
 from encast.ir.meta import TokenForm
 from encast.tasks.session import F32, Run, Session, Steps, need_finite
 from encast.tasks.texts import check_texts
-from encast.tasks.tokenize import Encoding, OnLong, Tokenizer, TooLongError
+from encast.tasks.tokenize import Encoding, OnLong, Tokenizer, TooLongError, need_on_long
 
 __all__ = ["KINDS", "Kind", "TokenVectors", "embed_tokens", "max_sim", "max_sims", "token_rows"]
 
@@ -135,8 +135,7 @@ def _checked_rows(
     session.need("embed_tokens", "embed_tokens")
     if kind not in KINDS:
         raise InputError(f"kind is {kind!r}; 'query' and 'document' are known")
-    if on_long not in ("truncate", "error"):
-        raise InputError(f"on_long is {on_long!r}; 'truncate' and 'error' are known")
+    need_on_long(on_long)
     form = session.token_form
     assert form is not None  # session_of has seen to it
     rows: list[list[int]] = []

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from encast.errors import InputError
 from encast.tasks.classify import score_rows
 from encast.tasks.embed import embed, similarities
 from encast.tasks.embed_tokens import max_sims
-from encast.tasks.session import Session, Steps
-from encast.tasks.texts import check_text, check_texts
-from encast.tasks.tokenize import OnLong
+from encast.tasks.pooling import F64, Pooling, pool_windows, wants_windows
+from encast.tasks.session import F32, Piece, Session, Steps
+from encast.tasks.texts import Text, check_text, check_texts
+from encast.tasks.tokenize import OnLong, need_on_long
 
 __all__ = ["rerank"]
 
@@ -21,21 +24,30 @@ def rerank(
     documents: object,
     *,
     on_long: OnLong = "truncate",
+    stride: int | None = None,
+    pooling: Pooling | None = None,
     most_products: int | None = None,
 ) -> Steps[list[tuple[int, float]]]:
     """What ``Engine.rerank`` says. ``most_products``: see ``max_sims``."""
     session.need("rerank", "classify", "embed", "embed_tokens")
+    if session.meta.task == "embed_tokens":
+        need_on_long(on_long)
+    windowed = wants_windows(on_long, stride, pooling)
     query = check_text(query, "query")
     rows = check_texts(documents, "documents")
     if not rows:
         return []
     if session.meta.task == "embed":
-        vectors = yield from embed(session, [query, *rows], on_long=on_long)
+        vectors = yield from embed(session, [query, *rows], on_long=on_long, stride=stride, pooling=pooling)
         scores = similarities(session.meta.similarity, vectors[0], vectors[1:]).tolist()
     elif session.meta.task == "embed_tokens":
         scores = yield from max_sims(session, query, rows, on_long=on_long, most_products=most_products)
     else:
-        logits = yield from score_rows(session, [(query, document) for document in rows], on_long=on_long)
+        pairs: list[Text] = [(query, document) for document in rows]
+        if windowed:
+            logits = yield from _pooled(session.windows(pairs, stride=stride), pooling or "max")
+        else:
+            logits = yield from score_rows(session, pairs, on_long=on_long)
         if logits.shape[1] != 1:
             raise InputError(
                 f"rerank needs a classifier with one label, this artifact has {logits.shape[1]}; use classify on "
@@ -44,3 +56,13 @@ def rerank(
         scores = logits[:, 0].tolist()
     order = np.argsort(-np.array(scores), kind="stable")
     return [(int(index), float(scores[index])) for index in order]
+
+
+def _pooled(windows: Iterable[Piece], pooling: Pooling) -> Steps[F32]:
+    logits: list[F32] = []
+
+    def take(_index: int, row: F32 | F64, _windows: int) -> None:
+        logits.append(row.astype(np.float32))
+
+    yield from pool_windows(windows, "logits", pooling, lambda row: row, take)
+    return np.stack(logits)

@@ -18,7 +18,8 @@ from encast.batch import Batch, Int32
 from encast.errors import InputError
 from encast.ir.meta import GraphMeta, TokenForm
 from encast.tasks.texts import Text
-from encast.tasks.tokenize import Encoding, OnLong, Tokenizer
+from encast.tasks.tokenize import Encoding, OnLong, Tokenizer, shared_tokens
+from encast.tasks.windows import Window, cut_windows
 
 __all__ = ["F32", "Piece", "Run", "Session", "Steps", "drive", "need_count", "need_finite", "pack"]
 
@@ -35,12 +36,13 @@ _GROUP_CHARACTERS = 1 << 20
 class Piece:
     """Neighbouring rows that run together; ``first`` is the index of the first in the caller's list.
 
-    ``encodings`` are empty where the rows are token ids that the caller gave.
+    ``encodings`` are empty where the rows are token ids that the caller gave, and where they are ``windows``.
     """
 
     first: int
     encodings: Sequence[Encoding]
     batch: Batch
+    windows: Sequence[Window] = ()
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,42 @@ class Session:
             encodings = self.tokenizer.encode(group, offsets=offsets, on_long=on_long, first=first)
             yield from self.pieces(encodings, first=first, weight=weight)
 
+    def windows(
+        self,
+        rows: Sequence[Text],
+        *,
+        stride: int | None = None,
+        prompt: str = "",
+        offsets: bool = False,
+        weight: Callable[[Window], int] = len,
+    ) -> Iterator[Piece]:
+        """Like ``stream``, but nothing is cut off: rows that are longer than the model reads become windows, see
+        ``cut_windows``. They are made as they are needed, so that a long text takes no more memory than its tokens.
+
+        ``prompt``: what every row begins with. Raises ``InputError`` for one that leaves no room, and for a ``stride``
+        that does not fit a window, whatever the rows are.
+        """
+        room = self.tokenizer.room(prompt)
+        if room < 1:
+            raise InputError(
+                f"the prompt and special tokens are {self.tokenizer.max_length - room} tokens, which leaves no room "
+                f"for a text in the {self.tokenizer.max_length} that the model reads; choose another prompt_name"
+            )
+        shared_tokens(room, stride, "the text")
+        for windows in _gathered(self._each_window(rows, stride, len(prompt), offsets), weight, self.batch_tokens):
+            batch = self._pack([window.ids for window in windows], [window.type_ids for window in windows])
+            yield Piece(windows[0].index, (), batch, windows)
+
+    def _each_window(self, rows: Sequence[Text], stride: int | None, prompt: int, offsets: bool) -> Iterator[Window]:
+        for first, group in self.groups(rows):
+            # Offsets say where the prompt ends.
+            encodings = self.tokenizer.read(group, offsets=offsets or prompt > 0, first=first)
+            for index, encoding in enumerate(encodings, first):
+                pair = not isinstance(rows[index], str)
+                yield from cut_windows(
+                    encoding, index, max_length=self.tokenizer.max_length, stride=stride, prompt=prompt, pair=pair
+                )
+
     def groups(self, rows: Sequence[Text]) -> Iterator[tuple[int, Sequence[Text]]]:
         """The rows that are tokenised together, with the index of the first of each."""
         return _groups(rows)
@@ -130,8 +168,10 @@ class Session:
         self, encodings: Sequence[Encoding], *, first: int = 0, weight: Callable[[Encoding], int] = len
     ) -> Iterator[Piece]:
         """Cuts encodings into pieces; one that weighs more than ``batch_tokens`` runs alone."""
-        for begin, end in _cut(list(map(weight, encodings)), self.batch_tokens):
-            yield self._piece(encodings[begin:end], first + begin)
+        for part in _gathered(encodings, weight, self.batch_tokens):
+            batch = self._pack([encoding.ids for encoding in part], [encoding.type_ids for encoding in part])
+            yield Piece(first, part, batch)
+            first += len(part)
 
     def id_pieces(
         self,
@@ -143,21 +183,25 @@ class Session:
         """Cuts rows of token ids into pieces whose weights sum to at most ``batch_tokens``; a row that weighs more runs
         alone. ``types``: of every token, all 0 when left out.
         """
-        for begin, end in _cut(list(map(weight, rows)), self.batch_tokens):
-            yield Piece(begin, (), pack(rows[begin:end], None if types is None else types[begin:end]))
+        begin = 0
+        for part in _gathered(rows, weight, self.batch_tokens):
+            end = begin + len(part)
+            yield Piece(begin, (), pack(part, None if types is None else types[begin:end]))
+            begin = end
 
-    def _piece(self, encodings: Sequence[Encoding], first: int) -> Piece:
-        types = [encoding.type_ids for encoding in encodings] if self.meta.type_vocab > 1 else []
+    def _pack(self, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Batch:
         # All 0 where the rows are no pairs, which is what None means.
-        return Piece(
-            first, encodings, pack([encoding.ids for encoding in encodings], types if any(map(any, types)) else None)
-        )
+        typed = self.meta.type_vocab > 1 and any(map(any, types))
+        return pack(ids, types if typed else None)
 
     def explain(self, run: Run, error: InputError) -> InputError:
         """What to say of a run that the model refused with ``error``: a refused id's text and token, else ``error``."""
         vocab = self.meta.vocab
-        for index, encoding in enumerate(run.piece.encodings, run.piece.first):
-            for token in encoding.ids:
+        piece = run.piece
+        rows = [(window.index, window.ids) for window in piece.windows]
+        rows += [(index, encoding.ids) for index, encoding in enumerate(piece.encodings, piece.first)]
+        for index, ids in rows:
+            for token in ids:
                 if token >= vocab:
                     explained = InputError(
                         f"texts[{index}] has the token {self.tokenizer.token(token)!r} with id {token}, the model "
@@ -186,6 +230,7 @@ def drive(session: Session, runnable: Runnable, steps: Steps[T]) -> T:
 
 
 Array = TypeVar("Array", bound=np.ndarray[Any, Any])
+Row = TypeVar("Row")
 
 
 def need_count(name: str, value: object, most: int) -> None:
@@ -211,18 +256,19 @@ def pack(token_ids: Sequence[Sequence[int]], type_ids: Sequence[Sequence[int]] |
     return Batch(_flat(token_ids, tokens), cu_seqlens, None if type_ids is None else _flat(type_ids, tokens))
 
 
-def _cut(weights: Sequence[int], most: int) -> list[tuple[int, int]]:
-    """Begins and ends of neighbours that weigh at most ``most`` together; what weighs more stands alone."""
-    cuts = []
-    begin = total = 0
-    for index, heavy in enumerate(weights):
-        if index > begin and total + heavy > most:
-            cuts.append((begin, index))
-            begin, total = index, 0
+def _gathered(rows: Iterable[Row], weight: Callable[[Row], int], most: int) -> Iterator[list[Row]]:
+    """Neighbours that weigh at most ``most`` together; what weighs more stands alone."""
+    part: list[Row] = []
+    total = 0
+    for row in rows:
+        heavy = weight(row)
+        if part and total + heavy > most:
+            yield part
+            part, total = [], 0
+        part.append(row)
         total += heavy
-    if begin < len(weights):
-        cuts.append((begin, len(weights)))
-    return cuts
+    if part:
+        yield part
 
 
 def _flat(rows: Iterable[Sequence[int]], tokens: int) -> Int32:

@@ -16,6 +16,7 @@ from encast.tasks.embed_sparse import embed_sparse
 from encast.tasks.embed_tokens import Kind, embed_tokens
 from encast.tasks.features import hidden_states
 from encast.tasks.fill_mask import fill_mask
+from encast.tasks.pooling import Pooling
 from encast.tasks.rerank import rerank
 from encast.tasks.session import Session, Steps, need_finite
 from encast.tasks.tag import tag
@@ -29,9 +30,9 @@ Records = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run over a file may change: what long texts do; of embedding the prompt, ``truncate_dim`` and, of sparse
-    embeddings, ``max_active_dims``, of those of tokens the ``kind``; of answering the ``stride`` and the
-    ``null_threshold``.
+    """What a run over a file may change: what long texts do, and of windows the ``stride`` and the ``pooling``, which a
+    task without a use for them refuses; of embedding the prompt, ``truncate_dim`` and, of sparse embeddings,
+    ``max_active_dims``, of those of tokens the ``kind``; of answering the ``stride`` and the ``null_threshold``.
     """
 
     on_long: OnLong = "truncate"
@@ -41,6 +42,7 @@ class RunOptions:
     truncate_dim: int | None = None
     max_active_dims: int | None = None
     kind: Kind = "document"
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,15 @@ def file_task(name: str) -> FileTask:
     return TABLE[name]
 
 
+def _refuse(task: str, **options: object) -> None:
+    """Raises ``InputError`` for an option that is given."""
+    for name, value in options.items():
+        if value is not None:
+            raise InputError(f"{name} is {value!r}; {task} has no such option, leave it out")
+
+
 def _features(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
+    _refuse("features", stride=options.stride, pooling=options.pooling)
     states = yield from hidden_states(session, [text for (text,) in rows], on_long=options.on_long)
     return [{"last_hidden_state": one} for one in states]
 
@@ -75,6 +85,8 @@ def _embed(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOption
         session,
         [text for (text,) in rows],
         on_long=options.on_long,
+        stride=options.stride,
+        pooling=options.pooling,
         prompt_name=options.prompt_name,
         truncate_dim=options.truncate_dim,
     )
@@ -82,10 +94,12 @@ def _embed(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOption
 
 
 def _embed_sparse(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
+    _refuse("embed_sparse", pooling=options.pooling)
     vectors = yield from embed_sparse(
         session,
         [text for (text,) in rows],
         on_long=options.on_long,
+        stride=options.stride,
         prompt_name=options.prompt_name,
         max_active_dims=options.max_active_dims,
     )
@@ -93,6 +107,7 @@ def _embed_sparse(session: Session, rows: Sequence[tuple[Any, ...]], options: Ru
 
 
 def _embed_tokens(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
+    _refuse("embed_tokens", stride=options.stride, pooling=options.pooling)
     found = yield from embed_tokens(
         session,
         [text for (text,) in rows],
@@ -104,7 +119,13 @@ def _embed_tokens(session: Session, rows: Sequence[tuple[Any, ...]], options: Ru
 
 
 def _classify(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
-    found = yield from classify(session, [row[0] if len(row) == 1 else row for row in rows], on_long=options.on_long)
+    found = yield from classify(
+        session,
+        [row[0] if len(row) == 1 else row for row in rows],
+        on_long=options.on_long,
+        stride=options.stride,
+        pooling=options.pooling,
+    )
     need_finite(np.array([result.score for result in found]))
     return [
         {
@@ -117,6 +138,7 @@ def _classify(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOpt
 
 
 def _answer(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
+    _refuse("answer", pooling=options.pooling)
     found = yield from answer(
         session,
         [row[0] for row in rows],
@@ -129,7 +151,8 @@ def _answer(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptio
 
 
 def _tag(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
-    found = yield from tag(session, [text for (text,) in rows], on_long=options.on_long)
+    _refuse("tag", pooling=options.pooling)
+    found = yield from tag(session, [text for (text,) in rows], on_long=options.on_long, stride=options.stride)
     return [{"entities": [vars(entity) for entity in tagging.entities]} for tagging in found]
 
 
@@ -138,13 +161,21 @@ def _rerank(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptio
     for query, documents in rows:
         if not isinstance(documents, list):
             raise InputError(f"documents are of type {type(documents).__name__}; a list of texts is needed")
-        ranking = yield from rerank(session, check_text(query, "query"), documents, on_long=options.on_long)
+        ranking = yield from rerank(
+            session,
+            check_text(query, "query"),
+            documents,
+            on_long=options.on_long,
+            stride=options.stride,
+            pooling=options.pooling,
+        )
         need_finite(np.array([score for _, score in ranking]))
         records.append({"ranking": [{"index": index, "score": score} for index, score in ranking]})
     return records
 
 
 def _fill_mask(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
+    _refuse("fill_mask", stride=options.stride, pooling=options.pooling)
     found = yield from fill_mask(session, [text for (text,) in rows], on_long=options.on_long)
     return [{"masks": [[vars(one) for one in candidates] for candidates in masks]} for masks in found]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from encast.tasks.classify import label_names, softmax
+from encast.tasks.pooling import wants_windows
 from encast.tasks.session import F32, Run, Session, Steps, need_finite
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import Encoding, OnLong
@@ -45,7 +46,9 @@ class Tagging:
     tokens: list[TokenLabel]
 
 
-def tag(session: Session, texts: object, *, on_long: OnLong = "truncate") -> Steps[list[Tagging]]:
+def tag(
+    session: Session, texts: object, *, on_long: OnLong = "truncate", stride: int | None = None
+) -> Steps[list[Tagging]]:
     """One ``Tagging`` a text.
 
     Entities are those of transformers' ``TokenClassificationPipeline`` with ``aggregation_strategy="simple"``. Each
@@ -54,10 +57,15 @@ def tag(session: Session, texts: object, *, on_long: OnLong = "truncate") -> Ste
     prefixes (``E-``, ``S-``, ...) are a part of the type as tokens are grouped. An entity's label is that of its first
     token without what comes before its first dash; its score the mean of theirs. ``text`` is what stands at the
     offsets, where transformers' ``word`` puts tokens together again; no space before a token counts to it, as
-    byte-level BPE has it. Tokens beyond the model's length are not labelled.
+    byte-level BPE has it. Tokens beyond the model's length are not labelled, unless
+    ``on_long="windows"``: then every token has the label of the window (see ``cut_windows``) in which it has most
+    context, counted in tokens of the text on its side with fewer; of equals, the first.
     """
     session.need("tag", "tag")
+    windowed = wants_windows(on_long, stride)
     rows = check_texts(texts)
+    if windowed:
+        return (yield from _of_windows(rows, session, stride))
     found: list[Tagging] = []
     for piece in session.stream(rows, offsets=True, on_long=on_long):
         logits = need_finite((yield Run("logits", piece)))
@@ -67,6 +75,30 @@ def tag(session: Session, texts: object, *, on_long: OnLong = "truncate") -> Ste
             text = rows[piece.first + index]
             tokens = _label_tokens(encoding, logits[begin:end], names, text)
             found.append(Tagging(_group_entities(tokens, text), tokens))
+    return found
+
+
+def _of_windows(rows: Sequence[str], session: Session, stride: int | None) -> Steps[list[Tagging]]:
+    found: list[Tagging] = []
+    best, most = np.empty((0, 0), np.float32), np.empty(0, np.int64)
+    for piece in session.windows(rows, stride=stride, offsets=True):
+        logits = need_finite((yield Run("logits", piece)))
+        names = label_names(session.meta, logits.shape[1])
+        for index, window in enumerate(piece.windows):
+            source = window.source
+            if window.is_first:
+                best = np.zeros((len(source.ids), len(names)), np.float32)
+                most = np.full(len(source.ids), -1)
+            begin = int(piece.batch.cu_seqlens[index]) + source.head
+            before = np.arange(window.tokens)
+            context = np.minimum(before, before[::-1])
+            better = np.flatnonzero(context > most[window.begin : window.end])
+            most[window.begin + better] = context[better]
+            best[window.begin + better] = logits[begin + better]
+            if window.is_last:
+                text = rows[window.index]
+                tokens = _label_tokens(source.encoding, best, names, text)
+                found.append(Tagging(_group_entities(tokens, text), tokens))
     return found
 
 

@@ -14,9 +14,11 @@ from tokenizers import Tokenizer as Backend
 from encast.errors import ArtifactError, InputError, translated
 from encast.tasks.texts import Text
 
-__all__ = ["Encoding", "OnLong", "Tokenizer", "TooLongError"]
+__all__ = ["Encoding", "OnLong", "Tokenizer", "TooLongError", "need_on_long", "prompt_tokens", "shared_tokens"]
 
-OnLong = Literal["truncate", "error"]
+OnLong = Literal["truncate", "error", "windows"]
+"""What a text beyond the model's length becomes: its beginning (or end, as the checkpoint's tokenizer says), an
+``InputError``, or windows whose answers are put together, see ``tasks/windows.py``."""
 
 _MASKS = ("[MASK]", "<mask>")
 
@@ -29,6 +31,32 @@ class TooLongError(InputError):
             f"texts[{index}] is longer than {most} tokens; shorten it, or let it be cut with on_long='truncate'"
         )
         self.index, self.most = index, most
+
+
+def need_on_long(on_long: object) -> None:
+    """Raises ``InputError`` for what a task without windows does not know."""
+    if on_long == "windows":
+        raise InputError(
+            "on_long is 'windows', which embed, embed_sparse, classify, rerank (but by embeddings of tokens) and tag "
+            "take; here 'truncate' and 'error' are known"
+        )
+    if on_long not in ("truncate", "error"):
+        raise InputError(f"on_long is {on_long!r}; 'truncate' and 'error' are known")
+
+
+def shared_tokens(room: int, stride: int | None, what: str) -> int:
+    """How many tokens neighbouring windows share that hold ``room`` tokens of ``what``: ``stride``, by default 128, or
+    half of a window when that is less. Raises ``InputError`` for a ``stride`` that does not fit a window.
+    """
+    shared = min(128, room // 2) if stride is None else stride
+    if not isinstance(shared, int) or isinstance(shared, bool) or not 0 <= shared < room:
+        raise InputError(f"stride is {shared!r}; a window holds {room} tokens of {what}, give 0 to {room - 1}")
+    return shared
+
+
+def prompt_tokens(offsets: Sequence[tuple[int, int]], prompt: int) -> int:
+    """How many tokens of a text, with these offsets, lie whole within its first ``prompt`` characters."""
+    return next((place for place, (_, end) in enumerate(offsets) if end > prompt), len(offsets))
 
 
 class Tokenizer:
@@ -117,11 +145,24 @@ class Tokenizer:
         row in the caller's list, for messages. Raises ``TooLongError`` for a row that is longer when
         ``on_long`` is "error", ``InputError`` for one that has no token at all.
         """
-        if on_long not in ("truncate", "error"):
-            raise InputError(f"on_long is {on_long!r}; 'truncate' and 'error' are known")
+        need_on_long(on_long)
+        encodings = self._encode(self._cutting, rows, offsets, first)
+        if on_long == "error":
+            for index, encoding in enumerate(encodings, first):
+                if encoding.overflowing:
+                    raise TooLongError(index, self.max_length)
+        return encodings
+
+    def read(self, rows: Sequence[Text], *, offsets: bool = False, first: int = 0) -> list[Encoding]:
+        """Like ``encode``, of any length: nothing is cut off."""
+        return self._encode(self._whole, rows, offsets, first)
+
+    def _encode(self, backend: Backend, rows: Sequence[Text], offsets: bool, first: int) -> list[Encoding]:
         try:
-            batch = [row if isinstance(row, str) else self._shortened(row) for row in rows]
-            encodings = self._cutting.encode_batch(batch) if offsets else self._cutting.encode_batch_fast(batch)
+            # The whole of a pair is one encoding, and nothing to shorten.
+            cut = backend is self._cutting
+            batch = [self._shortened(row) if cut and not isinstance(row, str) else row for row in rows]
+            encodings = backend.encode_batch(batch) if offsets else backend.encode_batch_fast(batch)
         except BaseException:
             last = first + len(rows) - 1
             with _answering(f"texts[{first}]" if first == last else f"one of texts[{first}] to texts[{last}]"):
@@ -130,19 +171,22 @@ class Tokenizer:
         if 0 in lengths:
             index = first + lengths.index(0)
             raise InputError(f"texts[{index}] has no tokens, and this tokenizer adds no special ones; leave it out")
-        if on_long == "error":
-            for index, encoding in enumerate(encodings, first):
-                if encoding.overflowing:
-                    raise TooLongError(index, self.max_length)
         return encodings
+
+    def room(self, prompt: str) -> int:
+        """How many tokens of a text the model reads after this prompt; negative where the prompt is too long."""
+        with _answering("the prompt"):
+            # With a text after it: its last space may be part of that's first token.
+            read = self._whole.encode(prompt * 2, add_special_tokens=False)
+        asked = prompt_tokens(read.offsets, len(prompt)) if prompt else 0
+        return self.max_length - self._whole.num_special_tokens_to_add(False) - asked
 
     def windows(self, question: str, context: str, stride: int | None = None) -> list[Encoding]:
         """Encodings of (question, part of the context) that together cover the whole context.
 
-        Neighbouring windows share ``stride`` tokens of the context (default: 128, or half of a window
-        when that is less). A question that leaves less than half of ``max_length`` is cut at its end.
-        Offsets refer to the whole context. Raises ``InputError`` when ``stride`` is negative or does
-        not fit a window.
+        Neighbouring windows share ``stride`` tokens of the context, see ``shared_tokens``. A question that
+        leaves less than half of ``max_length`` is cut at its end. Offsets refer to the whole context. Raises
+        ``InputError`` when ``stride`` is negative or does not fit a window.
         """
         backend = self._whole
         room = self.max_length - backend.num_special_tokens_to_add(True)
@@ -155,9 +199,7 @@ class Tokenizer:
                 question = question[: min(end, len(question) - 1)]
                 asked = backend.encode(question, add_special_tokens=False)
         room -= len(asked)
-        overlap = min(128, room // 2) if stride is None else stride
-        if not 0 <= overlap < room:
-            raise InputError(f"stride is {overlap}; a window holds {room} tokens of the context, give 0 to {room - 1}")
+        overlap = shared_tokens(room, stride, "the context")
         if len(read) <= room:
             return [backend.post_process(asked, read)]
         read.truncate(room, stride=overlap)
