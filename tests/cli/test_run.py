@@ -108,6 +108,21 @@ def test_entities_masks_and_rankings(tmp_path: Path) -> None:
     assert _lines(out)[0]["ranking"] == [{"index": 1, "score": 7.0}, {"index": 0, "score": 5.0}]
 
 
+@pytest.mark.parametrize(
+    ("options", "length"),
+    [
+        (["--stride", "4"], (32 * 30 + 16 * 14) / 44),
+        (["--stride", "4", "--pooling", "max"], 32),
+        ([], (32 * 30 + 27 * 25) / 55),
+    ],
+)
+def test_long_texts_are_pooled_windows(tmp_path: Path, options: list[str], length: float) -> None:
+    out = tmp_path / "out.jsonl"
+    data = _file(tmp_path, "a.txt", "cat " * 40 + "\ncat\n")
+    assert main(["run", "embed", data, "-o", str(out), "--on-long", "windows", *options]) == 0
+    assert [row["embedding"][1] for row in _lines(out)] == [pytest.approx(length, rel=1e-6), 3]
+
+
 def test_csv_with_line_ends_inside_to_csv(tmp_path: Path) -> None:
     rows = _file(tmp_path, "a.csv", 'id,body,other\r\n1,"cat\nsat","x"\r\n2,the,y\r\n')
     out = tmp_path / "out.csv"
@@ -214,7 +229,13 @@ def test_empty_input_makes_an_empty_file(tmp_path: Path, name: str) -> None:
         (["embed", "a.txt", "--task", "answer"], "--task answer"),
         (["embed", "a.txt", "--format", "xml"], "jsonl, csv, parquet, npy"),
         (["embed", "a.txt", "--input-format", "xml"], "text, jsonl, csv, parquet"),
-        (["embed", "a.txt", "--on-long", "cry"], "truncate and error"),
+        (["embed", "a.txt", "--on-long", "cry"], "truncate, error and windows are known"),
+        (["embed", "a.txt", "--on-long", "windows", "--pooling", "min"], "mean and max are known"),
+        (["embed", "a.txt", "--on-long", "windows", "--stride", "30"], "give 0 to 29"),
+        (["embed", "a.txt", "--stride", "3"], "stride is 3, which is for windows"),
+        (["embed", "a.txt", "--task", "features", "--on-long", "windows"], "on_long is 'windows', which embed,"),
+        (["embed", "a.txt", "--task", "features", "--stride", "3"], "features has no such option"),
+        (["tag", "a.txt", "--on-long", "windows", "--pooling", "max"], "tag has no such option"),
         (["embed", "a.txt", "-o", "missing/out.jsonl"], "missing/out.jsonl"),
         (["embed", "a.txt", "--format", "npy"], "standard output"),
         (["classify", "a.txt", "--format", "npy", "-o", "x.npy"], "only embeddings"),

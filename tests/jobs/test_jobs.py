@@ -213,6 +213,25 @@ def test_a_folder_holds_one_job(artifact: Path, tmp_path: Path, capsys: pytest.C
     assert "holds mine and no job" in capsys.readouterr().err
 
 
+def test_windows_belong_to_the_job(artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows, single = tmp_path / "a.txt", tmp_path / "single.jsonl"
+    rows.write_text("a b\n" + "the cat sat " * 40 + "\nc\n")
+    asked = [artifact, rows, "--on-long", "windows", "--stride", 7, "--pooling", "max"]
+    assert run(*asked, "-o", tmp_path / "out", "--shard-rows", 1) == 0
+    assert run(*asked, "-o", single) == 0
+    whole = [json.loads(line) for line in single.read_text().splitlines()]
+    assert whole == [{key: one[key] for key in ("row", "embedding")} for one in answers(tmp_path / "out")]
+    for change, reason in (
+        (["--on-long", "windows", "--stride", 8, "--pooling", "max"], "--stride was 7, now it is 8"),
+        (["--on-long", "windows", "--stride", 7], "--pooling was max, now it is None"),
+        ([], "--on-long was windows, now it is truncate"),
+    ):
+        capsys.readouterr()
+        assert run(artifact, rows, *change, "-o", tmp_path / "out", "--shard-rows", 1) == 2
+        assert reason in capsys.readouterr().err
+    assert run(*asked, "-o", tmp_path / "out", "--shard-rows", 1) == 0
+
+
 def test_one_process_at_a_time(artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from encast.jobs.folder import JobFolder
 
@@ -321,6 +340,9 @@ def test_an_input_that_changes_meanwhile_is_seen(artifact: Path, tmp_path: Path)
         (["rows", "-o", "out", "--instances", "0"], "must be at least 1"),
         (["rows", "-o", "out", "--truncate-dim", "99999"], "truncate_dim is 99999"),
         (["rows", "-o", "out", "--prompt-name", "absent"], "prompt_name is 'absent'"),
+        (["rows", "-o", "out", "--on-long", "windows", "--stride", "999"], "stride is 999; a window holds"),
+        (["rows", "-o", "out", "--stride", "9"], "stride is 9, which is for windows"),
+        (["rows", "-o", "out", "--task", "features", "--on-long", "windows"], "on_long is 'windows', which embed,"),
         (["pipe.txt", "-o", "out/"], "pipe.txt: is no regular file"),
         (["rows", "gone.txt", "-o", "out/"], "gone.txt: cannot be read (No such file"),
         (["file:///absent/x.jsonl", "-o", "out/"], "/absent/x.jsonl: cannot be read (No such file"),

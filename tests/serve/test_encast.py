@@ -169,6 +169,10 @@ def test_long_texts_are_refused_unless_asked_to_be_cut(app: TestClient, name: st
     assert found.status_code == 422
     assert found.json()["error"]["message"].startswith("texts[1] is longer than 4")
     assert len(ask(app, name, texts=texts, on_long="truncate")["results"]) == 2
+    # A request does not decide how many runs a text takes.
+    windows = app.post(f"/encast/v1/{name}", json={"texts": texts, "on_long": "windows"})
+    assert windows.status_code == 400
+    assert "on_long" in windows.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("operation", ENCAST.operations, ids=lambda operation: operation.name)

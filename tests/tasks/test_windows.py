@@ -22,8 +22,10 @@ import encast.artifact
 from encast.batch import Batch
 from encast.engine import Engine
 from encast.errors import InputError
+from encast.jobs.answers import need_options
 from encast.tasks import SparseVector, embed_ids
 from encast.tasks.embed_sparse import embed_sparse_ids
+from encast.tasks.table import RunOptions
 
 LONG = "the cat sat on a mat and b c d e f g ab ba cab " * 5
 TEXTS = ["a b c", LONG, "", "b " * 90, "d e f g " * 30]
@@ -128,6 +130,16 @@ def test_a_token_that_is_half_prompt_is_in_the_first_window_alone() -> None:
     rows = np.split(batch.token_ids, batch.cu_seqlens[1:-1])
     the, cat, mat, sat, on = (VOCAB[word] for word in ("the", "cat", "mat", "sat", "on"))
     assert [row[1:-1].tolist() for row in rows] == [[the, cat, mat, sat], [the, on]]
+
+
+def test_a_prompt_that_ends_with_a_word_is_whole_in_every_window() -> None:
+    engine = fake_engine("embed", max_length=6)
+    object.__setattr__(engine.session, "prompts", {"p": "the cat"})
+    engine.embed([" sat on mat"], on_long="windows", stride=0, prompt_name="p")
+    batch = engine.runnable.batches[0]  # type: ignore[attr-defined]
+    rows = np.split(batch.token_ids, batch.cu_seqlens[1:-1])
+    the, cat, sat, on, mat = (VOCAB[word] for word in ("the", "cat", "sat", "on", "mat"))
+    assert [row[1:-1].tolist() for row in rows] == [[the, cat, sat, on], [the, cat, mat]]
 
 
 # Classes and scores
@@ -390,6 +402,14 @@ def test_tasks_without_windows_say_so() -> None:
             call(fake_engine("embed_tokens"))
 
 
+def test_a_job_of_masks_refuses_windows_before_it_reads_a_row() -> None:
+    session = fake_engine("fill_mask").session
+    need_options(session, "fill_mask", RunOptions())
+    for options in (RunOptions("windows"), RunOptions(stride=3), RunOptions(pooling="max")):
+        with pytest.raises(InputError, match=r"on_long is 'windows'|fill_mask has no such option"):
+            need_options(session, "fill_mask", options)
+
+
 def test_a_prompt_or_a_first_text_that_leaves_no_room_is_refused() -> None:
     engine = fake_engine("embed", lambda ids: [len(ids), 0, 0, 0], max_length=8)
     object.__setattr__(engine.session, "prompts", {"p": "the cat sat on mat in ", "q": "the cat sat on mat "})
@@ -401,6 +421,7 @@ def test_a_prompt_or_a_first_text_that_leaves_no_room_is_refused() -> None:
     assert (batch.seqs, batch.tokens) == (3, 24)
     pairs = fake_engine("classify", lambda ids: [0.0, 1.0], max_length=8)
     pairs.classify([("the cat sat on", "cat cat")], on_long="windows")
+    pairs.classify([("the cat sat on mat", "")], on_long="windows")
     for second in ("cat", ""):
         with pytest.raises(InputError, match=r"texts\[1\]: its first text has [56] tokens.*leaves no room"):
             pairs.classify(["cat", ("the cat sat on mat" + " mat" * (not second), second)], on_long="windows")

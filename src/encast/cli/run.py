@@ -22,7 +22,7 @@ from encast.data import FORMATS, OUTPUT_FORMATS, BadRow, BadRows, RowReader, Wri
 from encast.data.remote import local_path, shown
 from encast.engine import BATCH_TOKENS
 from encast.errors import EncastError, InputError
-from encast.jobs.answers import Answers, columns_of_task, task_name
+from encast.jobs.answers import Answers, columns_of_task, need_options, task_name
 from encast.tasks.pooling import Pooling
 from encast.tasks.table import RunOptions, file_task
 from encast.tasks.tokenize import OnLong
@@ -155,6 +155,7 @@ def run_command(
         name = task_name(engine.session, task)
         spec = file_task(name)
         columns = columns_of_task(spec, text_column, pair_column)
+        need_options(engine.session, name, options)
         error_file = errors or (None if output == "-" else Path(output + ".errors.jsonl"))
         _need_unlike(
             {"the input": local_path(input), "--output": output, "--errors": "-" if error_file is None else error_file}
