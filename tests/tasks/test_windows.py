@@ -422,6 +422,8 @@ def test_a_prompt_or_a_first_text_that_leaves_no_room_is_refused() -> None:
     pairs = fake_engine("classify", lambda ids: [0.0, 1.0], max_length=8)
     pairs.classify([("the cat sat on", "cat cat")], on_long="windows")
     pairs.classify([("the cat sat on mat", "")], on_long="windows")
+    with pytest.raises(InputError, match=r"stride is 3; a window holds 2 tokens of texts\[1\], give 0 to 1"):
+        pairs.classify(["cat", ("the cat sat", "cat " * 9)], on_long="windows", stride=3)
     for second in ("cat", ""):
         with pytest.raises(InputError, match=r"texts\[1\]: its first text has [56] tokens.*leaves no room"):
             pairs.classify(["cat", ("the cat sat on mat" + " mat" * (not second), second)], on_long="windows")

@@ -147,8 +147,7 @@ class Session:
             )
         shared_tokens(room, stride, "the text")
         for windows in _gathered(self._each_window(rows, stride, len(prompt), offsets), weight, self.batch_tokens):
-            batch = self._pack([window.ids for window in windows], [window.type_ids for window in windows])
-            yield Piece(windows[0].index, (), batch, windows)
+            yield Piece(windows[0].index, (), self._pack(windows), windows)
 
     def _each_window(self, rows: Sequence[Text], stride: int | None, prompt: int, offsets: bool) -> Iterator[Window]:
         for first, group in self.groups(rows):
@@ -169,8 +168,7 @@ class Session:
     ) -> Iterator[Piece]:
         """Cuts encodings into pieces; one that weighs more than ``batch_tokens`` runs alone."""
         for part in _gathered(encodings, weight, self.batch_tokens):
-            batch = self._pack([encoding.ids for encoding in part], [encoding.type_ids for encoding in part])
-            yield Piece(first, part, batch)
+            yield Piece(first, part, self._pack(part))
             first += len(part)
 
     def id_pieces(
@@ -189,10 +187,10 @@ class Session:
             yield Piece(begin, (), pack(part, None if types is None else types[begin:end]))
             begin = end
 
-    def _pack(self, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Batch:
+    def _pack(self, rows: Sequence[Encoding] | Sequence[Window]) -> Batch:
+        types = [row.type_ids for row in rows] if self.meta.type_vocab > 1 else []
         # All 0 where the rows are no pairs, which is what None means.
-        typed = self.meta.type_vocab > 1 and any(map(any, types))
-        return pack(ids, types if typed else None)
+        return pack([row.ids for row in rows], types if any(map(any, types)) else None)
 
     def explain(self, run: Run, error: InputError) -> InputError:
         """What to say of a run that the model refused with ``error``: a refused id's text and token, else ``error``."""

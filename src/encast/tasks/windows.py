@@ -47,7 +47,7 @@ class Window:
 
     @property
     def tokens(self) -> int:
-        """How many tokens of the text are in this window; in all of its windows, and so not counted, are others."""
+        """How many tokens of the text are in this window, without those that are in all of its windows."""
         return self.end - self.begin
 
     @property
@@ -101,7 +101,7 @@ def cut_windows(
             f"texts[{index}]: its {what}, which leaves no room for windows of the text after it in the {max_length} "
             "tokens that the model reads; shorten it"
         )
-    shared = shared_tokens(room, stride, "the text")
+    shared = shared_tokens(room, stride, f"texts[{index}]")
     source = Source(index, encoding, ids, type_ids, head, tail)
     for begin in range(head, tail, room - shared):
         end = min(begin + room, tail)
