@@ -80,9 +80,9 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 class Model {
  public:
   Model() : file_(testing::test_weights()), weights_(std::make_shared<Weights>(file_.path())) {}
-  std::unique_ptr<Executor> instance(int threads, int spin_us = 100) {
-    return std::make_unique<Executor>(Plan::parse(testing::kTestPlan), weights_,
-                                      TeamOptions{threads, {}, spin_us});
+  std::unique_ptr<Executor> instance(int threads, int spin_us = 100,
+                                     const std::string& plan = testing::kTestPlan) {
+    return std::make_unique<Executor>(Plan::parse(plan), weights_, TeamOptions{threads, {}, spin_us});
   }
 
  private:
@@ -111,6 +111,25 @@ ENCAST_TEST(bits_depend_on_neither_neighbours_nor_threads_nor_chunks) {
       }
       for (const float value : together) CHECK(std::isfinite(value));
       CHECK(same_bits(together, apart));
+    }
+  }
+}
+
+ENCAST_TEST(bits_are_those_of_values_with_places_of_their_own) {
+  Model model;
+  testing::Rng rng(5);
+  std::string plan = testing::kTestPlan;
+  const std::string apart = "value v5 f32 tokens 16 @28672";
+  plan.replace(plan.find(apart), apart.size(), "value v5 f32 tokens 16 @20480");  // over v3
+  for (const int threads : {1, 2, 3}) {
+    const auto own = model.instance(threads), shared = model.instance(threads, 100, plan);
+    for (const std::vector<int64_t>& lengths :
+         {std::vector<int64_t>{1}, {7}, {15}, {16}, {17}, {23}, {24}, {25}, {40}, {40, 8, 33, 40, 40, 7}}) {
+      Texts texts;
+      for (const int64_t length : lengths) texts.add(length, rng);
+      for (const char* output : {"embedding", "logits", "last_hidden_state", "embedding"}) {
+        CHECK(same_bits(run(*shared, output, texts.request()), run(*own, output, texts.request())));
+      }
     }
   }
 }

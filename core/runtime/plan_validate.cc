@@ -129,7 +129,8 @@ class Validator {
   };
 
   // No step may write memory that holds a value which it or a later step still reads. Values of the arena
-  // live for whole stages: while one thread is at a stage's last step, another may be at its first.
+  // live for whole stages: while one thread is at a stage's last step, another may be at its first; but see
+  // may_lie_over.
   void check_lifetimes() const {
     std::vector<Life> lives(plan_.values.size());
     for (const StageDecl& stage : plan_.stages) {

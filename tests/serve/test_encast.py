@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,15 @@ def test_long_texts_are_refused_unless_asked_to_be_cut(app: TestClient, name: st
     windows = app.post(f"/encast/v1/{name}", json={"texts": texts, "on_long": "windows"})
     assert windows.status_code == 400
     assert "on_long" in windows.json()["error"]["message"]
+
+
+def test_a_request_does_not_decide_how_many_windows_a_context_takes(app: TestClient) -> None:
+    body = {"question": "where", "context": "the cat " * 60}
+    found = app.post("/encast/v1/answer", json={**body, "stride": 30})
+    half = int(re.findall(r"half of the (\d+) tokens", found.json()["error"]["message"])[0]) // 2
+    statuses = [app.post("/encast/v1/answer", json={**body, "stride": n}).status_code for n in (half, half + 1)]
+    assert statuses == [200, found.status_code]
+    assert found.status_code >= 400
 
 
 @pytest.mark.parametrize("operation", ENCAST.operations, ids=lambda operation: operation.name)

@@ -384,6 +384,12 @@ def test_options_of_windows_need_windows(on_long: Any, option: dict[str, Any]) -
             getattr(fake_engine(task), method)(*arguments, on_long=on_long, **option)
 
 
+@pytest.mark.parametrize("option", [{"stride": 0}, {"pooling": "mean"}])
+def test_reranking_by_embeddings_of_tokens_has_no_options_of_windows(option: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="rerank by embeddings of tokens has no windows: leave it out"):
+        fake_engine("embed_tokens").rerank("cat", ["cat"], **option)
+
+
 def test_unknown_values_are_refused() -> None:
     engine = fake_engine("embed")
     with pytest.raises(InputError, match="'truncate', 'error' and 'windows' are known"):

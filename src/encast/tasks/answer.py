@@ -37,6 +37,7 @@ class Answer:
 @dataclass(frozen=True)
 class _Options:
     stride: int | None
+    at_most_half: bool
     max_answer_len: int
     n_best: int
     null_threshold: float | None
@@ -58,15 +59,16 @@ def answer(
     max_answer_len: int = 30,
     n_best: int = 20,
     null_threshold: float | None = None,
+    at_most_half: bool = False,
 ) -> Steps[Answer | list[Answer]]:
-    """What ``Engine.answer`` says. Raises ``InputError``."""
+    """What ``Engine.answer`` says. Raises ``InputError``. ``at_most_half``: see ``Tokenizer.windows``."""
     session.need("answer", "answer")
     for name, value in (("max_answer_len", max_answer_len), ("n_best", n_best)):
         if value < 1:
             raise InputError(f"{name} is {value}; 1 or more is needed")
     if null_threshold is not None and not _is_number(null_threshold):
         raise InputError(f"null_threshold is {null_threshold!r}; a finite number is needed, 0 say, or None")
-    options = _Options(stride, max_answer_len, n_best, null_threshold)
+    options = _Options(stride, at_most_half, max_answer_len, n_best, null_threshold)
     if isinstance(question, str) and isinstance(context, str):
         pair = (check_text(question, "question"), check_text(context, "context"))
         (found,) = yield from _answers(session, [pair], options)
@@ -87,7 +89,7 @@ def _answers(session: Session, pairs: list[tuple[str, str]], options: _Options) 
         windows: list[Encoding] = []
         owners: list[int] = []
         for owner, (question, context) in enumerate(group):
-            made = session.tokenizer.windows(question, context, options.stride)
+            made = session.tokenizer.windows(question, context, options.stride, at_most_half=options.at_most_half)
             windows += made
             owners += [owner] * len(made)
         if options.null_threshold is not None:

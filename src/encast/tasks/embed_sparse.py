@@ -130,6 +130,12 @@ def _of_windows(
         rows = need_finite((yield Run("sparse_embedding", piece)))
         ends = piece.batch.cu_seqlens
         for at, window in enumerate(piece.windows):
+            if session.unweighted is not None and window.is_first and window.is_last:
+                tokens = slice(ends[at], ends[at + 1])
+                found.append(_weights(piece.batch.token_ids[tokens], rows[tokens, 0], session.unweighted, most))
+                weights += found[-1].indices.size
+                _need_few(weights, most_weights)
+                continue
             if window.is_first:
                 largest[:] = 0
             if session.unweighted is None:

@@ -32,6 +32,9 @@ def rerank(
     session.need("rerank", "classify", "embed", "embed_tokens")
     if session.meta.task == "embed_tokens":
         need_on_long(on_long)
+        for name, value in (("stride", stride), ("pooling", pooling)):
+            if value is not None:
+                raise InputError(f"{name} is {value!r}; rerank by embeddings of tokens has no windows: leave it out")
     windowed = wants_windows(on_long, stride, pooling)
     query = check_text(query, "query")
     rows = check_texts(documents, "documents")

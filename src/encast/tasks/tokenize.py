@@ -181,12 +181,15 @@ class Tokenizer:
         asked = prompt_tokens(read.offsets, len(prompt)) if prompt else 0
         return self.max_length - self._whole.num_special_tokens_to_add(False) - asked
 
-    def windows(self, question: str, context: str, stride: int | None = None) -> list[Encoding]:
+    def windows(
+        self, question: str, context: str, stride: int | None = None, *, at_most_half: bool = False
+    ) -> list[Encoding]:
         """Encodings of (question, part of the context) that together cover the whole context.
 
         Neighbouring windows share ``stride`` tokens of the context, see ``shared_tokens``. A question that
         leaves less than half of ``max_length`` is cut at its end. Offsets refer to the whole context. Raises
-        ``InputError`` when ``stride`` is negative or does not fit a window.
+        ``InputError`` when ``stride`` is negative or does not fit a window, and with ``at_most_half`` when it is over
+        half of one: windows then have at most twice the tokens of the context, whatever a stranger asks for.
         """
         backend = self._whole
         room = self.max_length - backend.num_special_tokens_to_add(True)
@@ -200,6 +203,10 @@ class Tokenizer:
                 asked = backend.encode(question, add_special_tokens=False)
         room -= len(asked)
         overlap = shared_tokens(room, stride, "the context")
+        if at_most_half and overlap > room // 2:
+            raise InputError(
+                f"stride is {stride!r}; it is at most half of the {room} tokens of the context in a window"
+            )
         if len(read) <= room:
             return [backend.post_process(asked, read)]
         read.truncate(room, stride=overlap)

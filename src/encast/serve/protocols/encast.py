@@ -332,7 +332,7 @@ async def _answer(service: Service, call: Call, body: AnswerBody) -> Reply:
     service.limits.check_texts(contexts, "context")
     steps = answer(
         model.session, body.question, body.context, stride=body.stride, max_answer_len=body.max_answer_len,
-        n_best=body.n_best, null_threshold=body.null_threshold,
+        n_best=body.n_best, null_threshold=body.null_threshold, at_most_half=True,
     )  # fmt: skip
     found = await call.run(model, steps)
     results = found if isinstance(found, list) else [found]
