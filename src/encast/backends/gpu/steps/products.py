@@ -68,7 +68,7 @@ def linear_int8(
     weight: Int8Weight,
     weight_scale: torch.Tensor,
     bias: torch.Tensor | None,
-    *,
+    *_: None,  # the weight without its zeros, which adapt leaves out
     activation: str,
 ) -> torch.Tensor:
     made = integer_sums(x, weight).float() * (x.scale[:, None] * weight_scale)
