@@ -211,6 +211,25 @@ ENCAST_TEST(windows_of_tokens) {
   refused("v10 f32 tokens 48", "v10 f32 seqs 48", "wrong shape", good);
 }
 
+// The good plan whose last output has the columns of v8 twice.
+std::string concat_plan() {
+  std::string text = with("step elementwise name=act x=v8 factor=1 act=relu out=v9",
+                          "step elementwise name=act x=v8 factor=1 act=relu out=v9\n"
+                          "step elementwise name=act x=v8 factor=1 act=none column=16 out=v9");
+  return with("v9 f32 selected 16", "v9 f32 selected 32", text);
+}
+
+ENCAST_TEST(values_side_by_side) {
+  const std::string good = concat_plan();
+  CHECK_EQ(Plan::parse(good).steps.back().column, 16);
+  refused("column=16", "column=15", "columns other than the next", good);
+  refused("column=16", "column=17", "columns other than the next", good);
+  refused("act=none column=16", "act=none", "columns other than the next", good);
+  refused("v9 f32 selected 32", "v9 f32 selected 31", "columns other than the next", good);
+  refused("v9 f32 selected 32", "v9 f32 seqs 32", "wrong shape", good);
+  refused("v9 f32 selected 32", "v9 f32 selected 33", "", good);
+}
+
 ENCAST_TEST(gated_activations) {
   const std::string good =
       with("step elementwise name=act x=v8 factor=1 act=relu", "step gated name=act x=v8 act=relu",

@@ -74,7 +74,7 @@ def _batches(checkpoint: Checkpoint, graph: Graph, rows: Iterable[Text]) -> Iter
         mask_token=files.special_tokens.get("mask"),
     )
     prompt = "" if modules is None else (modules.prompts or {}).get(modules.default_prompt_name or "", "")
-    if graph.meta.task in ("embed", "embed_sparse", "embed_tokens"):
+    if graph.meta.can("embed", "embed_sparse", "embed_tokens"):
         rows = [text for row in rows for text in ([row] if isinstance(row, str) else row)]
     prompted = [prompt + row if isinstance(row, str) else row for row in rows]
     read: list[tuple[list[int], list[int]]]

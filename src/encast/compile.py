@@ -166,7 +166,7 @@ def _check_tokenizer(checkpoint: Checkpoint, graph: Graph) -> None:
 
 
 def _check_lengths(checkpoint: Checkpoint, graph: Graph) -> None:
-    form = checkpoint.token_form if graph.meta.task == "embed_tokens" else None
+    form = checkpoint.token_form if graph.meta.can("embed_tokens") else None
     for kind, length in () if form is None else (("queries", form.query_length), ("documents", form.document_length)):
         if length is not None and length > graph.meta.max_len:
             raise CheckpointError(
@@ -179,7 +179,8 @@ def _card(
     checkpoint: Checkpoint, graph: Graph, spec: QuantSpec, fusions: FusionReport, sparse: str
 ) -> dict[str, object]:
     tokenizer, modules = checkpoint.tokenizer, checkpoint.modules
-    form = checkpoint.token_form if graph.meta.task == "embed_tokens" else None
+    form = checkpoint.token_form if graph.meta.can("embed_tokens") else None
+    weighs = graph.meta.can("embed_sparse") and m3_of(checkpoint) is not None
     return {
         "source": checkpoint.provenance,
         "arch": graph.meta.arch,
@@ -200,5 +201,5 @@ def _card(
         if modules is None or modules.splade is None
         else asdict(modules.splade.within(graph.meta.vocab)),
         "token_form": None if form is None else form.to_json(),
-        "unweighted": None if graph.meta.task != "embed_sparse" or m3_of(checkpoint) is None else checkpoint.unweighted,
+        "unweighted": checkpoint.unweighted if weighs else None,
     }

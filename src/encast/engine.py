@@ -13,11 +13,12 @@ from encast.backends.base import Runnable, check_request
 from encast.backends.devices import find_device
 from encast.batch import Batch, int32_vector
 from encast.errors import ArtifactError, InputError, StrictError
-from encast.ir.meta import HEADS, SPLADE_ACTIVATIONS, TokenForm
+from encast.ir.meta import SPLADE_ACTIVATIONS, TokenForm
 from encast.ir.types import ValueType
 from encast.tasks.answer import Answer, answer
 from encast.tasks.classify import Classification, classify
 from encast.tasks.embed import embed
+from encast.tasks.embed_m3 import M3Embedding, embed_m3
 from encast.tasks.embed_sparse import SparseVector, embed_sparse
 from encast.tasks.embed_tokens import Kind, TokenVectors, embed_tokens
 from encast.tasks.fill_mask import Candidate, fill_mask
@@ -207,6 +208,23 @@ class Engine:
         as in ``embed``.
         """
         return self.drive(embed_tokens(self.session, texts, kind=kind, on_long=on_long, prompt_name=prompt_name))
+
+    def embed_m3(
+        self,
+        texts: Sequence[str],
+        *,
+        on_long: OnLong = "truncate",
+        prompt_name: str | None = None,
+        max_active_dims: int | None = None,
+    ) -> list[M3Embedding]:
+        """BGE-M3's embedding, sparse embedding and embeddings of tokens of every text, in one run of the model.
+
+        They have the bits of ``embed``, ``embed_sparse`` and ``embed_tokens``, and so have the options; an artifact of
+        this task can do those too.
+        """
+        return self.drive(
+            embed_m3(self.session, texts, on_long=on_long, prompt_name=prompt_name, max_active_dims=max_active_dims)
+        )
 
     def classify(
         self,
@@ -403,10 +421,9 @@ def session_of(opened: Artifact, batch_tokens: int | None = None) -> Session:
     ``batch_tokens`` is as in ``load``. Raises ``ArtifactError`` and ``InputError``.
     """
     graph, card = opened.graph, opened.card
-    head = HEADS[graph.meta.task]
-    embedding = graph.outputs[head[0]] if head is not None and head[0] in ("embedding", "token_embedding") else None
+    embedding = graph.outputs.get("embedding", graph.outputs.get("token_embedding"))
     splade, form = card.get("splade") or {}, card.get("token_form")
-    if graph.meta.task == "embed_tokens" and form is None:
+    if graph.meta.can("embed_tokens") and form is None:
         raise ArtifactError(f"{opened.path}: the card's token_form is missing; compile the checkpoint again")
     sparse = graph.outputs.get("sparse_embedding")
     weighs = sparse is not None and graph.type_of(sparse).shape[0] == "tokens"

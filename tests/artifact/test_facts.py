@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from checkpoints import make_checkpoint
 from late_checkpoints import make_late_checkpoint
+from m3_checkpoints import make_m3_checkpoint
 from made import edit_card, refresh
 
 import encast
@@ -23,8 +24,12 @@ Lie = Callable[[dict[str, Any]], object]
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("facts")
     made = {}
-    for task in ("embed", "classify", "answer"):
-        folder = make_checkpoint(root / task, "bert", task, layers=1, hidden=16, heads=2)
+    for task in ("embed", "classify", "answer", "embed_m3"):
+        folder = root / task
+        if task == "embed_m3":
+            make_m3_checkpoint(folder, hidden=16)
+        else:
+            make_checkpoint(folder, "bert", task, layers=1, hidden=16, heads=2)
         made[task] = encast.compile(folder, root / f"{task}.encast", dtype="f32", task=task)
     return made
 
@@ -35,6 +40,10 @@ def meta(**facts: Any) -> Lie:
 
 def first_output(value: Callable[[dict[str, Any]], str]) -> Lie:
     return lambda graph: graph["outputs"].update(last_hidden_state=value(graph))
+
+
+def output(**values: str) -> Lie:
+    return lambda graph: graph["outputs"].update(values)
 
 
 def chain(graph: dict[str, Any]) -> None:
@@ -52,6 +61,13 @@ GRAPHS: dict[str, tuple[str, Lie, str]] = {
     "labels that are lists": ("classify", meta(labels=[["a"], "b", "c"]), "labels"),
     "labels that are numbers": ("classify", meta(labels=[1, 2, 3]), "labels"),
     "a label too few": ("classify", meta(labels=["a", "b"]), "not 2 columns"),
+    "one kind of three too few": ("embed_m3", lambda graph: graph["outputs"].pop("token_embedding"), "embed_m3 has"),
+    "no weight for every token": (
+        "embed_m3",
+        output(sparse_embedding="states"),
+        "of 'states'; computed f32|a weight for every",
+    ),
+    "rows without their weight": ("embed_m3", output(m3_embedding="states"), "m3_embedding has not 33 columns"),
     "unknown problem": ("classify", meta(problem_type="guess"), "problem_type"),
     "unknown similarity": ("embed", meta(similarity="taste"), "similarity"),
     "a fact that nobody knows": ("embed", meta(colour="red"), r"meta\['colour'\] is a field that no .* have \['arch'"),

@@ -82,6 +82,54 @@ def test_narrow_heads_are_near_the_wide_ones(dtype: str, tmp_path: Path) -> None
         assert not np.array_equal(wide, narrow)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])
+def test_one_run_has_the_bits_of_three(dtype: str, tmp_path: Path) -> None:
+    make_m3_checkpoint(tmp_path / "m3")
+    texts = ["the cat sat on the mat", "a", "b c d e f", "", "of and to in " * 9]
+    engines = {}
+    for task in ("embed", "embed_sparse", "embed_tokens", "embed_m3"):
+        path = encast.compile(tmp_path / "m3", tmp_path / f"{task}.encast", dtype=dtype, task=task)
+        engines[task] = encast.load(path, threads=1, batch_tokens=50)
+    whole = engines["embed_m3"]
+    found = whole.embed_m3(texts, max_active_dims=4)
+    assert len(found) == len(texts)
+    for engine in (engines["embed"], whole):
+        assert np.array_equal([one.embedding for one in found], engine.embed(texts))
+    for engine in (engines["embed_sparse"], whole):
+        for one, sparse in zip(found, engine.embed_sparse(texts, max_active_dims=4), strict=True):
+            assert np.array_equal(one.sparse.indices, sparse.indices)
+            assert np.array_equal(one.sparse.values, sparse.values)
+    for engine in (engines["embed_tokens"], whole):
+        for one, tokens in zip(found, engine.embed_tokens(texts), strict=True):
+            assert np.array_equal(one.tokens.token_ids, tokens.token_ids)
+            assert np.array_equal(one.tokens.vectors, tokens.vectors)
+    assert whole.rerank(texts[0], texts) == engines["embed"].rerank(texts[0], texts)
+    assert whole.embed_m3([]) == []
+    with pytest.raises(EncastError, match="embed_m3 needs an artifact of the task 'embed_m3'"):
+        engines["embed"].embed_m3(texts)
+    with encast.load(tmp_path / "embed_m3.encast", device="reference") as reference:
+        near = reference.embed_m3(texts[:2])
+    for one, other in zip(found, near, strict=False):
+        assert float((one.embedding * other.embedding).sum()) > 0.99
+        assert np.einsum("td,td->t", one.tokens.vectors, other.tokens.vectors).min(initial=1) > 0.97
+    for engine in engines.values():
+        engine.close()
+
+
+def test_one_run_needs_all_of_m3(tmp_path: Path) -> None:
+    make_m3_checkpoint(tmp_path / "m3")
+    modules = tmp_path / "m3/1_Pooling/config.json"
+    modules.write_text(modules.read_text().replace('"pooling_mode_cls_token": true', '"pooling_mode_cls_token": false'))
+    modules.write_text(
+        modules.read_text().replace('"pooling_mode_mean_tokens": false', '"pooling_mode_mean_tokens": true')
+    )
+    with pytest.raises(UnsupportedModelError, match=r"pooling of the first token \(cls\)"):
+        build_graph(open_checkpoint(tmp_path / "m3"), "embed_m3")
+    bare = make_checkpoint(tmp_path / "bare", "bert", "features")
+    with pytest.raises(UnsupportedModelError, match=r"needs a head, that of BGE-M3: sparse_linear\.pt"):
+        build_graph(open_checkpoint(bare), "embed_m3")
+
+
 def test_another_head_in_modules_json_comes_first(tmp_path: Path) -> None:
     """Files of BGE-M3 that lie in a folder of another kind change nothing of it."""
     late = make_late_checkpoint(tmp_path / "late", "bert")
@@ -96,7 +144,9 @@ def test_another_head_in_modules_json_comes_first(tmp_path: Path) -> None:
 
 def test_tasks_that_it_can_be_built_for(tmp_path: Path) -> None:
     make_m3_checkpoint(tmp_path)
-    with pytest.raises(UnsupportedModelError, match=r"\['embed', 'embed_sparse', 'embed_tokens', 'features'\]"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"\['embed', 'embed_m3', 'embed_sparse', 'embed_tokens', 'features'\]"
+    ):
         build_graph(open_checkpoint(tmp_path), "classify")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from checkpoints import make_checkpoint
 from late_checkpoints import make_late_checkpoint
+from m3_checkpoints import make_m3_checkpoint
 from starlette.testclient import TestClient
 
 import encast
@@ -35,6 +36,7 @@ ARTIFACTS: dict[str, tuple[str, dict[str, Any]]] = {
     "other-embed": ("embed", {**_EMBED, "seed": 1}),
     "embed-sparse": ("embed_sparse", {"splade": "relu"}),
     "embed-tokens": ("embed_tokens", {}),
+    "embed-m3": ("embed_m3", {}),
     "rerank": ("classify", {"labels": 1}),
     "classify": ("classify", {"labels": 3}),
     "tag": ("tag", {"labels": 5, "config": {"id2label": {str(i): name for i, name in enumerate(_TAGS)}}}),
@@ -52,6 +54,8 @@ def artifact(base: Path, name: str) -> Path:
     folder = base / "serve" / name
     if task == "embed_tokens":
         make_late_checkpoint(folder, **options)
+    elif task == "embed_m3":
+        make_m3_checkpoint(folder)
     else:
         make_checkpoint(folder, "bert", task, layers=2, hidden=32, heads=2, **options)
     return encast.compile(folder, folder.with_suffix(".encast"), dtype="f32", task=task)

@@ -105,6 +105,30 @@ def test_sparse_embeddings(app: TestClient, base: Path) -> None:
     assert app.post("/encast/v1/embed", json=body).status_code == 422
 
 
+def test_all_embeddings_of_m3_in_one_run(app: TestClient, base: Path) -> None:
+    service = local_service(base, "embed-m3")
+    one = client(service, [ENCAST])
+    before = len(service.models.by_name["embed-m3"].runner.runs)
+    results = ask(one, "embed-m3", texts=TEXTS, max_active_dims=3)["results"]
+    assert len(service.models.by_name["embed-m3"].runner.runs) == before + 1
+    expected = engine(base, "embed-m3").embed_m3(TEXTS, max_active_dims=3)
+    for result, wanted in zip(results, expected, strict=True):
+        assert np.array_equal(np.float32(result["embedding"]), wanted.embedding)
+        assert result["sparse"]["indices"] == wanted.sparse.indices.tolist()
+        assert np.array_equal(np.float32(result["sparse"]["values"]), wanted.sparse.values)
+        assert result["tokens"]["token_ids"] == wanted.tokens.token_ids.tolist()
+        assert np.array_equal(np.float32(result["tokens"]["vectors"]), wanted.tokens.vectors)
+    # It can do each of the three alone, too.
+    assert np.array_equal(np.float32(ask(one, "embed", texts=TEXTS)["results"]), [each.embedding for each in expected])
+    assert ask(one, "embed-sparse", texts=TEXTS, max_active_dims=3)["results"] == [one["sparse"] for one in results]
+    assert ask(one, "embed-tokens", texts=TEXTS)["results"] == [one["tokens"] for one in results]
+    few = client(local_service(base, "embed-m3", limits=RequestLimits(max_weights=2)), [ENCAST])
+    refused = few.post("/encast/v1/embed-m3", json={"texts": TEXTS})
+    assert (refused.status_code, "more than 2 weights" in refused.text) == (422, True)
+    refused = app.post("/encast/v1/embed-m3", json={"texts": TEXTS, "model": "embed"})
+    assert (refused.status_code, "embed_m3" in refused.text) == (422, True)
+
+
 def test_embeddings_of_tokens(app: TestClient, base: Path) -> None:
     for kind in ("query", "document"):
         results = ask(app, "embed-tokens", texts=TEXTS, model="embed-tokens", kind=kind)["results"]

@@ -27,7 +27,18 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(base: Path) -> Service:
-    names = "embed", "embed-sparse", "embed-tokens", "classify", "rerank", "tag", "answer", "fill-mask", "features"
+    names = (
+        "embed",
+        "embed-sparse",
+        "embed-tokens",
+        "embed-m3",
+        "classify",
+        "rerank",
+        "tag",
+        "answer",
+        "fill-mask",
+        "features",
+    )
     return local_service(base, *names, limits=RequestLimits(max_texts=64))
 
 
@@ -172,6 +183,21 @@ def test_embed_sparse(app: TestClient, base: Path) -> None:
     ids, mask = ids_of(base, "embed-sparse", TEXTS)
     states = outputs_of(ask(app, "embed-sparse", tensor("input_ids", ids), tensor("attention_mask", mask)))
     assert states["last_hidden_state"].shape == (*np.shape(ids), 32)
+
+
+def test_embed_m3(app: TestClient, base: Path) -> None:
+    found = outputs_of(ask(app, "embed-m3", texts_of(TEXTS)))
+    for row, one in enumerate(engine(base, "embed-m3").embed_m3(TEXTS)):
+        np.testing.assert_array_equal(found["embedding"][row], one.embedding)
+        of_row = found["sparse_row"] == row
+        np.testing.assert_array_equal(found["index"][of_row], one.sparse.indices)
+        np.testing.assert_array_equal(found["value"][of_row], one.sparse.values)
+        of_row = found["token_row"] == row
+        np.testing.assert_array_equal(found["token_id"][of_row], one.tokens.token_ids)
+        np.testing.assert_array_equal(found["vector"][of_row], one.tokens.vectors)
+    ids, mask = ids_of(base, "embed-m3", TEXTS)
+    rows = outputs_of(ask(app, "embed-m3", tensor("input_ids", ids), tensor("attention_mask", mask)))
+    assert rows["m3_embedding"].shape == (*np.shape(ids), 65)
 
 
 def test_embed_tokens(app: TestClient, base: Path) -> None:

@@ -8,7 +8,8 @@ void check_elementwise(StepCheck& check, const StepDecl& step) {
   const ValueDecl& x = check.read(step.x, DType::f32);
   if (step.other >= 0)
     check.need(check.same(x, check.read(step.other, DType::f32)), "adds values of unlike shapes");
-  check.write_f32(step.out, x.rows, x.cols);
+  const ValueDecl& out = check.write_part(step.out, x.rows, step.column, x.cols);
+  check.need(out.dtype == DType::f32, "makes a value of the wrong dtype");
 }
 
 class ElementwiseStep final : public RowStep<ElementwiseFn> {
@@ -22,13 +23,14 @@ class ElementwiseStep final : public RowStep<ElementwiseFn> {
     args.factor = decl_.factor;
     args.activation = decl_.act;
     args.exact = binder_.exact();
+    args.out += decl_.column;
     run_rows(args, share);
   }
 };
 
 }  // namespace
 
-const StepType step_types::elementwise = {"x other? factor act out", &check_elementwise,
+const StepType step_types::elementwise = {"x other? factor act column? out", &check_elementwise,
                                           &bind_as<ElementwiseStep>};
 
 }  // namespace encast

@@ -18,6 +18,7 @@ from encast.archs.heads import (
     LateInteraction,
     M3Heads,
     SentenceModules,
+    embed_m3,
     pool_sentences,
     project_tokens,
     weigh_tokens,
@@ -222,7 +223,7 @@ def build_graph(checkpoint: CheckpointLike, task: str | None = None) -> Graph:
 
     prefixes = (cls.prefix, *cls.other_prefixes)
     prefix = next((one for one in prefixes if weights.any_below(one)), "")
-    m3 = m3_of(checkpoint) if chosen in ("embed_sparse", "embed_tokens") else None
+    m3 = m3_of(checkpoint) if chosen in ("embed_sparse", "embed_tokens", "embed_m3") else None
     graph, labels = _write(arch, weights, prefix, chosen, checkpoint.modules, m3)
     if chosen == "embed_tokens" and (form := checkpoint.token_form) is not None and form.most_unseen:
         assert form.expansion is not None
@@ -334,6 +335,10 @@ def _add_head(
     elif task == "embed_tokens":
         late = None if modules is None else modules.late
         graph.outputs["token_embedding"] = project_tokens(head, hidden, arch.sizes.hidden, late, m3, where)
+    elif task == "embed_m3":
+        assert m3 is not None  # _choose_task has seen to both
+        assert modules is not None
+        embed_m3(graph, head, hidden, arch.sizes.hidden, modules, m3, where)
     elif task in ("classify", "tag"):
         labels = arch.config.labels()
         if task == "classify":
@@ -399,6 +404,9 @@ def _choose_task(
             return task
         if task == "embed_sparse" and m3_of(checkpoint) is not None:
             return task
+        if task == "embed_m3":
+            _need_m3(checkpoint)
+            return task
         return _check_task(cls, declared, weights, task, name, where, checkpoint)
     if checkpoint.modules is not None:
         return "embed"
@@ -411,6 +419,20 @@ def _choose_task(
     if declared in cls.markers and not name and not cls.has_head(declared, weights):
         return "features"
     return declared
+
+
+def _need_m3(checkpoint: CheckpointLike) -> None:
+    """Raises ``UnsupportedModelError`` unless it is BGE-M3, whose embedding of a text is that of its first token."""
+    modules = checkpoint.modules
+    if m3_of(checkpoint) is None:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: task 'embed_m3' needs a head, that of BGE-M3: sparse_linear.pt and colbert_linear.pt"
+        )
+    if modules is None or modules.pooling_modes != ("cls",) or modules.dense or not modules.normalize:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: task 'embed_m3' needs a modules.json with pooling of the first token (cls), then "
+            "Normalize, as BGE-M3 has them; the tasks embed, embed_sparse and embed_tokens do without"
+        )
 
 
 def _check_task(
@@ -437,7 +459,7 @@ def _check_task(
         return task
     hint = "" if declared in (None, "features") else f". If the head is another one, say so by architectures in {where}"
     able = {"features", "embed" if _late(checkpoint) is None else "embed_tokens"}
-    able |= set() if m3_of(checkpoint) is None else {"embed_sparse", "embed_tokens"}
+    able |= set() if m3_of(checkpoint) is None else {"embed_sparse", "embed_tokens", "embed_m3"}
     able |= {declared} if declared else set()
     able |= {"embed_sparse"} if declared == "fill_mask" else set()
     raise UnsupportedModelError(

@@ -18,6 +18,7 @@ __all__ = [
     "M3Heads",
     "SentenceModules",
     "classify_first_token",
+    "embed_m3",
     "pool_sentences",
     "predict_tokens",
     "project_tokens",
@@ -112,19 +113,35 @@ def project_tokens(
     if late is not None and late.dim is not None:
         x, width = head.linear(x, "linear", late.dim, width, bias=False), late.dim
     dense = late.dense if late is not None else [m3.embed] if m3 is not None else []
-    x = _dense_layers(head.graph, x, width, dense, where)
-    return head.graph.add("normalize", x, name="normalize")
+    x = _dense_layers(head.graph, x, width, dense, where, stem="dense" if m3 is None else "colbert")
+    return head.graph.add("normalize", x, name="normalize" if m3 is None else "colbert.normalize")
 
 
 def weigh_tokens(graph: Graph, x: str, width: int, m3: M3Heads, where: str) -> str:
     """A weight for every token, 0 or more: f32[tokens, 1] of f32[tokens, width]."""
-    x = _dense_layers(graph, x, width, [m3.weigh], where)
-    return graph.add("activation", x, name="activation", kind="relu")
+    x = _dense_layers(graph, x, width, [m3.weigh], where, stem="sparse")
+    return graph.add("activation", x, name="sparse.activation", kind="relu")
 
 
-def _dense_layers(graph: Any, x: str, width: int, modules: Sequence[DenseModule], where: str) -> str:
+def embed_m3(
+    graph: Graph, head: Modules, x: str, width: int, modules: SentenceModules, m3: M3Heads, where: str
+) -> None:
+    """Adds the three outputs of BGE-M3, and all of them in the rows of one: a token's vector, its last hidden state
+    scaled to length 1, which of the first token is the embedding of the text, and its weight.
+    """
+    states = graph.add("normalize", x, name="states")
+    weights = weigh_tokens(graph, x, width, m3, where)
+    vectors = project_tokens(head, x, width, None, m3, where)
+    graph.outputs["embedding"] = pool_sentences(graph, x, width, modules, where)
+    graph.outputs["sparse_embedding"], graph.outputs["token_embedding"] = weights, vectors
+    graph.outputs["m3_embedding"] = graph.add("concat", vectors, states, weights, name="m3_embedding")
+
+
+def _dense_layers(
+    graph: Any, x: str, width: int, modules: Sequence[DenseModule], where: str, *, stem: str = "dense"
+) -> str:
     for index, module in enumerate(modules):
-        path = f"dense.{index}.linear"
+        path = f"{stem}.{index}.linear"
         if module.weight.ndim != 2 or module.weight.shape[1] != width or not len(module.weight):
             raise CheckpointError(
                 f"{where}: dense module {index} has a weight of shape {list(module.weight.shape)}, what comes "

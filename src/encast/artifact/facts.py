@@ -11,7 +11,7 @@ from typing import Any
 
 from encast.errors import ArtifactError
 from encast.ir import Graph
-from encast.ir.meta import HEADS, SPLADE_ACTIVATIONS, Check, count, is_text, is_token_form, is_tokens, one_of
+from encast.ir.meta import HEADS, PARTS, SPLADE_ACTIVATIONS, Check, count, is_text, is_token_form, is_tokens, one_of
 from encast.ir.types import ValueType
 
 __all__ = ["check_card", "check_graph"]
@@ -72,10 +72,12 @@ def check_graph(graph: Graph, path: Path) -> None:
 def _check_outputs(graph: Graph, path: Path) -> None:
     meta = graph.meta
     rows = {"last_hidden_state": "tokens"}
-    if head := HEADS[meta.task]:
-        rows[head[0]] = head[1]
+    head = HEADS[meta.task]
+    for task in (meta.task, *PARTS.get(meta.task, ())):
+        if one := HEADS[task]:
+            rows[one[0]] = one[1]
     # Of BGE-M3 a sparse embedding is the weight of each token, of others those of the vocabulary.
-    weighs = meta.task == "embed_sparse" and head is not None and head[0] in graph.outputs
+    weighs = meta.can("embed_sparse") and "sparse_embedding" in graph.outputs
     by_token = weighs and graph.type_of(graph.outputs["sparse_embedding"]) == ValueType("f32", ("tokens", 1))
     if by_token:
         rows["sparse_embedding"] = "tokens"
@@ -95,6 +97,15 @@ def _check_outputs(graph: Graph, path: Path) -> None:
     columns = {"answer": 2, "classify": labels, "tag": labels, "embed_sparse": 1 if by_token else meta.vocab}.get(
         meta.task
     )
+    if meta.task == "embed_m3":
+        dim, token_dim = (graph.type_of(graph.outputs[one]).shape[1] for one in ("embedding", "token_embedding"))
+        assert isinstance(dim, int)
+        assert isinstance(token_dim, int)
+        columns = token_dim + dim + 1
+        if not by_token or dim != meta.hidden:
+            raise ArtifactError(
+                f"{path}: embed_m3 has a weight for every token, and embeddings of {meta.hidden} numbers, as meta says"
+            )
     if columns and head and graph.type_of(graph.outputs[head[0]]).shape[1] != columns:
         raise ArtifactError(f"{path}: {head[0]} has not {columns} columns, as meta says")
 

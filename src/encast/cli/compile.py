@@ -35,8 +35,8 @@ def compile_command(
     task: Annotated[
         str | None,
         typer.Option(
-            help="features, embed, embed_sparse, embed_tokens, classify, tag, answer or fill_mask; default: the "
-            "checkpoint's."
+            help="features, embed, embed_sparse, embed_tokens, embed_m3, classify, tag, answer or fill_mask; "
+            "default: the checkpoint's."
         ),
     ] = None,
     quant: Annotated[Path | None, typer.Option(help="A JSON file with the fields of a QuantSpec.")] = None,

@@ -209,7 +209,7 @@ def _of_texts(engine: Engine, path: str, format: str, text_column: str | None, p
     spec = file_task(engine.task)
     columns = [text_column or spec.text, *([pair_column] if pair_column else [])]
     session = engine.session
-    prompt = session.prompt(None) if engine.task in ("embed", "embed_sparse", "embed_tokens") else ""
+    prompt = session.prompt(None) if engine.meta.can("embed", "embed_sparse", "embed_tokens") else ""
     rows: list[str | tuple[str, str]] = []
     for text in read_texts(path, columns, format):
         rows.append(prompt + text if isinstance(text, str) else text)

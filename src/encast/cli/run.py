@@ -42,8 +42,8 @@ def run_command(
     task: Annotated[
         str,
         typer.Option(
-            help="embed, embed_sparse, embed_tokens, classify, answer, tag, rerank, fill_mask or features; auto: the "
-            "artifact's."
+            help="embed, embed_sparse, embed_tokens, embed_m3, classify, answer, tag, rerank, fill_mask or features; "
+            "auto: the artifact's."
         ),
     ] = "auto",
     output: Annotated[

@@ -10,6 +10,7 @@ from encast.errors import GraphError
 
 __all__ = [
     "HEADS",
+    "PARTS",
     "SIMILARITIES",
     "SPLADE_ACTIVATIONS",
     "Check",
@@ -28,12 +29,16 @@ HEADS: Mapping[str, tuple[str, str] | None] = {
     "embed": ("embedding", "seqs"),
     "embed_sparse": ("sparse_embedding", "seqs"),
     "embed_tokens": ("token_embedding", "tokens"),
+    "embed_m3": ("m3_embedding", "tokens"),
     "classify": ("logits", "seqs"),
     "tag": ("logits", "tokens"),
     "answer": ("logits", "tokens"),
     "fill_mask": ("logits", "selected"),
 }
 """Every task, and the output of its head with the rows of that; ``features`` is the encoder alone."""
+
+PARTS: Mapping[str, tuple[str, ...]] = {"embed_m3": ("embed", "embed_sparse", "embed_tokens")}
+"""Tasks whose artifacts can do others too, and which."""
 
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 """How embeddings may be compared."""
@@ -107,6 +112,10 @@ class GraphMeta:
     expected: Mapping[str, FusionPromise]
     math: str
     dtype: str
+
+    def can(self, *tasks: str) -> bool:
+        """Whether an artifact of this task can do one of ``tasks``."""
+        return any(task in tasks for task in (self.task, *PARTS.get(self.task, ())))
 
     def longest_text(self, tokenizer_max: int | None) -> int:
         """Tokens after which texts are cut, special ones included, by what the checkpoint's tokenizer says."""

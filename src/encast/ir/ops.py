@@ -458,6 +458,15 @@ def _normalize(types: Any, attrs: Any) -> list[ValueType]:
     return [_matrix(types[0], "x")]
 
 
+@_op("concat", "a b c?")
+def _concat(types: Any, attrs: Any) -> list[ValueType]:
+    """The columns of all operands side by side."""
+    operands = [_matrix(type, name) for type, name in zip(types, "abc", strict=True) if type is not None]
+    for operand, name in zip(operands[1:], "bc", strict=False):
+        _need(operand.shape[0] == operands[0].shape[0], f"{name} is {operand}; a is {operands[0]}, with other rows")
+    return [ValueType("f32", (operands[0].shape[0], sum(map(_columns, operands, "abc"))))]
+
+
 # Fused ops and wider or narrower arithmetic: what passes make.
 
 

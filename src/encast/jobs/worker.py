@@ -27,7 +27,7 @@ from encast.tasks.table import file_task
 
 __all__ = ["StoppedError", "Worker"]
 
-_VECTORS = {"features", "embed", "embed_tokens"}
+_VECTORS = {"features", "embed", "embed_tokens", "embed_m3"}
 """Tasks whose answers are what the engine computes; scores of the others go through exponentials of NumPy."""
 
 

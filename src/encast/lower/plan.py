@@ -354,6 +354,15 @@ class _Lowering:
     def normalize(self, node: Node) -> None:
         self.step("normalize", node, {"x": node.inputs[0]}, _outputs(node))
 
+    def concat(self, node: Node) -> None:
+        column = 0
+        for operand in filter(None, node.inputs):
+            part = {"factor": "1", "act": "none", **({"column": str(column)} if column else {})}
+            self.step("elementwise", node, {"x": operand}, _outputs(node), **part)
+            width = self.graph.type_of(operand).shape[1]
+            assert isinstance(width, int)
+            column += width
+
     # The whole
 
     def stages(self) -> list[_Stage]:

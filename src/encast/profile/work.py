@@ -213,15 +213,17 @@ def _gather(step: PlanStep, chunk: Chunk, _: str) -> Work:
 def _rows(step: PlanStep, chunk: Chunk, _: str) -> Work:
     """Of steps that make each row from the same row alone."""
     out: PlanValue = step.keys["out"]
+    columns = out.cols
     if step.kind == "elementwise":
+        columns = step.keys["x"].cols  # with others it may make one value
         cost = ELEMENT_OPERATIONS[step.keys["act"]] + (step.keys["factor"] != 1)
     elif step.kind == "gated":
         cost = ELEMENT_OPERATIONS[step.keys["act"]] + ELEMENT_OPERATIONS["gated"]
     else:
         cost = ELEMENT_OPERATIONS[step.kind]
     cost += "other" in step.keys
-    elements = chunk.rows(out.rows) * out.cols * cost + _narrowing(step, chunk)
-    return Work(0, elements, 0, 0, _moved(chunk, step))
+    elements = chunk.rows(out.rows) * columns * cost + _narrowing(step, chunk)
+    return Work(0, elements, 0, 0, _moved(chunk, step, columns=columns))
 
 
 def _rotary(step: PlanStep, chunk: Chunk, _: str) -> Work:

@@ -67,6 +67,10 @@ class ServedModel:
         """What it was compiled for, see ``encast.ir.meta.HEADS``."""
         return self.session.meta.task
 
+    def can(self, *tasks: str) -> bool:
+        """See ``GraphMeta.can``."""
+        return self.session.meta.can(*tasks)
+
     @property
     def reranks(self) -> bool:
         """Whether it scores pairs with one number."""
@@ -90,7 +94,7 @@ class Models:
         """
         if name is None:
             for model in self.by_name.values():
-                if model.task in tasks or not tasks:
+                if not tasks or model.can(*tasks):
                     return model
             have = ", ".join(f"{model.name} ({model.task})" for model in self.by_name.values())
             raise RefusalError("unsupported", f"no model here can do {' or '.join(tasks)}; served are {have}")
@@ -99,7 +103,7 @@ class Models:
             raise RefusalError(
                 "not_found", f"there is no model {name[:100]!r}; served are {', '.join(self._aliases)}", field="model"
             )
-        if tasks and model_or_none.task not in tasks:
+        if tasks and not model_or_none.can(*tasks):
             raise RefusalError(
                 "unsupported",
                 f"the model {name!r} was compiled for {model_or_none.task}, this needs {' or '.join(tasks)}",

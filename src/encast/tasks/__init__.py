@@ -3,6 +3,7 @@
 from encast.tasks.answer import Answer, answer
 from encast.tasks.classify import Classification, classify
 from encast.tasks.embed import embed, embed_ids
+from encast.tasks.embed_m3 import M3Embedding, embed_m3
 from encast.tasks.embed_sparse import SparseVector, embed_sparse
 from encast.tasks.embed_tokens import TokenVectors, embed_tokens, max_sim
 from encast.tasks.features import hidden_states
@@ -17,6 +18,7 @@ __all__ = [
     "Candidate",
     "Classification",
     "Entity",
+    "M3Embedding",
     "Run",
     "Session",
     "SparseVector",
@@ -30,6 +32,7 @@ __all__ = [
     "drive",
     "embed",
     "embed_ids",
+    "embed_m3",
     "embed_sparse",
     "embed_tokens",
     "fill_mask",

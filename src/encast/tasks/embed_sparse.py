@@ -15,7 +15,7 @@ from encast.tasks.session import F32, Piece, Run, Session, Steps, need_count, ne
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import OnLong
 
-__all__ = ["SparseVector", "embed_sparse", "embed_sparse_ids"]
+__all__ = ["SparseVector", "embed_sparse", "embed_sparse_ids", "largest_weights", "most_dims", "need_few"]
 
 # A row spans the whole vocabulary (1 MB for 250,000 tokens), so what a task asks for at once is bounded by rows as
 # well; and a server's front takes the logarithms of a run between two requests.
@@ -57,7 +57,7 @@ def embed_sparse(
     """
     session.need("embed_sparse", "embed_sparse")
     windowed = wants_windows(on_long, stride)
-    most = _most(session, max_active_dims)
+    most = most_dims(session, max_active_dims)
     prompt = session.prompt(prompt_name)
     rows = [prompt + text for text in check_texts(texts)]
     if windowed:
@@ -76,7 +76,7 @@ def embed_sparse_ids(
 ) -> Steps[list[SparseVector]]:
     """Like ``embed_sparse``, of lists of token ids that are taken as they are; see ``check_ids``."""
     session.need("embed_sparse", "embed_sparse")
-    most = _most(session, max_active_dims)
+    most = most_dims(session, max_active_dims)
     check_ids(session, rows)
     return (yield from _vectors(session, session.id_pieces(rows, weight=_weight(session)), most, most_weights))
 
@@ -86,7 +86,8 @@ def _weight(session: Session) -> Callable[[Sized], int]:
     return lambda row: max(len(row), least)
 
 
-def _most(session: Session, max_active_dims: int | None) -> int | None:
+def most_dims(session: Session, max_active_dims: int | None) -> int | None:
+    """The largest weights that a text keeps, None for all; raises ``InputError``."""
     if max_active_dims is None:
         return session.max_active_dims
     need_count("max_active_dims", max_active_dims, _INT32_MAX)
@@ -105,14 +106,15 @@ def _vectors(
         else:
             ends = piece.batch.cu_seqlens[1:-1]
             texts = zip(np.split(piece.batch.token_ids, ends), np.split(rows[:, 0], ends), strict=True)
-            made = [_weights(ids, values, session.unweighted, most) for ids, values in texts]
+            made = [largest_weights(ids, values, session.unweighted, most) for ids, values in texts]
         found += made
         weights += sum(vector.indices.size for vector in made)
-        _need_few(weights, most_weights)
+        need_few(weights, most_weights)
     return found
 
 
-def _need_few(weights: int, most_weights: int | None) -> None:
+def need_few(weights: int, most_weights: int | None) -> None:
+    """Raises ``InputError`` where texts have more than ``most_weights`` together."""
     if most_weights is not None and weights > most_weights:
         raise InputError(
             f"the texts have more than {most_weights} weights together; send fewer texts, or set max_active_dims "
@@ -132,9 +134,9 @@ def _of_windows(
         for at, window in enumerate(piece.windows):
             if session.unweighted is not None and window.is_first and window.is_last:
                 tokens = slice(ends[at], ends[at + 1])
-                found.append(_weights(piece.batch.token_ids[tokens], rows[tokens, 0], session.unweighted, most))
+                found.append(largest_weights(piece.batch.token_ids[tokens], rows[tokens, 0], session.unweighted, most))
                 weights += found[-1].indices.size
-                _need_few(weights, most_weights)
+                need_few(weights, most_weights)
                 continue
             if window.is_first:
                 largest[:] = 0
@@ -147,11 +149,11 @@ def _of_windows(
                 largest[list(session.unweighted or ())] = 0
                 found.append(_vector(largest, 0 if session.unweighted is not None else session.logarithms, most))
                 weights += found[-1].indices.size
-                _need_few(weights, most_weights)
+                need_few(weights, most_weights)
     return found
 
 
-def _weights(ids: Int32, values: F32, without: Sequence[int], most: int | None) -> SparseVector:
+def largest_weights(ids: Int32, values: F32, without: Sequence[int], most: int | None) -> SparseVector:
     """Of every token of a text the largest weight that it has in it, as BGE-M3 has them."""
     tokens, places = np.unique(ids, return_inverse=True)
     largest = np.zeros(len(tokens), np.float32)

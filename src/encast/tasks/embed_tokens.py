@@ -15,7 +15,7 @@ from encast.tasks.session import F32, Run, Session, Steps, need_finite
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import Encoding, OnLong, Tokenizer, TooLongError, need_on_long
 
-__all__ = ["KINDS", "Kind", "TokenVectors", "embed_tokens", "max_sim", "max_sims", "token_rows"]
+__all__ = ["KINDS", "Kind", "TokenVectors", "embed_tokens", "max_sim", "max_sims", "token_rows", "vectors_of"]
 
 Kind = Literal["query", "document"]
 KINDS: tuple[Kind, ...] = ("query", "document")
@@ -152,14 +152,18 @@ def _each(
     """Gives the vectors of every row to ``take``, in order."""
     form = session.token_form
     assert form is not None
-    skip = np.array(form.skip if kind == "document" else (), np.int32)
     for piece in session.id_pieces(rows):
         vectors = need_finite((yield Run("token_embedding", piece)))
         ends = piece.batch.cu_seqlens[1:-1]
         for ids, part in zip(np.split(piece.batch.token_ids, ends), np.split(vectors, ends), strict=True):
-            kept = ~np.isin(ids, skip)
-            kept[0] &= not form.drop_first
-            take(TokenVectors(ids[kept], part[kept]))
+            take(vectors_of(ids, part, form, kind))
+
+
+def vectors_of(ids: Int32, vectors: F32, form: TokenForm, kind: Kind) -> TokenVectors:
+    """Of all tokens of a text those that have a vector."""
+    kept = ~np.isin(ids, np.array(form.skip if kind == "document" else (), np.int32))
+    kept[0] &= not form.drop_first
+    return TokenVectors(ids[kept], vectors[kept])
 
 
 def _ids(

@@ -30,7 +30,8 @@ def rerank(
 ) -> Steps[list[tuple[int, float]]]:
     """What ``Engine.rerank`` says. ``most_products``: see ``max_sims``."""
     session.need("rerank", "classify", "embed", "embed_tokens")
-    if session.meta.task == "embed_tokens":
+    by_tokens = session.meta.can("embed_tokens") and not session.meta.can("embed")
+    if by_tokens:
         need_on_long(on_long)
         for name, value in (("stride", stride), ("pooling", pooling)):
             if value is not None:
@@ -40,10 +41,10 @@ def rerank(
     rows = check_texts(documents, "documents")
     if not rows:
         return []
-    if session.meta.task == "embed":
+    if session.meta.can("embed"):
         vectors = yield from embed(session, [query, *rows], on_long=on_long, stride=stride, pooling=pooling)
         scores = similarities(session.meta.similarity, vectors[0], vectors[1:]).tolist()
-    elif session.meta.task == "embed_tokens":
+    elif by_tokens:
         scores = yield from max_sims(session, query, rows, on_long=on_long, most_products=most_products)
     else:
         pairs: list[Text] = [(query, document) for document in rows]

@@ -103,11 +103,10 @@ class Session:
 
     def need(self, method: str, *tasks: str) -> None:
         """Raises ``InputError`` unless the artifact was compiled for one of ``tasks``."""
-        task = self.meta.task
-        if task not in tasks:
+        if not self.meta.can(*tasks):
             raise InputError(
                 f"{method} needs an artifact of the task {' or '.join(map(repr, tasks))}, this one was compiled for "
-                f"{task!r}; compile a checkpoint that has such a head with --task {tasks[0]} "
+                f"{self.meta.task!r}; compile a checkpoint that has such a head with --task {tasks[0]} "
                 f"(encast.compile(..., task={tasks[0]!r}))"
             )
 

@@ -12,6 +12,7 @@ from encast.errors import InputError
 from encast.tasks.answer import answer
 from encast.tasks.classify import classify
 from encast.tasks.embed import embed
+from encast.tasks.embed_m3 import embed_m3
 from encast.tasks.embed_sparse import embed_sparse
 from encast.tasks.embed_tokens import Kind, embed_tokens
 from encast.tasks.features import hidden_states
@@ -118,6 +119,27 @@ def _embed_tokens(session: Session, rows: Sequence[tuple[Any, ...]], options: Ru
     return [{"token_ids": one.token_ids, "vectors": one.vectors} for one in found]
 
 
+def _embed_m3(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
+    _refuse("embed_m3", stride=options.stride, pooling=options.pooling, truncate_dim=options.truncate_dim)
+    found = yield from embed_m3(
+        session,
+        [text for (text,) in rows],
+        on_long=options.on_long,
+        prompt_name=options.prompt_name,
+        max_active_dims=options.max_active_dims,
+    )
+    return [
+        {
+            "embedding": one.embedding,
+            "indices": one.sparse.indices,
+            "values": one.sparse.values,
+            "token_ids": one.tokens.token_ids,
+            "vectors": one.tokens.vectors,
+        }
+        for one in found
+    ]
+
+
 def _classify(session: Session, rows: Sequence[tuple[Any, ...]], options: RunOptions) -> Steps[Records]:
     found = yield from classify(
         session,
@@ -185,6 +207,12 @@ TABLE: Mapping[str, FileTask] = {
     "embed": FileTask("text", None, {"embedding": ["f32"]}, _embed),
     "embed_sparse": FileTask("text", None, {"indices": ["int"], "values": ["f32"]}, _embed_sparse),
     "embed_tokens": FileTask("text", None, {"token_ids": ["int"], "vectors": [["f32"]]}, _embed_tokens),
+    "embed_m3": FileTask(
+        "text",
+        None,
+        {"embedding": ["f32"], "indices": ["int"], "values": ["f32"], "token_ids": ["int"], "vectors": [["f32"]]},
+        _embed_m3,
+    ),
     "classify": FileTask(
         "text", None, {"label": "str", "score": "float", "scores": [{"label": "str", "score": "float"}]}, _classify
     ),

@@ -313,6 +313,11 @@ def _normalize(context: Context, x: Float64) -> Float64:
     return x / np.maximum(np.sqrt((x * x).sum(axis=1, keepdims=True)), 1e-12)
 
 
+@_evaluates("concat")
+def _concat(context: Context, a: Float64, b: Float64, c: Float64 | None) -> Float64:
+    return np.concatenate([a, b, *(() if c is None else (c,))], axis=1)
+
+
 # Fused ops
 
 

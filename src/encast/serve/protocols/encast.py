@@ -23,8 +23,9 @@ from encast.tasks import Answer, Candidate, Tagging
 from encast.tasks.answer import answer
 from encast.tasks.classify import classify
 from encast.tasks.embed import embed
-from encast.tasks.embed_sparse import embed_sparse
-from encast.tasks.embed_tokens import embed_tokens
+from encast.tasks.embed_m3 import embed_m3
+from encast.tasks.embed_sparse import SparseVector, embed_sparse
+from encast.tasks.embed_tokens import TokenVectors, embed_tokens
 from encast.tasks.features import hidden_states
 from encast.tasks.fill_mask import fill_mask
 from encast.tasks.rerank import rerank
@@ -145,6 +146,22 @@ class EmbedTokensAnswer(msgspec.Struct):
     model: str
     tokens: int
     results: list[TextVectors]
+
+
+class M3Vectors(msgspec.Struct):
+    """What embed, embed-sparse and embed-tokens say of a text."""
+
+    embedding: list[float]
+    sparse: SparseWeights
+    tokens: TextVectors
+
+
+class EmbedM3Answer(msgspec.Struct):
+    """The three embeddings of every text."""
+
+    model: str
+    tokens: int
+    results: list[M3Vectors]
 
 
 class LabelScore(msgspec.Struct):
@@ -272,8 +289,7 @@ async def _embed_sparse(service: Service, call: Call, body: EmbedSparseBody) -> 
     found = await call.run(model, steps)
 
     def encode() -> bytes:
-        rows = (b'{"indices":%b,"values":%b}' % (json_vector(one.indices), json_vector(one.values)) for one in found)
-        return b"[" + b",".join(rows) + b"]"
+        return b"[" + b",".join(map(_json_weights, found)) + b"]"
 
     return await _reply(call, model, 8 * sum(one.indices.size for one in found), encode)
 
@@ -285,12 +301,41 @@ async def _embed_tokens(service: Service, call: Call, body: EmbedTokensBody) -> 
     found = await call.run(model, steps)
 
     def encode() -> bytes:
+        return b"[" + b",".join(map(_json_vectors, found)) + b"]"
+
+    return await _reply(call, model, sum(one.vectors.nbytes for one in found), encode)
+
+
+async def _embed_m3(service: Service, call: Call, body: EmbedSparseBody) -> Reply:
+    model = service.models.find(body.model, "embed_m3")
+    service.limits.check_texts(body.texts, "texts")
+    steps = embed_m3(
+        model.session,
+        body.texts,
+        on_long=body.on_long,
+        prompt_name=body.prompt_name,
+        max_active_dims=body.max_active_dims,
+        most_weights=service.limits.max_weights,
+    )
+    found = await call.run(model, steps)
+
+    def encode() -> bytes:
         rows = (
-            b'{"token_ids":%b,"vectors":%b}' % (json_vector(one.token_ids), json_list(one.vectors)) for one in found
+            b'{"embedding":%b,"sparse":%b,"tokens":%b}'
+            % (json_vector(one.embedding), _json_weights(one.sparse), _json_vectors(one.tokens))
+            for one in found
         )
         return b"[" + b",".join(rows) + b"]"
 
-    return await _reply(call, model, sum(one.vectors.nbytes for one in found), encode)
+    return await _reply(call, model, sum(one.tokens.vectors.nbytes for one in found), encode)
+
+
+def _json_weights(one: SparseVector) -> bytes:
+    return b'{"indices":%b,"values":%b}' % (json_vector(one.indices), json_vector(one.values))
+
+
+def _json_vectors(one: TokenVectors) -> bytes:
+    return b'{"token_ids":%b,"vectors":%b}' % (json_vector(one.token_ids), json_list(one.vectors))
 
 
 async def _classify(service: Service, call: Call, body: ClassifyBody) -> Reply:
@@ -390,7 +435,7 @@ def _any(model: ServedModel) -> bool:
 
 
 def _of(task: str) -> Callable[[ServedModel], bool]:
-    return lambda model: model.task == task
+    return lambda model: model.can(task)
 
 
 # Name, summary, handler, its body and answer, an example, and which models it can ask.
@@ -403,6 +448,10 @@ _ROUTES: list[tuple[str, str, Any, Any, Any, dict[str, Any], Callable[[ServedMod
     (
         "embed-tokens", "Embeddings of the tokens of texts, for late interaction", _embed_tokens, EmbedTokensBody,
         EmbedTokensAnswer, _CATS, _of("embed_tokens"),
+    ),
+    (
+        "embed-m3", "Embeddings, sparse embeddings and embeddings of tokens of texts, all in one run", _embed_m3,
+        EmbedSparseBody, EmbedM3Answer, _CATS, _of("embed_m3"),
     ),
     (
         "classify", "Labels of texts, or of pairs of texts", _classify, ClassifyBody, ClassifyAnswer,

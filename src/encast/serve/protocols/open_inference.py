@@ -21,8 +21,10 @@ from encast.serve.call import Call
 from encast.serve.errors import RefusalError
 from encast.serve.models import ServedModel
 from encast.serve.service import RequestLimits, Service
-from encast.tasks import answer, embed, embed_sparse, embed_tokens, fill_mask, rerank, tag
+from encast.tasks import answer, embed, embed_m3, embed_sparse, embed_tokens, fill_mask, rerank, tag
 from encast.tasks.classify import decide, label_names, score_rows
+from encast.tasks.embed_sparse import SparseVector
+from encast.tasks.embed_tokens import TokenVectors
 from encast.tasks.session import F32, Piece, Run, Session, Steps, need_finite
 from encast.tasks.texts import check_texts_or_pairs
 from encast.tasks.tokenize import OnLong, TooLongError
@@ -207,6 +209,13 @@ def _forms(session: Session) -> list[_Form]:
         vectors = places(("row", "INT64", (-1,)), ("token_id", "INT64", (-1,)), ("vector", "FP32", (-1, session.dim)))
         forms = [_Form((text,), (), vectors, (), _embed_tokens), ranked]
         heads = places(("token_embedding", "FP32", (-1, -1, session.dim)))
+    elif task == "embed_m3":
+        three = places(
+            ("sparse_row", "INT64", (-1,)), ("index", "INT64", (-1,)), ("value", "FP32", (-1,)),
+            ("token_row", "INT64", (-1,)), ("token_id", "INT64", (-1,)), ("vector", "FP32", (-1, -1)),
+        )  # fmt: skip
+        forms = [_Form((text,), (), (*vector, *three), (), _embed_m3), ranked]
+        heads = places(("m3_embedding", "FP32", (-1, -1, -1)))
     elif task == "classify":
         forms = [_Form((text,), (), classes, (), _classify)]
         forms += [ranked] if labels == 1 else []
@@ -386,6 +395,10 @@ def _embed_sparse(
         session, _texts(given["text"]), on_long=options.on_long, prompt_name=options.prompt_name,
         max_active_dims=options.max_active_dims, most_weights=options.limits.max_weights,
     )  # fmt: skip
+    return _sparse_values(found)
+
+
+def _sparse_values(found: Sequence[SparseVector]) -> Values:
     rows = np.repeat(np.arange(len(found)), [one.indices.size for one in found])
     index, value = (
         np.concatenate([np.empty(0, kind), *(getattr(one, name) for one in found)])
@@ -400,10 +413,29 @@ def _embed_tokens(
     found = yield from embed_tokens(
         session, _texts(given["text"]), kind=options.kind, on_long=options.on_long, prompt_name=options.prompt_name
     )  # fmt: skip
+    return _token_values(found, session.dim)
+
+
+def _token_values(found: Sequence[TokenVectors], dim: int) -> Values:
     rows = np.repeat(np.arange(len(found)), [len(one.token_ids) for one in found])
     ids = np.concatenate([np.empty(0, np.int64), *(one.token_ids for one in found)])
-    vectors = np.concatenate([np.empty((0, session.dim), np.float32), *(one.vectors for one in found)])
+    vectors = np.concatenate([one.vectors for one in found]) if found else np.empty((0, dim), np.float32)
     return {"row": rows, "token_id": ids, "vector": vectors}
+
+
+def _embed_m3(
+    session: Session, given: Mapping[str, Tensor], wanted: frozenset[str], options: _Options
+) -> Steps[Values]:
+    found = yield from embed_m3(
+        session, _texts(given["text"]), on_long=options.on_long, prompt_name=options.prompt_name,
+        max_active_dims=options.max_active_dims, most_weights=options.limits.max_weights,
+    )  # fmt: skip
+    sparse = _sparse_values([one.sparse for one in found])
+    tokens = _token_values([one.tokens for one in found], session.dim)
+    embedding = np.stack([one.embedding for one in found]) if found else np.empty((0, session.dim), np.float32)
+    return {
+        "embedding": embedding, "sparse_row": sparse.pop("row"), **sparse, "token_row": tokens.pop("row"), **tokens
+    }  # fmt: skip
 
 
 def _rerank(session: Session, given: Mapping[str, Tensor], wanted: frozenset[str], options: _Options) -> Steps[Values]:

@@ -175,7 +175,7 @@ OPENAI = Protocol(
     [
         Operation(
             "POST", "/v1/embeddings", "openai.embeddings", "Embeddings, in the form of the OpenAI API", _embeddings,
-            EmbeddingsBody, Embeddings, examples=_EXAMPLES, serves=lambda model: model.task == "embed",
+            EmbeddingsBody, Embeddings, examples=_EXAMPLES, serves=lambda model: model.can("embed"),
         ),
         Operation("GET", "/v1/models", "openai.models", "The models", _models, None, ModelList, runs=False),
         Operation("GET", "/v1/models/{model:path}", "openai.model", "One model", _one_model, None, Model, runs=False),

@@ -108,7 +108,7 @@ class RerankError(msgspec.Struct):
 
 def reranks(model: ServedModel) -> bool:
     """Whether it is a cross-encoder or a model of embeddings, of texts or of tokens."""
-    return model.reranks or model.task in ("embed", "embed_tokens")
+    return model.reranks or model.can("embed", "embed_tokens")
 
 
 def find_reranker(service: Service, name: str | None) -> ServedModel:

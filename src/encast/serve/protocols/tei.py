@@ -172,7 +172,7 @@ async def _embed_all(service: Service, call: Call, body: EmbedAllBody) -> Reply:
     states: list[F32]
     model = service.models.find(None, "embed", "features", "embed_tokens")
     rows = _rows(service, body)
-    if model.task == "embed_tokens":
+    if not model.can("embed", "features"):
         states = await _run(call, model, _document_vectors(model, rows, body))
     elif isinstance(rows[0], str):
         prompt = model.session.prompt(body.prompt_name)

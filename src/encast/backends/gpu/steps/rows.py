@@ -68,3 +68,8 @@ def rms_norm(context: Context, x: torch.Tensor, gamma: torch.Tensor, *, eps: flo
 def normalize(context: Context, x: torch.Tensor) -> torch.Tensor:
     wide = x.float()
     return context.store(wide / wide.square().sum(dim=1, keepdim=True).sqrt().clamp(min=1e-12))
+
+
+@step("concat")
+def concat(context: Context, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> torch.Tensor:
+    return torch.cat([a, b, *(() if c is None else (c,))], dim=1)
