@@ -121,6 +121,7 @@ def _without_teacher(stage: Training) -> Training:
 def _step_seconds(trainer: Trainer, examples: Sequence[Example], batch_size: int) -> float:
     batches = sorted(epoch_batches(lengths_of(examples), batch_size, [0, 0]), key=lambda rows: examples[rows[0]].tokens)
     chosen = [batches[round(part * (len(batches) - 1))] for part in np.linspace(0.1, 0.9, _TRIALS)]
+    trainer.settle_precision()
     trainer.step(chosen[0])
     began = time.perf_counter()
     for rows in chosen:

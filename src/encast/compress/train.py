@@ -117,7 +117,7 @@ class Trainer:
         else:
             torch.manual_seed(self._seed)
         if not facts.precision:
-            facts.precision = choose_precision(self._stage.precision, self._step_in, self._device)
+            self.settle_precision()
             if self._stage.precision == "auto" and can_bf16(self._device):
                 self._save()  # another trial might choose otherwise
         began = saved_at = time.monotonic()
@@ -139,6 +139,10 @@ class Trainer:
                 saved_at = time.monotonic()
         self._zeros.finish()
         return Trained(self._best or _copy(self._model), self._record())
+
+    def settle_precision(self) -> None:
+        """Steps from here on run in the stage's precision, for "auto" that of a trial."""
+        self._facts.precision = choose_precision(self._stage.precision, self._step_in, self._device)
 
     # One step
 
