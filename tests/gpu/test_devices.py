@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test
 
 from cases import open_case
 from checkpoints import make_checkpoint
+from m3_checkpoints import make_m3_checkpoint
 from models import compiled_graph
 
 import encast
@@ -51,6 +52,17 @@ def test_texts_to_embeddings(dtype: str, folder: Path, tmp_path: Path) -> None:
     assert (a * b).sum(axis=1).min() > {"f32": 1 - 1e-6, "bf16": 0.9998, "int8": 0.99}[dtype]
     if dtype == "f32":
         np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_the_three_embeddings_of_m3(tmp_path: Path) -> None:
+    make_m3_checkpoint(tmp_path / "m3")
+    made = encast.compile(tmp_path / "m3", tmp_path / "model.encast", dtype="f32", task="embed_m3")
+    with encast.load(made, threads=1) as cpu, encast.load(made, device="torch-cpu") as gpu:
+        for a, b in zip(cpu.embed_m3(TEXTS), gpu.embed_m3(TEXTS), strict=True):
+            np.testing.assert_allclose(a.embedding, b.embedding, atol=2e-5)
+            np.testing.assert_array_equal(a.sparse.indices, b.sparse.indices)
+            np.testing.assert_allclose(a.sparse.values, b.sparse.values, atol=2e-5)
+            np.testing.assert_allclose(a.tokens.vectors, b.tokens.vectors, atol=2e-5)
 
 
 def test_sparse_products_are_made_dense(tmp_path: Path, folder: Path) -> None:

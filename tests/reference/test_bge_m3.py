@@ -64,6 +64,21 @@ def test_sparse(made: Any, tmp_path: Path) -> None:
         assert sorted(most.values) == sorted(every.values)[-2:]
 
 
+def test_all_three_in_one_run(made: Any, tmp_path: Path) -> None:
+    folder, heads, read = made
+    path = encast.compile(folder, tmp_path / "m.encast", dtype="f32", exact=True, task="embed_m3")
+    with encast.load(path, threads=1) as engine:
+        for (ids, states), found in zip(read, engine.embed_m3(TEXTS), strict=True):
+            np.testing.assert_allclose(found.embedding, states[0] / np.linalg.norm(states[0]), atol=2e-5)
+            weights = np.maximum(states @ heads["sparse"]["weight"].T + heads["sparse"]["bias"], 0)[:, 0]
+            for token, weight in zip(found.sparse.indices, found.sparse.values, strict=True):
+                wanted = max(one for id, one in zip(ids, weights, strict=True) if id == token)
+                np.testing.assert_allclose(weight, wanted, atol=2e-5)
+            vectors = states[1:] @ heads["colbert"]["weight"].T + heads["colbert"]["bias"]
+            lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+            np.testing.assert_allclose(found.tokens.vectors, vectors / lengths, atol=2e-5)
+
+
 def test_tokens(made: Any, tmp_path: Path) -> None:
     folder, heads, read = made
     path = encast.compile(folder, tmp_path / "m.encast", dtype="f32", exact=True, task="embed_tokens")
