@@ -43,7 +43,7 @@ from encast.backends.cpu import CpuRunnable  # noqa: E402
 from encast.backends.reference import Reference  # noqa: E402
 from encast.batch import Batch  # noqa: E402
 from encast.importers import open_checkpoint  # noqa: E402
-from encast.ir.meta import HEADS  # noqa: E402
+from encast.ir.meta import HEADS, PARTS  # noqa: E402
 from encast.passes import optimise  # noqa: E402
 from encast.quant import QuantSpec  # noqa: E402
 
@@ -199,7 +199,13 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        cells = [cell for arch in model_types() for head in TASKS for cell in cells_of(arch, head, folder)]
+        cells = [
+            cell
+            for arch in model_types()
+            for head in TASKS
+            if head not in PARTS
+            for cell in cells_of(arch, head, folder)
+        ]
         for level in here():
             faults = run_level(level, folder)
             for cell in cells:

@@ -12,6 +12,7 @@ import pytest
 
 from encast import _core
 from encast.archs import TASKS, model_types
+from encast.ir.meta import PARTS
 from encast.quant.spec import DTYPES
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -48,7 +49,8 @@ def test_every_dtype_has_a_table_and_nothing_was_missed() -> None:
 
 
 def test_every_architecture_and_head_has_a_row() -> None:
-    wanted = [[arch, head] for arch in model_types() for head in TASKS]
+    # A task of several parts has the heads of these; BGE-M3 alone has one.
+    wanted = [[arch, head] for arch in model_types() for head in TASKS if head not in PARTS]
     for dtype, (_, *rows) in _tables().items():
         assert [row[:2] for row in rows] == wanted, f"{dtype}: {RUN_IT}"
 

@@ -57,7 +57,7 @@ Observer = Callable[[Node, Array], None]
 MASKED = -1e9
 """Added to the scores of keys that are padding; far below every score, and finite in bf16 and f32 sums."""
 
-HEAD_OPS = frozenset({"first_token", "select_rows", "pooling", "normalize"})
+HEAD_OPS = frozenset({"first_token", "select_rows", "pooling", "normalize", "concat"})
 """Plain ops that come after the hidden states, which is as far as backends are compared."""
 
 ABSENT_OPS = frozenset(
