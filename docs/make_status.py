@@ -35,6 +35,7 @@ from bounds import allowed_difference, largest_excess  # noqa: E402
 from checkpoints import Case, inputs_of, make_case  # noqa: E402
 from edges import largest_unexplained  # noqa: E402
 from late_checkpoints import make_late_checkpoint  # noqa: E402
+from m3_checkpoints import make_m3_checkpoint  # noqa: E402
 
 import encast  # noqa: E402
 from encast import _core, artifact  # noqa: E402
@@ -43,7 +44,7 @@ from encast.backends.cpu import CpuRunnable  # noqa: E402
 from encast.backends.reference import Reference  # noqa: E402
 from encast.batch import Batch  # noqa: E402
 from encast.importers import open_checkpoint  # noqa: E402
-from encast.ir.meta import HEADS, PARTS  # noqa: E402
+from encast.ir.meta import HEADS  # noqa: E402
 from encast.passes import optimise  # noqa: E402
 from encast.quant import QuantSpec  # noqa: E402
 
@@ -79,6 +80,9 @@ def cells_of(arch: str, head: str, folder: Path) -> Iterator[Cell]:
         # DeBERTa has no masks that no token sees, and local attention has to reach over them.
         more = {"config": {"local_attention": 24}} if arch == "modernbert" else {}
         checkpoint = make_late_checkpoint(folder / case.name, arch, attend=arch == "deberta-v2", **options, **more)
+    elif head == "embed_m3":
+        checkpoint = folder / case.name
+        make_m3_checkpoint(checkpoint, arch, **options)
     else:
         checkpoint = make_case(folder, case)
     inputs = inputs_of(case)
@@ -199,13 +203,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        cells = [
-            cell
-            for arch in model_types()
-            for head in TASKS
-            if head not in PARTS
-            for cell in cells_of(arch, head, folder)
-        ]
+        cells = [cell for arch in model_types() for head in TASKS for cell in cells_of(arch, head, folder)]
         for level in here():
             faults = run_level(level, folder)
             for cell in cells:

@@ -105,6 +105,7 @@ class Rules:
             "attention_context",
             "pooling",
             "normalize",
+            "concat",
         ]
         table = {name: getattr(self, name) for name in names}
         table |= {name: EVALUATORS[name] for name in ("position_ids", "seen_tokens")}
@@ -296,6 +297,9 @@ class Rules:
         passed = variance * (1 - 2 * exact**2) + exact**2 * (exact**2 * variance).sum(axis=1, keepdims=True)
         own = UNIT * math.sqrt(x.exact.shape[1] / 36 + 4) * exact
         return Value(exact, np.sqrt(np.maximum(passed, 0) + own**2))
+
+    def concat(self, context: Context, a: Value, b: Value, c: Value | None) -> Value:
+        return _joined([a, b, *(() if c is None else (c,))], axis=1)
 
 
 def turned(x: Value, cos: Array, sin: Array) -> Value:

@@ -1,4 +1,4 @@
-"""A random checkpoint in the layout of BGE-M3: an XLM-RoBERTa with the files of two linear layers beside it."""
+"""A random checkpoint in the layout of BGE-M3: an encoder with the files of two linear layers beside it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from checkpoints import make_checkpoint
 __all__ = ["make_m3_checkpoint"]
 
 
-def make_m3_checkpoint(folder: Path, *, hidden: int = 32) -> dict[str, dict[str, Any]]:
-    """Writes the folder, of texts up to 40 tokens; returns the weight and the bias of ``sparse`` and ``colbert``."""
-    make_checkpoint(
-        folder, "xlm-roberta", "embed", layers=2, hidden=hidden, heads=2, pooling=("cls",), normalize=True
-    )  # fmt: skip
+def make_m3_checkpoint(
+    folder: Path, arch: str = "xlm-roberta", *, hidden: int = 32, **options: Any
+) -> dict[str, dict[str, Any]]:
+    """Writes the folder, of texts up to 40 tokens; returns the weight and the bias of ``sparse`` and ``colbert``.
+
+    ``arch``: BGE-M3 is an XLM-RoBERTa. ``options``: of ``make_checkpoint``.
+    """
+    options = {"layers": 2, "heads": 2, "pooling": ("cls",), "normalize": True, **options}
+    make_checkpoint(folder, arch, "embed", hidden=hidden, **options)
     source = np.random.RandomState(3)
     heads = {
         name: {

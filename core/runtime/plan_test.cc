@@ -227,7 +227,7 @@ ENCAST_TEST(values_side_by_side) {
   refused("act=none column=16", "act=none", "columns other than the next", good);
   refused("v9 f32 selected 32", "v9 f32 selected 31", "columns other than the next", good);
   refused("v9 f32 selected 32", "v9 f32 seqs 32", "wrong shape", good);
-  refused("v9 f32 selected 32", "v9 f32 selected 33", "", good);
+  refused("v9 f32 selected 32", "v9 f32 selected 33", "output logits is never made", good);
 }
 
 ENCAST_TEST(gated_activations) {

@@ -62,11 +62,8 @@ GRAPHS: dict[str, tuple[str, Lie, str]] = {
     "labels that are numbers": ("classify", meta(labels=[1, 2, 3]), "labels"),
     "a label too few": ("classify", meta(labels=["a", "b"]), "not 2 columns"),
     "one kind of three too few": ("embed_m3", lambda graph: graph["outputs"].pop("token_embedding"), "embed_m3 has"),
-    "no weight for every token": (
-        "embed_m3",
-        output(sparse_embedding="states"),
-        "of 'states'; computed f32|a weight for every",
-    ),
+    "weights of several columns": ("embed_m3", output(sparse_embedding="states"), "sparse_embedding has not 1 columns"),
+    "weights of texts": ("embed_m3", output(sparse_embedding="normalize"), r"computed f32\[tokens, \.\.\.\] is needed"),
     "rows without their weight": ("embed_m3", output(m3_embedding="states"), "m3_embedding has not 33 columns"),
     "unknown problem": ("classify", meta(problem_type="guess"), "problem_type"),
     "unknown similarity": ("embed", meta(similarity="taste"), "similarity"),

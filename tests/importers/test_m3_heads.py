@@ -103,6 +103,7 @@ def test_one_run_has_the_bits_of_three(dtype: str, tmp_path: Path) -> None:
         for one, tokens in zip(found, engine.embed_tokens(texts), strict=True):
             assert np.array_equal(one.tokens.token_ids, tokens.token_ids)
             assert np.array_equal(one.tokens.vectors, tokens.vectors)
+            assert one.tokens.vectors.flags.c_contiguous
     assert whole.rerank(texts[0], texts) == engines["embed"].rerank(texts[0], texts)
     assert whole.embed_m3([]) == []
     with pytest.raises(EncastError, match="embed_m3 needs an artifact of the task 'embed_m3'"):

@@ -28,17 +28,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def service(base: Path) -> Service:
     names = (
-        "embed",
-        "embed-sparse",
-        "embed-tokens",
-        "embed-m3",
-        "classify",
-        "rerank",
-        "tag",
-        "answer",
-        "fill-mask",
+        "embed", "embed-sparse", "embed-tokens", "embed-m3", "classify", "rerank", "tag", "answer", "fill-mask",
         "features",
-    )
+    )  # fmt: skip
     return local_service(base, *names, limits=RequestLimits(max_texts=64))
 
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from full_disk import files_of_at_most
 from small_rows import classes
 
 import encast
+import encast.compress.train as trains
 from encast.cli.main import main
 
 RECIPE = """
@@ -93,6 +95,23 @@ def test_dry_run_writes_nothing(tmp_path: Path, encoder: Path, data: Path, capsy
     assert "30 steps" in lines[0]  # three epochs of 300 rows, 32 a step
     assert "of disk" in lines[-1]
     assert not (tmp_path / "small").exists()
+
+
+@pytest.mark.parametrize("wanted", ["f32", "bf16"])
+def test_the_forecast_times_the_precision_that_training_takes(
+    tmp_path: Path, encoder: Path, data: Path, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+    step = trains.Trainer.step
+
+    def noted(self: trains.Trainer, rows: Any) -> None:
+        taken.append(self._facts.precision)
+        step(self, rows)
+
+    monkeypatch.setattr(trains, "choose_precision", lambda *_: wanted)
+    monkeypatch.setattr(trains.Trainer, "step", noted)
+    assert run(encoder, data, "fine-tune", tmp_path / "small", "--dry-run") == 0
+    assert set(taken) == {wanted}
 
 
 @pytest.mark.parametrize("size", [60_000, 120_000])

@@ -72,13 +72,15 @@ def check_graph(graph: Graph, path: Path) -> None:
 def _check_outputs(graph: Graph, path: Path) -> None:
     meta = graph.meta
     rows = {"last_hidden_state": "tokens"}
-    head = HEADS[meta.task]
     for task in (meta.task, *PARTS.get(meta.task, ())):
-        if one := HEADS[task]:
-            rows[one[0]] = one[1]
+        if head := HEADS[task]:
+            rows[head[0]] = head[1]
     # Of BGE-M3 a sparse embedding is the weight of each token, of others those of the vocabulary.
-    weighs = meta.can("embed_sparse") and "sparse_embedding" in graph.outputs
-    by_token = weighs and graph.type_of(graph.outputs["sparse_embedding"]) == ValueType("f32", ("tokens", 1))
+    by_token = meta.task == "embed_m3" or (
+        meta.task == "embed_sparse"
+        and "sparse_embedding" in graph.outputs
+        and graph.type_of(graph.outputs["sparse_embedding"]) == ValueType("f32", ("tokens", 1))
+    )
     if by_token:
         rows["sparse_embedding"] = "tokens"
     if set(graph.outputs) != set(rows):
@@ -87,27 +89,25 @@ def _check_outputs(graph: Graph, path: Path) -> None:
         )
     for name, value in graph.outputs.items():
         type = graph.type_of(value)
-        if value not in graph.values or type.dtype != "f32" or type.shape[0] != rows[name]:
+        if value not in graph.values or type.dtype != "f32" or len(type.shape) != 2 or type.shape[0] != rows[name]:
             raise ArtifactError(
                 f"{path}: output {name!r} is {type} of {value!r}; computed f32[{rows[name]}, ...] is needed"
             )
     if graph.type_of(graph.outputs["last_hidden_state"]) != ValueType("f32", ("tokens", meta.hidden)):
         raise ArtifactError(f"{path}: last_hidden_state is not f32[tokens, {meta.hidden}], as meta says")
-    labels = len(meta.labels or [])
-    columns = {"answer": 2, "classify": labels, "tag": labels, "embed_sparse": 1 if by_token else meta.vocab}.get(
-        meta.task
-    )
-    if meta.task == "embed_m3":
-        dim, token_dim = (graph.type_of(graph.outputs[one]).shape[1] for one in ("embedding", "token_embedding"))
-        assert isinstance(dim, int)
+    widths = {name: graph.type_of(value).shape[1] for name, value in graph.outputs.items()}
+    wanted = {"sparse_embedding": 1 if by_token else meta.vocab}
+    if meta.task in ("classify", "tag") and meta.labels:
+        wanted["logits"] = len(meta.labels)
+    elif meta.task == "answer":
+        wanted["logits"] = 2
+    elif meta.task == "embed_m3":
+        token_dim = widths["token_embedding"]
         assert isinstance(token_dim, int)
-        columns = token_dim + dim + 1
-        if not by_token or dim != meta.hidden:
-            raise ArtifactError(
-                f"{path}: embed_m3 has a weight for every token, and embeddings of {meta.hidden} numbers, as meta says"
-            )
-    if columns and head and graph.type_of(graph.outputs[head[0]]).shape[1] != columns:
-        raise ArtifactError(f"{path}: {head[0]} has not {columns} columns, as meta says")
+        wanted |= {"embedding": meta.hidden, "m3_embedding": token_dim + meta.hidden + 1}
+    for name, columns in wanted.items():
+        if widths.get(name, columns) != columns:
+            raise ArtifactError(f"{path}: {name} has not {columns} columns, as meta says")
 
 
 def check_card(card: Mapping[str, Any], path: Path) -> None:

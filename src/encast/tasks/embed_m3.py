@@ -45,6 +45,7 @@ def embed_m3(
     rows = [prompt + text for text in check_texts(texts)]
     assert session.token_form is not None  # session_of has seen to both
     assert session.unweighted is not None
+    skip = np.array(session.token_form.skip, np.int32)
     found: list[M3Embedding] = []
     weights = 0
     for piece in session.stream(rows, on_long=on_long):
@@ -53,9 +54,8 @@ def embed_m3(
         for ids, part in zip(np.split(piece.batch.token_ids, ends), np.split(answer, ends), strict=True):
             vectors, states, values = np.split(part, [part.shape[1] - session.dim - 1, part.shape[1] - 1], axis=1)
             sparse = largest_weights(ids, values[:, 0], session.unweighted, most)
-            # Copies, so that an embedding does not keep the whole answer.
-            tokens = vectors_of(ids, np.ascontiguousarray(vectors), session.token_form, "document")
-            found.append(M3Embedding(states[0].copy(), sparse, tokens))
+            tokens = vectors_of(ids, vectors, skip, drop_first=session.token_form.drop_first)
+            found.append(M3Embedding(states[0].copy(), sparse, tokens))  # a view would keep the whole answer
             weights += sparse.indices.size
             need_few(weights, most_weights)
     return found

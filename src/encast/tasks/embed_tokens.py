@@ -152,17 +152,18 @@ def _each(
     """Gives the vectors of every row to ``take``, in order."""
     form = session.token_form
     assert form is not None
+    skip = np.array(form.skip if kind == "document" else (), np.int32)
     for piece in session.id_pieces(rows):
         vectors = need_finite((yield Run("token_embedding", piece)))
         ends = piece.batch.cu_seqlens[1:-1]
         for ids, part in zip(np.split(piece.batch.token_ids, ends), np.split(vectors, ends), strict=True):
-            take(vectors_of(ids, part, form, kind))
+            take(vectors_of(ids, part, skip, drop_first=form.drop_first))
 
 
-def vectors_of(ids: Int32, vectors: F32, form: TokenForm, kind: Kind) -> TokenVectors:
-    """Of all tokens of a text those that have a vector."""
-    kept = ~np.isin(ids, np.array(form.skip if kind == "document" else (), np.int32))
-    kept[0] &= not form.drop_first
+def vectors_of(ids: Int32, vectors: F32, skip: Int32, *, drop_first: bool) -> TokenVectors:
+    """Copies, of all tokens of a text, those that have a vector, see ``TokenForm``."""
+    kept = ~np.isin(ids, skip)
+    kept[0] &= not drop_first
     return TokenVectors(ids[kept], vectors[kept])
 
 
