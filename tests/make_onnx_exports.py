@@ -69,7 +69,8 @@ def export(case: Export, folder: Path, out: Path) -> None:
         folder, attn_implementation=case.attention, dtype=_DTYPES[case.dtype]
     )
     model.eval()
-    ids = torch.randint(5, 20, (2, 7))
+    sizes = tuple(size or most for size, most in zip(case.fixed, (2, 7), strict=True))
+    ids = torch.randint(5, 20, sizes)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if getattr(model.config, "type_vocab_size", 0) > 1:
         inputs["token_type_ids"] = torch.zeros_like(ids)
@@ -77,14 +78,15 @@ def export(case: Export, folder: Path, out: Path) -> None:
     for path in sorted(folder.glob("*_Dense/model.safetensors")):
         tensors = load_file(path)
         wrapped.dense.append((tensors["linear.weight"], tensors["linear.bias"]))
+    moving = [axis for axis, size in enumerate(case.fixed) if size is None]
     shared: dict[str, Any] = {"input_names": list(inputs), "output_names": outputs, "opset_version": case.opset}
     if case.exporter == "torchscript":
-        axes = {name: {0: "batch", 1: "sequence"} for name in inputs}
+        axes = {name: {axis: ("batch", "sequence")[axis] for axis in moving} for name in inputs}
         torch.onnx.export(wrapped, tuple(inputs.values()), str(out), dynamic_axes=axes, dynamo=False, **shared)
         if case.arch in NEWER:
             shorten(out)
         return
-    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}
+    dims = {axis: torch.export.Dim(("batch", "sequence")[axis]) for axis in moving}
     program = torch.onnx.export(
         wrapped,
         tuple(inputs.values()),

@@ -118,7 +118,8 @@ class Export:
     ``dtype``: that of the model in torch. ``then``: what was done to its export, in order: ``transformers`` and
     ``heads`` are onnxruntime.transformers' optimiser, the latter with MultiHeadAttention; ``session`` is a session of
     ONNX Runtime that writes its graph; ``f16`` is the converter of onnxruntime and onnxconverter-common, which leaves
-    inputs and outputs in f32.
+    inputs and outputs in f32. ``fixed``: how many sequences and positions the export takes, None for any number;
+    ``cut``: whether it has rows in the place of the table of positions.
     """
 
     arch: str
@@ -129,11 +130,14 @@ class Export:
     options: Mapping[str, Any] = field(default_factory=dict)
     dtype: str = "f32"
     then: tuple[str, ...] = ()
+    fixed: tuple[int | None, int | None] = (None, None)
+    cut: bool = False
 
     @property
     def file(self) -> str:
         narrow = () if self.dtype == "f32" else (f"torch-{self.dtype}",)
-        return "-".join((self.arch, self.head, self.exporter, str(self.opset), *narrow, *self.then)) + ".onnx"
+        sizes = () if self.fixed == (None, None) else ("x".join(str(size or "any") for size in self.fixed),)
+        return "-".join((self.arch, self.head, self.exporter, str(self.opset), *narrow, *sizes, *self.then)) + ".onnx"
 
     @property
     def numbers(self) -> str:
@@ -191,6 +195,14 @@ CASES = [
     Export("nomic_bert", "features", 17, "torchscript"),
     Export("gte", "classify", 17, "torchscript"),
     Export("nomic_bert", "embed", 18, "dynamo", "eager", options={"pooling": ("mean",), "normalize": True}),
+    Export("bert", "features", 17, "torchscript", fixed=(1, 12)),
+    Export("bert", "embed", 18, "dynamo", options={"pooling": ("mean",), "normalize": True}, fixed=(3, 8), cut=True),
+    Export("bert", "classify", 14, "torchscript", "eager", fixed=(None, 16)),
+    Export("distilbert", "answer", 18, "dynamo", fixed=(1, 9), cut=True),
+    Export("roberta", "classify", 17, "torchscript", fixed=(4, 8)),
+    Export("bert", "tag", 18, "dynamo", fixed=(1, None)),
+    Export("bert", "features", 14, "torchscript", fixed=(1, 10), then=("session",), cut=True),
+    Export("modernbert", "features", 18, "dynamo", "eager", options=_ALTERNATING, fixed=(1, 10)),
 ]  # fmt: skip
 
 

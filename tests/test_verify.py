@@ -19,6 +19,7 @@ from encast import artifact
 from encast.cli.main import main
 from encast.compile import compile
 from encast.errors import InputError, UnsupportedModelError
+from encast.verify import NotComparedError
 
 GOLDEN = Path(__file__).parent / "golden" / "onnx"
 FAKE = Path(__file__).parent / "fake_runtime"
@@ -70,6 +71,31 @@ def test_the_card_says_how_far_the_answers_are_apart(
     assert found["limit"] == 1e-3
     assert found["cosine"] == 1.0
     assert found["tokens"] > 40
+
+
+@pytest.mark.parametrize(
+    ("file", "size", "tokens"),
+    [
+        ("bert-features-torchscript-17-1x12.onnx", [1, 12], 12 + 3 + 12 + 8 + 12),
+        ("bert-embed-dynamo-18-3x8.onnx", [3, 8], 8 + 3 + 8 + 8 + 8),
+    ],
+)
+def test_texts_are_padded_to_a_fixed_size(
+    runtime: How, tmp_path: Path, file: str, size: list[int], tokens: int
+) -> None:
+    """Five texts in batches of 1, or in one of 3 and one that is filled."""
+    runtime(size=size)
+    found = verified(compile(export_of(tmp_path / "fixed", file), tmp_path / "m.encast", dtype="f32"))
+    assert found["tokens"] == tokens
+    assert 0 < found["relative"] < 1e-5
+
+
+def test_without_a_mask_texts_are_as_long_as_a_fixed_size(runtime: How, export: Path, tmp_path: Path) -> None:
+    opened = artifact.open(compile(export, tmp_path / "m.encast", verify=False))
+    lengths = [len(one) for one in encast.verify.compare._sequences(opened, 9, padded=False)]
+    assert set(lengths) == {9}
+    with pytest.raises(NotComparedError, match="takes texts of 30 tokens alone, the artifact 24"):
+        encast.verify.compare._sequences(opened, 30, padded=False)
 
 
 def test_a_difference_is_on_the_card_and_in_inspect(

@@ -115,7 +115,9 @@ def _check(checkpoint: Checkpoint, verify: bool | None) -> Callable[[Path], dict
 
     def check(made: Path) -> dict[str, object]:
         try:
-            return {"verified": verify_onnx(made, checkpoint.path / checkpoint.onnx, arithmetic=export.arithmetic)}
+            source, takes = checkpoint.path / checkpoint.onnx, export.inputs
+            fixed = (takes.sequences, takes.positions)
+            return {"verified": verify_onnx(made, source, takes.names, arithmetic=export.arithmetic, fixed=fixed)}
         except NotComparedError as error:
             if verify:
                 raise

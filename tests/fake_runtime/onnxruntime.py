@@ -1,7 +1,7 @@
 """Stands in for ONNX Runtime: answers by the reference, each row of the batch as far as its mask says.
 
 ``FAKE_RUNTIME`` (JSON) says what it does besides: ``inputs`` of its session, ``share`` of the answers that is added to
-them, ``add``: outputs besides the last hidden state, ``raises``, ``sleeps``.
+them, ``add``: outputs besides the last hidden state, ``raises``, ``sleeps``, ``size``: of the only batch that it takes.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class InferenceSession:
         assert [*feeds] == self.names
         assert all(array.dtype == np.int64 for array in feeds.values())
         ids = feeds["input_ids"]
+        assert list(ids.shape) == _HOW.get("size", list(ids.shape))
         mask = feeds.get("attention_mask", np.ones_like(ids))
         assert mask.any(axis=1).all()
         width = self.reference.graph.type_of(self.reference.graph.outputs[names[1]]).shape[1]

@@ -34,7 +34,19 @@ def pair(tmp_path: Path, case: Export) -> tuple[Path, Path]:
     shutil.copytree(checkpoint, exported)
     (exported / "model.safetensors").unlink()
     shutil.copy(GOLDEN / case.file, exported / "model.onnx")
+    if case.cut:
+        cut_positions(checkpoint, case)
     return checkpoint, exported
+
+
+def cut_positions(checkpoint: Path, case: Export) -> None:
+    """Leaves the positions that an export of a fixed length has."""
+    path = checkpoint / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith("position_embeddings.weight"))
+    save_file({**tensors, name: tensors[name][: case.fixed[1]]}, path)
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "max_position_embeddings": case.fixed[1]}))
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)

@@ -70,6 +70,9 @@ class ExportLike(Protocol):
     def quantised(self) -> str: ...
 
     @property
+    def cut(self) -> int: ...
+
+    @property
     def distances(self) -> Mapping[str, np.ndarray[Any, Any]]: ...
 
 
@@ -396,6 +399,10 @@ def _fit(
 ) -> Shown:
     graph = export.graph
     fields = facts.config(model_type)
+    said_positions = given.get("max_position_embeddings")
+    if export.cut and type(said_positions) is int and said_positions > facts.positions:
+        # The file was made for one length and holds the rows of that one alone; the model has more.
+        given = {**given, "max_position_embeddings": facts.positions}
     if model_type == "albert":
         fields |= _groups(facts, given)
     config = _merged(fields, given, path / "config.json", export.rounding)

@@ -12,7 +12,7 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -27,6 +27,7 @@ from encast.batch import Batch
 from encast.errors import InputError, UnsupportedModelError
 from encast.ir.meta import HEADS
 from encast.launch.process import signal_name
+from encast.verify.runtime import Takes
 
 __all__ = ["LIMITS", "NotComparedError", "installed", "verify_onnx"]
 
@@ -62,22 +63,31 @@ def installed() -> bool:
     return find_spec("onnxruntime") is not None
 
 
-def verify_onnx(folder: Path, source: Path, *, arithmetic: str = "f32") -> dict[str, Any]:
+def verify_onnx(
+    folder: Path,
+    source: Path,
+    inputs: Mapping[str, str] | None = None,
+    *,
+    arithmetic: str = "f32",
+    fixed: tuple[int | None, int | None] = (None, None),
+) -> dict[str, Any]:
     """Runs the artifact in ``folder`` and, by ONNX Runtime, the file ``source``, and returns what the card says of it.
 
-    ``arithmetic``: the file's own, a key of ``LIMITS``. ``relative`` is the norm of the difference over the norm of
-    ONNX Runtime's answers, ``limit`` what it may be (None: anything), ``largest`` the largest difference of two
-    numbers, ``cosine`` the lowest of a row, for the output that is the task's, or for the last hidden state where a
-    sentence embedding is made of that and the file ends there.
+    ``inputs``: by the file's names what its inputs are, in the words of transformers, which they have if it is None.
+    ``fixed``: how many sequences and positions it takes, None for any number. ``arithmetic``: the file's own, a key of
+    ``LIMITS``. ``relative`` is the norm of the difference over the norm of ONNX Runtime's answers, ``limit`` what it
+    may be (None: anything), ``largest`` the largest difference of two numbers, ``cosine`` the lowest of a row, for the
+    output that is the task's, or for the last hidden state where a sentence embedding is made of that and the file
+    ends there.
 
     Raises ``UnsupportedModelError`` where the answers differ by more, and ``NotComparedError`` where ONNX Runtime
     cannot run the file within a minute and some gigabytes or none of its outputs is one of the artifact's.
     """
     opened = artifact.open(folder)
-    ids = _sequences(opened)
+    ids = _sequences(opened, fixed[1], padded=inputs is None or "attention_mask" in inputs.values())
     types = [[int(token >= len(one) // 2) for token in range(len(one))] for one in ids]
     batch = Batch.of(ids, types if opened.graph.meta.type_vocab > 1 else None)
-    theirs = _run_apart(source, ids, types)
+    theirs = _run_apart(source, Takes(dict(inputs or {}), *fixed), ids, types)
     runnable = CpuRunnable(opened, instances=1)
     try:
         pairs = [
@@ -124,22 +134,33 @@ def _version() -> str:
         return "of unknown version"
 
 
-def _sequences(opened: artifact.Artifact) -> list[list[int]]:
-    """Random ids, none of a special token: a model may take its padding id for padding."""
+def _sequences(opened: artifact.Artifact, most: int | None = None, *, padded: bool = True) -> list[list[int]]:
+    """Random ids, none of a special token: a model may take its padding id for padding.
+
+    ``most``: the length of texts that the file fixes, None for any; without a mask shorter ones cannot be ``padded``.
+    """
     meta, tokens = opened.graph.meta, json.loads(opened.tokenizer_json)
     special = {one["id"] for one in tokens.get("added_tokens", []) if one.get("special")}
     plain = np.setdiff1d(np.arange(meta.vocab), np.array(sorted(special), np.int64))
     if not plain.size:
         raise NotComparedError("every token of the model is a special one; compile without verify")
     widest = max(int(opened.graph.type_of(value).shape[1]) for value in opened.graph.outputs.values())
-    lengths = LENGTHS if len(LENGTHS) * max(LENGTHS) * widest <= _MOST_NUMBERS else _FEW_LENGTHS
+    lengths: tuple[int, ...] = LENGTHS if len(LENGTHS) * max(LENGTHS) * widest <= _MOST_NUMBERS else _FEW_LENGTHS
     random = np.random.default_rng(_SEED)
     if meta.max_len > 512 and (len(lengths) + 1) * min(_LONG, meta.max_len) * widest <= _MOST_NUMBERS:
         lengths = (*lengths, _LONG)
+    if most is not None:
+        if not padded and most > meta.max_len:
+            raise NotComparedError(
+                f"the file takes texts of {most} tokens alone, the artifact {meta.max_len}; compile without verify"
+            )
+        lengths = tuple(min(length, most) for length in lengths) if padded else (most,) * len(_FEW_LENGTHS)
     return [random.choice(plain, min(length, meta.max_len)).tolist() for length in lengths]
 
 
-def _run_apart(source: Path, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> dict[str, Array]:
+def _run_apart(
+    source: Path, takes: Takes, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]]
+) -> dict[str, Array]:
     """The outputs of the file by their names, from a process of its own with bounded time and memory."""
     nbytes = sum(one.stat().st_size for one in source.parent.iterdir() if one.is_file())
     seconds, memory = _SECONDS + nbytes / _BYTES_A_SECOND, _MEMORY + _MEMORY_TIMES * nbytes
@@ -151,7 +172,7 @@ def _run_apart(source: Path, ids: Sequence[Sequence[int]], types: Sequence[Seque
         texts, answers = Path(made, "texts.npz"), Path(made, "answers.npz")
         lengths = [len(one) for one in ids]
         np.savez(texts, ids=np.concatenate(ids), types=np.concatenate(types), lengths=np.array(lengths))
-        command = [sys.executable, "-m", "encast.verify.runtime", str(source), str(texts), str(answers)]
+        command = [sys.executable, "-m", "encast.verify.runtime", str(source), str(texts), str(answers), takes.dump()]
         try:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, preexec_fn=bound, check=False

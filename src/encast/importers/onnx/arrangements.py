@@ -14,7 +14,7 @@ from encast.importers.onnx.rotary import half
 from encast.importers.onnx.values import Axes, Known, Seen, arrange, labels, shape_of
 from encast.ir.relative import relative_buckets
 
-__all__ = ["look_up"]
+__all__ = ["look_up", "with_positions"]
 
 Array = np.ndarray[Any, Any]
 
@@ -23,6 +23,7 @@ _FLOATING = (1, 10, 11, 16)
 _WITHOUT_AXES = ("byte scale", "byte zero", "integer sums")
 """Kinds of which it is not followed how they lie."""
 _UNMOVED = ("Identity", "Dropout", "Cast", "CastLike")
+_NO_TYPES = "the model was exported without token_type_ids; export it with them among its inputs"
 _REACH = 128
 """The greatest distance of a relative bias with buckets of its own: that of MPNet and T5."""
 
@@ -246,10 +247,9 @@ def look_up(reader: Reader, table: Known, index: Known) -> list[Value] | None:
         return None
     ids = _ids(reader, table, np.broadcast_to(array, (sequences, positions)), index.source)
     value = reader.emit("embedding", ids, reader.constant(table, table.array))
-    leading: Axes = {
-        (sequences, positions): ((("b", sequences),),),
-        (1, positions): ((),),
-    }.get(array.shape, ())
+    leading: Axes = ((),) if array.ndim == 2 else ()
+    if array.shape == (sequences, positions):
+        leading = ((("b", sequences),),)
     return [Seen("rows", value, (*leading, (("s", positions),), (("n", table.array.shape[1]),)))]
 
 
@@ -268,11 +268,7 @@ def _ids(reader: Reader, table: Known, array: Array, source: str) -> str:
     if not found.any():
         if table.array.shape[0] == 1:
             return reader.types_input()
-        raise reader.fail(
-            f"all tokens get row 0 of a table of {table.array.shape[0]}: the model was exported without "
-            "token_type_ids; "
-            "export it with them among its inputs"
-        )
+        raise reader.fail(f"all tokens get row 0 of a table of {table.array.shape[0]}: {_NO_TYPES}")
     for skip in (-1, *probe.special):
         counted = probe.ids != skip
         before = np.cumsum(counted, axis=1) - counted
@@ -283,6 +279,28 @@ def _ids(reader: Reader, table: Known, array: Array, source: str) -> str:
         "rows of a table are picked by token ids, by token type ids or by positions, which count from a fixed number "
         "and may leave out a padding id"
     )
+
+
+def with_positions(reader: Reader, rows: Seen, known: Known) -> Seen:
+    """Rows plus a constant row for every position: what a file of one length may have in the place of a table.
+
+    The table ends with that length then, and so do the texts that the model takes.
+    """
+    sequences, positions = reader.probe.ids.shape
+    array = known.array
+    width = shape_of(rows.axes)[-1]
+    fits = labels(rows.axes) == "b,s,n" and len(rows.axes) == 3 and array.shape[-2:] == (positions, width)
+    if not fits or array.ndim > 3 or array.shape[:-2] not in ((), (1,), (sequences,)):
+        raise reader.fail("a constant that is added to rows is a bias, or has one row for every position")
+    table = array.reshape(-1, positions, width)[0]
+    if not (array == table).all():
+        raise reader.fail("rows of positions are the same for all sequences")
+    if (table == table[0]).all():
+        raise reader.fail(_NO_TYPES)
+    ids = reader.emit("position_ids", "token_ids", offset=0, skip_id=-1)
+    reader.cut_at = positions
+    table_rows = reader.emit("embedding", ids, reader.constant(known, table))
+    return Seen("rows", reader.emit("add", rows.value, table_rows), rows.axes)
 
 
 def _relative_bias(reader: Reader, table: Known, array: Array) -> Seen | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from encast.importers.onnx.arrangements import with_positions
 from encast.importers.onnx.attention import add_mask, choose
 from encast.importers.onnx.disentangled import added, as_table, together_relative
 from encast.importers.onnx.packed import gated
@@ -230,7 +231,10 @@ def _with_known(reader: Reader, seen: Seen, known: Known, *, swapped: bool) -> l
             return _curved(seen, np.asarray(_BINARY[op](*operands), np.float64))
     if op == "Add" and seen.kind in ("scores", "bias"):
         return [add_mask(reader, seen, array)]
-    if op == "Mul" and not known.constant and (seen.kind == "turned" or is_in_heads(seen)):
+    if op == "Add" and known.constant and reader.probe.fixed and seen.kind in ("rows", "product"):
+        return [with_positions(reader, reader.rows(seen), known)]
+    varies = not known.constant or (reader.probe.fixed and array.ndim > 1)
+    if op == "Mul" and varies and (seen.kind == "turned" or is_in_heads(seen)):
         return [times_angles(reader, seen, array)]
     if op == "Mul" and seen.kind in ("rows", "product"):
         return [keep_real(reader, reader.rows(seen), array)]

@@ -251,7 +251,10 @@ def _spreads(found: tuple[int, ...], shape: tuple[int, ...], *, inner: bool) -> 
 def _skip_layer_norm(parts: Parts) -> list[Value]:
     """The layer norm of the sum of a product, its bias and a residual; output 3 is that sum."""
     parts.check(("input", "skip", "gamma", "beta", "bias"), read=("epsilon",), outputs=(0, 3))
-    sides: list[Value] = [parts.rows(0, "input"), parts.rows(1, "skip")]
+    skip = parts.given(1)
+    # With a fixed length the rows of positions, which are added to those of words, are a constant.
+    positions = parts.reader.probe.fixed and isinstance(skip, Known)
+    sides: list[Value] = [parts.rows(0, "input"), skip if positions and skip else parts.rows(1, "skip")]
     bias = parts.known(4, "bias")
     if bias is not None:
         # The optimiser takes the bias from the product, which may be either side.

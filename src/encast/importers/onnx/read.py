@@ -3,14 +3,14 @@
 What depends on ids, mask and sizes alone (shape arithmetic, masks, positions) is computed for a probe batch; rows of
 the encoder are followed as values of encast's own graph. So a mask is known by what it does to scores, an activation by
 its values, a position by its number, however the exporter wrote them. The file is read twice, with probes of
-different sizes; both readings must make the same graph. No name of a node or weight is looked at; the inputs are
-known by the names that transformers gives them.
+different sizes, or of the one that the file takes; both readings must make the same graph. No name of a node or weight
+is looked at; the inputs are known by their names.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from encast.importers.onnx.arrangements import look_up
 from encast.importers.onnx.dequantised import Dequantised
 from encast.importers.onnx.disentangled import lift
 from encast.importers.onnx.folding import fold
+from encast.importers.onnx.inputs import FEEDS, INTEGERS, LONGEST, SHORTEST, Inputs, check_inputs
 from encast.importers.onnx.microsoft import MICROSOFT, take_apart
 from encast.importers.onnx.model import Input, Model, OnnxNode, read_model
 from encast.importers.onnx.norm import layer_normalization  # noqa: F401
@@ -38,18 +39,11 @@ _SECTIONS = (attention, elementwise, microsoft_attention, pooling, quantised)
 _MOST_SPECIAL = 8
 _MOST_BYTES = 512 << 20
 """Of all arrays that are computed in one reading; masks and positions of a real export are a few megabytes."""
-_SHORT, _LONG, _MOST_POSITIONS = 5, 523, 2048
-"""Positions of the first probe, of the second one where there is no position table, and of the longest table: the
-second probe has a position for each of its rows, so nothing can differ behind it. Without a table it is longer than
-windows are, and than the distances that DeBERTa's buckets tell apart."""
+_LONG = 523
+"""Positions of the second probe where there is no position table. With one it has a position for each row, so nothing
+can differ behind it. Without a table it is longer than windows are, and than the distances that DeBERTa's buckets tell
+apart."""
 
-_INPUTS: dict[str, Callable[[Probe], np.ndarray[Any, Any]]] = {
-    "input_ids": lambda probe: probe.ids,
-    "attention_mask": lambda probe: probe.mask,
-    "token_type_ids": lambda probe: probe.types,
-    "position_ids": lambda probe: np.broadcast_to(np.arange(probe.ids.shape[1]), probe.ids.shape),
-}
-_INTEGERS = {6: np.int32, 7: np.int64}
 _EXACT = (1, 6, 7, 11)
 """Data types that hold every id of a table of words: f32, i32, i64, f64."""
 _RESHAPING = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -71,6 +65,8 @@ class Export:
 
     ``rounding``: how far, relatively, its numbers may be from what they were rounded from, which is 0 unless the file
     has f16 or bf16; ``angles``: the same of its rotary positions, which such a file may compute in f32.
+    ``inputs``: what the file takes. ``cut``: how many tokens the position table is for, where the file has only the
+    rows that its fixed length needs; 0 where it has all.
     ``distances``: for every node ``relative_scores``, whose ``max_distance`` means nothing, the rows of its table that
     the file picks, by distance query - key from the most negative on.
     ``quantised``: "" for a graph in floating point, else how it quantises rows: ``dynamic``, ``static``, ``mixed``, or
@@ -88,6 +84,8 @@ class Export:
     elsewhere: int = 0
     distances: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     angles: float = 0.0
+    inputs: Inputs = field(default_factory=lambda: Inputs({}))
+    cut: int = 0
 
     @property
     def arithmetic(self) -> str:
@@ -111,30 +109,45 @@ def read_export(folder: Folder, name: str) -> Export:
         raise UnsupportedModelError(
             f"{model.where}: the ops of {quote(MICROSOFT)} are those of version {model.domains[MICROSOFT]}; 1 is read"
         )
-    _check_inputs(model)
+    inputs = check_inputs(model)
     dequantised = Dequantised(_bytes_of_integers(model))
-    first = _read(model, 3, _SHORT, dequantised)
+    if inputs.positions is not None:
+        return _read_fixed(model, inputs, inputs.positions, dequantised)
+    first = _read(model, inputs, Probe.make(inputs.sequences or 3, SHORTEST), dequantised)
     longest = _longest(first.graph)
-    if longest is not None and not _SHORT <= longest <= _MOST_POSITIONS:
+    if longest is not None and not SHORTEST <= longest <= LONGEST:
         raise UnsupportedModelError(
-            f"{model.where}: the position table is for {longest} tokens; {_SHORT} to {_MOST_POSITIONS} are read: "
+            f"{model.where}: the position table is for {longest} tokens; {SHORTEST} to {LONGEST} are read: "
             "compile the model's checkpoint"
         )
-    short = _steps(first, _SHORT)
+    short = _steps(first, SHORTEST)
     del first  # which may hold all weights
-    second = _read(model, 2, longest or _LONG, dequantised)
-    same = short == _steps(second, _SHORT)
+    second = _read(model, inputs, Probe.make(inputs.sequences or 2, longest or _LONG), dequantised)
+    same = short == _steps(second, SHORTEST)
     reach = max((int(node.attrs["reach"]) for node in second.graph.nodes if node.op == "local_mask"), default=0)
-    if same and reach >= _SHORT - 1:
+    if same and reach >= SHORTEST - 1:
         # A window is not seen in texts that are shorter than it.
-        again = _read(model, 3, reach + 2, dequantised)
+        again = _read(model, inputs, Probe.make(inputs.sequences or 3, reach + 2), dequantised)
         same = _steps(again, reach + 2) == _steps(second, reach + 2)
     if not same:
         raise UnsupportedModelError(
-            f"{model.where}: computes different things for texts of {_SHORT} and of {longest or _LONG} tokens: "
+            f"{model.where}: computes different things for texts of {SHORTEST} and of {longest or _LONG} tokens: "
             "sizes of the example that it was exported with are fixed in it; export it with dynamic axes"
         )
     return second
+
+
+def _read_fixed(model: Model, inputs: Inputs, positions: int, dequantised: Dequantised) -> Export:
+    """Reads a file that takes texts of one length alone, padded to it: with two batches of texts of other lengths."""
+    long = Probe.make(inputs.sequences or 3, positions, fixed=True)
+    less = Probe.make(inputs.sequences or 2, positions, fixed=True, variant=1)
+    first, second = (_read(model, inputs, probe, dequantised) for probe in (long, less))
+    if _steps(first, less.longest) != _steps(second, less.longest):
+        raise UnsupportedModelError(
+            f"{model.where}: computes different things for two batches of texts of up to {positions} tokens; compile "
+            "the model's checkpoint"
+        )
+    return first  # which sees the longer windows
 
 
 def _steps(export: Export, tokens: int) -> list[str]:
@@ -160,27 +173,6 @@ def _bytes_of_integers(model: Model) -> int:
     return sum(math.prod(one.shape) for name, one in tensors.items() if one.dtype.itemsize == 1 or name in made)
 
 
-def _check_inputs(model: Model) -> None:
-    for one in model.inputs:
-        if one.name in model.initializers:
-            continue
-        if one.name not in _INPUTS:
-            raise UnsupportedModelError(
-                f"{model.where}: has an input {quote(one.name)}; the inputs of an encoder are {', '.join(_INPUTS)}: "
-                "give the export these input_names"
-            )
-        if one.dtype not in _INTEGERS or (one.shape is not None and len(one.shape) != 2):
-            raise UnsupportedModelError(
-                f"{model.where}: the input {quote(one.name)} is of data type {one.dtype} and shape {one.shape}; "
-                "integers [batch, sequence] are needed"
-            )
-        if one.shape is not None and one.shape != (None, None):
-            raise UnsupportedModelError(
-                f"{model.where}: the input {quote(one.name)} has the fixed shape {one.shape}; export the model with "
-                "dynamic axes for batch and sequence (dynamic_axes or dynamic_shapes of torch.onnx.export)"
-            )
-
-
 def _longest(graph: Graph) -> int | None:
     """How many tokens the position table allows, the longest of several; None if there is none."""
     found = [
@@ -192,16 +184,15 @@ def _longest(graph: Graph) -> int | None:
     return max(found, default=None)
 
 
-def _read(model: Model, sequences: int, positions: int, dequantised: Dequantised) -> Export:
-    special: tuple[int, ...] = ()
+def _read(model: Model, inputs: Inputs, probe: Probe, dequantised: Dequantised) -> Export:
     while True:
         try:
-            return _Walk(model, Probe.make(sequences, positions, special), dequantised).export()
+            return _Walk(model, inputs, probe, dequantised).export()
         except SpecialIdFoundError as error:
-            special = (*special, error.value)
-            if len(special) > _MOST_SPECIAL:
+            probe = probe.with_special(error.value)
+            if len(probe.special) > _MOST_SPECIAL:
                 raise UnsupportedModelError(
-                    f"{model.where}: compares the token ids with {len(special)} numbers; encoders do so with a "
+                    f"{model.where}: compares the token ids with {len(probe.special)} numbers; encoders do so with a "
                     "padding id"
                 ) from None
 
@@ -209,8 +200,8 @@ def _read(model: Model, sequences: int, positions: int, dequantised: Dequantised
 class _Walk:
     """One reading of the nodes."""
 
-    def __init__(self, model: Model, probe: Probe, dequantised: Dequantised) -> None:
-        self.model = model
+    def __init__(self, model: Model, inputs: Inputs, probe: Probe, dequantised: Dequantised) -> None:
+        self.model, self.inputs = model, inputs
         self.reader = Reader(model.where, model.opset, probe, dequantised, model.rounding)
         self.values: dict[str, Value | EncastError] = {}
         self.computed = 0
@@ -220,8 +211,8 @@ class _Walk:
                 self._define(one.name, self._input(one))
 
     def _input(self, one: Input) -> Value:
-        array = _INPUTS[one.name](self.reader.probe).astype(_INTEGERS[one.dtype])
-        return Known(array, constant=False, source=one.name)
+        what = self.inputs.names[one.name]
+        return Known(FEEDS[what](self.reader.probe).astype(INTEGERS[one.dtype]), constant=False, source=what)
 
     def _define(self, name: str, value: Value | EncastError) -> None:
         if name in self.values or name in self.model.initializers:
@@ -267,7 +258,17 @@ class _Walk:
         where, rounding = self.model.where, reader.rounding
         fixed, distances = self._fixed(), reader.distances
         return Export(
-            reader.graph, tuple(outputs), where, rounding, quantised, fixed, elsewhere, distances, reader.angles
+            graph=reader.graph,
+            outputs=tuple(outputs),
+            where=where,
+            rounding=rounding,
+            quantised=quantised,
+            fixed=fixed,
+            elsewhere=elsewhere,
+            distances=distances,
+            angles=reader.angles,
+            inputs=self.inputs,
+            cut=reader.cut_at,
         )
 
     def _fixed(self) -> dict[str, tuple[float, int]]:
@@ -328,7 +329,7 @@ class _Walk:
             )
         known = [one for one in inputs if isinstance(one, Known)]
         if len(known) == sum(one is not None for one in inputs):
-            if node.op == "Gather" and len(known) == 2 and known[0].constant and not known[1].constant:
+            if node.op == "Gather" and len(known) == 2 and known[0].constant and self._of_tokens(known[1]):
                 first = node.attributes.get("axis", 0) == 0
                 rows = (quantised.rows_in_bytes(*known) or look_up(reader, *known)) if first else None
                 if rows is not None:
@@ -358,6 +359,11 @@ class _Walk:
             return self._handled(node, inputs)
         quantised.refuse_operators(reader)
         raise reader.fail(f"{quote(node.op)} is not read here; ops on rows are {', '.join(sorted(HANDLERS))}")
+
+    def _of_tokens(self, index: Known) -> bool:
+        """Whether an index may be that of the tokens of a text; with a fixed length positions are a constant."""
+        probe = self.reader.probe
+        return not index.constant or (probe.fixed and index.array.shape[-1:] == probe.ids.shape[1:])
 
     def _handled(self, node: OnnxNode, inputs: list[Value | None]) -> list[Value]:
         """The outputs of a node of which an input is no known array."""

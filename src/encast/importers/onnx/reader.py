@@ -55,26 +55,44 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 class Probe:
     """A batch for which ids, masks and shapes are computed; the two readings of a file have different ones.
 
-    ``ids``, ``mask``: i64[sequences, positions], padding behind; ``special``: ids that the graph compares with.
+    ``ids``, ``mask``: i64[sequences, positions], padding behind; ``special``: ids that the graph compares with;
+    ``fixed``: whether the file takes no other number of positions, so that what follows from them may be constant.
     """
 
     ids: Array
     mask: Array
     types: Array
     special: tuple[int, ...]
+    fixed: bool = False
+    variant: int = 0
 
     @staticmethod
-    def make(sequences: int, positions: int, special: tuple[int, ...]) -> Probe:
-        random = np.random.RandomState(sequences * 1000 + positions)
+    def make(
+        sequences: int, positions: int, special: tuple[int, ...] = (), *, variant: int = 0, fixed: bool = False
+    ) -> Probe:
+        """Probes of one size differ by ``variant``: other ids, and texts of other lengths."""
+        random = np.random.RandomState(sequences * 1000 + positions + variant)
         ids = random.randint(100, 1000, (sequences, positions))
         for place, value in enumerate(special):
             # The first text has none of the first one, the padding: it has as many positions as there can be.
-            ids[(place + 1) % 2, 1 + place // 2 :: 3] = value
-        lengths = [max(1, positions - 2 * row) for row in range(sequences)]
+            ids[(place + 1) % min(2, sequences), 1 + place // 2 :: 3] = value
+        # A lone text is not of full length: what a mask does would not be seen.
+        longest = positions - (2 if sequences == 1 else 0) - variant
+        lengths = [max(1, longest - 2 * row) for row in range(sequences)]
         mask = (np.arange(positions)[None, :] < np.array(lengths)[:, None]).astype(np.int64)
         types = random.randint(0, 2, (sequences, positions))
         types[0, :2] = (0, 1)[:positions]
-        return Probe(ids.astype(np.int64), mask, types.astype(np.int64), special)
+        return Probe(ids.astype(np.int64), mask, types.astype(np.int64), special, fixed, variant)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text."""
+        return int(self.mask.sum(axis=1).max())
+
+    def with_special(self, value: int) -> Probe:
+        """The same probe with tokens of one more id."""
+        sequences, positions = self.ids.shape
+        return Probe.make(sequences, positions, (*self.special, value), variant=self.variant, fixed=self.fixed)
 
 
 class SpecialIdFoundError(Exception):
@@ -106,6 +124,8 @@ class Reader:
         self._made: dict[Any, str] = {}
         self._kept: list[Array] = []
         self.distances: dict[str, Array] = {}
+        self.cut_at = 0
+        """How many positions the file has rows for, where it has rows in the place of a table."""
         self._zeros: dict[int, Array] = {}
         self._held = self._joined = 0
 

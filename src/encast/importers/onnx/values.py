@@ -158,6 +158,8 @@ def arrange(axes: Axes, shape: tuple[int, ...]) -> Axes | None:
     for size in shape:
         taken: list[Atom] = []
         product = 1
+        if size == 1 and rest and rest[0] == ("b", 1):
+            taken.append(rest.pop(0))  # the one sequence of a file that takes no more
         while product < size and rest:
             label, width = rest.pop(0)
             if size % (product * width) == 0:

@@ -1,0 +1,79 @@
+"""The inputs of an export: which names they may have, and which of their sizes the file fixes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from encast.errors import CheckpointError, UnsupportedModelError
+from encast.importers.files import quote
+from encast.importers.onnx.model import Model
+from encast.importers.onnx.reader import Probe
+
+__all__ = ["FEEDS", "INTEGERS", "LONGEST", "SHORTEST", "Inputs", "check_inputs"]
+
+FEEDS: dict[str, Callable[[Probe], np.ndarray[Any, Any]]] = {
+    "input_ids": lambda probe: probe.ids,
+    "attention_mask": lambda probe: probe.mask,
+    "token_type_ids": lambda probe: probe.types,
+    "position_ids": lambda probe: np.broadcast_to(np.arange(probe.ids.shape[1]), probe.ids.shape),
+}
+"""What a probe has for each input."""
+
+INTEGERS = {6: np.int32, 7: np.int64}
+SHORTEST, LONGEST = 5, 2048
+"""Positions of a probe: of the first one, and the most that a file may fix or have a table for."""
+_MOST_SEQUENCES = 1024
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """``names``: by the file's name of an input what it is, a key of ``FEEDS``. ``sequences`` and ``positions``: the
+    sizes that the file fixes, None for those that it leaves open."""
+
+    names: Mapping[str, str]
+    sequences: int | None = None
+    positions: int | None = None
+
+
+def check_inputs(model: Model) -> Inputs:
+    """Raises ``UnsupportedModelError`` for inputs of other names, types or sizes than an encoder's, and
+    ``CheckpointError`` where one input has other sizes than another."""
+    names: dict[str, str] = {}
+    fixed: list[int | None] = [None, None]
+    for one in model.inputs:
+        if one.name in model.initializers:
+            continue
+        if one.name not in FEEDS:
+            raise UnsupportedModelError(
+                f"{model.where}: has an input {quote(one.name)}; the inputs of an encoder are {', '.join(FEEDS)}: "
+                "give the export these input_names"
+            )
+        if one.dtype not in INTEGERS or (one.shape is not None and len(one.shape) != 2):
+            raise UnsupportedModelError(
+                f"{model.where}: the input {quote(one.name)} is of data type {one.dtype} and shape {one.shape}; "
+                "integers [batch, sequence] are needed"
+            )
+        names[one.name] = one.name
+        for axis, size in enumerate(one.shape or ()):
+            if size is not None and fixed[axis] not in (None, size):
+                raise CheckpointError(
+                    f"{model.where}: the input {quote(one.name)} has the shape {one.shape}, an input before it "
+                    f"{fixed[axis]} in the place of {size}; the file is damaged"
+                )
+            fixed[axis] = fixed[axis] if size is None else size
+    sequences, positions = fixed
+    if positions is not None and not SHORTEST <= positions <= LONGEST:
+        raise UnsupportedModelError(
+            f"{model.where}: the inputs have the fixed length {positions}; {SHORTEST} to {LONGEST} are read: export "
+            "the model with a dynamic axis for the sequence, or for texts of such a length"
+        )
+    if sequences is not None and not 1 <= sequences <= _MOST_SEQUENCES:
+        raise UnsupportedModelError(
+            f"{model.where}: the inputs have the fixed batch {sequences}; 1 to {_MOST_SEQUENCES} are read: export the "
+            "model with a dynamic axis for the batch"
+        )
+    return Inputs(names, sequences, positions)
