@@ -113,7 +113,9 @@ def model_bytes(
 
 @dataclass(frozen=True)
 class Export:
-    """``arch`` and ``head`` as ``make_checkpoint`` takes them; ``exporter`` is ``torchscript`` or ``dynamo``.
+    """``arch`` and ``head`` as ``make_checkpoint`` takes them; ``exporter`` is one of torch, ``torchscript`` or
+    ``dynamo``, or ``tf2onnx`` of transformers' models for TensorFlow, or ``savedmodel``: tf2onnx of one as the code of
+    google-research/bert makes it.
 
     ``dtype``: that of the model in torch. ``then``: what was done to its export, in order: ``transformers`` and
     ``heads`` are onnxruntime.transformers' optimiser, the latter with MultiHeadAttention; ``session`` is a session of
@@ -132,6 +134,10 @@ class Export:
     then: tuple[str, ...] = ()
     fixed: tuple[int | None, int | None] = (None, None)
     cut: bool = False
+
+    @property
+    def by_torch(self) -> bool:
+        return self.exporter in ("torchscript", "dynamo")
 
     @property
     def file(self) -> str:
@@ -203,6 +209,17 @@ CASES = [
     Export("bert", "tag", 18, "dynamo", fixed=(1, None)),
     Export("bert", "features", 14, "torchscript", fixed=(1, 10), then=("session",), cut=True),
     Export("modernbert", "features", 18, "dynamo", "eager", options=_ALTERNATING, fixed=(1, 10)),
+    Export("bert", "features", 11, "tf2onnx"),
+    Export("bert", "classify", 15, "tf2onnx", fixed=(None, 16), cut=True),
+    Export("bert", "fill_mask", 15, "tf2onnx"),
+    Export("distilbert", "answer", 15, "tf2onnx"),
+    Export("roberta", "features", 15, "tf2onnx", fixed=(2, 8)),
+    Export("mpnet", "features", 18, "tf2onnx"),
+    Export("albert", "features", 15, "tf2onnx", options={"layers": 2}),
+    Export("electra", "tag", 15, "tf2onnx", fixed=(1, None)),
+    Export("bert", "features", 15, "savedmodel", options={"activation": "gelu_new"}),
+    Export("bert", "classify", 13, "savedmodel", fixed=(None, 16), cut=True),
+    Export("bert", "features", 15, "savedmodel", fixed=(1, 8), cut=True),
 ]  # fmt: skip
 
 

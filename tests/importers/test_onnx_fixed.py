@@ -46,6 +46,10 @@ class Fixed(Writer):
         assert isinstance(self.size[1], int)
         words = self.add("Gather", self.weight(VOCAB, HIDDEN), self.word_ids())
         types = self.add("Gather", self.weight(2, HIDDEN), self.type_ids())
+        if self.change == "rows for types":
+            # What is left of the table in a file without token types: the row of type 0, for every position.
+            types = self.weight(1, self.size[1], HIDDEN)
+            self.weights[types][:] = self.weights[types][:, :1]
         table = self.weight(self.positions, HIDDEN)
         rows = self.weights[table][: self.size[1]]
         if self.change == "rows of types":
@@ -61,6 +65,15 @@ class Fixed(Writer):
             assert isinstance(self.size[1], int)
             self.weights["mask"] = np.zeros((1, 1, 1, self.size[1]), np.float32)
             return self.add("Add", scores, "mask")
+        if self.change == "window by length":
+            places = np.arange(self.size[1])
+            self.weights["distances"] = np.abs(places[:, None] - places).astype(np.float32)
+            lengths = self.add("ReduceSum", self.add("Cast", "attention_mask", to=1), self.shape_of_rows("all", [1]))
+            reach = self.add("Mul", self.add("ReduceMax", lengths, keepdims=0), "half")
+            far = self.add("Mul", self.add("Cast", self.add("Greater", "distances", reach), to=1), "low")
+            wide = self.add("Unsqueeze", "attention_mask", self.shape_of_rows("axes", [1, 2]))
+            padding = self.add("Mul", self.add("Sub", "one", self.add("Cast", wide, to=1)), "low")
+            return self.add("Add", scores, self.add("Add", padding, far))
         return super().masked(scores)
 
     def finish(self, path: Path, **options: Any) -> Path:
@@ -121,9 +134,10 @@ def test_a_whole_table_must_be_that_of_the_config(tmp_path: Path) -> None:
         ("by two", r"'the/Gather/of/v\d+' \(Gather\) takes .*; rows of a table are picked by token ids"),
         ("no types", r"'the/Gather/of/v\d+' \(Gather\) .*all tokens get row 0 .*without token_type_ids"),
         ("no mask", r"'the/Add/of/v\d+' \(Add\) takes .*; what is added to scores is a mask of padding"),
-        ("rows of types", r"'the/Add/of/v\d+' \(Add\) takes .*without token_type_ids"),
+        ("rows of types", "made without a table of positions"),
         ("rows by sequence", r"'the/Add/of/v\d+' \(Add\) takes .*are the same for all sequences"),
         ("rows twice", "the graph is none of"),
+        ("window by length", "computes different things for two batches of texts of up to 12 tokens"),
     ],
 )
 @pytest.mark.parametrize("size", [(2, 12), (1, 12)])

@@ -100,6 +100,11 @@ _APPROXIMATED = (
     "or compile the checkpoint)"
 )
 
+_UNTYPED = (
+    " (perhaps the model was exported without token_type_ids, and the file holds the row of type 0 alone: export it "
+    "with them among its inputs)"
+)
+
 
 class _ContradictedError(CheckpointError):
     """config.json is not that of an output; another output of the graph may still be the one that it describes."""
@@ -258,6 +263,8 @@ def _candidates(export: ExportLike) -> Iterator[tuple[OutputLike, list[str]]]:
     outputs = sorted(export.outputs, key=lambda one: -layers[one.value])
     columns = [one for one in export.outputs if one.kind == "column"]
     if columns:
+        if len(columns) == 2 and "end" in columns[0].name and "start" in columns[1].name:
+            columns = columns[::-1]  # sorted by name, as TensorFlow does it
         if [one.column for one in columns] != [0, 1] or len({one.value for one in columns}) != 1:
             raise UnsupportedModelError(
                 f"{export.where}: the outputs {[one.name for one in columns]} are single columns; question answering "
@@ -460,10 +467,14 @@ def _merged(facts: dict[str, Any], given: Mapping[str, Any], where: Path, roundi
             elif isinstance(value, float) and isinstance(said, (int, float)):
                 same = np.float32(said) == np.float32(value) or (rounding > 0.0 and same_number(value, said, rounding))
             if not same:
-                approximated = value == "gelu_tanh" and ACTIVATION_NAMES.get(str(said)) == "gelu"
+                hint = ""
+                if value == "gelu_tanh" and ACTIVATION_NAMES.get(str(said)) == "gelu":
+                    hint = _APPROXIMATED
+                elif key == "type_vocab_size" and value == 1:
+                    hint = _UNTYPED
                 raise _ContradictedError(
                     f"{where}: {key} is {said!r}, the exported graph has {value!r}: config.json and the ONNX file are "
-                    f"not of the same model; take the right one, or remove it{_APPROXIMATED if approximated else ''}"
+                    f"not of the same model; take the right one, or remove it{hint}"
                 )
         if all(given.get(key) is None for key in (name, aliases.get(name, name))):
             names = [known for known, meant in ACTIVATION_NAMES.items() if meant == value]

@@ -226,7 +226,8 @@ def _pairs(name: str, own: Array, theirs: dict[str, Array], batch: Batch) -> Ite
     """
     flat = [other for other, array in theirs.items() if array.shape == own.shape[:1]]
     if len(flat) == 2 and own.shape[1:] == (2,):
-        yield _Pair(name, own, "+".join(flat), np.stack([theirs[other] for other in flat], axis=1))
+        for pair in (flat, flat[::-1]):
+            yield _Pair(name, own, "+".join(pair), np.stack([theirs[other] for other in pair], axis=1))
     for other, array in theirs.items():
         if array.shape == own.shape:
             yield _Pair(name, own, other, array)

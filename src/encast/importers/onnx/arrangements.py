@@ -14,7 +14,10 @@ from encast.importers.onnx.rotary import half
 from encast.importers.onnx.values import Axes, Known, Seen, arrange, labels, shape_of
 from encast.ir.relative import relative_buckets
 
-__all__ = ["look_up", "with_positions"]
+__all__ = ["ONE_HOT", "look_up", "look_up_one_hot", "with_positions"]
+
+ONE_HOT = "one hot "
+"""Before the name of an input: ``Known.source`` of its ids as rows of zeros with one 1."""
 
 Array = np.ndarray[Any, Any]
 
@@ -23,7 +26,6 @@ _FLOATING = (1, 10, 11, 16)
 _WITHOUT_AXES = ("byte scale", "byte zero", "integer sums")
 """Kinds of which it is not followed how they lie."""
 _UNMOVED = ("Identity", "Dropout", "Cast", "CastLike")
-_NO_TYPES = "the model was exported without token_type_ids; export it with them among its inputs"
 _REACH = 128
 """The greatest distance of a relative bias with buckets of its own: that of MPNet and T5."""
 
@@ -243,14 +245,27 @@ def look_up(reader: Reader, table: Known, index: Known) -> list[Value] | None:
         bias = _relative_bias(reader, table, array)
         if bias is not None:
             return [bias]
-    if array.shape not in ((sequences, positions), (1, positions), (positions,)):
+    columns = (("n", table.array.shape[1]),)
+    axes: Axes = ((), (("s", positions),), columns)[2 - array.ndim :]
+    if array.shape == (sequences, positions):
+        axes = ((("b", sequences),), (("s", positions),), columns)
+    elif array.shape == (sequences * positions,) and (sequences > 1 or index.source):
+        axes = ((("b", sequences), ("s", positions)), columns)
+        array = array.reshape(sequences, positions)
+    elif array.shape not in ((1, positions), (positions,)):
         return None
     ids = _ids(reader, table, np.broadcast_to(array, (sequences, positions)), index.source)
-    value = reader.emit("embedding", ids, reader.constant(table, table.array))
-    leading: Axes = ((),) if array.ndim == 2 else ()
-    if array.shape == (sequences, positions):
-        leading = ((("b", sequences),),)
-    return [Seen("rows", value, (*leading, (("s", positions),), (("n", table.array.shape[1]),)))]
+    return [Seen("rows", reader.emit("embedding", ids, reader.constant(table, table.array)), axes)]
+
+
+def look_up_one_hot(reader: Reader, table: Known, rows: Known) -> list[Value] | None:
+    """The product of ids as rows of zeros with one 1 and a table; None if the table is none."""
+    if table.array.ndim != 2 or rows.array.shape[-1] != table.array.shape[0]:
+        return None
+    source = rows.source.removeprefix(ONE_HOT)
+    # The input itself: ids of the probe may lie behind a table of words.
+    ids = reader.probe.ids if source == "input_ids" else reader.probe.types
+    return look_up(reader, table, Known(ids.reshape(rows.array.shape[:-1]), rows.constant, source=source))
 
 
 def _ids(reader: Reader, table: Known, array: Array, source: str) -> str:
@@ -268,7 +283,10 @@ def _ids(reader: Reader, table: Known, array: Array, source: str) -> str:
     if not found.any():
         if table.array.shape[0] == 1:
             return reader.types_input()
-        raise reader.fail(f"all tokens get row 0 of a table of {table.array.shape[0]}: {_NO_TYPES}")
+        raise reader.fail(
+            f"all tokens get row 0 of a table of {table.array.shape[0]}: the model was exported without "
+            "token_type_ids; export it with them among its inputs"
+        )
     for skip in (-1, *probe.special):
         counted = probe.ids != skip
         before = np.cumsum(counted, axis=1) - counted
@@ -282,9 +300,11 @@ def _ids(reader: Reader, table: Known, array: Array, source: str) -> str:
 
 
 def with_positions(reader: Reader, rows: Seen, known: Known) -> Seen:
-    """Rows plus a constant row for every position: what a file of one length may have in the place of a table.
+    """Rows plus a row for every position: the first ones of a table, or a constant that a file of one length may have
+    in the place of one.
 
-    The table ends with that length then, and so do the texts that the model takes.
+    Such a table ends with that length, and so do the texts that the model takes. The same row for every position is the
+    one row of a table of token types that has no more, as RoBERTa's.
     """
     sequences, positions = reader.probe.ids.shape
     array = known.array
@@ -292,15 +312,21 @@ def with_positions(reader: Reader, rows: Seen, known: Known) -> Seen:
     fits = labels(rows.axes) == "b,s,n" and len(rows.axes) == 3 and array.shape[-2:] == (positions, width)
     if not fits or array.ndim > 3 or array.shape[:-2] not in ((), (1,), (sequences,)):
         raise reader.fail("a constant that is added to rows is a bias, or has one row for every position")
-    table = array.reshape(-1, positions, width)[0]
-    if not (array == table).all():
+    each = array.reshape(-1, positions, width)
+    if not (each == each[0]).all():
         raise reader.fail("rows of positions are the same for all sequences")
-    if (table == table[0]).all():
-        raise reader.fail(_NO_TYPES)
-    ids = reader.emit("position_ids", "token_ids", offset=0, skip_id=-1)
-    reader.cut_at = positions
-    table_rows = reader.emit("embedding", ids, reader.constant(known, table))
-    return Seen("rows", reader.emit("add", rows.value, table_rows), rows.axes)
+    table = reader.table(known)
+    if table is None and not known.constant:
+        raise reader.fail("rows of positions are the first ones of a table, or constants in a file of one length")
+    if table is None or (reader.probe.fixed and len(table.array) == positions):
+        table = Known(each[0], constant=True, name=known.name)
+        reader.cut_at = positions
+    if (table.array == table.array[0]).all():
+        ids, table = reader.types_input(), Known(table.array[:1], constant=True, name=known.name)
+    else:
+        ids = reader.emit("position_ids", "token_ids", offset=0, skip_id=-1)
+    found = reader.emit("embedding", ids, reader.constant(table, table.array))
+    return Seen("rows", reader.emit("add", rows.value, found), rows.axes)
 
 
 def _relative_bias(reader: Reader, table: Known, array: Array) -> Seen | None:

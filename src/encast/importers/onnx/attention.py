@@ -18,6 +18,9 @@ Array = np.ndarray[Any, Any]
 _IN_HEADS = ("rows", "product", "part")
 _LOW = -1000.0
 """What is added to the scores of padding, or stands in their place, is at most this: exp of it is 0 in f32."""
+_EVEN = 1e-6
+"""One number up to this size may be added to all scores, which softmax does not notice: transformers' code for
+TensorFlow adds 1e-9, to keep a compiler from a mistake."""
 
 
 @handles("MatMul")
@@ -205,7 +208,7 @@ def add_mask(reader: Reader, seen: Seen, array: Array) -> Seen:
         seen = Seen(seen.kind, seen.value, axes or seen.axes, seen.curve, seen.extra)
     parts = _of_texts(reader, seen.axes, np.asarray(array))
     if parts is not None and (parts[1] <= _LOW).all():
-        if (parts[0] == 0).all():
+        if (parts[0] == parts[0][:1]).all() and (np.abs(parts[0][:1]) <= _EVEN).all():
             return seen
         reach = _reach(*parts[::2]) if seen.kind == "scores" else None
         if reach is not None:

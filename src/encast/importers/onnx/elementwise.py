@@ -13,6 +13,7 @@ import numpy as np
 from encast.importers.onnx.arrangements import with_positions
 from encast.importers.onnx.attention import add_mask, choose
 from encast.importers.onnx.disentangled import added, as_table, together_relative
+from encast.importers.onnx.norm import affine, divided, scale_of, scaled, shift_of, shifted
 from encast.importers.onnx.packed import gated
 from encast.importers.onnx.pooling import average, keep_real, normalised
 from encast.importers.onnx.quantised import in_integers, times_scale
@@ -147,7 +148,11 @@ def _of_two(reader: Reader, a: Seen, b: Seen) -> list[Value]:
     if op == "Sub" and a.kind in ("rows", "sequences", "table") and b.kind == "mean" and whole and _same(reader, a, b):
         return [Seen("centred", b.value, a.axes, extra=a.kind)]
     if op in ("Div", "Mul") and a.kind == "centred" and b.kind == "variance" and a.curve is None and whole:
-        return [_divided_by_deviation(reader, a, b)]
+        return [divided(reader, a, b)]
+    if op == "Mul" and "norm scale" in (a.kind, b.kind):
+        return [scaled(reader, *((a, b) if b.kind == "norm scale" else (b, a)))]
+    if op == "Add" and {a.kind, b.kind} == {"scaled", "norm shift"}:
+        return [shifted(reader, *((a, b) if a.kind == "scaled" else (b, a)))]
     if op == "Div" and b.kind == "squares" and whole:
         return [normalised(reader, a, b)]
     if op == "Add" and {a.kind, b.kind} <= {"picked", "relative"}:
@@ -191,18 +196,6 @@ def _same(reader: Reader, rows: Seen, mean: Seen) -> bool:
     return reader.finished(rows).value == mean.value
 
 
-def _divided_by_deviation(reader: Reader, centred: Seen, variance: Seen) -> Seen:
-    curve = _curve(variance)
-    with np.errstate(all="ignore"):
-        deviation = curve if reader.node.op == "Div" else 1.0 / curve
-    square = float(deviation[0]) ** 2
-    if centred.value == variance.value and square > 0.0:
-        eps = float(str(np.float32(square)))
-        if np.allclose(deviation, np.sqrt(arguments(variance) + square), rtol=1e-6, atol=0.0):
-            return Seen("normed", centred.value, centred.axes, extra=(eps, None, centred.extra))
-    raise reader.fail("a layer norm divides by the root of its own variance plus a number above 0")
-
-
 def _biased(reader: Reader, scores: Seen, bias: Seen) -> Seen:
     fits = labels(scores.axes) == "b,h,q,k" and labels(bias.axes) in ("h,q,k", "b,h,q,k")
     if not fits or together(scores.axes, bias.axes) != scores.axes:
@@ -222,7 +215,11 @@ def _with_known(reader: Reader, seen: Seen, known: Known, *, swapped: bool) -> l
         name = reader.emit("linear", seen.value, reader.constant(weight, weight.array.T), bias, activation="none")
         return [Seen(kind, name, seen.axes)]
     if seen.kind == "normed" and wide and op in ("Mul", "Add"):
-        return [_affine(reader, seen, known)]
+        return [affine(reader, seen, known)]
+    if op == "Mul" and seen.kind == "variance" and vector and array.size > 1:
+        return [scale_of(reader, seen, known)]
+    if op == "Sub" and seen.kind == "scaled mean" and wide and swapped:
+        return [shift_of(seen, known)]
     number = reader.scalar(known)
     if number is not None and seen.kind in (*_CURVED, "product") and array.ndim <= len(seen.axes):
         seen = _open(reader, seen)
@@ -231,7 +228,7 @@ def _with_known(reader: Reader, seen: Seen, known: Known, *, swapped: bool) -> l
             return _curved(seen, np.asarray(_BINARY[op](*operands), np.float64))
     if op == "Add" and seen.kind in ("scores", "bias"):
         return [add_mask(reader, seen, array)]
-    if op == "Add" and known.constant and reader.probe.fixed and seen.kind in ("rows", "product"):
+    if op == "Add" and seen.kind in ("rows", "product") and _of_positions(reader, known):
         return [with_positions(reader, reader.rows(seen), known)]
     varies = not known.constant or (reader.probe.fixed and array.ndim > 1)
     if op == "Mul" and varies and (seen.kind == "turned" or is_in_heads(seen)):
@@ -246,12 +243,6 @@ def _with_known(reader: Reader, seen: Seen, known: Known, *, swapped: bool) -> l
     )
 
 
-def _affine(reader: Reader, seen: Seen, known: Known) -> Seen:
-    eps, gamma, kind = seen.extra
-    if reader.node.op == "Mul" and gamma is None:
-        return Seen("normed", seen.value, seen.axes, extra=(eps, known, kind))
-    if reader.node.op == "Add" and gamma is not None:
-        scale = reader.constant(gamma, gamma.array.reshape(-1))
-        shift = reader.constant(known, known.array.reshape(-1))
-        return Seen(kind, reader.emit("layer_norm", seen.value, scale, shift, eps=eps), seen.axes)
-    raise reader.fail("a layer norm multiplies by gamma and then adds beta")
+def _of_positions(reader: Reader, known: Known) -> bool:
+    """Whether an array may hold rows of positions."""
+    return (known.constant and reader.probe.fixed) or reader.table(known) is not None

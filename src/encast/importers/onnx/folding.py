@@ -183,6 +183,8 @@ def _fold(node: OnnxNode, inputs: Sequence[Array | None], opset: int) -> list[Ar
     if op == "Trilu":
         offset = int(np.asarray(inputs[1]).item()) if len(inputs) > 1 and inputs[1] is not None else 0
         return [np.triu(x, offset) if given.get("upper", 1) else np.tril(x, offset)]
+    if op == "OneHot":
+        return [_one_hot(node, x, *(np.asarray(one) for one in inputs[1:3]))]
     if op in _REDUCE:
         axes = axes_of(node, inputs)
         if not axes and given.get("noop_with_empty_axes", 0):
@@ -206,6 +208,15 @@ def _divide(a: Array, b: Array) -> Array:
         quotient = np.abs(a) // np.abs(np.where(b == 0, 1, b))
         return (quotient * np.sign(a) * np.sign(b)).astype(a.dtype)
     return np.asarray(a / b)
+
+
+def _one_hot(node: OnnxNode, x: Array, depth: Array, values: Array) -> Array:
+    """``values`` are what stands for all other places, and what for that of the index."""
+    count = int(depth.item())
+    _bound(node, [*x.shape, count])
+    low, high = values.reshape(-1)
+    spread = np.where(np.arange(count) == np.where(x < 0, x + count, x)[..., None], high, low)
+    return np.moveaxis(spread, -1, place_of(node.attributes.get("axis", -1), x.ndim + 1))
 
 
 def _gather_elements(node: OnnxNode, x: Array, index: Array, axis: int) -> Array:

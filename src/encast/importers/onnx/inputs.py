@@ -15,6 +15,14 @@ from encast.importers.onnx.reader import Probe
 
 __all__ = ["FEEDS", "INTEGERS", "LONGEST", "SHORTEST", "Inputs", "check_inputs"]
 
+_OTHER_NAMES = {
+    "input_mask": "attention_mask",
+    "segment_ids": "token_type_ids",
+    "input_word_ids": "input_ids",
+    "input_type_ids": "token_type_ids",
+}
+"""Those of google-research/bert, and of the encoders of TensorFlow's Model Garden."""
+
 FEEDS: dict[str, Callable[[Probe], np.ndarray[Any, Any]]] = {
     "input_ids": lambda probe: probe.ids,
     "attention_mask": lambda probe: probe.mask,
@@ -47,17 +55,24 @@ def check_inputs(model: Model) -> Inputs:
     for one in model.inputs:
         if one.name in model.initializers:
             continue
-        if one.name not in FEEDS:
+        plain = one.name.removesuffix(":0")  # as TensorFlow calls the first output of a placeholder
+        what = _OTHER_NAMES.get(plain, plain)
+        if what not in FEEDS:
+            others = ", ".join(f"{name} for {meant}" for name, meant in _OTHER_NAMES.items())
             raise UnsupportedModelError(
-                f"{model.where}: has an input {quote(one.name)}; the inputs of an encoder are {', '.join(FEEDS)}: "
-                "give the export these input_names"
+                f"{model.where}: has an input {quote(one.name)}; the inputs of an encoder are {', '.join(FEEDS)}, or "
+                f"{others}: give the export these input_names"
+            )
+        if what in names.values():
+            raise UnsupportedModelError(
+                f"{model.where}: {quote(one.name)} is a second input for {what}; an encoder has one"
             )
         if one.dtype not in INTEGERS or (one.shape is not None and len(one.shape) != 2):
             raise UnsupportedModelError(
                 f"{model.where}: the input {quote(one.name)} is of data type {one.dtype} and shape {one.shape}; "
                 "integers [batch, sequence] are needed"
             )
-        names[one.name] = one.name
+        names[one.name] = what
         for axis, size in enumerate(one.shape or ()):
             if size is not None and fixed[axis] not in (None, size):
                 raise CheckpointError(

@@ -22,9 +22,21 @@ _LEAST_NARROW_LENGTH = 2.0**-23
 
 @handles("ReduceMean", "ReduceSum", "ReduceMax", "ReduceL2")
 def _reduce(reader: Reader) -> list[Value]:
-    op, seen = reader.node.op, reader.inputs[0]
     given = [one.array if isinstance(one, Known) else None for one in reader.inputs]
-    axes = axes_of(reader.node, given)
+    return _along(reader, reader.node.op, axes_of(reader.node, given))
+
+
+@handles("GlobalAveragePool")
+def _pool(reader: Reader) -> list[Value]:
+    """What tf2onnx makes of a mean over the last of three axes."""
+    seen = reader.inputs[0]
+    if not isinstance(seen, Seen) or len(seen.axes) != 3:
+        raise reader.fail("GlobalAveragePool is the mean over the last of three axes")
+    return _along(reader, "ReduceMean", [2])
+
+
+def _along(reader: Reader, op: str, axes: list[int] | None) -> list[Value]:
+    seen = reader.inputs[0]
     if not isinstance(seen, Seen) or axes is None or len(axes) != 1:
         raise reader.fail("a reduction of rows goes over one axis")
     if seen.kind == "product":

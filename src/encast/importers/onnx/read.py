@@ -19,7 +19,7 @@ import numpy as np
 from encast.errors import CheckpointError, EncastError, UnsupportedModelError
 from encast.importers.files import Folder, quote
 from encast.importers.onnx import attention, elementwise, microsoft_attention, pooling, quantised
-from encast.importers.onnx.arrangements import look_up
+from encast.importers.onnx.arrangements import ONE_HOT, look_up, look_up_one_hot
 from encast.importers.onnx.dequantised import Dequantised
 from encast.importers.onnx.disentangled import lift
 from encast.importers.onnx.folding import fold
@@ -202,7 +202,7 @@ class _Walk:
 
     def __init__(self, model: Model, inputs: Inputs, probe: Probe, dequantised: Dequantised) -> None:
         self.model, self.inputs = model, inputs
-        self.reader = Reader(model.where, model.opset, probe, dequantised, model.rounding)
+        self.reader = Reader(model.where, model.opset, probe, dequantised, model.rounding, model.initializers)
         self.values: dict[str, Value | EncastError] = {}
         self.computed = 0
         self.cast: set[tuple[str, ...]] = set()
@@ -334,6 +334,10 @@ class _Walk:
                 rows = (quantised.rows_in_bytes(*known) or look_up(reader, *known)) if first else None
                 if rows is not None:
                     return rows
+            if node.op == "MatMul" and len(known) == 2 and known[0].source.startswith(ONE_HOT) and known[1].constant:
+                rows = look_up_one_hot(reader, known[1], known[0])
+                if rows is not None:
+                    return rows
             source = self._source(node, inputs)
             arrays = [one.array if isinstance(one, Known) else None for one in inputs]
             constant = all(one.constant for one in known)
@@ -401,6 +405,8 @@ class _Walk:
         first = names[0] if names else ""
         if "input_ids" in names[1:] and (node.op, names.index("input_ids")) not in (("Equal", 1), ("CastLike", 1)):
             raise self.reader.fail("token ids are looked up in a table of words, or compared with a padding id")
+        if node.op == "OneHot" and first in ("input_ids", "token_type_ids") and _is_plain(node, inputs):
+            return ONE_HOT + first
         if node.op in _RESHAPING or (node.op == "Cast" and node.attributes.get("to") in _EXACT):
             return first
         if node.op == "Equal" and "input_ids" in names:
@@ -419,6 +425,13 @@ class _Walk:
             value = int(number)
             if value not in self.reader.probe.special:
                 raise SpecialIdFoundError(value)
+
+
+def _is_plain(node: OnnxNode, inputs: list[Value | None]) -> bool:
+    """Whether OneHot puts 0 and 1 along a last axis of its own."""
+    index, values = inputs[0], inputs[2] if len(inputs) > 2 else None
+    last = isinstance(index, Known) and node.attributes.get("axis", -1) in (-1, index.array.ndim)
+    return last and isinstance(values, Known) and values.array.tolist() == [0, 1]
 
 
 def _held(array: np.ndarray[Any, Any]) -> int:

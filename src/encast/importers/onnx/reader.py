@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from encast.errors import UnsupportedModelError
 from encast.importers.onnx.dequantised import Dequantised
 from encast.importers.onnx.model import OnnxNode
+from encast.importers.onnx.tensors import OnnxTensor
 from encast.importers.onnx.values import ARGUMENTS, Known, Rounding, Seen, arguments
 from encast.ir import Graph, Integers
 from encast.ir.types import ValueType
@@ -106,7 +107,16 @@ class SpecialIdFoundError(Exception):
 class Reader:
     """Handlers ask it for what a node takes, and emit nodes of plain ops through it."""
 
-    def __init__(self, where: str, opset: int, probe: Probe, dequantised: Dequantised, rounding: float = 0.0) -> None:
+    def __init__(
+        self,
+        where: str,
+        opset: int,
+        probe: Probe,
+        dequantised: Dequantised,
+        rounding: float = 0.0,
+        initializers: Mapping[str, OnnxTensor] | None = None,
+    ) -> None:
+        self.initializers = initializers or {}
         self.where = where
         self.opset = opset
         self.probe = probe
@@ -220,6 +230,16 @@ class Reader:
         self.read.setdefault(value, []).append(seen.rounded)
 
     # Asking
+
+    def table(self, rows: Known) -> Known | None:
+        """The whole table of the file of which ``rows`` are the first ones; None if they are those of none."""
+        tensor = self.initializers.get(rows.name)
+        if tensor is None or len(tensor.shape) != 2 or rows.array.shape[-1:] != tensor.shape[1:]:
+            return None
+        whole, part = tensor.array(), rows.array
+        same = whole.__array_interface__["data"][0] == part.__array_interface__["data"][0]
+        fits = part.size <= whole.size and part.flags.c_contiguous and part.dtype == whole.dtype
+        return Known(whole, constant=True, name=rows.name) if same and fits else None
 
     def known(self, place: int) -> Known | None:
         value = self.inputs[place] if place < len(self.inputs) else None

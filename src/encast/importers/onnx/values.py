@@ -60,6 +60,10 @@ _NAMES = {
     "centred": "rows less their mean",
     "variance": "the variance of rows",
     "normed": "rows over their deviation",
+    "norm scale": "gamma over the deviation of rows",
+    "scaled": "rows times gamma over their deviation",
+    "scaled mean": "the mean of rows times gamma over their deviation",
+    "norm shift": "beta less the scaled mean of rows",
     "squares": "the sum of squares of rows",
     "masked": "rows with zeros for padding",
     "lowered": "rows with low values for padding",
@@ -104,9 +108,9 @@ class Rounding:
 class Seen:
     """``kind``: a key of ``_NAMES``; ``value``: a name in the graph; ``curve``: a function of it, at ``arguments``.
 
-    ``extra``: of a product the weight, of ``normed`` epsilon and gamma, of a part the first column and the one behind
-    it, of a half whether it is the second, of ``cosines`` and ``sines`` these. ``rounded``: how the file rounds it just
-    before, if it does so with a fixed scale.
+    ``extra``: of a product the weight, of ``normed`` and the other parts of a norm epsilon and gamma (``norm.py``), of
+    a part the first column and the one behind it, of a half whether it is the second, of ``cosines`` and ``sines``
+    these. ``rounded``: how the file rounds it just before, if it does so with a fixed scale.
     """
 
     kind: str
