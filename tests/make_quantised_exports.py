@@ -1,12 +1,17 @@
 """Writes ``golden/onnx_quantised``: exports of ``golden/onnx`` as ONNX Runtime quantises them, and its answers.
 
 Run with onnx and onnxruntime (1.31): ``python tests/make_quantised_exports.py``. Tests read the files without either.
+``python tests/make_quantised_exports.py smooth`` writes those with the channel scales of SmoothQuant, with NNCF (3.3)
+where that is installed, and else with ONNX Runtime (1.18), whose SmoothQuant needs neural-compressor (2.6).
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +34,16 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 class Texts(CalibrationDataReader):  # type: ignore[misc]
-    """Some batches of random ids, with padding."""
+    """Some batches of random ids, with padding; ``alike``: all of one size, as neural-compressor wants them."""
 
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self, names: list[str], *, alike: bool = False) -> None:
         random = np.random.RandomState(0)
-        lengths = [random.randint(4, 13, 2) for _ in range(8)]
-        self.batches = [feed([random.randint(5, 50, one).tolist() for one in pair], names) for pair in lengths]
+        lengths = [np.array([12, 9]) if alike else random.randint(4, 13, 2) for _ in range(8)]
+        self.whole = [feed([random.randint(5, 50, one).tolist() for one in pair], names) for pair in lengths]
+        self.rewind()
+
+    def rewind(self) -> None:
+        self.batches = [*self.whole]
 
     def get_next(self) -> dict[str, np.ndarray[Any, Any]] | None:
         return self.batches.pop() if self.batches else None
@@ -69,6 +78,23 @@ def quantise(case: QuantisedExport, out: Path) -> None:
             quantize_dynamic(source, str(out), **options)
 
 
+def smooth(source: str, target: Path) -> None:
+    """Writes an export that is quantised with fixed scales, and with numbers for the columns of rows."""
+    names = [one.name for one in onnx.load(source).graph.input]
+    if find_spec("nncf") is not None:
+        nncf: Any = importlib.import_module("nncf")
+        texts = nncf.Dataset(Texts(names, alike=True).batches)
+        made = nncf.quantize(onnx.load(source), texts, model_type=nncf.ModelType.TRANSFORMER, subset_size=8)
+        onnx.save(made, target / Path(source).name.replace(".onnx", "-smooth-nncf.onnx"))
+        return
+    out = target / Path(source).name.replace(".onnx", "-smooth-onnxruntime.onnx")
+    options: dict[str, Any] = {"weight_type": QuantType.QInt8, "op_types_to_quantize": ["MatMul", "Gemm"]}
+    extra = {"SmoothQuant": True, "SmoothQuantFolding": False}
+    quantize_static(
+        source, str(out), Texts(names, alike=True), quant_format=QuantFormat.QDQ, extra_options=extra, **options
+    )
+
+
 def main() -> None:
     target = GOLDEN / "onnx_quantised"
     target.mkdir(exist_ok=True)
@@ -88,4 +114,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["smooth"]:
+        smooth(str(GOLDEN / "onnx" / "bert-features-torchscript-11.onnx"), GOLDEN / "onnx_quantised")
+    else:
+        main()

@@ -9,6 +9,7 @@ import numpy as np
 from encast.importers.onnx.disentangled import of_positions
 from encast.importers.onnx.folding import place_of
 from encast.importers.onnx.reader import Reader, Value, handles
+from encast.importers.onnx.smoothed import with_scales
 from encast.importers.onnx.values import ARGUMENTS, Axes, Known, Seen, arrange, labels, shape_of, together
 
 __all__ = ["add_mask", "choose"]
@@ -42,13 +43,18 @@ def _matmul(reader: Reader) -> list[Value]:
 
 def _times_weight(reader: Reader, a: Seen, known: Known, weight: Array) -> Seen:
     """``weight: [in, out]``."""
-    rows = reader.rows(a)
+    rows = Seen(a.extra[1], a.value, a.axes) if a.kind == "smoothed" else reader.rows(a)
     width = shape_of(rows.axes)[-1]
     fits = labels(rows.axes) in ("b,s,n", "bs,n", "b,n", "t,n") and labels(rows.axes[-1:]) == "n"
     if weight.ndim != 2 or weight.shape[0] != width or not fits:
         raise reader.fail(f"a weight of [{width}, outputs] is needed")
-    reader.note_product(rows.value, a)
     shown = Known(weight, known.constant, known.name)
+    if a.kind == "smoothed":
+        # How the file rounds the scaled rows says nothing of the rows themselves.
+        reader.note_product(rows.value, rows)
+        shown = with_scales(reader, a, shown)
+    else:
+        reader.note_product(rows.value, a)
     return Seen("product", rows.value, (*rows.axes[:-1], (("n", weight.shape[1]),)), extra=(shown, rows.kind))
 
 

@@ -19,6 +19,7 @@ from encast.importers.onnx.pooling import average, keep_real, normalised
 from encast.importers.onnx.quantised import in_integers, times_scale
 from encast.importers.onnx.reader import Reader, Value, erf, handles
 from encast.importers.onnx.rotary import is_in_heads, times_angles, turned
+from encast.importers.onnx.smoothed import smoothed
 from encast.importers.onnx.values import Known, Seen, arguments, labels, shape_of, together
 
 __all__: list[str] = []
@@ -216,6 +217,8 @@ def _with_known(reader: Reader, seen: Seen, known: Known, *, swapped: bool) -> l
         return [Seen(kind, name, seen.axes)]
     if seen.kind == "normed" and wide and op in ("Mul", "Add"):
         return [affine(reader, seen, known)]
+    if op == "Mul" and seen.kind in ("rows", "sequences", "product") and wide and array.size > 1:
+        return [smoothed(reader, seen, known)]
     if op == "Mul" and seen.kind == "variance" and vector and array.size > 1:
         return [scale_of(reader, seen, known)]
     if op == "Sub" and seen.kind == "scaled mean" and wide and swapped:

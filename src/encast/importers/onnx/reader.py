@@ -133,6 +133,7 @@ class Reader:
         self.inputs: Sequence[Value | None] = ()
         self._made: dict[Any, str] = {}
         self._kept: list[Array] = []
+        self._rescaled: dict[Any, tuple[Array, Array]] = {}
         self.distances: dict[str, Array] = {}
         self.cut_at = 0
         """How many positions the file has rows for, where it has rows in the place of a table."""
@@ -211,6 +212,23 @@ class Reader:
             name = f"{len(self.graph.constants)}:{'+'.join(name for name, _, _ in parts)}"
             self._made[key] = self.graph.add_constant(name, array, integers=Integers.stacked(integers))
         return self._made[key]
+
+    def rescaled(self, weight: Known, scales: Array) -> Array:
+        """``weight.array`` with its rows times ``scales``, made once; fails for the same weight with other scales."""
+        if not weight.constant or weight.array.dtype != np.float32:
+            raise self.fail("weights must be constant numbers in f32")
+        key = ("rescaled", weight.array.__array_interface__["data"][0], weight.array.shape, weight.array.strides)
+        if key not in self._rescaled:
+            with np.errstate(over="ignore"):
+                made = (weight.array.T * scales).T
+            if not np.isfinite(made).all():
+                raise self.fail("scales make numbers beyond f32")
+            self._rescaled[key] = (made, scales)
+            self._kept.append(weight.array)
+        made, before = self._rescaled[key]
+        if not np.array_equal(before, scales):
+            raise self.fail("a weight is read with the same scales each time")
+        return made
 
     def zeros(self, size: int) -> Array:
         """One array of zeros for all that ask for this size."""

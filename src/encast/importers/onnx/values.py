@@ -65,6 +65,7 @@ _NAMES = {
     "scaled mean": "the mean of rows times gamma over their deviation",
     "norm shift": "beta less the scaled mean of rows",
     "squares": "the sum of squares of rows",
+    "smoothed": "rows times a number for each column",
     "masked": "rows with zeros for padding",
     "lowered": "rows with low values for padding",
     "sum": "the sum of a sequence's rows",
