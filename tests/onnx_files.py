@@ -151,11 +151,14 @@ class Export:
         return "f16" if "f16" in self.then else self.dtype
 
 
-NEWER = ("modernbert", "nomic_bert", "gte", "deberta-v2")
+NEWER = ("modernbert", "nomic_bert", "gte", "deberta-v2", "eurobert")
 """Architectures of which smaller exports say as much: nothing in them is one number for all heads or columns."""
 
 _ALTERNATING = {"layers": 2, "config": {"global_attn_every_n_layers": 2}}
 """A layer that sees everything, then one with a window."""
+
+_SHARED = {"layers": 2, "heads": 4, "config": {"num_key_value_heads": 2}}
+"""Two heads share their keys and values."""
 
 CASES = [
     Export("bert", "features", 11, "torchscript", "eager"),
@@ -201,6 +204,12 @@ CASES = [
     Export("nomic_bert", "features", 17, "torchscript"),
     Export("gte", "classify", 17, "torchscript"),
     Export("nomic_bert", "embed", 18, "dynamo", "eager", options={"pooling": ("mean",), "normalize": True}),
+    Export("eurobert", "features", 14, "torchscript", "eager", options=_SHARED),
+    Export("eurobert", "fill_mask", 17, "torchscript", options={"config": {"num_key_value_heads": 1}}),
+    Export("eurobert", "classify", 18, "dynamo", options=_SHARED),
+    Export("eurobert", "tag", 18, "dynamo"),
+    Export("eurobert", "features", 23, "dynamo", options=_SHARED),
+    Export("eurobert", "features", 18, "dynamo", options=_SHARED, fixed=(1, 10)),
     Export("bert", "features", 17, "torchscript", fixed=(1, 12)),
     Export("bert", "embed", 18, "dynamo", options={"pooling": ("mean",), "normalize": True}, fixed=(3, 8), cut=True),
     Export("bert", "classify", 14, "torchscript", "eager", fixed=(None, 16)),

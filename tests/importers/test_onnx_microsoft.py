@@ -365,8 +365,8 @@ def test_other_ops(tmp_path: Path, op: str, attributes: dict[str, Any], message:
         read_export(Folder(tmp_path), path.name)
 
 
-@pytest.mark.parametrize("op", ["SimplifiedLayerNormalization", "RMSNormalization"])
-def test_norms_without_a_mean_are_refused(tmp_path: Path, op: str) -> None:
+def test_a_norm_without_a_mean_is_no_op_of_onnx(tmp_path: Path) -> None:
+    op = "SimplifiedLayerNormalization"
     path = tmp_path / "net.onnx"
     weights = {"w": np.ones((3, 2), np.float32), "g": np.ones(2, np.float32)}
     path.write_bytes(model_bytes([ROWS, node_bytes(op, ["x", "g"], ["out"])], weights, [input_bytes("input_ids")]))

@@ -22,7 +22,7 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "onnx"
 EXACT = [case for case in CASES if case.numbers == "f32" and case.by_torch and case.fixed == (None, None)]
 """In f16 ONNX Runtime rounds between all steps, and bf16 it does not run. Files of one size, and those with inputs of
 other names, are run by ``test_verify_onnx.py``."""
-ALONE = [case for case in EXACT if case.arch == "modernbert" and case.opset == 23]
+ALONE = [case for case in EXACT if case.arch in ("modernbert", "eurobert") and case.opset == 23]
 """ONNX Runtime's RotaryEmbedding takes no angles that several texts share."""
 LENGTHS = (13, 1, 20, 6)
 Array = np.ndarray[Any, Any]

@@ -122,9 +122,6 @@ class Architecture(ABC):
             return f"since version 5 transformers leaves out position_embedding_type {kind!r} without a word"
         return ""
 
-    exported: ClassVar[bool] = True
-    """Whether exports of it (ONNX) are read."""
-
     told_by_graph: ClassVar[bool] = True
     """Whether an export alone says which one it is and how long its texts may be; else config.json must be there."""
 

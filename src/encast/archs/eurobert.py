@@ -39,7 +39,7 @@ class EuroBert(Architecture):
     prefix = "model."
     stem = ("EuroBert",)
     code = ("EuroBert", "EuroBertPreTrained")
-    exported = False
+    told_by_graph = False
     position_types = ()
     markers: ClassVar[Mapping[str, str]] = {
         "classify": "dense.weight",

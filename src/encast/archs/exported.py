@@ -154,7 +154,9 @@ class Facts:
             "hidden_act": self.activation,
             "layer_norm_eps": self.eps,
         }
-        if model_type == "modernbert":
+        if model_type == "eurobert":
+            fields["rms_norm_eps"] = fields.pop("layer_norm_eps")
+        elif model_type == "modernbert":
             fields["norm_eps"] = fields.pop("layer_norm_eps")
             fields["hidden_activation"] = fields.pop("hidden_act")
         elif model_type != "mpnet":
@@ -184,11 +186,6 @@ def show_export(
     if model_type is not None and model_type not in model_types:
         raise UnsupportedModelError(
             f"{path / 'config.json'}: model_type is {model_type!r}; encast has {sorted(model_types)}"
-        )
-    if model_type is not None and not model_types[model_type].exported:
-        raise UnsupportedModelError(
-            f"{path / 'config.json'}: model_type is {model_type!r}, of which no exports are read; compile "
-            "its checkpoint"
         )
     best: NoFitError | None = None
     failed: EncastError | None = None
@@ -246,7 +243,7 @@ def _order(model_types: Mapping[str, Any], facts: Facts) -> list[str]:
     first = ["albert"] if shares else ["bert", "roberta", "electra"]
     names: dict[Any, str] = {}
     for name in (*first, "bert", "roberta", *model_types):
-        if model_types[name].exported and model_types[name].told_by_graph:
+        if model_types[name].told_by_graph:
             names.setdefault(model_types[name], name)
     return list(names.values())
 
@@ -310,7 +307,7 @@ def _facts(export: ExportLike, output: OutputLike) -> Facts:
 
     positions = {node.outputs[0]: node for node in nodes if node.op == "position_ids"}
     scores = [node for node in nodes if node.op == "attention_scores"]
-    norms = [node for node in nodes if node.op == "layer_norm"]
+    norms = [node for node in nodes if node.op in ("layer_norm", "rms_norm")]
     words, _ = table(lambda ids: ids == "token_ids")
     rows, _ = table(lambda ids: ids in positions)
     inside = any(node.op in _POSITIONS for node in nodes)
@@ -448,7 +445,9 @@ def _fit(
     config["architectures"] = [name]
     stored = Stored(comparison.integers, comparison.read_by_products(export.fixed))
     # In the order in which the architecture asks for them.
-    tensors = tensors_of({name: bound[name] for name in template.constants if name in bound})
+    # Of heads that share keys and values the file has one copy each.
+    shared = config.get("num_key_value_heads") or facts.heads
+    tensors = tensors_of({name: bound[name] for name in template.constants if name in bound}, shared, facts.heads)
     return Shown(path, config, "config.json", name, Arrays(tensors), modules if modules is not None else pooled, stored)
 
 

@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from encast.archs.weights import Float32, Weights
-from encast.errors import UnsupportedModelError
+from encast.errors import CheckpointError, UnsupportedModelError
 from encast.ir import Graph
 
 __all__ = ["Modules", "is_zeros", "tensors_of"]
 
 _ZEROS = "zeros."
 _SWAPPED = "[swapped]"
-_OTHERS = ("[padded]", "[repeated]", "[window]")
+_REPEATED = "[repeated]"
+_OTHERS = ("[padded]", "[window]")
 
 
 class Modules:
@@ -127,10 +128,12 @@ def is_zeros(constant: str) -> bool:
     return constant.startswith(_ZEROS)
 
 
-def tensors_of(constants: Mapping[str, Float32]) -> dict[str, Float32]:
+def tensors_of(constants: Mapping[str, Float32], groups: int = 1, heads: int = 1) -> dict[str, Float32]:
     """The tensors of which ``Modules`` makes these constants, given in the order in which it adds them.
 
-    Raises ``UnsupportedModelError`` for a constant in a form that is not taken apart: ``padded`` or ``repeated``.
+    ``groups``: how many groups of rows a ``repeated`` constant has, each for so many of the ``heads``. Raises
+    ``CheckpointError`` where the heads of a group have other rows, and ``UnsupportedModelError`` for a constant in a
+    form that is not taken apart: ``padded``.
     """
     tensors: dict[str, Float32] = {}
     parts: dict[str, list[Float32]] = {}
@@ -143,6 +146,14 @@ def tensors_of(constants: Mapping[str, Float32]) -> dict[str, Float32]:
             tensors[name] = array
         elif bracket + form == _SWAPPED:
             tensors[path] = np.concatenate(np.split(array, 2)[::-1])
+        elif bracket + form == _REPEATED:
+            rows = array.reshape(groups, heads // groups, -1, *array.shape[1:])
+            if not (rows == rows[:, :1]).all():
+                raise CheckpointError(
+                    f"{path!r} of the exported graph has other rows for each head, config.json {groups} "
+                    f"num_key_value_heads for {heads} heads: take the files of the same model"
+                )
+            tensors[path] = rows[:, 0].reshape(-1, *array.shape[1:])
         elif bracket + form in _OTHERS:
             raise UnsupportedModelError(f"{path!r} is {form[:-1]}, a form that is not read of exports")
         else:

@@ -8,6 +8,7 @@ import numpy as np
 
 from encast.errors import GraphError
 from encast.importers.onnx.folding import axes_of, index_slices, place_of, resolve_shape
+from encast.importers.onnx.grouped import repeated
 from encast.importers.onnx.packed import part, side
 from encast.importers.onnx.reader import Reader, Value, handles
 from encast.importers.onnx.rotary import half
@@ -143,6 +144,10 @@ def _expand(reader: Reader) -> list[Value]:
         raise reader.fail("the new shape is made of numbers and of the sizes of the ids")
     shape = np.broadcast_shapes(shape_of(seen.axes), tuple(int(size) for size in array.reshape(-1)))
     axes: list[Any] = [()] * (len(shape) - len(seen.axes)) + list(seen.axes)
+    if len(shape) == len(seen.axes) == 5 and shape != shape_of(seen.axes):
+        found = repeated(reader, seen, 2, shape[2])
+        if found is not None and shape_of(found.axes) == shape:
+            return [found]
     sequences = reader.probe.ids.shape[0]
     for place, (axis, size) in enumerate(zip(axes, shape, strict=True)):
         if not axis and size != 1:

@@ -13,7 +13,7 @@ import numpy as np
 from encast.importers.onnx.arrangements import with_positions
 from encast.importers.onnx.attention import add_mask, choose
 from encast.importers.onnx.disentangled import added, as_table, together_relative
-from encast.importers.onnx.norm import affine, divided, scale_of, scaled, shift_of, shifted
+from encast.importers.onnx.norm import affine, divided, rooted, scale_of, scaled, shift_of, shifted
 from encast.importers.onnx.packed import gated
 from encast.importers.onnx.pooling import average, keep_real, normalised
 from encast.importers.onnx.quantised import in_integers, times_scale
@@ -46,10 +46,10 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "Min": np.minimum,
 }
 _CURVED = (
-    *("rows", "sequences", "scores", "centred", "variance", "squares"),
+    *("rows", "sequences", "scores", "centred", "variance", "squares", "mean square"),
     *("part", "half", "table", "by position", "picked"),
 )
-_OPEN = ("product", "masked", "normed")
+_OPEN = ("product", "masked", "normed", "rooted")
 """Kinds that become rows as soon as something else is done with them."""
 
 
@@ -150,6 +150,10 @@ def _of_two(reader: Reader, a: Seen, b: Seen) -> list[Value]:
         return [Seen("centred", b.value, a.axes, extra=a.kind)]
     if op in ("Div", "Mul") and a.kind == "centred" and b.kind == "variance" and a.curve is None and whole:
         return [divided(reader, a, b)]
+    if op in ("Div", "Mul") and "mean square" in (a.kind, b.kind) and a.kind != b.kind:
+        rows, square = (a, b) if b.kind == "mean square" else (b, a)
+        if (op == "Mul" or square is b) and together(rows.axes, square.axes) == rows.axes:
+            return [rooted(reader, rows, square)]
     if op == "Mul" and "norm scale" in (a.kind, b.kind):
         return [scaled(reader, *((a, b) if b.kind == "norm scale" else (b, a)))]
     if op == "Add" and {a.kind, b.kind} == {"scaled", "norm shift"}:
@@ -215,6 +219,8 @@ def _with_known(reader: Reader, seen: Seen, known: Known, *, swapped: bool) -> l
         bias = reader.constant(known, array.reshape(-1))
         name = reader.emit("linear", seen.value, reader.constant(weight, weight.array.T), bias, activation="none")
         return [Seen(kind, name, seen.axes)]
+    if seen.kind == "rooted" and wide and op == "Mul" and seen.extra[1] is None:
+        return [Seen("rooted", seen.value, seen.axes, extra=(seen.extra[0], known, seen.extra[2]))]
     if seen.kind == "normed" and wide and op in ("Mul", "Add"):
         return [affine(reader, seen, known)]
     if op == "Mul" and seen.kind in ("rows", "sequences", "product") and wide and array.size > 1:

@@ -14,7 +14,7 @@ import numpy as np
 from encast.importers.onnx.reader import Reader, Value, handles
 from encast.importers.onnx.values import Known, Seen, arguments, labels, shape_of
 
-__all__ = ["affine", "divided", "layer_normalization", "scale_of", "scaled", "shift_of", "shifted"]
+__all__ = ["affine", "divided", "layer_normalization", "rooted", "scale_of", "scaled", "shift_of", "shifted"]
 
 Array = np.ndarray[Any, Any]
 
@@ -104,6 +104,31 @@ def shifted(reader: Reader, rows: Seen, shift: Seen) -> Seen:
     if not alike or held.gamma is not whole.gamma or whole.beta is None:
         raise reader.fail("a layer norm scales rows and their mean by the same gamma and deviation")
     return _emit(reader, Seen(kind, rows.value, rows.axes), held.eps, held.gamma, whole.beta)
+
+
+@handles("RMSNormalization")
+def _rms_normalization(reader: Reader) -> list[Value]:
+    """The op of opset 23, over the columns."""
+    rows, gamma, given = reader.rows(reader.inputs[0]), reader.known(1), reader.node.attributes
+    plain = labels(rows.axes[-1:]) == "n" and given.get("axis", -1) in (-1, len(rows.axes) - 1)
+    if gamma is None or not plain or gamma.array.shape != shape_of(rows.axes)[-1:]:
+        raise reader.fail("a norm by the root mean square goes over the columns and has gamma")
+    eps = float(str(np.float32(given.get("epsilon", 1e-5))))
+    return [
+        Seen(rows.kind, reader.emit("rms_norm", rows.value, reader.constant(gamma, gamma.array), eps=eps), rows.axes)
+    ]
+
+
+def rooted(reader: Reader, rows: Seen, square: Seen) -> Seen:
+    """Rows over the root of their mean square (Zhang and Sennrich 2019), before gamma."""
+    rows = reader.rows(rows)
+    with np.errstate(all="ignore"):
+        eps = _epsilon(square, _curve(square) if reader.node.op == "Div" else 1.0 / _curve(square))
+    if eps is None or rows.value != square.value:
+        raise reader.fail(
+            "a norm by the root mean square divides by the root of its rows' own mean square plus a number"
+        )
+    return Seen("rooted", rows.value, rows.axes, extra=(eps, None, rows.kind))
 
 
 def _curve(seen: Seen) -> Array:

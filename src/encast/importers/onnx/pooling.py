@@ -47,6 +47,8 @@ def _along(reader: Reader, op: str, axes: list[int] | None) -> list[Value]:
     left: Axes = (*seen.axes[:place], *(((),) if keep else ()), *seen.axes[place + 1 :])
     if place == rank - 1 and labels(seen.axes[-1:]) == "n":
         squared = seen.curve is not None and np.allclose(seen.curve, arguments(seen) ** 2, rtol=1e-6)
+        if op == "ReduceMean" and seen.kind in ("rows", "sequences") and squared:
+            return [Seen("mean square", seen.value, left, extra=seen.kind)]
         if op == "ReduceMean" and seen.kind in ("rows", "sequences", "table"):
             return [Seen("mean", reader.finished(seen).value, left)]
         if op == "ReduceMean" and seen.kind == "centred" and squared:

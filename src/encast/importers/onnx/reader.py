@@ -195,6 +195,31 @@ class Reader:
             names.append(self._rows_of(parts) if parts else "")
         return self.emit("linear", sources.pop(), *names, activation="none")
 
+    def repeated_heads(self, value: str, groups: int, times: int) -> str | None:
+        """Rows in ``groups`` of heads, turned by their positions or not, with each group ``times`` over; None where no
+        product with a weight makes them."""
+        node = self.graph.producer(value)
+        if node is not None and node.op == "rotary":
+            inner = self.repeated_heads(node.inputs[0], groups, times)
+            return None if inner is None else self.emit("rotary", inner, **{**node.attrs, "heads": groups * times})
+        if node is None or node.op != "linear":
+            return None
+        names = [self._repeated(name, groups, times) if name else "" for name in node.inputs[1:]]
+        return self.emit("linear", node.inputs[0], *names, activation="none")
+
+    def _repeated(self, name: str, groups: int, times: int) -> str:
+        key = ("repeated", name, groups, times)
+        if key not in self._made:
+            array = self.graph.constants[name].array
+            parts = array.reshape(groups, -1, *array.shape[1:])
+            self._joined += times * array.nbytes
+            if self._joined > self._held:
+                raise self.fail("keys and values that heads share are no larger than all other weights")
+            wide = np.repeat(parts, times, axis=0).reshape(-1, *array.shape[1:])
+            made = f"{len(self.graph.constants)}:{name}"
+            self._made[key] = self.graph.add_constant(made, wide)
+        return self._made[key]
+
     def _rows_of(self, parts: Sequence[tuple[str, int, int]]) -> str:
         """A constant of rows of constants, ``(name, first, last + 1)`` each, in this order."""
         key = ("rows", *parts)
@@ -311,6 +336,10 @@ class Reader:
             scale, shift = gamma.array.reshape(-1), Known(self.zeros(gamma.array.size), constant=True)
             names = self.constant(gamma, scale), self.constant(shift, shift.array)
             return Seen(kind, self.emit("layer_norm", value.value, *names, eps=eps), value.axes)
+        if isinstance(value, Seen) and value.kind == "rooted" and value.extra[1] is not None:
+            eps, gamma, kind = value.extra
+            name = self.constant(gamma, gamma.array.reshape(-1))
+            return Seen(kind, self.emit("rms_norm", value.value, name, eps=eps), value.axes)
         if isinstance(value, Seen) and value.kind in ("rows", "sequences", "product", "part", "table"):
             return self.finished(value)
         raise self.fail("rows of the encoder are needed")

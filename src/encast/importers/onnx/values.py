@@ -31,8 +31,9 @@ Atom = tuple[str, int]
 Axes = tuple[tuple[Atom, ...], ...]
 """For each axis of the ONNX value the axes of ours that it holds, as (label, size): ``b`` sequences, ``s`` positions,
 ``n`` columns, ``h`` heads, ``d`` columns of a head, ``q`` and ``k`` positions of queries and keys, ``p`` the parts
-of a head of packed rows, ``t`` rows of a table of relative positions, ``o`` the other position of a pair. An axis of
-size 1 holds none."""
+of a head of packed rows, ``t`` rows of a table of relative positions, ``o`` the other position of a pair, ``g`` and
+``r`` groups of heads that share a key and the heads of a group. An axis of size 1 holds none, unless it is that of the
+one sequence that a file takes."""
 
 ARGUMENTS = np.concatenate([-np.logspace(6, 1, 16), np.linspace(-8.0, 8.0, 128), np.logspace(1, 6, 16)])
 """Where elementwise functions are compared: f64, without 0. The large ones show a function that is cut off."""
@@ -65,6 +66,8 @@ _NAMES = {
     "scaled mean": "the mean of rows times gamma over their deviation",
     "norm shift": "beta less the scaled mean of rows",
     "squares": "the sum of squares of rows",
+    "mean square": "the mean square of rows",
+    "rooted": "rows over the root of their mean square",
     "smoothed": "rows times a number for each column",
     "masked": "rows with zeros for padding",
     "lowered": "rows with low values for padding",
@@ -129,7 +132,7 @@ class Seen:
 
 def arguments(seen: Seen) -> np.ndarray[Any, Any]:
     """Where the curve of a value is known."""
-    return _POSITIVE if seen.kind in ("variance", "squares") else ARGUMENTS
+    return _POSITIVE if seen.kind in ("variance", "squares", "mean square") else ARGUMENTS
 
 
 def shape_of(axes: Axes) -> tuple[int, ...]:
@@ -179,5 +182,7 @@ def arrange(axes: Axes, shape: tuple[int, ...]) -> Axes | None:
             product *= part
         if product != size:
             return None
+        if [label for label, _ in taken] == ["g", "r"]:
+            taken = [("h", product)]  # each group as often as heads share it
         result.append(tuple(taken))
     return None if rest else tuple(result)
