@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import struct
 import sys
 import tempfile
@@ -14,11 +15,13 @@ from driver import Reader, main
 from encast.archs import build_graph
 from encast.importers.checkpoint import open_checkpoint
 from encast.importers.files import MappedFile
+from encast.importers.hdf5_file import read_hdf5
 from encast.importers.meta_graph import read_saved_model
 from encast.importers.mxnet_file import read_params
 from encast.importers.safetensors_file import parse_header, read_safetensors
 from encast.importers.sentencepiece_model import parse_sentencepiece
 from encast.importers.state_pickle import read_state_pickle
+from encast.importers.tensorflow_h5 import rename_tf
 from encast.importers.torch_file import read_torch_file
 from encast.importers.weights import WEIGHT_DTYPES, TensorSource
 
@@ -112,6 +115,10 @@ def _onnx_beside(data: bytes) -> None:
     build_graph(open_checkpoint(root / "net.onnx"))
 
 
+def _keras(data: bytes) -> None:
+    _touch(TensorSource(rename_tf(read_hdf5(_file(data, "tf_model.h5")), "fuzz"), "fuzz"))
+
+
 def _bundle_files() -> Any:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     return importlib.import_module("bundle_files")
@@ -130,6 +137,7 @@ READERS: tuple[Reader, ...] = (
     _gluon,
     _onnx,
     _onnx_beside,
+    _keras,
 )
 
 
@@ -141,6 +149,19 @@ def _beside(file: str) -> bytes:
     config = files.checkpoint_of(case, Path(_SCRATCH.name) / case.arch) / "config.json"
     export = Path(__file__).parents[1] / "golden" / "onnx" / file
     return bytes([11]) + config.read_bytes() + b"\0" + export.read_bytes()
+
+
+def _hdf5(**options: str) -> bytes:
+    import h5py
+    import numpy as np
+
+    memory = io.BytesIO()
+    with h5py.File(memory, "w", **options) as file:
+        file["bert/layer_._0/kernel:0"] = np.ones((2, 3), "f4")
+        file["bert/layer_._0/bias:0"] = np.ones(3, "f2")
+        file["classifier/step"] = np.array(7)
+        file["bert"].attrs["weight_names"] = ["bert/layer_._0/kernel:0"]
+    return memory.getvalue()
 
 
 def corpus() -> dict[str, bytes]:
@@ -194,6 +215,8 @@ def corpus() -> dict[str, bytes]:
         "onnx_quantised": bytes([10]) + (golden / "onnx_quantised" / quantised).read_bytes(),
         "onnx_rotary": _beside("modernbert-features-torchscript-14.onnx"),
         "onnx_distances": _beside("deberta-v2-features-torchscript-13.onnx"),
+        "keras": bytes([12]) + _hdf5(),
+        "keras_latest": bytes([12]) + _hdf5(libver="latest"),
     }
 
 

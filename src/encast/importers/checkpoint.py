@@ -15,7 +15,7 @@ from encast.importers.google_bert import check_case
 from encast.importers.hub import looks_like_hub_id, resolve_hub
 from encast.importers.late_interaction import STANFORD, read_stanford, token_form
 from encast.importers.m3_heads import M3Heads, read_m3_heads, unweighted_tokens
-from encast.importers.model_files import WEIGHT_FILES, ModelFiles, read_tensors
+from encast.importers.model_files import WEIGHT_FILES, ModelFiles, read_folder
 from encast.importers.onnx import Export, read_export
 from encast.importers.sentence_modules import (
     SentenceModules,
@@ -42,7 +42,8 @@ class Checkpoint:
     ``tokenizer`` and ``token_form`` are made when first asked for. ``config_file``: what config.json is called;
     ``tensorflow``: whether the files are TensorFlow's, whose names and config are given as the Hugging Face layout has
     them. ``onnx``: the name of the ONNX file that it is, "" for others; ``config`` is then empty where no config.json
-    lies beside it, and ``tensors`` are empty.
+    lies beside it, and ``tensors`` are empty. ``keras``: whether the weights are Keras's, whose names are given as the
+    Hugging Face layout has them.
     """
 
     root: Path
@@ -55,6 +56,7 @@ class Checkpoint:
     config_file: str = "config.json"
     tensorflow: bool = False
     onnx: str = ""
+    keras: bool = False
     _folder: Folder = field(kw_only=True, repr=False)
     _settings: TransformerSettings = field(kw_only=True, repr=False)
 
@@ -107,12 +109,18 @@ class Checkpoint:
     def need_hugging_face(self, use: str) -> None:
         """Raises ``InputError`` unless the folder has the layout that other libraries read and that is rewritten."""
         gluon = isinstance(self._folder, GluonFolder)
-        if gluon or self.tensorflow or self.onnx:
-            made = "a file of GluonNLP" if gluon else "an ONNX file" if self.onnx else "a checkpoint of TensorFlow"
-            raise InputError(
-                f"{self.source}: {use} needs a folder in the Hugging Face layout; this is {made}, which `encast "
-                "compile` takes as it is"
-            )
+        made = {
+            "a file of GluonNLP": gluon,
+            "an ONNX file": self.onnx,
+            "a checkpoint of TensorFlow": self.tensorflow,
+            "a folder with weights of Keras": self.keras,
+        }
+        for what, is_that in made.items():
+            if is_that:
+                raise InputError(
+                    f"{self.source}: {use} needs a folder in the Hugging Face layout; this is {what}, which `encast "
+                    "compile` takes as it is"
+                )
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -166,6 +174,7 @@ def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = No
         config_file=model.config_file,
         tensorflow=prefix is not None,
         onnx=onnx,
+        keras=model.keras,
         _folder=model.vocabulary,
         _settings=settings,
     )
@@ -207,8 +216,9 @@ def _read_folder(folder: Folder) -> ModelFiles:
             f"{folder.root}: no config.json{hint}; a folder in the Hugging Face layout is needed, as "
             "save_pretrained of transformers or sentence-transformers writes it, or a TensorFlow checkpoint of BERT"
         )
-    tensors = folder.tensors if isinstance(folder, GluonFolder) else read_tensors(folder)
-    return ModelFiles(folder, "config.json", folder.object("config.json"), tensors, folder)
+    if isinstance(folder, GluonFolder):
+        return ModelFiles(folder, "config.json", folder.object("config.json"), folder.tensors, folder)
+    return read_folder(folder)
 
 
 def checkpoint_name(source: str | os.PathLike[str]) -> str:

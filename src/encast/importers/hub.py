@@ -14,7 +14,7 @@ from encast.importers.tokenizer_build import SENTENCEPIECE_FILES
 __all__ = ["choose_files", "looks_like_hub_id", "resolve_hub"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
-_SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
+_SHARD = re.compile(r"(?:model|pytorch_model|tf_model)-\d+-of-\d+\.(safetensors|bin|h5)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SECONDS_FOR_THE_LIST = 5.0
 
@@ -55,8 +55,8 @@ def choose_files(names: list[str]) -> list[str]:
         if weights is not None:
             wanted.add(weights)
             if weights.endswith(".index.json"):
-                suffix = "bin" if weights.startswith("pytorch") else "safetensors"
-                wanted.update(name for name in files if _SHARD.fullmatch(name) and name.endswith("." + suffix))
+                suffix = {"pytorch_model": "bin", "tf_model": "h5"}.get(weights.partition(".")[0], "safetensors")
+                wanted.update(name for name in files if (shard := _SHARD.fullmatch(name)) and shard[1] == suffix)
         chosen.extend(f"{folder}/{name}" if folder else name for name in wanted)
     if not folders.get("", set()) & set(WEIGHT_FILES):
         chosen.extend(_tensorflow_files(names))

@@ -1,4 +1,4 @@
-"""Finding a model's weights in a folder: one file or shards with an index, safetensors or torch."""
+"""Finding a model's weights in a folder: one file or shards with an index, of safetensors, torch or Keras."""
 
 from __future__ import annotations
 
@@ -8,22 +8,28 @@ from typing import Any
 
 from encast.errors import CheckpointError
 from encast.importers.files import Folder, MappedFile, quote
+from encast.importers.hdf5_file import read_hdf5
 from encast.importers.safetensors_file import read_safetensors
+from encast.importers.tensorflow_h5 import read_tf_model, rename_tf, tf_config
 from encast.importers.torch_file import read_torch_file
 from encast.importers.weights import StoredTensor, TensorSource
 
-__all__ = ["WEIGHT_FILES", "ModelFiles", "read_tensors"]
+__all__ = ["WEIGHT_FILES", "ModelFiles", "read_folder", "read_tensors"]
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """``folder`` has the config, which is called ``config_file``; ``vocabulary`` is the folder with the tokenizer."""
+    """``folder`` has the config, which is called ``config_file``; ``vocabulary`` is the folder with the tokenizer.
+
+    ``keras``: whether the weights are Keras's.
+    """
 
     folder: Folder
     config_file: str
     config: dict[str, Any]
     tensors: TensorSource
     vocabulary: Folder
+    keras: bool = False
 
 
 Reader = Callable[[MappedFile], dict[str, StoredTensor]]
@@ -33,11 +39,13 @@ WEIGHT_FILES: dict[str, Reader] = {
     "model.safetensors.index.json": read_safetensors,
     "pytorch_model.bin": read_torch_file,
     "pytorch_model.bin.index.json": read_torch_file,
+    "tf_model.h5": read_tf_model,
+    "tf_model.h5.index.json": read_hdf5,
 }
 """Accepted files, preferred first → how they, or the shards that they list, are read."""
 
+_TF_WEIGHTS = ("tf_model.h5", "tf_model.h5.index.json")
 _OTHER_WEIGHTS = {
-    "tf_model.h5": "TensorFlow",
     "flax_model.msgpack": "Flax",
     "adapter_model.safetensors": "a PEFT adapter, which must be merged into its base model first",
     "adapter_model.bin": "a PEFT adapter, which must be merged into its base model first",
@@ -51,18 +59,39 @@ def read_tensors(folder: Folder) -> TensorSource:
         others = [f"{file} ({what})" for file, what in _OTHER_WEIGHTS.items() if folder.has(file)]
         found = f"; there is {', '.join(others)}, which is not read" if others else ""
         raise CheckpointError(f"{folder.root}: no weights; accepted are {', '.join(WEIGHT_FILES)}{found}")
-    if name.endswith(".index.json"):
-        return TensorSource(_read_shards(folder, name, WEIGHT_FILES[name]), str(folder.path(name)))
-    return TensorSource(WEIGHT_FILES[name](folder.map(name)), str(folder.path(name)))
+    where = str(folder.path(name))
+    reader = WEIGHT_FILES[name]
+    if not name.endswith(".index.json"):
+        return TensorSource(reader(folder.map(name)), where)
+    if name not in _TF_WEIGHTS:
+        return TensorSource(_read_shards(folder, name, reader), where)
+    # The index puts the model's name before that of a variable, and the shards do not.
+    variables = _read_shards(folder, name, reader, lambda listed: listed.partition("/")[2])
+    return TensorSource(rename_tf(variables, where), where)
 
 
-def _read_shards(folder: Folder, index_name: str, reader: Reader) -> dict[str, StoredTensor]:
+def read_folder(folder: Folder) -> ModelFiles:
+    """The model of a folder that has config.json; raises ``CheckpointError`` and ``UnsupportedModelError``."""
+    tensors, config = read_tensors(folder), folder.object("config.json")
+    keras = folder.pick(WEIGHT_FILES) in _TF_WEIGHTS
+    if keras:
+        config = tf_config(config, str(folder.path("config.json")))
+    return ModelFiles(folder, "config.json", config, tensors, folder, keras)
+
+
+def _read_shards(
+    folder: Folder, index_name: str, reader: Reader, name_of: Callable[[str], str] = str
+) -> dict[str, StoredTensor]:
+    """The tensors of all shards; ``name_of``: what a tensor of the index is called in its shard."""
     where = str(folder.path(index_name))
     weight_map = folder.object(index_name).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{where}: weight_map must be an object from tensor names to shard files")
+    places = {name_of(tensor): shard for tensor, shard in weight_map.items()}
+    if len(places) != len(weight_map):
+        raise CheckpointError(f"{where}: weight_map names a tensor of two models; the index of one model is needed")
     wanted: dict[str, list[str]] = {}
-    for tensor, shard in weight_map.items():
+    for tensor, shard in places.items():
         if not isinstance(shard, str) or not shard or shard in (".", "..") or any(c in shard for c in "/\\\0"):
             raise CheckpointError(
                 f"{where}: tensor {quote(tensor)} is said to lie in {quote(shard)}; "
@@ -78,7 +107,7 @@ def _read_shards(folder: Folder, index_name: str, reader: Reader) -> dict[str, S
             if tensor not in stored:
                 raise CheckpointError(f"{where}: the shard {quote(shard)} lacks tensor {quote(tensor)}")
         if len(stored) != len(names):
-            extra = next(tensor for tensor in stored if weight_map.get(tensor) != shard)
+            extra = next(tensor for tensor in stored if places.get(tensor) != shard)
             raise CheckpointError(
                 f"{where}: the shard {quote(shard)} holds tensor {quote(extra)}, which the index does not place "
                 "there; shards and index are from different versions"

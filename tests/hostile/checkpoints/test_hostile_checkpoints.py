@@ -381,9 +381,13 @@ BROKEN_FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: (folder / "model.safetensors").unlink(),
         "no weights; accepted are model.safetensors",
     ),
-    "weights of TensorFlow": (
+    "weights of TensorFlow that are none": (
         lambda folder: (folder / "model.safetensors").rename(folder / "tf_model.h5"),
-        r"tf_model\.h5 \(TensorFlow\), which is not read",
+        r"tf_model\.h5: does not begin as HDF5 does",
+    ),
+    "weights of Flax": (
+        lambda folder: (folder / "model.safetensors").rename(folder / "flax_model.msgpack"),
+        r"flax_model\.msgpack \(Flax\), which is not read",
     ),
     "weights are a pipe": (_replace_by("model.safetensors", os.mkfifo), "not a regular file"),
     "weights are a folder": (_replace_by("model.safetensors", Path.mkdir), "not a regular file"),
