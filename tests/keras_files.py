@@ -1,4 +1,4 @@
-"""Checkpoints with Keras's weights: those that the frameworks wrote (``golden/keras``), and more of the same names."""
+"""Checkpoints with Keras's weights: those that TensorFlow wrote (``golden/keras``), and more in the same form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 from checkpoints import make_checkpoint
 
-__all__ = ["ARCHS", "GOLDEN", "HEADS", "SMALL", "WHOLE", "as_tf_model", "checkpoint_of", "tf_names"]
+__all__ = [
+    "ARCHS",
+    "GOLDEN",
+    "HEADS",
+    "SMALL",
+    "WHOLE",
+    "as_preset",
+    "as_tf_model",
+    "checkpoint_of",
+    "registered",
+    "tf_names",
+]
 
 GOLDEN = Path(__file__).parent / "golden" / "keras"
 ARCHS = (
@@ -61,3 +72,117 @@ def as_tf_model(source: Path, target: Path, names: dict[str, str]) -> Path:
 def tf_names() -> dict[str, dict[str, str]]:
     names: dict[str, dict[str, str]] = json.loads((GOLDEN / "tf_names.json").read_text())
     return names
+
+
+_HUB_NAMES = {
+    "bert": ("BertBackbone", "BertTextClassifier", "BertTokenizer"),
+    "distilbert": ("DistilBertBackbone", "DistilBertTextClassifier", "DistilBertTokenizer"),
+    "roberta": ("RobertaBackbone", "RobertaTextClassifier", "RobertaTokenizer"),
+}
+_BERT_PARTS = {
+    "attention.self.query": "_self_attention_layer/query_dense", "output.LayerNorm": "_feedforward_layer_norm",
+    "attention.self.key": "_self_attention_layer/key_dense", "output.dense": "_feedforward_output_dense",
+    "attention.self.value": "_self_attention_layer/value_dense",
+    "attention.output.dense": "_self_attention_layer/output_dense",
+    "attention.output.LayerNorm": "_self_attention_layer_norm", "intermediate.dense": "_feedforward_intermediate_dense",
+}  # fmt: skip
+_DISTILBERT_PARTS = {
+    "attention.q_lin": "_self_attention_layer/query_dense", "attention.k_lin": "_self_attention_layer/key_dense",
+    "attention.v_lin": "_self_attention_layer/value_dense", "attention.out_lin": "_self_attention_layer/output_dense",
+    "sa_layer_norm": "_self_attention_layer_norm", "ffn.lin1": "_feedforward_intermediate_dense",
+    "ffn.lin2": "_feedforward_output_dense", "output_layer_norm": "_feedforward_layer_norm",
+}  # fmt: skip
+_TWO_TABLES = "token_and_position_embedding"
+
+
+def registered(name: str, /, **config: Any) -> str:
+    return json.dumps({"class_name": name, "config": config, "registered_name": f"keras_hub>{name}"})
+
+
+def as_preset(source: Path, target: Path, *, nested: bool = False) -> Path:
+    """The BERT, DistilBERT or RoBERTa in ``source`` as a preset of KerasHub; ``nested``: as KerasNLP wrote it, with the
+    backbone in the file of the head too. Of RoBERTa the rows that KerasHub lacks must be zero.
+    """
+    from safetensors.numpy import load_file
+
+    config = json.loads((source / "config.json").read_text())
+    arch, tensors = config["model_type"], load_file(source / "model.safetensors")
+    tensors = {name.removeprefix(f"{arch}."): tensor for name, tensor in tensors.items()}
+    backbone, head = {}, {}
+    distil = arch == "distilbert"
+    heads = config["n_heads" if distil else "num_attention_heads"]
+    hidden = config["dim" if distil else "hidden_size"]
+    layers = config["n_layers" if distil else "num_hidden_layers"]
+    for number in range(layers):
+        keras = "layers/transformer_encoder" + (f"_{number}" if number else "")
+        for name, path in (_DISTILBERT_PARTS if distil else _BERT_PARTS).items():
+            at = f"{'transformer' if distil else 'encoder'}.layer.{number}.{name}"
+            weight, bias = tensors.pop(f"{at}.weight").T, tensors.pop(f"{at}.bias")
+            if path.endswith("output_dense") and "attention" in path:
+                weight = weight.reshape(heads, hidden // heads, hidden)
+            elif "attention_layer/" in path:
+                weight, bias = weight.reshape(hidden, heads, -1), bias.reshape(heads, -1)
+            backbone |= {f"{keras}/{path}/vars/0": weight, f"{keras}/{path}/vars/1": bias}
+    embeddings = {
+        "word_embeddings.weight": f"{_TWO_TABLES}/token_embedding/vars/0",
+        "position_embeddings.weight": f"{_TWO_TABLES}/position_embedding/vars/0",
+        "LayerNorm.weight": "layer_normalization/vars/0",
+        "LayerNorm.bias": "layer_normalization/vars/1",
+    }
+    if arch == "bert":
+        embeddings |= {
+            "word_embeddings.weight": "reversible_embedding/vars/0",
+            "position_embeddings.weight": "position_embedding/vars/0",
+            "token_type_embeddings.weight": "embedding/vars/0",
+        }
+    for name, path in embeddings.items():
+        table = tensors.pop(f"embeddings.{name}")
+        backbone[f"layers/{path}"] = table[2:] if arch == "roberta" and name.startswith("position") else table
+    if arch == "roberta":
+        del tensors["embeddings.token_type_embeddings.weight"]
+    rest = {"pooler.dense": "dense"} if arch == "bert" else {}
+    outputs = {"classifier": "dense"} if arch == "bert" else {"pre_classifier": "dense", "classifier": "dense_1"}
+    if arch == "roberta":
+        outputs = {"classifier.dense": "dense", "classifier.out_proj": "dense_1"}
+    for into, names in ((backbone, rest), (head, outputs)):
+        for name, layer in names.items():
+            if f"{name}.weight" in tensors:
+                into[f"layers/{layer}/vars/0"] = tensors.pop(f"{name}.weight").T
+                into[f"layers/{layer}/vars/1"] = tensors.pop(f"{name}.bias")
+    tensors.pop("pooler.dense.weight", None), tensors.pop("pooler.dense.bias", None)  # RoBERTa has none in KerasHub
+    assert not tensors, list(tensors)
+
+    backbone_class, classifier, tokenizer = _HUB_NAMES[arch]
+    target.mkdir()
+    sizes = {
+        "vocabulary_size": config["vocab_size"],
+        "num_layers": layers,
+        "num_heads": heads,
+        "hidden_dim": hidden,
+        "intermediate_dim": config["hidden_dim" if distil else "intermediate_size"],
+        "max_sequence_length": config["max_position_embeddings"] - (2 if arch == "roberta" else 0),
+    }
+    (target / "config.json").write_text(registered(backbone_class, **sizes))
+    _write_h5(target / "model.weights.h5", backbone)
+    if head:
+        labels = config["num_labels"]
+        (target / "task.json").write_text(registered(classifier, num_classes=labels, activation="linear"))
+        inner = {f"layers/{arch.replace('distil', 'distil_')}_backbone/{path}": x for path, x in backbone.items()}
+        step = {"optimizer/vars/0": np.array(7, "i4")}
+        _write_h5(target / "task.weights.h5", {**head, **step, **(inner if nested else {})})
+    assets = target / "assets" / "tokenizer"
+    assets.mkdir(parents=True)
+    (target / "tokenizer.json").write_text(registered(tokenizer, lowercase=True, strip_accents=False))
+    for name, shown in (("vocab.txt", "vocabulary.txt"), ("vocab.json", "vocabulary.json"), ("merges.txt",) * 2):
+        if (source / name).exists():
+            shutil.copy(source / name, assets / shown)
+    return target
+
+
+def _write_h5(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+        file.create_group("layers/dropout/vars").attrs["name"] = "dropout"

@@ -119,6 +119,25 @@ def _keras(data: bytes) -> None:
     _touch(TensorSource(rename_tf(read_hdf5(_file(data, "tf_model.h5")), "fuzz"), "fuzz"))
 
 
+_PRESET = ("config.json", "task.json", "tokenizer.json", "preprocessor.json", "assets/tokenizer/vocabulary.txt")
+
+
+def _preset(data: bytes) -> None:
+    """Text files of a preset of KerasHub, separated by zero bytes, beside good weights."""
+    root = Path(_SCRATCH.name) / "preset"
+    golden = Path(__file__).parents[1] / "golden" / "keras_hub" / "bert-classify"
+    (root / "assets" / "tokenizer").mkdir(parents=True, exist_ok=True)
+    for name in ("model.weights.h5", "task.weights.h5"):
+        (root / name).write_bytes((golden / name).read_bytes())
+    for name in _PRESET:
+        (root / name).unlink(missing_ok=True)  # of the input before
+    for name, content in zip(_PRESET, data.split(b"\0"), strict=False):
+        (root / name).write_bytes(content)
+    checkpoint = open_checkpoint(root)
+    build_graph(checkpoint)
+    _ = checkpoint.tokenizer
+
+
 def _bundle_files() -> Any:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     return importlib.import_module("bundle_files")
@@ -138,6 +157,7 @@ READERS: tuple[Reader, ...] = (
     _onnx,
     _onnx_beside,
     _keras,
+    _preset,
 )
 
 
@@ -217,6 +237,8 @@ def corpus() -> dict[str, bytes]:
         "onnx_distances": _beside("deberta-v2-features-torchscript-13.onnx"),
         "keras": bytes([12]) + _hdf5(),
         "keras_latest": bytes([12]) + _hdf5(libver="latest"),
+        "preset": bytes([13])
+        + b"\0".join((golden / "keras_hub" / "bert-classify" / name).read_bytes() for name in _PRESET),
     }
 
 

@@ -1,4 +1,4 @@
-"""Opening a checkpoint: a folder in the Hugging Face layout, a hub id, a BERT of TensorFlow, a file of GluonNLP."""
+"""Opening a checkpoint: a folder in the Hugging Face layout, a hub id, what TensorFlow, Keras or GluonNLP wrote."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from encast.importers.files import Folder, quote
 from encast.importers.gluon import GluonFolder, is_params_file
 from encast.importers.google_bert import check_case
 from encast.importers.hub import looks_like_hub_id, resolve_hub
+from encast.importers.keras_hub import KerasHubFolder, find_preset
 from encast.importers.late_interaction import STANFORD, read_stanford, token_form
 from encast.importers.m3_heads import M3Heads, read_m3_heads, unweighted_tokens
 from encast.importers.model_files import WEIGHT_FILES, ModelFiles, read_folder
@@ -135,21 +136,26 @@ def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = No
     """Opens a folder, the prefix of a TensorFlow checkpoint, a ``.params`` file of GluonNLP, an ``.onnx`` file or, when
     ``source`` is no existing path, a model of the hub (``owner/name``).
 
-    A folder has the Hugging Face layout, one ONNX file, TensorFlow checkpoints of google-research/bert, or a
-    SavedModel of such a model. ``revision``: branch, tag or commit of a hub model. Validates every file's structure
-    without reading tensors; an ONNX graph is read when it is asked for. Raises ``CheckpointError`` when something is
-    missing, damaged or contradicts itself, and ``UnsupportedModelError`` on what encast does not have.
+    A folder has the Hugging Face layout, one ONNX file, a preset of KerasHub, TensorFlow checkpoints of
+    google-research/bert, or a SavedModel of such a model. ``revision``: branch, tag or commit of a hub model. Validates
+    every file's structure without reading tensors; an ONNX graph is read when it is asked for. Raises
+    ``CheckpointError`` when something is missing, damaged or contradicts itself, and ``UnsupportedModelError`` on what
+    encast does not have.
     """
     given = os.fspath(source)
     path, prefix, commit = _locate(given, revision)
     onnx = ""
     if _is_onnx_file(path):
         path, onnx = path.parent, path.name
-    gluon = GluonFolder(path) if is_params_file(path) else None
-    root = gluon or Folder(path)
-    beside = gluon is not None or prefix is not None or bool(onnx)
+    shown: Folder | None = None
+    if is_params_file(path):
+        shown = GluonFolder(path)
+    elif prefix is None and not onnx:
+        shown = find_preset(path)
+    root = shown or Folder(path)
+    beside = shown is not None or prefix is not None or bool(onnx)
     folder = root if beside else transformer_folder(root)
-    if gluon is None and not onnx:
+    if shown is None and not onnx:
         prefix = prefix or find_prefix(folder)
         onnx = "" if prefix is not None else _find_onnx(folder)
     settings = read_transformer_settings(folder)
@@ -216,8 +222,9 @@ def _read_folder(folder: Folder) -> ModelFiles:
             f"{folder.root}: no config.json{hint}; a folder in the Hugging Face layout is needed, as "
             "save_pretrained of transformers or sentence-transformers writes it, or a TensorFlow checkpoint of BERT"
         )
-    if isinstance(folder, GluonFolder):
-        return ModelFiles(folder, "config.json", folder.object("config.json"), folder.tensors, folder)
+    if isinstance(folder, (GluonFolder, KerasHubFolder)):
+        keras = isinstance(folder, KerasHubFolder)
+        return ModelFiles(folder, "config.json", folder.object("config.json"), folder.tensors, folder, keras)
     return read_folder(folder)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from encast.errors import CheckpointError
+from encast.importers.keras_hub import HUB_FILES
 from encast.importers.model_files import WEIGHT_FILES
 from encast.importers.tensor_bundle import DATA_FILE
 from encast.importers.tokenizer_build import SENTENCEPIECE_FILES
@@ -60,6 +61,8 @@ def choose_files(names: list[str]) -> list[str]:
         chosen.extend(f"{folder}/{name}" if folder else name for name in wanted)
     if not folders.get("", set()) & set(WEIGHT_FILES):
         chosen.extend(_tensorflow_files(names))
+        if "model.weights.h5" in names:
+            chosen.extend(set(HUB_FILES) & set(names) - set(chosen))
     return sorted(chosen)
 
 
