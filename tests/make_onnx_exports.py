@@ -21,6 +21,7 @@ import transformers
 from onnx_files import CASES, NEWER, Export, checkpoint_of
 from onnxruntime.transformers import float16, fusion_options, optimizer
 from safetensors.torch import load_file
+from shorten_onnx import shorten
 
 __all__ = ["export"]
 
@@ -102,24 +103,6 @@ def export(case: Export, folder: Path, out: Path) -> None:
         node.metadata_props.clear()
         node.doc_string = None
     program.save(str(out), external_data=False)
-
-
-def shorten(path: Path) -> None:
-    """Numbers in the place of names: modules' paths are three quarters of a small file of many nodes."""
-    model = onnx.load(str(path))
-    kept = {one.name for one in (*model.graph.input, *model.graph.output)}
-    numbers: dict[str, str] = {}
-
-    def short(name: str) -> str:
-        return name if not name or name in kept else numbers.setdefault(name, str(len(numbers)))
-
-    for node in model.graph.node:
-        node.ClearField("name")
-        node.input[:] = [short(name) for name in node.input]
-        node.output[:] = [short(name) for name in node.output]
-    for tensor in model.graph.initializer:
-        tensor.name = short(tensor.name)
-    onnx.save(model, str(path))
 
 
 def _optimise(path: Path, *, heads: bool) -> None:

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import tensorflow as tf
 import tf2onnx
 import transformers
 from onnx_files import CASES, Export, checkpoint_of
 from safetensors.numpy import load_file, save_file
+from shorten_onnx import shorten
 
 __all__ = ["convert", "convert_saved"]
 
@@ -44,7 +44,7 @@ def convert(case: Export, folder: Path, out: Path) -> None:
     signature = [{name: tf.TensorSpec(case.fixed, tf.int32, name=name) for name in names}]
     made = tf.function(lambda given: dict(model(given, training=False)))
     tf2onnx.convert.from_function(made, signature, opset=case.opset, output_path=str(out))
-    _shorten(out)
+    shorten(out)
 
 
 def convert_saved(case: Export, folder: Path, out: Path) -> None:
@@ -59,7 +59,7 @@ def convert_saved(case: Export, folder: Path, out: Path) -> None:
             v1.saved_model.simple_save(session, saved, inputs, outputs)
         command = [sys.executable, "-m", "tf2onnx.convert", "--saved-model", saved, "--output", str(out)]
         subprocess.run([*command, "--opset", str(case.opset)], check=True)
-    _shorten(out)
+    shorten(out)
 
 
 class Bert:
@@ -125,25 +125,6 @@ class Bert:
         product = tf.matmul(pooled, self.variable("classifier.weight"), transpose_b=True)
         logits = tf.nn.bias_add(product, self.variable("classifier.bias"))
         return inputs, {"logits": logits, "probabilities": tf.nn.softmax(logits)}
-
-
-def _shorten(path: Path) -> None:
-    """Numbers in the place of names, which are a third of a small file."""
-    model = onnx.load(str(path))
-    kept = {one.name for one in (*model.graph.input, *model.graph.output)}
-    numbers: dict[str, str] = {}
-
-    def short(name: str) -> str:
-        return name if not name or name in kept else numbers.setdefault(name, str(len(numbers)))
-
-    for node in model.graph.node:
-        node.ClearField("name")
-        node.input[:] = [short(name) for name in node.input]
-        node.output[:] = [short(name) for name in node.output]
-    for tensor in model.graph.initializer:
-        tensor.name = short(tensor.name)
-    model.graph.ClearField("value_info")
-    onnx.save(model, str(path))
 
 
 def main(names: Sequence[str]) -> None:

@@ -58,12 +58,12 @@ def verified(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("task", ["features", "embed"])
-@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("others", [["attention_mask"], [], ["attention_mask", "position_ids"]])
 def test_the_card_says_how_far_the_answers_are_apart(
-    runtime: How, export: Path, tmp_path: Path, task: str, masked: bool
+    runtime: How, export: Path, tmp_path: Path, task: str, others: list[str]
 ) -> None:
-    if not masked:  # a file without a mask is not given padding
-        runtime(inputs=["input_ids", "token_type_ids"])
+    """A file without a mask is not given padding; positions are given once where it takes one row of them."""
+    runtime(inputs=["input_ids", "token_type_ids", *others])
     found = verified(compile(export, tmp_path / "m.encast", dtype="f32", task=task))
     # A pooler's output has the shape of an embedding, and is none.
     assert (found["output"], found["of"]) == ("last_hidden_state", "last_hidden_state")

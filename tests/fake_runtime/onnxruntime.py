@@ -36,7 +36,12 @@ class InferenceSession:
         self.names = _HOW.get("inputs", ["input_ids", "token_type_ids", "attention_mask"])
 
     def get_inputs(self) -> list[SimpleNamespace]:
-        return [SimpleNamespace(name=name, type="tensor(int64)") for name in self.names]
+        return [
+            SimpleNamespace(
+                name=name, type="tensor(int64)", shape=[1 if name == "position_ids" else "batch", "sequence"]
+            )
+            for name in self.names
+        ]
 
     def get_outputs(self) -> list[SimpleNamespace]:
         output = "logits" if "logits" in self.reference.graph.outputs else "last_hidden_state"
@@ -47,6 +52,7 @@ class InferenceSession:
         assert [*feeds] == self.names
         assert all(array.dtype == np.int64 for array in feeds.values())
         ids = feeds["input_ids"]
+        assert "position_ids" not in feeds or feeds["position_ids"].tolist() == [[*range(ids.shape[1])]]
         assert list(ids.shape) == _HOW.get("size", list(ids.shape))
         mask = feeds.get("attention_mask", np.ones_like(ids))
         assert mask.any(axis=1).all()

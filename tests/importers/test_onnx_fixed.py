@@ -33,6 +33,11 @@ class Fixed(Writer):
             self.weights["flat"] = np.array([*front, HIDDEN])
 
     def position_ids(self) -> str:
+        if self.change == "input":
+            return "position_ids"
+        if self.change == "clipped":
+            self.weights["most"] = np.array(POSITIONS - 3)
+            return self.add("Min", super().position_ids(), "most")
         if not isinstance(self.size[1], int):
             return super().position_ids()
         ids = np.arange(self.size[1])
@@ -46,10 +51,13 @@ class Fixed(Writer):
         assert isinstance(self.size[1], int)
         words = self.add("Gather", self.weight(VOCAB, HIDDEN), self.word_ids())
         types = self.add("Gather", self.weight(2, HIDDEN), self.type_ids())
-        if self.change == "rows for types":
+        if self.change.startswith("rows for types"):
             # What is left of the table in a file without token types: the row of type 0, for every position.
             types = self.weight(1, self.size[1], HIDDEN)
             self.weights[types][:] = self.weights[types][:, :1]
+        if self.change == "rows for types of all":
+            rows_of_all = self.add("Gather", self.weight(self.positions, HIDDEN), self.position_ids())
+            return self.layer_norm(self.add("Add", self.add("Add", words, types), rows_of_all))
         table = self.weight(self.positions, HIDDEN)
         rows = self.weights[table][: self.size[1]]
         if self.change == "rows of types":
@@ -61,6 +69,24 @@ class Fixed(Writer):
         return self.layer_norm(self.add("Add", table, x) if self.change == "rows twice" else x)
 
     def masked(self, scores: str) -> str:
+        if self.change == "mask unread":
+            return scores
+        if self.change in ("window", "last key"):
+            # In one array with padding, as exporters compute it in advance.
+            assert isinstance(self.size[1], int)
+            places = np.arange(self.size[1])
+            seen = np.abs(places[:, None] - places) < 10 if self.change == "window" else places < places[-1]
+            self.weights["more"] = np.where(seen, 0, -1e9).astype(np.float32)
+            wide = self.add("Unsqueeze", "attention_mask", self.shape_of_rows("axes", [1, 2]))
+            padding = self.add("Mul", self.add("Sub", "one", self.add("Cast", wide, to=1)), "low")
+            return self.add("Add", scores, self.add("Add", padding, "more"))
+        if self.change == "early padding":
+            assert isinstance(self.size[1], int)
+            self.weights["always"] = (np.arange(self.size[1]) < 9).astype(np.int64)
+            real = self.add("Max", "attention_mask", "always")
+            wide = self.add("Unsqueeze", real, self.shape_of_rows("axes", [1, 2]))
+            padding = self.add("Mul", self.add("Sub", "one", self.add("Cast", wide, to=1)), "low")
+            return self.add("Add", scores, padding)
         if self.change == "no mask":
             assert isinstance(self.size[1], int)
             self.weights["mask"] = np.zeros((1, 1, 1, self.size[1]), np.float32)
@@ -78,6 +104,8 @@ class Fixed(Writer):
 
     def finish(self, path: Path, **options: Any) -> Path:
         inputs = [input_bytes(name, self.size) for name in NAMES]
+        if self.change == "input":
+            inputs.append(input_bytes("position_ids", (1, self.size[1])))
         path.write_bytes(model_bytes(self.nodes, self.weights, inputs, **options))
         return path
 
@@ -97,6 +125,12 @@ def test_the_graph_is_that_of_any_size(tmp_path: Path, size: tuple[Size, Size], 
     assert found.meta.max_len == POSITIONS
     for name, constant in plain.constants.items():
         assert np.array_equal(constant.array, found.constants[name].array), name
+
+
+@pytest.mark.parametrize("size", [(1, 12), (2, 12), ("b", 12), (2, "s")])
+def test_positions_may_be_an_input_with_one_row(tmp_path: Path, size: tuple[Size, Size]) -> None:
+    plain = graph_of(Writer().write(tmp_path / "plain.onnx"))
+    assert str(graph_of(Fixed(size, "input").write(tmp_path / "fixed.onnx"))) == str(plain)
 
 
 @pytest.mark.parametrize("size", [(1, 12), (2, 12), ("b", 12)])
@@ -120,8 +154,9 @@ def test_rows_of_positions_are_a_table_that_ends(tmp_path: Path, size: tuple[Siz
                 graph_of(path)
 
 
-def test_a_whole_table_must_be_that_of_the_config(tmp_path: Path) -> None:
-    path = Fixed((1, 12)).write(tmp_path / "net.onnx")
+@pytest.mark.parametrize("change", ["", "rows for types of all"])
+def test_a_whole_table_must_be_that_of_the_config(tmp_path: Path, change: str) -> None:
+    path = Fixed((1, 12), change).write(tmp_path / "net.onnx")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "max_position_embeddings": 512}))
     with pytest.raises(CheckpointError, match="max_position_embeddings is 512, the exported graph has 16"):
         graph_of(path)
@@ -137,7 +172,11 @@ def test_a_whole_table_must_be_that_of_the_config(tmp_path: Path) -> None:
         ("rows of types", "made without a table of positions"),
         ("rows by sequence", r"'the/Add/of/v\d+' \(Add\) takes .*are the same for all sequences"),
         ("rows twice", "the graph is none of"),
-        ("window by length", "computes different things for two batches of texts of up to 12 tokens"),
+        ("window by length", "computes different things for two batches of texts of up to 12 tokens.*local_mask"),
+        ("window", r"the graph is none of .*nearest to bert"),
+        ("last key", r"'the/Add/of/v\d+' \(Add\) takes .*; what is added to scores is a mask of padding"),
+        ("early padding", r"'the/Add/of/v\d+' \(Add\) takes .*; what is added to scores is a mask of padding"),
+        ("mask unread", r"'the/Softmax/of/v\d+' \(Softmax\) takes .*the file has an attention mask"),
     ],
 )
 @pytest.mark.parametrize("size", [(2, 12), (1, 12)])
@@ -146,6 +185,40 @@ def test_what_only_looks_similar_is_refused(tmp_path: Path, size: tuple[int, int
         pytest.skip("one sequence has no rows of another")
     with pytest.raises(EncastError, match=message):
         graph_of(Fixed(size, change).write(tmp_path / "net.onnx"))
+
+
+@pytest.mark.parametrize("size", [(1, "s"), ("b", "s")])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("clipped", "rows of a table are picked by token ids"),
+        ("mask unread", r"\(Softmax\) takes .*the file has an attention mask"),
+    ],
+)
+def test_what_differs_late_in_a_text_or_without_padding(
+    tmp_path: Path, size: tuple[Size, Size], change: str, message: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        graph_of(Fixed(size, change).write(tmp_path / "net.onnx"))
+
+
+@pytest.mark.parametrize("size", [(2, 12), ("b", "s")])
+def test_a_layer_without_a_mask_is_refused(tmp_path: Path, size: tuple[Size, Size]) -> None:
+    class Second(Fixed):
+        def encoder(self) -> str:
+            x = super().encoder()
+            self.change = "mask unread"
+            return self.layer(x)
+
+    with pytest.raises(UnsupportedModelError, match=r"\(Softmax\) takes .*padding is taken out of the scores of every"):
+        graph_of(Second(size).write(tmp_path / "net.onnx"))
+
+
+def test_sizes_whose_masks_would_not_fit(tmp_path: Path) -> None:
+    writer = Fixed((65, 512))
+    writer.positions = 512
+    with pytest.raises(UnsupportedModelError, match=r"fixed sizes \[65, 512\]; up to 64 sequences of that length"):
+        graph_of(writer.write(tmp_path / "net.onnx"))
 
 
 @pytest.mark.parametrize("size", [(2, 12), (1, 12), ("b", 12)])
@@ -179,9 +252,9 @@ def test_token_ids_that_are_changed_are_refused(tmp_path: Path) -> None:
         graph_of(Changed((1, 12)).write(tmp_path / "net.onnx"))
 
 
-@pytest.mark.parametrize(("length", "fits"), [(12, True), (10, True), (9, False), (6, False)])
+@pytest.mark.parametrize(("length", "fits"), [(12, True), (9, True), (8, True), (7, False), (6, False)])
 def test_a_window_is_seen_in_texts_that_are_longer(tmp_path: Path, length: int, fits: bool) -> None:
-    """Its layer sees 6 positions to each side; a lone text of a fixed length has two positions of padding."""
+    """Its layer sees 6 positions to each side."""
 
     class Short(ModernWriter):
         def finish(self, path: Path, **options: Any) -> Path:
@@ -195,6 +268,17 @@ def test_a_window_is_seen_in_texts_that_are_longer(tmp_path: Path, length: int, 
     else:
         with pytest.raises(UnsupportedModelError, match=r"has scale .* where that has local_mask with reach: 6"):
             graph_of(path)
+
+
+def test_a_window_of_a_file_for_single_texts(tmp_path: Path) -> None:
+    class Alone(ModernWriter):
+        def finish(self, path: Path, **options: Any) -> Path:
+            inputs = [input_bytes(name, (1, "s")) for name in ("input_ids", "attention_mask")]
+            path.write_bytes(model_bytes(self.nodes, self.weights, inputs, **options))
+            return path
+
+    found = graph_of(Alone().beside(tmp_path))
+    assert [node.attrs["reach"] for node in found.nodes if node.op == "local_mask"] == [6]
 
 
 def test_inputs_may_leave_their_sizes_open_or_say_nothing(tmp_path: Path) -> None:

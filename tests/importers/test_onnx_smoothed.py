@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx_files import CASES, checkpoint_of
-from onnx_writer import HIDDEN, INNER, Writer
+from onnx_writer import HIDDEN, INNER, VOCAB, Writer
 
 from encast.archs import build_graph
 from encast.errors import EncastError
 from encast.importers import open_checkpoint
 from encast.importers.files import Folder
+from encast.importers.onnx import reader
 from encast.importers.onnx.model import read_model
 from encast.ir import Graph
 from encast.passes import optimise
@@ -80,14 +81,15 @@ def test_ranges_of_scaled_rows_are_not_those_of_the_rows(tmp_path: Path, file: s
     graph = graph_of(beside_its_config(tmp_path / "model", file))
     assert graph.fixed == {}
     _, report = optimise(graph, QuantSpec("int8"))
+    assert report.kept
     assert all(kept == 0 for kept, _ in report.kept.values())
 
 
 class Smoothed(Writer):
     """Every product has smoothed rows, as before they are quantised; ``change``: what is done otherwise."""
 
-    def __init__(self, change: str = "", shape: tuple[int, ...] = (1, 1)) -> None:
-        super().__init__()
+    def __init__(self, change: str = "", shape: tuple[int, ...] = (1, 1), *, gemm: bool = False) -> None:
+        super().__init__(gemm=gemm)
         self.change, self.shape = change, shape
         self.plain: dict[str, Array] = {}
         self.shared = ""
@@ -112,12 +114,16 @@ class Smoothed(Writer):
             rows = self.add("Tanh", rows)
         if self.change == "added":
             rows = self.add("Add", rows, x)
+        if self.gemm:
+            flat = self.add("Reshape", rows, self.shape_of_rows("rows", [-1, inner]))
+            return self.add("Reshape", self.add("Gemm", flat, weight, bias), self.back(x, size))
         return self.add("Add", self.add("MatMul", rows, weight), bias)
 
 
+@pytest.mark.parametrize("gemm", [False, True])
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-def test_a_graph_is_that_without_them(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    writer = Smoothed(shape=shape)
+def test_a_graph_is_that_without_them(tmp_path: Path, shape: tuple[int, ...], gemm: bool) -> None:
+    writer = Smoothed(shape=shape, gemm=gemm)
     found, plain = graph_of(writer.write(tmp_path / "net.onnx")), graph_of(Writer().write(tmp_path / "plain.onnx"))
     assert str(found) == str(plain)
     held = [constant.array for constant in found.constants.values()]
@@ -141,6 +147,21 @@ def test_a_graph_is_that_without_them(tmp_path: Path, shape: tuple[int, ...]) ->
 def test_what_only_looks_similar_is_refused(tmp_path: Path, change: str, message: str) -> None:
     with pytest.raises(EncastError, match=message):
         graph_of(Smoothed(change).write(tmp_path / "net.onnx"))
+
+
+def test_parts_of_a_weight_are_not_scaled_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_SPARE_BYTES", 0)
+    writer = Writer()
+    words = writer.add("Gather", writer.weight(VOCAB, HIDDEN), "input_ids")
+    writer.weights |= {"numbers": np.linspace(1, 2, HIDDEN, dtype=np.float32), "all": np.array([HIDDEN])}
+    scaled, weight = writer.add("Mul", words, "numbers"), writer.weight(HIDDEN, 64)
+    products = []
+    for end in range(64, 32, -1):
+        writer.weights[f"end {end}"] = np.array([end])
+        part = writer.add("Slice", weight, "first", f"end {end}", "second")
+        products.append(writer.add("MatMul", scaled, part))
+    with pytest.raises(EncastError, match="every weight is scaled once, and no part of it again"):
+        graph_of(writer.finish(tmp_path / "net.onnx", outputs=(products[-1],)))
 
 
 def test_scaled_rows_are_no_output(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def _run(source: str, takes: Takes, ids: Sequence[Array], types: Sequence[Array]
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     inputs = {one.name: np.int32 if "int32" in one.type else np.int64 for one in session.get_inputs()}
+    alone = {one.name for one in session.get_inputs() if list(one.shape or ())[:1] == [1]}
     shapes = {one.name: list(one.shape or ()) for one in session.get_outputs()}
     rows: dict[str, list[Array]] = {name: [] for name in shapes}
     # Without a mask padding would count as text, where the length is not fixed.
@@ -82,7 +83,8 @@ def _run(source: str, takes: Takes, ids: Sequence[Array], types: Sequence[Array]
             "position_ids": np.broadcast_to(np.arange(shape[1]), shape),
         }
         given = {
-            name: np.ascontiguousarray(feeds[takes.inputs.get(name, name)], dtype) for name, dtype in inputs.items()
+            name: np.ascontiguousarray(feeds[takes.inputs.get(name, name)][: 1 if name in alone else None], dtype)
+            for name, dtype in inputs.items()
         }
         for (name, declared), answer in zip(shapes.items(), session.run([*shapes], given), strict=True):
             array = np.asarray(answer, np.float32)

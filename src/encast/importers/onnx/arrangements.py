@@ -265,7 +265,8 @@ def look_up(reader: Reader, table: Known, index: Known) -> list[Value] | None:
 
 def look_up_one_hot(reader: Reader, table: Known, rows: Known) -> list[Value] | None:
     """The product of ids as rows of zeros with one 1 and a table; None if the table is none."""
-    if table.array.ndim != 2 or rows.array.shape[-1] != table.array.shape[0]:
+    depth = table.array.shape[0]
+    if table.array.ndim != 2 or rows.array.shape[-1] != depth or rows.array.size != reader.probe.ids.size * depth:
         return None
     source = rows.source.removeprefix(ONE_HOT)
     # The input itself: ids of the probe may lie behind a table of words.
@@ -325,11 +326,12 @@ def with_positions(reader: Reader, rows: Seen, known: Known) -> Seen:
         raise reader.fail("rows of positions are the first ones of a table, or constants in a file of one length")
     if table is None or (reader.probe.fixed and len(table.array) == positions):
         table = Known(each[0], constant=True, name=known.name)
-        reader.cut_at = positions
     if (table.array == table.array[0]).all():
         ids, table = reader.types_input(), Known(table.array[:1], constant=True, name=known.name)
     else:
         ids = reader.emit("position_ids", "token_ids", offset=0, skip_id=-1)
+        if reader.probe.fixed and len(table.array) == positions:
+            reader.cut_at = positions
     found = reader.emit("embedding", ids, reader.constant(table, table.array))
     return Seen("rows", reader.emit("add", rows.value, found), rows.axes)
 

@@ -73,7 +73,7 @@ def _gemm(reader: Reader) -> list[Value]:
     if bias.array.shape != weight.shape[1:]:
         raise reader.fail(f"the bias has one number for each of {weight.shape[1:]} outputs")
     added = reader.constant(bias, bias.array)
-    turned = reader.constant(product.extra[0], weight.T)
+    turned = reader.constant(product.extra[0], product.extra[0].array.T)
     name = reader.emit("linear", product.value, turned, added, activation="none")
     return [Seen(product.extra[1], name, product.axes)]
 
@@ -141,7 +141,17 @@ def _softmax(reader: Reader) -> list[Value]:
     axis = reader.node.attributes.get("axis", -1 if reader.opset >= 13 else 1)
     if place_of(axis, len(seen.axes)) != len(seen.axes) - 1:
         raise reader.fail("softmax goes over the keys, the last axis")
-    return [Seen("probabilities", reader.emit("softmax", reader.finished(seen).value), seen.axes)]
+    return [_probabilities(reader, seen)]
+
+
+def _probabilities(reader: Reader, scores: Seen) -> Seen:
+    scores = reader.finished(scores)
+    if reader.probe.masked and scores.value not in reader.hidden:
+        raise reader.fail(
+            "the file has an attention mask, and softmax does without it; padding is taken out of the scores of every "
+            "attention"
+        )
+    return Seen("probabilities", reader.emit("softmax", scores.value), scores.axes)
 
 
 @handles("Attention")
@@ -177,8 +187,7 @@ def _attention(reader: Reader) -> list[Value]:
         scores = add_mask(reader, scores, added)
     elif isinstance(mask, Seen):
         raise reader.fail("the mask of an attention is made of the attention mask alone")
-    probs = Seen("probabilities", reader.emit("softmax", reader.finished(scores).value), scores.axes)
-    context = _context(reader, probs, v)
+    context = _context(reader, _probabilities(reader, scores), v)
     if len(shape_of(reader.inputs[0].axes)) == 3:  # type: ignore[union-attr]
         order = (context.axes[0], context.axes[2], (*context.axes[1], *context.axes[3]))
         return [Seen("rows", context.value, order)]
@@ -214,6 +223,8 @@ def add_mask(reader: Reader, seen: Seen, array: Array) -> Seen:
         seen = Seen(seen.kind, seen.value, axes or seen.axes, seen.curve, seen.extra)
     parts = _of_texts(reader, seen.axes, np.asarray(array))
     if parts is not None and (parts[1] <= _LOW).all():
+        if parts[1].size:
+            reader.hidden.add(seen.value)
         if (parts[0] == parts[0][:1]).all() and (np.abs(parts[0][:1]) <= _EVEN).all():
             return seen
         reach = _reach(*parts[::2]) if seen.kind == "scores" else None

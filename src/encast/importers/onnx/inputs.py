@@ -35,6 +35,8 @@ INTEGERS = {6: np.int32, 7: np.int64}
 SHORTEST, LONGEST = 5, 2048
 """Positions of a probe: of the first one, and the most that a file may fix or have a table for."""
 _MOST_SEQUENCES = 1024
+_MOST_PAIRS = 1 << 24
+"""Of a query and a key, in all sequences of a batch: masks are arrays of them."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ def check_inputs(model: Model) -> Inputs:
             )
         names[one.name] = what
         for axis, size in enumerate(one.shape or ()):
+            if what == "position_ids" and axis == 0 and size == 1:
+                continue  # the same for every sequence
             if size is not None and fixed[axis] not in (None, size):
                 raise CheckpointError(
                     f"{model.where}: the input {quote(one.name)} has the shape {one.shape}, an input before it "
@@ -90,5 +94,11 @@ def check_inputs(model: Model) -> Inputs:
         raise UnsupportedModelError(
             f"{model.where}: the inputs have the fixed batch {sequences}; 1 to {_MOST_SEQUENCES} are read: export the "
             "model with a dynamic axis for the batch"
+        )
+    if sequences is not None and positions is not None and sequences * positions**2 > _MOST_PAIRS:
+        raise UnsupportedModelError(
+            f"{model.where}: the inputs have the fixed sizes [{sequences}, {positions}]; up to "
+            f"{_MOST_PAIRS // positions**2} sequences of that length are read: export the model with a dynamic axis "
+            "for the batch"
         )
     return Inputs(names, sequences, positions)

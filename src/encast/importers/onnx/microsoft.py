@@ -253,8 +253,9 @@ def _skip_layer_norm(parts: Parts) -> list[Value]:
     parts.check(("input", "skip", "gamma", "beta", "bias"), read=("epsilon",), outputs=(0, 3))
     skip = parts.given(1)
     # With a fixed length the rows of positions, which are added to those of words, are a constant.
-    positions = parts.reader.probe.fixed and isinstance(skip, Known)
-    sides: list[Value] = [parts.rows(0, "input"), skip if positions and skip else parts.rows(1, "skip")]
+    if not parts.reader.probe.fixed or not isinstance(skip, Known):
+        skip = parts.rows(1, "skip")
+    sides: list[Value] = [parts.rows(0, "input"), skip]
     bias = parts.known(4, "bias")
     if bias is not None:
         # The optimiser takes the bias from the product, which may be either side.

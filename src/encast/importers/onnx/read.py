@@ -2,16 +2,17 @@
 
 What depends on ids, mask and sizes alone (shape arithmetic, masks, positions) is computed for a probe batch; rows of
 the encoder are followed as values of encast's own graph. So a mask is known by what it does to scores, an activation by
-its values, a position by its number, however the exporter wrote them. The file is read twice, with probes of
-different sizes, or of the one that the file takes; both readings must make the same graph. No name of a node or weight
+its values, a position by its number, however the exporter wrote them. The file is read several times, with probes of
+different sizes and of texts that fill them or not; all readings must make the same graph. No name of a node or weight
 is looked at; the inputs are known by their names.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -111,43 +112,55 @@ def read_export(folder: Folder, name: str) -> Export:
         )
     inputs = check_inputs(model)
     dequantised = Dequantised(_bytes_of_integers(model))
+    fixed, takes_mask = inputs.positions is not None, "attention_mask" in inputs.names.values()
+
+    def read(sequences: int, positions: int, variant: int = 0) -> tuple[Export, int]:
+        """A reading, and how many tokens its longest text has."""
+        sequences = inputs.sequences or sequences
+        probe = Probe.make(sequences, positions, variant=variant, fixed=fixed, takes_mask=takes_mask)
+        return _read(model, inputs, probe, dequantised), probe.longest
+
+    variants: Sequence[int] = (2,)
     if inputs.positions is not None:
-        return _read_fixed(model, inputs, inputs.positions, dequantised)
-    first = _read(model, inputs, Probe.make(inputs.sequences or 3, SHORTEST), dequantised)
-    longest = _longest(first.graph)
-    if longest is not None and not SHORTEST <= longest <= LONGEST:
-        raise UnsupportedModelError(
-            f"{model.where}: the position table is for {longest} tokens; {SHORTEST} to {LONGEST} are read: "
-            "compile the model's checkpoint"
+        export, positions = read(3, inputs.positions)
+        variants = (1, 2)
+    else:
+        first, tokens = read(3, SHORTEST)
+        longest = _longest(first.graph)
+        if longest is not None and not SHORTEST <= longest <= LONGEST:
+            raise UnsupportedModelError(
+                f"{model.where}: the position table is for {longest} tokens; {SHORTEST} to {LONGEST} are read: "
+                "compile the model's checkpoint"
+            )
+        short = _steps(first, tokens)
+        del first  # which may hold all weights
+        export, positions = read(2, longest or _LONG)
+        sizes = (
+            f"texts of {SHORTEST} and of {positions} tokens: sizes of the example that it was exported with are fixed "
+            "in it; export it with dynamic axes"
         )
-    short = _steps(first, SHORTEST)
-    del first  # which may hold all weights
-    second = _read(model, inputs, Probe.make(inputs.sequences or 2, longest or _LONG), dequantised)
-    same = short == _steps(second, SHORTEST)
-    reach = max((int(node.attrs["reach"]) for node in second.graph.nodes if node.op == "local_mask"), default=0)
-    if same and reach >= SHORTEST - 1:
-        # A window is not seen in texts that are shorter than it.
-        again = _read(model, inputs, Probe.make(inputs.sequences or 3, reach + 2), dequantised)
-        same = _steps(again, reach + 2) == _steps(second, reach + 2)
-    if not same:
-        raise UnsupportedModelError(
-            f"{model.where}: computes different things for texts of {SHORTEST} and of {longest or _LONG} tokens: "
-            "sizes of the example that it was exported with are fixed in it; export it with dynamic axes"
-        )
-    return second
+        _need_same(export, tokens, short, sizes)
+        reach = max((int(node.attrs["reach"]) for node in export.graph.nodes if node.op == "local_mask"), default=0)
+        if reach >= SHORTEST - 1:
+            # A window is not seen in texts that are shorter than it.
+            again, tokens = read(3, reach + 2)
+            _need_same(export, tokens, _steps(again, tokens), sizes)
+    for variant in variants:
+        again, tokens = read(2, positions, variant)
+        said = f"two batches of texts of up to {positions} tokens: compile the model's checkpoint"
+        _need_same(export, tokens, _steps(again, tokens), said)
+    return export
 
 
-def _read_fixed(model: Model, inputs: Inputs, positions: int, dequantised: Dequantised) -> Export:
-    """Reads a file that takes texts of one length alone, padded to it: with two batches of texts of other lengths."""
-    long = Probe.make(inputs.sequences or 3, positions, fixed=True)
-    less = Probe.make(inputs.sequences or 2, positions, fixed=True, variant=1)
-    first, second = (_read(model, inputs, probe, dequantised) for probe in (long, less))
-    if _steps(first, less.longest) != _steps(second, less.longest):
-        raise UnsupportedModelError(
-            f"{model.where}: computes different things for two batches of texts of up to {positions} tokens; compile "
-            "the model's checkpoint"
-        )
-    return first  # which sees the longer windows
+def _need_same(export: Export, tokens: int, others: list[str], said: str) -> None:
+    """Raises ``UnsupportedModelError`` unless another reading, with texts of up to so many tokens, has the same steps;
+    ``said``: of which texts, and what to do."""
+    for one, other in zip_longest(_steps(export, tokens), others, fillvalue="nothing"):
+        if one != other:
+            raise UnsupportedModelError(
+                f"{export.where}: computes different things for {said}. The first difference is {quote(other)} in the "
+                f"place of {quote(one)}"
+            )
 
 
 def _steps(export: Export, tokens: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,10 @@ __all__ = ["HANDLERS", "Handler", "Probe", "Reader", "Value", "erf", "handles"]
 Value = Known | Seen
 Array = np.ndarray[Any, Any]
 
+_RISING = 2
+"""The variant of a probe whose texts are short at first."""
+_SPARE_BYTES = 64 << 20
+"""Of scaled weights that are no initializers."""
 _TOLERANCE = 4e-6
 """How far apart two writings of one function may be, with their constants in f32; erf's and tanh's GELU are 4e-4."""
 _NARROW_TOLERANCE = 1.5e-4
@@ -54,10 +59,11 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True)
 class Probe:
-    """A batch for which ids, masks and shapes are computed; the two readings of a file have different ones.
+    """A batch for which ids, masks and shapes are computed; the readings of a file have different ones.
 
     ``ids``, ``mask``: i64[sequences, positions], padding behind; ``special``: ids that the graph compares with;
     ``fixed``: whether the file takes no other number of positions, so that what follows from them may be constant.
+    ``masked``: whether the mask is an input of the file, and hides something.
     """
 
     ids: Array
@@ -66,24 +72,39 @@ class Probe:
     special: tuple[int, ...]
     fixed: bool = False
     variant: int = 0
+    masked: bool = False
 
     @staticmethod
     def make(
-        sequences: int, positions: int, special: tuple[int, ...] = (), *, variant: int = 0, fixed: bool = False
+        sequences: int,
+        positions: int,
+        special: tuple[int, ...] = (),
+        *,
+        variant: int = 0,
+        fixed: bool = False,
+        takes_mask: bool = False,
     ) -> Probe:
-        """Probes of one size differ by ``variant``: other ids, and texts of other lengths."""
+        """Probes of one size differ by ``variant``: other ids, and texts of other lengths.
+
+        The first text has all positions in variant 0, one less in 1, and two in 2. Those behind it get shorter by two
+        each in 0 and 1, and longer by one in 2: so all but the first and last positions of a text are tokens in one
+        probe, and padding in another.
+        """
         random = np.random.RandomState(sequences * 1000 + positions + variant)
         ids = random.randint(100, 1000, (sequences, positions))
         for place, value in enumerate(special):
             # The first text has none of the first one, the padding: it has as many positions as there can be.
             ids[(place + 1) % min(2, sequences), 1 + place // 2 :: 3] = value
-        # A lone text is not of full length: what a mask does would not be seen.
-        longest = positions - (2 if sequences == 1 else 0) - variant
-        lengths = [max(1, longest - 2 * row) for row in range(sequences)]
+        if variant < _RISING:
+            lengths = [max(1, positions - variant - 2 * row) for row in range(sequences)]
+        else:
+            # Two at least: the second position tells the base of rotary ones, and has the first special id.
+            lengths = [min(positions, 2 + row) for row in range(sequences)]
         mask = (np.arange(positions)[None, :] < np.array(lengths)[:, None]).astype(np.int64)
         types = random.randint(0, 2, (sequences, positions))
         types[0, :2] = (0, 1)[:positions]
-        return Probe(ids.astype(np.int64), mask, types.astype(np.int64), special, fixed, variant)
+        masked = takes_mask and not mask.all()
+        return Probe(ids.astype(np.int64), mask, types.astype(np.int64), special, fixed, variant, masked)
 
     @property
     def longest(self) -> int:
@@ -93,7 +114,8 @@ class Probe:
     def with_special(self, value: int) -> Probe:
         """The same probe with tokens of one more id."""
         sequences, positions = self.ids.shape
-        return Probe.make(sequences, positions, (*self.special, value), variant=self.variant, fixed=self.fixed)
+        special = (*self.special, value)
+        return Probe.make(sequences, positions, special, variant=self.variant, fixed=self.fixed, takes_mask=self.masked)
 
 
 class SpecialIdFoundError(Exception):
@@ -134,11 +156,14 @@ class Reader:
         self._made: dict[Any, str] = {}
         self._kept: list[Array] = []
         self._rescaled: dict[Any, tuple[Array, Array]] = {}
+        self.hidden: set[str] = set()
+        """Scores and biases of which padding was taken out."""
         self.distances: dict[str, Array] = {}
         self.cut_at = 0
         """How many positions the file has rows for, where it has rows in the place of a table."""
         self._zeros: dict[int, Array] = {}
-        self._held = self._joined = 0
+        self._held = self._joined = self._scaled = 0
+        self._most_scaled = _SPARE_BYTES + 4 * sum(math.prod(one.shape) for one in self.initializers.values())
 
     def fail(self, accepted: str) -> UnsupportedModelError:
         """The error for the node that is read: what came in, and what is ``accepted``."""
@@ -157,6 +182,8 @@ class Reader:
             at = self.node.name or (self.node.outputs[0] if self.node.outputs else "output")
             name = f"{len(self.graph.nodes)}:{at}"
             self._made[key] = self.graph.add(op, *inputs, name=name, **attrs)
+            if op != "softmax" and not self.hidden.isdisjoint(inputs):
+                self.hidden.add(self._made[key])
         return self._made[key]
 
     def constant(self, known: Known, array: Array) -> str:
@@ -244,6 +271,9 @@ class Reader:
             raise self.fail("weights must be constant numbers in f32")
         key = ("rescaled", weight.array.__array_interface__["data"][0], weight.array.shape, weight.array.strides)
         if key not in self._rescaled:
+            self._scaled += weight.array.nbytes
+            if self._scaled > self._most_scaled:
+                raise self.fail("every weight is scaled once, and no part of it again")
             with np.errstate(over="ignore"):
                 made = (weight.array.T * scales).T
             if not np.isfinite(made).all():
