@@ -32,7 +32,7 @@ from checkpoints_gated import (
     inject_gated_outliers,
 )
 from deberta_checkpoints import DEBERTA_OPTIONS, deberta_config, deberta_shapes
-from eurobert_checkpoints import EUROBERT_USUAL
+from families import FAMILIES
 from relative_checkpoints import RELATIVE_CASES, distance_table, is_relative
 from safetensors.numpy import save_file
 
@@ -145,7 +145,7 @@ def make_checkpoint(
 
     ``arch`` is a ``model_type``, ``head`` one of ``HEADS``. ``inner`` is twice ``hidden`` unless given. ``embedding``
     is the width of ELECTRA's and ALBERT's tables (half of ``hidden``). ``groups`` and ``inner_group`` are ALBERT's.
-    ``activation`` is gelu unless given, NomicBERT's and EuroBERT's silu. ``layout``: see ``checkpoints_gated``.
+    ``activation`` is gelu unless given, NomicBERT's and most families' silu. ``layout``: see ``checkpoints_gated``.
     ``pooling`` (modes), ``dense`` ((width, torch activation class) each) and ``normalize`` describe modules.json; an
     ``embed`` head without ``pooling`` is a bare encoder. ``splade``: the activation_function of a sparse encoder's
     SpladePooling, for ``embed_sparse``; without it the folder is that of a masked-LM. ``old_names``: LayerNorm.gamma
@@ -165,7 +165,7 @@ def make_checkpoint(
         type_vocab=type_vocab if type_vocab is not None else _default_types(arch),
         embedding=(embedding or hidden // 2) if arch in ("electra", "albert") else embedding or hidden,
         labels=2 if head == "answer" else labels,
-        activation=activation or ("silu" if arch in ("nomic_bert", "eurobert") else "gelu"),
+        activation=activation or _usual_activation(arch),
         layout=layout,
         tied=tied,
         groups=groups,
@@ -193,6 +193,10 @@ def make_checkpoint(
     return folder
 
 
+def _usual_activation(arch: str) -> str:
+    return FAMILIES[arch].activation if arch in FAMILIES else "silu" if arch == "nomic_bert" else "gelu"
+
+
 def _default_types(arch: str) -> int:
     return 1 if arch in _ROBERTAS else 0 if arch == "deberta-v2" else 2
 
@@ -216,9 +220,14 @@ def _stem(spec: _Spec) -> str:
     return gated_stem(spec) if spec.arch in GATED else _STEMS[spec.arch]
 
 
+def _class_name(spec: _Spec) -> str:
+    usual = _stem(spec) + _SUFFIXES[spec.head]
+    return FAMILIES[spec.arch].class_names.get(spec.head, usual) if spec.arch in FAMILIES else usual
+
+
 def _config(spec: _Spec) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "architectures": [_stem(spec) + _SUFFIXES[spec.head]],
+        "architectures": [_class_name(spec)],
         "model_type": spec.arch,
         "vocab_size": spec.vocab,
         "max_position_embeddings": spec.positions,
@@ -527,7 +536,7 @@ class Case:
 def _cases() -> Iterator[Case]:
     for seed, arch in enumerate(ARCHS):
         for head in ("features", "classify", "tag", "answer", "fill_mask"):
-            options = EUROBERT_USUAL if arch == "eurobert" else {}
+            options = FAMILIES[arch].usual if arch in FAMILIES else {}
             yield Case(f"{arch}-{head}", arch, head, {"seed": {**GATED, "deberta-v2": 13}.get(arch, seed), **options})
     small = {"layers": 2, "seed": 20}
     for activation in ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "silu", "tanh"):
@@ -645,7 +654,7 @@ def inputs_of(case: Case) -> Inputs:
     default = _default_types(case.arch)
     types = None
     if (
-        case.arch not in ("distilbert", "mpnet", "modernbert", "eurobert")
+        case.arch not in ("distilbert", "mpnet", "modernbert", *FAMILIES)
         and case.options.get("type_vocab", default) > 1
     ):
         types = [[0] * length for length in lengths[:-1]] + [[0] * 7 + [1] * 6]

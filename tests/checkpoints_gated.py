@@ -11,18 +11,24 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from eurobert_checkpoints import EUROBERT_CASES, eurobert_config, eurobert_shapes
+from families import FAMILIES
 
 __all__ = [
     "GATED", "NOT_IN_TRANSFORMERS", "TOKENIZERS", "gated_cases", "gated_config", "gated_shapes", "gated_stem",
     "inject_gated_outliers",
 ]  # fmt: skip
 
-GATED = {"modernbert": 8, "nomic_bert": 43, "gte": 45, "new": 48, "jina_bert": 46, "eurobert": 49}
+GATED = {
+    "modernbert": 8, "nomic_bert": 43, "gte": 45, "new": 48, "jina_bert": 46,
+    **{name: family.seed for name, family in FAMILIES.items()},
+}  # fmt: skip
 """The architectures, and the seeds of their usual cases."""
-NOT_IN_TRANSFORMERS = ("new", "jina_bert")
+NOT_IN_TRANSFORMERS = ("new", "jina_bert", *(name for name, family in FAMILIES.items() if family.answers is not None))
 """Model types that it opens only with code of the hub."""
-TOKENIZERS = {"nomic_bert": "Bert", "gte": "Bert", "new": "Bert", "jina_bert": "Bert", "eurobert": "Bert"}
+TOKENIZERS = {
+    "nomic_bert": "Bert", "gte": "Bert", "new": "Bert", "jina_bert": "Bert",
+    **{name: family.tokenizer for name, family in FAMILIES.items()},
+}  # fmt: skip
 """Whose tokenizer an architecture comes with, where that has not its own name."""
 _OUTLIER = 16.0
 _BARE = ("features", "embed")
@@ -37,14 +43,14 @@ Shapes = Iterator[tuple[str, tuple[int, ...], str]]
 def gated_stem(spec: Any) -> str:
     """The class name's beginning."""
     stems = {"modernbert": "ModernBert", "nomic_bert": "NomicBert", "gte": "Gte", "new": "New", "jina_bert": "JinaBert"}
-    return {**stems, "eurobert": "EuroBert"}[spec.arch]
+    return {**stems, **{name: family.stem for name, family in FAMILIES.items()}}[spec.arch]
 
 
 def gated_config(spec: Any, config: dict[str, Any]) -> dict[str, Any]:
     """``config``, in BERT's words, as the architecture has it in the layout of ``spec``."""
     config = dict(config)
-    if spec.arch == "eurobert":
-        return eurobert_config(spec, config)
+    if spec.arch in FAMILIES:
+        return FAMILIES[spec.arch].config(spec, config)
     if spec.arch == "modernbert":
         # Global, local, local: a window that hides most of a text of 40 tokens.
         config.update(norm_eps=1e-5, hidden_activation=config.pop("hidden_act"), local_attention=7)
@@ -114,8 +120,8 @@ def gated_shapes(spec: Any) -> Shapes:
     if spec.arch == "modernbert":
         yield from _modern_shapes(spec, "" if spec.head in _BARE else "model.")
         return
-    if spec.arch == "eurobert":
-        yield from eurobert_shapes(spec)
+    if spec.arch in FAMILIES:
+        yield from FAMILIES[spec.arch].shapes(spec)
         return
     own, prefix, vocab = _has_own_names(spec), _prefix(spec), _vocab_rows(spec)
     yield f"{prefix}embeddings.word_embeddings.weight", (vocab, spec.hidden), "table"
@@ -262,9 +268,10 @@ def inject_gated_outliers(made: dict[str, np.ndarray[Any, Any]], spec: Any) -> N
 
     What the gate is multiplied with is scaled up, and the second product down again.
     """
-    channels, inner = [3, spec.hidden // 2], [1, spec.inner // 3, spec.inner - 2]
+    width = FAMILIES[spec.arch].inner(spec) if spec.arch in FAMILIES else spec.inner
+    channels, inner = [3, spec.hidden // 2], [1, width // 3, width - 2]
     layers = list(_feed_forwards(made, spec))
-    for norm, read, up, offset, down in layers if spec.arch in ("modernbert", "eurobert") else layers[:1]:
+    for norm, read, up, offset, down in layers if spec.arch in ("modernbert", *FAMILIES) else layers[:1]:
         made[f"{norm}.weight"][channels] *= _OUTLIER
         if f"{norm}.bias" in made:
             made[f"{norm}.bias"][channels] *= _OUTLIER
@@ -286,7 +293,12 @@ def _feed_forwards(made: Mapping[str, Any], spec: Any) -> Iterator[tuple[str, li
         path, _, norm = at.rpartition(".")
         if last != "weight":
             continue
-        if norm == "mlp_norm":
+        if spec.arch in FAMILIES:
+            part = FAMILIES[spec.arch].feed_forward(spec)
+            if norm == part.norm:
+                read = [f"{path}.{one}" for one in part.read]
+                yield at, read, f"{path}.{part.up}", part.offset, f"{path}.{part.down}"
+        elif norm == "mlp_norm":
             yield at, [f"{path}.mlp.Wi"], f"{path}.mlp.Wi", spec.inner, f"{path}.mlp.Wo"
         elif norm == "norm1" and f"{path}.mlp.fc1.weight" in made:
             yield at, [f"{path}.mlp.fc1"], f"{path}.mlp.fc1", 0, f"{path}.mlp.fc2"
@@ -308,7 +320,8 @@ def _feed_forwards(made: Mapping[str, Any], spec: Any) -> Iterator[tuple[str, li
 
 def gated_cases() -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     """Name, architecture, head and options of the cases besides an architecture's usual ones."""
-    yield from ((name, "eurobert", head, options) for name, head, options in EUROBERT_CASES)
+    for arch, family in FAMILIES.items():
+        yield from ((name, arch, head, options) for name, head, options in family.cases)
     small: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 2, "seed": 20}
     wide = {"layers": 1, "hidden": 320, "heads": 5, "inner": 100, "seed": 23}
     yield "nomic_bert-own", "nomic_bert", "features", {**small, "layout": "own"}

@@ -9,7 +9,8 @@ Needs torch and transformers. Run from the repository root: ``python tests/make_
 - ``key_f64`` (``features`` only): the key projections of the 2-token sequence, ``[layers, 2, hidden]``. The bias of
   a key adds the same number to all scores of a query, which softmax takes away again: no output can show it.
 
-transformers has no JinaBERT: what is compared there is ``numpy_encoders.jina``. It has had no relative positions since
+transformers has no JinaBERT: what is compared there is ``numpy_encoders.jina``, and of families that it does not have,
+their ``answers``. It has had no relative positions since
 version 5: ``numpy_encoders.relative``, which is held against transformers where that is of version 4.
 """
 
@@ -25,6 +26,7 @@ from unittest import mock
 
 import numpy as np
 from checkpoints import CASES, ENTITY_CASES, ENTITY_TEXTS, Case, Inputs, digest, inputs_of, make_case
+from families import FAMILIES
 from numpy_encoders import jina, relative
 from relative_checkpoints import is_relative
 from safetensors.numpy import load_file
@@ -37,7 +39,7 @@ SEQUENCE_OF_KEYS = 1
 def transformers_outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -> dict[str, np.ndarray[Any, Any]]:
     """Runs the checkpoint with transformers, one sequence at a time (no padding), in ``float32`` or ``float64``."""
     of_distances = is_relative(case.options.get("config", {}))
-    if case.arch == "jina_bert" or of_distances:
+    if case.arch == "jina_bert" or of_distances or _own_answers(case) is not None:
         import transformers
 
         made = _packed(folder, case, inputs, *_by_numpy(folder, case, inputs, dtype))
@@ -54,12 +56,16 @@ def _by_numpy(
     """The rows of every sequence and the keys of one, of a model that transformers does not have (any more)."""
     tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
     types = inputs.token_type_ids or [None] * len(inputs.token_ids)
-    encoder = jina if case.arch == "jina_bert" else relative
+    encoder = _own_answers(case) or (jina if case.arch == "jina_bert" else relative)
     made = [
         encoder(tensors, config, case.head, ids, kinds, np.dtype(dtype))
         for ids, kinds in zip(inputs.token_ids, types, strict=True)
     ]
     return [rows for rows, _ in made], made[SEQUENCE_OF_KEYS][1]
+
+
+def _own_answers(case: Case) -> Any:
+    return FAMILIES[case.arch].answers if case.arch in FAMILIES else None
 
 
 def _need_alike(case: Case, dtype: str, made: dict[str, Any], theirs: dict[str, Any]) -> None:
@@ -86,7 +92,7 @@ def _outputs(folder: Path, case: Case, inputs: Inputs, dtype: str) -> dict[str, 
         "fill_mask": transformers.AutoModelForMaskedLM,
     }
     # The eager form of their attention takes its softmax in float32, whatever the model's dtype is.
-    attention = "sdpa" if case.arch in ("modernbert", "eurobert") else "eager"
+    attention = "sdpa" if case.arch in ("modernbert", *FAMILIES) else "eager"
     # Some models have no head for answers; the folder then has it as one that labels tokens.
     answers = json.loads((folder / "config.json").read_text())["architectures"][0].endswith("QuestionAnswering")
     kind = "tag" if case.head == "answer" and not answers else case.head

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["jina", "nomic_own", "relative"]
+__all__ = ["NamedWeights", "attention", "jina", "nomic_own", "relative", "silu"]
 
 Array = np.ndarray[Any, Any]
 Tensors = Mapping[str, Array]
@@ -24,11 +24,13 @@ def _gelu(x: Array) -> Array:
     return x * 0.5 * (1.0 + _erf(x / math.sqrt(2.0)).astype(x.dtype))
 
 
-def _silu(x: Array) -> Array:
+def silu(x: Array) -> Array:
     return x / (1.0 + np.exp(-x))
 
 
-class _Weights:
+class NamedWeights:
+    """Tensors below a prefix, in one dtype."""
+
     def __init__(self, tensors: Tensors, prefix: str, dtype: Any = np.float64) -> None:
         self.tensors = {name: array.astype(dtype) for name, array in tensors.items()}
         self.prefix, self.dtype = prefix, dtype
@@ -46,7 +48,7 @@ class _Weights:
         return np.stack(rows) * self[f"{path}.weight"] + self[f"{path}.bias"]
 
 
-def _attention(q: Array, k: Array, v: Array, heads: int, added: Array | None = None) -> Array:
+def attention(q: Array, k: Array, v: Array, heads: int, added: Array | None = None) -> Array:
     """``added``: ``[heads, tokens, tokens]``, to the scaled scores."""
     size = q.shape[1] // heads
     made = []
@@ -74,7 +76,7 @@ def nomic_own(
     tensors: Tensors, config: Mapping[str, Any], ids: Sequence[int], types: Sequence[int] | None = None
 ) -> Array:
     """The last hidden states of NomicBERT as its own code (``modeling_hf_nomic_bert.py``) computes them."""
-    w = _Weights(tensors, "bert." if any(name.startswith("bert.") for name in tensors) else "")
+    w = NamedWeights(tensors, "bert." if any(name.startswith("bert.") for name in tensors) else "")
     eps, heads = config["layer_norm_epsilon"], config["n_head"]
     x = w["embeddings.word_embeddings.weight"][list(ids)]
     if config["type_vocab_size"]:
@@ -84,11 +86,11 @@ def nomic_own(
         at = f"encoder.layers.{layer}"
         q, k, v = np.split(w.linear(x, f"{at}.attn.Wqkv"), 3, axis=1)
         q, k = (_turned(part, heads, config["rotary_emb_base"]) for part in (q, k))
-        x = w.norm(x + w.linear(_attention(q, k, v, heads), f"{at}.attn.out_proj"), f"{at}.norm1", eps)
+        x = w.norm(x + w.linear(attention(q, k, v, heads), f"{at}.attn.out_proj"), f"{at}.norm1", eps)
         if config["activation_function"] == "gelu":
             inner = _gelu(w.linear(x, f"{at}.mlp.fc1"))
         else:
-            activation = _silu if config["activation_function"] == "swiglu" else _gelu
+            activation = silu if config["activation_function"] == "swiglu" else _gelu
             inner = w.linear(x, f"{at}.mlp.fc11") * activation(w.linear(x, f"{at}.mlp.fc12"))
         x = w.norm(x + w.linear(inner, f"{at}.mlp.fc2"), f"{at}.norm2", eps)
     return x
@@ -106,7 +108,7 @@ def jina(
 
     ``head``: ``features``, ``classify`` (a row), ``tag``, ``answer`` or ``fill_mask`` (of all tokens).
     """
-    w = _Weights(tensors, "bert." if any(name.startswith("bert.") for name in tensors) else "", dtype)
+    w = NamedWeights(tensors, "bert." if any(name.startswith("bert.") for name in tensors) else "", dtype)
     eps, heads = config["layer_norm_eps"], config["num_attention_heads"]
     x = w["embeddings.word_embeddings.weight"][list(ids)]
     x = x + w["embeddings.token_type_embeddings.weight"][list(types or [0] * len(ids))]
@@ -119,7 +121,7 @@ def jina(
         at = f"encoder.layer.{layer}"
         q, k, v = (w.linear(x, f"{at}.attention.self.{part}") for part in ("query", "key", "value"))
         keys.append(k)
-        mixed = w.linear(_attention(q, k, v, heads, costs), f"{at}.attention.output.dense")
+        mixed = w.linear(attention(q, k, v, heads, costs), f"{at}.attention.output.dense")
         x = w.norm(x + mixed, f"{at}.attention.output.LayerNorm", eps)
         gate, up = np.split(w.linear(x, f"{at}.mlp.gated_layers"), 2, axis=1)
         gate = np.maximum(gate, 0) if config["feed_forward_type"] == "reglu" else _gelu(gate)
@@ -141,7 +143,9 @@ def relative(
     relative_key_query). Tokens know no place of their own. ALBERT adds to scores that are divided already.
     """
     prefixes = ("bert.", "roberta.", "electra.", "albert.")
-    w = _Weights(tensors, next((one for one in prefixes if any(name.startswith(one) for name in tensors)), ""), dtype)
+    w = NamedWeights(
+        tensors, next((one for one in prefixes if any(name.startswith(one) for name in tensors)), ""), dtype
+    )
     eps, heads, albert = config["layer_norm_eps"], config["num_attention_heads"], config["model_type"] == "albert"
     x = w["embeddings.word_embeddings.weight"][list(ids)]
     x = x + w["embeddings.token_type_embeddings.weight"][list(types or [0] * len(ids))]
@@ -164,7 +168,7 @@ def relative(
         keys.append(k)
         added = _distance_scores(q, k, w[f"{own}.distance_embedding.weight"], heads, config, albert)
         mixed, norm, up, down = (f"{at}.{part}" for part in parts)
-        x = w.norm(x + w.linear(_attention(q, k, v, heads, added), mixed), norm, eps)
+        x = w.norm(x + w.linear(attention(q, k, v, heads, added), mixed), norm, eps)
         x = w.norm(x + w.linear(_gelu(w.linear(x, up)), down), f"{at}.{last}", eps)
     return _bert_head(w, config, head, x, eps), keys
 
@@ -184,8 +188,8 @@ def _distance_scores(q: Array, k: Array, table: Array, heads: int, config: Mappi
     return made if divided else made / math.sqrt(size)
 
 
-def _bert_head(w: _Weights, config: Mapping[str, Any], head: str, x: Array, eps: float) -> Array:
-    words, w = w, _Weights(w.tensors, "", w.dtype)
+def _bert_head(w: NamedWeights, config: Mapping[str, Any], head: str, x: Array, eps: float) -> Array:
+    words, w = w, NamedWeights(w.tensors, "", w.dtype)
     if head == "classify":
         return w.linear(np.tanh(words.linear(x[:1], "pooler.dense")), "classifier")
     if head in ("tag", "answer"):

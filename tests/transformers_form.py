@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 from checkpoints import Case
+from families import FAMILIES
 from safetensors.numpy import load_file, save_file
 
 __all__ = ["transformers_form"]
 
 # Model types without this head in transformers: it is that of token classification, by another name.
-_WITHOUT_ANSWERS = ("nomic_bert", "gte", "new", "eurobert")
+_WITHOUT_ANSWERS = ("nomic_bert", "gte", "new", *FAMILIES)
 
 
 def transformers_form(folder: Path, case: Case, place: Path) -> Path:

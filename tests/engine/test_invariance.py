@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from compiled import DTYPES, open_cpu, same_bits
+from families import FAMILIES
 
 from encast.backends.cpu import CpuRunnable
 from encast.batch import Batch
@@ -13,7 +14,8 @@ CASES = (
     "bert-features", "mpnet-features", "albert-odd", "roberta-fill_mask", "bert-embed", "bert-embed_sparse",
     "modernbert-features", "nomic_bert-features", "new-features",
     "jina_bert-features", "deberta-v2-features", "deberta-v2-conv",
-    "bert-relative_key_query", "bert-relative-two-tasks", "eurobert-features", "eurobert-wide",
+    "bert-relative_key_query", "bert-relative-two-tasks",
+    *(f"{arch}-{kind}" for arch in FAMILIES for kind in ("features", "wide")),
 )  # fmt: skip
 LENGTHS = (1, 2, 31, 48, 7, 16, 17, 40, 33, 1, 48, 25, 12)
 

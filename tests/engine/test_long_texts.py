@@ -16,6 +16,7 @@ import pytest
 from bounds import allowed_difference, largest_excess
 from checkpoints import make_checkpoint
 from compiled import same_bits
+from families import FAMILIES
 
 import encast
 from encast import _core, artifact
@@ -40,8 +41,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "seed": 32,
         "config": {"position_buckets": 256, "max_relative_positions": 512, "conv_kernel_size": 3},
     },
-    # No norm takes a mean away, so that a channel that is far out stays so; two heads share their keys.
-    "eurobert": {"layers": 2, "positions": 1200, "seed": 34},
+    # No norm takes a mean away, so that a channel that is far out stays so; two heads of EuroBERT share their keys.
+    **{arch: {"layers": 2, "positions": 1200, "seed": 34} for arch in FAMILIES},
     # Every distance has a vector; those of all heads are the same.
     "bert": {
         "layers": 2,

@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "quant": {"errors"},
     "importers": {"errors", "ir"},
     "archs": {"errors", "ir"},
-    "sparsity": {"errors", "files", "importers", "archs"},
+    "sparsity": {"errors", "files", "importers", "archs", "ir"},
     "passes": {"crossover", "errors", "ir", "quant"},
     "artifact": {"errors", "files", "ir", "_core"},
     "journal": {"errors", "artifact", "files"},

@@ -7,9 +7,9 @@ import pkgutil
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
+from encast.archs.checkpoint_like import CheckpointLike
 from encast.archs.config import Config
 from encast.archs.encoder import Sizes
 from encast.archs.expansion import hide_expansion
@@ -26,10 +26,10 @@ from encast.archs.heads import (
 from encast.archs.modules import Modules
 from encast.archs.relative_keys import RELATIVE_KEYS
 from encast.archs.shown import Shown
-from encast.archs.weights import TensorSource, Weights
+from encast.archs.weights import Weights
 from encast.errors import CheckpointError, UnsupportedModelError
 from encast.ir import FusionPromise, Graph, GraphMeta, verify
-from encast.ir.meta import HEADS, TokenForm
+from encast.ir.meta import HEADS
 from encast.ir.types import ValueType
 
 __all__ = ["TASKS", "Architecture", "architecture", "build_graph", "model_types", "need_transformers"]
@@ -50,37 +50,6 @@ _PROJECTION = r"linear\.weight"
 """Of token embeddings, which other tasks do not read."""
 
 
-class CheckpointLike(Protocol):
-    """The part of ``importers``' ``Checkpoint`` that architectures read."""
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def config(self) -> Mapping[str, Any]: ...
-
-    @property
-    def config_file(self) -> str: ...
-
-    @property
-    def architecture(self) -> str: ...
-
-    @property
-    def tensors(self) -> TensorSource: ...
-
-    @property
-    def modules(self) -> SentenceModules | None: ...
-
-    @property
-    def export(self) -> ExportLike | None: ...
-
-    @property
-    def token_form(self) -> TokenForm | None: ...
-
-    @property
-    def m3(self) -> M3Heads | None: ...
-
-
 class Architecture(ABC):
     """One family of encoders with its heads.
 
@@ -98,6 +67,9 @@ class Architecture(ABC):
 
     suffixes: ClassVar[Mapping[str, str]] = {}
     """Further suffixes of class names, and the task that they stand for."""
+
+    classes: ClassVar[Mapping[str, str]] = {}
+    """Class names without such a suffix, and their task."""
 
     markers: ClassVar[Mapping[str, str]]
     """For every task with a head of its own: a tensor that only a checkpoint with this head has."""
@@ -121,6 +93,9 @@ class Architecture(ABC):
         if kind in RELATIVE_KEYS:
             return f"since version 5 transformers leaves out position_embedding_type {kind!r} without a word"
         return ""
+
+    exported: ClassVar[bool] = True
+    """Whether exports of it (ONNX) are read; where not, ``told_by_graph`` is False too."""
 
     told_by_graph: ClassVar[bool] = True
     """Whether an export alone says which one it is and how long its texts may be; else config.json must be there."""
@@ -281,7 +256,12 @@ def _show(checkpoint: CheckpointLike, export: ExportLike) -> Shown:
     """An export as the checkpoint that it was made of."""
     table = model_types()
     where = f"{checkpoint.path}/{checkpoint.config_file}"
-    kind = Config(checkpoint.config, where).text("position_embedding_type")
+    config = Config(checkpoint.config, where)
+    kind, named = config.text("position_embedding_type"), config.text("model_type")
+    if named in table and not table[named].exported:
+        raise UnsupportedModelError(
+            f"{where}: model_type is {named!r}, of which no exports are read; compile its checkpoint"
+        )
     if kind in RELATIVE_KEYS:
         raise UnsupportedModelError(
             f"{where}: position_embedding_type is {kind!r}, of which no exports are read; compile its checkpoint"
@@ -367,7 +347,8 @@ def _refuse_other_arithmetic(config: Config, cls: type[Architecture]) -> None:
     config.refuse_unless("pruned_heads", {})
     # Weights stored in a quantised form, and models whose code is in the checkpoint, unless it is known what that does.
     config.refuse_unless("quantization_config")
-    if not (cls.code and config.all_texts_match("auto_map", rf"(.*\.)?({'|'.join(cls.code)})(Config|Model|For\w+)")):
+    known = "|".join((*(rf"{one}(Config|Model|For\w+)" for one in cls.code), *cls.classes))
+    if not (known and config.all_texts_match("auto_map", rf"(.*\.)?({known})")):
         config.refuse_unless("auto_map")
 
 
@@ -377,7 +358,7 @@ def _choose_task(
     name = checkpoint.architecture
     # "TFBertModel" and "FlaxBertModel" are the same models in other frameworks.
     match = re.fullmatch(r"(?:TF|Flax)?(\w+?)(Model|For[A-Z]\w*|LMHeadModel)", name)
-    declared = {**_SUFFIXES, **cls.suffixes}.get(match[2]) if match else ("features" if not name else None)
+    declared = {**_SUFFIXES, **cls.suffixes}.get(match[2]) if match else {"": "features", **cls.classes}.get(name)
     splade = checkpoint.modules is not None and checkpoint.modules.splade is not None
     late = _late(checkpoint) is not None
     if task is None and (splade or late):

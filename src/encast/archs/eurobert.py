@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from encast.archs.base import Architecture, architecture
+from encast.archs.base import architecture
 from encast.archs.config import Config
 from encast.archs.encoder import MOST_LAYERS, Sizes
-from encast.archs.gated import MOST_POSITIONS, GatedPaths, Rotary, attend, gate, need_pairs
+from encast.archs.gated import MOST_POSITIONS, Biases, GatedPaths, PreNormEncoder, Rotary, need_pairs, pre_norm_layer
 from encast.archs.heads import predict_tokens
 from encast.archs.modules import Modules
 from encast.archs.weights import Weights
 from encast.errors import CheckpointError
-from encast.ir import FusionPromise, Graph
 
 __all__ = ["EuroBert"]
 
@@ -29,7 +28,7 @@ _POOLINGS = ("bos", "mean", "late")
 
 
 @architecture("eurobert")
-class EuroBert(Architecture):
+class EuroBert(PreNormEncoder):
     """Heads: dense, gelu and projection, on the first token (``classifier_pooling`` bos), on the mean over the tokens
     (mean), or on every token, whose scores are averaged (late); masked LM by a decoder alone.
 
@@ -39,8 +38,6 @@ class EuroBert(Architecture):
     prefix = "model."
     stem = ("EuroBert",)
     code = ("EuroBert", "EuroBertPreTrained")
-    told_by_graph = False
-    position_types = ()
     markers: ClassVar[Mapping[str, str]] = {
         "classify": "dense.weight",
         "tag": "classifier.weight",
@@ -97,15 +94,6 @@ class EuroBert(Architecture):
         alone = weights.any_below(cls.prefix) and not any(marker in weights for marker in others)
         return cls.markers[task] in weights or alone
 
-    def promises(self, graph: Graph) -> dict[str, FusionPromise]:
-        # A layer's sum goes on to the next one as it is, and products add it; words have no norm of their own.
-        return {
-            **super().promises(graph),
-            "linear_activation": FusionPromise(0, sum(node.op == "activation" for node in graph.nodes)),
-            "add_layer_norm": FusionPromise(0, 0),
-            "embed_layer_norm": FusionPromise(0, 0),
-        }
-
     def encode(self, encoder: Modules) -> str:
         sizes = self.sizes
         x = encoder.embedding("token_ids", "embed_tokens", sizes.vocab, sizes.hidden)
@@ -140,28 +128,23 @@ class EuroBert(Architecture):
         )
 
     def _layer(self, encoder: Modules, x: str, layer: int, path: str) -> str:
-        """Norm, attention, add; norm, gated feed-forward, add."""
-        graph, sizes, bias = encoder.graph, self.sizes, self.attention_bias
-        hidden, size, at = sizes.hidden, sizes.hidden // sizes.heads, f"{path}.self_attn"
-
-        def norm(x: str, part: str) -> str:
-            return encoder.rms_norm(x, f"{path}.{part}", hidden, sizes.eps, layer=layer)
+        sizes, bias, mlp_bias = self.sizes, self.attention_bias, self.mlp_bias
+        size = sizes.hidden // sizes.heads
 
         def projected(read: str, part: str, groups: int) -> str:
             name, times = f"{path}.{part}", sizes.heads // groups
-            weight = encoder.repeated(f"{name}.weight", groups, times, size, hidden)
+            weight = encoder.repeated(f"{name}.weight", groups, times, size, sizes.hidden)
             added = encoder.repeated(f"{name}.bias", groups, times, size) if bias else ""
-            return graph.add("linear", read, weight, added, name=name, layer=layer, activation="none")
+            return encoder.graph.add("linear", read, weight, added, name=name, layer=layer, activation="none")
 
-        read = norm(x, _PATHS.attention_norm)
-        groups = (sizes.heads, self.groups, self.groups)
-        projections = [projected(read, part, count) for part, count in zip(_PATHS.attention, groups, strict=True)]
-        context = attend(graph, projections, sizes, at=at, layer=layer, rotary=self.rotary)
-        attended = encoder.linear(context, f"{path}.{_PATHS.attention_output}", hidden, hidden, layer=layer, bias=bias)
-        x = graph.add("add", x, attended, name=f"{at}.sum", layer=layer)
-        inner = gate(encoder, norm(x, _PATHS.output_norm), sizes, _PATHS, self.mlp_bias, layer=layer, path=path)
-        made = encoder.linear(inner, f"{path}.{_PATHS.output}", hidden, sizes.inner, layer=layer, bias=self.mlp_bias)
-        return graph.add("add", x, made, name=f"{path}.mlp.sum", layer=layer)
+        def project(read: str) -> list[str]:
+            groups = (sizes.heads, self.groups, self.groups)
+            return [projected(read, part, count) for part, count in zip(_PATHS.attention, groups, strict=True)]
+
+        biases, at = Biases(bias, bias, mlp_bias, mlp_bias), f"{path}.self_attn"
+        return pre_norm_layer(
+            encoder, x, sizes, _PATHS, biases, project, layer=layer, path=path, at=at, rotary=self.rotary
+        )
 
 
 def _read_rotary(config: Config) -> Rotary:

@@ -1,11 +1,13 @@
-"""What encoders of 2024 share: positions within attention, a gated feed-forward, layers with their norms behind.
+"""What encoders since 2024 share: positions within attention, a gated feed-forward, norms behind or before.
 
-NomicBERT, GTE and JinaBERT are written with it; ModernBERT and EuroBERT, whose norms stand before, take its attention.
+``gated_layer`` has layer norms behind (NomicBERT, GTE, JinaBERT), ``pre_norm_layer`` norms by the root mean square
+before (EuroBERT, NeoBERT); ModernBERT takes attention alone.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +24,15 @@ __all__ = [
     "Biases",
     "GatedEncoder",
     "GatedPaths",
+    "PreNormEncoder",
     "Rotary",
     "attend",
     "gate",
     "gated_layer",
     "need_pairs",
     "packed_projections",
+    "pre_norm_layer",
+    "projections_of_heads",
     "read_rotary",
     "read_sizes",
 ]
@@ -90,6 +95,22 @@ class GatedEncoder(Architecture):
         return classify_first_token(
             encoder, head, x, hidden, labels, dense_path="pooler.dense", out_path="classifier", activation="tanh"
         )
+
+
+class PreNormEncoder(Architecture):
+    """Layers of ``pre_norm_layer`` over words without a norm of their own."""
+
+    told_by_graph = False
+    position_types = ()
+
+    def promises(self, graph: Graph) -> dict[str, FusionPromise]:
+        # A layer's sum goes on to the next one as it is, and products add it; words have no norm of their own.
+        return {
+            **super().promises(graph),
+            "linear_activation": FusionPromise(0, sum(node.op == "activation" for node in graph.nodes)),
+            "add_layer_norm": FusionPromise(0, 0),
+            "embed_layer_norm": FusionPromise(0, 0),
+        }
 
 
 def read_sizes(config: Config, *, positions: int, types: int, activation: str, least_types: int = 0) -> Sizes:
@@ -179,6 +200,18 @@ def packed_projections(encoder: Modules, x: str, path: str, hidden: int, *, laye
     ]
 
 
+def projections_of_heads(encoder: Modules, x: str, path: str, sizes: Sizes, *, layer: int) -> list[str]:
+    """Queries, keys and values of ``x`` by module ``path``, whose one weight has the rows of all three head by head,
+    and rotary pairs of queries and keys as neighbours.
+    """
+    hidden, size = sizes.hidden, sizes.hidden // sizes.heads
+    weights = encoder.parts_of_heads(f"{path}.weight", _PARTS, sizes.heads, size, hidden, pairs=_PARTS[:2])
+    return [
+        encoder.graph.add("linear", x, weight, "", name=f"{path}.{part}", layer=layer, activation="none")
+        for part, weight in zip(_PARTS, weights, strict=True)
+    ]
+
+
 def attend(
     graph: Graph,
     projections: list[str],
@@ -249,6 +282,40 @@ def gated_layer(
         inner = linear(attended, paths.inner[0], sizes.inner, hidden, biases.inner)
         inner = encoder.activation(inner, sizes.activation, name=f"{path}.{paths.inner[0]}.activation", layer=layer)
     return add_and_norm(linear(inner, paths.output, hidden, sizes.inner, biases.output), attended, paths.output_norm)
+
+
+def pre_norm_layer(
+    encoder: Modules,
+    x: str,
+    sizes: Sizes,
+    paths: GatedPaths,
+    biases: Biases,
+    project: Callable[[str], list[str]],
+    *,
+    layer: int,
+    path: str,
+    at: str,
+    rotary: Rotary,
+) -> str:
+    """Norm, attention, add; norm, gated feed-forward, add; norms by the root mean square.
+
+    ``project`` makes queries, keys and values of what it is given; ``at`` names the nodes of attention.
+    """
+    graph, hidden = encoder.graph, sizes.hidden
+
+    def norm(x: str, part: str) -> str:
+        return encoder.rms_norm(x, f"{path}.{part}", hidden, sizes.eps, layer=layer)
+
+    def linear(x: str, part: str, inner: int, bias: bool) -> str:
+        return encoder.linear(x, f"{path}.{part}", hidden, inner, layer=layer, bias=bias)
+
+    projections = project(norm(x, paths.attention_norm))
+    context = attend(graph, projections, sizes, at=at, layer=layer, rotary=rotary)
+    attended = linear(context, paths.attention_output, hidden, biases.attention_output)
+    x = graph.add("add", x, attended, name=f"{at}.sum", layer=layer)
+    inner = gate(encoder, norm(x, paths.output_norm), sizes, paths, biases.inner, layer=layer, path=path)
+    made = linear(inner, paths.output, sizes.inner, biases.output)
+    return graph.add("add", x, made, name=f"{path}.{paths.output.rpartition('.')[0]}.sum", layer=layer)
 
 
 def gate(encoder: Modules, x: str, sizes: Sizes, paths: GatedPaths, bias: bool, *, layer: int, path: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -10,11 +10,12 @@ from encast.archs.weights import Float32, Weights
 from encast.errors import CheckpointError, UnsupportedModelError
 from encast.ir import Graph
 
-__all__ = ["Modules", "is_zeros", "tensors_of"]
+__all__ = ["Modules", "in_other_rows", "is_zeros", "tensors_of"]
 
 _ZEROS = "zeros."
 _SWAPPED = "[swapped]"
 _REPEATED = "[repeated]"
+_OF_HEADS, _OF_PAIRS = "heads.", "pairs."
 _OTHERS = ("[padded]", "[window]")
 
 
@@ -50,6 +51,25 @@ class Modules:
         rows = self.weights.take(self.prefix + name, (len(parts) * size, *shape))
         for index, part in enumerate(names):
             self.graph.add_constant(part, rows[index * size : (index + 1) * size])
+        return names
+
+    def parts_of_heads(
+        self, name: str, parts: Sequence[str], heads: int, size: int, *shape: int, pairs: Collection[str] = ()
+    ) -> list[str]:
+        """The rows of one tensor that has, head by head, ``size`` of each part, as constants of their own.
+
+        Those of ``pairs`` are for op ``rotary``, of a model that turns neighbours: rows ``2i`` and ``2i + 1`` of a head
+        become ``i`` and ``size/2 + i``, and the constant ``NAME[pairs.PART]``; the others are ``NAME[heads.PART]``.
+        """
+        rows = self.weights.take(self.prefix + name, (heads * len(parts) * size, *shape))
+        rows = rows.reshape(heads, len(parts), size, *shape)
+        names = []
+        for index, part in enumerate(parts):
+            own, form = rows[:, index], _OF_HEADS
+            if part in pairs:
+                own, form = own.reshape(heads, size // 2, 2, *shape).swapaxes(1, 2), _OF_PAIRS
+            array = np.ascontiguousarray(own).reshape(-1, *shape)
+            names.append(self.graph.add_constant(f"{name}[{form}{part}]", array))
         return names
 
     def stack(self, names: Sequence[str], size: int, *shape: int) -> str:
@@ -137,6 +157,7 @@ def tensors_of(constants: Mapping[str, Float32], groups: int = 1, heads: int = 1
     """
     tensors: dict[str, Float32] = {}
     parts: dict[str, list[Float32]] = {}
+    of_heads: dict[str, list[Float32]] = {}
     for name, array in constants.items():
         path, bracket, form = name.partition("[")
         if "+" in name:
@@ -154,8 +175,20 @@ def tensors_of(constants: Mapping[str, Float32], groups: int = 1, heads: int = 1
                     f"num_key_value_heads for {heads} heads: take the files of the same model"
                 )
             tensors[path] = rows[:, 0].reshape(-1, *array.shape[1:])
+        elif form.startswith(_OF_PAIRS):
+            pairs = array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2)
+            of_heads.setdefault(path, []).append(pairs.reshape(heads, -1, *array.shape[1:]))
+        elif form.startswith(_OF_HEADS):
+            of_heads.setdefault(path, []).append(array.reshape(heads, -1, *array.shape[1:]))
         elif bracket + form in _OTHERS:
             raise UnsupportedModelError(f"{path!r} is {form[:-1]}, a form that is not read of exports")
         else:
             parts.setdefault(path, []).append(array)
-    return tensors | {path: np.concatenate(arrays) for path, arrays in parts.items()}
+    tensors |= {path: np.concatenate(arrays) for path, arrays in parts.items()}
+    packed = {path: np.concatenate(arrays, axis=1) for path, arrays in of_heads.items()}
+    return tensors | {path: array.reshape(-1, *array.shape[2:]) for path, array in packed.items()}
+
+
+def in_other_rows(constant: str) -> bool:
+    """Whether a constant of this name has rows that lie apart in its tensor side by side: ``parts_of_heads``."""
+    return constant.partition("[")[2].startswith(_OF_PAIRS)

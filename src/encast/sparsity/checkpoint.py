@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,13 @@ from encast.importers.weights import DTYPES
 from encast.sparsity.files import check_new_folder, contains, copy_files
 from encast.sparsity.magnitude import check_sparsity, magnitude_mask
 from encast.sparsity.pattern import Pattern
-from encast.sparsity.products import product_weights
+from encast.sparsity.products import product_rows
 
 __all__ = ["PrunedWeight", "prune_checkpoint"]
 
 _WEIGHTS = "model.safetensors"
 Progress = Callable[[int, int], None]
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,14 @@ def prune_checkpoint(
     checkpoint.need_hugging_face("pruning")
     if contains(checkpoint.root, target):
         raise InputError(f"{target} lies in the checkpoint itself; choose a place outside of it")
-    names = product_weights(checkpoint, keep)
+    products = product_rows(checkpoint, keep)
+    names = list(products)
     temporary = target.parent / f".{target.name}.tmp-{secrets.token_hex(4)}"
     try:
         temporary.mkdir()
         copy_files(checkpoint, temporary, target)
         place = temporary / checkpoint.path.relative_to(checkpoint.root)
-        pruned = list(_write_weights(checkpoint, names, pattern, sparsity, place / _WEIGHTS, progress))
+        pruned = list(_write_weights(checkpoint, products, pattern, sparsity, place / _WEIGHTS, progress))
         pruned.sort(key=lambda weight: names.index(weight.tensor))
         for folder, _, _ in os.walk(temporary):
             sync_folder(Path(folder))
@@ -93,7 +95,12 @@ def prune_checkpoint(
 
 
 def _write_weights(
-    checkpoint: Checkpoint, names: list[str], pattern: Pattern, sparsity: float, path: Path, progress: Progress | None
+    checkpoint: Checkpoint,
+    products: Mapping[str, Array | None],
+    pattern: Pattern,
+    sparsity: float,
+    path: Path,
+    progress: Progress | None,
 ) -> Iterator[PrunedWeight]:
     """All tensors, those of ``names`` pruned, as safetensors: its own package writes no bf16 without torch."""
     tensors = checkpoint.tensors
@@ -106,20 +113,27 @@ def _write_weights(
         header[name] = {"dtype": stored.dtype, "shape": list(stored.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    done, pruned = 0, set(names)
+    done = 0
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in tensors:
             elements = tensors.stored(name).elements()
-            if name in pruned:
+            if name in products:
                 weight = tensors.f32(name)
-                stays = magnitude_mask(weight, pattern, sparsity)
+                stays = _mask(weight, pattern, sparsity, products[name])
                 elements = np.where(stays, elements, elements.dtype.type(0))
                 before, after = (float(np.mean(one == 0)) for one in (weight, np.where(stays, weight, 0)))
                 yield PrunedWeight(name, weight.shape, before, after)
                 done += 1
                 if progress is not None:
-                    progress(done, len(names))
+                    progress(done, len(products))
             file.write(np.ascontiguousarray(elements).tobytes())
         file.flush()
         os.fsync(file.fileno())
+
+
+def _mask(weight: Array, pattern: Pattern, sparsity: float, places: Array | None) -> Array:
+    """``magnitude_mask`` of the rows in the order of ``places``, given back in that of ``weight``."""
+    if places is None:
+        return magnitude_mask(weight, pattern, sparsity)
+    return magnitude_mask(weight[np.argsort(places)], pattern, sparsity)[places]

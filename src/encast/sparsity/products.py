@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
 
 from encast.archs import build_graph
+from encast.archs.modules import in_other_rows, tensors_of
 from encast.errors import CheckpointError, InputError
 from encast.importers import Checkpoint
+from encast.ir import Graph
 
-__all__ = ["product_weights"]
+__all__ = ["product_rows", "product_weights"]
+
+Array = np.ndarray[Any, Any]
 
 
 def product_weights(checkpoint: Checkpoint, keep: Sequence[str] = (), names: Iterable[str] | None = None) -> list[str]:
@@ -20,24 +27,46 @@ def product_weights(checkpoint: Checkpoint, keep: Sequence[str] = (), names: Ite
     ``InputError`` for a pattern that matches none, ``CheckpointError`` or ``UnsupportedModelError`` for a checkpoint
     that cannot be used.
     """
-    found = list(_products(checkpoint, list(checkpoint.tensors if names is None else names)))
+    return list(product_rows(checkpoint, keep, names))
+
+
+def product_rows(
+    checkpoint: Checkpoint, keep: Sequence[str] = (), names: Iterable[str] | None = None
+) -> dict[str, Array | None]:
+    """Those of ``product_weights``, and for each row the place that it has in the product, None where that is its own:
+    blocks of several outputs are rows that are neighbours there.
+    """
+    found = dict(_products(checkpoint, list(checkpoint.tensors if names is None else names)))
     unmatched = next((one for one in keep if not any(fnmatchcase(name, one) for name in found)), None)
     if unmatched is not None:
-        raise InputError(f"the pattern {unmatched!r} in keep matches none of the {len(found)} weights, as {found[0]!r}")
-    return [name for name in found if not any(fnmatchcase(name, one) for one in keep)]
+        first = next(iter(found))
+        raise InputError(f"the pattern {unmatched!r} in keep matches none of the {len(found)} weights, as {first!r}")
+    return {name: rows for name, rows in found.items() if not any(fnmatchcase(name, one) for one in keep)}
 
 
-def _products(checkpoint: Checkpoint, names: list[str]) -> Iterator[str]:
+def _products(checkpoint: Checkpoint, names: list[str]) -> Iterator[tuple[str, Array | None]]:
     graph = build_graph(checkpoint)
     # Of a tensor that holds several weights (Modules.parts) the constants are NAME[PART], of several tensors that are
     # one weight (Modules.stack) NAME+NAME.
-    constants = [node.inputs[1] for node in graph.nodes if node.op == "linear" and node.layer >= 0]
-    weights = dict.fromkeys(name for one in constants for name in one.partition("[")[0].split("+"))
-    for weight in weights:
+    constants = dict.fromkeys(node.inputs[1] for node in graph.nodes if node.op == "linear" and node.layer >= 0)
+    weights: dict[str, list[str]] = {}
+    for one in constants:
+        for name in one.partition("[")[0].split("+"):
+            weights.setdefault(name, []).append(one)
+    for weight, parts in weights.items():
         # Constants have the checkpoint's names without the prefix of the encoder.
         found = [name for name in names if name == weight or name.endswith(f".{weight}")]
         if len(found) != 1:
             raise CheckpointError(
                 f"{checkpoint.path}: {len(found)} tensors could be {weight!r}: {', '.join(found)}; save the model alone"
             )
-        yield found[0]
+        yield found[0], _places(graph, weight, parts) if any(map(in_other_rows, parts)) else None
+
+
+def _places(graph: Graph, weight: str, parts: list[str]) -> Array:
+    """Of every row of a tensor its place among the rows of the constants that are made of it."""
+    ends = np.cumsum([0, *(graph.constants[part].type.shape[0] for part in parts)])
+    numbers = {
+        part: np.arange(begin, end)[:, None] for part, begin, end in zip(parts, ends[:-1], ends[1:], strict=True)
+    }
+    return tensors_of(numbers, heads=graph.meta.heads)[weight][:, 0]

@@ -1,16 +1,16 @@
-"""EuroBERT's part of ``checkpoints``: config, names and shapes of tensors, and cases."""
+"""EuroBERT for the tests: config, names and shapes of tensors, and cases."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["EUROBERT_CASES", "EUROBERT_USUAL", "eurobert_config", "eurobert_shapes"]
+from family import Family, FeedForward, Shapes
 
-Shapes = Iterator[tuple[str, tuple[int, ...], str]]
+__all__ = ["FAMILY"]
 
 
-def eurobert_config(spec: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+def _config(spec: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     """``config``, in BERT's words, as transformers has it; two heads share their keys and values if they are even."""
     made = {name: value for name, value in config.items() if name != "layer_norm_eps"}
     made |= {"rms_norm_eps": 1e-5, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
@@ -18,9 +18,9 @@ def eurobert_config(spec: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def eurobert_shapes(spec: Any) -> Shapes:
+def _shapes(spec: Any) -> Shapes:
     """Name, shape and kind of every tensor, head included."""
-    config = {**eurobert_config(spec, {}), **spec.config}
+    config = {**_config(spec, {}), **spec.config}
     hidden, inner, bare = spec.hidden, spec.inner, spec.head in ("features", "embed")
     prefix = "" if bare else "model."
     biases, inner_biases = config.get("attention_bias", False), config.get("mlp_bias", False)
@@ -56,12 +56,12 @@ def eurobert_shapes(spec: Any) -> Shapes:
         yield "lm_head.bias", (spec.vocab,), "bias"
 
 
-EUROBERT_USUAL: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 4, "vocab": 50, "labels": 2, "tied": False}
-_SMALL = {**EUROBERT_USUAL, "seed": 20}
+_USUAL: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 4, "vocab": 50, "labels": 2, "tied": False}
+_SMALL = {**_USUAL, "seed": 20}
 _BIASES = {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}
 _POOLED = {"layers": 1, "hidden": 16, "heads": 2, "seed": 21}
 
-EUROBERT_CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+_CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("eurobert-bos", "classify", {**_POOLED, "config": {"classifier_pooling": "bos"}}),
     ("eurobert-mean", "classify", {**_POOLED, "config": {"classifier_pooling": "mean"}}),
     # Every key is that of all heads; then as many as heads, and nothing is a multiple of a vector's width.
@@ -74,4 +74,18 @@ EUROBERT_CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     # Heads that fill panels, four to a key.
     ("eurobert-wide", "tag", {**_SMALL, "layers": 1, "hidden": 256, "config": {"num_key_value_heads": 1}}),
 )
-"""Name of a case, head, and the options of ``make_checkpoint``."""
+
+FAMILY = Family(
+    arch="eurobert",
+    stem="EuroBert",
+    seed=49,
+    config=_config,
+    shapes=_shapes,
+    inner=lambda spec: int(spec.inner),
+    feed_forward=lambda spec: FeedForward(
+        "post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj"), "mlp.up_proj", 0, "mlp.down_proj"
+    ),
+    products=7,
+    usual=_USUAL,
+    cases=_CASES,
+)
