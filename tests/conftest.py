@@ -1,12 +1,17 @@
 """Makes the helpers beside this file (``checkpoints``, ``cases``, ``bounds``) importable by every test below it."""
 
 import fcntl
+import json
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+
+How = Callable[..., None]
 
 # The suites multiply thousands of tiny matrices, on which NumPy's BLAS threads only wait for each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -38,3 +43,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     with open(folder / "serial.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX if item.get_closest_marker("serial") else fcntl.LOCK_SH)
         return (yield)
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> How:
+    """Says what those of ``fake_runtime`` do, which take the place of ONNX Runtime and TensorFlow."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "fake_runtime"))
+    monkeypatch.setattr("encast.verify.original.find_spec", lambda name: name)
+    monkeypatch.setattr("encast.errors.find_spec", lambda name: name)
+
+    def how(**options: Any) -> None:
+        monkeypatch.setenv("FAKE_RUNTIME", json.dumps(options))
+
+    how()
+    return how

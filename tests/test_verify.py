@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from checkpoints import make_checkpoint
+from conftest import How
 from onnx_files import CASES, checkpoint_of
 
+import encast.verify.apart
 import encast.verify.compare
 from encast import artifact
 from encast.cli.main import main
@@ -22,23 +23,7 @@ from encast.errors import InputError, UnsupportedModelError
 from encast.verify import NotComparedError
 
 GOLDEN = Path(__file__).parent / "golden" / "onnx"
-FAKE = Path(__file__).parent / "fake_runtime"
 FILE, TAGGER = "bert-features-torchscript-11.onnx", "bert-tag-dynamo-20.onnx"
-How = Callable[..., None]
-
-
-@pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> How:
-    """Says what ``fake_runtime/onnxruntime.py`` does, which takes the place of ONNX Runtime."""
-    monkeypatch.setenv("PYTHONPATH", str(FAKE))
-    monkeypatch.setattr(encast.verify.compare, "find_spec", lambda name: name)
-    monkeypatch.setattr("encast.errors.find_spec", lambda name: name)
-
-    def how(**options: Any) -> None:
-        monkeypatch.setenv("FAKE_RUNTIME", json.dumps(options))
-
-    how()
-    return how
 
 
 def export_of(folder: Path, file: str = FILE) -> Path:
@@ -143,7 +128,7 @@ def test_a_file_that_the_runtime_cannot_run(
 ) -> None:
     runtime(**how)
     if "sleeps" in how:
-        monkeypatch.setattr(encast.verify.compare, "_SECONDS", 0.4)
+        monkeypatch.setattr(encast.verify.apart, "_SECONDS", 0.4)
     begin = time.monotonic()
     path = compile(export, tmp_path / "m.encast")
     assert reason in verified(path)["skipped"]
@@ -155,19 +140,19 @@ def test_a_file_that_the_runtime_cannot_run(
 def test_memory_of_the_process_is_bounded(
     runtime: How, export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encast.verify.compare, "_MEMORY", 1 << 26)
+    monkeypatch.setattr(encast.verify.apart, "_MEMORY", 1 << 26)
     assert "cannot run it" in verified(compile(export, tmp_path / "m.encast"))["skipped"]
 
 
 def test_what_has_no_runtime_of_its_own(runtime: How, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", "bert", "features")
     assert verified(compile(checkpoint, tmp_path / "m.encast")) is None
-    with pytest.raises(InputError, match="this is no ONNX file"):
+    with pytest.raises(InputError, match="it has no graph to run"):
         compile(checkpoint, tmp_path / "m.encast", verify=True)
 
 
 def test_without_the_runtime(export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("encast.errors.find_spec", "encast.verify.compare.find_spec"):
+    for place in ("encast.errors.find_spec", "encast.verify.original.find_spec"):
         monkeypatch.setattr(place, lambda name: None)
     assert verified(compile(export, tmp_path / "m.encast")) is None
     with pytest.raises(InputError, match=r"not installed: onnxruntime; pip install 'encast\[verify\]'"):

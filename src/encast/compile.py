@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import encast._core as _core
 import encast.artifact as artifact
@@ -15,6 +16,9 @@ from encast.importers import Checkpoint, checkpoint_name, open_checkpoint
 from encast.ir import Graph
 from encast.passes import SPARSE, FusionReport, count_fixed, optimise, stored_ranges
 from encast.quant import Calibration, QuantSpec
+
+if TYPE_CHECKING:
+    from encast.verify import Original
 
 __all__ = ["check_sparse", "compile"]
 
@@ -49,9 +53,10 @@ def compile(
     if that asks for static activations or moved outliers; else None, since scales of activations are found at run time,
     a row at a time. A checkpoint that is quantised already may fix the ranges of activations: where it does for every
     int8 product they are taken without a ``quant``, and with one that asks for static activations.
-    ``verify``: whether ONNX Runtime answers random tokens by the ONNX file as the artifact does; the
-    difference goes on the card, and a file of which the answers differ is not compiled. By default it is done where
-    the checkpoint is an ONNX file and ONNX Runtime is installed, and where that cannot run the file the card says why.
+    ``verify``: whether ONNX Runtime answers random tokens by the ONNX file, or TensorFlow by the SavedModel, as the
+    artifact does; the difference goes on the card, and a file of which the answers differ is not compiled. By default
+    it is done where the checkpoint is one of these and its runtime is installed, and where that cannot run it the card
+    says why. A SavedModel's graph is a program that then runs.
     ``progress(stage, done, total)`` is called as the work goes on.
 
     Raises ``InputError`` for bad options, ``CheckpointError`` or ``UnsupportedModelError`` for a checkpoint that
@@ -99,31 +104,57 @@ def compile(
 
 def _check(checkpoint: Checkpoint, verify: bool | None) -> Callable[[Path], dict[str, object]] | None:
     """What verifies the artifact, if anything does."""
-    if verify and not checkpoint.onnx:
-        raise InputError(
-            f"{checkpoint.source}: verify compares with ONNX Runtime, and this is no ONNX file; leave it out"
-        )
-    if verify:
-        need_modules("verify", "onnxruntime")
-    if verify is False or not checkpoint.onnx:
+    if verify is False:
         return None
-    from encast.verify import NotComparedError, installed, verify_onnx  # here: others need nothing that runs a model
+    if not checkpoint.onnx and checkpoint.saved_model is None:
+        if verify:
+            raise InputError(
+                f"{checkpoint.source}: verify compares an ONNX file with ONNX Runtime and a SavedModel with "
+                "TensorFlow, and this is neither: it has no graph to run; leave it out"
+            )
+        return None
+    import encast.verify as by  # here: others need nothing that runs a model
 
-    export = checkpoint.export
-    if export is None or not installed():
+    runtime = by.ONNX_RUNTIME if checkpoint.onnx else by.TENSORFLOW
+    if verify:
+        need_modules(runtime.extra, runtime.module)
+    if not runtime.installed():
         return None
 
     def check(made: Path) -> dict[str, object]:
         try:
-            source, takes = checkpoint.path / checkpoint.onnx, export.inputs
-            fixed = (takes.sequences, takes.positions)
-            return {"verified": verify_onnx(made, source, takes.names, arithmetic=export.arithmetic, fixed=fixed)}
-        except NotComparedError as error:
+            return {"verified": by.verify(made, _original(checkpoint))}
+        except by.NotComparedError as error:
             if verify:
                 raise
             return {"verified": {"skipped": str(error)}}
 
     return check
+
+
+def _original(checkpoint: Checkpoint) -> Original:
+    """Raises ``NotComparedError`` for a SavedModel that takes no token ids, or more than an encoder does."""
+    import encast.verify as by
+
+    saved = checkpoint.saved_model
+    if saved is None:
+        export = checkpoint.export
+        assert export is not None
+        takes = by.Takes(dict(export.inputs.names), export.inputs.sequences, export.inputs.positions)
+        return by.Original(by.ONNX_RUNTIME, checkpoint.path / checkpoint.onnx, takes, export.arithmetic)
+    if not saved.signature:
+        raise by.NotComparedError(
+            f"{checkpoint.source}: no signature takes input_ids (there is {saved.offered}); export the model with "
+            "build_raw_serving_input_receiver_fn, or compile without verify"
+        )
+    if saved.unknown:
+        raise by.NotComparedError(
+            f"{checkpoint.source}: the signature {saved.signature} takes {', '.join(saved.unknown)}, of which nobody "
+            "says here what to give; export the model without, or compile without verify"
+        )
+    names = {**saved.inputs.names, **dict.fromkeys(saved.unused, by.UNUSED)}
+    takes = by.Takes(names, saved.inputs.sequences, saved.inputs.positions, saved.tags, saved.signature)
+    return by.Original(by.TENSORFLOW, saved.folder, takes, saved.arithmetic)
 
 
 def _spec(dtype: str, quant: QuantSpec | None) -> QuantSpec:

@@ -15,7 +15,7 @@ from encast import artifact
 from encast.compile import compile
 from encast.errors import UnsupportedModelError
 from encast.importers import open_checkpoint
-from encast.verify import verify_onnx
+from encast.verify import ONNX_RUNTIME, Original, verify
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "onnx"
 
@@ -57,4 +57,4 @@ def test_another_file_is_noticed(tmp_path: Path) -> None:
     changed[middle : middle + 256] = bytes(256)
     (tmp_path / "changed.onnx").write_bytes(changed)
     with pytest.raises(UnsupportedModelError, match="the graph was not understood"):
-        verify_onnx(path, tmp_path / "changed.onnx")
+        verify(path, Original(ONNX_RUNTIME, tmp_path / "changed.onnx"))

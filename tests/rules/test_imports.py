@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "tune.configuration": {"errors", "artifact", "backends.groups", "ceilings", "data"},
     "calibrate": {"errors", "ir", "batch", "importers", "archs", "passes", "quant", "backends.reference", "tasks"},
     "compile": {"errors", "ir", "importers", "archs", "passes", "quant", "artifact", "verify", "_core"},
-    "verify": {"errors", "artifact", "backends.cpu", "batch", "ir.meta", "launch.process"},
+    "verify": {"errors", "artifact", "backends.cpu", "batch", "ir.meta", "launch.process", "tasks.classify"},
     "compress": {
         "archs",
         "artifact",
@@ -195,7 +195,7 @@ OUTSIDE: dict[str, set[str] | None] = {
     "onnxruntime": {"bench.peers", "verify"},
     "openvino": {"bench.peers"},
     "sentence_transformers": {"bench.peers"},
-    "tensorflow": {"bench.peers"},
+    "tensorflow": {"bench.peers", "verify"},
     "torch": {"backends.gpu", "bench.peers", "compress"},
     "torchao": {"bench.peers"},
     "triton": {"backends.gpu.kernels"},

@@ -62,7 +62,7 @@ def compile_command(
         bool | None,
         typer.Option(
             "--verify/--no-verify",
-            help="Compare with what ONNX Runtime makes of an ONNX file; default: where it is installed.",
+            help="Compare an ONNX file with ONNX Runtime, a SavedModel with TensorFlow; default: where installed.",
         ),
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="exp, erf and tanh by libm, not polynomials.")] = False,

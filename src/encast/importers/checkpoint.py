@@ -18,6 +18,7 @@ from encast.importers.late_interaction import STANFORD, read_stanford, token_for
 from encast.importers.m3_heads import M3Heads, read_m3_heads, unweighted_tokens
 from encast.importers.model_files import WEIGHT_FILES, ModelFiles, read_folder
 from encast.importers.onnx import Export, read_export
+from encast.importers.saved_model import SavedModel
 from encast.importers.sentence_modules import (
     SentenceModules,
     TransformerSettings,
@@ -43,8 +44,8 @@ class Checkpoint:
     ``tokenizer`` and ``token_form`` are made when first asked for. ``config_file``: what config.json is called;
     ``tensorflow``: whether the files are TensorFlow's, whose names and config are given as the Hugging Face layout has
     them. ``onnx``: the name of the ONNX file that it is, "" for others; ``config`` is then empty where no config.json
-    lies beside it, and ``tensors`` are empty. ``keras``: whether the weights are Keras's, whose names are given as the
-    Hugging Face layout has them.
+    lies beside it, and ``tensors`` are empty. ``saved_model``: how TensorFlow runs it, where it is one. ``keras``:
+    whether the weights are Keras's, whose names are given as the Hugging Face layout has them.
     """
 
     root: Path
@@ -58,6 +59,7 @@ class Checkpoint:
     tensorflow: bool = False
     onnx: str = ""
     keras: bool = False
+    saved_model: SavedModel | None = None
     _folder: Folder = field(kw_only=True, repr=False)
     _settings: TransformerSettings = field(kw_only=True, repr=False)
 
@@ -181,6 +183,7 @@ def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = No
         tensorflow=prefix is not None,
         onnx=onnx,
         keras=model.keras,
+        saved_model=model.saved,
         _folder=model.vocabulary,
         _settings=settings,
     )

@@ -10,6 +10,7 @@ from encast.errors import CheckpointError
 from encast.importers.files import Folder, MappedFile, quote
 from encast.importers.hdf5_file import read_hdf5
 from encast.importers.safetensors_file import read_safetensors
+from encast.importers.saved_model import SavedModel
 from encast.importers.tensorflow_h5 import read_tf_model, rename_tf, tf_config
 from encast.importers.torch_file import read_torch_file
 from encast.importers.weights import StoredTensor, TensorSource
@@ -21,7 +22,7 @@ __all__ = ["WEIGHT_FILES", "ModelFiles", "read_folder", "read_tensors"]
 class ModelFiles:
     """``folder`` has the config, which is called ``config_file``; ``vocabulary`` is the folder with the tokenizer.
 
-    ``keras``: whether the weights are Keras's.
+    ``keras``: whether the weights are Keras's. ``saved``: how TensorFlow runs the folder, where it is a SavedModel.
     """
 
     folder: Folder
@@ -30,6 +31,7 @@ class ModelFiles:
     tensors: TensorSource
     vocabulary: Folder
     keras: bool = False
+    saved: SavedModel | None = None
 
 
 Reader = Callable[[MappedFile], dict[str, StoredTensor]]

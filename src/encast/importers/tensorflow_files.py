@@ -12,13 +12,13 @@ from encast.importers.files import Folder, MappedFile, quote
 from encast.importers.google_bert import GOOGLE_CONFIG, complete_config, rename
 from encast.importers.meta_graph import MetaGraph, read_meta_graph, read_saved_model
 from encast.importers.model_files import WEIGHT_FILES, ModelFiles
+from encast.importers.saved_model import SAVED_MODEL, describe
 from encast.importers.table_file import is_table
 from encast.importers.tensor_bundle import DATA_FILE, read_bundle
 from encast.importers.weights import TensorSource
 
 __all__ = ["find_prefix", "read_tensorflow", "refuse_table_file", "split_prefix"]
 
-_SAVED_MODEL = "saved_model.pb"
 _STATE = "checkpoint"
 _ASSETS = ("assets", "assets.extra")
 _CONFIGS = (GOOGLE_CONFIG, "config.json")
@@ -50,8 +50,8 @@ def find_prefix(folder: Folder) -> str | None:
     """
     if folder.pick(WEIGHT_FILES) is not None:
         return None
-    if folder.has(_SAVED_MODEL):
-        return _SAVED_MODEL
+    if folder.has(SAVED_MODEL):
+        return SAVED_MODEL
     # A list of shards is called .index.json.
     prefixes = sorted(name.removesuffix(".index") for name in folder.names if name.endswith(".index"))
     if folder.has("config.json"):  # a folder for transformers may have files of these names for other purposes
@@ -94,11 +94,12 @@ def read_tensorflow(folder: Folder, prefix: str) -> ModelFiles:
     graph: MetaGraph | None = None
     places = [folder]
     bundle = folder
-    if prefix == _SAVED_MODEL:
+    runnable = prefix == SAVED_MODEL  # a .meta is the graph of a training, which answers nothing
+    if runnable:
         graph = read_saved_model(folder.map(prefix))
         places += [folder.child(name, str(folder.root)) for name in _ASSETS if os.path.isdir(folder.path(name))]
         if not os.path.isdir(folder.path("variables")):
-            raise CheckpointError(f"{folder.root}: no folder variables beside {_SAVED_MODEL}; the copy is incomplete")
+            raise CheckpointError(f"{folder.root}: no folder variables beside {SAVED_MODEL}; the copy is incomplete")
         bundle, prefix = folder.child("variables", str(folder.root)), "variables"
     elif folder.has(f"{prefix}.meta"):
         graph = read_meta_graph(folder.map(f"{prefix}.meta"))
@@ -112,4 +113,5 @@ def read_tensorflow(folder: Folder, prefix: str) -> ModelFiles:
     tensors = rename(read_bundle(bundle, prefix), where)
     config = complete_config(home, config_file, tensors, graph)
     vocabulary = next((place for place in places if place.pick(("tokenizer.json", "vocab.txt"))), home)
-    return ModelFiles(home, config_file, config, TensorSource(tensors, where), vocabulary)
+    saved = describe(folder.root, graph, tensors.values()) if graph is not None and runnable else None
+    return ModelFiles(home, config_file, config, TensorSource(tensors, where), vocabulary, saved=saved)

@@ -1,5 +1,17 @@
-"""An artifact beside the runtime of the file that it was made of: ``encast compile --verify``."""
+"""An artifact beside the runtime of what it was made of: ``encast compile --verify``."""
 
-from encast.verify.compare import LIMITS, NotComparedError, installed, verify_onnx
+from encast.verify.apart import NotComparedError
+from encast.verify.compare import LIMITS, verify
+from encast.verify.original import ONNX_RUNTIME, TENSORFLOW, UNUSED, Original, Runtime, Takes
 
-__all__ = ["LIMITS", "NotComparedError", "installed", "verify_onnx"]
+__all__ = [
+    "LIMITS",
+    "ONNX_RUNTIME",
+    "TENSORFLOW",
+    "UNUSED",
+    "NotComparedError",
+    "Original",
+    "Runtime",
+    "Takes",
+    "verify",
+]

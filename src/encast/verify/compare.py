@@ -1,21 +1,16 @@
-"""Whether an artifact answers as the ONNX file does that it was made of: both run, on the same random tokens.
+"""Whether an artifact answers as the graph does that it was made of: both run, on the same random tokens.
 
-The reader of ONNX files knows a graph by what it computes; this is the proof by another program. Which output of the
-file is which of the artifact is not looked up but found: the one of the right shape that agrees best.
+The reader of ONNX files knows a graph by what it computes, that of SavedModels by the names of its variables and a
+config; this is the proof by another program. Which output of the file is which of the artifact is not looked up but
+found: the one of the right shape that agrees best.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import resource
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +19,13 @@ import numpy as np
 import encast.artifact as artifact
 from encast.backends.cpu import CpuRunnable
 from encast.batch import Batch
-from encast.errors import InputError, UnsupportedModelError
+from encast.errors import UnsupportedModelError
 from encast.ir.meta import HEADS
-from encast.launch.process import signal_name
-from encast.verify.runtime import Takes
+from encast.tasks.classify import problem_type, sigmoid
+from encast.verify.apart import NotComparedError, run_apart
+from encast.verify.original import Original
 
-__all__ = ["LIMITS", "NotComparedError", "installed", "verify_onnx"]
+__all__ = ["LIMITS", "verify"]
 
 Array = np.ndarray[Any, Any]
 
@@ -49,74 +45,62 @@ _NARROW_LIMIT = 0.3
 """The same for bf16 and int8 artifacts of a file in f32."""
 
 _SEED = 28
-_SECONDS, _BYTES_A_SECOND = 60, 20 << 20
-_MEMORY, _MEMORY_TIMES = 8 << 30, 6
-"""Address space of the process that runs the file: so many bytes, and so many times those of its folder."""
+_LEAST = float(np.finfo(np.float32).tiny)
+"""A probability below it has no logarithm in f32."""
+_SUMS = 0.01
+"""How far the sum of probabilities may be from 1."""
 
 
-class NotComparedError(InputError):
-    """ONNX Runtime cannot run the file, or the two have no output in common."""
+def verify(folder: Path, original: Original) -> dict[str, Any]:
+    """Runs the artifact in ``folder`` and the ``original``, and returns what the card says of it.
 
+    ``relative`` is the norm of the difference over the norm of the original's answers, ``limit`` what it may be (None:
+    anything), ``largest`` the largest difference of two numbers, ``cosine`` the lowest of a row, for the output that is
+    the task's, or for the last hidden state where a sentence embedding is made of that and the file ends there.
 
-def installed() -> bool:
-    """Whether ONNX Runtime is there; it is not imported."""
-    return find_spec("onnxruntime") is not None
-
-
-def verify_onnx(
-    folder: Path,
-    source: Path,
-    inputs: Mapping[str, str] | None = None,
-    *,
-    arithmetic: str = "f32",
-    fixed: tuple[int | None, int | None] = (None, None),
-) -> dict[str, Any]:
-    """Runs the artifact in ``folder`` and, by ONNX Runtime, the file ``source``, and returns what the card says of it.
-
-    ``inputs``: by the file's names what its inputs are, in the words of transformers, which they have if it is None.
-    ``fixed``: how many sequences and positions it takes, None for any number. ``arithmetic``: the file's own, a key of
-    ``LIMITS``. ``relative`` is the norm of the difference over the norm of ONNX Runtime's answers, ``limit`` what it
-    may be (None: anything), ``largest`` the largest difference of two numbers, ``cosine`` the lowest of a row, for the
-    output that is the task's, or for the last hidden state where a sentence embedding is made of that and the file
-    ends there.
-
-    Raises ``UnsupportedModelError`` where the answers differ by more, and ``NotComparedError`` where ONNX Runtime
-    cannot run the file within a minute and some gigabytes or none of its outputs is one of the artifact's.
+    Raises ``UnsupportedModelError`` where the answers differ by more, and ``NotComparedError`` where the runtime
+    cannot run the original within a minute and some gigabytes or none of its outputs is one of the artifact's.
     """
     opened = artifact.open(folder)
-    ids = _sequences(opened, fixed[1], padded=inputs is None or "attention_mask" in inputs.values())
+    ids = _sequences(opened, original.takes.positions, padded=original.takes.masked)
     types = [[int(token >= len(one) // 2) for token in range(len(one))] for one in ids]
     batch = Batch.of(ids, types if opened.graph.meta.type_vocab > 1 else None)
-    theirs = _run_apart(source, Takes(dict(inputs or {}), *fixed), ids, types)
+    answers = run_apart(original, ids, types)
+    theirs = answers.outputs
+    limit = LIMITS[original.arithmetic]
+    if limit is not None and opened.card["dtype"] != "f32":
+        limit = max(limit, _NARROW_LIMIT)
+
+    def rank(pair: _Pair) -> tuple[bool, bool, float]:
+        """Logits that agree tell more than probabilities that do."""
+        agrees = limit is None or pair.share <= limit
+        return not agrees, agrees and "(logits)" in pair.output, pair.share
+
     runnable = CpuRunnable(opened, instances=1)
     try:
         pairs = [
-            min(found, key=lambda pair: pair.share)
+            min(found, key=rank)
             for name, rows in _outputs(opened)
-            if (found := list(_pairs(name, _answers(runnable, name, rows, batch), theirs, batch)))
+            if (found := list(_pairs(opened, name, _answers(runnable, name, rows, batch), theirs, batch)))
         ]
     finally:
         runnable.close()
     if not pairs:
         names = " or ".join(name for name, _ in _outputs(opened))
         raise NotComparedError(
-            f"{source.name}: none of its outputs {sorted(theirs)} has the shape of {names} of the artifact; compile "
+            f"{original.label}: none of its outputs {sorted(theirs)} has the shape of {names} of the artifact; compile "
             "without verify, or for the task that the file is for"
         )
-    limit = LIMITS[arithmetic]
-    if limit is not None and opened.card["dtype"] != "f32":
-        limit = max(limit, _NARROW_LIMIT)
     best = pairs[0]
     if best.output == "embedding" and not (limit is not None and best.share <= limit):
         best = min(pairs, key=lambda pair: pair.share)  # a pooler's output has the shape of an embedding, and is none
     if limit is not None and not best.share <= limit:
         raise UnsupportedModelError(
-            f"{source}: its output {best.of!r} by ONNX Runtime and {best.output} of the artifact differ by "
-            f"{best.share:.2g} of their size, where {limit:g} is allowed; the graph was not understood: compile the "
-            "model's checkpoint, and report this file"
+            f"{original.source}: its output {best.of!r} by {original.runtime.name} and {best.output} of the artifact "
+            f"differ by {best.share:.2g} of their size, where {limit:g} is allowed; {original.runtime.advice}"
         )
     return {
-        "runtime": f"onnxruntime {_version()}",
+        "runtime": f"{original.runtime.module} {answers.version}",
         "tokens": batch.tokens,
         "output": best.output,
         "of": best.of,
@@ -125,13 +109,6 @@ def verify_onnx(
         "largest": _short(float(np.abs(best.own - best.other).max())),
         "cosine": round(float(_cosines(best.own, best.other).min()), 6),
     }
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("onnxruntime")
-    except importlib.metadata.PackageNotFoundError:  # another distribution of it
-        return "of unknown version"
 
 
 def _sequences(opened: artifact.Artifact, most: int | None = None, *, padded: bool = True) -> list[list[int]]:
@@ -150,44 +127,14 @@ def _sequences(opened: artifact.Artifact, most: int | None = None, *, padded: bo
     if meta.max_len > 512 and (len(lengths) + 1) * min(_LONG, meta.max_len) * widest <= _MOST_NUMBERS:
         lengths = (*lengths, _LONG)
     if most is not None:
+        if most < 1:
+            raise NotComparedError(f"the file takes texts of {most} tokens; compile without verify")
         if not padded and most > meta.max_len:
             raise NotComparedError(
                 f"the file takes texts of {most} tokens alone, the artifact {meta.max_len}; compile without verify"
             )
         lengths = tuple(min(length, most) for length in lengths) if padded else (most,) * len(_FEW_LENGTHS)
     return [random.choice(plain, min(length, meta.max_len)).tolist() for length in lengths]
-
-
-def _run_apart(
-    source: Path, takes: Takes, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]]
-) -> dict[str, Array]:
-    """The outputs of the file by their names, from a process of its own with bounded time and memory."""
-    nbytes = sum(one.stat().st_size for one in source.parent.iterdir() if one.is_file())
-    seconds, memory = _SECONDS + nbytes / _BYTES_A_SECOND, _MEMORY + _MEMORY_TIMES * nbytes
-
-    def bound() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-
-    with tempfile.TemporaryDirectory(prefix="encast-verify-") as made:
-        texts, answers = Path(made, "texts.npz"), Path(made, "answers.npz")
-        lengths = [len(one) for one in ids]
-        np.savez(texts, ids=np.concatenate(ids), types=np.concatenate(types), lengths=np.array(lengths))
-        command = [sys.executable, "-m", "encast.verify.runtime", str(source), str(texts), str(answers), takes.dump()]
-        try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, preexec_fn=bound, check=False
-            )
-        except subprocess.TimeoutExpired:
-            raise NotComparedError(
-                f"{source.name}: ONNX Runtime takes more than {seconds:.0f} s for {sum(lengths)} tokens; compile "
-                "without verify"
-            ) from None
-        if done.returncode != 0:
-            said = (done.stdout.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
-            how = f"was ended by {signal_name(-done.returncode)}" if done.returncode < 0 else said or "failed"
-            raise NotComparedError(f"{source.name}: ONNX Runtime cannot run it ({how}); compile without verify")
-        with np.load(answers) as found:
-            return dict(zip(json.loads(done.stdout), (found[key] for key in found.files), strict=True))
 
 
 def _outputs(opened: artifact.Artifact) -> list[tuple[str, str]]:
@@ -218,11 +165,11 @@ class _Pair:
         return share if np.isfinite(share) else float("inf")
 
 
-def _pairs(name: str, own: Array, theirs: dict[str, Array], batch: Batch) -> Iterator[_Pair]:
+def _pairs(opened: artifact.Artifact, name: str, own: Array, theirs: dict[str, Array], batch: Batch) -> Iterator[_Pair]:
     """Every output of the file that has the shape.
 
     A file may end before the last step of the artifact: before the normalisation that modules.json asks for, before the
-    largest logit of a word, and with start and end of an answer apart.
+    largest logit of a word, and with start and end of an answer apart. It may end behind it, with probabilities.
     """
     flat = [other for other, array in theirs.items() if array.shape == own.shape[:1]]
     if len(flat) == 2 and own.shape[1:] == (2,):
@@ -231,11 +178,34 @@ def _pairs(name: str, own: Array, theirs: dict[str, Array], batch: Batch) -> Ite
     for other, array in theirs.items():
         if array.shape == own.shape:
             yield _Pair(name, own, other, array)
+            if name == "logits":
+                yield from _probabilities(opened, own, other, array)
             if name == "embedding":
                 norms = np.linalg.norm(array, axis=1, keepdims=True)
                 yield _Pair(name, own, other, array / np.maximum(norms, 1e-12))
+        if array.shape == own.shape[:1] and own.shape[1:] == (1,):
+            yield _Pair(name, own, other, array[:, None])  # a regression's number
         if name == "sparse_embedding" and array.shape == (batch.tokens, *own.shape[1:]):
             yield _Pair(name, own, other, np.maximum(np.maximum.reduceat(array, batch.cu_seqlens[:-1]), 0))
+
+
+def _probabilities(opened: artifact.Artifact, own: Array, other: str, array: Array) -> Iterator[_Pair]:
+    """Where ``array`` is what the artifact's tasks make of logits, or its logarithm.
+
+    Logarithms are compared, whose errors are those of logits: probabilities near 0 and 1 would hide them.
+    """
+    kind = problem_type(opened.graph.meta, own.shape[1])
+    if kind == "multi_label" and np.all((array >= 0) & (array <= 1)):
+        yield _Pair("sigmoid(logits)", sigmoid(own.astype(np.float64)), other, array)
+    if kind != "single_label" or opened.graph.meta.task == "answer":
+        return
+    shifted = own - own.max(axis=1, keepdims=True)
+    logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    if np.all(array >= 0) and np.all(np.abs(array.sum(axis=1) - 1) < _SUMS):
+        least = np.float32(np.log(_LEAST))
+        yield _Pair("log_softmax(logits)", np.maximum(logs, least), f"log({other})", np.log(np.maximum(array, _LEAST)))
+    elif np.all(array <= _SUMS) and np.all(np.abs(np.exp(array).sum(axis=1) - 1) < _SUMS):
+        yield _Pair("log_softmax(logits)", logs, other, array)
 
 
 def _cosines(own: Array, other: Array) -> Array:

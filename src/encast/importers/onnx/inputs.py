@@ -1,27 +1,19 @@
-"""The inputs of an export: which names they may have, and which of their sizes the file fixes."""
+"""The inputs of an export: what they are, and which of their sizes the file fixes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from encast.errors import CheckpointError, UnsupportedModelError
 from encast.importers.files import quote
+from encast.importers.model_inputs import INPUTS, OTHER_NAMES, Inputs, meaning
 from encast.importers.onnx.model import Model
 from encast.importers.onnx.reader import Probe
 
-__all__ = ["FEEDS", "INTEGERS", "LONGEST", "SHORTEST", "Inputs", "check_inputs"]
-
-_OTHER_NAMES = {
-    "input_mask": "attention_mask",
-    "segment_ids": "token_type_ids",
-    "input_word_ids": "input_ids",
-    "input_type_ids": "token_type_ids",
-}
-"""Those of google-research/bert, and of the encoders of TensorFlow's Model Garden."""
+__all__ = ["FEEDS", "INTEGERS", "LONGEST", "SHORTEST", "check_inputs"]
 
 FEEDS: dict[str, Callable[[Probe], np.ndarray[Any, Any]]] = {
     "input_ids": lambda probe: probe.ids,
@@ -29,7 +21,7 @@ FEEDS: dict[str, Callable[[Probe], np.ndarray[Any, Any]]] = {
     "token_type_ids": lambda probe: probe.types,
     "position_ids": lambda probe: np.broadcast_to(np.arange(probe.ids.shape[1]), probe.ids.shape),
 }
-"""What a probe has for each input."""
+"""What a probe has for each of ``INPUTS``."""
 
 INTEGERS = {6: np.int32, 7: np.int64}
 SHORTEST, LONGEST = 5, 2048
@@ -37,16 +29,6 @@ SHORTEST, LONGEST = 5, 2048
 _MOST_SEQUENCES = 1024
 _MOST_PAIRS = 1 << 24
 """Of a query and a key, in all sequences of a batch: masks are arrays of them."""
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """``names``: by the file's name of an input what it is, a key of ``FEEDS``. ``sequences`` and ``positions``: the
-    sizes that the file fixes, None for those that it leaves open."""
-
-    names: Mapping[str, str]
-    sequences: int | None = None
-    positions: int | None = None
 
 
 def check_inputs(model: Model) -> Inputs:
@@ -57,12 +39,11 @@ def check_inputs(model: Model) -> Inputs:
     for one in model.inputs:
         if one.name in model.initializers:
             continue
-        plain = one.name.removesuffix(":0")  # as TensorFlow calls the first output of a placeholder
-        what = _OTHER_NAMES.get(plain, plain)
-        if what not in FEEDS:
-            others = ", ".join(f"{name} for {meant}" for name, meant in _OTHER_NAMES.items())
+        what = meaning(one.name)
+        if what is None:
+            others = ", ".join(f"{name} for {meant}" for name, meant in OTHER_NAMES.items())
             raise UnsupportedModelError(
-                f"{model.where}: has an input {quote(one.name)}; the inputs of an encoder are {', '.join(FEEDS)}, or "
+                f"{model.where}: has an input {quote(one.name)}; the inputs of an encoder are {', '.join(INPUTS)}, or "
                 f"{others}: give the export these input_names"
             )
         if what in names.values():

@@ -19,12 +19,13 @@ import numpy as np
 
 from encast.errors import CheckpointError, EncastError, UnsupportedModelError
 from encast.importers.files import Folder, quote
+from encast.importers.model_inputs import Inputs
 from encast.importers.onnx import attention, elementwise, microsoft_attention, pooling, quantised
 from encast.importers.onnx.arrangements import ONE_HOT, look_up, look_up_one_hot
 from encast.importers.onnx.dequantised import Dequantised
 from encast.importers.onnx.disentangled import lift
 from encast.importers.onnx.folding import fold
-from encast.importers.onnx.inputs import FEEDS, INTEGERS, LONGEST, SHORTEST, Inputs, check_inputs
+from encast.importers.onnx.inputs import FEEDS, INTEGERS, LONGEST, SHORTEST, check_inputs
 from encast.importers.onnx.microsoft import MICROSOFT, take_apart
 from encast.importers.onnx.model import Input, Model, OnnxNode, read_model
 from encast.importers.onnx.norm import layer_normalization  # noqa: F401

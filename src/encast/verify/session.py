@@ -1,0 +1,31 @@
+"""What every runtime is to the process that runs an original."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Input", "Session"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Input:
+    """``shape``: numbers, and what else stands for sizes that are open."""
+
+    dtype: np.dtype[Any]
+    shape: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Session:
+    """An original that was loaded. ``outputs``: shapes as ``Input.shape``; ``run``: from inputs to outputs by name."""
+
+    version: str
+    inputs: Mapping[str, Input]
+    outputs: Mapping[str, Sequence[Any]]
+    run: Callable[[Mapping[str, Array]], Mapping[str, Array]]

@@ -1,0 +1,58 @@
+"""What the runtimes beside this file answer: the reference's numbers, each row of the batch as far as its mask says.
+
+``FAKE_RUNTIME`` (JSON) says what they do besides: ``inputs`` that they have, ``share`` of the answers that is added to
+them, ``outputs``, ``raises``, ``sleeps``, ``prints``, ``signal``: by which they end, ``size``: of the only batch that
+they take.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from encast.archs import build_graph
+from encast.backends.reference import Reference
+from encast.batch import Batch
+from encast.importers import open_checkpoint
+
+HOW = json.loads(os.environ.get("FAKE_RUNTIME", "{}"))
+
+
+class Model:
+    def __init__(self, path: str) -> None:
+        if "prints" in HOW:
+            os.write(1, HOW["prints"].encode())
+            atexit.register(os.write, 1, HOW["prints"].encode())
+            print(HOW["prints"], file=sys.stderr)
+        if "raises" in HOW:
+            raise RuntimeError(HOW["raises"])
+        if "signal" in HOW:
+            os.kill(os.getpid(), HOW["signal"])
+        time.sleep(HOW.get("sleeps", 0))
+        self.reference = Reference(build_graph(open_checkpoint(path)))
+
+    @property
+    def graph(self) -> Any:
+        return self.reference.graph
+
+    def rows(self, output: str, ids: Any, mask: Any, types: Any) -> Any:
+        """Of every text: rows of its tokens, and 7 for padding; of a text's own output the row."""
+        assert list(ids.shape) == HOW.get("size", list(ids.shape))
+        assert mask.any(axis=1).all()
+        assert set(np.unique(mask)) <= {0, 1}
+        width = self.graph.type_of(self.graph.outputs[output]).shape[1]
+        of_texts = output == "logits" and self.graph.meta.task == "classify"
+        rows = np.full((len(ids), width) if of_texts else (*ids.shape, width), 7.0)
+        for row, one, kinds, used in zip(rows, ids, types, mask, strict=True):
+            length = int(used.sum())
+            batch = Batch.of([one[:length].tolist()], [kinds[:length].tolist()])
+            select = np.arange(length, dtype=np.int32) if self.graph.meta.task == "fill_mask" else None
+            found = self.reference.run(output, batch, select)
+            row[: None if of_texts else length] = found[0] if of_texts else found
+        return rows * (1 + float(HOW.get("share", 0)))
