@@ -123,7 +123,13 @@ def _check(checkpoint: Checkpoint, verify: bool | None) -> Callable[[Path], dict
 
     def check(made: Path) -> dict[str, object]:
         try:
-            return {"verified": by.verify(made, _original(checkpoint))}
+            original = _original(checkpoint)
+            if runtime.programs and not verify and not by.can_confine():
+                raise by.NotComparedError(
+                    f"{original.label}: a graph of {runtime.name} can write files, and this kernel cannot keep it from "
+                    "that (Landlock, Linux 6.2 or newer): to run it all the same give --verify (verify=True)"
+                )
+            return {"verified": by.verify(made, original)}
         except by.NotComparedError as error:
             if verify:
                 raise

@@ -1,8 +1,8 @@
 """What the runtimes beside this file answer: the reference's numbers, each row of the batch as far as its mask says.
 
 ``FAKE_RUNTIME`` (JSON) says what they do besides: ``inputs`` that they have, ``share`` of the answers that is added to
-them, ``outputs``, ``raises``, ``sleeps``, ``prints``, ``signal``: by which they end, ``size``: of the only batch that
-they take.
+them, ``outputs``, ``raises``, ``sleeps``, ``prints``, ``writes``: a file, ``signal``: by which they end, ``size``: of
+the only batch that they take.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ class Model:
             os.write(1, HOW["prints"].encode())
             atexit.register(os.write, 1, HOW["prints"].encode())
             print(HOW["prints"], file=sys.stderr)
+        if "writes" in HOW:
+            with open(HOW["writes"], "w") as file:
+                file.write("written")
         if "raises" in HOW:
             raise RuntimeError(HOW["raises"])
         if "signal" in HOW:

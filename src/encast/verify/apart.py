@@ -60,7 +60,7 @@ def run_apart(original: Original, ids: Sequence[Sequence[int]], types: Sequence[
             done = subprocess.run(
                 command,
                 cwd=made,
-                env={**os.environ, "PYTHONPATH": _module_path()},
+                env={**os.environ, "PYTHONPATH": _module_path(), "TMPDIR": made},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

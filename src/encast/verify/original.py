@@ -17,13 +17,15 @@ UNUSED = "unused"
 @dataclass(frozen=True)
 class Runtime:
     """``module``: what is imported, by the module ``session`` alone; ``extra`` installs it. ``advice``: what is to be
-    done where its answers are others."""
+    done where its answers are others. ``programs``: whether its originals are programs that could write files, so that
+    they run unasked only where the kernel keeps them from it (``confine.py``)."""
 
     name: str
     module: str
     extra: str
     session: str
     advice: str
+    programs: bool = False
 
     def installed(self) -> bool:
         """Whether it is there; it is not imported."""
@@ -44,6 +46,7 @@ TENSORFLOW = Runtime(
     "encast.verify.tensorflow_session",
     "its graph computes something else than its config says: correct num_attention_heads, hidden_act and problem_type "
     "there, or report this model",
+    programs=True,
 )
 RUNTIMES = {runtime.module: runtime for runtime in (ONNX_RUNTIME, TENSORFLOW)}
 

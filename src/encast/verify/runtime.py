@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from encast.launch.process import die_with_parent
+from encast.verify.confine import can_confine, confine
 from encast.verify.original import RUNTIMES, UNUSED, Takes
 from encast.verify.session import Session
 
@@ -35,6 +36,8 @@ def main(module: str, source: str, texts: str, answers: str, takes: str) -> int:
     ``lengths``. Rows are f32, without those of padding.
     """
     die_with_parent(_KILL, os.getppid())
+    if can_confine():
+        confine(os.path.dirname(answers))
     reply = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)  # runtimes and graphs may print
