@@ -14,16 +14,21 @@ __all__ = [
     "ARCHS",
     "GOLDEN",
     "HEADS",
+    "HUB_GOLDEN",
     "SMALL",
     "WHOLE",
     "as_preset",
     "as_tf_model",
     "checkpoint_of",
+    "compact_names",
+    "preset_pair",
     "registered",
+    "rewrite",
     "tf_names",
 ]
 
 GOLDEN = Path(__file__).parent / "golden" / "keras"
+HUB_GOLDEN = Path(__file__).parent / "golden" / "keras_hub"
 ARCHS = (
     "bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "mpnet", "albert", "deberta-v2",
 )  # fmt: skip
@@ -70,8 +75,40 @@ def as_tf_model(source: Path, target: Path, names: dict[str, str]) -> Path:
 
 
 def tf_names() -> dict[str, dict[str, str]]:
-    names: dict[str, dict[str, str]] = json.loads((GOLDEN / "tf_names.json").read_text())
-    return names
+    """``ARCHITECTURE-HEAD`` → path of a dataset → the tensor of PyTorch with its values, "" for one that it lacks."""
+    stored = json.loads((GOLDEN / "tf_names.json").read_text())
+    return {f"{arch}-{head}": _whole_names(names, names[head]) for arch, names in stored.items() for head in HEADS}
+
+
+def _whole_names(names: dict[str, Any], head: dict[str, Any]) -> dict[str, str]:
+    found = {path: name and head["prefix"] + name for path, name in names["shared"].items()} | head["names"]
+    return {path.replace("/", f"/{head['model']}/", 1): name for path, name in sorted(found.items())}
+
+
+_ENCODERS = {"xlm-roberta": "roberta", "camembert": "roberta", "deberta-v2": "deberta"}
+
+
+def compact_names(table: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """What ``tf_names`` gives, with the names that all heads of an architecture have written down once."""
+    compact: dict[str, Any] = {}
+    for arch in ARCHS:
+        heads: dict[str, Any] = {}
+        for head in HEADS:
+            whole = table[f"{arch}-{head}"]
+            (model,) = {path.split("/")[1] for path in whole}
+            names = {path.replace(f"/{model}/", "/", 1): name for path, name in whole.items()}
+            prefix = "" if head == "features" else f"{_ENCODERS.get(arch, arch)}."
+            heads[head] = {"model": model, "prefix": prefix, "names": names}
+        first = heads["features"]["names"]
+        shared = {
+            path: name
+            for path, name in first.items()
+            if all(of["names"].get(path) == (name and of["prefix"] + name) for of in heads.values())
+        }
+        for of in heads.values():
+            of["names"] = {path: name for path, name in of["names"].items() if path not in shared}
+        compact[arch] = {"shared": shared, **heads}
+    return compact
 
 
 _HUB_NAMES = {
@@ -172,11 +209,45 @@ def as_preset(source: Path, target: Path, *, nested: bool = False) -> Path:
         _write_h5(target / "task.weights.h5", {**head, **step, **(inner if nested else {})})
     assets = target / "assets" / "tokenizer"
     assets.mkdir(parents=True)
-    (target / "tokenizer.json").write_text(registered(tokenizer, lowercase=True, strip_accents=False))
+    settings = {"add_prefix_space": False} if arch == "roberta" else {"lowercase": True, "strip_accents": False}
+    (target / "tokenizer.json").write_text(registered(tokenizer, **settings))
     for name, shown in (("vocab.txt", "vocabulary.txt"), ("vocab.json", "vocabulary.json"), ("merges.txt",) * 2):
         if (source / name).exists():
             shutil.copy(source / name, assets / shown)
     return target
+
+
+def preset_pair(folder: Path, arch: str = "bert", head: str = "classify", **options: Any) -> tuple[Path, Path]:
+    """A checkpoint of PyTorch with KerasHub's activation, and the same as a preset; ``options`` are ``as_preset``'s."""
+    from safetensors.numpy import load_file, save_file
+
+    activation = "gelu_new" if arch == "bert" else "gelu"
+    given = {**SMALL, "layers": 2, "activation": activation, "tokenizer_json": False}
+    source = checkpoint_of(folder, arch, head, **given)
+    config = json.loads((source / "config.json").read_text())
+    labels = len(config.pop("id2label", ()))
+    config.pop("label2id", None)
+    (source / "config.json").write_text(json.dumps({**config, **({"num_labels": labels} if labels else {})}))
+    if arch == "roberta":
+        tensors = load_file(source / "model.safetensors")
+        for name, tensor in tensors.items():
+            if name.endswith("position_embeddings.weight"):
+                tensor[:2] = 0
+            if name.endswith("token_type_embeddings.weight"):
+                tensor[:] = 0
+        save_file(tensors, source / "model.safetensors")
+    return source, as_preset(source, folder / "preset", **options)
+
+
+def rewrite(path: Path, name: str | None = None, /, *, inside: tuple[str, ...] = (), **fields: Any) -> None:
+    """Changes class and fields of what Keras serialised; ``inside``: that in these fields, each in the one before."""
+    whole = json.loads(path.read_text())
+    stored = whole
+    for field in inside:
+        stored = stored["config"][field]
+    stored["registered_name"] = f"keras_hub>{name}" if name else stored["registered_name"]
+    stored["config"].update(fields)
+    path.write_text(json.dumps(whole))
 
 
 def _write_h5(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:

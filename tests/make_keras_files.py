@@ -3,7 +3,8 @@
 Run in an environment of its own: ``pip install tensorflow-cpu==2.17.* tf-keras==2.17.* transformers==4.46.*``, then
 ``TF_USE_LEGACY_KERAS=1 python tests/make_keras_files.py``. The weights are those of ``checkpoints.py``.
 ``tf_names.json`` has, for every architecture and head, the path of each dataset and the tensor of the Hugging Face
-layout that has its values, bit by bit, transposed or not; which one that is, is found by comparing them.
+layout that has its values, bit by bit, transposed or not; which one that is, is found by comparing them. What all heads
+of an architecture have stands there once (``compact_names``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 import transformers
 from checkpoints import Case, inputs_of
-from keras_files import ARCHS, HEADS, SMALL, WHOLE, checkpoint_of
+from keras_files import ARCHS, HEADS, SMALL, WHOLE, checkpoint_of, compact_names
 from safetensors.numpy import load_file
 
 _STEMS = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "electra": "Electra", "camembert": "Camembert"}
@@ -78,7 +79,7 @@ def main() -> None:
                 saved = folder / "saved"
                 open_tf(folder, arch, head).save_pretrained(saved, safe_serialization=False)
                 table[f"{arch}-{head}"] = names_of(saved / "tf_model.h5", load_file(folder / "model.safetensors"))
-        (golden / "tf_names.json").write_text(json.dumps(table, indent=1) + "\n")
+        (golden / "tf_names.json").write_text(json.dumps(compact_names(table), indent=1) + "\n")
         for name, (arch, head, options, shard_size) in WHOLE.items():
             folder = checkpoint_of(Path(made) / "whole", arch, head, **options)
             model = open_tf(folder, arch, head)

@@ -73,6 +73,22 @@ def test_every_name_that_tensorflow_wrote(case: str) -> None:
         assert tensors[found].shape == ((3, 2) if path.endswith("kernel:0") else (2, 3))
 
 
+def test_keys_of_their_own_for_distances(tmp_path: Path) -> None:
+    """Of a DeBERTa whose attention does not share keys, which ``tf_names.json`` has not."""
+    options = {"share_att_key": False, "pos_att_type": ["c2p", "p2c"], "relative_attention": True}
+    source = checkpoint_of(tmp_path, "deberta-v2", "fill_mask", **SMALL, config=options)
+    at = "encoder/layer_._0/attention/self"
+    names = dict(NAMES["deberta-v2-fill_mask"])
+    stem = next(path for path in names if at in path).partition(at)[0]
+    for written, name in (("pos_proj", "pos_key_proj"), ("pos_q_proj", "pos_query_proj")):
+        for last, kind in (("kernel:0", "weight"), ("bias:0", "bias")):
+            names[f"{stem}{at}/{written}/{last}"] = f"deberta.encoder.layer.0.attention.self.{name}.{kind}"
+    stored = load_file(source / "model.safetensors")
+    keras = as_tf_model(source, tmp_path / "keras", {path: name for path, name in names.items() if name in stored})
+    expected = encast.compile(source, tmp_path / "a.encast", dtype="f32")
+    same_artifacts(expected, encast.compile(keras, tmp_path / "b.encast", dtype="f32"))
+
+
 @pytest.mark.parametrize("name", WHOLE)
 def test_files_that_tensorflow_wrote(tmp_path: Path, name: str) -> None:
     """``make_keras_files.py`` made them and wrote down what TensorFlow answers."""
@@ -113,10 +129,12 @@ def test_shards_and_provenance(tmp_path: Path) -> None:
     assert list(checkpoint.provenance["files"]) == ["config.json", *shards, index]
     text = (keras / index).read_text()
     (keras / index).write_text(text.replace(shards[1], shards[0]))
-    with pytest.raises(CheckpointError, match=rf"the shard '{shards[0]}' lacks tensor '.*:0'"):
+    with pytest.raises(
+        CheckpointError, match=rf"the shard '{shards[0]}' lacks tensor 'tf_albert_for_masked_lm_1/.*:0'"
+    ):
         open_checkpoint(keras)
     (keras / index).write_text(text.replace('"tf_albert', '"x/tf_albert', 1))
-    with pytest.raises(CheckpointError, match="lacks tensor 'tf_albert_for_masked_lm_1/"):
+    with pytest.raises(CheckpointError, match="lacks tensor 'x/tf_albert_for_masked_lm_1/"):
         open_checkpoint(keras)
     listed = json.loads(text)
     first = next(iter(listed["weight_map"]))
@@ -150,6 +168,10 @@ def test_fields_that_tensorflow_left_out_are_refused(tmp_path: Path) -> None:
     add_to(config, pad_token_id=5)
     with pytest.raises(UnsupportedModelError, match=r"config\.json: pad_token_id is 5, and .* from 1 whatever it is"):
         open_checkpoint(keras)
+    for value in ("x" * 10**6, [[3]]):
+        add_to(config, pad_token_id=value)
+        with pytest.raises(UnsupportedModelError, match=r"pad_token_id is ('x{120}'\.\.\.|a value of type list), and"):
+            open_checkpoint(keras)
     add_to(config, pad_token_id=1, position_embedding_type="relative_key")
     with pytest.raises(UnsupportedModelError, match=r"position_embedding_type is 'relative_key'.* leave it out"):
         open_checkpoint(keras)
@@ -196,7 +218,7 @@ def test_a_layer_that_no_architecture_has(tmp_path: Path) -> None:
 
 def test_what_needs_weights_of_pytorch_says_so(tmp_path: Path) -> None:
     _, keras = pair(tmp_path)
-    with pytest.raises(InputError, match=r"pruning needs a folder .*; this is a folder with weights of Keras"):
+    with pytest.raises(InputError, match=r"this is one with weights of Keras .*, and those of PyTorch are needed"):
         prune_checkpoint(keras, tmp_path / "pruned", pattern=Pattern.parse("4x1"), sparsity=0.5)
     assert not (tmp_path / "pruned").exists()
 

@@ -16,7 +16,7 @@ from encast.importers.hub import looks_like_hub_id, resolve_hub
 from encast.importers.keras_hub import KerasHubFolder, find_preset
 from encast.importers.late_interaction import STANFORD, read_stanford, token_form
 from encast.importers.m3_heads import M3Heads, read_m3_heads, unweighted_tokens
-from encast.importers.model_files import WEIGHT_FILES, ModelFiles, read_folder
+from encast.importers.model_files import PYTORCH_FILES, WEIGHT_FILES, ModelFiles, read_folder
 from encast.importers.onnx import Export, read_export
 from encast.importers.saved_model import SavedModel
 from encast.importers.sentence_modules import (
@@ -74,6 +74,8 @@ class Checkpoint:
         """Raises ``CheckpointError`` or ``UnsupportedModelError`` when there is no usable tokenizer."""
         if self.tensorflow:
             check_case(self._folder)
+        if isinstance(self._folder, KerasHubFolder):
+            self._folder.need_tokenizer()
         found = read_tokenizer(self._folder, self.config, self._settings)
         # The lengths of queries and documents take the place of all others, in each layout.
         late = None if self.modules is None else self.modules.late
@@ -111,19 +113,22 @@ class Checkpoint:
 
     def need_hugging_face(self, use: str) -> None:
         """Raises ``InputError`` unless the folder has the layout that other libraries read and that is rewritten."""
-        gluon = isinstance(self._folder, GluonFolder)
-        made = {
-            "a file of GluonNLP": gluon,
-            "an ONNX file": self.onnx,
-            "a checkpoint of TensorFlow": self.tensorflow,
-            "a folder with weights of Keras": self.keras,
-        }
-        for what, is_that in made.items():
-            if is_that:
-                raise InputError(
-                    f"{self.source}: {use} needs a folder in the Hugging Face layout; this is {what}, which `encast "
-                    "compile` takes as it is"
-                )
+        if isinstance(self._folder, GluonFolder):
+            found = "a file of GluonNLP"
+        elif isinstance(self._folder, KerasHubFolder):
+            found = "a preset of KerasHub"
+        elif self.onnx:
+            found = "an ONNX file"
+        elif self.tensorflow:
+            found = "a checkpoint of TensorFlow"
+        elif self.keras:
+            found = "one with weights of Keras (tf_model.h5), and those of PyTorch are needed"
+        else:
+            return
+        raise InputError(
+            f"{self.source}: {use} needs a folder in the Hugging Face layout; this is {found}. `encast compile` takes "
+            "it as it is"
+        )
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -149,17 +154,15 @@ def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = No
     onnx = ""
     if _is_onnx_file(path):
         path, onnx = path.parent, path.name
-    shown: Folder | None = None
-    if is_params_file(path):
-        shown = GluonFolder(path)
-    elif prefix is None and not onnx:
-        shown = find_preset(path)
-    root = shown or Folder(path)
-    beside = shown is not None or prefix is not None or bool(onnx)
-    folder = root if beside else transformer_folder(root)
-    if shown is None and not onnx:
-        prefix = prefix or find_prefix(folder)
+    root = GluonFolder(path) if is_params_file(path) else Folder(path)
+    named = isinstance(root, GluonFolder) or prefix is not None or bool(onnx)
+    folder = root if named else transformer_folder(root)
+    if not named:
+        prefix = find_prefix(folder)
         onnx = "" if prefix is not None else _find_onnx(folder)
+        if prefix is None and not onnx and not folder.pick(WEIGHT_FILES):
+            folder = find_preset(folder) or folder
+            root = folder if isinstance(folder, KerasHubFolder) else root
     settings = read_transformer_settings(folder)
     modules = read_modules(root, settings)
     if onnx:
@@ -194,9 +197,9 @@ def _is_onnx_file(path: Path) -> bool:
 
 
 def _find_onnx(folder: Folder) -> str:
-    """The one ONNX file of a folder that has no other weights, "" if there is none."""
+    """The one ONNX file of a folder that has no weights of PyTorch, "" if there is none."""
     names = sorted(name for name in folder.names if name.endswith(".onnx"))
-    if not names or folder.pick(WEIGHT_FILES) is not None:
+    if not names or folder.pick(PYTORCH_FILES) is not None:
         return ""
     if len(names) > 1:
         raise CheckpointError(

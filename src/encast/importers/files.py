@@ -20,7 +20,7 @@ import numpy as np
 
 from encast.errors import CheckpointError
 
-__all__ = ["CONFIG_LIMIT", "FileLedger", "Folder", "MappedFile", "parse_json", "quote", "refuse_pointer"]
+__all__ = ["CONFIG_LIMIT", "FileLedger", "Folder", "MappedFile", "parse_json", "quote", "refuse_pointer", "shown"]
 
 CONFIG_LIMIT = 64 << 20
 """Bytes that a configuration file may have; real ones have kilobytes."""
@@ -33,6 +33,13 @@ def quote(name: object) -> str:
     if not isinstance(name, str):
         return f"a value of type {type(name).__name__}"
     return repr(name) if len(name) <= 120 else repr(name[:120]) + "..."
+
+
+def shown(value: object) -> str:
+    """A value of JSON as it may stand in a message: bounded, and not followed into what it contains."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return json.dumps(value)[:80]
+    return quote(value)
 
 
 def parse_json(data: bytes, where: str) -> Any:

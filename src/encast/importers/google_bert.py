@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from tokenizers.normalizers import BertNormalizer
 
 from encast.errors import CheckpointError, UnsupportedModelError
 from encast.importers.files import Folder, quote
 from encast.importers.meta_graph import MetaGraph, Shape
 from encast.importers.tokenizer_settings import read_tokenizer_settings
-from encast.importers.weights import StoredTensor
+from encast.importers.weights import StoredTensor, transposed
 
 __all__ = ["GOOGLE_CONFIG", "check_case", "complete_config", "rename"]
 
@@ -74,7 +72,7 @@ def rename(variables: Mapping[str, StoredTensor], where: str) -> dict[str, Store
         name = _name(variable)
         if name in tensors:
             raise CheckpointError(f"{where}: two variables would be {quote(name)}, one of them {quote(variable)}")
-        tensors[name] = _transposed(stored) if variable.endswith("/kernel") and name != variable else stored
+        tensors[name] = transposed(stored) if variable.endswith("/kernel") and name != variable else stored
     if not any(name.startswith("bert.") for name in tensors):
         shown = ", ".join(quote(variable) for variable in list(variables)[:3])
         raise CheckpointError(
@@ -94,18 +92,6 @@ def _name(variable: str) -> str:
         path = re.sub(r"(^|\.)layer_(\d+)(?=\.|$)", r"\1layer.\2", scope.replace("/", "."))
         return f"{path}.{last}.weight" if last in _TABLES else f"{path}.{_LAST[last]}"
     return variable
-
-
-def _transposed(stored: StoredTensor) -> StoredTensor:
-    return StoredTensor(stored.dtype, stored.shape[::-1], stored.where, _Transposed(stored.elements))
-
-
-@dataclass(frozen=True)
-class _Transposed:
-    elements: Callable[[], np.ndarray[Any, Any]]
-
-    def __call__(self) -> np.ndarray[Any, Any]:
-        return np.transpose(self.elements())
 
 
 def complete_config(

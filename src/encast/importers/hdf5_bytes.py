@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import struct
+from array import array
+from collections.abc import Sequence
 from typing import NoReturn
+
+import numpy as np
 
 from encast.errors import CheckpointError
 from encast.importers.files import MappedFile
@@ -18,12 +22,16 @@ _MOST_READS = 500_000
 
 
 class Hdf5Bytes:
-    """A file of which no more is read than a model needs; ``where`` is its path."""
+    """A file of which no more is read than a model needs; ``where`` is its path.
+
+    What was taken are the structures of the file, between which no elements may lie.
+    """
 
     def __init__(self, file: MappedFile) -> None:
         self.file = file
         self.where = str(file.path)
         self._reads = 0
+        self._begins, self._ends = array("Q"), array("Q")
 
     def fail(self, what: str) -> NoReturn:
         """Raises ``CheckpointError`` for a file that contradicts itself or the format."""
@@ -44,7 +52,20 @@ class Hdf5Bytes:
                 f"{self.where}: {what} would end at byte {at + size}, and the file has {self.file.size}; it is "
                 "truncated or damaged, so fetch it again"
             )
+        if size:
+            self._begins.append(at)
+            self._ends.append(at + size)
         return self.file.bytes[at : at + size]
+
+    def taken(self, places: Sequence[tuple[int, int]]) -> list[bool]:
+        """Of each place, the bytes from a begin to an end, whether some of it was taken."""
+        order = np.argsort(np.asarray(self._begins), kind="stable")
+        begins, reached = np.asarray(self._begins)[order], np.maximum.accumulate(np.asarray(self._ends)[order])
+        before = np.searchsorted(begins, np.array([end for _, end in places], np.uint64))
+        return [
+            begin < end and count > 0 and int(reached[count - 1]) > begin
+            for (begin, end), count in zip(places, before, strict=True)
+        ]
 
     def numbers(self, form: str, at: int, what: str) -> tuple[int, ...]:
         """Little-endian numbers; ``form`` is that of ``struct``."""

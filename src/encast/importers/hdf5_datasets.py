@@ -60,6 +60,7 @@ class Dataset:
 
 
 def is_dataset(messages: Sequence[Message]) -> bool:
+    """Whether they are of a dataset: they say where its elements lie."""
     return any(message.kind == _LAYOUT for message in messages)
 
 
@@ -81,14 +82,14 @@ def read_dataset(data: Hdf5Bytes, messages: Sequence[Message], what: str) -> Dat
     shape = _shape(data, contents[_DATASPACE], what)
     size = math.prod(shape) * DTYPES[dtype].itemsize
     address, stored = _place(data, contents[_LAYOUT], contents.get(_FILTERS, b""), what)
-    if size == 0:
-        address = stored = 0
-    elif address == UNDEFINED:
+    if size and address == UNDEFINED:
         data.fail(f"{what} has the shape {list(shape)} and no elements, so it was never written")
-    elif stored != size:
+    if stored != size:
         data.fail(f"{what}, {dtype}{list(shape)}, needs {size} bytes and has {stored}")
     if size:
         data.take(address + size, 0, what)
+    else:
+        address = 0
     elements = partial(_elements, data.file, dtype, address, shape)
     return Dataset(StoredTensor(dtype, shape, data.where, elements), address, address + size)
 

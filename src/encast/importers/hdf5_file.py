@@ -2,7 +2,7 @@
 
 The file is a tree of groups whose leaves are datasets ("HDF5 File Format Specification Version 3.0"). Opening walks the
 tree and checks every address and size; elements are memory-mapped. Links lead to each object once and no two datasets
-share bytes, so there is no cycle, and a small file stays small.
+share bytes, with each other or with the structures that were read, so there is no cycle, and a small file stays small.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ __all__ = ["read_hdf5"]
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _MOST_LEVELS = 32
+_LONGEST_PATH = 1_024
+"""In bytes. The longest of TensorFlow's names has 131."""
+_MOST_OBJECTS = 50_000
+"""Groups and datasets. BERT with 12 layers has 560."""
+_MOST_DATASETS = 10_000
 
 
 def read_hdf5(file: MappedFile) -> dict[str, StoredTensor]:
@@ -39,6 +44,8 @@ def read_hdf5(file: MappedFile) -> dict[str, StoredTensor]:
         what = quote(path) if names else "the root group"
         messages = read_messages(data, address, what)
         if is_dataset(messages):
+            if len(datasets) == _MOST_DATASETS:
+                data.fail(f"it has more than {_MOST_DATASETS} datasets, which no model needs")
             datasets[path] = read_dataset(data, messages, what)
             continue
         if not is_group(messages):
@@ -55,6 +62,10 @@ def read_hdf5(file: MappedFile) -> dict[str, StoredTensor]:
                     f"{data.where}: {quote('/'.join((*names, name)))} is an object that has another name too; links "
                     "that lead to one place twice, or in a circle, are not followed, and Keras writes none"
                 )
+            if len("/".join((*names, name)).encode()) > _LONGEST_PATH:
+                data.fail(f"the path {quote('/'.join((*names, name)))} has more than {_LONGEST_PATH} bytes")
+            if len(seen) == _MOST_OBJECTS:
+                data.fail(f"it has more than {_MOST_OBJECTS} groups and datasets, which no model needs")
             seen.add(child)
             waiting.append(((*names, name), child))
     _check_apart(data, datasets)
@@ -93,3 +104,7 @@ def _check_apart(data: Hdf5Bytes, datasets: dict[str, Dataset]) -> None:
             data.fail(f"the bytes of {quote(previous)} and {quote(path)} overlap")
         if dataset.end > reached:
             reached, previous = dataset.end, path
+    inside = data.taken([(dataset.begin, dataset.end) for dataset in datasets.values()])
+    for path, is_inside in zip(datasets, inside, strict=True):
+        if is_inside:
+            data.fail(f"the elements of {quote(path)} lie where the file says what it consists of")

@@ -19,6 +19,8 @@ __all__ = ["is_group", "read_links"]
 
 _LINK_INFO, _LINK, _SYMBOL_TABLE = 0x02, 0x06, 0x11
 _LONGEST_NAME = 512
+_MOST_LINKS = 10_000
+"""Of a group. An optimizer has two for each weight of the model, all in one group."""
 _MOST_LEVELS = 8
 """Of a B-tree; each has up to 32 branches."""
 _SOFT_LINK = 2
@@ -27,6 +29,7 @@ _ENTRY = struct.Struct("<QQI20x")
 
 
 def is_group(messages: Sequence[Message]) -> bool:
+    """Whether they are of a group of either form: they say where its links are, or are links."""
     return any(message.kind in (_LINK_INFO, _LINK, _SYMBOL_TABLE) for message in messages)
 
 
@@ -50,6 +53,8 @@ def read_links(data: Hdf5Bytes, messages: Sequence[Message], what: str) -> dict[
         for name, address in found:
             if name in links:
                 data.fail(f"{what} has two links named {quote(name)}")
+            if len(links) == _MOST_LINKS:
+                data.fail(f"{what} has more than {_MOST_LINKS} links, which no model needs")
             links[name] = address
     return links
 

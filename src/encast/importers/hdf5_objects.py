@@ -21,6 +21,8 @@ __all__ = ["Message", "read_messages"]
 
 _CONTINUATION = 0x10
 _SHARED = 2
+_MOST_BLOCKS = 256
+"""Of a header. Each attribute of a group may have one of its own."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ def _follow(data: Hdf5Bytes, message: Message, blocks: list[tuple[int, int]], wh
     at, size = struct.unpack_from("<QQ", content)
     data.take(at, 0, f"a block of {what}")
     data.take(at + size, 0, f"a block of {what}")
+    if len(blocks) == _MOST_BLOCKS:
+        data.fail(f"{what} goes on in more than {_MOST_BLOCKS} blocks, which none of Keras does")
     if any(begin < at + size and at < begin + length for begin, length in blocks):
         data.fail(f"{what} goes on at byte {at}, which belongs to it already")
     blocks.append((at, size))

@@ -7,8 +7,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from encast.errors import CheckpointError
-from encast.importers.keras_hub import HUB_FILES
-from encast.importers.model_files import WEIGHT_FILES
+from encast.importers.keras_hub import HUB_FILES, HUB_SHARDS
+from encast.importers.model_files import PYTORCH_FILES, WEIGHT_FILES
 from encast.importers.tensor_bundle import DATA_FILE
 from encast.importers.tokenizer_build import SENTENCEPIECE_FILES
 
@@ -50,20 +50,23 @@ def choose_files(names: list[str]) -> list[str]:
         path = PurePosixPath(name)
         if len(path.parts) == 1 or (len(path.parts) == 2 and _MODULE_FOLDER.fullmatch(path.parts[0])):
             folders.setdefault("" if len(path.parts) == 1 else path.parts[0], set()).add(path.name)
+    top = folders.get("", set())
+    tensorflow = set() if top & set(PYTORCH_FILES) else _tensorflow_files(names)
     for folder, files in folders.items():
         wanted = {name for name in files if name in _SMALL_FILES or re.fullmatch(r"sentence_.*_config\.json", name)}
-        weights = next((name for name in WEIGHT_FILES if name in files), None)
+        accepted = PYTORCH_FILES if tensorflow and not folder else WEIGHT_FILES
+        weights = next((name for name in accepted if name in files), None)
         if weights is not None:
             wanted.add(weights)
             if weights.endswith(".index.json"):
                 suffix = {"pytorch_model": "bin", "tf_model": "h5"}.get(weights.partition(".")[0], "safetensors")
                 wanted.update(name for name in files if (shard := _SHARD.fullmatch(name)) and shard[1] == suffix)
         chosen.extend(f"{folder}/{name}" if folder else name for name in wanted)
-    if not folders.get("", set()) & set(WEIGHT_FILES):
-        chosen.extend(_tensorflow_files(names))
-        if "model.weights.h5" in names:
-            chosen.extend(set(HUB_FILES) & set(names) - set(chosen))
-    return sorted(chosen)
+    if not tensorflow and not top & set(WEIGHT_FILES):
+        # Of shards the list alone, which is enough to say that they are not read.
+        preset = HUB_FILES if "model.weights.h5" in top else (HUB_SHARDS,)
+        chosen.extend(set(preset) & set(names))
+    return sorted({*chosen, *tensorflow})
 
 
 def _tensorflow_files(names: list[str]) -> set[str]:

@@ -9,32 +9,62 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from encast.errors import CheckpointError
+from encast.errors import CheckpointError, UnsupportedModelError
 from encast.importers.files import quote
-from encast.importers.weights import DTYPES, StoredTensor
+from encast.importers.weights import DTYPES, WEIGHT_DTYPES, StoredTensor, agreeing, changed
 
-__all__ = ["FAMILIES", "PADDING_ROWS", "HubFamily", "backbone_tensors", "head_tensors", "split_task"]
+__all__ = ["FAMILIES", "PADDING_ROWS", "HubFamily", "backbone_tensors", "head_tensors", "same_backbone", "split_task"]
 
 PADDING_ROWS = 2
 """Rows of RoBERTa's positions up to the padding id 1, which transformers has and KerasHub leaves out."""
 
-_LAYER = re.compile(r"layers/transformer_encoder(?:_([1-9]\d{0,3}))?/([a-z_]+(?:/[a-z_]+)?)/vars/([01])")
-_PARTS = (
-    "_self_attention_layer/query_dense",
-    "_self_attention_layer/key_dense",
-    "_self_attention_layer/value_dense",
-    "_self_attention_layer/output_dense",
-    "_self_attention_layer_norm",
-    "_feedforward_intermediate_dense",
-    "_feedforward_output_dense",
-    "_feedforward_layer_norm",
-)
+Sizes = Mapping[str, int]
+"""The settings of ``config.json`` and ``task.json`` that are sizes."""
+
+_HEAD = "hidden_dim/num_heads"
+"""The size of a head, beside the names of settings."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer's weights, by the names of their sizes.
+
+    ``vars/0`` has the sizes ``inputs`` and then ``outputs``, ``vars/1`` has ``outputs``; what they are called is
+    ``names``. ``kernel``: whether the first one is a kernel, which becomes ``[outputs, inputs]``.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    names: tuple[str, ...] = ("weight", "bias")
+    kernel: bool = True
+
+
+def _table(rows: str) -> Layer:
+    return Layer((rows,), ("hidden_dim",), ("weight",), kernel=False)
+
+
+_NORM = Layer((), ("hidden_dim",), kernel=False)
+_SQUARE = Layer(("hidden_dim",), ("hidden_dim",))
+_CLASSES = Layer(("hidden_dim",), ("num_classes",))
+_INTO_HEADS = Layer(("hidden_dim",), ("num_heads", _HEAD))
+
+_LAYER = re.compile(r"layers/transformer_encoder(?:_([1-9]\d{0,3}))?/([a-z_]+(?:/[a-z_]+)?)/vars/(\d)")
+_PARTS = {
+    "_self_attention_layer/query_dense": _INTO_HEADS,
+    "_self_attention_layer/key_dense": _INTO_HEADS,
+    "_self_attention_layer/value_dense": _INTO_HEADS,
+    "_self_attention_layer/output_dense": Layer(("num_heads", _HEAD), ("hidden_dim",)),
+    "_self_attention_layer_norm": _NORM,
+    "_feedforward_intermediate_dense": Layer(("hidden_dim",), ("intermediate_dim",)),
+    "_feedforward_output_dense": Layer(("intermediate_dim",), ("hidden_dim",)),
+    "_feedforward_layer_norm": _NORM,
+}
 _BERT_LAYER = (
     "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
     "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm",
@@ -43,19 +73,21 @@ _DISTILBERT_LAYER = (
     "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm", "ffn.lin1",
     "ffn.lin2", "output_layer_norm",
 )  # fmt: skip
-_TABLES = {
-    "layers/token_and_position_embedding/token_embedding": "embeddings.word_embeddings",
-    "layers/token_and_position_embedding/position_embedding": "embeddings.position_embeddings",
-    "layers/layer_normalization": "embeddings.LayerNorm",
+_EMBEDDINGS = {
+    "layers/token_and_position_embedding/token_embedding": ("embeddings.word_embeddings", _table("vocabulary_size")),
+    "layers/token_and_position_embedding/position_embedding": (
+        "embeddings.position_embeddings",
+        _table("max_sequence_length"),
+    ),
+    "layers/layer_normalization": ("embeddings.LayerNorm", _NORM),
 }
-_CLASSIFIER = {"layers/dense": "classifier.dense", "layers/dense_1": "classifier.out_proj"}
 _ELSEWHERE = ("optimizer/", "preprocessor/")
 """Of training, and of tokenizers: no forward reads them."""
 
 
 @dataclass(frozen=True)
 class HubFamily:
-    """A backbone: ``layers`` and ``layer_parts`` (in the order of ``_PARTS``) are paths in the file → modules.
+    """A backbone: ``layers`` are paths in the file → modules, ``layer_parts`` modules in the order of ``_PARTS``.
 
     ``heads``: task of encast → paths in ``task.weights.h5`` → modules; ``reasons``: tasks that are not read, and why.
     """
@@ -64,12 +96,11 @@ class HubFamily:
     stem: str
     layer_path: str
     layer_parts: tuple[str, ...]
-    layers: Mapping[str, str]
-    heads: Mapping[str, Mapping[str, str]]
+    layers: Mapping[str, tuple[str, Layer]]
+    heads: Mapping[str, Mapping[str, tuple[str, Layer]]]
     reasons: Mapping[str, str]
 
 
-_MASKED = "layers/masked_lm_head"
 FAMILIES: Mapping[str, HubFamily] = {
     "Bert": HubFamily(
         "bert",
@@ -77,13 +108,13 @@ FAMILIES: Mapping[str, HubFamily] = {
         "encoder.layer",
         _BERT_LAYER,
         {
-            "layers/reversible_embedding": "embeddings.word_embeddings",
-            "layers/position_embedding": "embeddings.position_embeddings",
-            "layers/embedding": "embeddings.token_type_embeddings",
-            "layers/layer_normalization": "embeddings.LayerNorm",
-            "layers/dense": "pooler.dense",
+            "layers/reversible_embedding": ("embeddings.word_embeddings", _table("vocabulary_size")),
+            "layers/position_embedding": ("embeddings.position_embeddings", _table("max_sequence_length")),
+            "layers/embedding": ("embeddings.token_type_embeddings", _table("num_segments")),
+            "layers/layer_normalization": ("embeddings.LayerNorm", _NORM),
+            "layers/dense": ("pooler.dense", _SQUARE),
         },
-        {"classify": {"layers/dense": "classifier"}},
+        {"classify": {"layers/dense": ("classifier", _CLASSES)}},
         {"fill_mask": "its head computes GELU by erf and its layers by tanh, and encast's BERT has both alike"},
     ),
     "DistilBert": HubFamily(
@@ -91,8 +122,8 @@ FAMILIES: Mapping[str, HubFamily] = {
         "DistilBert",
         "transformer.layer",
         _DISTILBERT_LAYER,
-        _TABLES,
-        {"classify": {"layers/dense": "pre_classifier", "layers/dense_1": "classifier"}},
+        _EMBEDDINGS,
+        {"classify": {"layers/dense": ("pre_classifier", _SQUARE), "layers/dense_1": ("classifier", _CLASSES)}},
         {"fill_mask": "the norm of its head has an epsilon of 1e-5 and its layers 1e-12, and encast's has both alike"},
     ),
     "Roberta": HubFamily(
@@ -100,13 +131,16 @@ FAMILIES: Mapping[str, HubFamily] = {
         "Roberta",
         "encoder.layer",
         _BERT_LAYER,
-        _TABLES,
+        _EMBEDDINGS,
         {
-            "classify": _CLASSIFIER,
+            "classify": {
+                "layers/dense": ("classifier.dense", _SQUARE),
+                "layers/dense_1": ("classifier.out_proj", _CLASSES),
+            },
             "fill_mask": {
-                f"{_MASKED}/_intermediate_dense": "lm_head.dense",
-                f"{_MASKED}/_intermediate_layer_norm": "lm_head.layer_norm",
-                _MASKED: "lm_head",
+                "layers/masked_lm_head/_intermediate_dense": ("lm_head.dense", _SQUARE),
+                "layers/masked_lm_head/_intermediate_layer_norm": ("lm_head.layer_norm", _NORM),
+                "layers/masked_lm_head": ("lm_head", Layer((), ("vocabulary_size",), ("bias",), kernel=False)),
             },
         },
         {},
@@ -115,30 +149,37 @@ FAMILIES: Mapping[str, HubFamily] = {
 """By the name of the class without ``Backbone``."""
 
 
-def backbone_tensors(family: HubFamily, stored: Mapping[str, StoredTensor], where: str) -> dict[str, StoredTensor]:
-    """The tensors of ``model.weights.h5``; raises ``CheckpointError`` for paths that the backbone does not have."""
+def backbone_tensors(
+    family: HubFamily, stored: Mapping[str, StoredTensor], sizes: Sizes, where: str
+) -> dict[str, StoredTensor]:
+    """The tensors of ``model.weights.h5``, of floating-point numbers, under the names of the Hugging Face layout and in
+    its shapes: ``[outputs, inputs]`` for every product.
+
+    Raises ``CheckpointError`` for paths that the backbone does not have and for shapes that do not follow from its
+    ``sizes``, and ``UnsupportedModelError`` for quantised weights.
+    """
+    sizes = {**sizes, _HEAD: sizes["hidden_dim"] // sizes["num_heads"]}
     parts = dict(zip(_PARTS, family.layer_parts, strict=True))
     tensors: dict[str, StoredTensor] = {}
-    for path, tensor in stored.items():
+    for path, tensor in _used(stored).items():
         match = _LAYER.fullmatch(path)
         if match is not None and match[2] in parts:
-            module = f"{family.layer_path}.{match[1] or 0}.{parts[match[2]]}"
-            _put(tensors, module, path, tensor, where)
-        elif not path.startswith(_ELSEWHERE):
-            _put_named(tensors, family.layers, path, tensor, where)
+            place = f"{family.layer_path}.{match[1] or 0}.{parts[match[2]]}", _PARTS[match[2]]
+            _put(tensors, place, path, tensor, sizes, where)
+        else:
+            _put(tensors, _named(family.layers, path), path, tensor, sizes, where)
     name = "embeddings.position_embeddings.weight"
     if family.model_type == "roberta" and name in tensors:
         tensors[name] = _with_rows_before(tensors[name], PADDING_ROWS)
-        types = "embeddings.token_type_embeddings.weight"
-        shape = (1, *tensors[name].shape[1:])
-        tensors[types] = StoredTensor("F32", shape, where, lambda: np.zeros(shape, np.float32))
+        shape = (1, sizes["hidden_dim"])
+        types = StoredTensor("F32", shape, where, lambda: np.zeros(shape, np.float32))
+        tensors["embeddings.token_type_embeddings.weight"] = types
     return tensors
 
 
 def split_task(stored: Mapping[str, StoredTensor]) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
-    """The paths of ``task.weights.h5`` that are of the backbone, without what leads to it, and those of the head.
-
-    KerasHub leaves the backbone to ``model.weights.h5``; KerasNLP has it in both files and loads this one.
+    """The tensors of ``task.weights.h5`` that are of the backbone, by their paths in ``model.weights.h5``, and those of
+    the head; as they are stored. KerasHub leaves the backbone to ``model.weights.h5``, KerasNLP has it in both.
     """
     backbone: dict[str, StoredTensor] = {}
     head: dict[str, StoredTensor] = {}
@@ -151,67 +192,91 @@ def split_task(stored: Mapping[str, StoredTensor]) -> tuple[dict[str, StoredTens
     return backbone, head
 
 
-def head_tensors(names: Mapping[str, str], stored: Mapping[str, StoredTensor], where: str) -> dict[str, StoredTensor]:
-    """The tensors of ``task.weights.h5``, whose modules are ``names``; raises ``CheckpointError`` for others."""
+def same_backbone(
+    stored: Mapping[str, StoredTensor], nested: Mapping[str, StoredTensor], nested_where: str
+) -> dict[str, StoredTensor]:
+    """The tensors of ``model.weights.h5``, compared with those of the same paths in ``task.weights.h5``.
+
+    Raises ``CheckpointError`` where these have another shape or dtype, or are of no such path; elements are compared
+    when they are asked for. Some versions load one file last, some the other.
+    """
+    found = dict(stored)
+    for path, other in _used(nested).items():
+        one = stored.get(path)
+        if one is None or (one.dtype, one.shape) != (other.dtype, other.shape):
+            has = "does not have it" if one is None else f"has {one.dtype}{list(one.shape)}"
+            raise CheckpointError(
+                f"{nested_where}: the backbone's {quote(path)} is {other.dtype}{list(other.shape)}, and "
+                f"model.weights.h5 {has}; the files are of different models, so save the preset anew"
+            )
+        complaint = (
+            f"{quote(path)} has other values than in {nested_where}, and which of them is loaded depends on the "
+            "version of KerasHub or KerasNLP; save the preset anew"
+        )
+        found[path] = agreeing(one, other, complaint)
+    return found
+
+
+def head_tensors(
+    names: Mapping[str, tuple[str, Layer]], stored: Mapping[str, StoredTensor], sizes: Sizes, where: str
+) -> dict[str, StoredTensor]:
+    """The tensors of ``task.weights.h5``, whose layers are ``names``; as ``backbone_tensors`` in all else."""
     tensors: dict[str, StoredTensor] = {}
-    for path, tensor in stored.items():
-        if path == f"{_MASKED}/vars/0" and _MASKED in names:
-            tensors[f"{names[_MASKED]}.bias"] = tensor
-        elif not path.startswith(_ELSEWHERE):
-            _put_named(tensors, names, path, tensor, where)
+    for path, tensor in _used(stored).items():
+        _put(tensors, _named(names, path), path, tensor, sizes, where)
     return tensors
 
 
-def _put_named(
-    tensors: dict[str, StoredTensor], names: Mapping[str, str], path: str, tensor: StoredTensor, where: str
+def _used(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    return {path: tensor for path, tensor in stored.items() if not path.startswith(_ELSEWHERE)}
+
+
+def _named(names: Mapping[str, tuple[str, Layer]], path: str) -> tuple[str, Layer] | None:
+    return names.get(path.rpartition("/vars/")[0])
+
+
+def _put(
+    tensors: dict[str, StoredTensor],
+    place: tuple[str, Layer] | None,
+    path: str,
+    tensor: StoredTensor,
+    sizes: Sizes,
+    where: str,
 ) -> None:
-    layer, _, number = path.rpartition("/vars/")
-    if layer not in names or number not in ("0", "1"):
+    number = path.rpartition("/vars/")[2]
+    if tensor.dtype not in WEIGHT_DTYPES:
+        raise UnsupportedModelError(
+            f"{where}: {quote(path)} is stored as {tensor.dtype}; {', '.join(WEIGHT_DTYPES)} are read. If "
+            "quantize() was called, save the preset before it"
+        )
+    if place is None or number not in map(str, range(len(place[1].names))):
         raise CheckpointError(
             f"{where}: {quote(path)}, {tensor.dtype}{list(tensor.shape)}, has no place in the model; the file is of "
             "another class, or of a version of KerasHub with other layers, than the config says"
         )
-    _put(tensors, names[layer], path, tensor, where)
-
-
-def _put(tensors: dict[str, StoredTensor], module: str, path: str, tensor: StoredTensor, where: str) -> None:
-    """A layer's first weight is its kernel, its table or its gamma, the second its bias or its beta."""
-    if path.endswith("/0"):
-        is_kernel = "embedding" not in path and len(tensor.shape) > 1
-        tensors[f"{module}.weight"] = _kernel(tensor, path, where) if is_kernel else tensor
+    module, layer = place
+    names = layer.outputs if number == "1" else layer.inputs + layer.outputs
+    shape = tuple(sizes[name] for name in names)
+    if tensor.shape != shape:
+        raise CheckpointError(
+            f"{where}: {quote(path)} has the shape {list(tensor.shape)}, and by the settings it has "
+            f"[{', '.join(names)}] = {list(shape)}; weights and settings are of different models"
+        )
+    kernel = layer.kernel and number == "0"
+    flat = math.prod(sizes[name] for name in layer.inputs), math.prod(sizes[name] for name in layer.outputs)
+    name = f"{module}.{layer.names[int(number)]}"
+    if kernel:
+        tensors[name] = changed(tensor, flat[::-1], lambda array: array.reshape(flat).T)
+    elif number == "1":
+        tensors[name] = changed(tensor, flat[1:], lambda array: array.reshape(flat[1]))
     else:
-        tensors[f"{module}.bias"] = _reshaped(tensor, (math.prod(tensor.shape),))
-
-
-def _kernel(tensor: StoredTensor, path: str, where: str) -> StoredTensor:
-    if len(tensor.shape) not in (2, 3):
-        raise CheckpointError(f"{where}: {quote(path)} has shape {list(tensor.shape)}; a kernel has two or three sizes")
-    # Queries, keys and values make heads, and the output of attention joins them.
-    inputs = tensor.shape[:-1] if "/output_dense/" in path else tensor.shape[:1]
-    outputs = tensor.shape[len(inputs) :]
-    flat = _reshaped(tensor, (math.prod(inputs), math.prod(outputs)))
-    return StoredTensor(flat.dtype, flat.shape[::-1], flat.where, _Changed(flat.elements, np.transpose))
-
-
-def _reshaped(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
-    return StoredTensor(
-        tensor.dtype, shape, tensor.where, _Changed(tensor.elements, lambda array: array.reshape(shape))
-    )
+        tensors[name] = tensor
 
 
 def _with_rows_before(table: StoredTensor, rows: int) -> StoredTensor:
     """The table behind rows of zeros."""
-    before = np.zeros((rows, *table.shape[1:]), DTYPES[table.dtype])
-    shape = (table.shape[0] + rows, *table.shape[1:]) if table.shape else ()
-    return StoredTensor(
-        table.dtype, shape, table.where, _Changed(table.elements, lambda array: np.concatenate([before, array]))
-    )
 
+    def longer(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.concatenate([np.zeros((rows, *table.shape[1:]), DTYPES[table.dtype]), array])
 
-@dataclass(frozen=True)
-class _Changed:
-    elements: Callable[[], np.ndarray[Any, Any]]
-    change: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
-
-    def __call__(self) -> np.ndarray[Any, Any]:
-        return self.change(self.elements())
+    return changed(table, (table.shape[0] + rows, *table.shape[1:]), longer)

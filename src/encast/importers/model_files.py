@@ -15,7 +15,7 @@ from encast.importers.tensorflow_h5 import read_tf_model, rename_tf, tf_config
 from encast.importers.torch_file import read_torch_file
 from encast.importers.weights import StoredTensor, TensorSource
 
-__all__ = ["WEIGHT_FILES", "ModelFiles", "read_folder", "read_tensors"]
+__all__ = ["PYTORCH_FILES", "WEIGHT_FILES", "ModelFiles", "read_folder", "read_tensors"]
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,12 @@ WEIGHT_FILES: dict[str, Reader] = {
 """Accepted files, preferred first → how they, or the shards that they list, are read."""
 
 _TF_WEIGHTS = ("tf_model.h5", "tf_model.h5.index.json")
+PYTORCH_FILES = tuple(name for name in WEIGHT_FILES if name not in _TF_WEIGHTS)
+"""Those that come before what else may lie in the folder: a checkpoint of TensorFlow, an ONNX file. The others come
+after it."""
 _OTHER_WEIGHTS = {
     "flax_model.msgpack": "Flax",
+    "model.weights.h5": "Keras, which goes with a config.json of KerasHub",
     "adapter_model.safetensors": "a PEFT adapter, which must be merged into its base model first",
     "adapter_model.bin": "a PEFT adapter, which must be merged into its base model first",
 }
@@ -90,13 +94,14 @@ def _read_shards(
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{where}: weight_map must be an object from tensor names to shard files")
     places = {name_of(tensor): shard for tensor, shard in weight_map.items()}
+    listed = {name_of(tensor): tensor for tensor in weight_map}
     if len(places) != len(weight_map):
         raise CheckpointError(f"{where}: weight_map names a tensor of two models; the index of one model is needed")
     wanted: dict[str, list[str]] = {}
     for tensor, shard in places.items():
         if not isinstance(shard, str) or not shard or shard in (".", "..") or any(c in shard for c in "/\\\0"):
             raise CheckpointError(
-                f"{where}: tensor {quote(tensor)} is said to lie in {quote(shard)}; "
+                f"{where}: tensor {quote(listed[tensor])} is said to lie in {quote(shard)}; "
                 "the name of a file in the same folder is needed"
             )
         wanted.setdefault(shard, []).append(tensor)
@@ -107,7 +112,7 @@ def _read_shards(
         stored = reader(folder.map(shard))
         for tensor in names:
             if tensor not in stored:
-                raise CheckpointError(f"{where}: the shard {quote(shard)} lacks tensor {quote(tensor)}")
+                raise CheckpointError(f"{where}: the shard {quote(shard)} lacks tensor {quote(listed[tensor])}")
         if len(stored) != len(names):
             extra = next(tensor for tensor in stored if places.get(tensor) != shard)
             raise CheckpointError(

@@ -11,7 +11,7 @@ from encast.errors import CheckpointError
 from encast.importers.files import Folder, MappedFile, quote
 from encast.importers.google_bert import GOOGLE_CONFIG, complete_config, rename
 from encast.importers.meta_graph import MetaGraph, read_meta_graph, read_saved_model
-from encast.importers.model_files import WEIGHT_FILES, ModelFiles
+from encast.importers.model_files import PYTORCH_FILES, ModelFiles
 from encast.importers.saved_model import SAVED_MODEL, describe
 from encast.importers.table_file import is_table
 from encast.importers.tensor_bundle import DATA_FILE, read_bundle
@@ -45,10 +45,10 @@ def refuse_table_file(path: Path) -> None:
 
 
 def find_prefix(folder: Folder) -> str | None:
-    """The checkpoint of a folder without weights in the Hugging Face layout, or what a SavedModel's file is called;
-    None when there is nothing of TensorFlow. Raises ``CheckpointError`` when there are several and none is named.
+    """The checkpoint of a folder without weights of PyTorch, or what a SavedModel's file is called; None when there is
+    nothing of TensorFlow. Raises ``CheckpointError`` when there are several and none is named.
     """
-    if folder.pick(WEIGHT_FILES) is not None:
+    if folder.pick(PYTORCH_FILES) is not None:
         return None
     if folder.has(SAVED_MODEL):
         return SAVED_MODEL

@@ -8,16 +8,13 @@ transform/dense/kernel:0`` is ``cls.predictions.transform.dense.weight``. The ru
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from encast.errors import CheckpointError, UnsupportedModelError
-from encast.importers.files import MappedFile, quote
+from encast.importers.files import MappedFile, quote, shown
 from encast.importers.hdf5_file import read_hdf5
-from encast.importers.weights import StoredTensor
+from encast.importers.weights import StoredTensor, agreeing, transposed
 
 __all__ = ["read_tf_model", "rename_tf", "tf_config"]
 
@@ -27,6 +24,9 @@ _ENCODERS = ("bert", "distilbert", "roberta", "electra", "mpnet", "albert", "deb
 _COUNTING = ("roberta", "xlm-roberta", "camembert", "mpnet")
 """Whose positions are numbered from behind the padding's id, which is 1 in all of their code for TensorFlow."""
 _PAD = 1
+_PARTS = {"pos_proj": "pos_key_proj", "pos_q_proj": "pos_query_proj"}
+"""Of a DeBERTa with ``share_att_key`` false, which transformers names in one way for TensorFlow and in another for
+PyTorch."""
 
 
 def read_tf_model(file: MappedFile) -> dict[str, StoredTensor]:
@@ -57,7 +57,7 @@ def rename_tf(variables: Mapping[str, StoredTensor], where: str) -> dict[str, St
         name = _name(variable)
         if name in tensors:
             raise CheckpointError(f"{where}: two variables would be {quote(name)}, one of them {quote(variable)}")
-        tensors[name] = _transposed(stored) if re.search(r"(^|/)kernel(:\d+)?$", variable) else stored
+        tensors[name] = transposed(stored) if re.search(r"(^|/)kernel(:\d+)?$", variable) else stored
     first = {name.partition(".")[0] for name in tensors}
     if len(first) == 1 and first < set(_ENCODERS):
         return {name.partition(".")[2]: stored for name, stored in tensors.items()}
@@ -67,6 +67,7 @@ def rename_tf(variables: Mapping[str, StoredTensor], where: str) -> dict[str, St
 def _name(variable: str) -> str:
     parts = re.sub(r":\d+$", "", variable).replace("_._", "/").split("/")
     parts = [part.rpartition("___")[2] for part in parts if part]
+    parts = [_PARTS.get(part, part) for part in parts]
     return ".".join([*parts[:-1], _LAST.get(parts[-1], parts[-1])]) if parts else ""
 
 
@@ -79,28 +80,16 @@ def tf_config(config: dict[str, Any], where: str) -> dict[str, Any]:
     kind = config.get("position_embedding_type", "absolute")
     if kind != "absolute":
         raise UnsupportedModelError(
-            f"{where}: position_embedding_type is {quote(kind)}, and TensorFlow's models of transformers leave it out; "
+            f"{where}: position_embedding_type is {shown(kind)}, and TensorFlow's models of transformers leave it out; "
             "weights of PyTorch are needed"
         )
     pad = config.get("pad_token_id", _PAD)
     if config.get("model_type") in _COUNTING and pad != _PAD:
         raise UnsupportedModelError(
-            f"{where}: pad_token_id is {pad}, and TensorFlow's models of transformers count positions from {_PAD} "
-            "whatever it is; weights of PyTorch are needed"
+            f"{where}: pad_token_id is {shown(pad)}, and TensorFlow's models of transformers count positions "
+            f"from {_PAD} whatever it is; weights of PyTorch are needed"
         )
-    return {**config, "tie_word_embeddings": True} if config.get("tie_word_embeddings") is False else config
-
-
-def _transposed(stored: StoredTensor) -> StoredTensor:
-    return StoredTensor(stored.dtype, stored.shape[::-1], stored.where, _Transposed(stored.elements))
-
-
-@dataclass(frozen=True)
-class _Transposed:
-    elements: Callable[[], np.ndarray[Any, Any]]
-
-    def __call__(self) -> np.ndarray[Any, Any]:
-        return np.transpose(self.elements())
+    return config if config.get("tie_word_embeddings", True) else {**config, "tie_word_embeddings": True}
 
 
 def _once(one: StoredTensor, other: StoredTensor, name: str) -> StoredTensor:
@@ -109,26 +98,8 @@ def _once(one: StoredTensor, other: StoredTensor, name: str) -> StoredTensor:
             f"{one.where}: variable {quote(name)} is stored for two layers, as {one.dtype}{list(one.shape)} and as "
             f"{other.dtype}{list(other.shape)}; the file is damaged"
         )
-    return StoredTensor(one.dtype, one.shape, one.where, _Same(one, other, name))
-
-
-@dataclass
-class _Same:
-    """The elements of a variable that is stored twice, compared once."""
-
-    one: StoredTensor
-    other: StoredTensor
-    name: str
-    compared: bool = field(default=False, init=False)
-
-    def __call__(self) -> np.ndarray[Any, Any]:
-        elements = self.one.elements()
-        if not self.compared:
-            bits = np.dtype(f"u{elements.dtype.itemsize}")  # as numbers, NaN would differ from itself
-            if not np.array_equal(elements.view(bits), self.other.elements().view(bits)):
-                raise CheckpointError(
-                    f"{self.one.where}: variable {quote(self.name)} is stored for two layers with other values, so it "
-                    "is not clear which count; save the model anew"
-                )
-            self.compared = True
-        return elements
+    complaint = (
+        f"variable {quote(name)} is stored for two layers with other values, so it is not clear which count; save the "
+        "model anew"
+    )
+    return agreeing(one, other, complaint)

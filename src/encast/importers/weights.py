@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from encast.errors import CheckpointError
 from encast.importers.files import quote
 
-__all__ = ["DTYPES", "StoredTensor", "TensorSource"]
+__all__ = ["DTYPES", "WEIGHT_DTYPES", "StoredTensor", "TensorSource", "agreeing", "changed", "transposed"]
 
 DTYPES: Mapping[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
@@ -55,6 +56,49 @@ class StoredTensor:
     shape: tuple[int, ...]
     where: str
     elements: Callable[[], np.ndarray[Any, Any]]
+
+
+def changed(
+    tensor: StoredTensor, shape: tuple[int, ...], change: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+) -> StoredTensor:
+    """The tensor with ``change`` made to its elements when they are asked for, which gives them ``shape``."""
+    return StoredTensor(tensor.dtype, shape, tensor.where, partial(_change, tensor.elements, change))
+
+
+def _change(
+    elements: Callable[[], np.ndarray[Any, Any]], change: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+) -> np.ndarray[Any, Any]:
+    return change(elements())
+
+
+def transposed(tensor: StoredTensor) -> StoredTensor:
+    return changed(tensor, tensor.shape[::-1], np.transpose)
+
+
+def agreeing(one: StoredTensor, other: StoredTensor, complaint: str) -> StoredTensor:
+    """What is stored twice, in one dtype and shape. Its elements, when they are asked for, are those of ``one``; raises
+    ``CheckpointError`` with the ``complaint`` then where the other ones have other bits.
+    """
+    return StoredTensor(one.dtype, one.shape, one.where, _Twice(one, other, complaint))
+
+
+@dataclass
+class _Twice:
+    """Elements that are stored twice, compared once."""
+
+    one: StoredTensor
+    other: StoredTensor
+    complaint: str
+    compared: bool = field(default=False, init=False)
+
+    def __call__(self) -> np.ndarray[Any, Any]:
+        elements = self.one.elements()
+        if not self.compared:
+            bits = np.dtype(f"u{elements.dtype.itemsize}")  # as numbers, NaN would differ from itself
+            if not np.array_equal(elements.view(bits), self.other.elements().view(bits)):
+                raise CheckpointError(f"{self.one.where}: {self.complaint}")
+            self.compared = True
+        return elements
 
 
 class TensorSource:
