@@ -42,12 +42,15 @@ class Task:
     data: str
     metric: str
     pairs: bool
+    rows: int | None = None
+    """How many of the training rows, None for all."""
 
 
 TASKS = {
     "sst2": Task("SST-2", "classify", "glue/SST-2", "accuracy", False),
     "mrpc": Task("MRPC", "classify", "glue/MRPC", "f1", True),
     "stsb": Task("STS-B", "classify", "glue/STS-B", "spearman", True),
+    "squad": Task("SQuAD 1.1", "answer", "squad-v1.1", "f1", False, rows=20_000),
 }
 
 
@@ -65,6 +68,7 @@ def run(checkpoint: str, data: Path, out: Path, tasks: list[str], seeds: list[in
             sys.executable, "-c", ENCAST, "compress", checkpoint,
             "--task", task.task, "--data", str(data / task.data), "--metric", task.metric,
             *(["--unlabelled", str(out / f"{name}.jsonl")] if task.pairs else []),
+            *(["--train-rows", str(task.rows)] if task.rows else []),
             "--recipe", str(HERE / f"{name}.yaml"), "--seed", str(seed), "--threads", "1", "--out", str(folder),
             "--resume",
         ]  # fmt: skip
