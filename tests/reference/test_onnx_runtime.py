@@ -16,6 +16,7 @@ from onnx_files import CASES, NEWER, Export, checkpoint_of  # noqa: E402
 
 from encast.archs import build_graph  # noqa: E402
 from encast.batch import Batch  # noqa: E402
+from encast.errors import UnsupportedModelError  # noqa: E402
 from encast.importers import open_checkpoint  # noqa: E402
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "onnx"
@@ -77,3 +78,34 @@ def test_the_exporter_still_writes_what_is_read(case: Export, tmp_path: Path) ->
     export(case, folder, tmp_path / "model.onnx")
     wanted, found = build_graph(open_checkpoint(folder)), build_graph(open_checkpoint(tmp_path / "model.onnx"))
     assert str(found) == str(wanted)
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_padding_may_be_taken_out_with_the_bias(tmp_path: Path, used: bool) -> None:
+    """T5's way: the mask is added to the bias. It must be that sum which is added to the scores."""
+    onnx = pytest.importorskip("onnx", reason="changes a graph")
+    case = next(case for case in CASES if case.file == "mpnet-features-torchscript-13.onnx")
+    checkpoint_of(case, tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    path = tmp_path / "model" / "model.onnx"
+    shutil.copy(GOLDEN / case.file, path)
+    plain = build_graph(open_checkpoint(path.parent))
+    model = onnx.load(str(path))
+    made = {name: node for node in model.graph.node for name in node.output}
+    (softmax,) = (node for node in model.graph.node if node.op_type == "Softmax")
+    masked = made[softmax.input[0]]
+    biased = made[masked.input[0]]
+    scores, bias = biased.input
+    # The two sums change places: the bias and the mask, and then the scores and that.
+    biased.input[:] = [bias, masked.input[1]]
+    masked.input[:] = [scores, biased.output[0] if used else bias]
+    nodes = [node for node in model.graph.node if node is not biased]
+    nodes.insert(nodes.index(masked), biased)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    onnx.save(model, str(path))
+    if used:
+        assert str(build_graph(open_checkpoint(path.parent))) == str(plain)
+    else:
+        with pytest.raises(UnsupportedModelError, match=r"\(Softmax\) .*the file has an attention mask"):
+            build_graph(open_checkpoint(path.parent))

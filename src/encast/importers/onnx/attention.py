@@ -223,10 +223,10 @@ def add_mask(reader: Reader, seen: Seen, array: Array) -> Seen:
         seen = Seen(seen.kind, seen.value, axes or seen.axes, seen.curve, seen.extra)
     parts = _of_texts(reader, seen.axes, np.asarray(array))
     if parts is not None and (parts[1] <= _LOW).all():
-        if parts[1].size:
+        if seen.kind == "scores":
             reader.hidden.add(seen.value)
         if (parts[0] == parts[0][:1]).all() and (np.abs(parts[0][:1]) <= _EVEN).all():
-            return seen
+            return seen if seen.kind == "scores" else Seen("masked bias", seen.value, seen.axes, extra=seen.extra)
         reach = _reach(*parts[::2]) if seen.kind == "scores" else None
         if reach is not None:
             seen = reader.finished(seen)

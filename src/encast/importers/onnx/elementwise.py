@@ -164,7 +164,7 @@ def _of_two(reader: Reader, a: Seen, b: Seen) -> list[Value]:
         return [together_relative(reader, a, b)]
     if op == "Add" and "scores" in (a.kind, b.kind) and {a.kind, b.kind} & {"picked", "relative"}:
         return [added(reader, *((a, b) if a.kind == "scores" else (b, a)))]
-    if op == "Add" and {a.kind, b.kind} == {"scores", "bias"}:
+    if op == "Add" and {a.kind, b.kind} in ({"scores", "bias"}, {"scores", "masked bias"}):
         scores, bias = (a, b) if a.kind == "scores" else (b, a)
         return [_biased(reader, scores, bias)]
     if op == "Add" and {a.kind, b.kind} == {"cosines", "sines"}:
@@ -207,6 +207,8 @@ def _biased(reader: Reader, scores: Seen, bias: Seen) -> Seen:
         raise reader.fail("a relative bias is added to scores of the same arrangement")
     scores = reader.finished(scores)
     name = reader.emit("relative_bias", scores.value, bias.value, max_distance=bias.extra)
+    if bias.kind == "masked bias":
+        reader.hidden.add(name)
     return Seen("scores", name, scores.axes)
 
 

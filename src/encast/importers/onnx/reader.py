@@ -157,7 +157,7 @@ class Reader:
         self._kept: list[Array] = []
         self._rescaled: dict[Any, tuple[Array, Array]] = {}
         self.hidden: set[str] = set()
-        """Scores and biases of which padding was taken out."""
+        """Scores of which padding was taken out."""
         self.distances: dict[str, Array] = {}
         self.cut_at = 0
         """How many positions the file has rows for, where it has rows in the place of a table."""

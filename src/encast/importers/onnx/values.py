@@ -48,6 +48,7 @@ _NAMES = {
     "probabilities": "attention probabilities",
     "product": "rows times a weight",
     "bias": "a relative attention bias",
+    "masked bias": "a relative attention bias that takes padding out",
     "table": "a table of relative positions",
     "by position": "rows times a table of relative positions",
     "picked": "what a distance picks of these",
