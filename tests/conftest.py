@@ -4,14 +4,13 @@ import fcntl
 import json
 import os
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
-
-How = Callable[..., None]
+from runtime_how import How
 
 # The suites multiply thousands of tiny matrices, on which NumPy's BLAS threads only wait for each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import make_checkpoint
-from conftest import How
 from onnx_files import CASES, checkpoint_of
+from runtime_how import How
 
 import encast.verify.apart
 import encast.verify.compare

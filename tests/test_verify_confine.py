@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import How
+from runtime_how import How
 from test_verify_saved_model import saved, verified
 
 import encast.verify

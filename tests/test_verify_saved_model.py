@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from bundle_files import as_bundle, meta_graph, saved_model, variables_of, write_bundle
 from checkpoints import make_checkpoint
-from conftest import How
+from runtime_how import How
 
 import encast.verify.apart
 from encast import artifact
