@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from runtime_how import How
 from test_verify_saved_model import saved, verified
 
-import encast.verify
+import encast.verify.apart
 from encast.compile import compile
 from encast.errors import InputError
 from encast.verify.confine import can_confine
@@ -72,11 +74,44 @@ def test_a_graph_writes_no_file(runtime: How, tmp_path: Path) -> None:
     assert kept.read_text() == "kept"
 
 
-def test_where_nothing_keeps_it_a_graph_runs_only_when_asked(
-    runtime: How, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(encast.verify, "can_confine", lambda: False)
+def test_a_graph_runs_only_when_asked(runtime: How, tmp_path: Path) -> None:
     source = saved(tmp_path)
     skipped = verified(compile(source, tmp_path / "m.encast", dtype="f32"))["skipped"]
-    assert skipped.startswith("saved: a graph of TensorFlow can write files, and this kernel cannot keep it from that")
+    assert skipped.startswith("saved: a graph of TensorFlow is a program of its maker, which runs only when asked")
     assert "relative" in verified(compile(source, tmp_path / "m.encast", dtype="f32", verify=True))
+
+
+def _packed(path: Path, *, deflated: bool = False) -> None:
+    (np.savez_compressed if deflated else np.savez)(path, np.zeros((5, 8), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("reply", "answers", "reason"),
+    [
+        ("[" * 60_000, _packed, "RecursionError"),
+        ("[]", _packed, "TypeError"),
+        ("", _packed, "JSONDecodeError"),
+        ("x" * 100_000, _packed, "reply.json has more than 65536 bytes|JSONDecodeError"),
+        ('{"version": "1", "names": ["a"]}', lambda path: path.write_bytes(b""), "BadZipFile"),
+        ('{"version": "1", "names": ["a"]}', lambda path: path.write_bytes(b"PK" * 50), "BadZipFile"),
+        ('{"version": "1", "names": ["a", "b"]}', _packed, "ValueError"),
+        ('{"version": "1", "names": ["a"]}', lambda path: _packed(path, deflated=True), "compressed, or too large"),
+    ],
+)
+def test_what_a_graph_writes_in_the_place_of_answers(
+    runtime: How,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reply: str,
+    answers: Callable[[Path], None],
+    reason: str,
+) -> None:
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[bytes]:
+        Path(command[7]).write_text(reply)
+        answers(Path(command[6]))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(encast.verify.apart.subprocess, "run", run)
+    with pytest.raises(InputError, match=f"TensorFlow ended without answers .*({reason})"):
+        compile(saved(tmp_path), tmp_path / "m.encast", verify=True)
+    assert not (tmp_path / "m.encast").exists()

@@ -2,7 +2,6 @@
 
 from encast.verify.apart import NotComparedError
 from encast.verify.compare import LIMITS, verify
-from encast.verify.confine import can_confine
 from encast.verify.original import ONNX_RUNTIME, TENSORFLOW, UNUSED, Original, Runtime, Takes
 
 __all__ = [
@@ -14,6 +13,5 @@ __all__ = [
     "Original",
     "Runtime",
     "Takes",
-    "can_confine",
     "verify",
 ]

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ Array = np.ndarray[Any, Any]
 _SECONDS, _BYTES_A_SECOND = 60, 20 << 20
 _MEMORY, _MEMORY_TIMES = 8 << 30, 6
 """Address space of the process: so many bytes, and so many times those of the original."""
+_MOST_ANSWERS, _MOST_REPLY = 1 << 30, 1 << 16
+"""Bytes of its two files, which may hold anything: a SavedModel's graph can write them."""
 
 
 class NotComparedError(InputError):
@@ -48,21 +51,27 @@ def run_apart(original: Original, ids: Sequence[Sequence[int]], types: Sequence[
     def bound() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (_MOST_ANSWERS, _MOST_ANSWERS))
 
     with tempfile.TemporaryDirectory(prefix="encast-verify-") as made:
-        texts, answers = Path(made, "texts.npz"), Path(made, "answers.npz")
+        texts, answers, reply = (Path(made, name) for name in ("texts.npz", "answers.npz", "reply.json"))
         lengths = [len(one) for one in ids]
         np.savez(texts, ids=np.concatenate(ids), types=np.concatenate(types), lengths=np.array(lengths))
         command = [sys.executable, "-m", "encast.verify.runtime", original.runtime.module]
-        command += [os.path.abspath(original.source), str(texts), str(answers), original.takes.dump()]
+        command += [os.path.abspath(original.source), str(texts), str(answers), str(reply), original.takes.dump()]
         try:
             # Python looks for modules in the working directory first, and that may be a model's folder.
             done = subprocess.run(
                 command,
                 cwd=made,
-                env={**os.environ, "PYTHONPATH": _module_path(), "TMPDIR": made},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": _module_path(original.source),
+                    "TMPDIR": made,
+                    "OPENBLAS_NUM_THREADS": "1",  # a thread that numpy starts would not be confined
+                },
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 timeout=seconds,
                 preexec_fn=bound,
@@ -73,19 +82,40 @@ def run_apart(original: Original, ids: Sequence[Sequence[int]], types: Sequence[
                 f"{original.label}: {name} takes more than {seconds:.0f} s for {sum(lengths)} tokens; compile without "
                 "verify"
             ) from None
-        said = (done.stdout.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
+        try:
+            said = _bounded(reply, _MOST_REPLY).decode("utf-8", "replace") if reply.exists() else ""
+        except OSError as error:
+            said = str(error)
         if done.returncode != 0:
-            how = f"was ended by {signal_name(-done.returncode)}" if done.returncode < 0 else said or "failed"
+            how = f"was ended by {signal_name(-done.returncode)}" if done.returncode < 0 else said[:300] or "failed"
             raise NotComparedError(f"{original.label}: {name} cannot run it ({how}); compile without verify")
         try:
-            reply = json.loads(said)
-            with np.load(answers) as found:
-                outputs = dict(zip(reply["names"], (found[key] for key in found.files), strict=True))
-        except (KeyError, OSError, TypeError, ValueError) as error:
+            found = json.loads(said)
+            version, names = str(found["version"])[:80], [str(one) for one in found["names"]]
+            outputs = dict(zip(names, _arrays(answers), strict=True))
+        except Exception as error:  # a graph may have written these files: anything can be wrong with them
             raise NotComparedError(
-                f"{original.label}: {name} ended without answers ({error}); compile without verify"
+                f"{original.label}: {name} ended without answers ({type(error).__name__}: {error}); compile without "
+                "verify"
             ) from None
-        return Answers(reply["version"], outputs)
+        return Answers(version, outputs)
+
+
+def _bounded(path: Path, most: int) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(f"{path.name} has more than {most} bytes")
+    return data
+
+
+def _arrays(path: Path) -> list[Array]:
+    """Those of an .npz file, in their order. Raises ``ValueError`` for compressed ones, which may grow without end."""
+    with zipfile.ZipFile(path) as held:
+        if any(one.compress_type != zipfile.ZIP_STORED or one.file_size > _MOST_ANSWERS for one in held.infolist()):
+            raise ValueError("answers are compressed, or too large")
+    with np.load(path) as found:
+        return [np.asarray(found[key], np.float32) for key in found.files]
 
 
 def _nbytes(source: Path) -> int:
@@ -97,7 +127,10 @@ def _nbytes(source: Path) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
-def _module_path() -> str:
-    """The modules that are found here, for a process that has another working directory."""
-    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return os.pathsep.join(os.path.abspath(one) for one in [*filter(None, named), *sys.path])
+def _module_path(source: Path) -> str:
+    """The modules that are found here, for a process that has another working directory; but for those of this one and
+    of the original, which Python finds here in a session or with ``-c``.
+    """
+    strange = {os.path.realpath(one) for one in (os.getcwd(), source, os.path.dirname(os.path.abspath(source)))}
+    named = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path]
+    return os.pathsep.join(os.path.abspath(one) for one in named if one and os.path.realpath(one) not in strange)

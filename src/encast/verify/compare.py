@@ -173,7 +173,9 @@ def _pairs(opened: artifact.Artifact, name: str, own: Array, theirs: dict[str, A
     """
     flat = [other for other, array in theirs.items() if array.shape == own.shape[:1]]
     if len(flat) == 2 and own.shape[1:] == (2,):
-        for pair in (flat, flat[::-1]):
+        named = sorted(flat, key=lambda one: "end" in one)
+        told = ["start" in one for one in named] == [True, False]
+        for pair in (named,) if told else (flat, flat[::-1]):
             yield _Pair(name, own, "+".join(pair), np.stack([theirs[other] for other in pair], axis=1))
     for other, array in theirs.items():
         if array.shape == own.shape:

@@ -40,7 +40,7 @@ class _Beneath(ctypes.Structure):
 
 
 def can_confine() -> bool:
-    """Whether this kernel has Landlock with all rights on files: Linux 6.2 or newer that does not leave it out."""
+    """Whether this kernel has Landlock with all rights on files, as of Linux 6.2; that on TCP is of 6.7."""
     return _version() >= 3
 
 

@@ -17,8 +17,7 @@ UNUSED = "unused"
 @dataclass(frozen=True)
 class Runtime:
     """``module``: what is imported, by the module ``session`` alone; ``extra`` installs it. ``advice``: what is to be
-    done where its answers are others. ``programs``: whether its originals are programs that could write files, so that
-    they run unasked only where the kernel keeps them from it (``confine.py``)."""
+    done where its answers are others. ``programs``: whether its originals are programs, which run only when asked."""
 
     name: str
     module: str

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,31 +29,28 @@ Array = np.ndarray[Any, Any]
 _KILL = 9
 
 
-def main(module: str, source: str, texts: str, answers: str, takes: str) -> int:
-    """Standard output gets the runtime's version and the names of what ``answers`` holds, in JSON: every output with
-    rows for tokens or for sequences.
+def main(module: str, source: str, texts: str, answers: str, reply: str, takes: str) -> int:
+    """``reply`` gets the runtime's version and the names of what ``answers`` holds, in JSON: every output with rows for
+    tokens or for sequences; or one line that says what failed.
 
     ``texts``: ``ids: i64[tokens]`` and ``types: i64[tokens]`` of all sequences one after the other, and their
     ``lengths``. Rows are f32, without those of padding.
     """
     die_with_parent(_KILL, os.getppid())
-    if can_confine():
-        confine(os.path.dirname(answers))
-    reply = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)  # runtimes and graphs may print
-    given = np.load(texts)
-    ends = np.cumsum(given["lengths"])[:-1]
     try:
+        if can_confine():
+            confine(os.path.dirname(answers))
+        given = np.load(texts)
+        ends = np.cumsum(given["lengths"])[:-1]
         ids, types = (np.split(given[name], ends) for name in ("ids", "types"))
         taken = Takes(**json.loads(takes))
         session = importlib.import_module(RUNTIMES[module].session).open_session(source, taken)
         found = _run(session, taken, ids, types)
         np.savez(answers, *found.values())
     except Exception as error:  # whatever the runtime raises: its classes have no common base
-        print(" ".join(f"{type(error).__name__}: {error}".split())[:300], file=reply, flush=True)
+        Path(reply).write_text(" ".join(f"{type(error).__name__}: {error}".split())[:300], encoding="utf-8")
         return 1
-    print(json.dumps({"version": session.version, "names": [*found]}), file=reply, flush=True)
+    Path(reply).write_text(json.dumps({"version": session.version, "names": [*found]}), encoding="utf-8")
     return 0
 
 
