@@ -45,14 +45,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> How:
+def runtime(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> How:
     """Says what those of ``fake_runtime`` do, which take the place of ONNX Runtime and TensorFlow."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "fake_runtime"))
+    told = tmp_path_factory.mktemp("told")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent / "fake_runtime"), str(told)]))
     monkeypatch.setattr("encast.verify.original.find_spec", lambda name: name)
     monkeypatch.setattr("encast.errors.find_spec", lambda name: name)
 
     def how(**options: Any) -> None:
-        monkeypatch.setenv("FAKE_RUNTIME", json.dumps(options))
+        (told / "fake_how.json").write_text(json.dumps(options))
 
     how()
     return how

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -11,14 +12,14 @@ from typing import TYPE_CHECKING
 import encast._core as _core
 import encast.artifact as artifact
 from encast.archs import TASKS, build_graph, m3_of
-from encast.errors import CheckpointError, InputError, need_modules
+from encast.errors import CheckpointError, InputError, ResourceError, need_modules
 from encast.importers import Checkpoint, checkpoint_name, open_checkpoint
 from encast.ir import Graph
 from encast.passes import SPARSE, FusionReport, count_fixed, optimise, stored_ranges
 from encast.quant import Calibration, QuantSpec
 
 if TYPE_CHECKING:
-    from encast.verify import Original
+    from encast.verify import Original, Runtime
 
 __all__ = ["check_sparse", "compile"]
 
@@ -53,8 +54,9 @@ def compile(
     if that asks for static activations or moved outliers; else None, since scales of activations are found at run time,
     a row at a time. A checkpoint that is quantised already may fix the ranges of activations: where it does for every
     int8 product they are taken without a ``quant``, and with one that asks for static activations.
-    ``verify``: whether ONNX Runtime answers random tokens by the ONNX file, or TensorFlow by the SavedModel, as the
-    artifact does; the difference goes on the card, and a file of which the answers differ is not compiled. By default
+    ``verify``: whether ONNX Runtime answers random tokens by the ONNX file, or TensorFlow by the SavedModel, as an f32
+    artifact does; the difference goes on the card, with that between f32 and ``dtype``, and a file of which the answers
+    differ is not compiled. By default
     it is done where the checkpoint is one of these and its runtime is installed, and where that cannot run it the card
     says why. A SavedModel's graph is a program that then runs.
     ``progress(stage, done, total)`` is called as the work goes on.
@@ -70,9 +72,9 @@ def compile(
     target = artifact.check_target(out if out is not None else f"{checkpoint_name(source)}.encast")
     report_progress("import", 0, 1)
     checkpoint = open_checkpoint(source)
-    check = _check(checkpoint, verify)
+    runtime = _runtime(checkpoint, verify)
     report_progress("build", 0, 1)
-    graph = build_graph(checkpoint, task)
+    graph = plain = build_graph(checkpoint, task)
     _check_tokenizer(checkpoint, graph)
     _check_lengths(checkpoint, graph)
     report_progress("optimise", 0, 1)
@@ -98,11 +100,11 @@ def compile(
         checkpoint.tokenizer.json,
         card,
         progress=lambda done, total: report_progress("store", done, total),
-        check=check,
+        check=None if runtime is None else lambda made: _verified(made, checkpoint, plain, runtime, asked=bool(verify)),
     )
 
 
-def _check(checkpoint: Checkpoint, verify: bool | None) -> Callable[[Path], dict[str, object]] | None:
+def _runtime(checkpoint: Checkpoint, verify: bool | None) -> Runtime | None:
     """What verifies the artifact, if anything does."""
     if verify is False:
         return None
@@ -118,24 +120,34 @@ def _check(checkpoint: Checkpoint, verify: bool | None) -> Callable[[Path], dict
     runtime = by.ONNX_RUNTIME if checkpoint.onnx else by.TENSORFLOW
     if verify:
         need_modules(runtime.extra, runtime.module)
-    if not runtime.installed():
-        return None
+    return runtime if runtime.installed() else None
 
-    def check(made: Path) -> dict[str, object]:
-        try:
-            original = _original(checkpoint)
-            if runtime.programs and not verify:
-                raise by.NotComparedError(
-                    f"{original.label}: a graph of {runtime.name} is a program of its maker, which runs only when "
-                    "asked: give --verify (verify=True) where you trust it"
-                )
-            return {"verified": by.verify(made, original)}
-        except by.NotComparedError as error:
-            if verify:
-                raise
-            return {"verified": {"skipped": str(error)}}
 
-    return check
+def _verified(
+    made: Path, checkpoint: Checkpoint, plain: Graph, runtime: Runtime, *, asked: bool
+) -> dict[str, dict[str, object]]:
+    """What the card of the artifact ``made`` says of the comparison. ``plain``: the graph that it was made of."""
+    import encast.verify as by
+
+    try:
+        original = _original(checkpoint)
+        if runtime.programs and not asked:
+            raise by.NotComparedError(
+                f"{original.label}: a graph of {runtime.name} is a program of its maker, which runs only when "
+                "asked: give --verify (verify=True) where you trust it"
+            )
+        if original.arithmetic == "fixed" or artifact.open(made).card["dtype"] == "f32":
+            return {"verified": by.verify(made, original)}  # ranges that the file fixes are often the artifact's too
+        with tempfile.TemporaryDirectory(prefix=f"{made.name}.", dir=made.parent) as folder:
+            spec = QuantSpec("f32")
+            graph, fusions = optimise(plain, spec)
+            card = _card(checkpoint, graph, spec, fusions, "never")
+            wide = artifact.write(Path(folder, "f32"), graph, checkpoint.tokenizer.json, card)
+            return {"verified": by.verify(made, original, wide)}
+    except (by.NotComparedError, ResourceError) as error:
+        if asked:
+            raise
+        return {"verified": {"skipped": str(error)}}
 
 
 def _original(checkpoint: Checkpoint) -> Original:

@@ -142,6 +142,11 @@ def _verified(found: Mapping[str, Any]) -> str:
                 f"(cosine {found['cosine']:.6f} at least, {found['tokens']} random tokens; "
                 f"{limit})"
             )
+            if narrow := found["narrow"]:
+                line += (
+                    f"; {narrow['dtype']} is f32 but for {narrow['relative']:.1e} of its size "
+                    f"(cosine {narrow['cosine']:.6f} at least)"
+                )
     except (KeyError, TypeError, ValueError):
         line = ""
     return line if line and line.isprintable() else json_module.dumps(found)

@@ -29,6 +29,8 @@ _MEMORY, _MEMORY_TIMES = 8 << 30, 6
 """Address space of the process: so many bytes, and so many times those of the original."""
 _MOST_ANSWERS, _MOST_REPLY = 1 << 30, 1 << 16
 """Bytes of its two files, which may hold anything: a SavedModel's graph can write them."""
+_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PYTHONHOME", "CONDA_PREFIX")
+"""What the process needs of the environment, which may hold passwords."""
 
 
 class NotComparedError(InputError):
@@ -65,7 +67,7 @@ def run_apart(original: Original, ids: Sequence[Sequence[int]], types: Sequence[
                 command,
                 cwd=made,
                 env={
-                    **os.environ,
+                    **{name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
                     "PYTHONPATH": _module_path(original.source),
                     "TMPDIR": made,
                     "OPENBLAS_NUM_THREADS": "1",  # a thread that numpy starts would not be confined
@@ -110,12 +112,16 @@ def _bounded(path: Path, most: int) -> bytes:
 
 
 def _arrays(path: Path) -> list[Array]:
-    """Those of an .npz file, in their order. Raises ``ValueError`` for compressed ones, which may grow without end."""
+    """Those of an .npz file, f32, in their order. Raises ``ValueError`` for others and for compressed ones, which take
+    more memory than disk."""
     with zipfile.ZipFile(path) as held:
         if any(one.compress_type != zipfile.ZIP_STORED or one.file_size > _MOST_ANSWERS for one in held.infolist()):
             raise ValueError("answers are compressed, or too large")
     with np.load(path) as found:
-        return [np.asarray(found[key], np.float32) for key in found.files]
+        arrays = [found[key] for key in found.files]
+    if any(array.dtype != np.float32 for array in arrays):
+        raise ValueError("answers are not f32")
+    return arrays
 
 
 def _nbytes(source: Path) -> int:

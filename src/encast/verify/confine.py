@@ -47,10 +47,11 @@ def can_confine() -> bool:
 def confine(folder: str) -> None:
     """From here on this process, and what it starts, makes, changes and removes nothing outside of ``folder``, runs no
     program, and where the kernel can take that away has no TCP and no way to other processes. What is open stays so.
-    Call it before there are other threads: those that are there already are not bound.
 
-    Raises ``OSError`` where ``can_confine`` is false.
+    Raises ``OSError`` where ``can_confine`` is false, and where there are other threads: those would not be bound.
     """
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise OSError("a process with several threads cannot be confined")
     files = _EXECUTE | _WRITE_FILE | _REMOVE_AND_MAKE | _REFER | _TRUNCATE
     version = _version()
     size = _Ruleset.net.offset if version < 4 else _Ruleset.scoped.offset if version < 6 else ctypes.sizeof(_Ruleset)
