@@ -126,6 +126,20 @@ def test_without_room_for_an_f32_artifact(
     assert sorted(one.name for one in tmp_path.iterdir()) == ["export", "m.encast"]
 
 
+@pytest.mark.parametrize("dtype", ["f32", "int8"])
+def test_weights_that_amplify_rounding_may_make_more_of_it(
+    runtime: How, export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """The limit is eight times what a last bit of all weights moves."""
+    monkeypatch.setitem(encast.verify.compare.LIMITS, "f32", 1e-7)
+    runtime(share=1e-6)
+    found = verified(compile(export, tmp_path / "m.encast", dtype=dtype))
+    assert 1e-7 < found["relative"] < found["limit"] < 1e-5
+    runtime(share=2e-5)
+    with pytest.raises(UnsupportedModelError, match=r"where [0-9.]+e-06 is allowed"):
+        compile(export, tmp_path / "m.encast", dtype=dtype)
+
+
 @pytest.mark.parametrize(
     ("dtype", "share"), [("f32", 1e-4), ("f32", float("nan")), ("int8", 1e-4), ("bf16", float("nan"))]
 )

@@ -136,14 +136,18 @@ def _verified(
                 f"{original.label}: a graph of {runtime.name} is a program of its maker, which runs only when "
                 "asked: give --verify (verify=True) where you trust it"
             )
-        if original.arithmetic == "fixed" or artifact.open(made).card["dtype"] == "f32":
-            return {"verified": by.verify(made, original)}  # ranges that the file fixes are often the artifact's too
+        if original.arithmetic == "fixed":
+            return {"verified": by.verify(made, original)}  # its ranges are the artifact's too, where those are static
         with tempfile.TemporaryDirectory(prefix=f"{made.name}.", dir=made.parent) as folder:
-            spec = QuantSpec("f32")
-            graph, fusions = optimise(plain, spec)
-            card = _card(checkpoint, graph, spec, fusions, "never")
-            wide = artifact.write(Path(folder, "f32"), graph, checkpoint.tokenizer.json, card)
-            return {"verified": by.verify(made, original, wide)}
+
+            def f32(name: str, graph: Graph) -> Path:
+                spec = QuantSpec("f32")
+                graph, fusions = optimise(graph, spec)
+                card = _card(checkpoint, graph, spec, fusions, "never")
+                return artifact.write(Path(folder, name), graph, checkpoint.tokenizer.json, card)
+
+            wide = None if artifact.open(made).card["dtype"] == "f32" else f32("f32", plain)
+            return {"verified": by.verify(made, original, wide, lambda: f32("shaken", by.shaken(plain)))}
     except (by.NotComparedError, ResourceError) as error:
         if asked:
             raise

@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "tune.configuration": {"errors", "artifact", "backends.groups", "ceilings", "data"},
     "calibrate": {"errors", "ir", "batch", "importers", "archs", "passes", "quant", "backends.reference", "tasks"},
     "compile": {"errors", "ir", "importers", "archs", "passes", "quant", "artifact", "verify", "_core"},
-    "verify": {"errors", "artifact", "backends.cpu", "batch", "ir.meta", "launch.process", "tasks.classify"},
+    "verify": {"errors", "artifact", "backends.cpu", "batch", "ir", "launch.process", "tasks.classify"},
     "compress": {
         "archs",
         "artifact",

@@ -3,6 +3,7 @@
 from encast.verify.apart import NotComparedError
 from encast.verify.compare import LIMITS, verify
 from encast.verify.original import ONNX_RUNTIME, TENSORFLOW, UNUSED, Original, Runtime, Takes
+from encast.verify.shake import shaken
 
 __all__ = [
     "LIMITS",
@@ -13,5 +14,6 @@ __all__ = [
     "Original",
     "Runtime",
     "Takes",
+    "shaken",
     "verify",
 ]
