@@ -214,6 +214,51 @@ def test_a_layer_without_a_mask_is_refused(tmp_path: Path, size: tuple[Size, Siz
         graph_of(Second(size).write(tmp_path / "net.onnx"))
 
 
+@pytest.mark.parametrize("size", [(2, 12), ("b", "s")])
+def test_scores_are_read_with_and_without_their_mask(tmp_path: Path, size: tuple[Size, Size]) -> None:
+    """One value of the graph stands for both."""
+
+    class Twice(Fixed):
+        def add(self, op: str, *inputs: str, **attributes: Any) -> str:
+            if op == "Softmax":
+                masked = super().add(op, *inputs, **attributes)
+                mask = super().add("Mul", super().add(op, self.bare, **attributes), "half")
+                return super().add("Add", masked, mask)
+            return super().add(op, *inputs, **attributes)
+
+        def masked(self, scores: str) -> str:
+            self.bare = scores
+            return super().masked(scores)
+
+    with pytest.raises(UnsupportedModelError, match=r"\(Softmax\) takes .*padding is taken out of the scores of every"):
+        graph_of(Twice(size).write(tmp_path / "net.onnx"))
+
+
+@pytest.mark.parametrize("size", [(2, 24), ("b", 24)])
+@pytest.mark.parametrize(
+    ("change", "factor", "left"),
+    [("", 1e5, None), ("", 1e9, "-1"), ("", -1.0, r"1e\+09"), ("window", 1e9, "-1")],
+)
+def test_masked_scores_that_are_multiplied(
+    tmp_path: Path, size: tuple[Size, Size], change: str, factor: float, left: str | None
+) -> None:
+    """The mask of -1e9 is worth less where they are divided after it."""
+
+    class Scaled(Fixed):
+        def masked(self, scores: str) -> str:
+            self.weights["factor"] = np.array(factor, np.float32)
+            return self.add("Div", super().masked(self.add("Mul", scores, "factor")), "factor")
+
+    path = Scaled(size, change).write(tmp_path / "net.onnx")
+    if left is None:
+        graph_of(path)
+    else:
+        with pytest.raises(
+            UnsupportedModelError, match=f"multiplied afterwards, and adds {left} .*, not -1000 or less"
+        ):
+            graph_of(path)
+
+
 def test_sizes_whose_masks_would_not_fit(tmp_path: Path) -> None:
     writer = Fixed((65, 512))
     writer.positions = 512

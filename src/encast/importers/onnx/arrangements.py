@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def _array(reader: Reader, place: int) -> Array | None:
 
 
 def _with_axes(seen: Seen, axes: Axes) -> list[Value]:
-    return [Seen(seen.kind, seen.value, axes, seen.curve, seen.extra)]
+    return [replace(seen, axes=axes, rounded=None)]
 
 
 @handles("Identity", "Dropout")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from encast.importers.onnx.reader import Reader, Value, handles
 from encast.importers.onnx.smoothed import with_scales
 from encast.importers.onnx.values import ARGUMENTS, Axes, Known, Seen, arrange, labels, shape_of, together
 
-__all__ = ["add_mask", "choose"]
+__all__ = ["add_mask", "choose", "weaker"]
 
 Array = np.ndarray[Any, Any]
 
@@ -146,10 +147,15 @@ def _softmax(reader: Reader) -> list[Value]:
 
 def _probabilities(reader: Reader, scores: Seen) -> Seen:
     scores = reader.finished(scores)
-    if reader.probe.masked and scores.value not in reader.hidden:
+    if reader.probe.masked and scores.hidden is None:
         raise reader.fail(
             "the file has an attention mask, and softmax does without it; padding is taken out of the scores of every "
-            "attention"
+            "attention. Exporters leave that out where the example has no padding: give them one that has"
+        )
+    if scores.hidden is not None and not scores.hidden <= _LOW:
+        raise reader.fail(
+            f"what takes padding out of the scores is multiplied afterwards, and adds {scores.hidden:.6g} to them at "
+            f"softmax, not {_LOW:g} or less"
         )
     return Seen("probabilities", reader.emit("softmax", scores.value), scores.axes)
 
@@ -220,21 +226,30 @@ def add_mask(reader: Reader, seen: Seen, array: Array) -> Seen:
     """Scores, or a bias that is added to them, plus an array that takes padding out and leaves the rest."""
     if labels(seen.axes) == "h,q,k" and array.ndim == 4:
         axes = together(((("b", len(reader.probe.ids)),), (), (), ()), seen.axes)
-        seen = Seen(seen.kind, seen.value, axes or seen.axes, seen.curve, seen.extra)
+        seen = replace(seen, axes=axes or seen.axes)
     parts = _of_texts(reader, seen.axes, np.asarray(array))
     if parts is not None and (parts[1] <= _LOW).all():
-        if seen.kind == "scores":
-            reader.hidden.add(seen.value)
-        if (parts[0] == parts[0][:1]).all() and (np.abs(parts[0][:1]) <= _EVEN).all():
-            return seen if seen.kind == "scores" else Seen("masked bias", seen.value, seen.axes, extra=seen.extra)
+        added, padding, _ = parts
+        hidden = weaker(seen.hidden, _most(padding))
+        if (added == added[:1]).all() and (np.abs(added[:1]) <= _EVEN).all():
+            return replace(seen, hidden=hidden)
         reach = _reach(*parts[::2]) if seen.kind == "scores" else None
         if reach is not None:
-            seen = reader.finished(seen)
-            return Seen("scores", reader.emit("local_mask", seen.value, reach=reach), seen.axes)
+            seen, hidden = reader.finished(seen), weaker(hidden, _most(added[added != 0]))
+            return Seen("scores", reader.emit("local_mask", seen.value, reach=reach), seen.axes, hidden=hidden)
     raise reader.fail(
         "what is added to scores is a mask of padding: 0 between the tokens of a text, and -10000 or less for keys "
         "that are padding or further away than a window reaches"
     )
+
+
+def _most(low: Array) -> float | None:
+    return float(low.max()) if low.size else None
+
+
+def weaker(a: float | None, b: float | None) -> float | None:
+    """What two masks add at least for what either of them hides; None for one that hides nothing."""
+    return b if a is None else a if b is None else max(a, b)
 
 
 def _reach(added: Array, both: Array) -> int | None:

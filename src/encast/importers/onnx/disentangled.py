@@ -147,4 +147,4 @@ def added(reader: Reader, scores: Seen, relative: Seen) -> Seen:
         # The rule is told from the rows; this one has no logarithm.
         value = reader.emit("relative_scores", value, term.x, term.table, of=term.of, max_distance=0)
         reader.distances[value] = np.array(term.rows)
-    return Seen("scores", value, scores.axes, scores.curve)
+    return Seen("scores", value, scores.axes, scores.curve, hidden=scores.hidden)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from encast.importers.onnx.arrangements import with_positions
-from encast.importers.onnx.attention import add_mask, choose
+from encast.importers.onnx.attention import add_mask, choose, weaker
 from encast.importers.onnx.disentangled import added, as_table, together_relative
 from encast.importers.onnx.norm import affine, divided, rooted, scale_of, scaled, shift_of, shifted
 from encast.importers.onnx.packed import gated
@@ -58,7 +58,11 @@ def _curve(seen: Seen) -> Array:
 
 
 def _curved(seen: Seen, curve: Array) -> list[Value]:
-    return [Seen(seen.kind, seen.value, seen.axes, curve, seen.extra)]
+    hidden = seen.hidden
+    if hidden is not None:
+        # Only a multiple of scores is read in the end.
+        hidden *= float(curve[-1] / _curve(seen)[-1])
+    return [Seen(seen.kind, seen.value, seen.axes, curve, seen.extra, hidden=hidden)]
 
 
 def _open(reader: Reader, seen: Value | None) -> Seen:
@@ -164,7 +168,7 @@ def _of_two(reader: Reader, a: Seen, b: Seen) -> list[Value]:
         return [together_relative(reader, a, b)]
     if op == "Add" and "scores" in (a.kind, b.kind) and {a.kind, b.kind} & {"picked", "relative"}:
         return [added(reader, *((a, b) if a.kind == "scores" else (b, a)))]
-    if op == "Add" and {a.kind, b.kind} in ({"scores", "bias"}, {"scores", "masked bias"}):
+    if op == "Add" and {a.kind, b.kind} == {"scores", "bias"}:
         scores, bias = (a, b) if a.kind == "scores" else (b, a)
         return [_biased(reader, scores, bias)]
     if op == "Add" and {a.kind, b.kind} == {"cosines", "sines"}:
@@ -191,7 +195,7 @@ def _of_two(reader: Reader, a: Seen, b: Seen) -> list[Value]:
 
 def _of_one(a: Seen, b: Seen) -> bool:
     """Whether both are functions of one value."""
-    if (a.kind, a.value) != (b.kind, b.value):
+    if (a.kind, a.value, None, None) != (b.kind, b.value, a.hidden, b.hidden):
         return False
     # It tells apart columns and tables, which have names or numbers, and indices, which are one object in one value.
     return a.extra is b.extra or (isinstance(a.extra, int | str) and bool(a.extra == b.extra))
@@ -207,9 +211,7 @@ def _biased(reader: Reader, scores: Seen, bias: Seen) -> Seen:
         raise reader.fail("a relative bias is added to scores of the same arrangement")
     scores = reader.finished(scores)
     name = reader.emit("relative_bias", scores.value, bias.value, max_distance=bias.extra)
-    if bias.kind == "masked bias":
-        reader.hidden.add(name)
-    return Seen("scores", name, scores.axes)
+    return Seen("scores", name, scores.axes, hidden=weaker(scores.hidden, bias.hidden))
 
 
 def _with_known(reader: Reader, seen: Seen, known: Known, *, swapped: bool) -> list[Value]:

@@ -11,7 +11,7 @@ QuantizeLinear and DequantizeLinear as its ``quantize_static`` and others write 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -142,13 +142,18 @@ def _dequantize(reader: Reader) -> list[Value]:
         raise reader.fail(f"rows are dequantised as they were quantised, with {held.scheme}")
     exact = scale >= np.finfo(np.float32).tiny
     fixed = (held.scheme[0], held.scheme[1] - int(np.iinfo(zero.dtype).min)) if exact else None
-    return [_restored(seen, Rounding(held.node, fixed))]
+    restored = _restored(seen, Rounding(held.node, fixed))
+    if restored.hidden is None:
+        return [restored]
+    # No integer stands for less.
+    lowest = held.scheme[0] * (int(np.iinfo(zero.dtype).min) - held.scheme[1])
+    return [replace(restored, hidden=max(restored.hidden, lowest))]
 
 
 def _restored(seen: Seen, rounded: Rounding | None = None) -> Seen:
     """What bytes stand for, in the arrangement that they have now."""
     inner: Seen = seen.extra.seen
-    return Seen(inner.kind, inner.value, seen.axes, inner.curve, inner.extra, rounded)
+    return replace(inner, axes=seen.axes, rounded=rounded)
 
 
 def _check_own(reader: Reader, held: Quantised, scale: Sequence[Value | None], zero: Sequence[Value | None]) -> None:

@@ -156,8 +156,6 @@ class Reader:
         self._made: dict[Any, str] = {}
         self._kept: list[Array] = []
         self._rescaled: dict[Any, tuple[Array, Array]] = {}
-        self.hidden: set[str] = set()
-        """Scores of which padding was taken out."""
         self.distances: dict[str, Array] = {}
         self.cut_at = 0
         """How many positions the file has rows for, where it has rows in the place of a table."""
@@ -182,8 +180,6 @@ class Reader:
             at = self.node.name or (self.node.outputs[0] if self.node.outputs else "output")
             name = f"{len(self.graph.nodes)}:{at}"
             self._made[key] = self.graph.add(op, *inputs, name=name, **attrs)
-            if op != "softmax" and not self.hidden.isdisjoint(inputs):
-                self.hidden.add(self._made[key])
         return self._made[key]
 
     def constant(self, known: Known, array: Array) -> str:
@@ -339,7 +335,7 @@ class Reader:
         ratio = float(seen.curve[-1] / ARGUMENTS[-1])
         if np.allclose(seen.curve, ratio * arguments(seen), rtol=1e-6, atol=0.0):
             value = seen.value if ratio == 1.0 else self.emit("scale", seen.value, factor=ratio)
-            return Seen(seen.kind, value, seen.axes)
+            return Seen(seen.kind, value, seen.axes, hidden=seen.hidden)
         kind = self.activation(seen.curve)
         if kind is not None and seen.kind != "scores":
             return Seen(seen.kind, self.emit("activation", seen.value, kind=kind), seen.axes)

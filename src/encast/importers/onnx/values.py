@@ -48,7 +48,6 @@ _NAMES = {
     "probabilities": "attention probabilities",
     "product": "rows times a weight",
     "bias": "a relative attention bias",
-    "masked bias": "a relative attention bias that takes padding out",
     "table": "a table of relative positions",
     "by position": "rows times a table of relative positions",
     "picked": "what a distance picks of these",
@@ -115,7 +114,8 @@ class Seen:
 
     ``extra``: of a product the weight, of ``normed`` and the other parts of a norm epsilon and gamma (``norm.py``), of
     a part the first column and the one behind it, of a half whether it is the second, of ``cosines`` and ``sines``
-    these. ``rounded``: how the file rounds it just before, if it does so with a fixed scale.
+    these. ``rounded``: how the file rounds it just before, if it does so with a fixed scale. ``hidden``: of scores and
+    of what is added to them the most that was added for padding, or for keys outside of a window; None if nothing was.
     """
 
     kind: str
@@ -124,6 +124,7 @@ class Seen:
     curve: np.ndarray[Any, Any] | None = None
     extra: Any = None
     rounded: Rounding | None = None
+    hidden: float | None = None
 
     @property
     def meaning(self) -> str:
