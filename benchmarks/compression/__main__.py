@@ -1,13 +1,14 @@
 """What sparsity costs on real tasks: a checkpoint fine-tuned, pruned to 50, 70, 80 and 90 %, and each compiled to int8.
 
     python benchmarks/compression run CHECKPOINT --data ../shared/data --out runs [--tasks mrpc stsb] [--seeds 0 1 2]
+        [--jobs 2] [--threads 1]
     python benchmarks/compression table runs
 
-``run`` is ``encast compress`` with the recipe of each task that lies beside this file, one thread each, as many at a
-time as ``--jobs``; what is there already is not run again, and what was ended goes on. Tasks of pairs also get pairs
-without labels (``pairs.py``). ``table`` prints, of all runs
-that are done, the metric of each level over the seeds, and sizes and speeds of the first seed's artifacts, measured by
-turns in one process on all cores: leave the machine alone meanwhile.
+``run`` is ``encast compress`` with the recipe of each task that lies beside this file, as many at a time as ``--jobs``,
+on ``--threads`` each; what is there already is not run again, and what was ended goes on. Tasks of pairs also get pairs
+without labels (``pairs.py``). ``table`` prints, of all runs that are done, the metric of each level over the seeds, and
+sizes and speeds of the first seed's artifacts, measured by turns in one process on all cores: leave the machine alone
+meanwhile.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ TASKS = {
 }
 
 
-def run(checkpoint: str, data: Path, out: Path, tasks: list[str], seeds: list[int], jobs: int) -> bool:
+def run(checkpoint: str, data: Path, out: Path, tasks: list[str], seeds: list[int], jobs: int, threads: int) -> bool:
     """Whether all is done."""
     out.mkdir(exist_ok=True)
     (out / "data.json").write_text(json.dumps(str(data.resolve())))
@@ -69,8 +70,8 @@ def run(checkpoint: str, data: Path, out: Path, tasks: list[str], seeds: list[in
             "--task", task.task, "--data", str(data / task.data), "--metric", task.metric,
             *(["--unlabelled", str(out / f"{name}.jsonl")] if task.pairs else []),
             *(["--train-rows", str(task.rows)] if task.rows else []),
-            "--recipe", str(HERE / f"{name}.yaml"), "--seed", str(seed), "--threads", "1", "--out", str(folder),
-            "--resume",
+            "--recipe", str(HERE / f"{name}.yaml"), "--seed", str(seed), "--threads", str(threads), "--resume",
+            "--out", str(folder),
         ]  # fmt: skip
         with log.open("a") as file:
             done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False).returncode == 0
@@ -136,10 +137,12 @@ def main() -> None:
     running.add_argument("--tasks", nargs="+", choices=TASKS, default=["mrpc", "stsb", "sst2"])
     running.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     running.add_argument("--jobs", type=int, default=len(usable_cores()))
+    running.add_argument("--threads", type=int, default=1)
     commands.add_parser("table").add_argument("out", type=Path)
     options = parser.parse_args()
     if options.command == "run":
-        sys.exit(not run(options.checkpoint, options.data, options.out, options.tasks, options.seeds, options.jobs))
+        where = options.checkpoint, options.data, options.out
+        sys.exit(not run(*where, options.tasks, options.seeds, options.jobs, options.threads))
     for line in table(options.out):
         print(line)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812, its usual name
 
+from encast.compress.attention import AttentionInF32
 from encast.compress.batches import Example, epoch_batches, lengths_of, steps_of
 from encast.compress.model import Answers, Model, evenly
 from encast.compress.precision import can_bf16, choose_precision
@@ -207,7 +208,11 @@ class Trainer:
     def _autocast(self) -> Any:
         if self._facts.precision != "bf16":
             return nullcontext()
-        return torch.autocast(self._device.type, dtype=torch.bfloat16)
+        context = ExitStack()
+        context.enter_context(torch.autocast(self._device.type, dtype=torch.bfloat16))
+        if self._device.type == "cpu":
+            context.enter_context(AttentionInF32())
+        return context
 
     def _collate(self, rows: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """``i64[n, length]`` ids and types, ``bool[n, length]``: all sequences of the rows, padded to the longest."""
