@@ -116,6 +116,11 @@ def servers_of(port: int) -> set[str]:
     }
 
 
+def wait_for_servers(port: int, count: int) -> None:
+    """Ray Serve says that an application runs a moment before its gateways are told of the servers."""
+    wait_for(lambda: len(servers_of(port)) == count)
+
+
 class Load:
     """Asks without end; ``wrong`` answers are those that ``right`` does not have for their text."""
 
@@ -330,8 +335,8 @@ def test_a_config_file_rolls_out_an_artifact(
     fresh = {text: ask(one_server, text, "b") for text in TEXTS}
     config = application(port, artifact)
     with deployed(cluster, config) as deploy:
+        wait_for_servers(port, 2)
         before = servers_of(port)
-        assert len(before) == 2
         load = Load(port, {text: {*right[text], fresh[text]} for text in TEXTS})
         load.more(20)
         # In place: the servers stay.
@@ -351,9 +356,9 @@ def test_a_config_file_rolls_out_an_artifact(
 def test_replicas_follow_the_load(cluster: MiniCluster, artifact: Path, right: dict[str, set[Any]]) -> None:
     port = free_port()
     with deployed(cluster, application(port, artifact, replicas="1-2", queued_tokens=1)):
-        assert len(servers_of(port)) == 1
+        wait_for_servers(port, 1)
         load = Load(port, right, clients=8, copies=500)
-        wait_for(lambda: len(servers_of(port)) == 2)
+        wait_for_servers(port, 2)
         counts = load.end()
         assert (counts["wrong"], counts["failed"]) == (0, 0)
 
