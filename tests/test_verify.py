@@ -120,8 +120,8 @@ def test_without_room_for_an_f32_artifact(
         return write(out, *rest, **options)
 
     monkeypatch.setattr(artifact, "write", full)
-    assert "cannot be written" in verified(compile(export, tmp_path / "m.encast"))["skipped"]
-    with pytest.raises(ResourceError, match="cannot be written"):
+    assert "there is no room in" in verified(compile(export, tmp_path / "m.encast"))["skipped"]
+    with pytest.raises(NotComparedError, match="there is no room in"):
         compile(export, tmp_path / "m.encast", verify=True)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["export", "m.encast"]
 
@@ -138,6 +138,68 @@ def test_weights_that_amplify_rounding_may_make_more_of_it(
     runtime(share=2e-5)
     with pytest.raises(UnsupportedModelError, match=r"where [0-9.]+e-06 is allowed"):
         compile(export, tmp_path / "m.encast", dtype=dtype)
+
+
+def test_not_beyond_a_thousandth_and_not_without_room_to_measure_it(
+    runtime: How, export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime(share=9e-4)
+    monkeypatch.setattr(encast.verify.compare, "_NOISE_TIMES", 1e9)
+    assert verified(compile(export, tmp_path / "m.encast", dtype="f32"))["limit"] == 1e-3
+    runtime(share=1.1e-3)
+    with pytest.raises(UnsupportedModelError, match="where 3e-05 is allowed"):
+        compile(export, tmp_path / "m.encast", dtype="f32")
+    runtime(share=9e-4)
+    write = artifact.write
+
+    def full(out: Path, *rest: Any, **options: Any) -> Path:
+        if Path(out).name == "shaken":
+            raise ResourceError(f"the artifact {out} cannot be written")
+        return write(out, *rest, **options)
+
+    monkeypatch.setattr(artifact, "write", full)
+    with pytest.raises(UnsupportedModelError, match="where 3e-05 is allowed"):
+        compile(export, tmp_path / "m.encast", dtype="f32")
+
+
+def test_answers_of_moved_weights_that_are_not_finite_allow_nothing(
+    runtime: How, export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = encast.verify.compare._answers
+
+    def infinite(opened: Any, batch: Any) -> Any:
+        found = answers(opened, batch)
+        return {name: one + np.inf for name, one in found.items()} if opened.path.name == "shaken" else found
+
+    monkeypatch.setattr(encast.verify.compare, "_answers", infinite)
+    runtime(share=1e-4)
+    with pytest.raises(UnsupportedModelError, match="where 3e-05 is allowed"):
+        compile(export, tmp_path / "m.encast", dtype="f32")
+
+
+def test_a_narrow_artifact_without_finite_answers_is_refused(
+    runtime: How, export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = encast.verify.compare._answers
+
+    def infinite(opened: Any, batch: Any) -> Any:
+        found = answers(opened, batch)
+        return {name: one + np.inf for name, one in found.items()} if opened.card["dtype"] == "int8" else found
+
+    monkeypatch.setattr(encast.verify.compare, "_answers", infinite)
+    with pytest.raises(UnsupportedModelError, match="compiled to int8 its answers to random tokens are not all finite"):
+        compile(export, tmp_path / "m.encast", dtype="int8")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["export"]
+
+
+def test_the_runtime_sees_little_of_the_environment(
+    runtime: How, export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    runtime(tells=True)
+    said = verified(compile(export, tmp_path / "m.encast", dtype="f32"))["skipped"]
+    assert "PATH" in said
+    assert "SECRET" not in said
 
 
 @pytest.mark.parametrize(

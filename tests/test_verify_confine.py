@@ -65,6 +65,18 @@ def test_only_its_folder_can_be_changed(tmp_path: Path) -> None:
 
 
 @needs_landlock
+def test_a_process_with_threads_is_not_confined(tmp_path: Path) -> None:
+    code = """
+import sys, threading
+from encast.verify.confine import confine
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+confine(sys.argv[1])
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert "a process with several threads cannot be confined" in done.stderr
+
+
+@needs_landlock
 def test_a_graph_writes_no_file(runtime: How, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.write_text("kept")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,7 +76,10 @@ def compile(
     checkpoint = open_checkpoint(source)
     runtime = _runtime(checkpoint, verify)
     report_progress("build", 0, 1)
-    graph = plain = build_graph(checkpoint, task)
+    graph = build_graph(checkpoint, task)
+    check = None
+    if runtime is not None:
+        check = partial(_verified, checkpoint, graph, dtype, runtime, asked=bool(verify))
     _check_tokenizer(checkpoint, graph)
     _check_lengths(checkpoint, graph)
     report_progress("optimise", 0, 1)
@@ -100,7 +105,7 @@ def compile(
         checkpoint.tokenizer.json,
         card,
         progress=lambda done, total: report_progress("store", done, total),
-        check=None if runtime is None else lambda made: _verified(made, checkpoint, plain, runtime, asked=bool(verify)),
+        check=check,
     )
 
 
@@ -124,7 +129,7 @@ def _runtime(checkpoint: Checkpoint, verify: bool | None) -> Runtime | None:
 
 
 def _verified(
-    made: Path, checkpoint: Checkpoint, plain: Graph, runtime: Runtime, *, asked: bool
+    checkpoint: Checkpoint, plain: Graph, dtype: str, runtime: Runtime, made: Path, *, asked: bool
 ) -> dict[str, dict[str, object]]:
     """What the card of the artifact ``made`` says of the comparison. ``plain``: the graph that it was made of."""
     import encast.verify as by
@@ -138,17 +143,25 @@ def _verified(
             )
         if original.arithmetic == "fixed":
             return {"verified": by.verify(made, original)}  # its ranges are the artifact's too, where those are static
-        with tempfile.TemporaryDirectory(prefix=f"{made.name}.", dir=made.parent) as folder:
+        with tempfile.TemporaryDirectory(dir=made) as folder:
 
-            def f32(name: str, graph: Graph) -> Path:
+            def f32(name: str, graph: Graph) -> Path | None:
+                """None where there is no room for it."""
                 spec = QuantSpec("f32")
                 graph, fusions = optimise(graph, spec)
                 card = _card(checkpoint, graph, spec, fusions, "never")
-                return artifact.write(Path(folder, name), graph, checkpoint.tokenizer.json, card)
+                with contextlib.suppress(ResourceError):
+                    return artifact.write(Path(folder, name), graph, checkpoint.tokenizer.json, card)
+                return None
 
-            wide = None if artifact.open(made).card["dtype"] == "f32" else f32("f32", plain)
+            wide = None if dtype == "f32" else f32("f32", plain)
+            if wide is None and dtype != "f32":
+                raise by.NotComparedError(
+                    f"{original.label}: there is no room in {made.parent} for the f32 artifact that it is compared "
+                    "with; make room, or compile without verify"
+                )
             return {"verified": by.verify(made, original, wide, lambda: f32("shaken", by.shaken(plain)))}
-    except (by.NotComparedError, ResourceError) as error:
+    except by.NotComparedError as error:
         if asked:
             raise
         return {"verified": {"skipped": str(error)}}

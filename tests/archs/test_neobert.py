@@ -60,7 +60,6 @@ def nodes(graph: Graph, op: str) -> list[Node]:
         ({"norm_eps": None}, CheckpointError, "norm_eps is None; a number above 0"),
         ({"max_length": 0}, CheckpointError, "max_length is 0; an integer from 1"),
         ({"max_length": 1 << 18}, CheckpointError, "max_length is 262144; an integer from 1"),
-        ({"max_position_embeddings": 4096}, UnsupportedModelError, r"is not max_length \(\d+\), the only one"),
         ({"intermediate_size": 1}, CheckpointError, "intermediate_size is 1; an integer from 2"),
         ({"num_attention_heads": 8}, UnsupportedModelError, "dim_head is 4.*2"),
         ({"num_attention_heads": 16, "dim_head": ...}, CheckpointError, "16 heads of 1 columns; rotary positions need"),

@@ -2,7 +2,8 @@
 
 ``fake_how.json`` in the module path says what they do besides: ``inputs`` that they have, ``share`` of the answers that
 is added to them, ``config``: what is other in ``bert_config.json``, ``outputs``, ``raises``, ``sleeps``, ``prints``,
-``writes``: a file, ``signal``: by which they end, ``size``: of the only batch that they take.
+``writes``: a file, ``tells``: the environment, as an error, ``signal``: by which they end, ``size``: of the only batch
+that they take.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Model:
         if "writes" in HOW:
             with open(HOW["writes"], "w") as file:
                 file.write("written")
+        if "tells" in HOW:
+            raise RuntimeError(" ".join(sorted(os.environ)))
         if "raises" in HOW:
             raise RuntimeError(HOW["raises"])
         if "signal" in HOW:

@@ -234,28 +234,44 @@ def test_scores_are_read_with_and_without_their_mask(tmp_path: Path, size: tuple
         graph_of(Twice(size).write(tmp_path / "net.onnx"))
 
 
+ROUNDED = [("QuantizeLinear", "tenth", "zero"), ("DequantizeLinear", "tenth", "zero")]
+
+
 @pytest.mark.parametrize("size", [(2, 24), ("b", 24)])
 @pytest.mark.parametrize(
-    ("change", "factor", "left"),
-    [("", 1e5, None), ("", 1e9, "-1"), ("", -1.0, r"1e\+09"), ("window", 1e9, "-1")],
+    ("change", "factor", "steps", "left"),
+    [
+        ("", 1e5, [("Div", "factor")], None),
+        ("", 1e9, [("Div", "factor")], "-1"),
+        ("", -1.0, [("Div", "factor")], r"1e\+09"),
+        ("window", 1e9, [("Div", "factor")], "-1"),
+        ("", 1e-6, [("Clip", "minus one", "one"), ("Div", "factor")], None),
+        ("", 1e-6, [("Clip", "minus one", "one")], "-1"),
+        ("", 1e-6, [("Max", "minus one")], "-1"),
+        ("", 1.0, ROUNDED, r"-12\.8"),
+        ("", 1.0, [("Neg",), *ROUNDED, ("Neg",)], r"-12\.7"),
+    ],
 )
-def test_masked_scores_that_are_multiplied(
-    tmp_path: Path, size: tuple[Size, Size], change: str, factor: float, left: str | None
+def test_masked_scores_that_go_on(
+    tmp_path: Path, size: tuple[Size, Size], change: str, factor: float, steps: list[tuple[str, ...]], left: str | None
 ) -> None:
-    """The mask of -1e9 is worth less where they are divided after it."""
+    """What is done to scores after their mask of -1e9 is done to that."""
 
-    class Scaled(Fixed):
+    class Further(Fixed):
         def masked(self, scores: str) -> str:
-            self.weights["factor"] = np.array(factor, np.float32)
-            return self.add("Div", super().masked(self.add("Mul", scores, "factor")), "factor")
+            numbers = {"factor": factor, "minus one": -1.0, "tenth": 0.1}
+            self.weights |= {name: np.array(number, np.float32) for name, number in numbers.items()}
+            self.weights["zero"] = np.array(128, np.uint8)
+            x = super().masked(self.add("Mul", scores, "factor"))
+            for op, *others in steps:
+                x = self.add(op, x, *others)
+            return x
 
-    path = Scaled(size, change).write(tmp_path / "net.onnx")
+    path = Further(size, change).write(tmp_path / "net.onnx")
     if left is None:
         graph_of(path)
     else:
-        with pytest.raises(
-            UnsupportedModelError, match=f"multiplied afterwards, and adds {left} .*, not -1000 or less"
-        ):
+        with pytest.raises(UnsupportedModelError, match=rf"\(Softmax\) .* reach softmax as {left}, not as -1000"):
             graph_of(path)
 
 

@@ -80,12 +80,6 @@ class NeoBert(PreNormEncoder):
 
     def read_sizes(self) -> Sizes:
         config = self.config
-        positions = config.count("max_length", default=1024, most=MOST_POSITIONS)
-        if config.given("max_position_embeddings") and config.count("max_position_embeddings") != positions:
-            raise UnsupportedModelError(
-                f"{config.where}: max_position_embeddings is not max_length ({positions}), the only one of the two "
-                "that NeoBERT's code reads: remove it, or make them the same"
-            )
         # Two thirds, because a gate makes three products of two.
         inner = 2 * config.count("intermediate_size", least=2) // 3
         return Sizes(
@@ -94,7 +88,7 @@ class NeoBert(PreNormEncoder):
             layers=config.count("num_hidden_layers", most=MOST_LAYERS),
             heads=config.count("num_attention_heads"),
             inner=-(-inner // _INNER_MULTIPLE) * _INNER_MULTIPLE,
-            positions=positions,
+            positions=config.count("max_length", default=1024, most=MOST_POSITIONS),
             type_vocab=0,
             eps=config.eps("norm_eps", 1e-6),
             activation="silu",

@@ -142,7 +142,7 @@ def _verified(found: Mapping[str, Any]) -> str:
                 f"(cosine {found['cosine']:.6f} at least, {found['tokens']} random tokens; "
                 f"{limit})"
             )
-            if narrow := found["narrow"]:
+            if narrow := found.get("narrow"):
                 line += (
                     f"; {narrow['dtype']} is f32 but for {narrow['relative']:.1e} of its size "
                     f"(cosine {narrow['cosine']:.6f} at least)"

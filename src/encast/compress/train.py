@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -205,14 +205,14 @@ class Trainer:
     def _targets(self, rows: Sequence[int], length: int) -> Tensor:
         return self._model.task.targets([self._examples[row].target for row in rows], length).to(self._device)
 
-    def _autocast(self) -> Any:
+    @contextmanager
+    def _autocast(self) -> Iterator[None]:
         if self._facts.precision != "bf16":
-            return nullcontext()
-        context = ExitStack()
-        context.enter_context(torch.autocast(self._device.type, dtype=torch.bfloat16))
-        if self._device.type == "cpu":
-            context.enter_context(AttentionInF32())
-        return context
+            yield
+            return
+        attention = AttentionInF32() if self._device.type == "cpu" else nullcontext()
+        with torch.autocast(self._device.type, dtype=torch.bfloat16), attention:
+            yield
 
     def _collate(self, rows: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """``i64[n, length]`` ids and types, ``bool[n, length]``: all sequences of the rows, padded to the longest."""

@@ -31,6 +31,10 @@ _MOST_ANSWERS, _MOST_REPLY = 1 << 30, 1 << 16
 """Bytes of its two files, which may hold anything: a SavedModel's graph can write them."""
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PYTHONHOME", "CONDA_PREFIX")
 """What the process needs of the environment, which may hold passwords."""
+_SET = {
+    "OPENBLAS_NUM_THREADS": "1",  # a thread that numpy starts would not be confined
+    "MALLOC_ARENA_MAX": "2",  # each thread's own takes address space, which is bounded
+}
 
 
 class NotComparedError(InputError):
@@ -70,7 +74,7 @@ def run_apart(original: Original, ids: Sequence[Sequence[int]], types: Sequence[
                     **{name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
                     "PYTHONPATH": _module_path(original.source),
                     "TMPDIR": made,
-                    "OPENBLAS_NUM_THREADS": "1",  # a thread that numpy starts would not be confined
+                    **_SET,
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -112,10 +116,12 @@ def _bounded(path: Path, most: int) -> bytes:
 
 
 def _arrays(path: Path) -> list[Array]:
-    """Those of an .npz file, f32, in their order. Raises ``ValueError`` for others and for compressed ones, which take
-    more memory than disk."""
+    """Those of an .npz file, f32, in their order. Raises ``ValueError`` for others, and for compressed ones and such
+    that overlap, which take more memory than disk."""
     with zipfile.ZipFile(path) as held:
-        if any(one.compress_type != zipfile.ZIP_STORED or one.file_size > _MOST_ANSWERS for one in held.infolist()):
+        entries = held.infolist()
+        stored = all(one.compress_type == zipfile.ZIP_STORED for one in entries)
+        if not stored or sum(one.file_size for one in entries) > _MOST_ANSWERS:
             raise ValueError("answers are compressed, or too large")
     with np.load(path) as found:
         arrays = [found[key] for key in found.files]

@@ -56,25 +56,27 @@ _LEAST = float(np.finfo(np.float32).tiny)
 _SUMS = 0.01
 """How far the sum of probabilities may be from 1."""
 _LOGITS = (-12.0, 6.0)
-"""Between these a probability in f32 tells the logit to 3e-5: above, the next number below 1 is that far away."""
+"""Between these a probability in f32 tells the logit to 3e-5: above, the next number below 1 is that far away. Below,
+some runtimes' sigmoid rounds as numbers around a half do."""
 
 
 def verify(
-    folder: Path, original: Original, wide: Path | None = None, shaken: Callable[[], Path] | None = None
+    folder: Path, original: Original, wide: Path | None = None, shake: Callable[[], Path | None] | None = None
 ) -> dict[str, Any]:
     """Runs the artifact in ``folder`` and the ``original``, and returns what the card says of it.
 
     ``wide``: an f32 artifact of the same graph, where that in ``folder`` is none: the original is compared with it.
-    ``shaken`` makes an f32 artifact with all weights moved by a last bit, and is called where a file in f32 differs by
-    more than most do: it shows how much of that is the rounding of these weights.
+    ``shake`` makes an f32 artifact with all weights moved by a last bit, and is called where a file in f32 differs by
+    more than most do: it shows how much of that is the rounding of these weights. None: there was no room for it.
 
     ``relative`` is the norm of the difference over the norm of the original's answers, ``limit`` what it may be (None:
     anything), ``largest`` the largest difference of two numbers, ``cosine`` the lowest of a row, for the output that is
     the task's, or for the last hidden state where a sentence embedding is made of that and the file ends there.
     ``narrow`` has the same for the artifact in ``folder`` and the task's output of ``wide``; None without ``wide``.
 
-    Raises ``UnsupportedModelError`` where the answers differ by more, and ``NotComparedError`` where the runtime
-    cannot run the original within a minute and some gigabytes or none of its outputs is one of the artifact's.
+    Raises ``UnsupportedModelError`` where the answers differ by more or are not finite, and ``NotComparedError`` where
+    the runtime cannot run the original within a minute and some gigabytes or none of its outputs is one of the
+    artifact's.
     """
     opened = artifact.open(folder if wide is None else wide)
     ids = _sequences(opened, original.takes.positions, padded=original.takes.masked)
@@ -90,6 +92,11 @@ def verify(
         return not agrees, agrees and "(logits)" in pair.output, pair.share
 
     answered = _answers(opened, batch)
+    if any(not np.isfinite(array).all() for array in answered.values()):
+        raise UnsupportedModelError(
+            f"{original.source}: the artifact's answers to random tokens are not all finite; look for NaN and infinity "
+            "in the file's weights"
+        )
     pairs = [
         min(found, key=rank)
         for name, own in answered.items()
@@ -104,8 +111,15 @@ def verify(
     best = pairs[0]
     if best.output == "embedding" and not (limit is not None and best.share <= limit):
         best = min(pairs, key=lambda pair: pair.share)  # a pooler's output has the shape of an embedding, and is none
-    if shaken is not None and original.arithmetic == "f32" and limit is not None and limit < best.share <= _MOST_NOISE:
-        limit = max(limit, min(_NOISE_TIMES * _noise(answered, artifact.open(shaken()), batch), _MOST_NOISE))
+    if limit is None and not np.isfinite(best.share):
+        raise NotComparedError(
+            f"{original.label}: {original.runtime.name} answers random tokens with numbers that are not finite; "
+            "compile without verify"
+        )
+    if shake is not None and original.arithmetic == "f32" and limit is not None and limit < best.share <= _MOST_NOISE:
+        moved = shake()
+        if moved is not None:
+            limit = max(limit, min(_NOISE_TIMES * _noise(best, artifact.open(moved), theirs, batch), _MOST_NOISE))
     if limit is not None and not best.share <= limit:
         raise UnsupportedModelError(
             f"{original.source}: its output {best.of!r} by {original.runtime.name} and {best.output} of the artifact "
@@ -118,22 +132,33 @@ def verify(
         "of": best.of,
         "limit": None if limit is None else _short(limit),
         **_distances(best),
-        "narrow": None if wide is None else _narrow(answered, artifact.open(folder), batch),
+        "narrow": None if wide is None else _narrow(answered, artifact.open(folder), original, batch),
     }
 
 
-def _narrow(wide: dict[str, Array], opened: artifact.Artifact, batch: Batch) -> dict[str, Any]:
+def _narrow(wide: dict[str, Array], opened: artifact.Artifact, original: Original, batch: Batch) -> dict[str, Any]:
     """How far the task's own output of ``opened`` is from the same in f32."""
-    name = next(iter(wide))
-    return {"dtype": opened.card["dtype"], "output": name} | _distances(
-        _Pair(name, _answers(opened, batch)[name], name, wide[name])
+    name, dtype = next(iter(wide)), opened.card["dtype"]
+    own = _answers(opened, batch)[name]
+    if not np.isfinite(own).all():
+        raise UnsupportedModelError(
+            f"{original.source}: compiled to {dtype} its answers to random tokens are not all finite; compile to "
+            "another dtype"
+        )
+    return {"dtype": dtype, "output": name} | _distances(_Pair(name, own, name, wide[name]))
+
+
+def _noise(best: _Pair, shaken: artifact.Artifact, theirs: dict[str, Array], batch: Batch) -> float:
+    """How far a last bit of every weight moves what is compared in ``best``, as a share of it; 0 where that is not
+    finite."""
+    moved = (
+        pair.own
+        for name, own in _answers(shaken, batch).items()
+        for pair in _pairs(shaken, name, own, theirs, batch)
+        if (pair.output, pair.of) == (best.output, best.of)
     )
-
-
-def _noise(answered: dict[str, Array], shaken: artifact.Artifact, batch: Batch) -> float:
-    """How far a last bit of every weight moves the answers, as a share of them."""
-    moved = _answers(shaken, batch)
-    return max(_Pair(name, moved[name], name, own).share for name, own in answered.items())
+    share = _Pair(best.output, next(moved, best.own), best.of, best.own).share
+    return share if np.isfinite(share) else 0.0
 
 
 def _distances(pair: _Pair) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from encast.verify.original import Takes
-from encast.verify.session import Input, Session
+from encast.verify.session import Input, Session, usable_threads
 
 __all__ = ["open_session"]
 
@@ -18,6 +18,7 @@ def open_session(source: str, takes: Takes) -> Session:
     runtime: Any = importlib.import_module("onnxruntime")
     options = runtime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = usable_threads()
     # What the file says, and not what an optimiser makes of it: fused integer products round where the file does not.
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Input", "Session"]
+__all__ = ["Input", "Session", "usable_threads"]
 
 Array = np.ndarray[Any, Any]
+
+
+_MOST_THREADS = 8
+"""Each takes address space, which is bounded, for its stack and its heap."""
+
+
+def usable_threads() -> int:
+    return min(len(os.sched_getaffinity(0)), _MOST_THREADS)
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,9 @@ from typing import Any
 import numpy as np
 
 from encast.verify.original import Takes
-from encast.verify.session import Input, Session
+from encast.verify.session import Input, Session, usable_threads
 
 __all__ = ["open_session"]
-
-_MOST_THREADS = 8
-"""Each takes address space, which is bounded, for its stack and its heap."""
 
 # Read when TensorFlow is imported. oneDNN rounds otherwise, and in bf16 if its own variable says so.
 _SETTINGS = {
@@ -31,7 +28,7 @@ _SETTINGS = {
 
 def open_session(source: str, takes: Takes) -> Session:
     os.environ.update(_SETTINGS)
-    threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+    threads = usable_threads()
     os.environ["OMP_NUM_THREADS"] = str(threads)
     tf: Any = importlib.import_module("tensorflow")
     tf.config.threading.set_intra_op_parallelism_threads(threads)

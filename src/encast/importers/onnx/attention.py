@@ -154,8 +154,8 @@ def _probabilities(reader: Reader, scores: Seen) -> Seen:
         )
     if scores.hidden is not None and not scores.hidden <= _LOW:
         raise reader.fail(
-            f"what takes padding out of the scores is multiplied afterwards, and adds {scores.hidden:.6g} to them at "
-            f"softmax, not {_LOW:g} or less"
+            f"the scores of padding reach softmax as {scores.hidden:.6g}, not as {_LOW:g} or less: they are scaled, "
+            "cut off or rounded after their mask"
         )
     return Seen("probabilities", reader.emit("softmax", scores.value), scores.axes)
 
@@ -238,7 +238,7 @@ def add_mask(reader: Reader, seen: Seen, array: Array) -> Seen:
             seen, hidden = reader.finished(seen), weaker(hidden, _most(added[added != 0]))
             return Seen("scores", reader.emit("local_mask", seen.value, reach=reach), seen.axes, hidden=hidden)
     raise reader.fail(
-        "what is added to scores is a mask of padding: 0 between the tokens of a text, and -10000 or less for keys "
+        f"what is added to scores is a mask of padding: 0 between the tokens of a text, and {_LOW:g} or less for keys "
         "that are padding or further away than a window reaches"
     )
 

@@ -57,11 +57,11 @@ def _curve(seen: Seen) -> Array:
     return arguments(seen) if seen.curve is None else seen.curve
 
 
-def _curved(seen: Seen, curve: Array) -> list[Value]:
-    hidden = seen.hidden
-    if hidden is not None:
-        # Only a multiple of scores is read in the end.
-        hidden *= float(curve[-1] / _curve(seen)[-1])
+def _curved(seen: Seen, function: Callable[[Array], Array]) -> list[Value]:
+    with np.errstate(all="ignore"):
+        curve = np.asarray(function(_curve(seen)), np.float64)
+        # What a mask has added goes through it as scores do: those of tokens are small beside it.
+        hidden = None if seen.hidden is None else float(function(np.array(seen.hidden)))
     return [Seen(seen.kind, seen.value, seen.axes, curve, seen.extra, hidden=hidden)]
 
 
@@ -79,19 +79,17 @@ def _open(reader: Reader, seen: Value | None) -> Seen:
 @handles(*_UNARY)
 def _unary(reader: Reader) -> list[Value]:
     seen = _open(reader, reader.inputs[0])
-    with np.errstate(all="ignore"):
-        return _curved(seen, _UNARY[reader.node.op](_curve(seen)))
+    return _curved(seen, _UNARY[reader.node.op])
 
 
 @handles("Gelu")
 def _gelu(reader: Reader) -> list[Value]:
     seen = _open(reader, reader.inputs[0])
-    x = _curve(seen)
     form = reader.node.attributes.get("approximate", "none")
     if form == "none":
-        return _curved(seen, 0.5 * x * (1.0 + erf(x / np.sqrt(2.0))))
+        return _curved(seen, lambda x: 0.5 * x * (1.0 + erf(x / np.sqrt(2.0))))
     if form == "tanh":
-        return _curved(seen, 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3))))
+        return _curved(seen, lambda x: 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3))))
     raise reader.fail("approximate is none or tanh")
 
 
@@ -103,7 +101,7 @@ def _clip(reader: Reader) -> list[Value]:
                                          if reader.inputs[place] is not None):  # fmt: skip
         raise reader.fail("Clip takes numbers as bounds")
     seen = _open(reader, seen)
-    return _curved(seen, np.clip(_curve(seen), bounds[0], bounds[1]) if bounds != [None, None] else _curve(seen))
+    return _curved(seen, lambda x: x if bounds == [None, None] else np.clip(x, bounds[0], bounds[1]))
 
 
 @handles("IsNaN")
@@ -174,8 +172,8 @@ def _of_two(reader: Reader, a: Seen, b: Seen) -> list[Value]:
     if op == "Add" and {a.kind, b.kind} == {"cosines", "sines"}:
         return [turned(reader, *((a, b) if a.kind == "cosines" else (b, a)))]
     if a.kind in _CURVED and a.axes == b.axes and _of_one(a, b):
-        with np.errstate(all="ignore"):
-            return _curved(a, _BINARY[op](_curve(a), _curve(b)))
+        other = _curve(b)
+        return _curved(a, lambda x: _BINARY[op](x, other))
     if op == "Mul":
         found = gated(reader, a, b) if a.curve is not None else gated(reader, b, a)
         if found is not None:
@@ -195,8 +193,8 @@ def _of_two(reader: Reader, a: Seen, b: Seen) -> list[Value]:
 
 def _of_one(a: Seen, b: Seen) -> bool:
     """Whether both are functions of one value."""
-    if (a.kind, a.value, None, None) != (b.kind, b.value, a.hidden, b.hidden):
-        return False
+    if (a.kind, a.value) != (b.kind, b.value) or a.hidden is not None or b.hidden is not None:
+        return False  # of masked scores one function is taken
     # It tells apart columns and tables, which have names or numbers, and indices, which are one object in one value.
     return a.extra is b.extra or (isinstance(a.extra, int | str) and bool(a.extra == b.extra))
 
@@ -236,9 +234,8 @@ def _with_known(reader: Reader, seen: Seen, known: Known, *, swapped: bool) -> l
     number = reader.scalar(known)
     if number is not None and seen.kind in (*_CURVED, "product") and array.ndim <= len(seen.axes):
         seen = _open(reader, seen)
-        operands = (number, _curve(seen)) if swapped else (_curve(seen), number)
-        with np.errstate(all="ignore"):
-            return _curved(seen, np.asarray(_BINARY[op](*operands), np.float64))
+        function = _BINARY[op]
+        return _curved(seen, lambda x: function(number, x) if swapped else function(x, number))
     if op == "Add" and seen.kind in ("scores", "bias"):
         return [add_mask(reader, seen, array)]
     if op == "Add" and seen.kind in ("rows", "product") and _of_positions(reader, known):

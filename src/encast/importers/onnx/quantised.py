@@ -145,9 +145,9 @@ def _dequantize(reader: Reader) -> list[Value]:
     restored = _restored(seen, Rounding(held.node, fixed))
     if restored.hidden is None:
         return [restored]
-    # No integer stands for less.
-    lowest = held.scheme[0] * (int(np.iinfo(zero.dtype).min) - held.scheme[1])
-    return [replace(restored, hidden=max(restored.hidden, lowest))]
+    limits = np.iinfo(zero.dtype)
+    lowest, highest = (held.scheme[0] * (int(one) - held.scheme[1]) for one in (limits.min, limits.max))
+    return [replace(restored, hidden=min(max(restored.hidden, lowest), highest))]
 
 
 def _restored(seen: Seen, rounded: Rounding | None = None) -> Seen:

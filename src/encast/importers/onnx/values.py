@@ -115,7 +115,8 @@ class Seen:
     ``extra``: of a product the weight, of ``normed`` and the other parts of a norm epsilon and gamma (``norm.py``), of
     a part the first column and the one behind it, of a half whether it is the second, of ``cosines`` and ``sines``
     these. ``rounded``: how the file rounds it just before, if it does so with a fixed scale. ``hidden``: of scores and
-    of what is added to them the most that was added for padding, or for keys outside of a window; None if nothing was.
+    of what is added to them the weakest (largest) number that masks have made of padding's or of keys' outside of a
+    window; None without a mask.
     """
 
     kind: str
