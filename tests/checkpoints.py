@@ -651,6 +651,8 @@ def inputs_of(case: Case) -> Inputs:
     ids = [[int(token) for token in source.randint(6, vocab, size=length, dtype=np.int32)] for length in lengths]
     if case.arch in (*_ROBERTAS, "mpnet"):
         ids[2][5] = ids[2][6] = ids[3][39] = case.options.get("config", {}).get("pad_token_id", 1)
+    elif case.options.get("layout") == "absolute":
+        ids[2][5] = ids[2][6] = ids[3][39] = 0
     default = _default_types(case.arch)
     types = None
     if (

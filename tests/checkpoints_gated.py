@@ -271,7 +271,8 @@ def inject_gated_outliers(made: dict[str, np.ndarray[Any, Any]], spec: Any) -> N
     width = FAMILIES[spec.arch].inner(spec) if spec.arch in FAMILIES else spec.inner
     channels, inner = [3, spec.hidden // 2], [1, width // 3, width - 2]
     layers = list(_feed_forwards(made, spec))
-    for norm, read, up, offset, down in layers if spec.arch in ("modernbert", *FAMILIES) else layers[:1]:
+    before = FAMILIES[spec.arch].norms_before if spec.arch in FAMILIES else spec.arch == "modernbert"
+    for norm, read, up, offset, down in layers if before else layers[:1]:
         made[f"{norm}.weight"][channels] *= _OUTLIER
         if f"{norm}.bias" in made:
             made[f"{norm}.bias"][channels] *= _OUTLIER

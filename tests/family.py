@@ -37,7 +37,7 @@ class Family:
     ``products``: weights of products in a layer, as tensors. ``class_names``: by head, where they are not the stem and
     the usual suffix. ``order``: of a tensor, its rows and the heads, the rows as the product has them where that is
     another order. ``answers``: of a model that transformers does not have, a second implementation (see
-    ``numpy_encoders``).
+    ``numpy_encoders``). ``norms_before``: of products; else they stand behind the sums.
     """
 
     arch: str
@@ -55,3 +55,4 @@ class Family:
     class_names: Mapping[str, str] = field(default_factory=dict)
     order: Callable[[str, int, int], Array | None] = lambda name, rows, heads: None
     answers: Callable[..., tuple[Array, list[Array]]] | None = None
+    norms_before: bool = True

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["NamedWeights", "attention", "jina", "nomic_own", "relative", "silu"]
+__all__ = ["NamedWeights", "attention", "gelu", "jina", "nomic_own", "relative", "silu"]
 
 Array = np.ndarray[Any, Any]
 Tensors = Mapping[str, Array]
@@ -20,7 +20,7 @@ Tensors = Mapping[str, Array]
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
-def _gelu(x: Array) -> Array:
+def gelu(x: Array) -> Array:
     return x * 0.5 * (1.0 + _erf(x / math.sqrt(2.0)).astype(x.dtype))
 
 
@@ -88,9 +88,9 @@ def nomic_own(
         q, k = (_turned(part, heads, config["rotary_emb_base"]) for part in (q, k))
         x = w.norm(x + w.linear(attention(q, k, v, heads), f"{at}.attn.out_proj"), f"{at}.norm1", eps)
         if config["activation_function"] == "gelu":
-            inner = _gelu(w.linear(x, f"{at}.mlp.fc1"))
+            inner = gelu(w.linear(x, f"{at}.mlp.fc1"))
         else:
-            activation = silu if config["activation_function"] == "swiglu" else _gelu
+            activation = silu if config["activation_function"] == "swiglu" else gelu
             inner = w.linear(x, f"{at}.mlp.fc11") * activation(w.linear(x, f"{at}.mlp.fc12"))
         x = w.norm(x + w.linear(inner, f"{at}.mlp.fc2"), f"{at}.norm2", eps)
     return x
@@ -124,7 +124,7 @@ def jina(
         mixed = w.linear(attention(q, k, v, heads, costs), f"{at}.attention.output.dense")
         x = w.norm(x + mixed, f"{at}.attention.output.LayerNorm", eps)
         gate, up = np.split(w.linear(x, f"{at}.mlp.gated_layers"), 2, axis=1)
-        gate = np.maximum(gate, 0) if config["feed_forward_type"] == "reglu" else _gelu(gate)
+        gate = np.maximum(gate, 0) if config["feed_forward_type"] == "reglu" else gelu(gate)
         x = w.norm(x + w.linear(gate * up, f"{at}.mlp.wo"), f"{at}.mlp.layernorm", eps)
     return _bert_head(w, config, head, x, eps), keys
 
@@ -169,7 +169,7 @@ def relative(
         added = _distance_scores(q, k, w[f"{own}.distance_embedding.weight"], heads, config, albert)
         mixed, norm, up, down = (f"{at}.{part}" for part in parts)
         x = w.norm(x + w.linear(attention(q, k, v, heads, added), mixed), norm, eps)
-        x = w.norm(x + w.linear(_gelu(w.linear(x, up)), down), f"{at}.{last}", eps)
+        x = w.norm(x + w.linear(gelu(w.linear(x, up)), down), f"{at}.{last}", eps)
     return _bert_head(w, config, head, x, eps), keys
 
 
@@ -198,7 +198,7 @@ def _bert_head(w: NamedWeights, config: Mapping[str, Any], head: str, x: Array, 
         return x
     at = "cls.predictions"
     x = w.linear(x, f"{at}.transform.dense")
-    x = np.maximum(x, 0) if config["hidden_act"] == "relu" else _gelu(x)
+    x = np.maximum(x, 0) if config["hidden_act"] == "relu" else gelu(x)
     x = w.norm(x, f"{at}.transform.LayerNorm", eps)
     decoder = w.tensors.get(f"{at}.decoder.weight", words["embeddings.word_embeddings.weight"])
     return np.einsum("ti,oi->to", x, decoder) + w[f"{at}.bias"]

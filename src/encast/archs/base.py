@@ -86,6 +86,9 @@ class Architecture(ABC):
     variants: ClassVar[Mapping[tuple[str, str], str]] = {}
     """Fields with a value that make the checkpoint one of another ``model_type`` than it says."""
 
+    coded: ClassVar[Mapping[str, str]] = {}
+    """Names of the config's class in ``auto_map`` that make the checkpoint one of another ``model_type``."""
+
     @classmethod
     def foreign(cls, config: Config, weights: Weights) -> str:
         """Why the tensors of such a checkpoint are no parameters of transformers' modules; empty where they are."""
@@ -258,6 +261,8 @@ def _show(checkpoint: CheckpointLike, export: ExportLike) -> Shown:
     where = f"{checkpoint.path}/{checkpoint.config_file}"
     config = Config(checkpoint.config, where)
     kind, named = config.text("position_embedding_type"), config.text("model_type")
+    if named in table:
+        named = _variant(config, named)
     if named in table and not table[named].exported:
         raise UnsupportedModelError(
             f"{where}: model_type is {named!r}, of which no exports are read; compile its checkpoint"
@@ -336,9 +341,16 @@ def _find_architecture(config: Config, name: str) -> tuple[str, type[Architectur
     if model_type not in table:
         said = f"model_type is {config.text('model_type')!r}" + (f" (architectures: {name})" if name else "")
         raise UnsupportedModelError(f"{config.where}: {said}; encast has {sorted(table)}")
-    fields = table[model_type].variants.items()
-    model_type = next((other for (name, value), other in fields if config.is_text(name, value)), model_type)
+    model_type = _variant(config, model_type)
     return model_type, table[model_type]
+
+
+def _variant(config: Config, model_type: str) -> str:
+    """The ``model_type`` whose architecture reads a checkpoint that says this one."""
+    cls = model_types()[model_type]
+    if (other := cls.coded.get(config.own_class())) is not None:
+        return other
+    return next((other for (name, value), other in cls.variants.items() if config.is_text(name, value)), model_type)
 
 
 def _refuse_other_arithmetic(config: Config, cls: type[Architecture]) -> None:

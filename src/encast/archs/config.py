@@ -151,6 +151,12 @@ class Config:
             isinstance(text, str) and re.fullmatch(pattern, text) for text in value.values()
         )
 
+    def own_class(self) -> str:
+        """The config's class of the code that ``auto_map`` names, without its module; "" for none."""
+        value = self._fields.get("auto_map")
+        name = value.get("AutoConfig") if isinstance(value, Mapping) else None
+        return name.rpartition(".")[2] if isinstance(name, str) else ""
+
     def activation(self, *names: str, default: str) -> str:
         """An activation of the op table, exactly the one that the config names."""
         name, value = self._find(names)

@@ -12,31 +12,54 @@ from encast.archs.heads import classify_first_token, predict_tokens, transform
 from encast.archs.modules import Modules
 from encast.archs.relative_keys import RELATIVE_KEYS, RelativeKeys
 
-__all__ = ["Roberta"]
+__all__ = ["Roberta", "RobertaHeads"]
 
 
-@architecture("roberta", "xlm-roberta", "camembert")
-class Roberta(Architecture):
-    """BERT's layers; absolute positions start behind the padding id and skip padding tokens.
-
-    Heads: dense, tanh and projection on the first token; masked LM with gelu (erf) whatever ``hidden_act`` says.
-    """
+class RobertaHeads(Architecture):
+    """Dense, tanh and projection on the first token; masked LM with gelu (erf) whatever ``hidden_act`` says."""
 
     prefix = "roberta."
-    stem = ("Roberta", "XLMRoberta", "Camembert")
     markers: ClassVar[Mapping[str, str]] = {
         "classify": "classifier.out_proj.weight",
         "tag": "classifier.weight",
         "answer": "qa_outputs.weight",
         "fill_mask": "lm_head.dense.weight",
     }
+    unread: ClassVar[tuple[str, ...]] = (r"lm_head\..*", r"classifier\.((dense|out_proj)\.)?\w+", r"qa_outputs\.\w+")
+
+    def classify(self, encoder: Modules, head: Modules, x: str, labels: int) -> str:
+        return classify_first_token(
+            head,
+            head,
+            x,
+            self.sizes.hidden,
+            labels,
+            dense_path="classifier.dense",
+            out_path="classifier.out_proj",
+            activation="tanh",
+        )
+
+    def fill_mask(self, encoder: Modules, head: Modules, x: str) -> str:
+        sizes = self.sizes
+        x = transform(head, x, sizes, sizes.hidden, dense="lm_head.dense", norm="lm_head.layer_norm", activation="gelu")
+        tied = self.config.flag("tie_word_embeddings", True)
+        return predict_tokens(
+            encoder, head, x, sizes, sizes.hidden, decoder="lm_head.decoder", bias="lm_head.bias", tied=tied
+        )
+
+
+@architecture("roberta", "xlm-roberta", "camembert")
+class Roberta(RobertaHeads):
+    """BERT's layers; absolute positions start behind the padding id and skip padding tokens."""
+
+    stem = ("Roberta", "XLMRoberta", "Camembert")
     position_types = ("absolute", *RELATIVE_KEYS)
+    variants: ClassVar[Mapping[tuple[str, str], str]] = {("position_embedding_type", "rotary"): "xlm-roberta-flash"}
+    coded: ClassVar[Mapping[str, str]] = {"XLMRobertaFlashConfig": "xlm-roberta-flash"}
     unread = (
         r"(roberta\.)?embeddings\.position_embeddings\.weight",  # there with relative positions too
         r"(roberta\.)?pooler\.dense\.\w+",
-        r"lm_head\..*",
-        r"classifier\.((dense|out_proj)\.)?\w+",
-        r"qa_outputs\.\w+",
+        *RobertaHeads.unread,
     )
 
     def __init__(self, config: Config) -> None:
@@ -60,23 +83,3 @@ class Roberta(Architecture):
             score = self.relative.score(encoder, self.sizes, layer=layer, path=path) if self.relative else None
             x = encoder_layer(encoder, x, self.sizes, layer=layer, path=path, score=score)
         return x
-
-    def classify(self, encoder: Modules, head: Modules, x: str, labels: int) -> str:
-        return classify_first_token(
-            head,
-            head,
-            x,
-            self.sizes.hidden,
-            labels,
-            dense_path="classifier.dense",
-            out_path="classifier.out_proj",
-            activation="tanh",
-        )
-
-    def fill_mask(self, encoder: Modules, head: Modules, x: str) -> str:
-        sizes = self.sizes
-        x = transform(head, x, sizes, sizes.hidden, dense="lm_head.dense", norm="lm_head.layer_norm", activation="gelu")
-        tied = self.config.flag("tie_word_embeddings", True)
-        return predict_tokens(
-            encoder, head, x, sizes, sizes.hidden, decoder="lm_head.decoder", bias="lm_head.bias", tied=tied
-        )

@@ -1,0 +1,99 @@
+"""XLM-RoBERTa in the layout of jinaai/xlm-roberta-flash-implementation, with rotary positions (jina-colbert-v2) or a
+table of them (jina-reranker-v2).
+
+Its layers are those of flash-attention's BERT: queries, keys and values in one tensor, norms behind, no gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+from encast.archs.base import architecture
+from encast.archs.config import Config
+from encast.archs.encoder import Sizes, sum_embeddings
+from encast.archs.gated import Biases, GatedPaths, Rotary, gated_layer, need_pairs, read_rotary, read_sizes
+from encast.archs.modules import Modules
+from encast.archs.roberta import RobertaHeads
+from encast.archs.weights import Weights
+from encast.errors import CheckpointError, UnsupportedModelError
+
+__all__ = ["XlmRobertaFlash"]
+
+_PATHS = GatedPaths(
+    attention=("mixer.Wqkv",),
+    attention_output="mixer.out_proj",
+    attention_norm="norm1",
+    inner=("mlp.fc1",),
+    output="mlp.fc2",
+    output_norm="norm2",
+    gated=False,
+)
+_BIASES = Biases(attention=True, attention_output=True, inner=True, output=True)
+_ACTIVATIONS = {"gelu": "gelu", **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh")}
+"""Its code takes any other name for gelu."""
+
+
+@architecture("xlm-roberta-flash")
+class XlmRobertaFlash(RobertaHeads):
+    """Checkpoints say ``model_type: xlm-roberta``; ``auto_map`` or ``position_embedding_type`` tells them apart."""
+
+    stem = ("XLMRoberta",)
+    code = ("XLMRoberta", "XLMRobertaFlash")
+    classes: ClassVar[Mapping[str, str]] = {"XLMRobertaLoRA": "features"}
+    exported = False
+    told_by_graph = False
+    position_types = ("absolute", "rotary")
+    unread = (r"(roberta\.)?pooler\.dense\.\w+", *RobertaHeads.unread)
+    rotary: Rotary | None = None
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        config.refuse_unless("model_type", "xlm-roberta", "xlm-roberta-flash")
+        if config.texts("lora_adaptations"):
+            raise UnsupportedModelError(
+                f"{config.where}: lora_adaptations names adapters (jina-embeddings-v3), which encast does not have: "
+                "merge one of them into the weights, and remove the field"
+            )
+        self.padding_id = config.count("pad_token_id", default=1, least=0, most=self.sizes.positions)
+        if not config.is_text("position_embedding_type", "rotary"):
+            return
+        need_pairs(config, self.sizes)
+        size = self.sizes.hidden // self.sizes.heads
+        config.refuse_unless("rotary_emb_dim", size)
+        self.rotary = Rotary(config.above_zero("rotary_emb_base", 10_000.0))
+        # transformers writes the words of its own models into the same file.
+        again = read_rotary(config, self.rotary.theta, size)
+        if again != self.rotary:
+            raise CheckpointError(
+                f"{config.where}: rotary_emb_base is {self.rotary.theta:g}, and rope_theta, rope_scaling or "
+                f"rope_parameters say {again}: two spellings of one field: remove one"
+            )
+
+    def read_sizes(self) -> Sizes:
+        config = self.config
+        kind = config.text("hidden_act") or "gelu"
+        if kind not in _ACTIVATIONS:
+            raise UnsupportedModelError(
+                f"{config.where}: hidden_act is {kind!r}, for which this model's code takes gelu; it may be "
+                f"{sorted(_ACTIVATIONS)}"
+            )
+        sizes = read_sizes(config, positions=512, types=2, activation=_ACTIVATIONS[kind])
+        multiple = config.count("pad_vocab_size_multiple", default=1)
+        return replace(sizes, vocab=-(-sizes.vocab // multiple) * multiple)
+
+    @classmethod
+    def foreign(cls, config: Config, weights: Weights) -> str:
+        return "transformers has other names for these tensors, and no rotary positions, without the model's own code"
+
+    def max_len(self) -> int:
+        return self.sizes.positions if self.rotary else self.sizes.positions - self.padding_id - 1
+
+    def encode(self, encoder: Modules) -> str:
+        absolute, pad = self.rotary is None, self.padding_id
+        x = sum_embeddings(encoder, self.sizes, offset=pad + 1, skip_id=pad, positions=absolute, norm="emb_ln")
+        for layer in range(self.sizes.layers):
+            path = f"encoder.layers.{layer}"
+            x = gated_layer(encoder, x, self.sizes, _PATHS, _BIASES, layer=layer, path=path, rotary=self.rotary)
+        return x
