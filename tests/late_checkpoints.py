@@ -15,6 +15,7 @@ __all__ = ["LAYOUTS", "make_late_checkpoint", "projections"]
 
 LAYOUTS = ("pylate", "stanford")
 _PREFIXES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta.", "distilbert": "distilbert."}
+_PREFIXES["xlm-roberta-flash"] = "roberta."
 
 
 def make_late_checkpoint(

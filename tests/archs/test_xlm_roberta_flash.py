@@ -42,11 +42,16 @@ def nodes(graph: Graph, op: str) -> list[Node]:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"hidden_act": "relu"}, UnsupportedModelError, "hidden_act is 'relu', for which this model's code takes gelu"),
+        ({"hidden_act": "relu"}, UnsupportedModelError, "hidden_act is 'relu', which this model's code refuses"),
         ({"hidden_act": 1}, CheckpointError, "hidden_act is 1"),
         ({"lora_adaptations": ["retrieval.query"]}, UnsupportedModelError, "lora_adaptations names adapters"),
         ({"lora_adaptations": "all"}, CheckpointError, "lora_adaptations is 'all'; a list of strings"),
         ({"rotary_emb_dim": 2}, UnsupportedModelError, "rotary_emb_dim is 2.*4"),
+        ({"rotary_emb_interleaved": True}, UnsupportedModelError, "rotary_emb_interleaved is True"),
+        ({"rotary_emb_scale_base": 512}, UnsupportedModelError, "rotary_emb_scale_base is 512"),
+        ({"layer_norm_eps": ...}, CheckpointError, "layer_norm_eps is missing"),
+        ({"auto_map": {"AutoConfig": "c.XLMRobertaConfig", "AutoModel": "m.XLMRobertaModel"}}, UnsupportedModelError,
+         "auto_map is "),
         ({"rotary_emb_base": 0}, CheckpointError, "rotary_emb_base is 0"),
         ({"rope_theta": 10000.0}, CheckpointError, "two spellings of one field"),
         ({"rope_scaling": {"type": "yarn"}}, UnsupportedModelError, "rope_scaling: type is 'yarn'"),
@@ -60,7 +65,7 @@ def nodes(graph: Graph, op: str) -> list[Node]:
         ({"pad_vocab_size_multiple": 8}, CheckpointError, r"word_embeddings.weight' has shape \[50, 16\].*\[56"),
         ({"auto_map": {"AutoConfig": "c.XLMRobertaFlashConfig", "AutoModel": "m.OtherModel"}}, UnsupportedModelError,
          "auto_map is "),
-        ({"model_type": "roberta"}, UnsupportedModelError, "model_type is 'roberta'"),
+        ({"model_type": "roberta"}, UnsupportedModelError, "model_type is 'roberta', and position_embedding_type is"),
         ({"model_type": "bert"}, UnsupportedModelError, "position_embedding_type is 'rotary'"),
     ],
 )  # fmt: skip
@@ -112,7 +117,7 @@ def test_the_config_of_jina_reranker_v2(tmp_path: Path) -> None:
     folder = made(tmp_path, FLASH, "classify", layout="absolute", labels=1, positions=30)
     names = {"AutoConfig": "configuration_xlm_roberta.XLMRobertaFlashConfig"}
     names["AutoModelForSequenceClassification"] = "modeling_xlm_roberta.XLMRobertaForSequenceClassification"
-    graph = build(with_config(folder, auto_map=names, pad_token_id=1, position_embedding_type=...))
+    graph = build(with_config(folder, auto_map=names, pad_token_id=1, position_embedding_type=..., model_type=...))
     assert (graph.meta.max_len, graph.meta.task, nodes(graph, "rotary")) == (28, "classify", [])
     (ids,) = nodes(graph, "position_ids")
     assert (ids.attrs["offset"], ids.attrs["skip_id"]) == (2, 1)
@@ -132,10 +137,23 @@ def test_merged_adapters(tmp_path: Path) -> None:
     assert build(with_config(folder, lora_adaptations=[])).meta.task == "features"
 
 
+@pytest.mark.parametrize("pad", [None, 250001])
+def test_what_rotary_positions_do_not_need(pad: int | None, tmp_path: Path) -> None:
+    graph = build(with_config(made(tmp_path, FLASH), pad_token_id=pad, rotary_emb_base=...))
+    assert {node.attrs["theta"] for node in nodes(graph, "rotary")} == {10000.0}
+
+
+@pytest.mark.parametrize("pad", [-1, 31, "1", 1.5])
+def test_a_table_needs_the_padding_id(pad: Any, tmp_path: Path) -> None:
+    folder = made(tmp_path, FLASH, layout="absolute", positions=30)
+    with pytest.raises(CheckpointError, match=r"pad_token_id is .*an integer from 0 to 30"):
+        build(with_config(folder, pad_token_id=pad))
+
+
 def test_it_is_known_by_either_field(tmp_path: Path) -> None:
     folder = made(tmp_path, FLASH)
     graph = build(folder)
-    for fields in ({"auto_map": ...}, {"model_type": FLASH}):
+    for fields in ({"auto_map": ...}, {"model_type": FLASH}, {"model_type": ""}, {"model_type": ...}):
         again = build(with_config(folder, **fields))
         assert [node.op for node in again.nodes] == [node.op for node in graph.nodes]
 
@@ -226,8 +244,11 @@ def test_all_that_a_layer_promises_is_fused(dtype: str, layout: str, tmp_path: P
     assert not nodes(graph, "activation")
 
 
-def test_from_one_token_to_the_longest(tmp_path: Path) -> None:
-    folder = made(tmp_path, FLASH, hidden=320, heads=5, positions=70)
+@pytest.mark.parametrize("layout", ["transformers", "absolute"])
+def test_from_one_token_to_the_longest(layout: str, tmp_path: Path) -> None:
+    """The padding id 0 takes the first row of a table."""
+    positions = 71 if layout == "absolute" else 70
+    folder = made(tmp_path, FLASH, hidden=320, heads=5, positions=positions, layout=layout)
     path = encast.compile(folder, tmp_path / "made.encast", dtype="f32", strict=True)
     texts = [[index % 50 + 6 for index in range(length)] for length in (1, 70, 69, 2)]
     with encast.load(path, threads=1) as engine:
@@ -245,12 +266,32 @@ def test_the_decoder_is_tied_unless_the_config_says_otherwise(tmp_path: Path) ->
         build(with_config(folder, tie_word_embeddings=False))
 
 
-def test_all_embeddings(tmp_path: Path) -> None:
-    late = make_late_checkpoint(tmp_path / "late", FLASH)
+def test_the_layout_of_jina_colbert_v2(tmp_path: Path) -> None:
+    """Tensors below ``roberta.``, with a pooler that nothing reads, and a projection."""
+    folder = make_late_checkpoint(tmp_path / "late", FLASH, "stanford", type_vocab=1)
+    width = {"roberta.pooler.dense.weight": (32, 32), "roberta.pooler.dense.bias": (32,)}
+    more = {name: np.zeros(shape, np.float32) for name, shape in width.items()}
+    with_tensors(folder, lambda tensors: tensors.update(more))
+    graph = build(with_config(folder, architectures=["HF_ColBERT"]))
+    assert graph.meta.task == "embed_tokens"
+    tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    ids = [7, 12, 9, 30]
+    assert FAMILY.answers is not None
+    rows, _ = FAMILY.answers(tensors, config, "features", ids)
+    wanted = rows @ tensors["linear.weight"].T.astype(np.float64)
+    wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
+    found = Reference(graph).run("token_embedding", Batch.of([ids]))
+    np.testing.assert_allclose(found, wanted, atol=1e-12)
+
+
+def test_embeddings_of_bge_m3_and_splade(tmp_path: Path) -> None:
     make_m3_checkpoint(tmp_path / "m3", FLASH)
     sparse = make_checkpoint(tmp_path / "sparse", FLASH, "embed_sparse", layers=1, hidden=16, heads=2, splade="relu")
-    for folder, task in ((late, "embed_tokens"), (tmp_path / "m3", "embed_m3"), (sparse, "embed_sparse")):
-        assert build(folder, task).meta.task == task
+    for folder, task, outputs in (
+        (tmp_path / "m3", "embed_m3", {"embedding", "sparse_embedding", "token_embedding"}),
+        (sparse, "embed_sparse", {"sparse_embedding"}),
+    ):
+        assert outputs <= set(build(folder, task).outputs)
 
 
 def test_training_is_refused(tmp_path: Path) -> None:

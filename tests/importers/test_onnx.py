@@ -215,7 +215,7 @@ def test_config_may_not_name_another_architecture(tmp_path: Path, model_type: st
 def test_architectures_without_exports_are_named(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
     _, exported = pair(tmp_path, case_of("bert-features-dynamo-18.onnx"))
     (exported / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(UnsupportedModelError, match=f"model_type is '{said}', of which no exports are read"):
+    with pytest.raises(UnsupportedModelError, match=f"of type '{said}', of which no exports are read"):
         build_graph(open_checkpoint(exported))
 
 

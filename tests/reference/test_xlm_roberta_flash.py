@@ -181,7 +181,7 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_compiled_models_answer_as_torch(shape: str, head: str, dtype: str, tmp_path: Path) -> None:
     """From one token to nearly the most. f32 within its bound; others no further than the dtype itself goes, and what
-    the engine may add to that (``tests/engine/test_exactness.py``).
+    the engine may add to that, which says nothing of the architecture (``tests/engine/test_exactness.py``).
     """
     options: dict[str, Any] = {"seed": 77, "type_vocab": 1, **SHAPES[shape]}
     folder = make_checkpoint(tmp_path / "checkpoint", FLASH, head, **options)

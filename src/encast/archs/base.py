@@ -87,7 +87,7 @@ class Architecture(ABC):
     """Fields with a value that make the checkpoint one of another ``model_type`` than it says."""
 
     coded: ClassVar[Mapping[str, str]] = {}
-    """Names of the config's class in ``auto_map`` that make the checkpoint one of another ``model_type``."""
+    """Names of the config's class in ``auto_map`` that do the same."""
 
     @classmethod
     def foreign(cls, config: Config, weights: Weights) -> str:
@@ -265,7 +265,7 @@ def _show(checkpoint: CheckpointLike, export: ExportLike) -> Shown:
         named = _variant(config, named)
     if named in table and not table[named].exported:
         raise UnsupportedModelError(
-            f"{where}: model_type is {named!r}, of which no exports are read; compile its checkpoint"
+            f"{where}: the model is of type {named!r}, of which no exports are read; compile its checkpoint"
         )
     if kind in RELATIVE_KEYS:
         raise UnsupportedModelError(
@@ -333,9 +333,9 @@ def _add_head(
 
 def _find_architecture(config: Config, name: str) -> tuple[str, type[Architecture]]:
     table = _table()
-    model_type = config.text("model_type")
+    model_type = config.text("model_type") or None
     if model_type is None:
-        # Configs of 2019 have no model_type; the class name tells it.
+        # Configs of 2019, and of code that names none, have no model_type; the class name tells it.
         stem = re.sub(r"(For[A-Z]\w*|Model|LMHeadModel)$", "", name)
         model_type = next((key for key, cls in table.items() if stem in cls.stem), None)
     if model_type not in table:

@@ -30,9 +30,10 @@ _PATHS = GatedPaths(
     output_norm="norm2",
     gated=False,
 )
+_CONFIG, _TYPES = "XLMRobertaFlashConfig", ("xlm-roberta", "xlm-roberta-flash")
 _BIASES = Biases(attention=True, attention_output=True, inner=True, output=True)
 _ACTIVATIONS = {"gelu": "gelu", **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh")}
-"""Its code takes any other name for gelu."""
+"""Its code has no others."""
 
 
 @architecture("xlm-roberta-flash")
@@ -47,28 +48,37 @@ class XlmRobertaFlash(RobertaHeads):
     position_types = ("absolute", "rotary")
     unread = (r"(roberta\.)?pooler\.dense\.\w+", *RobertaHeads.unread)
     rotary: Rotary | None = None
+    padding_id = 0
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        config.refuse_unless("model_type", "xlm-roberta", "xlm-roberta-flash")
+        if config.own_class() not in ("", _CONFIG):
+            config.refuse_unless("auto_map")
+        if (config.text("model_type") or _TYPES[0]) not in _TYPES:
+            raise UnsupportedModelError(
+                f"{config.where}: model_type is {config.text('model_type')!r}, and position_embedding_type is rotary "
+                f"or auto_map names {_CONFIG}; encast has these for {' and '.join(_TYPES)}"
+            )
         if config.texts("lora_adaptations"):
             raise UnsupportedModelError(
                 f"{config.where}: lora_adaptations names adapters (jina-embeddings-v3), which encast does not have: "
-                "merge one of them into the weights, and remove the field"
+                "merge one of them into the weights, remove the field, and let auto_map name XLMRobertaModel"
             )
-        self.padding_id = config.count("pad_token_id", default=1, least=0, most=self.sizes.positions)
         if not config.is_text("position_embedding_type", "rotary"):
+            self.padding_id = config.count("pad_token_id", default=1, least=0, most=self.sizes.positions)
             return
         need_pairs(config, self.sizes)
         size = self.sizes.hidden // self.sizes.heads
         config.refuse_unless("rotary_emb_dim", size)
+        config.refuse_unless("rotary_emb_interleaved", False)
+        config.refuse_unless("rotary_emb_scale_base")
         self.rotary = Rotary(config.above_zero("rotary_emb_base", 10_000.0))
         # transformers writes the words of its own models into the same file.
         again = read_rotary(config, self.rotary.theta, size)
         if again != self.rotary:
             raise CheckpointError(
                 f"{config.where}: rotary_emb_base is {self.rotary.theta:g}, and rope_theta, rope_scaling or "
-                f"rope_parameters say {again}: two spellings of one field: remove one"
+                f"rope_parameters say {again.theta:g}, times {again.rate:g}: two spellings of one field: remove one"
             )
 
     def read_sizes(self) -> Sizes:
@@ -76,8 +86,13 @@ class XlmRobertaFlash(RobertaHeads):
         kind = config.text("hidden_act") or "gelu"
         if kind not in _ACTIVATIONS:
             raise UnsupportedModelError(
-                f"{config.where}: hidden_act is {kind!r}, for which this model's code takes gelu; it may be "
+                f"{config.where}: hidden_act is {kind!r}, which this model's code refuses; it may be "
                 f"{sorted(_ACTIVATIONS)}"
+            )
+        if not config.given("layer_norm_eps"):
+            raise CheckpointError(
+                f"{config.where}: layer_norm_eps is missing, for which versions of this model's code take other "
+                "numbers: add it, 1e-5 most likely"
             )
         sizes = read_sizes(config, positions=512, types=2, activation=_ACTIVATIONS[kind])
         multiple = config.count("pad_vocab_size_multiple", default=1)
