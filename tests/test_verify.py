@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -162,16 +163,20 @@ def test_not_beyond_a_thousandth_and_not_without_room_to_measure_it(
         compile(export, tmp_path / "m.encast", dtype="f32")
 
 
+def answer_infinity(monkeypatch: pytest.MonkeyPatch, where: Callable[[artifact.Artifact], bool]) -> None:
+    answers = encast.verify.compare._answers
+
+    def infinite(opened: artifact.Artifact, batch: Any) -> Any:
+        found = answers(opened, batch)
+        return {name: one + np.inf for name, one in found.items()} if where(opened) else found
+
+    monkeypatch.setattr(encast.verify.compare, "_answers", infinite)
+
+
 def test_answers_of_moved_weights_that_are_not_finite_allow_nothing(
     runtime: How, export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = encast.verify.compare._answers
-
-    def infinite(opened: Any, batch: Any) -> Any:
-        found = answers(opened, batch)
-        return {name: one + np.inf for name, one in found.items()} if opened.path.name == "shaken" else found
-
-    monkeypatch.setattr(encast.verify.compare, "_answers", infinite)
+    answer_infinity(monkeypatch, lambda opened: opened.path.name == "shaken")
     runtime(share=1e-4)
     with pytest.raises(UnsupportedModelError, match="where 3e-05 is allowed"):
         compile(export, tmp_path / "m.encast", dtype="f32")
@@ -180,13 +185,7 @@ def test_answers_of_moved_weights_that_are_not_finite_allow_nothing(
 def test_a_narrow_artifact_without_finite_answers_is_refused(
     runtime: How, export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = encast.verify.compare._answers
-
-    def infinite(opened: Any, batch: Any) -> Any:
-        found = answers(opened, batch)
-        return {name: one + np.inf for name, one in found.items()} if opened.card["dtype"] == "int8" else found
-
-    monkeypatch.setattr(encast.verify.compare, "_answers", infinite)
+    answer_infinity(monkeypatch, lambda opened: opened.card["dtype"] == "int8")
     with pytest.raises(UnsupportedModelError, match="compiled to int8 its answers to random tokens are not all finite"):
         compile(export, tmp_path / "m.encast", dtype="int8")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["export"]

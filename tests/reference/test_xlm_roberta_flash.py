@@ -15,23 +15,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="compares with a model of torch")
 
-from bounds import allowed_difference, largest_excess  # noqa: E402
-from cases import CASES, open_case  # noqa: E402
-from checkpoints import inputs_of, make_checkpoint  # noqa: E402
+from cases import CASES  # noqa: E402
+from checkpoints import make_checkpoint  # noqa: E402
+from own_torch import check_compiled, check_golden, padded_rows  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-from encast import artifact, compile  # noqa: E402
-from encast.archs import build_graph  # noqa: E402
-from encast.backends.cpu import CpuRunnable  # noqa: E402
-from encast.backends.reference import Reference  # noqa: E402
-from encast.batch import Batch  # noqa: E402
-from encast.importers import open_checkpoint  # noqa: E402
-from encast.passes import optimise  # noqa: E402
-from encast.quant import QuantSpec  # noqa: E402
-
 nn, functional = torch.nn, torch.nn.functional
-TIGHT = 1e-11
-FAST_ELEMENTARY = 16 * 2.0**-24
 FLASH = "xlm-roberta-flash"
 NAMES = [name for name, case in CASES.items() if case.arch == FLASH and "embed" not in case.head]
 Array = np.ndarray[Any, Any]
@@ -147,26 +136,14 @@ def _answers(folder: Path, head: str, texts: list[list[int]], dtype: Any) -> Arr
     tensors = load_file(folder / "model.safetensors")
     if head == "features":
         tensors = {f"roberta.{name}": tensor for name, tensor in tensors.items()}
-    model = _Model(config, head).eval()
+    model = _Model(config, head)
     model.load_state_dict(tensors, strict=True)
-    longest = max(map(len, texts))
-    ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
-    mask = torch.tensor([[True] * len(text) + [False] * (longest - len(text)) for text in texts])
-    with torch.no_grad():
-        rows = model.to(dtype)(ids, mask).numpy()
-    return (
-        rows
-        if head == "classify"
-        else np.concatenate([row[: len(text)] for row, text in zip(rows, texts, strict=True)])
-    )
+    return padded_rows(model, head, texts, dtype)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_golden_files_are_what_torch_answers(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    opened, inputs = open_case(name, tmp_path_factory), inputs_of(CASES[name])
-    wanted = _answers(opened.folder, opened.case.head, inputs.token_ids, torch.float64)
-    wanted = opened.kept(wanted[inputs.select] if opened.case.head == "fill_mask" else wanted)
-    assert np.abs(opened.golden("f64") - wanted).max() <= TIGHT * np.abs(wanted).max()
+    check_golden(name, _answers, tmp_path_factory)
 
 
 SHAPES = {
@@ -180,26 +157,6 @@ SHAPES = {
 @pytest.mark.parametrize("head", ["features", "classify"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_compiled_models_answer_as_torch(shape: str, head: str, dtype: str, tmp_path: Path) -> None:
-    """From one token to nearly the most. f32 within its bound; others no further than the dtype itself goes, and what
-    the engine may add to that, which says nothing of the architecture (``tests/engine/test_exactness.py``).
-    """
     options: dict[str, Any] = {"seed": 77, "type_vocab": 1, **SHAPES[shape]}
     folder = make_checkpoint(tmp_path / "checkpoint", FLASH, head, **options)
-    rng = np.random.default_rng(5)
-    texts = [rng.integers(6, 200, length).tolist() for length in (1, options["positions"] - 1, 17, 2)]
-    batch, output = Batch.of(texts), "logits" if head == "classify" else "last_hidden_state"
-    wanted = _answers(folder, head, texts, torch.float64)
-    made = artifact.open(compile(folder, tmp_path / "made.encast", dtype=dtype, strict=True))
-    got = CpuRunnable(made, threads=2).run(output, batch)
-    plain = build_graph(open_checkpoint(folder))
-    off = float(np.sqrt(((got - wanted) ** 2).mean() / (wanted**2).mean()))
-    print(f"{shape}, {head}, {dtype}: {off:.1e} relatively, {np.abs(got - wanted).max():.1e} at most")
-    if dtype == "f32":
-        exact, allowed = allowed_difference(plain, output, batch, elementary=FAST_ELEMENTARY)
-        assert np.abs(exact - wanted).max() <= TIGHT * np.abs(wanted).max()
-        assert largest_excess(got, wanted, allowed) <= 1.0
-        return
-    graph, _ = optimise(plain, QuantSpec(dtype))
-    same = Reference(graph).evaluate(output, batch)
-    limit = 1.7 * float(np.sqrt(((same - wanted) ** 2).mean() / (wanted**2).mean()))
-    assert off <= limit + 1e-6
+    check_compiled(folder, head, dtype, options["positions"] - 1, _answers, tmp_path)
