@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["NamedWeights", "attention", "gelu", "jina", "nomic_own", "relative", "silu"]
+__all__ = ["NamedWeights", "attention", "gelu", "jina", "nomic_own", "relative", "silu", "turned"]
 
 Array = np.ndarray[Any, Any]
 Tensors = Mapping[str, Array]
@@ -62,13 +62,13 @@ def attention(q: Array, k: Array, v: Array, heads: int, added: Array | None = No
     return np.concatenate(made, axis=1)
 
 
-def _turned(x: Array, heads: int, base: float) -> Array:
+def turned(x: Array, heads: int, base: float) -> Array:
     """Columns i and size/2 + i of a head are the real and the imaginary part of a number that is turned."""
     size = x.shape[1] // heads
     parts = x.reshape(len(x), heads, 2, size // 2)
     numbers = parts[:, :, 0] + 1j * parts[:, :, 1]
     speeds = np.array([base ** (-2.0 * pair / size) for pair in range(size // 2)])
-    numbers = numbers * np.exp(1j * np.arange(len(x))[:, None, None] * speeds)
+    numbers = numbers * np.exp(1j * np.arange(len(x))[:, None, None] * speeds).astype(numbers.dtype)
     return np.stack([numbers.real, numbers.imag], axis=2).reshape(x.shape)
 
 
@@ -85,7 +85,7 @@ def nomic_own(
     for layer in range(config["n_layer"]):
         at = f"encoder.layers.{layer}"
         q, k, v = np.split(w.linear(x, f"{at}.attn.Wqkv"), 3, axis=1)
-        q, k = (_turned(part, heads, config["rotary_emb_base"]) for part in (q, k))
+        q, k = (turned(part, heads, config["rotary_emb_base"]) for part in (q, k))
         x = w.norm(x + w.linear(attention(q, k, v, heads), f"{at}.attn.out_proj"), f"{at}.norm1", eps)
         if config["activation_function"] == "gelu":
             inner = gelu(w.linear(x, f"{at}.mlp.fc1"))

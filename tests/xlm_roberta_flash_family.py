@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from family import Array, Family, FeedForward, Shapes
-from numpy_encoders import NamedWeights, attention, gelu
+from numpy_encoders import NamedWeights, attention, gelu, turned
 
 __all__ = ["FAMILY"]
 
@@ -67,15 +67,6 @@ def _shapes(spec: Any) -> Shapes:
             yield "lm_head.decoder.weight", (spec.vocab, hidden), "weight"
 
 
-def _turned(x: Array, base: float) -> Array:
-    """``x: [tokens, size]`` of a head: columns i and size / 2 + i are the parts of a number that is turned."""
-    half = x.shape[1] // 2
-    numbers = x[:, :half] + 1j * x[:, half:]
-    speeds = [base ** (-2.0 * pair / x.shape[1]) for pair in range(half)]
-    numbers = numbers * np.exp(1j * np.outer(np.arange(len(x)), speeds)).astype(numbers.dtype)
-    return np.concatenate([numbers.real, numbers.imag], axis=1)
-
-
 def _answers(
     tensors: Mapping[str, Array],
     config: Mapping[str, Any],
@@ -102,10 +93,7 @@ def _answers(
         q, k, v = np.split(w.linear(x, f"{at}.mixer.Wqkv"), 3, axis=1)
         keys.append(k)
         if config["position_embedding_type"] == "rotary":
-            base = config["rotary_emb_base"]
-            q, k = (
-                np.concatenate([_turned(one, base) for one in np.split(part, heads, axis=1)], axis=1) for part in (q, k)
-            )
+            q, k = (turned(part, heads, config["rotary_emb_base"]) for part in (q, k))
         x = w.norm(x + w.linear(attention(q, k, v, heads), f"{at}.mixer.out_proj"), f"{at}.norm1", eps)
         inner = w.linear(gelu(w.linear(x, f"{at}.mlp.fc1")), f"{at}.mlp.fc2")
         x = w.norm(x + inner, f"{at}.norm2", eps)

@@ -175,7 +175,7 @@ OWN = [
     (
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
         CheckpointError,
-        "rotary_emb_base is 100, and rope_parameters say .*rate=0.5",
+        r"rotary_emb_base is 100, and .*rope_parameters say 100, times 0\.5: two spellings",
     ),
     ({"layer_norm_epsilon": 0.0}, CheckpointError, "layer_norm_epsilon is 0.0; a number above 0"),
     ({"qkv_proj_bias": "no"}, CheckpointError, "qkv_proj_bias is 'no'; true or false"),

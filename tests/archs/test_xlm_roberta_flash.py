@@ -201,8 +201,8 @@ def test_another_base_shows(
     factor: float, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = open_case("xlm-roberta-flash-features", tmp_path_factory)
-    monkeypatch.setattr(xlm_roberta_flash, "read_rotary", lambda config, theta, size: Rotary(theta))
-    monkeypatch.setattr(xlm_roberta_flash, "Rotary", lambda theta: Rotary(theta * factor))
+    theta = 500.0 * factor
+    monkeypatch.setattr(xlm_roberta_flash, "read_flash_rotary", lambda config, size: Rotary(theta))
     assert _excess(opened) > 1.0
 
 

@@ -347,7 +347,7 @@ def _find_architecture(config: Config, name: str) -> tuple[str, type[Architectur
 
 def _variant(config: Config, model_type: str) -> str:
     """The ``model_type`` whose architecture reads a checkpoint that says this one."""
-    cls = model_types()[model_type]
+    cls = _table()[model_type]
     if (other := cls.coded.get(config.own_class())) is not None:
         return other
     return next((other for (name, value), other in cls.variants.items() if config.is_text(name, value)), model_type)

@@ -33,6 +33,7 @@ __all__ = [
     "packed_projections",
     "pre_norm_layer",
     "projections_of_heads",
+    "read_flash_rotary",
     "read_rotary",
     "read_sizes",
 ]
@@ -186,6 +187,24 @@ def read_rotary(config: Config, theta: float, size: int) -> Rotary:
         raise CheckpointError(
             f"{fields.where}: factor is {factor:g} and the base {base:g}; a position turns a pair by {_QUICKEST:g} at "
             "most: correct the file"
+        )
+    return rotary
+
+
+def read_flash_rotary(config: Config, size: int) -> Rotary:
+    """``rotary_emb_base``, the word of flash-attention's BERT; its pairs are halves of a head, and no xPos.
+
+    transformers writes the words of its own models into the same file: raises ``CheckpointError`` where those say
+    something else.
+    """
+    config.refuse_unless("rotary_emb_interleaved", False)
+    config.refuse_unless("rotary_emb_scale_base")
+    rotary = Rotary(config.above_zero("rotary_emb_base", 10_000.0))
+    again = read_rotary(config, rotary.theta, size)
+    if again != rotary:
+        raise CheckpointError(
+            f"{config.where}: rotary_emb_base is {rotary.theta:g}, and rope_theta, rope_scaling or rope_parameters say "
+            f"{again.theta:g}, times {again.rate:g}: two spellings of one field: remove one"
         )
     return rotary
 

@@ -13,16 +13,16 @@ from encast.archs.gated import (
     Biases,
     GatedEncoder,
     GatedPaths,
-    Rotary,
     gated_layer,
     need_pairs,
+    read_flash_rotary,
     read_rotary,
     read_sizes,
 )
 from encast.archs.heads import predict_tokens, transform
 from encast.archs.modules import Modules
 from encast.archs.weights import Weights
-from encast.errors import CheckpointError, UnsupportedModelError
+from encast.errors import UnsupportedModelError
 
 __all__ = ["NomicBert"]
 
@@ -88,14 +88,7 @@ class NomicBert(GatedEncoder):
             self.rotary = read_rotary(config, 1000.0, self.sizes.hidden // self.sizes.heads)
             return
         _refuse_other_arithmetic(config, self.sizes)
-        self.rotary = Rotary(config.above_zero("rotary_emb_base", 10_000.0))
-        # Files on the hub say the same a second time, in the words of transformers.
-        again = read_rotary(config, self.rotary.theta, self.sizes.hidden // self.sizes.heads)
-        if again != self.rotary:
-            raise CheckpointError(
-                f"{config.where}: rotary_emb_base is {self.rotary.theta:g}, and rope_parameters say {again}: two "
-                "spellings of one field: remove one"
-            )
+        self.rotary = read_flash_rotary(config, self.sizes.hidden // self.sizes.heads)
         attention, inner = config.flag("qkv_proj_bias", True), config.flag("mlp_fc1_bias", True)
         self.biases = Biases(attention, attention, inner, config.flag("mlp_fc2_bias", True))
         self.head_bias = inner
@@ -182,7 +175,7 @@ def _rounded_up(value: int, multiple: int) -> int:
 
 def _refuse_other_arithmetic(config: Config, sizes: Sizes) -> None:
     """Fields of the model's own code that would make another model."""
-    for switch in ("prenorm", "parallel_block", "use_rms_norm", "causal", "rotary_emb_interleaved", "rotary_head_dim"):
+    for switch in ("prenorm", "parallel_block", "use_rms_norm", "causal", "rotary_head_dim"):
         config.refuse_unless(switch, False)
     if not config.given("rotary_emb_fraction"):
         raise UnsupportedModelError(
@@ -190,7 +183,6 @@ def _refuse_other_arithmetic(config: Config, sizes: Sizes) -> None:
             "with rotary positions, of 1.0"
         )
     config.refuse_unless("rotary_emb_fraction", 1.0, 1)
-    config.refuse_unless("rotary_emb_scale_base")
     config.refuse_unless("num_heads_kv", sizes.heads)
     # The words of transformers, which it may have written into the same file.
     config.refuse_unless("layer_norm_eps", sizes.eps)

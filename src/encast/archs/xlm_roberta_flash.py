@@ -13,7 +13,7 @@ from typing import ClassVar
 from encast.archs.base import architecture
 from encast.archs.config import Config
 from encast.archs.encoder import Sizes, sum_embeddings
-from encast.archs.gated import Biases, GatedPaths, Rotary, gated_layer, need_pairs, read_rotary, read_sizes
+from encast.archs.gated import Biases, GatedPaths, Rotary, gated_layer, need_pairs, read_flash_rotary, read_sizes
 from encast.archs.modules import Modules
 from encast.archs.roberta import RobertaHeads
 from encast.archs.weights import Weights
@@ -70,16 +70,7 @@ class XlmRobertaFlash(RobertaHeads):
         need_pairs(config, self.sizes)
         size = self.sizes.hidden // self.sizes.heads
         config.refuse_unless("rotary_emb_dim", size)
-        config.refuse_unless("rotary_emb_interleaved", False)
-        config.refuse_unless("rotary_emb_scale_base")
-        self.rotary = Rotary(config.above_zero("rotary_emb_base", 10_000.0))
-        # transformers writes the words of its own models into the same file.
-        again = read_rotary(config, self.rotary.theta, size)
-        if again != self.rotary:
-            raise CheckpointError(
-                f"{config.where}: rotary_emb_base is {self.rotary.theta:g}, and rope_theta, rope_scaling or "
-                f"rope_parameters say {again.theta:g}, times {again.rate:g}: two spellings of one field: remove one"
-            )
+        self.rotary = read_flash_rotary(config, size)
 
     def read_sizes(self) -> Sizes:
         config = self.config
