@@ -33,14 +33,15 @@ def calibrate(
     *,
     task: str | None = None,
     quant: QuantSpec | None = None,
+    adapter: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Calibration:
     """Runs the checkpoint ``source`` (a folder or a hub id) over ``texts`` and notes what its products read.
 
     ``texts``: some hundred of the kind that the model will read; pairs (two texts) where it reads pairs. A pair for a
-    sentence-embedding checkpoint counts as two texts, and its default prompt goes before each. ``task`` and ``quant``
-    are those of the compilation that the calibration is for; ``quant`` says whether outliers are moved first, which
-    takes a second run. The NumPy reference computes. ``progress(done, total)`` is called with tokens.
+    sentence-embedding checkpoint counts as two texts, and its default prompt goes before each. ``task``, ``quant``
+    and ``adapter`` are those of the compilation that the calibration is for; ``quant`` says whether outliers are moved
+    first, which takes a second run. The NumPy reference computes. ``progress(done, total)`` is called with tokens.
 
     Raises ``InputError`` for texts or a ``task`` that cannot be used, ``CheckpointError`` and ``UnsupportedModelError``
     as ``compile`` does.
@@ -49,7 +50,7 @@ def calibrate(
     rows = check_texts_or_pairs(texts)
     if not rows:
         raise InputError("texts is empty; calibration needs some hundred texts of the kind that the model will read")
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source, adapter=adapter)
     graph, _ = optimise(build_graph(checkpoint, task), QuantSpec("f32"))
     batches = list(_batches(checkpoint, graph, rows))
     total = sum(batch.tokens for batch in batches)

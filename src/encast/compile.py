@@ -40,6 +40,7 @@ def compile(
     exact: bool = False,
     sparse: str = "never",
     verify: bool | None = None,
+    adapter: str | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Compiles the checkpoint ``source``, as ``open_checkpoint`` takes it, and returns the path of the artifact.
@@ -61,6 +62,8 @@ def compile(
     differ is not compiled. By default
     it is done where the checkpoint is one of these and its runtime is installed, and where that cannot run it the card
     says why. A SavedModel's graph is a program that then runs.
+    ``adapter``: of a checkpoint that holds adapters (jina-embeddings-v3), the one that goes into the weights; its text
+    becomes the default prompt. ``none``: the weights as they are.
     ``progress(stage, done, total)`` is called as the work goes on.
 
     Raises ``InputError`` for bad options, ``CheckpointError`` or ``UnsupportedModelError`` for a checkpoint that
@@ -73,7 +76,7 @@ def compile(
     report_progress = progress or (lambda stage, done, total: None)
     target = artifact.check_target(out if out is not None else f"{checkpoint_name(source)}.encast")
     report_progress("import", 0, 1)
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source, adapter=adapter)
     runtime = _runtime(checkpoint, verify)
     report_progress("build", 0, 1)
     graph = build_graph(checkpoint, task)

@@ -44,7 +44,8 @@ def nodes(graph: Graph, op: str) -> list[Node]:
     [
         ({"hidden_act": "relu"}, UnsupportedModelError, "hidden_act is 'relu', which this model's code refuses"),
         ({"hidden_act": 1}, CheckpointError, "hidden_act is 1"),
-        ({"lora_adaptations": ["retrieval.query"]}, UnsupportedModelError, "lora_adaptations names adapters"),
+        ({"lora_adaptations": ["retrieval.query"]}, UnsupportedModelError,
+         "lora_adaptations names adapters.*--adapter retrieval.query, or none"),
         ({"lora_adaptations": "all"}, CheckpointError, "lora_adaptations is 'all'; a list of strings"),
         ({"rotary_emb_dim": 2}, UnsupportedModelError, "rotary_emb_dim is 2.*4"),
         ({"rotary_emb_interleaved": True}, UnsupportedModelError, "rotary_emb_interleaved is True"),
@@ -191,8 +192,8 @@ def test_a_padding_id_within_a_text_takes_no_position(tmp_path: Path) -> None:
 
 def test_norms_read_otherwise_show(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = open_case("xlm-roberta-flash-features", tmp_path_factory)
-    paths = replace(xlm_roberta_flash._PATHS, attention_norm="norm2", output_norm="norm1")
-    monkeypatch.setattr(xlm_roberta_flash, "_PATHS", paths)
+    paths = replace(xlm_roberta_flash.FLASH_PATHS, attention_norm="norm2", output_norm="norm1")
+    monkeypatch.setattr(xlm_roberta_flash, "FLASH_PATHS", paths)
     assert _excess(opened) > 1.0
 
 

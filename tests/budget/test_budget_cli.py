@@ -9,6 +9,7 @@ from pathlib import Path
 
 import outliers
 import pytest
+from adapter_files import ADAPTERS, make_adapted
 
 from encast import artifact
 from encast.budget import race, workshop
@@ -153,3 +154,14 @@ def test_options_that_do_not_go_together(run: Run, folder: Path, tmp_path: Path,
 def test_rounds_are_enough_for_a_median() -> None:
     assert race.ROUNDS >= 5
     assert race.ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0]) == 2.0, "the median of ratios, not a ratio of medians"
+
+
+def test_a_budget_is_kept_with_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workshop, "race", outliers.times_by_size)
+    folder, out = make_adapted(tmp_path / "made"), tmp_path / "out.encast"
+    texts = outliers.texts(60)
+    rows = [{"text": one, "pair": other, "score": len(one)} for one, other in zip(texts[::2], texts[1::2], strict=True)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ["--max-drop", "0.9", "--data", str(tmp_path / "rows.jsonl"), "--adapter", ADAPTERS[0], "-o", str(out)]
+    assert main(["compile", str(folder), *options]) == 0
+    assert artifact.open(out).card["source"]["adapter"] == ADAPTERS[0]

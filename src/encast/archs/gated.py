@@ -21,6 +21,7 @@ from encast.ir import FusionPromise, Graph
 
 __all__ = [
     "MOST_POSITIONS",
+    "OWN_NAMES",
     "Biases",
     "GatedEncoder",
     "GatedPaths",
@@ -40,6 +41,11 @@ __all__ = [
 
 MOST_POSITIONS = 1 << 17
 """No tensor bounds the positions of these models, and tables of angles or distances are made for all of them."""
+OWN_NAMES = (
+    "these tensors have the names of the model's own code; open it with transformers, and save it with "
+    "save_pretrained(..., save_original_format=False)"
+)
+"""Why transformers does not train a checkpoint as it is, for ``Architecture.foreign``."""
 _PARTS = ("query", "key", "value")
 
 
@@ -114,8 +120,11 @@ class PreNormEncoder(Architecture):
         }
 
 
-def read_sizes(config: Config, *, positions: int, types: int, activation: str, least_types: int = 0) -> Sizes:
-    """The fields as BERT's config names them; ``positions``, ``types`` and ``activation`` where it says nothing.
+def read_sizes(
+    config: Config, *, positions: int, types: int, activation: str, least_types: int = 0, eps: float = 1e-12
+) -> Sizes:
+    """The fields as BERT's config names them; ``positions``, ``types``, ``activation`` and ``eps`` where it says
+    nothing.
 
     ``least_types``: the least that ``type_vocab_size`` may be; 0 is a model without token types.
     """
@@ -127,7 +136,7 @@ def read_sizes(config: Config, *, positions: int, types: int, activation: str, l
         inner=config.count("intermediate_size"),
         positions=config.count("max_position_embeddings", default=positions, most=MOST_POSITIONS),
         type_vocab=config.count("type_vocab_size", default=types, least=least_types),
-        eps=config.eps("layer_norm_eps", 1e-12),
+        eps=config.eps("layer_norm_eps", eps),
         activation=config.activation("hidden_act", default=activation),
     ).checked(config)
 

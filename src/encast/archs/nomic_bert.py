@@ -10,6 +10,7 @@ from encast.archs.config import Config
 from encast.archs.encoder import MOST_LAYERS, Sizes, sum_embeddings
 from encast.archs.gated import (
     MOST_POSITIONS,
+    OWN_NAMES,
     Biases,
     GatedEncoder,
     GatedPaths,
@@ -123,10 +124,7 @@ class NomicBert(GatedEncoder):
     @classmethod
     def foreign(cls, config: Config, weights: Weights) -> str:
         if any(weights.any_below(f"{prefix}{_OWN_LAYERS}.") for prefix in ("", cls.prefix, *cls.other_prefixes)):
-            return (
-                "these tensors have the names of the model's own code; open it with transformers, and save it with "
-                "save_pretrained(..., save_original_format=False)"
-            )
+            return OWN_NAMES
         return ""
 
     def max_len(self) -> int:

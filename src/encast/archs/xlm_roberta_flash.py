@@ -19,9 +19,9 @@ from encast.archs.roberta import RobertaHeads
 from encast.archs.weights import Weights
 from encast.errors import CheckpointError, UnsupportedModelError
 
-__all__ = ["XlmRobertaFlash"]
+__all__ = ["BIASES", "FLASH_PATHS", "XlmRobertaFlash"]
 
-_PATHS = GatedPaths(
+FLASH_PATHS = GatedPaths(
     attention=("mixer.Wqkv",),
     attention_output="mixer.out_proj",
     attention_norm="norm1",
@@ -31,7 +31,7 @@ _PATHS = GatedPaths(
     gated=False,
 )
 _CONFIG, _TYPES = "XLMRobertaFlashConfig", ("xlm-roberta", "xlm-roberta-flash")
-_BIASES = Biases(attention=True, attention_output=True, inner=True, output=True)
+BIASES = Biases(attention=True, attention_output=True, inner=True, output=True)
 _ACTIVATIONS = {"gelu": "gelu", **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh")}
 """Its code has no others."""
 
@@ -59,10 +59,10 @@ class XlmRobertaFlash(RobertaHeads):
                 f"{config.where}: model_type is {config.text('model_type')!r}, and position_embedding_type is rotary "
                 f"or auto_map names {_CONFIG}; encast has these for {' and '.join(_TYPES)}"
             )
-        if config.texts("lora_adaptations"):
+        if names := config.texts("lora_adaptations"):
             raise UnsupportedModelError(
-                f"{config.where}: lora_adaptations names adapters (jina-embeddings-v3), which encast does not have: "
-                "merge one of them into the weights, remove the field, and let auto_map name XLMRobertaModel"
+                f"{config.where}: lora_adaptations names adapters, of which one goes into the weights: give `encast "
+                f"compile` --adapter {' or '.join(names)}, or none for the weights alone (adapter= in Python)"
             )
         if not config.is_text("position_embedding_type", "rotary"):
             self.padding_id = config.count("pad_token_id", default=1, least=0, most=self.sizes.positions)
@@ -101,5 +101,5 @@ class XlmRobertaFlash(RobertaHeads):
         x = sum_embeddings(encoder, self.sizes, offset=pad + 1, skip_id=pad, positions=absolute, norm="emb_ln")
         for layer in range(self.sizes.layers):
             path = f"encoder.layers.{layer}"
-            x = gated_layer(encoder, x, self.sizes, _PATHS, _BIASES, layer=layer, path=path, rotary=self.rotary)
+            x = gated_layer(encoder, x, self.sizes, FLASH_PATHS, BIASES, layer=layer, path=path, rotary=self.rotary)
         return x

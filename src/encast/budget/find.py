@@ -41,14 +41,15 @@ def find(
     resume: bool = False,
     sparse: str = "never",
     exact: bool = False,
+    adapter: str | None = None,
     progress: Say = lambda step, done, total: None,
 ) -> Found:
     """Compiles ``source`` to ``out`` with the fastest precision whose ``metric`` on ``data`` is within the budget.
 
     ``max_drop``: the share of the f32 metric that may be lost, 0.01 for 1 %. ``metric``: as ``scoring.score`` names it;
     by default the first one of the kind of data. ``sparse`` other than "never": each candidate is tried with and
-    without its blocks of zeros. ``task`` and ``exact`` are those of ``compile``. ``progress(step, done, total)`` hears
-    what is done next.
+    without its blocks of zeros. ``task``, ``exact`` and ``adapter`` are those of ``compile``. ``progress(step,
+    done, total)`` hears what is done next.
 
     ``out`` holds the best artifact so far from the first one that keeps the budget and is faster than f32. ``journal``
     has what was measured; after an interrupt or a crash ``resume`` goes on with it. It is removed at the end. The
@@ -66,7 +67,7 @@ def find(
     check_sparse(sparse, INT8.spec)
     metric = PRIMARY[data.kind] if metric is None else metric
     target = artifacts.check_target(out)
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source, adapter=adapter)
     _ = checkpoint.tokenizer  # its files count once it was asked for
     task = build_graph(checkpoint, task).meta.task
     files: dict[str, str] = checkpoint.provenance["files"]
@@ -80,13 +81,14 @@ def find(
         "max_drop": max_drop,
         "sparse": sparse,
         "exact": exact,
+        "adapter": adapter,
         "machine": Fingerprint.here().digest,
     }
     with ExitStack() as held:
         kept = Journal(journal, key=key, resume=resume, held=held)
         try:
             scratch = _scratch(target, held)
-            options: dict[str, Any] = {"task": task, "exact": exact}
+            options: dict[str, Any] = {"task": task, "exact": exact, "adapter": adapter}
             shop = Workshop(source, data, target, scratch, files=files, **options)
             search = Search(shop, kept, metric=metric, max_drop=max_drop, sparse=sparse, keep=shop.keep, say=progress)
             search.run()

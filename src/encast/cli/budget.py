@@ -37,6 +37,7 @@ def compile_within(
     columns: Mapping[str, str | None],
     sparse: str,
     exact: bool,
+    adapter: str | None,
     json: bool,
 ) -> None:
     """Searches, and prints what was found; the exit code is 0 also where nothing but f32 keeps the budget."""
@@ -44,7 +45,7 @@ def compile_within(
 
     begin = time.perf_counter()
     target = out or Path(f"{checkpoint_name(source)}.encast")
-    rows = _open(source, data, task, columns)
+    rows = _open(source, data, task, columns, adapter)
     with Progress("layers", quiet=json) as progress:
 
         def heard(step: str, done: int, total: int | None) -> None:
@@ -64,6 +65,7 @@ def compile_within(
             resume=resume,
             sparse=sparse,
             exact=exact,
+            adapter=adapter,
             progress=heard,
         )
     seconds = time.perf_counter() - begin
@@ -75,13 +77,15 @@ def compile_within(
         print(line)
 
 
-def _open(source: str, data: Path, task: str | None, columns: Mapping[str, str | None]) -> Dataset:
+def _open(source: str, data: Path, task: str | None, columns: Mapping[str, str | None], adapter: str | None) -> Dataset:
     if not any(columns.values()):
         return open_dataset(data)
     from encast.archs import build_graph
     from encast.importers import open_checkpoint
 
-    return open_dataset(data, columns_of(build_graph(open_checkpoint(source), task).meta.task, columns))
+    return open_dataset(
+        data, columns_of(build_graph(open_checkpoint(source, adapter=adapter), task).meta.task, columns)
+    )
 
 
 def _lines(found: Found, seconds: float) -> Iterator[str]:

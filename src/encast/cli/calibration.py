@@ -24,7 +24,7 @@ _DATASETS = (".tsv", ".json", ".conll", ".bio")
 
 
 def calibrated(
-    source: str, path: Path | None, task: str | None, spec: QuantSpec, *, quiet: bool
+    source: str, path: Path | None, task: str | None, spec: QuantSpec, *, adapter: str | None = None, quiet: bool
 ) -> tuple[QuantSpec, Calibration | None]:
     """The spec, which becomes static unless it says what else the texts are for, and the calibration on ``path``.
 
@@ -45,7 +45,12 @@ def calibrated(
         chosen = texts
     with Progress("tokens seen", quiet=quiet) as progress:
         seen = calibrate(
-            source, chosen, task=task, quant=spec, progress=lambda done, total: progress.update(done, done / total)
+            source,
+            chosen,
+            task=task,
+            quant=spec,
+            adapter=adapter,
+            progress=lambda done, total: progress.update(done, done / total),
         )
     return spec, seen
 

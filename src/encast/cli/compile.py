@@ -65,6 +65,12 @@ def compile_command(
             help="Compare an ONNX file with ONNX Runtime, a SavedModel with TensorFlow; default: where installed.",
         ),
     ] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a checkpoint with adapters (jina-embeddings-v3): the one to put into the weights, or none."
+        ),
+    ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="exp, erf and tanh by libm, not polynomials.")] = False,
     max_drop: Annotated[
         float | None,
@@ -116,6 +122,7 @@ def compile_command(
             columns=columns,
             sparse=sparse,
             exact=exact,
+            adapter=adapter,
             json=json,
         )
         return
@@ -126,7 +133,7 @@ def compile_command(
     if out is not None:
         artifacts.check_target(out)
     begin = time.perf_counter()
-    spec, calibration = calibrated(source, calibrate, task, spec, quiet=json)
+    spec, calibration = calibrated(source, calibrate, task, spec, adapter=adapter, quiet=json)
     with Progress("MiB written", quiet=json) as progress:
         path = compile(
             source,
@@ -140,6 +147,7 @@ def compile_command(
             exact=exact,
             sparse=sparse,
             verify=verify,
+            adapter=adapter,
             progress=lambda stage, done, total: progress.update(done >> 20, done / total),
         )
     seconds = time.perf_counter() - begin

@@ -76,7 +76,9 @@ def _fact(opened: Artifact, *names: str) -> Any:
 def summary(opened: Artifact) -> Iterator[str]:
     """The facts of an artifact for people, a line each; raises ``ArtifactError`` if its card lacks one."""
     meta = opened.graph.meta
-    yield f"{'source':<12}{_fact(opened, 'source', 'source')}"
+    source = _fact(opened, "source", "source")
+    adapter = opened.card["source"].get("adapter")
+    yield f"{'source':<12}{source}" + (f", adapter {adapter}" if adapter else "")
     yield (
         f"{'model':<12}{meta.arch}, {meta.task}: {meta.layers} layers, hidden {meta.hidden}, "
         f"{meta.heads} heads, vocabulary {meta.vocab:,}, texts up to {opened.max_length} tokens"

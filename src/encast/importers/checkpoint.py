@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from encast.errors import CheckpointError, InputError, UnsupportedModelError
+from encast.importers.adapters import adapted_modules, adapted_tensors, find_adapter
 from encast.importers.files import Folder, quote
 from encast.importers.gluon import GluonFolder, is_params_file
 from encast.importers.google_bert import check_case
@@ -22,6 +23,7 @@ from encast.importers.saved_model import SavedModel
 from encast.importers.sentence_modules import (
     SentenceModules,
     TransformerSettings,
+    has_own_transformer,
     read_modules,
     read_transformer_settings,
     transformer_folder,
@@ -45,7 +47,8 @@ class Checkpoint:
     ``tensorflow``: whether the files are TensorFlow's, whose names and config are given as the Hugging Face layout has
     them. ``onnx``: the name of the ONNX file that it is, "" for others; ``config`` is then empty where no config.json
     lies beside it, and ``tensors`` are empty. ``saved_model``: how TensorFlow runs it, where it is one. ``keras``:
-    whether the weights are Keras's, whose names are given as the Hugging Face layout has them.
+    whether the weights are Keras's, whose names are given as the Hugging Face layout has them. ``adapter``: as it was
+    asked for, the one that is in the weights, or none.
     """
 
     root: Path
@@ -60,6 +63,7 @@ class Checkpoint:
     onnx: str = ""
     keras: bool = False
     saved_model: SavedModel | None = None
+    adapter: str | None = None
     _folder: Folder = field(kw_only=True, repr=False)
     _settings: TransformerSettings = field(kw_only=True, repr=False)
 
@@ -132,20 +136,26 @@ class Checkpoint:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """``source`` as given, hub ``revision`` (or None) and ``files``: name → SHA-256 of every file read.
+        """``source`` as given, hub ``revision`` (or None), ``files``: name → SHA-256 of every file read, and
+        ``adapter`` where one was asked for.
 
         Files of the tokenizer count once ``tokenizer`` was asked for. Reads the weights from start to end.
         """
-        return {"source": self.source, "revision": self.revision, "files": self._folder.ledger.digests()}
+        found = {"source": self.source, "revision": self.revision, "files": self._folder.ledger.digests()}
+        return found if self.adapter is None else {**found, "adapter": self.adapter}
 
 
-def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = None) -> Checkpoint:
+def open_checkpoint(
+    source: str | os.PathLike[str], *, revision: str | None = None, adapter: str | None = None
+) -> Checkpoint:
     """Opens a folder, the prefix of a TensorFlow checkpoint, a ``.params`` file of GluonNLP, an ``.onnx`` file or, when
     ``source`` is no existing path, a model of the hub (``owner/name``).
 
     A folder has the Hugging Face layout, one ONNX file, a preset of KerasHub, TensorFlow checkpoints of
-    google-research/bert, or a SavedModel of such a model. ``revision``: branch, tag or commit of a hub model. Validates
-    every file's structure without reading tensors; an ONNX graph is read when it is asked for. Raises
+    google-research/bert, or a SavedModel of such a model. ``revision``: branch, tag or commit of a hub model.
+    ``adapter``: of a checkpoint that holds adapters (``lora_adaptations`` in config.json) the name of the one that goes
+    into the weights, its text becoming the default prompt, or ``none``. Validates every file's structure without
+    reading tensors; an ONNX graph is read when it is asked for. Raises ``InputError`` for an adapter that is not there,
     ``CheckpointError`` when something is missing, damaged or contradicts itself, and ``UnsupportedModelError`` on what
     encast does not have.
     """
@@ -174,11 +184,23 @@ def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = No
         raise CheckpointError(f"{model.folder.path(model.config_file)}: architectures must be a list of strings")
     if modules is None and names and names[0] == STANFORD:
         modules = SentenceModules((), do_lower_case=settings.do_lower_case, late=read_stanford(model.folder))
+    config, tensors = model.config, model.tensors
+    if has_own_transformer(root) and not config.get("lora_adaptations"):
+        raise UnsupportedModelError(
+            f"{root.path('modules.json')}: the first module is code of the model's own (custom_st), which encast knows "
+            "for models with lora_adaptations alone (jina-embeddings-v3)"
+        )
+    if adapter is not None:
+        where = str(model.folder.path(model.config_file))
+        index = find_adapter(config, adapter, where)
+        modules = adapted_modules(modules, config, adapter, where)
+        tensors = adapted_tensors(tensors, config, index, where)
+        config = {**config, "lora_adaptations": None}
     return Checkpoint(
         root=root.root,
         path=model.folder.root,
-        config=model.config,
-        tensors=model.tensors,
+        config=config,
+        tensors=tensors,
         modules=modules,
         source=given,
         revision=commit,
@@ -187,6 +209,7 @@ def open_checkpoint(source: str | os.PathLike[str], *, revision: str | None = No
         onnx=onnx,
         keras=model.keras,
         saved_model=model.saved,
+        adapter=adapter,
         _folder=model.vocabulary,
         _settings=settings,
     )
@@ -227,6 +250,11 @@ def _read_folder(folder: Folder) -> ModelFiles:
         raise CheckpointError(
             f"{folder.root}: no config.json{hint}; a folder in the Hugging Face layout is needed, as "
             "save_pretrained of transformers or sentence-transformers writes it, or a TensorFlow checkpoint of BERT"
+        )
+    if folder.has("adapter_config.json"):
+        raise UnsupportedModelError(
+            f"{folder.path('adapter_config.json')}: an adapter of PEFT lies beside the model, and transformers would "
+            "add it to the weights; merge it into them (merge_and_unload), or remove the file"
         )
     if isinstance(folder, (GluonFolder, KerasHubFolder)):
         keras = isinstance(folder, KerasHubFolder)

@@ -27,6 +27,7 @@ __all__ = [
     "SentenceModules",
     "SpladePooling",
     "TransformerSettings",
+    "has_own_transformer",
     "read_modules",
     "read_transformer_settings",
 ]
@@ -41,6 +42,7 @@ _POOLING_FLAGS = {
 }
 """Flags of the older layout → mode, in the order in which their results stand side by side."""
 
+_OWN_TRANSFORMER = "custom_st.Transformer"
 _MODEL_SETTINGS = "config_sentence_transformers.json"
 
 _TRANSFORMER_CONFIGS = (
@@ -104,6 +106,13 @@ def transformer_folder(root: Folder) -> Folder:
     if kind not in ("Transformer", "MLMTransformer"):
         raise UnsupportedModelError(f"{where} is a {kind}; the first module must be a Transformer")
     return root.child(path, where) if path else root
+
+
+def has_own_transformer(root: Folder) -> bool:
+    """Whether the first module is the class that jina-embeddings-v3 has in ``custom_st.py``: a transformer whose words
+    are ``task``, an adapter's name. The code itself is never run.
+    """
+    return root.has("modules.json") and root.array("modules.json")[0].get("type") == _OWN_TRANSFORMER
 
 
 def read_transformer_settings(folder: Folder) -> TransformerSettings:
@@ -246,6 +255,10 @@ def _entries(root: Folder) -> list[tuple[str, str, str]]:
         known = ("Transformer", "MLMTransformer", "Pooling", "Dense", "Normalize", "Dropout", "SpladePooling")
         if type_name.startswith("pylate.") and kind == "Dense":
             kind = "pylate"
+        elif type_name == _OWN_TRANSFORMER:
+            if entry.get("kwargs") not in (None, [], ["task"]):
+                raise UnsupportedModelError(f"{which} ({kind}): kwargs is {quote(entry['kwargs'])}; supported: task")
+            entry = {**entry, "kwargs": None}
         elif not type_name.startswith("sentence_transformers.") or kind not in known:
             raise UnsupportedModelError(
                 f"{which} has type {quote(type_name)}; supported are {', '.join(known)} of "
