@@ -20,16 +20,18 @@ RANK, ALPHA = 3, 2
 _FACTORS = "parametrizations.weight.0"
 
 
-def make_adapted(folder: Path, head: str = "embed", *, modules: bool = True, **options: Any) -> Path:
-    """Every weight that Jina's code gives adapters: of linear layers and embeddings, not of norms."""
-    pooled = {"pooling": ("mean",), "normalize": True} if head == "embed" and modules else {}
-    made = {"layers": 2, "hidden": 16, "heads": 4, "vocab": 60, "type_vocab": 1, "seed": 3, **pooled, **options}
-    make_checkpoint(folder, "xlm-roberta-flash", head, **made)
+def make_adapted(folder: Path, head: str = "embed") -> Path:
+    """Every weight that Jina's code gives adapters: of linear layers (the pooler's too) and embeddings, no norms."""
+    made = {"layers": 2, "hidden": 16, "heads": 4, "vocab": 60, "type_vocab": 1, "seed": 3}
+    pooled = {"pooling": ("mean",), "normalize": True} if head == "embed" else {}
+    make_checkpoint(folder, "xlm-roberta-flash", head, **made, **pooled)
     stored, rng = load_file(folder / "model.safetensors"), np.random.default_rng(8)
+    stored |= {"pooler.dense.weight": np.ones((16, 16), "f4"), "pooler.dense.bias": np.ones(16, "f4")}
     tensors = {}
-    for name, array in stored.items():
+    for bare, array in stored.items():
+        name = f"roberta.{bare}"
         path = name.removesuffix(".weight")
-        if name == path or array.ndim != 2 or "lm_head.decoder" in name:
+        if name == path or array.ndim != 2:
             tensors[name] = array
             continue
         first, second = (len(ADAPTERS), RANK, array.shape[1]), (len(ADAPTERS), array.shape[0], RANK)
@@ -40,6 +42,7 @@ def make_adapted(folder: Path, head: str = "embed", *, modules: bool = True, **o
             tensors[f"{path}.{_FACTORS}.{end}"] = (0.3 * rng.standard_normal(shape)).astype(np.float32)
     save_file(tensors, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["XLMRobertaLoRA"]
     config["auto_map"]["AutoModel"] = "jinaai/xlm-roberta-flash-implementation--modeling_lora.XLMRobertaLoRA"
     config |= {"lora_adaptations": list(ADAPTERS), "lora_rank": RANK, "lora_alpha": ALPHA, "lora_dropout_p": 0.0}
     config |= {"task_instructions": INSTRUCTIONS, "load_trained_adapters": True}

@@ -15,7 +15,7 @@ import encast._core as _core
 import encast.artifact as artifact
 from encast.archs import TASKS, build_graph, m3_of
 from encast.errors import CheckpointError, InputError, ResourceError, need_modules
-from encast.importers import Checkpoint, checkpoint_name, open_checkpoint
+from encast.importers import NO_ADAPTER, Checkpoint, checkpoint_name, open_checkpoint
 from encast.ir import Graph
 from encast.passes import SPARSE, FusionReport, count_fixed, optimise, stored_ranges
 from encast.quant import Calibration, QuantSpec
@@ -85,6 +85,7 @@ def compile(
         check = partial(_verified, checkpoint, graph, dtype, runtime, asked=bool(verify))
     _check_tokenizer(checkpoint, graph)
     _check_lengths(checkpoint, graph)
+    _check_prompt(checkpoint, graph)
     report_progress("optimise", 0, 1)
     fixed, stored = count_fixed(graph, spec), False
     if calibration is None and (quant is None or spec.activations == "static"):
@@ -233,6 +234,15 @@ def _check_tokenizer(checkpoint: Checkpoint, graph: Graph) -> None:
         raise CheckpointError(
             f"{checkpoint.path}: the tokenizer makes ids up to {largest}, the word embedding has {rows} rows: "
             "tokenizer and weights are not of the same model, or its embedding was not resized after tokens were added"
+        )
+
+
+def _check_prompt(checkpoint: Checkpoint, graph: Graph) -> None:
+    if checkpoint.modules is None and checkpoint.adapter not in (None, NO_ADAPTER) and graph.meta.can("embed"):
+        raise CheckpointError(
+            f"{checkpoint.path}: modules.json is missing, which says how embeddings are pooled and carries the text "
+            f"that goes before each input with adapter {checkpoint.adapter!r}; take the whole "
+            "checkpoint, or task features"
         )
 
 

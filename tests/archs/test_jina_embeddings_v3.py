@@ -34,6 +34,8 @@ def nodes(graph: Graph, op: str) -> list[Node]:
         ({"rope_parameters": {"rope_type": "yarn"}}, UnsupportedModelError, "rope_parameters: rope_type is 'yarn'"),
         ({"rope_parameters": {"rope_theta": 0}}, CheckpointError, "rope_theta is 0; a number above 0"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, UnsupportedModelError, "partial_rotary_factor is 0.5"),
+        ({"rope_parameters": {"rope_type": "ntk", "factor": 2.0}}, UnsupportedModelError, "rope_type is 'ntk'"),
+        ({"partial_rotary_factor": 0.5}, UnsupportedModelError, "partial_rotary_factor is 0.5"),
         ({"position_embedding_type": "relative_key"}, UnsupportedModelError, "position_embedding_type is 'relative"),
         ({"hidden_act": "mish"}, UnsupportedModelError, "hidden_act is 'mish'"),
         ({"head_dim": 8}, UnsupportedModelError, "head_dim is 8"),
@@ -99,7 +101,7 @@ def test_another_base_shows(
     name: str, factor: float, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = open_case(name, tmp_path_factory)
-    monkeypatch.setattr(jina_embeddings_v3, "read_rotary", lambda config, theta, size: Rotary(500.0 * factor))
+    monkeypatch.setattr(jina_embeddings_v3, "read_rotary", lambda config, theta, size, kinds: Rotary(500.0 * factor))
     exact, allowed = allowed_difference(opened.graph, opened.output, opened.batch, opened.select)
     allowed = opened.kept(allowed)
     assert largest_excess(opened.golden("f64"), opened.kept(exact), allowed) < 1e-5

@@ -44,9 +44,6 @@ def nodes(graph: Graph, op: str) -> list[Node]:
     [
         ({"hidden_act": "relu"}, UnsupportedModelError, "hidden_act is 'relu', which this model's code refuses"),
         ({"hidden_act": 1}, CheckpointError, "hidden_act is 1"),
-        ({"lora_adaptations": ["retrieval.query"]}, UnsupportedModelError,
-         "lora_adaptations names adapters.*--adapter retrieval.query, or none"),
-        ({"lora_adaptations": "all"}, CheckpointError, "lora_adaptations is 'all'; a list of strings"),
         ({"rotary_emb_dim": 2}, UnsupportedModelError, "rotary_emb_dim is 2.*4"),
         ({"rotary_emb_interleaved": True}, UnsupportedModelError, "rotary_emb_interleaved is True"),
         ({"rotary_emb_scale_base": 512}, UnsupportedModelError, "rotary_emb_scale_base is 512"),

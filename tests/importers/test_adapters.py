@@ -92,9 +92,10 @@ def test_a_text_of_the_config_alone(tmp_path: Path) -> None:
 
 def test_a_checkpoint_with_adapters_asks_for_one(tmp_path: Path) -> None:
     folder = make_adapted(tmp_path / "made")
-    with pytest.raises(UnsupportedModelError, match=r"--adapter retrieval\.query or .* or text-matching, or none"):
+    names = "'retrieval.query', 'retrieval.passage', 'text-matching', or 'none'"
+    with pytest.raises(InputError, match=rf"say which with adapter \(--adapter of `encast compile`\), {names}"):
         encast.compile(folder, tmp_path / "out.encast")
-    with pytest.raises(InputError, match=r"adapter is 'query'; .*config\.json has retrieval\.query, .*none stands"):
+    with pytest.raises(InputError, match=rf"adapter is 'query'; .*config\.json has {names}"):
         encast.compile(folder, tmp_path / "out.encast", adapter="query")
     assert not (tmp_path / "out.encast").exists()
 
@@ -125,7 +126,11 @@ def _modules(**changes: Any) -> Callable[[Path], None]:
     return change
 
 
-FC1 = "encoder.layers.0.mlp.fc1"
+def _settings(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: (folder / "sentence_bert_config.json").write_text(json.dumps(changes)) and None
+
+
+FC1 = "roberta.encoder.layers.0.mlp.fc1"
 FACTOR = f"{FC1}.parametrizations.weight.0.lora_A"
 
 
@@ -143,16 +148,20 @@ def _merged_already(tensors: dict[str, Any]) -> None:
         (_without(lora_adaptations=["a", 1]), CheckpointError, "lora_adaptations is a value of type list"),
         (_without(lora_adaptations=["a", "a"]), CheckpointError, "has a name twice"),
         (_without(lora_adaptations=["retrieval.query", "none"]), CheckpointError, "has a name twice, or 'none'"),
-        (_without(lora_adaptations=["retrieval.query"]), CheckpointError, r"lora_A' has shape \[3, .*need \[1, "),
+        (_without(lora_adaptations=[ADAPTERS[0]], task_instructions={ADAPTERS[0]: "for the "}), CheckpointError,
+         r"lora_A' has shape \[3, .*need \[1, "),
         (_without(lora_rank=RANK + 1), CheckpointError, rf"lora_A' has shape .*lora_rank {RANK + 1} need \[3, "),
         (_without(lora_rank=...), CheckpointError, r"lora_A' has shape .*lora_rank 4 need"),
-        (_without(lora_rank=0), CheckpointError, "lora_rank is 0; an integer of at least 1"),
+        (_without(lora_rank=0), CheckpointError, "lora_rank is 0; an integer from 1"),
         (_without(lora_rank=True), CheckpointError, "lora_rank is true"),
         (_without(lora_alpha="1"), CheckpointError, "lora_alpha is '1'; a number"),
         (_without(lora_alpha=float("nan")), CheckpointError, "NaN|nan"),
+        (_without(lora_rank=10**400), CheckpointError, "lora_rank is 1000*; an integer from 1"),
         (_without(task_instructions=["for the "]), CheckpointError, "task_instructions must be an object"),
-        (_without(task_instructions={"retrieval.query": 1}), CheckpointError, "task_instructions must be an object"),
-        (_without(task_instructions={"retrieval.query": "f: "}), CheckpointError, "make them alike"),
+        (_without(task_instructions=...), CheckpointError, "task_instructions must be an object"),
+        (_without(task_instructions={**INSTRUCTIONS, "text-matching": 1}), CheckpointError, "task_instructions mu"),
+        (_without(task_instructions={"retrieval.query": "for the "}), CheckpointError, "a text for each of lora_adapt"),
+        (_without(task_instructions={**INSTRUCTIONS, "retrieval.query": "f: "}), CheckpointError, "make them alike"),
         (_tensors(lambda tensors: tensors.pop(FACTOR)), CheckpointError, "no tensor is named .*lora_A'"),
         (_tensors(lambda tensors: tensors.update({FACTOR: tensors[FACTOR][:, :, :-1].copy()})), CheckpointError,
          r"fc1\.parametrizations\.weight\.0\.lora_A' has shape \[3, 3, 15\]; 3 lora_adaptations of lora_rank 3 need"),
@@ -166,6 +175,8 @@ def _merged_already(tensors: dict[str, Any]) -> None:
             {f"{FC1}.parametrizations.weight.original": np.ones(4, "f4")})), CheckpointError, "has shape .4., not two"),
         (_tensors(_merged_already), CheckpointError, "no tensor ends in 'parametrizations.weight.original'"),
         (_modules(kwargs=["task", "prompt"]), UnsupportedModelError, "kwargs is .*supported: task"),
+        (_settings(config_args={"lora_alpha": 4}), UnsupportedModelError, "config_args is set, .*custom_st"),
+        (_settings(model_args={"default_task": "separation"}), UnsupportedModelError, "model_args is set, .*custom_st"),
         (_modules(type="custom_st.Pooling"), UnsupportedModelError, "has type 'custom_st.Pooling'"),
     ],
 )  # fmt: skip
@@ -182,8 +193,62 @@ def test_what_is_refused(
 def test_others_have_none(tmp_path: Path) -> None:
     folder = make_adapted(tmp_path / "made", "features")
     _without(lora_adaptations=...)(folder)
-    with pytest.raises(InputError, match=r"config\.json names no adapters \(lora_adaptations\); leave it out"):
+    with pytest.raises(InputError, match=r"config\.json names none \(lora_adaptations.*leave it out; .*PEFT"):
         open_checkpoint(folder, adapter="none")
+
+
+def test_embeddings_need_the_modules(tmp_path: Path) -> None:
+    """Which say how states are pooled, and carry the adapter's text."""
+    folder = make_adapted(tmp_path / "made", "features")
+    with pytest.raises(
+        CheckpointError, match=r"modules\.json is missing, .*goes before each input with adapter 'text-ma"
+    ):
+        encast.compile(folder, tmp_path / "out.encast", task="embed", adapter="text-matching")
+    assert encast.compile(folder, tmp_path / "out.encast", task="embed", adapter="none").exists()
+
+
+def test_names_of_a_checkpoint_are_bounded_in_messages(tmp_path: Path) -> None:
+    folder = make_adapted(tmp_path / "made", "features")
+    _without(lora_adaptations=["\x1b[31m" * 99999, *map(str, range(50))])(folder)
+    with pytest.raises(InputError, match="and 43 more") as raised:
+        open_checkpoint(folder)
+    assert len(str(raised.value)) < 2000
+    assert "\x1b" not in str(raised.value)
+
+
+def test_a_sum_beyond_f32_is_named(tmp_path: Path) -> None:
+    folder = make_adapted(tmp_path / "made", "features")
+    large = {
+        name: np.full_like(load_file(folder / "model.safetensors")[name], 1e30) for name in (FACTOR, FACTOR[:-1] + "B")
+    }
+    _tensors(lambda tensors: tensors.update(large))(folder)
+    with pytest.raises(CheckpointError, match=rf"{FC1}.weight' holds -?inf"):
+        encast.compile(folder, tmp_path / "out.encast", adapter="text-matching")
+
+
+def test_the_config_of_jina_embeddings_v3(tmp_path: Path) -> None:
+    """All fields but for sizes and the number of adapters."""
+    folder, code = make_adapted(tmp_path / "made"), "jinaai/xlm-roberta-flash-implementation--"
+    fields = {
+        "architectures": ["XLMRobertaModel"],
+        "auto_map": {
+            "AutoConfig": f"{code}configuration_xlm_roberta.XLMRobertaFlashConfig",
+            "AutoModel": f"{code}modeling_lora.XLMRobertaLoRA",
+            "AutoModelForMaskedLM": f"{code}modeling_xlm_roberta.XLMRobertaForMaskedLM",
+            "AutoModelForPreTraining": f"{code}modeling_xlm_roberta.XLMRobertaForPreTraining",
+        },
+        "attention_probs_dropout_prob": 0.1, "bos_token_id": 0, "classifier_dropout": None, "emb_pooler": None,
+        "eos_token_id": 2, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "initializer_range": 0.02,
+        "layer_norm_eps": 1e-05, "load_trained_adapters": True, "lora_dropout_p": 0.0,
+        "lora_main_params_trainable": False, "matryoshka_dimensions": [32, 64, 128, 256, 512, 768, 1024],
+        "max_position_embeddings": 8194, "model_type": "xlm-roberta", "output_past": True, "pad_token_id": 1,
+        "position_embedding_type": "rotary", "rotary_emb_base": 20000.0, "torch_dtype": "bfloat16",
+        "truncate_dim": None, "use_cache": True, "use_flash_attn": True, "use_reentrant": False,
+    }  # fmt: skip
+    _without(**fields)(folder)
+    graph = build_graph(open_checkpoint(folder, adapter="text-matching"))
+    assert (graph.meta.task, graph.meta.max_len) == ("embed", 8194)
+    assert {node.attrs["theta"] for node in graph.nodes if node.op == "rotary"} == {20000.0}
 
 
 def test_an_adapter_of_peft_is_not_passed_over(tmp_path: Path) -> None:

@@ -132,3 +132,4 @@ def test_files_that_a_hub_repository_is_asked_for() -> None:
     ]
     hub = ["config.json", "model.weights.h5", "task.json", "task.weights.h5"]
     assert choose_files([*hub, "tf_model.h5"]) == ["config.json", "tf_model.h5"]
+    assert choose_files([*bert, "adapter_config.json"]) == ["adapter_config.json", *bert]  # which is then refused

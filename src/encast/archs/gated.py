@@ -158,12 +158,15 @@ def need_pairs(config: Config, sizes: Sizes) -> None:
         )
 
 
-def read_rotary(config: Config, theta: float, size: int) -> Rotary:
+def read_rotary(
+    config: Config, theta: float, size: int, kinds: tuple[str, ...] = ("default", "linear", "ntk")
+) -> Rotary:
     """``rope_scaling``, else ``rope_parameters``, with the base in either or in ``rope_theta``, else ``theta``.
 
-    ``size``: columns of a head. Kinds: ``default``; ``linear``, which divides all angles by ``factor``; ``ntk`` as
-    Alibaba-NLP/new-impl has it (a factor above 1 multiplies the base, and all angles by ``factor ** (-2 / size)``:
-    "fixed" of https://kexue.fm/archives/9706). Raises ``UnsupportedModelError`` for other kinds and fields.
+    ``size``: columns of a head. ``kinds`` of angles that the model's code has: ``default``; ``linear``, which
+    divides all angles by ``factor``; ``ntk`` as Alibaba-NLP/new-impl has it (a factor above 1 multiplies the base, and
+    all angles by ``factor ** (-2 / size)``: "fixed" of https://kexue.fm/archives/9706). Raises
+    ``UnsupportedModelError`` for other kinds and fields.
     """
     base = config.above_zero("rope_theta", theta) if config.given("rope_theta") else theta
     fields = next(
@@ -173,7 +176,7 @@ def read_rotary(config: Config, theta: float, size: int) -> Rotary:
         return Rotary(base)
     # Both spellings of the kind are in use, and transformers writes both into one file.
     for name in ("rope_type", "type"):
-        fields.refuse_unless(name, "default", "linear", "ntk")
+        fields.refuse_unless(name, *kinds)
     fields.refuse_unless("partial_rotary_factor", 1.0, 1)
     for name in fields.names():
         if name not in ("rope_type", "type", "rope_theta", "factor", "partial_rotary_factor"):

@@ -32,13 +32,15 @@ class JinaEmbeddingsV3(RobertaHeads):
     stem = ("JinaEmbeddingsV3",)
     exported = False
     told_by_graph = False
-    position_types = ()
+    position_types = ("rotary",)
     unread = (r"(roberta\.)?pooler\.dense\.\w+", *RobertaHeads.unread)
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         need_pairs(config, self.sizes)
-        self.rotary = read_rotary(config, 20_000.0, self.sizes.hidden // self.sizes.heads)
+        config.refuse_unless("partial_rotary_factor", 1.0, 1)
+        size = self.sizes.hidden // self.sizes.heads
+        self.rotary = read_rotary(config, 20_000.0, size, kinds=("default", "linear"))
 
     def read_sizes(self) -> Sizes:
         return read_sizes(self.config, positions=8194, types=1, activation="gelu", least_types=1, eps=1e-5)

@@ -59,11 +59,6 @@ class XlmRobertaFlash(RobertaHeads):
                 f"{config.where}: model_type is {config.text('model_type')!r}, and position_embedding_type is rotary "
                 f"or auto_map names {_CONFIG}; encast has these for {' and '.join(_TYPES)}"
             )
-        if names := config.texts("lora_adaptations"):
-            raise UnsupportedModelError(
-                f"{config.where}: lora_adaptations names adapters, of which one goes into the weights: give `encast "
-                f"compile` --adapter {' or '.join(names)}, or none for the weights alone (adapter= in Python)"
-            )
         if not config.is_text("position_embedding_type", "rotary"):
             self.padding_id = config.count("pad_token_id", default=1, least=0, most=self.sizes.positions)
             return

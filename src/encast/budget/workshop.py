@@ -47,7 +47,7 @@ class Workshop:
         files: dict[str, str],
         **options: Any,
     ) -> None:
-        """``files``: the checkpoint's, with their SHA-256; ``options``: ``task``, ``exact``, ``calibration``."""
+        """``files``: the checkpoint's, with their SHA-256; ``options`` of ``compile``, with ``task`` and ``exact``."""
         self._source, self._data, self._out, self._scratch = source, data, out, scratch
         self._files, self._options = files, options
         self._made: Plan | None = None
@@ -138,7 +138,8 @@ class Workshop:
             and card.get("quant") == plan.spec.to_json()
             and card.get("sparse") == sparse
             and card.get("math") == ("exact" if options["exact"] else "fast")
-            and (card.get("source") or {}).get("files") == self._files
+            and (source := card.get("source") or {}).get("files") == self._files
+            and source.get("adapter") == options.get("adapter")
             and card.get("task") == options["task"]
         )
 

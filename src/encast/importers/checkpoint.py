@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from encast.errors import CheckpointError, InputError, UnsupportedModelError
-from encast.importers.adapters import adapted_modules, adapted_tensors, find_adapter
+from encast.importers.adapters import adapted_modules, adapted_tensors, adapters_of, find_adapter
 from encast.importers.files import Folder, quote
 from encast.importers.gluon import GluonFolder, is_params_file
 from encast.importers.google_bert import check_case
@@ -155,9 +155,9 @@ def open_checkpoint(
     google-research/bert, or a SavedModel of such a model. ``revision``: branch, tag or commit of a hub model.
     ``adapter``: of a checkpoint that holds adapters (``lora_adaptations`` in config.json) the name of the one that goes
     into the weights, its text becoming the default prompt, or ``none``. Validates every file's structure without
-    reading tensors; an ONNX graph is read when it is asked for. Raises ``InputError`` for an adapter that is not there,
-    ``CheckpointError`` when something is missing, damaged or contradicts itself, and ``UnsupportedModelError`` on what
-    encast does not have.
+    reading tensors; an ONNX graph is read when it is asked for. Raises ``InputError`` for an adapter that is not there
+    or not given, ``CheckpointError`` when something is missing, damaged or contradicts itself, and
+    ``UnsupportedModelError`` on what encast does not have.
     """
     given = os.fspath(source)
     path, prefix, commit = _locate(given, revision)
@@ -185,16 +185,18 @@ def open_checkpoint(
     if modules is None and names and names[0] == STANFORD:
         modules = SentenceModules((), do_lower_case=settings.do_lower_case, late=read_stanford(model.folder))
     config, tensors = model.config, model.tensors
-    if has_own_transformer(root) and not config.get("lora_adaptations"):
+    where = str(model.folder.path(model.config_file))
+    adapters = () if onnx else adapters_of(config, where)
+    if has_own_transformer(root, folder) and not adapters:
         raise UnsupportedModelError(
             f"{root.path('modules.json')}: the first module is code of the model's own (custom_st), which encast knows "
-            "for models with lora_adaptations alone (jina-embeddings-v3)"
+            "for models with lora_adaptations alone (jina-embeddings-v3); where it does what a Transformer does, let "
+            "the type be sentence_transformers.models.Transformer"
         )
-    if adapter is not None:
-        where = str(model.folder.path(model.config_file))
-        index = find_adapter(config, adapter, where)
-        modules = adapted_modules(modules, config, adapter, where)
-        tensors = adapted_tensors(tensors, config, index, where)
+    if adapters or adapter is not None:
+        index = find_adapter(adapters, adapter, where)
+        modules = adapted_modules(modules, config, adapters, index, where)
+        tensors = adapted_tensors(tensors, config, len(adapters), index, where)
         config = {**config, "lora_adaptations": None}
     return Checkpoint(
         root=root.root,

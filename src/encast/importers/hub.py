@@ -20,6 +20,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SECONDS_FOR_THE_LIST = 5.0
 
 _SMALL_FILES = {
+    "adapter_config.json",  # which says that the weights are not all
     "added_tokens.json",
     "config.json",
     "config_sentence_transformers.json",

@@ -108,11 +108,23 @@ def transformer_folder(root: Folder) -> Folder:
     return root.child(path, where) if path else root
 
 
-def has_own_transformer(root: Folder) -> bool:
+def has_own_transformer(root: Folder, folder: Folder) -> bool:
     """Whether the first module is the class that jina-embeddings-v3 has in ``custom_st.py``: a transformer whose words
-    are ``task``, an adapter's name. The code itself is never run.
+    are ``task``, an adapter's name. The code itself is never run. ``folder``: where the module lies.
+
+    Raises ``UnsupportedModelError`` for settings with which that class changes the model.
     """
-    return root.has("modules.json") and root.array("modules.json")[0].get("type") == _OWN_TRANSFORMER
+    if not root.has("modules.json") or root.array("modules.json")[0].get("type") != _OWN_TRANSFORMER:
+        return False
+    if (name := folder.pick(_TRANSFORMER_CONFIGS)) is not None:
+        config = folder.object(name)
+        for field_name in ("model_args", "config_args", "tokenizer_args"):
+            if config.get(field_name):
+                raise UnsupportedModelError(
+                    f"{folder.path(name)}: {field_name} is set, with which the model's own code (custom_st) makes "
+                    "another model; remove it"
+                )
+    return True
 
 
 def read_transformer_settings(folder: Folder) -> TransformerSettings:
