@@ -94,7 +94,7 @@ test-train: install-tests
 # On the CPU, Triton's kernels under its interpreter; a machine with a card runs more of them.
 test-gpu: install-tests
 	$(BUILD_BY_PIP) install --no-build-isolation --editable '.[cuda,test]' -C build-dir=$(BUILD)
-	$(BIN)/python -m pytest tests/gpu $(PARALLEL)
+	$(BIN)/python -m pytest tests/gpu tests/serve/test_cards.py $(PARALLEL)
 
 # ENCAST_TEST_RAY: `make test` passes over these tests, also where ray is installed.
 test-ray: install-tests

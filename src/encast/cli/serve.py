@@ -47,6 +47,13 @@ def serve_command(
             help="Default: one a core, and one of several threads that takes a lone text on idle cores.",
         ),
     ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CARD", help="cuda, or cuda:0, cuda:1, ...: an instance on each card; default: the CPU."),
+    ] = None,
+    card_dtype: Annotated[
+        str | None, typer.Option(help="Of --device: what values are stored and multiplied in, f32, f16, bf16 or f8.")
+    ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of HTTP; 0: any that is free.")] = 8080,
     grpc_port: Annotated[
@@ -59,7 +66,7 @@ def serve_command(
         ),
     ] = None,
     batch_tokens: Annotated[
-        int | None, typer.Option(min=1, max=1 << 20, help="Of one batch; default: as tuned, or 1024.")
+        int | None, typer.Option(min=1, max=1 << 20, help="Of one batch; default: as tuned, or 1024, on cards 8192.")
     ] = None,
     max_delay_ms: Annotated[
         float, typer.Option(min=0, max=10_000, help="How long a batch may wait for companions.")
@@ -169,7 +176,7 @@ def serve_command(
     # Here, so that --help needs none of them.
     from encast.machine import usable_cores
     from encast.quant import QuantSpec
-    from encast.serve.options import ServeOptions
+    from encast.serve.options import ServeOptions, check_cards
     from encast.serve.service import RequestLimits
     from encast.serve.shadow import parse_shadow
     from encast.serve.sources import read_sources
@@ -189,6 +196,13 @@ def serve_command(
         raise InputError("--config says the instances and their threads; leave --threads and --instances out")
     if config is not None and len(artifact) > 1:
         raise InputError("--config is for one model; serve others by a server of their own")
+    if device is not None:
+        if config is not None or threads is not None or instances is not None:
+            raise InputError("--device has one instance a card; --config, --threads and --instances are for the CPU")
+        check_cards(device, card_dtype)
+        need_modules("cuda", "torch")
+    elif card_dtype is not None:
+        raise InputError("--card-dtype is for cards; give --device too")
     # What is wrong with a file or an address is said once, before anything is compiled or started.
     if config is not None:
         Configuration.of(config, batch_tokens=1)
@@ -202,6 +216,8 @@ def serve_command(
         config=_path(config),
         threads=threads,
         instances=instances,
+        devices=tuple(device or ()),
+        card_dtype=card_dtype,
         batch_tokens=batch_tokens,
         max_delay_s=max_delay_ms / 1e3,
         slowdown=slowdown,

@@ -24,6 +24,8 @@ OPTIONS = {
 """Those of ``encast serve`` that every server of the cluster can have."""
 
 OWN_OPTIONS = {
+    "card-dtype": "servers of a cluster run on CPUs",
+    "device": "servers of a cluster run on CPUs: serve on a card without --ray",
     "dtype": "compile the checkpoint first, to storage that all nodes share",
     "grpc-port": "gateways speak HTTP alone",
     "tls-cert": "gateways speak HTTP: end TLS in the load balancer before them",

@@ -34,6 +34,7 @@ from encast.errors import ArtifactError, EncastError, InputError
 from encast.launch.process import die_with_parent, wake_promptly
 from encast.machine import usable_cores
 from encast.serve.canary import canary_run
+from encast.serve.cards import Cards
 from encast.serve.connections import Asked, Connection
 from encast.serve.control import Counted, Drain, EngineSettings, EngineStarted, ToChild
 from encast.serve.errors import Kind
@@ -51,6 +52,7 @@ _WIDEST = 8
 """Threads of the instance for a lone text: measured gains end there."""
 
 _WARM_UP_TOKENS = (8, 64, 256)
+_WARM_UP_TOKENS_ON_CARDS = (*_WARM_UP_TOKENS, 1024, 4096)
 _STATS_S = 0.25
 _MOST_RUNS = 1 << 16
 """Without an answer, of one front."""
@@ -72,7 +74,11 @@ def open_model(artifact: str, options: ServeOptions, *, sha256: str | None = Non
     if sha256 not in (None, artifact_sha(opened)):
         raise ArtifactError(f"{artifact} was replaced by another artifact; SIGHUP makes the server open that one")
     cores, longest = len(usable_cores()), opened.graph.meta.max_len
-    if options.config is not None:
+    cards = None
+    if options.devices:
+        cards = Cards(opened, options.devices, options.card_dtype)
+        cores, (setup, words) = cards.cores, cards.setup(options.batch_tokens)
+    elif options.config is not None:
         setup = setup_of(opened, options.config)
     elif options.instances is not None or options.threads is not None:
         instances = options.instances or max(1, cores // (options.threads or 1))
@@ -80,28 +86,38 @@ def open_model(artifact: str, options: ServeOptions, *, sha256: str | None = Non
         setup = Setup((InstanceGroup(instances, threads),), QueueLimits.batch_tokens)
     else:
         setup = default_setup(longest, cores)
-    runnable: Any = find_device("cpu", ()).open(opened, config=setup, apart=True, pin=pin)
+    runnable: Any = cards
+    if cards is None:
+        runnable, words = find_device("cpu", ()).open(opened, config=setup, apart=True, pin=pin), setup.text
     given: dict[str, Any] = {
         "max_tokens": options.max_queue_tokens, "max_wait_s": options.max_wait_s, "slowdown": options.slowdown,
         "max_delay_s": options.max_delay_s, "batch_tokens": options.batch_tokens or setup.batch_tokens,
     }  # fmt: skip
     limits = QueueLimits(**{name: value for name, value in given.items() if value is not None})
     queue = Queue(Places(setup.groups, runnable.cpus, cores), limits, longest_text=longest)
-    return Model(opened, setup, runnable, queue, _warm_up(opened, runnable, queue))
+    sizes = _WARM_UP_TOKENS if cards is None else _WARM_UP_TOKENS_ON_CARDS
+    canary = _warm_up(opened, runnable, queue, sizes)
+    # Last: what could not be captured as a CUDA graph is known then.
+    report = () if cards is None else tuple(cards.report())
+    return Model(opened, setup, words, runnable, queue, canary, report)
 
 
 @dataclass(frozen=True)
 class Model:
-    """An artifact ready to run. ``runnable``: a ``Grouped``; ``canary``: the answer of ``canary_run`` as bytes."""
+    """An artifact ready to run. ``words``: where, in a few; ``runnable``: a ``Grouped``; ``canary``: the answer of
+    ``canary_run`` as bytes; ``report``: what cards compute, lines for people.
+    """
 
     opened: Artifact
     setup: Setup
+    words: str
     runnable: Any
     queue: Queue
     canary: bytes
+    report: tuple[str, ...] = ()
 
 
-def _warm_up(opened: Artifact, runnable: Any, queue: Queue) -> bytes:
+def _warm_up(opened: Artifact, runnable: Any, queue: Queue, sizes: Sequence[int]) -> bytes:
     """Runs and times every instance. All must give the canary's answer with the same bits, which are returned."""
     canary = canary_run(session_of(opened))
     canary_tokens = int(np.diff(canary.piece.batch.cu_seqlens).max())
@@ -114,9 +130,10 @@ def _warm_up(opened: Artifact, runnable: Any, queue: Queue) -> bytes:
                 other = queue.places.between[place]
                 if other is not None and other.group in queue.places.covering(canary_tokens):
                     answers |= _while_stopped(runnable, place, other, canary)
-            for size in _WARM_UP_TOKENS:
-                ids = np.arange(min(size, longest), dtype=np.int32) % opened.graph.meta.vocab
-                batch = Batch(ids, np.array([0, len(ids)], np.int32))
+            for size in sizes:
+                tokens = min(size, longest) if size <= _WARM_UP_TOKENS[-1] else min(size, queue.limits.batch_tokens)
+                ids = np.arange(tokens, dtype=np.int32) % opened.graph.meta.vocab
+                batch = Batch(ids, np.array([*range(0, tokens, longest), tokens], np.int32))
                 select = None if canary.select is None else np.zeros(1, np.int32)
                 _timed(runnable, queue, place, canary.output, batch, select)
     if len(answers) != 1:
@@ -387,10 +404,12 @@ def main(arguments: Sequence[str]) -> int:
     except EncastError as error:
         control.send(frame(control_messages.Failed(str(error))))
         return 1
+    for line in model.report:
+        print(f"encast: {line}", file=sys.stderr, flush=True)
     engine = Engine(model, listener, control)
     wake_promptly()
     instances = sum(group.instances for group in model.setup.groups)
-    engine.report(EngineStarted(model.setup.text, instances, model.canary))
+    engine.report(EngineStarted(model.words, instances, model.canary))
     engine.serve()
     return 0
 

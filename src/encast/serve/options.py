@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from encast.backends.devices import find_device
+from encast.errors import InputError
 from encast.serve.service import RequestLimits
 
-__all__ = ["ServeOptions"]
+__all__ = ["ServeOptions", "check_cards"]
+
+_CARDS = ("cuda", "torch-cpu")
 
 
 class ServeOptions(msgspec.Struct, frozen=True):
     """The options of the command line, checked. Sizes are bytes, times seconds.
 
-    ``config``: the file that ``encast tune`` wrote. ``batch_tokens``, ``slowdown``, ``max_queue_tokens`` and
-    ``max_wait_s``: None for the engine's defaults. ``price``: as ``encast tune`` takes it. ``log``: a file, or "-".
-    ``shadow``: (artifact, share of the requests, from 0 to 1). ``pin``: whether instances may be bound to cores.
+    ``config``: the file that ``encast tune`` wrote. ``devices``: the cards that have an instance each, none for
+    instances on the CPU; ``card_dtype``: of their values, as ``encast.load`` takes it. ``batch_tokens``, ``slowdown``,
+    ``max_queue_tokens`` and ``max_wait_s``: None for the engine's defaults. ``price``: as ``encast tune`` takes it.
+    ``log``: a file, or "-". ``shadow``: (artifact, share of the requests, from 0 to 1). ``pin``: whether instances may
+    be bound to cores.
     """
 
     host: str = "127.0.0.1"
@@ -24,6 +32,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     config: str | None = None
     threads: int | None = None
     instances: int | None = None
+    devices: tuple[str, ...] = ()
+    card_dtype: str | None = None
     batch_tokens: int | None = None
     max_delay_s: float = 0.0
     slowdown: float | None = None
@@ -42,3 +52,13 @@ class ServeOptions(msgspec.Struct, frozen=True):
     shadow: tuple[str, float] | None = None
     page: bool = True
     pin: bool = True
+
+
+def check_cards(devices: Sequence[str], dtype: str | None) -> None:
+    """Raises ``InputError`` unless instances can run on these devices of ``encast.load``."""
+    for name in devices:
+        find_device(name, () if dtype is None else ("dtype",))
+        if name.partition(":")[0] not in _CARDS:
+            raise InputError(f"device is {name!r}; a server takes cuda, cuda:1, ..., and without any runs on the CPU")
+        if name.startswith("cuda") and list(devices).count(name) > 1:
+            raise InputError(f"device is {name!r} twice; a card has one instance, which computes whole batches")

@@ -158,7 +158,7 @@ class Supervisor:
         if options.shadow is not None:
             path, share = options.shadow
             # It may take the time that is left over, and no more.
-            alone = msgspec.structs.replace(options, config=None, instances=1, threads=1)
+            alone = msgspec.structs.replace(options, config=None, instances=1, threads=1, devices=(), card_dtype=None)
             name = f"shadow:{self._shadowed}"  # no model's: they have no colon
             at = self._engine(Source(name, path, False, ""), Path(os.path.realpath(path)), alone, nice=19).at
             shadow = ShadowAt(at.address, self._shadowed, share)
