@@ -95,7 +95,7 @@ def test_a_bucket_that_cannot_be_captured_runs_without(tmp_path_factory: pytest.
     def capture(run: Any) -> Any:
         tried.append(run)
         if len(tried) == 1:
-            raise torch.OutOfMemoryError("CUDA out of memory.\nmore")
+            raise RuntimeError("CUDA error: operation not permitted\nmore")
         return run
 
     gpu._graphs = Graphs(gpu.device, capture)
@@ -103,10 +103,30 @@ def test_a_bucket_that_cannot_be_captured_runs_without(tmp_path_factory: pytest.
         np.testing.assert_array_equal(gpu.run("last_hidden_state", small), wanted)
     assert len(tried) == 1
     assert gpu.report()[-1] == (
-        "without a CUDA graph: last_hidden_state of up to 32 tokens in fewer than 4 texts (CUDA out of memory.)"
+        "without a CUDA graph: last_hidden_state of up to 32 tokens in fewer than 4 texts "
+        "(CUDA error: operation not permitted)"
     )
     gpu.run("last_hidden_state", large)
     assert (len(tried), len(gpu._graphs)) == (2, 1)
+
+
+def test_a_bucket_for_which_memory_was_lacking_is_captured_later(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A reload holds two models for a while."""
+    gpu = GpuRunnable(compiled_graph("bert-features", "f32", tmp_path_factory)[1], "torch-cpu", kernels="triton")
+    wanted, tried = gpu.run("last_hidden_state", batch_of(3, 5)), []
+
+    def capture(run: Any) -> Any:
+        tried.append(run)
+        if len(tried) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nmore")
+        return run
+
+    gpu._graphs = Graphs(gpu.device, capture)
+    for made in (0, 1, 1):
+        np.testing.assert_array_equal(gpu.run("last_hidden_state", batch_of(3, 5)), wanted)
+        assert len(gpu._graphs) == made
+    assert len(tried) == 2
+    assert "without a CUDA graph" not in gpu.report()[-1]
 
 
 class FakeCuda:

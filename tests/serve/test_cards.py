@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -19,11 +20,12 @@ from checkpoints import make_checkpoint  # noqa: E402
 from servers import start_server  # noqa: E402
 
 import encast  # noqa: E402
+from encast import artifact  # noqa: E402
 from encast.backends.gpu.runnable import GpuRunnable  # noqa: E402
 from encast.batch import Batch  # noqa: E402
 from encast.cli.main import main  # noqa: E402
 from encast.errors import InputError, ResourceError  # noqa: E402
-from encast.serve.cards import Cards  # noqa: E402
+from encast.serve.cards import Cards, DeadCardError  # noqa: E402
 from encast.serve.engine import open_model  # noqa: E402
 from encast.serve.options import ServeOptions, check_cards  # noqa: E402
 
@@ -61,13 +63,6 @@ def test_a_server_answers_as_the_device_does(path: Path) -> None:
         assert server.end() == 0
 
 
-def test_many_texts_fill_batches_of_the_card(path: Path) -> None:
-    with start_server(f"m={path}", "--device", "torch-cpu", "--max-wait-ms", "60000", env=ALONE) as server:
-        found = embed(server.url, TEXTS * 200)
-    with encast.load(path, threads=1) as cpu:
-        np.testing.assert_allclose(found, cpu.embed(TEXTS * 200), atol=2e-5)
-
-
 def test_each_card_has_an_instance_and_they_run_side_by_side(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = open_model(str(path), ServeOptions(devices=("torch-cpu", "torch-cpu"), batch_tokens=512))
     assert (model.words, model.setup.batch_tokens) == ("torch-cpu and torch-cpu, 512 tokens", 512)
@@ -97,7 +92,10 @@ def test_each_card_has_an_instance_and_they_run_side_by_side(path: Path, monkeyp
     assert model.queue.places._may_start(places[1], type("Held", (), {"cpus": set(), "threads": 0})())
 
 
-def test_the_warm_up_fills_a_batch(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("batch_tokens", [None, 3000])
+def test_the_warm_up_runs_every_size_up_to_the_largest_batch(
+    batch_tokens: int | None, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen, real = [], Cards.run
 
     def run(self: Any, output: str, batch: Batch, *arguments: Any, **options: Any) -> Any:
@@ -105,9 +103,58 @@ def test_the_warm_up_fills_a_batch(path: Path, monkeypatch: pytest.MonkeyPatch) 
         return real(self, output, batch, *arguments, **options)
 
     monkeypatch.setattr(Cards, "run", run)
-    open_model(str(path), ServeOptions(devices=("torch-cpu",), batch_tokens=3000))
-    assert {tokens for tokens, _ in seen} >= {8, 48, 1024, 3000}
+    model = open_model(str(path), ServeOptions(devices=("torch-cpu",), batch_tokens=batch_tokens))
+    largest = batch_tokens or 8192
+    assert model.queue.limits.batch_tokens == largest
+    assert {tokens for tokens, _ in seen} >= {8, 12, 48, 1024, 1536, 2048, largest}
+    assert max(tokens for tokens, _ in seen) == largest
     assert max(longest for _, longest in seen) == 48, "the model's longest text"
+    assert model.queue.limits.max_tokens == 1 << 22
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f8"])
+def test_the_canary_is_right_in_the_dtype_of_the_card(dtype: str, path: Path) -> None:
+    """The supervisor compares it with the float64 reference."""
+    with start_server(f"m={path}", "--device", "torch-cpu", "--card-dtype", dtype, env=ALONE) as server:
+        assert embed(server.url, TEXTS).shape == (3, 64)
+
+
+@pytest.mark.parametrize(("moved", "error"), [(1e-6, False), (1.0, True)])
+def test_cards_need_not_give_the_same_bits_to_the_canary(
+    moved: float, error: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Cards.run
+
+    def run(self: Any, *arguments: Any, instance: int, **options: Any) -> Any:
+        rows = real(self, *arguments, instance=instance, **options)
+        rows[:, 0] += moved * instance
+        return rows
+
+    monkeypatch.setattr(Cards, "run", run)
+    options = ServeOptions(devices=("torch-cpu", "torch-cpu"), batch_tokens=64)
+    with pytest.raises(InputError, match="2 different answers to the canary") if error else contextlib.nullcontext():
+        open_model(str(path), options)
+
+
+def test_an_error_of_cuda_ends_the_thread_and_a_shortage_of_memory_does_not(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a dead card, which fails at once, would be the one that is free."""
+    cards, batch = Cards(artifact.open(path), ["torch-cpu"], None), Batch.of([[7, 8]])
+
+    def fails(error: Exception) -> None:
+        def run(*arguments: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(GpuRunnable, "run", run)
+
+    fails(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    with pytest.raises(DeadCardError, match="illegal memory access"):
+        cards.run("embedding", batch, group=0, instance=0)
+    assert not issubclass(DeadCardError, Exception)
+    fails(ResourceError("cuda:0: no memory is left"))
+    with pytest.raises(ResourceError):
+        cards.run("embedding", batch, group=0, instance=0)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +163,9 @@ def test_the_warm_up_fills_a_batch(path: Path, monkeypatch: pytest.MonkeyPatch) 
         (["--device", "gpu"], r"device is 'gpu'; .* are known"),
         (["--device", "reference"], r"device is 'reference'; a server takes cuda, cuda:1"),
         (["--device", "cpu"], "device is 'cpu'; a server takes cuda, cuda:1, .*without any runs on the CPU"),
-        (["--device", "cuda:1", "--device", "cuda:1"], "device is 'cuda:1' twice"),
+        (["--device", "cuda:1", "--device", "cuda:01"], "device is 'cuda:01', which is given twice"),
+        (["--device", "cuda", "--device", "cuda:0"], "device is 'cuda:0', which is given twice"),
+        (["--device", "cuda", "--card-dtype", "f64"], "card's dtype is 'f64'; one of f32, f16, bf16, f8"),
         (["--device", "cuda", "--threads", "2"], "--device has one instance a card"),
         (["--device", "cuda", "--instances", "2"], "--device has one instance a card"),
         (["--card-dtype", "f16"], "--card-dtype is for cards; give --device too"),
@@ -127,9 +176,7 @@ def test_what_is_refused(arguments: list[str], message: str, path: Path, capsys:
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_a_wrong_dtype(path: Path) -> None:
-    with pytest.raises(InputError, match="dtype is 'f64'; 'f32', 'f16'"):
-        open_model(str(path), ServeOptions(devices=("torch-cpu",), card_dtype="f64"))
+def test_several_cards() -> None:
     check_cards(("cuda:0", "cuda:1"), "f16")
 
 

@@ -17,7 +17,7 @@ import encast.serve.connections as connections
 import encast.serve.instances as instances_module
 from encast.backends.groups import InstanceGroup
 from encast.batch import Batch
-from encast.errors import InputError
+from encast.errors import InputError, ResourceError
 from encast.serve.connections import Connection
 from encast.serve.instances import Instances, Outcome
 from encast.serve.join import Arrays
@@ -26,7 +26,9 @@ from encast.serve.queue import Job, Queue, QueueLimits
 
 
 class Model:
-    """Gives each sequence its sum; refuses a batch with a 13, fails on a 99, and waits before its first batch."""
+    """Gives each sequence its sum; refuses a batch with a 13, fails on a 99, has no memory for a 77 beside others or
+    for two of them, and waits before its first batch.
+    """
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -39,6 +41,8 @@ class Model:
             raise InputError("13 is refused")
         if 99 in batch.token_ids:
             raise MemoryError("99")
+        if (len(batch.cu_seqlens) > 2 and 77 in batch.token_ids) or list(batch.token_ids).count(77) > 1:
+            raise ResourceError("no memory for 77")
         return np.add.reduceat(batch.token_ids, batch.cu_seqlens[:-1]).astype(np.float32)[:, None]
 
 
@@ -194,6 +198,31 @@ def test_one_that_is_refused_does_not_fail_the_others_of_its_batch() -> None:
     assert (found[running.first], found[one], found[other]) == ([1], [3, 3], [10])
     assert isinstance(found[bad], InputError)
     assert running.instances.failed == 0
+
+
+def test_a_batch_that_memory_does_not_hold_runs_one_by_one(capfd: pytest.CaptureFixture[str]) -> None:
+    running = Running()
+    one, large, beyond = running.submit([1, 2]), running.submit([77]), running.submit([77, 77])
+    found = running.finish(4)
+    assert (found[one], found[large]) == ([3], [77])
+    assert isinstance(found[beyond], ResourceError)
+    assert running.instances.failed == 1
+    assert "no memory for 77" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("lend", [True, False])
+def test_the_thread_that_submits_is_lent_or_not(lend: bool) -> None:
+    queue = Queue(Places([InstanceGroup(1, 2)], [[[]]], 2), QueueLimits(), longest_text=512)
+    queue.cost.observe(0, "out", 8, 1e-5)
+    model = Model()
+    model.go.set()
+    instances = Instances(model, queue, lambda outcomes, backlog_s: None, lend=lend)
+    arrays = Arrays(Batch.of([[1, 2]]), None, "seqs")
+    job = Job("out", arrays.lengths, time.monotonic(), time.monotonic() + 60, 0, SimpleNamespace(arrays=arrays))
+    refused, kept = instances.submit([job])
+    assert refused == []
+    assert (kept is not None) == lend
+    instances.close()
 
 
 def test_an_unforeseen_error_fails_its_batch_and_nothing_after(capfd: pytest.CaptureFixture[str]) -> None:

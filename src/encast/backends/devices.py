@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from encast.backends.base import Runnable
     from encast.backends.groups import Setup
 
-__all__ = ["DEVICES", "Device", "find_device"]
+__all__ = ["CARD_DTYPES", "DEVICES", "Device", "find_device"]
+
+CARD_DTYPES = ("f32", "f16", "bf16", "f8")
+"""What the values of a card may be stored and multiplied in."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,8 @@ def serve_command(
         ),
     ] = None,
     max_queue_tokens: Annotated[
-        int | None, typer.Option(min=1, help="More that would wait are refused (429); default: 262144.")
+        int | None,
+        typer.Option(min=1, help="More that would wait are refused (429); default: 262144, a card 4194304."),
     ] = None,
     max_wait_ms: Annotated[
         float | None,

@@ -16,10 +16,16 @@ from encast.ir.meta import HEADS
 from encast.tasks.embed_tokens import KINDS, token_rows
 from encast.tasks.session import Run, Session
 
-__all__ = ["LEAST_COSINE", "canary_run", "cosine"]
+__all__ = ["LEAST_COSINE", "canary_run", "cosine", "least_cosine"]
 
-LEAST_COSINE = {"f32": 0.9999, "bf16": 0.99, "int8": 0.99}
+LEAST_COSINE = {"f32": 0.9999, "f16": 0.999, "bf16": 0.99, "int8": 0.99, "f8": 0.98}
 """Between an engine's answer and the reference's, by the dtype of the products."""
+
+
+def least_cosine(dtype: str, card_dtype: str | None) -> float:
+    """``LEAST_COSINE`` of an artifact's products where a card stores and multiplies values in ``card_dtype``."""
+    return min(LEAST_COSINE[one] for one in (dtype, card_dtype) if one is not None)
+
 
 _TEXTS = (
     "What is the capital of France?",

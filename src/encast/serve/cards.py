@@ -14,11 +14,21 @@ from encast.engine import BATCH_TOKENS
 from encast.serve.options import check_cards
 from encast.tasks.session import F32
 
-__all__ = ["Cards"]
+__all__ = ["Cards", "DeadCardError"]
 
 _THREADS = 2
 """An instance counts as one of several threads, so that the queue asks none to stop for others in the middle: a card
 has taken the whole batch by then."""
+
+
+class DeadCardError(BaseException):
+    """An error of CUDA, after which a process can compute nothing more on its cards. It is no error of a batch: it ends
+    the thread, and with it the process, of which the supervisor starts another.
+    """
+
+
+_QUEUE_TOKENS = 1 << 22
+"""That may wait for each card, about two seconds of a fast one."""
 
 
 class Cards:
@@ -34,6 +44,7 @@ class Cards:
         self._runnables: list[Any] = [find_device(name, options).open(artifact, **options) for name in devices]
         self._words = f"{' and '.join(devices)}{'' if dtype is None else f' in {dtype}'}"
         self.cpus = (((),) * len(devices),)
+        self.queue_tokens = _QUEUE_TOKENS * len(devices)
 
     @property
     def cores(self) -> int:
@@ -53,6 +64,9 @@ class Cards:
         self, output: str, batch: Batch, select: Int32 | None = None, *, group: int, instance: int,
         pause: Pause | None = None,
     ) -> F32:  # fmt: skip
-        """As ``Runnable.run``, on one of the devices."""
-        rows: F32 = self._runnables[instance].run(output, batch, select)
+        """As ``Runnable.run``, on one of the devices. Raises ``DeadCardError`` besides."""
+        try:
+            rows: F32 = self._runnables[instance].run(output, batch, select)
+        except RuntimeError as error:  # out of memory is a ResourceError, a wrong request an InputError
+            raise DeadCardError(str(error)) from error
         return rows

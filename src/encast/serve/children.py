@@ -33,14 +33,11 @@ __all__ = ["Child", "Engine", "Front"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-_QUICK_S = 10.0
-"""A child that ends sooner after its start has a reason that may still be there."""
-
 _SERVED_S = 1.0
-"""One that has served for so long is replaced at once."""
+"""A child that has served for so long is replaced at once; what ended one sooner may still be there."""
 
 _LOOP = 3
-"""So many quick ends one after the other are a crash loop."""
+"""So many such ends one after the other are a crash loop."""
 
 _LONGEST_PAUSE_S = 30.0
 
@@ -134,7 +131,6 @@ class Child:
     async def _keep(self) -> None:
         try:
             while not self.ending:
-                began = time.monotonic()
                 self.problem = ""
                 try:
                     code = await self._live()
@@ -145,8 +141,8 @@ class Child:
                     break
                 self.problem = self.problem or f"{self.name} ended with {_how(code)}"
                 # One that has served is not to blame for its end, unless that came at once.
-                since, enough = (self._up_at, _SERVED_S) if was_up else (began, _QUICK_S)
-                self._quick = self._quick + 1 if time.monotonic() - since < enough else 0
+                quick = not was_up or time.monotonic() - self._up_at < _SERVED_S
+                self._quick = self._quick + 1 if quick else 0
                 if not self.first.done() and (code == 1 or self._quick >= _LOOP):
                     self.first.set_exception(ResourceError(self.problem))
                     break

@@ -33,7 +33,7 @@ from encast.engine import session_of, setup_of
 from encast.errors import ArtifactError, EncastError, InputError
 from encast.launch.process import die_with_parent, wake_promptly
 from encast.machine import usable_cores
-from encast.serve.canary import canary_run
+from encast.serve.canary import canary_run, cosine, least_cosine
 from encast.serve.cards import Cards
 from encast.serve.connections import Asked, Connection
 from encast.serve.control import Counted, Drain, EngineSettings, EngineStarted, ToChild
@@ -52,7 +52,6 @@ _WIDEST = 8
 """Threads of the instance for a lone text: measured gains end there."""
 
 _WARM_UP_TOKENS = (8, 64, 256)
-_WARM_UP_TOKENS_ON_CARDS = (*_WARM_UP_TOKENS, 1024, 4096)
 _STATS_S = 0.25
 _MOST_RUNS = 1 << 16
 """Without an answer, of one front."""
@@ -90,13 +89,20 @@ def open_model(artifact: str, options: ServeOptions, *, sha256: str | None = Non
     if cards is None:
         runnable, words = find_device("cpu", ()).open(opened, config=setup, apart=True, pin=pin), setup.text
     given: dict[str, Any] = {
-        "max_tokens": options.max_queue_tokens, "max_wait_s": options.max_wait_s, "slowdown": options.slowdown,
+        "max_tokens": options.max_queue_tokens or (None if cards is None else cards.queue_tokens),
+        "max_wait_s": options.max_wait_s, "slowdown": options.slowdown,
         "max_delay_s": options.max_delay_s, "batch_tokens": options.batch_tokens or setup.batch_tokens,
     }  # fmt: skip
     limits = QueueLimits(**{name: value for name, value in given.items() if value is not None})
     queue = Queue(Places(setup.groups, runnable.cpus, cores), limits, longest_text=longest)
-    sizes = _WARM_UP_TOKENS if cards is None else _WARM_UP_TOKENS_ON_CARDS
-    canary = _warm_up(opened, runnable, queue, sizes)
+    if cards is None:
+        canary = _warm_up(opened, runnable, queue, _WARM_UP_TOKENS, 1.0)
+    else:
+        # Every size compiles kernels of its own, and the largest batch shows whether memory holds it.
+        sizes = [size for power in range(3, 32) for size in (1 << power, 3 << (power - 1))]
+        largest = queue.limits.batch_tokens
+        sizes = [*(size for size in sizes if size < largest), largest]
+        canary = _warm_up(opened, runnable, queue, sizes, least_cosine(opened.card["dtype"], options.card_dtype))
     # Last: what could not be captured as a CUDA graph is known then.
     report = () if cards is None else tuple(cards.report())
     return Model(opened, setup, words, runnable, queue, canary, report)
@@ -117,31 +123,34 @@ class Model:
     report: tuple[str, ...] = ()
 
 
-def _warm_up(opened: Artifact, runnable: Any, queue: Queue, sizes: Sequence[int]) -> bytes:
-    """Runs and times every instance. All must give the canary's answer with the same bits, which are returned."""
+def _warm_up(opened: Artifact, runnable: Any, queue: Queue, sizes: Sequence[int], least: float) -> bytes:
+    """Runs and times every instance. All must give the canary's answer with the same bits or, for a ``least`` cosine
+    below 1, as much alike; the first is returned.
+    """
     canary = canary_run(session_of(opened))
     canary_tokens = int(np.diff(canary.piece.batch.cu_seqlens).max())
-    answers: set[bytes] = set()
+    answers: dict[bytes, None] = {}  # a set in order
     for group, places in enumerate(queue.places.by_group):
         longest = min(queue.places.groups[group].longest or opened.graph.meta.max_len, opened.graph.meta.max_len)
         for place in places:
             if canary_tokens <= longest:
-                answers.add(_timed(runnable, queue, place, canary.output, canary.piece.batch, canary.select))
+                answers[_timed(runnable, queue, place, canary.output, canary.piece.batch, canary.select)] = None
                 other = queue.places.between[place]
                 if other is not None and other.group in queue.places.covering(canary_tokens):
-                    answers |= _while_stopped(runnable, place, other, canary)
+                    answers |= dict.fromkeys(_while_stopped(runnable, place, other, canary))
             for size in sizes:
-                tokens = min(size, longest) if size <= _WARM_UP_TOKENS[-1] else min(size, queue.limits.batch_tokens)
+                tokens = min(size, longest) if least == 1.0 else size
                 ids = np.arange(tokens, dtype=np.int32) % opened.graph.meta.vocab
                 batch = Batch(ids, np.array([*range(0, tokens, longest), tokens], np.int32))
                 select = None if canary.select is None else np.zeros(1, np.int32)
                 _timed(runnable, queue, place, canary.output, batch, select)
-    if len(answers) != 1:
+    first, *others = answers or [b""]
+    if not first or (others and least == 1.0) or any(cosine(first, other) < least for other in others):
         raise InputError(
-            f"{opened.path}: the instances give {len(answers)} different answers to the canary; this machine's memory "
-            "or processor is damaged, or the groups take only texts that are shorter"
+            f"{opened.path}: the instances give {len(answers)} different answers to the canary; the memory, or a "
+            "processor or card, of this machine is damaged, or the groups take only texts that are shorter"
         )
-    return answers.pop()
+    return first
 
 
 def _while_stopped(runnable: Any, place: Place, other: Place, canary: Run) -> set[bytes]:
@@ -182,7 +191,9 @@ class Engine:
         self._fronts: dict[int, Connection] = {}
         self._strangers: set[int] = set()
         self._control = Connection(control, self._poll)
-        self._instances = Instances(model.runnable, model.queue, self._tell)
+        # Beside a card this thread has a core of its own.
+        lend = not isinstance(model.runnable, Cards)
+        self._instances = Instances(model.runnable, model.queue, self._tell, lend=lend)
         self._decoder = msgspec.msgpack.Decoder(Submit | Cancel)
         self._orders = msgspec.msgpack.Decoder(ToChild)
         self._give_up = math.inf

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from encast.backends.cpu import Pause
 from encast.batch import Batch as PackedBatch
 from encast.batch import Int32
-from encast.errors import InputError
+from encast.errors import InputError, ResourceError
 from encast.serve.join import Arrays, join, spread
 from encast.serve.places import Place
 from encast.serve.queue import Batch, Job, Part, Queue, Refused
@@ -50,10 +50,13 @@ class Instances:
 
     ``tell(outcomes, backlog_s)`` is called, from any thread, with the jobs that ended with one batch. Each job that is
     not cancelled or expired is among them once: without an error its answer is in ``job.owner.arrays.result``.
+    ``lend``: whether a short batch may run on the thread that submits it.
     """
 
-    def __init__(self, runnable: Grouped, queue: Queue, tell: Callable[[list[Outcome], float], None]) -> None:
-        self._runnable, self._queue, self._tell = runnable, queue, tell
+    def __init__(
+        self, runnable: Grouped, queue: Queue, tell: Callable[[list[Outcome], float], None], *, lend: bool = True
+    ) -> None:
+        self._runnable, self._queue, self._tell, self._lend = runnable, queue, tell, lend
         self._lock = threading.Lock()
         self._inboxes: dict[Place, SimpleQueue[Batch | None]] = {
             place: SimpleQueue() for places in queue.places.by_group for place in places
@@ -92,7 +95,7 @@ class Instances:
 
     def _is_for_caller(self, batch: Batch) -> bool:
         """Whether to spare a short batch the wake of a thread, because nothing can start until it has ended."""
-        return batch.expected <= _CALLER_S and batch.place.threads >= self._queue.places.cores
+        return self._lend and batch.expected <= _CALLER_S and batch.place.threads >= self._queue.places.cores
 
     def cancel(self, job: Job) -> None:
         """As ``Queue.cancel``."""
@@ -173,20 +176,27 @@ class Instances:
         return mine
 
     def _compute(self, batch: Batch, wanted: list[Part]) -> dict[Job, Exception]:
-        """Runs these parts; those the model refuses run again, each job alone, so that one does not fail another."""
+        """Runs these parts; where the model refuses them, or has no memory for all, each job runs
+        again alone, so that one does not fail another."""
         if not wanted:
             return {}
         try:
             self._run(batch, wanted)
-        except InputError as error:
-            if len(wanted) == 1:
+        except (InputError, ResourceError) as error:
+            if len(wanted) > 1:
+                return {job: error for part in wanted for job, error in self._alone(batch, part)}
+            if isinstance(error, InputError):
                 return {wanted[0].job: error}
-            return {job: error for part in wanted for job, error in self._alone(batch, part)}
+            return self._broken(wanted, error)
         except Exception as error:
-            traceback.print_exc(file=sys.stderr)
-            self.failed += len(wanted)
-            return {part.job: error for part in wanted}
+            return self._broken(wanted, error)
         return {}
+
+    def _broken(self, parts: list[Part], error: Exception) -> dict[Job, Exception]:
+        """Called where the error is caught."""
+        traceback.print_exc(file=sys.stderr)
+        self.failed += len(parts)
+        return {part.job: error for part in parts}
 
     def _alone(self, batch: Batch, part: Part) -> list[tuple[Job, Exception]]:
         try:
@@ -194,9 +204,7 @@ class Instances:
         except InputError as error:
             return [(part.job, error)]
         except Exception as error:
-            traceback.print_exc(file=sys.stderr)
-            self.failed += 1
-            return [(part.job, error)]
+            return [*self._broken([part], error).items()]
         return []
 
     def _run(self, batch: Batch, parts: list[Part]) -> None:

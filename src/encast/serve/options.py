@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from encast.backends.devices import find_device
+from encast.backends.devices import CARD_DTYPES, find_device
 from encast.errors import InputError
 from encast.serve.service import RequestLimits
 
@@ -56,9 +56,14 @@ class ServeOptions(msgspec.Struct, frozen=True):
 
 def check_cards(devices: Sequence[str], dtype: str | None) -> None:
     """Raises ``InputError`` unless instances can run on these devices of ``encast.load``."""
+    seen: set[int] = set()
     for name in devices:
         find_device(name, () if dtype is None else ("dtype",))
-        if name.partition(":")[0] not in _CARDS:
+        kind, _, index = name.partition(":")
+        if kind not in _CARDS:
             raise InputError(f"device is {name!r}; a server takes cuda, cuda:1, ..., and without any runs on the CPU")
-        if name.startswith("cuda") and list(devices).count(name) > 1:
-            raise InputError(f"device is {name!r} twice; a card has one instance, which computes whole batches")
+        if kind == "cuda" and int(index or 0) in seen:
+            raise InputError(f"device is {name!r}, which is given twice; a card has one instance")
+        seen |= {int(index or 0)} if kind == "cuda" else set()
+    if dtype not in (None, *CARD_DTYPES):
+        raise InputError(f"the card's dtype is {dtype!r}; one of {', '.join(CARD_DTYPES)} is needed")

@@ -24,7 +24,7 @@ import encast.artifact as artifacts
 from encast.artifact import artifact_sha
 from encast.errors import EncastError, ResourceError
 from encast.measure.price import parse_price
-from encast.serve.canary import LEAST_COSINE, cosine
+from encast.serve.canary import cosine, least_cosine
 from encast.serve.children import Child, Engine, Front
 from encast.serve.control import (
     Answer,
@@ -231,8 +231,7 @@ class Supervisor:
         if engine.canary is None:
             problem = await self._compare(engine, started.canary)
         else:
-            same = engine.canary == started.canary
-            problem = "" if same else f"{engine.name}: the canary's answer has other bits than before it was replaced"
+            problem = self._differs(engine, started.canary)
         if engine.pid != pid:
             return
         if problem:
@@ -241,18 +240,34 @@ class Supervisor:
         engine.canary, engine.setup, engine.instances = started.canary, started.setup, started.instances
         self._is_up(engine)
 
+    def _differs(self, engine: Engine, answer: bytes) -> str:
+        """From that of the process before it; what is wrong, "" for nothing."""
+        assert engine.canary is not None
+        if not self._options.devices:
+            if engine.canary == answer:
+                return ""
+            return f"{engine.name}: the canary's answer has other bits than before it was replaced"
+        # A card's products for so many rows may be another kernel's where memory for a CUDA graph was lacking.
+        found, least = cosine(answer, engine.canary), self._least(engine)
+        if found >= least:
+            return ""
+        return f"{engine.name}: the canary's answer has cosine {found:.6f} with that before it was replaced"
+
+    def _least(self, engine: Engine) -> float:
+        return least_cosine(engine.dtype, self._options.card_dtype)
+
     async def _compare(self, engine: Engine, answer: bytes) -> str:
         """With the float64 reference; what is wrong, "" for nothing."""
         reference, doubt = await reference_answer(Path(engine.at.artifact), engine.at.sha256)
         if reference is None:
             self._warn(f"{engine.name}: its answers were not compared with the float64 reference: {doubt}")
             return ""
-        found, least = cosine(answer, reference), LEAST_COSINE[engine.dtype]
+        found, least = cosine(answer, reference), self._least(engine)
         if found >= least:
             return ""
         return (
-            f"{engine.name}: the canary's answer has cosine {found:.6f} with the float64 reference, and {engine.dtype} "
-            f"needs {least}; the artifact or this processor's kernels are wrong"
+            f"{engine.name}: the canary's answer has cosine {found:.6f} with the float64 reference, and "
+            f"{self._options.card_dtype or engine.dtype} needs {least}; the artifact or the kernels are wrong"
         )
 
     def _is_up(self, child: Child) -> None:

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import torch
 
+from encast.backends.devices import CARD_DTYPES
 from encast.errors import InputError, ResourceError, install_hint
 
 __all__ = [
@@ -20,7 +21,7 @@ __all__ = [
     "why_no_triton",
 ]
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f8": torch.float16}
+DTYPES = dict(zip(CARD_DTYPES, (torch.float32, torch.float16, torch.bfloat16, torch.float16), strict=True))
 """What values are stored in between steps, by the option ``dtype``."""
 
 

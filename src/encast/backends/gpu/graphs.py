@@ -112,7 +112,9 @@ class Graphs:
             try:
                 packed = pack(batch, None, self._device, tokens=tokens, seqs=seqs)
                 replay = self._capture(lambda: program.run(packed))
-            except RuntimeError as error:  # out of memory too: without a graph less is held
+            except torch.OutOfMemoryError:
+                return None  # without a graph less is held; later there may be more
+            except RuntimeError as error:
                 self._failed[key] = first_line(error)
                 return None
         refill(packed, batch)
