@@ -115,6 +115,15 @@ def _onnx_beside(data: bytes) -> None:
     build_graph(open_checkpoint(root / "net.onnx"))
 
 
+def _adapters(data: bytes) -> None:
+    """config.json, ended by a zero byte, and weights with adapters."""
+    root = Path(_SCRATCH.name) / "adapters"
+    root.mkdir(exist_ok=True)
+    for name, content in zip(("config.json", "model.safetensors"), data.partition(b"\0")[::2], strict=True):
+        (root / name).write_bytes(content)
+    build_graph(open_checkpoint(root, adapter="text-matching"))
+
+
 def _keras(data: bytes) -> None:
     _touch(TensorSource(rename_tf(read_hdf5(_file(data, "tf_model.h5")), "fuzz"), "fuzz"))
 
@@ -158,6 +167,7 @@ READERS: tuple[Reader, ...] = (
     _onnx_beside,
     _keras,
     _preset,
+    _adapters,
 )
 
 
@@ -169,6 +179,12 @@ def _beside(file: str) -> bytes:
     config = files.checkpoint_of(case, Path(_SCRATCH.name) / case.arch) / "config.json"
     export = Path(__file__).parents[1] / "golden" / "onnx" / file
     return bytes([11]) + config.read_bytes() + b"\0" + export.read_bytes()
+
+
+def _adapted() -> bytes:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    folder = importlib.import_module("adapter_files").make_adapted(Path(_SCRATCH.name) / "adapted", "features")
+    return bytes([14]) + b"\0".join((folder / name).read_bytes() for name in ("config.json", "model.safetensors"))
 
 
 def _hdf5(**options: str) -> bytes:
@@ -239,6 +255,7 @@ def corpus() -> dict[str, bytes]:
         "keras_latest": bytes([12]) + _hdf5(libver="latest"),
         "preset": bytes([13])
         + b"\0".join((golden / "keras_hub" / "bert-classify" / name).read_bytes() for name in _PRESET),
+        "adapters": _adapted(),
     }
 
 
