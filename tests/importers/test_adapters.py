@@ -93,7 +93,7 @@ def test_a_text_of_the_config_alone(tmp_path: Path) -> None:
 def test_a_checkpoint_with_adapters_asks_for_one(tmp_path: Path) -> None:
     folder = make_adapted(tmp_path / "made")
     names = "'retrieval.query', 'retrieval.passage', 'text-matching', or 'none'"
-    with pytest.raises(InputError, match=rf"say which with adapter \(--adapter of `encast compile`\), {names}"):
+    with pytest.raises(InputError, match=rf"say which with adapter \(`encast compile --adapter`\), {names}"):
         encast.compile(folder, tmp_path / "out.encast")
     with pytest.raises(InputError, match=rf"adapter is 'query'; .*config\.json has {names}"):
         encast.compile(folder, tmp_path / "out.encast", adapter="query")

@@ -160,7 +160,8 @@ def test_an_error_of_cuda_ends_the_thread_and_a_shortage_of_memory_does_not(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--device", "gpu"], r"device is 'gpu'; .* are known"),
+        (["--device", "gpu"], "device is 'gpu'; a server takes cuda, cuda:1"),
+        (["--device", "cuda:x"], "device is 'cuda:x'; .* 'cuda:1' for the second card"),
         (["--device", "reference"], r"device is 'reference'; a server takes cuda, cuda:1"),
         (["--device", "cpu"], "device is 'cpu'; a server takes cuda, cuda:1, .*without any runs on the CPU"),
         (["--device", "cuda:1", "--device", "cuda:01"], "device is 'cuda:01', which is given twice"),

@@ -62,8 +62,8 @@ def find_adapter(adapters: Sequence[str], adapter: str | None, where: str) -> in
     known = f"{', '.join(map(quote, adapters[:_SHOWN]))}{more}, or {NO_ADAPTER!r} for the weights alone"
     if adapter is None:
         raise InputError(
-            f"{where}: lora_adaptations names adapters, of which one goes into the weights: say which with adapter "
-            f"(--adapter of `encast compile`), {known}"
+            f"{where}: lora_adaptations names adapters, of which one goes into the weights of an artifact: say "
+            f"which with adapter (`encast compile --adapter`), {known}"
         )
     raise InputError(f"adapter is {quote(adapter)}; {where} has {known}")
 

@@ -58,10 +58,10 @@ def check_cards(devices: Sequence[str], dtype: str | None) -> None:
     """Raises ``InputError`` unless instances can run on these devices of ``encast.load``."""
     seen: set[int] = set()
     for name in devices:
-        find_device(name, () if dtype is None else ("dtype",))
         kind, _, index = name.partition(":")
         if kind not in _CARDS:
             raise InputError(f"device is {name!r}; a server takes cuda, cuda:1, ..., and without any runs on the CPU")
+        find_device(name, () if dtype is None else ("dtype",))
         if kind == "cuda" and int(index or 0) in seen:
             raise InputError(f"device is {name!r}, which is given twice; a card has one instance")
         seen |= {int(index or 0)} if kind == "cuda" else set()
