@@ -8,11 +8,23 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Family", "FeedForward", "Shapes"]
+__all__ = ["Family", "FeedForward", "Shapes", "linear_shapes", "norm_shapes"]
 
 Array = np.ndarray[Any, Any]
 Shapes = Iterator[tuple[str, tuple[int, ...], str]]
 """Name, shape and kind of every tensor; a kind says how it is filled."""
+
+
+def linear_shapes(path: str, rows: int, columns: int, kind: str = "weight") -> Shapes:
+    """A linear layer with a bias."""
+    yield f"{path}.weight", (rows, columns), kind
+    yield f"{path}.bias", (rows,), "bias"
+
+
+def norm_shapes(path: str, size: int) -> Shapes:
+    """A layer norm."""
+    yield f"{path}.weight", (size,), "gamma"
+    yield f"{path}.bias", (size,), "beta"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from family import Family, FeedForward, Shapes
+from family import Family, FeedForward, Shapes, linear_shapes, norm_shapes
 
 __all__ = ["FAMILY"]
 
@@ -18,29 +18,19 @@ def _config(spec: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     return made | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
 
 
-def _linear(path: str, rows: int, columns: int, kind: str = "weight") -> Shapes:
-    yield f"{path}.weight", (rows, columns), kind
-    yield f"{path}.bias", (rows,), "bias"
-
-
-def _norm(path: str, size: int) -> Shapes:
-    yield f"{path}.weight", (size,), "gamma"
-    yield f"{path}.bias", (size,), "beta"
-
-
 def _layer(spec: Any, at: str) -> Shapes:
     hidden = spec.hidden
     if spec.layout == "flash":
-        yield from _linear(f"{at}.mixer.Wqkv", 3 * hidden, hidden, "peaked_qk")
-        yield from _linear(f"{at}.mixer.out_proj", hidden, hidden)
+        yield from linear_shapes(f"{at}.mixer.Wqkv", 3 * hidden, hidden, "peaked_qk")
+        yield from linear_shapes(f"{at}.mixer.out_proj", hidden, hidden)
     else:
         for part, kind in (("q", "peaked_qk"), ("k", "peaked_qk"), ("v", "weight"), ("o", "weight")):
-            yield from _linear(f"{at}.self_attn.{part}_proj", hidden, hidden, kind)
+            yield from linear_shapes(f"{at}.self_attn.{part}_proj", hidden, hidden, kind)
     norms = _norms(spec)
-    yield from _norm(f"{at}.{norms[0]}", hidden)
-    yield from _linear(f"{at}.mlp.fc1", spec.inner, hidden)
-    yield from _linear(f"{at}.mlp.fc2", hidden, spec.inner)
-    yield from _norm(f"{at}.{norms[1]}", hidden)
+    yield from norm_shapes(f"{at}.{norms[0]}", hidden)
+    yield from linear_shapes(f"{at}.mlp.fc1", spec.inner, hidden)
+    yield from linear_shapes(f"{at}.mlp.fc2", hidden, spec.inner)
+    yield from norm_shapes(f"{at}.{norms[1]}", hidden)
 
 
 def _norms(spec: Any) -> tuple[str, str]:
@@ -52,19 +42,19 @@ def _shapes(spec: Any) -> Shapes:
     prefix = "" if bare else "roberta."
     yield f"{prefix}embeddings.word_embeddings.weight", (spec.vocab, hidden), "table"
     yield f"{prefix}embeddings.token_type_embeddings.weight", (spec.type_vocab, hidden), "table"
-    yield from _norm(f"{prefix}{'emb_ln' if flash else 'embeddings.LayerNorm'}", hidden)
+    yield from norm_shapes(f"{prefix}{'emb_ln' if flash else 'embeddings.LayerNorm'}", hidden)
     for layer in range(spec.layers):
         yield from _layer(spec, f"{prefix}{'encoder.layers' if flash else 'layers'}.{layer}")
     if bare:
-        yield from _linear("pooler.dense", hidden, hidden)
+        yield from linear_shapes("pooler.dense", hidden, hidden)
     elif spec.head == "classify":
-        yield from _linear("classifier.dense", hidden, hidden)
-        yield from _linear("classifier.out_proj", spec.labels, hidden)
+        yield from linear_shapes("classifier.dense", hidden, hidden)
+        yield from linear_shapes("classifier.out_proj", spec.labels, hidden)
     elif spec.head in ("tag", "answer"):
-        yield from _linear({"tag": "classifier", "answer": "qa_outputs"}[spec.head], spec.labels, hidden)
+        yield from linear_shapes({"tag": "classifier", "answer": "qa_outputs"}[spec.head], spec.labels, hidden)
     else:
-        yield from _linear("lm_head.dense", hidden, hidden)
-        yield from _norm("lm_head.layer_norm", hidden)
+        yield from linear_shapes("lm_head.dense", hidden, hidden)
+        yield from norm_shapes("lm_head.layer_norm", hidden)
         yield "lm_head.bias", (spec.vocab,), "bias"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from family import Array, Family, FeedForward, Shapes
+from family import Array, Family, FeedForward, Shapes, linear_shapes, norm_shapes
 from numpy_encoders import NamedWeights, attention, gelu, turned
 
 __all__ = ["FAMILY"]
@@ -27,41 +27,31 @@ def _config(spec: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     return made | ({"rotary_emb_base": 500.0} if rotary else {})
 
 
-def _linear(path: str, rows: int, columns: int, kind: str = "weight") -> Shapes:
-    yield f"{path}.weight", (rows, columns), kind
-    yield f"{path}.bias", (rows,), "bias"
-
-
-def _norm(path: str, size: int) -> Shapes:
-    yield f"{path}.weight", (size,), "gamma"
-    yield f"{path}.bias", (size,), "beta"
-
-
 def _shapes(spec: Any) -> Shapes:
     hidden, prefix = spec.hidden, "" if spec.head in ("features", "embed") else "roberta."
     yield f"{prefix}embeddings.word_embeddings.weight", (spec.vocab, hidden), "table"
     if spec.layout == "absolute":
         yield f"{prefix}embeddings.position_embeddings.weight", (spec.positions, hidden), "table"
     yield f"{prefix}embeddings.token_type_embeddings.weight", (spec.type_vocab, hidden), "table"
-    yield from _norm(f"{prefix}emb_ln", hidden)
+    yield from norm_shapes(f"{prefix}emb_ln", hidden)
     for layer in range(spec.layers):
         at = f"{prefix}encoder.layers.{layer}"
-        yield from _linear(f"{at}.mixer.Wqkv", 3 * hidden, hidden)
-        yield from _linear(f"{at}.mixer.out_proj", hidden, hidden)
-        yield from _norm(f"{at}.norm1", hidden)
-        yield from _linear(f"{at}.mlp.fc1", spec.inner, hidden)
-        yield from _linear(f"{at}.mlp.fc2", hidden, spec.inner)
-        yield from _norm(f"{at}.norm2", hidden)
+        yield from linear_shapes(f"{at}.mixer.Wqkv", 3 * hidden, hidden)
+        yield from linear_shapes(f"{at}.mixer.out_proj", hidden, hidden)
+        yield from norm_shapes(f"{at}.norm1", hidden)
+        yield from linear_shapes(f"{at}.mlp.fc1", spec.inner, hidden)
+        yield from linear_shapes(f"{at}.mlp.fc2", hidden, spec.inner)
+        yield from norm_shapes(f"{at}.norm2", hidden)
     if spec.head == "classify":
-        yield from _linear("classifier.dense", hidden, hidden)
-        yield from _linear("classifier.out_proj", spec.labels, hidden)
+        yield from linear_shapes("classifier.dense", hidden, hidden)
+        yield from linear_shapes("classifier.out_proj", spec.labels, hidden)
     if spec.head == "tag":
-        yield from _linear("classifier", spec.labels, hidden)
+        yield from linear_shapes("classifier", spec.labels, hidden)
     if spec.head == "answer":
-        yield from _linear("qa_outputs", 2, hidden)
+        yield from linear_shapes("qa_outputs", 2, hidden)
     if spec.head in ("fill_mask", "embed_sparse"):
-        yield from _linear("lm_head.dense", hidden, hidden)
-        yield from _norm("lm_head.layer_norm", hidden)
+        yield from linear_shapes("lm_head.dense", hidden, hidden)
+        yield from norm_shapes("lm_head.layer_norm", hidden)
         yield "lm_head.bias", (spec.vocab,), "bias"
         if not spec.tied:
             yield "lm_head.decoder.weight", (spec.vocab, hidden), "weight"
