@@ -7,6 +7,7 @@ import json
 import re
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -28,6 +29,7 @@ from encast.errors import InputError, ResourceError  # noqa: E402
 from encast.serve.cards import Cards, DeadCardError  # noqa: E402
 from encast.serve.engine import open_model  # noqa: E402
 from encast.serve.options import ServeOptions, check_cards  # noqa: E402
+from encast.serve.supervisor import differs  # noqa: E402
 
 ALONE = {"OMP_NUM_THREADS": "1"}
 TEXTS = ["the cat", "he is on that with the of and " * 4, "for was"]
@@ -190,3 +192,16 @@ def test_a_card_that_is_not_there_ends_the_server_with_the_reason(
         open_model(str(path), ServeOptions(devices=("cuda",)))
     assert main(["serve", str(path), "--device", "cuda", "--port", "0"]) != 0
     assert "device 'cuda'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("devices", "moved", "wrong"),
+    [((), 0.0, ""), ((), 1e-6, "other bits"), (("cuda",), 1e-6, ""), (("cuda",), 0.5, "cosine 0")],
+)
+def test_the_canary_of_an_engine_that_was_replaced(devices: tuple[str, ...], moved: float, wrong: str) -> None:
+    """Each is judged by its own options: the shadow of a server on cards runs on the CPU."""
+    engine: Any = SimpleNamespace(name="e", options=ServeOptions(devices=devices), least_cosine=0.999)
+    engine.canary = np.array([0.6, 0.8], np.float32).tobytes()
+    found = differs(engine, np.array([0.6 + moved, 0.8], np.float32).tobytes())
+    assert bool(found) == bool(wrong)
+    assert wrong in found

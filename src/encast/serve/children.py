@@ -16,6 +16,7 @@ import msgspec
 
 from encast.errors import ResourceError
 from encast.launch.process import signal_name
+from encast.serve.canary import least_cosine
 from encast.serve.control import (
     Channel,
     Drain,
@@ -210,9 +211,14 @@ class Engine(Child):
         self.silent_s = 0
         """Since it was last heard, or came up."""
         self.canary: bytes | None = None
-        """The answer of the first one; those that come after it must give the same."""
+        """The answer of the first one; those that come after it must give the same, on cards nearly so."""
         super().__init__(f"the engine of {at.name}", *args)
         self.keeping.add_done_callback(lambda _: listener.close())
+
+    @property
+    def least_cosine(self) -> float:
+        """Between the canary's answer and the right one."""
+        return least_cosine(self.dtype, self.options.card_dtype)
 
     def is_up(self) -> None:
         """See ``Child.is_up``."""

@@ -176,8 +176,9 @@ class Instances:
         return mine
 
     def _compute(self, batch: Batch, wanted: list[Part]) -> dict[Job, Exception]:
-        """Runs these parts; where the model refuses them, or has no memory for all, each job runs
-        again alone, so that one does not fail another."""
+        """Runs these parts; where the model refuses them, or has no memory for all, each job runs again alone, so that
+        one does not fail another.
+        """
         if not wanted:
             return {}
         try:

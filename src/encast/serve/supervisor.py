@@ -24,7 +24,7 @@ import encast.artifact as artifacts
 from encast.artifact import artifact_sha
 from encast.errors import EncastError, ResourceError
 from encast.measure.price import parse_price
-from encast.serve.canary import cosine, least_cosine
+from encast.serve.canary import cosine
 from encast.serve.children import Child, Engine, Front
 from encast.serve.control import (
     Answer,
@@ -51,7 +51,7 @@ from encast.serve.sources import CompileProgress, Source
 from encast.serve.tls import tls_context
 from encast.serve.wire import EngineStats
 
-__all__ = ["Supervisor", "in_daemon"]
+__all__ = ["Supervisor", "differs", "in_daemon"]
 
 T = TypeVar("T")
 
@@ -231,7 +231,7 @@ class Supervisor:
         if engine.canary is None:
             problem = await self._compare(engine, started.canary)
         else:
-            problem = self._differs(engine, started.canary)
+            problem = differs(engine, started.canary)
         if engine.pid != pid:
             return
         if problem:
@@ -240,34 +240,18 @@ class Supervisor:
         engine.canary, engine.setup, engine.instances = started.canary, started.setup, started.instances
         self._is_up(engine)
 
-    def _differs(self, engine: Engine, answer: bytes) -> str:
-        """From that of the process before it; what is wrong, "" for nothing."""
-        assert engine.canary is not None
-        if not self._options.devices:
-            if engine.canary == answer:
-                return ""
-            return f"{engine.name}: the canary's answer has other bits than before it was replaced"
-        # A card's products for so many rows may be another kernel's where memory for a CUDA graph was lacking.
-        found, least = cosine(answer, engine.canary), self._least(engine)
-        if found >= least:
-            return ""
-        return f"{engine.name}: the canary's answer has cosine {found:.6f} with that before it was replaced"
-
-    def _least(self, engine: Engine) -> float:
-        return least_cosine(engine.dtype, self._options.card_dtype)
-
     async def _compare(self, engine: Engine, answer: bytes) -> str:
         """With the float64 reference; what is wrong, "" for nothing."""
         reference, doubt = await reference_answer(Path(engine.at.artifact), engine.at.sha256)
         if reference is None:
             self._warn(f"{engine.name}: its answers were not compared with the float64 reference: {doubt}")
             return ""
-        found, least = cosine(answer, reference), self._least(engine)
+        found, least = cosine(answer, reference), engine.least_cosine
         if found >= least:
             return ""
         return (
             f"{engine.name}: the canary's answer has cosine {found:.6f} with the float64 reference, and "
-            f"{self._options.card_dtype or engine.dtype} needs {least}; the artifact or the kernels are wrong"
+            f"{engine.options.card_dtype or engine.dtype} needs {least}; the artifact or the kernels are wrong"
         )
 
     def _is_up(self, child: Child) -> None:
@@ -494,3 +478,17 @@ def _bound(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
             f"{host} port {port} cannot be listened on: {error.strerror or error}; choose others by --host and --port"
         ) from None
     return bound
+
+
+def differs(engine: Engine, answer: bytes) -> str:
+    """The canary's answer from that of the process before it; what is wrong, "" for nothing."""
+    assert engine.canary is not None
+    if not engine.options.devices:
+        if engine.canary == answer:
+            return ""
+        return f"{engine.name}: the canary's answer has other bits than before it was replaced"
+    # A card's products for so many rows may be another kernel's where memory for a CUDA graph was lacking.
+    found = cosine(answer, engine.canary)
+    if found >= engine.least_cosine:
+        return ""
+    return f"{engine.name}: the canary's answer has cosine {found:.6f} with that before it was replaced"
