@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint_files import write_model
+from checkpoints import make_checkpoint
 
+from encast.compile import compile
 from encast.errors import CheckpointError
 from encast.importers import open_checkpoint
 from encast.importers.hub import choose_files, looks_like_hub_id
@@ -53,6 +55,13 @@ def test_provenance_has_the_digest_of_every_file_read(tmp_path: Path) -> None:
 def test_no_architecture(tmp_path: Path, architectures: Any) -> None:
     write_model(tmp_path, architectures=architectures)
     assert open_checkpoint(tmp_path).architecture == ""
+
+
+def test_an_artifact_is_no_checkpoint(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "net", "bert", "features")
+    made = compile(checkpoint, tmp_path / "m.encast")
+    with pytest.raises(CheckpointError, match="it is an artifact already; compile the checkpoint"):
+        open_checkpoint(made)
 
 
 def test_a_checkpoint_without_tokenizer_opens_and_says_so_when_asked(tmp_path: Path) -> None:

@@ -247,6 +247,8 @@ def _read_folder(folder: Folder) -> ModelFiles:
         hint = ""
         if folder.has("adapter_config.json"):
             hint = " (it has a PEFT adapter; merge it into its base model first)"
+        elif folder.has("card.json") and folder.has("graph.json"):
+            hint = " (it is an artifact already; compile the checkpoint that its card.json names)"
         elif params := sorted(name for name in folder.names if name.endswith(".params")):
             hint = f" (of GluonNLP give the parameter file itself, {quote(params[0])})"
         raise CheckpointError(
