@@ -10,19 +10,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bundle_files import as_bundle
 from checkpoints import make_checkpoint
+from gluon_files import pair
 
 from encast.archs import build_graph
 from encast.backends.reference import Reference
 from encast.batch import Batch
 from encast.bench.models import CALIBRATION_SEQUENCES, make_model
-from encast.bench.peers.base import Encoder, read_encoder
+from encast.bench.peers.base import BackendSpec, Encoder, read_encoder
+from encast.bench.worker import prepare
 from encast.errors import CheckpointError, InputError
 from encast.importers import open_checkpoint
 from encast.measure.input_spec import read_input_spec
 from encast.measure.workloads import make_workload
 from encast.sparsity import Pattern, prune_checkpoint
 
+ENCAST = {"exact": False, "pin": False}
 SMALL: dict[str, Any] = {
     "name": "small",
     "kind": "random",
@@ -178,6 +182,25 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         make_model({"kind": "folder", "path": None}, tmp_path)
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         make_model({"kind": "folder", "path": str(tmp_path)}, tmp_path)
+
+
+def test_checkpoints_of_other_libraries(tmp_path: Path) -> None:
+    _, gluon = pair(tmp_path, "bert", "classify")
+    google = as_bundle(tmp_path / "net", tmp_path / "google") / "bert_model.ckpt"
+    for path, name, foreign in (
+        (gluon, "net", "a file of GluonNLP"),
+        (google, "bert_model.ckpt", "a checkpoint of TensorFlow"),
+    ):
+        model = make_model({"kind": "folder", "path": str(path)}, tmp_path / "cache")
+        assert (model.name, model.checkpoint, model.foreign) == (name, path, foreign)
+        assert Encoder(**model.encoder) == read_encoder(path)
+        spec = BackendSpec("encast-f32", "encast.bench.peers.encast:Encast", "f32", options=ENCAST)
+        missing, facts = prepare(spec, model, 1, tmp_path / "cache")
+        assert missing is None
+        assert Path(facts["path"]).is_dir()
+        with pytest.raises(InputError, match=f"pruning needs a folder in the Hugging Face layout; this is {foreign}"):
+            make_model({"kind": "folder", "path": str(path), "sparsity": 0.5}, tmp_path / "cache")
+    assert make_model({"kind": "folder", "path": str(tmp_path / "net")}, tmp_path / "cache").foreign is None
 
 
 @pytest.mark.parametrize("path", ["nowhere", "./nowhere/at-all", "/no/such/folder", "no/such/folder"])

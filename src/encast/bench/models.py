@@ -1,4 +1,4 @@
-"""The models that are measured: each a checkpoint folder in the Hugging Face layout, which every backend reads.
+"""The models that are measured: each a checkpoint, which every backend reads if it is in the Hugging Face layout.
 
 Random weights are written once, by NumPy, from a seed: speed does not depend on the values of dense weights, and
 nothing need be fetched. They are spread as an untrained model's are (0.02, as BERT was begun with), but no bias is zero
@@ -25,7 +25,7 @@ from encast.bench.cache import cached
 from encast.bench.peers.base import ModelFiles, read_encoder, source_digest
 from encast.data.source import open_text
 from encast.errors import InputError
-from encast.importers import Checkpoint, open_checkpoint
+from encast.importers import Checkpoint, checkpoint_name, open_checkpoint
 from encast.measure.fields import seed_number, whole_number
 from encast.measure.input_spec import InputSpec, input_spec_of
 from encast.measure.workloads import has_texts, random_ids, real_texts
@@ -56,15 +56,15 @@ def make_model(config: Mapping[str, Any], cache: Path) -> ModelFiles:
         raise InputError(f"model.{unknown[0]} is no field of a model of kind {kind}; it has {sorted(known)}")
     source = KINDS[kind](config, cache)
     checkpoint = open_checkpoint(source)
-    checkpoint.need_hugging_face("comparing runtimes")
-    name = str(config.get("name") or Path(source).name)
+    name = str(config.get("name") or checkpoint_name(source))
     if config.get("sparsity") is not None:
         source, name = _pruned(config, checkpoint, name, cache)
         checkpoint = open_checkpoint(source)
-    folder = Path(source) if Path(source).exists() else checkpoint.path
+    place = checkpoint.path if checkpoint.revision is not None else Path(source)
     inputs = input_spec_of(checkpoint)
     calibration = _calibration(config, inputs, kind != "random")
-    return ModelFiles(name, folder, _digest(checkpoint), calibration, asdict(read_encoder(folder)))
+    encoder = asdict(read_encoder(place))
+    return ModelFiles(name, place, _digest(checkpoint), calibration, encoder, checkpoint.foreign)
 
 
 def _digest(checkpoint: Checkpoint) -> str:
@@ -91,6 +91,7 @@ def _random(config: Mapping[str, Any], cache: Path) -> str:
 
 def _pruned(config: Mapping[str, Any], checkpoint: Checkpoint, name: str, cache: Path) -> tuple[str, str]:
     """The folder of the pruned copy, and its name as ``encast prune`` gives it."""
+    checkpoint.need_hugging_face("pruning")
     sparsity, pattern = config["sparsity"], Pattern.parse(str(config.get("pattern") or "4x1"))
     if isinstance(sparsity, bool) or not isinstance(sparsity, (int, float)) or not 0 <= sparsity <= 1:
         raise InputError(f"model.sparsity is {sparsity!r}; a share of zeros from 0 to 1 is needed, 0.8 for 80 %")
@@ -122,8 +123,11 @@ def _folder(config: Mapping[str, Any], cache: Path) -> str:
         raise InputError("model=folder needs a checkpoint: give model.path=FOLDER (or a hub id, owner/name)")
     path = Path(str(config["path"])).expanduser()
     # A hub takes its time to say no: only what has the form of owner/name is asked of it.
-    if not path.exists() and not _HUB_ID.fullmatch(str(config["path"])):
-        raise InputError(f"model.path={config['path']}: there is no such folder; name one, or a hub id, owner/name")
+    if not (path.exists() or Path(f"{path}.index").exists() or _HUB_ID.fullmatch(str(config["path"]))):
+        raise InputError(
+            f"model.path={config['path']}: there is no such folder; name one, a file of GluonNLP or ONNX, the prefix "
+            "of a TensorFlow checkpoint, or a hub id, owner/name"
+        )
     return str(path)
 
 

@@ -55,7 +55,7 @@ class Server:
         self, peer: str, dtype: str, threads: int, cache: str, options: dict[str, Any], model: dict[str, Any]
     ) -> None:
         calibration = tuple(tuple(ids) for ids in model["calibration"])
-        files = ModelFiles(model["name"], Path(model["checkpoint"]), model["sha"], calibration, model["encoder"])
+        files = ModelFiles(**{**model, "checkpoint": Path(model["checkpoint"]), "calibration": calibration})
         self._class = load_peer(peer)
         self._made = lambda: self._class(files, dtype, threads, Path(cache), **options)
 

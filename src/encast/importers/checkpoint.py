@@ -115,24 +115,28 @@ class Checkpoint:
         """The graph of an ONNX file, None for other checkpoints; raises as ``read_export`` does."""
         return read_export(self._folder, self.onnx) if self.onnx else None
 
-    def need_hugging_face(self, use: str) -> None:
-        """Raises ``InputError`` unless the folder has the layout that other libraries read and that is rewritten."""
+    @property
+    def foreign(self) -> str | None:
+        """What this is, where it is no folder of the layout that other libraries read and that is rewritten."""
         if isinstance(self._folder, GluonFolder):
-            found = "a file of GluonNLP"
-        elif isinstance(self._folder, KerasHubFolder):
-            found = "a preset of KerasHub"
-        elif self.onnx:
-            found = "an ONNX file"
-        elif self.tensorflow:
-            found = "a checkpoint of TensorFlow"
-        elif self.keras:
-            found = "one with weights of Keras (tf_model.h5), and those of PyTorch are needed"
-        else:
-            return
-        raise InputError(
-            f"{self.source}: {use} needs a folder in the Hugging Face layout; this is {found}. `encast compile` takes "
-            "it as it is"
-        )
+            return "a file of GluonNLP"
+        if isinstance(self._folder, KerasHubFolder):
+            return "a preset of KerasHub"
+        if self.onnx:
+            return "an ONNX file"
+        if self.tensorflow:
+            return "a checkpoint of TensorFlow"
+        if self.keras:
+            return "one with weights of Keras (tf_model.h5), and those of PyTorch are needed"
+        return None
+
+    def need_hugging_face(self, use: str) -> None:
+        """Raises ``InputError`` where ``foreign`` says what else it is."""
+        if self.foreign is not None:
+            raise InputError(
+                f"{self.source}: {use} needs a folder in the Hugging Face layout; this is {self.foreign}. `encast "
+                "compile` takes it as it is"
+            )
 
     @property
     def provenance(self) -> dict[str, Any]:
