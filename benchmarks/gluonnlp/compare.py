@@ -3,7 +3,7 @@
     python benchmarks/gluonnlp/compare.py OUT
 
 A row has the largest difference of an answer from GluonNLP's over the largest of its answers, the same of the norms,
-and whether the artifact's tokenizer makes the ids that GluonNLP made of the texts.
+and whether the artifact's tokenizer makes the ids that GluonNLP made of the texts. Ends with 1 where it does not.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ def compare(folder: Path, work: Path) -> tuple[float, float, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    folders = sorted(path.parent for path in parser.parse_args().out.glob("*/rows.json"))
-    if not folders:
-        sys.exit("there are no models of write.py in this folder")
+    folders = sorted(path for path in parser.parse_args().out.iterdir() if path.is_dir())
+    good = True
     print("| model | largest difference | difference of norms | ids of texts |\n| --- | ---: | ---: | --- |")
     for folder in folders:
         with tempfile.TemporaryDirectory() as work:
             largest, norms, ids = compare(folder, Path(work))
+        good &= ids != "others"
         print(f"| {folder.name} | {largest:.1e} | {norms:.1e} | {ids} |", flush=True)
+    sys.exit(not good)
 
 
 if __name__ == "__main__":

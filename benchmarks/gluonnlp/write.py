@@ -21,6 +21,8 @@ import collections
 import importlib.util
 import json
 import re
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ TEXTS = [
     ["one " * 40 + "end", "so long a text that attention has something to choose from: " * 3],
 ]
 POSITIONS = 512
+WEIGHTS = "model.safetensors"
 # Name of the folder -> GluonNLP's model, its options, the head, how it is saved, what encast calls the output;
 # "words": the logits of all tokens.
 MODELS = {
@@ -58,73 +61,65 @@ MODELS = {
 }
 
 
-@mx.init.register
-class Trained(mx.init.Initializer):  # type: ignore[misc]
-    """Spread as in a trained model: norms that scale and shift, biases that are not zero."""
-
-    def _init_weight(self, name: str, array: Any) -> None:
-        array[:] = mx.nd.random.normal(0, 0.04, array.shape)
-
-    def _init_bias(self, name: str, array: Any) -> None:
-        array[:] = mx.nd.random.normal(0, 0.1, array.shape)
-
-    def _init_gamma(self, name: str, array: Any) -> None:
-        array[:] = mx.nd.random.normal(1, 0.1, array.shape)
-
-    _init_beta = _init_bias
+def spread(net: Any) -> None:
+    """Random weights as of a trained model: norms that scale and shift, biases that are not zero."""
+    mx.random.seed(0)
+    for name, parameter in net.collect_params().items():
+        mean, deviation = (1, 0.1) if name.endswith("gamma") else (0, 0.1 if name.endswith(("bias", "beta")) else 0.04)
+        parameter.set_data(mx.nd.random.normal(mean, deviation, parameter.shape))
 
 
-# In the Hugging Face layout -> in GluonNLP, of a layer and of the rest.
-LAYER = {
+# Of a layer, in the Hugging Face layout -> in GluonNLP.
+PRODUCTS = {
     **{f"attention.self.{part}": f"attention_cell.proj_{part}" for part in ("query", "key", "value")},
     "attention.output.dense": "proj",
-    "attention.output.LayerNorm": "layer_norm",
     "intermediate.dense": "ffn.ffn_1",
     "output.dense": "ffn.ffn_2",
-    "output.LayerNorm": "ffn.layer_norm",
 }
-REST = {
-    "embeddings.word_embeddings": "word_embed.0",
-    "embeddings.token_type_embeddings": "token_type_embed.0",
-    "embeddings.LayerNorm": "encoder.layer_norm",
-    "pooler.dense": "pooler",
-}
+NORMS = {"attention.output.LayerNorm": "layer_norm", "output.LayerNorm": "ffn.layer_norm"}
 
 
 def with_weights(checkpoint: Path, vocabulary: Any) -> Any:
     """The model of ``checkpoint``, a classifier if it has that head, without its dropout."""
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    stored = {
-        re.sub(r"^bert\.", "", name): array for name, array in load_file(checkpoint / "model.safetensors").items()
-    }
+    if config["hidden_act"] != "gelu":
+        sys.exit(f"{checkpoint}: hidden_act is {config['hidden_act']}; this model of GluonNLP has gelu")
+    stored = {re.sub(r"^bert\.", "", name): array for name, array in load_file(checkpoint / WEIGHTS).items()}
+    stored.pop("embeddings.position_ids", None)
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
-    encoder, _ = gluonnlp.model.get_model(
+    net, _ = gluonnlp.model.get_model(
         "bert_12_768_12", dataset_name=None, vocab=vocabulary, pretrained=False, use_decoder=False,
         use_classifier=False, hparam_allow_override=True, num_layers=layers, units=hidden, embed_size=hidden,
         hidden_size=config["intermediate_size"], num_heads=config["num_attention_heads"],
         layer_norm_eps=config["layer_norm_eps"],
     )  # fmt: skip
-    parameters = encoder._collect_params_with_prefix()
-    names = dict(REST)
+    names = {"embeddings.position_embeddings.weight": "encoder.position_weight"}
+    names.update({f"embeddings.{part}_embeddings.weight": f"{part}_embed.0.weight" for part in ("word", "token_type")})
+    products = {"pooler.dense": "pooler"}
+    norms = {"embeddings.LayerNorm": "encoder.layer_norm"}
     for layer in range(layers):
-        names.update({f"encoder.layer.{layer}.{a}": f"encoder.transformer_cells.{layer}.{b}" for a, b in LAYER.items()})
-    order = (checkpoint / "vocab.txt").read_text(encoding="utf-8").split("\n")
+        own, gluon = f"encoder.layer.{layer}.", f"encoder.transformer_cells.{layer}."
+        products.update({own + a: gluon + b for a, b in PRODUCTS.items()})
+        norms.update({own + a: gluon + b for a, b in NORMS.items()})
+    if "classifier.weight" in stored:
+        net = gluonnlp.model.BERTClassifier(net, num_classes=len(stored["classifier.weight"]))
+        names = {own: f"bert.{gluon}" for own, gluon in names.items()}
+        products = {own: f"bert.{gluon}" for own, gluon in products.items()}
+        norms = {own: f"bert.{gluon}" for own, gluon in norms.items()}
+        products["classifier"] = "classifier.0"
+    names.update({f"{own}.{kind}": f"{gluon}.{kind}" for own, gluon in products.items() for kind in ("weight", "bias")})
+    for own, gluon in norms.items():
+        names.update({f"{own}.weight": f"{gluon}.gamma", f"{own}.bias": f"{gluon}.beta"})
+    if stored.keys() != names.keys():
+        sys.exit(f"{checkpoint}: has tensors more or less than a BERT: {sorted(stored.keys() ^ names.keys())[:4]}")
+    order = {token: at for at, token in enumerate(read_words(checkpoint))}
     words = "embeddings.word_embeddings.weight"
-    stored[words] = stored[words][[order.index(token) for token in vocabulary.idx_to_token]]
-    encoder.initialize()
-    parameters["encoder.position_weight"].set_data(mx.nd.array(stored["embeddings.position_embeddings.weight"]))
+    stored[words] = stored[words][[order[token] for token in vocabulary.idx_to_token]]
+    net.initialize()
+    parameters = net._collect_params_with_prefix()
     for own, gluon in names.items():
-        for kind in ("weight", "bias"):
-            if f"{own}.{kind}" in stored:
-                named = {"weight": "gamma", "bias": "beta"}[kind] if "orm" in own else kind
-                parameters[f"{gluon}.{named}"].set_data(mx.nd.array(stored[f"{own}.{kind}"]))
-    if "classifier.weight" not in stored:
-        return encoder
-    net = gluonnlp.model.BERTClassifier(encoder, num_classes=len(stored["classifier.weight"]))
-    net.classifier.initialize()
-    net.classifier[0].weight.shape = stored["classifier.weight"].shape
-    for kind in ("weight", "bias"):
-        getattr(net.classifier[0], kind).set_data(mx.nd.array(stored[f"classifier.{kind}"]))
+        parameters[gluon].shape = stored[own].shape
+        parameters[gluon].set_data(mx.nd.array(stored[own]))
     return net
 
 
@@ -156,9 +151,16 @@ def _script(scripts: Path | None, path: str) -> Any:
     return module
 
 
-def word_pieces(path: Path) -> Any:
+def read_words(checkpoint: Path) -> list[str]:
+    return (checkpoint / "vocab.txt").read_text(encoding="utf-8").rstrip("\n").split("\n")
+
+
+def word_pieces(checkpoint: Path) -> Any:
+    words = read_words(checkpoint)
+    if any(word.isalpha() and word != word.lower() for word in words):
+        sys.exit(f"{checkpoint}: vocab.txt is cased, and texts are lowered here")
     special = {"[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"}
-    tokens = [token for token in path.read_text(encoding="utf-8").split("\n")[:-1] if token not in special]
+    tokens = [word for word in words if word not in special]
     return gluonnlp.vocab.BERTVocab(collections.Counter({token: len(tokens) - at for at, token in enumerate(tokens)}))
 
 
@@ -213,24 +215,27 @@ def write_random(
     name, options, head, how, output = model
     family = name.split("_")[0]
     vocabulary = letters() if family == "roberta" else pieces
-    mx.random.seed(0)
     net = build(name, options, head, vocabulary, scripts)
-    net.initialize(Trained())
+    net.initialize()
+    _, ids, types = encode(vocabulary, family)
+    answer(net, ids, types, family, output == "words")  # which gives every parameter its shape
+    spread(net)
     write(folder, net, vocabulary, family, how, output)
 
 
 def write_checkpoint(folder: Path, checkpoint: Path, pieces: Any) -> None:
     net = with_weights(checkpoint, pieces)
-    output = "logits" if isinstance(net, gluonnlp.model.BERTClassifier) else "last_hidden_state"
-    write(folder, net, pieces, "bert", "save_parameters", output)
+    folder.mkdir()
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     kept = ("num_attention_heads", "hidden_act", "layer_norm_eps", "id2label")
     config = {name: config[name] for name in kept if name in config}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    output = "logits" if isinstance(net, gluonnlp.model.BERTClassifier) else "last_hidden_state"
+    write(folder, net, pieces, "bert", "save_parameters", output)
 
 
 def write(folder: Path, net: Any, vocabulary: Any, family: str, how: str, output: str) -> None:
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     if how == "export":
         net.hybridize()
     texts, ids, types = encode(vocabulary, family)
@@ -258,15 +263,21 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--scripts", type=Path)
     options = parser.parse_args()
-    options.out.mkdir(exist_ok=True)
-    pieces = word_pieces(options.checkpoint / "vocab.txt")
-    write_checkpoint(options.out / "checkpoint", options.checkpoint, pieces)
-    for name, model in MODELS.items():
-        if model[2] in ("spans", "tags") and options.scripts is None:
-            print(f"{name}: left out, it needs --scripts")
+    options.out.mkdir(parents=True, exist_ok=True)
+    pieces = word_pieces(options.checkpoint)
+    for name in ("checkpoint", *MODELS):
+        folder = options.out / name
+        if name in MODELS and MODELS[name][2] in ("spans", "tags") and options.scripts is None:
+            print(f"{folder}: left out, it needs --scripts")
             continue
-        write_random(options.out / name, model, options.scripts, pieces)
-        print(options.out / name, flush=True)
+        if (folder / "rows.json").exists():  # which is written last
+            continue
+        shutil.rmtree(folder, ignore_errors=True)
+        if name == "checkpoint":
+            write_checkpoint(folder, options.checkpoint, pieces)
+        else:
+            write_random(folder, MODELS[name], options.scripts, pieces)
+        print(folder, flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from checkpoints import make_checkpoint
+from formats import OTHERS, write
 from lab import QUICK, TINY
 
 import encast.bench
@@ -85,7 +86,10 @@ def test_the_documents_give_that_command(home: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_worker_needs_no_more_than_that(tmp_path: Path) -> None:
     """Of what is not in the standard library an environment has NumPy and ``WORKER_NEEDS``, and no native core."""
-    checkpoint = make_checkpoint(tmp_path / "model", "bert", "features")
+    checkpoints = [make_checkpoint(tmp_path / "model", "bert", "features")]
+    for which in OTHERS:
+        (tmp_path / which).mkdir()
+        checkpoints.append(write(tmp_path / which, which)[1])
     code = f"""
 import sys
 class Bare:
@@ -100,10 +104,12 @@ import encast.bench.worker_process
 from pathlib import Path
 from encast.bench.peers.base import ModelFiles, load_peer
 for target in {sorted(config["peer"] for config in PEERS.values())!r}:
-    peer = load_peer(target)(ModelFiles("tiny", Path({str(checkpoint)!r}), "sha"), "f32", 1, Path("cache"))
-    peer.start = lambda: None
-    peer.open()
-    print(peer.graph.meta.hidden, peer.encoder.hidden)
+    assert load_peer(target).any_format
+    for checkpoint in {list(map(str, checkpoints))!r}:
+        peer = load_peer(target)(ModelFiles("tiny", Path(checkpoint), "sha"), "f32", 1, Path("cache"))
+        peer.start = lambda: None
+        peer.open()
+        print(peer.graph.meta.arch, peer.encoder.arch)
 """
     done = subprocess.run(
         [sys.executable, "-c", code],

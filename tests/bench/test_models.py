@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bundle_files import as_bundle
+from bundle_files import meta_graph, saved_model, variables_of, write_bundle
 from checkpoints import make_checkpoint
-from gluon_files import pair
+from formats import OTHERS, write
 
 from encast.archs import build_graph
 from encast.backends.reference import Reference
@@ -26,7 +26,8 @@ from encast.measure.input_spec import read_input_spec
 from encast.measure.workloads import make_workload
 from encast.sparsity import Pattern, prune_checkpoint
 
-ENCAST = {"exact": False, "pin": False}
+ENCAST = BackendSpec("encast-f32", "encast.bench.peers.encast:Encast", "f32", options={"exact": False, "pin": False})
+ABSENT = BackendSpec("absent", f"{Path(__file__).with_name('lab_peers.py')}:Absent", "f32")
 SMALL: dict[str, Any] = {
     "name": "small",
     "kind": "random",
@@ -184,26 +185,43 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         make_model({"kind": "folder", "path": str(tmp_path)}, tmp_path)
 
 
-def test_checkpoints_of_other_libraries(tmp_path: Path) -> None:
-    _, gluon = pair(tmp_path, "bert", "classify")
-    google = as_bundle(tmp_path / "net", tmp_path / "google") / "bert_model.ckpt"
-    for path, name, foreign in (
-        (gluon, "net", "a file of GluonNLP"),
-        (google, "bert_model.ckpt", "a checkpoint of TensorFlow"),
-    ):
-        model = make_model({"kind": "folder", "path": str(path)}, tmp_path / "cache")
-        assert (model.name, model.checkpoint, model.foreign) == (name, path, foreign)
-        assert Encoder(**model.encoder) == read_encoder(path)
-        spec = BackendSpec("encast-f32", "encast.bench.peers.encast:Encast", "f32", options=ENCAST)
-        missing, facts = prepare(spec, model, 1, tmp_path / "cache")
-        assert missing is None
-        assert Path(facts["path"]).is_dir()
-        with pytest.raises(InputError, match=f"pruning needs a folder in the Hugging Face layout; this is {foreign}"):
-            make_model({"kind": "folder", "path": str(path), "sparsity": 0.5}, tmp_path / "cache")
-    assert make_model({"kind": "folder", "path": str(tmp_path / "net")}, tmp_path / "cache").foreign is None
+@pytest.mark.parametrize("which", OTHERS)
+def test_other_formats(which: str, tmp_path: Path) -> None:
+    """encast's backend converts them; what needs the Hugging Face layout says so before it is asked to be installed."""
+    plain, path = write(tmp_path, which)
+    cache = tmp_path / "cache"
+    model = make_model({"kind": "folder", "path": str(path)}, cache)
+    assert model.checkpoint == path
+    assert Encoder(**model.encoder) == read_encoder(plain)
+    missing, facts = prepare(ENCAST, model, 1, cache)
+    assert missing is None
+    assert Path(facts["path"]).is_dir()
+    missing, _ = prepare(ABSENT, model, 1, cache)
+    assert missing is not None
+    assert f"opens folders in the Hugging Face layout; this is {OTHERS[which]}" in missing
+    missing, _ = prepare(ABSENT, make_model({"kind": "folder", "path": str(plain)}, cache), 1, cache)
+    assert missing == "not installed: pip install absent"
+    with pytest.raises(InputError, match=f"pruning needs a folder in the Hugging Face layout; this is {OTHERS[which]}"):
+        make_model({"kind": "folder", "path": str(path), "sparsity": 0.5}, cache)
+
+
+def test_a_folder_of_a_hub_is_given_whole_or_where_its_config_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, _ = write(tmp_path, "tensorflow")
+    google = tmp_path / "given"
+    saved = tmp_path / "saved"
+    write_bundle(saved / "variables", variables_of(plain), "variables")
+    (saved / "saved_model.pb").write_bytes(saved_model(meta_graph()))
+    (saved / "assets").mkdir()
+    for name in ("bert_config.json", "vocab.txt"):
+        shutil.copy(google / name, saved / "assets")
+    for snapshot in (saved, plain):
+        monkeypatch.setattr("encast.importers.checkpoint.resolve_hub", lambda *_, found=snapshot: (found, None))
+        assert make_model({"kind": "folder", "path": "owner/name"}, tmp_path / "cache").checkpoint == snapshot
 
 
 @pytest.mark.parametrize("path", ["nowhere", "./nowhere/at-all", "/no/such/folder", "no/such/folder"])
 def test_a_folder_that_is_not_there_is_never_asked_of_a_hub(path: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=f"model.path={path}: there is no such folder"):
+    with pytest.raises(InputError, match=f"model.path={path}: there is no such folder or file"):
         make_model({"name": None, "kind": "folder", "path": path, "data": None}, tmp_path)

@@ -218,7 +218,7 @@ def test_a_layer_that_no_architecture_has(tmp_path: Path) -> None:
 
 def test_what_needs_weights_of_pytorch_says_so(tmp_path: Path) -> None:
     _, keras = pair(tmp_path)
-    with pytest.raises(InputError, match=r"this is one with weights of Keras .*, and those of PyTorch are needed"):
+    with pytest.raises(InputError, match=r"this is a folder with weights of Keras .* and none of PyTorch"):
         prune_checkpoint(keras, tmp_path / "pruned", pattern=Pattern.parse("4x1"), sparsity=0.5)
     assert not (tmp_path / "pruned").exists()
 

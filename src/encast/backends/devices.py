@@ -90,9 +90,9 @@ def find_device(name: object, options: Collection[str]) -> Device:
     for option in options:
         if option not in device.options:
             takes = ", ".join(device.options) or "no options"
-            others = ", ".join(repr(other) for other, its in DEVICES.items() if option in its.options)
+            others = [repr(other) for other in ("cpu", "cuda") if option in DEVICES[other].options]
             raise InputError(
-                f"the device {name!r} does not take {option}; leave it out (it takes {takes}), or name a device that "
-                f"takes it ({others})"
+                f"the device {name!r} does not take {option}; leave it out (it takes {takes}), or choose the device "
+                f"{' or '.join(others)}, which does"
             )
     return device

@@ -60,11 +60,13 @@ def make_model(config: Mapping[str, Any], cache: Path) -> ModelFiles:
     if config.get("sparsity") is not None:
         source, name = _pruned(config, checkpoint, name, cache)
         checkpoint = open_checkpoint(source)
-    place = checkpoint.path if checkpoint.revision is not None else Path(source)
+    place = Path(source)
+    if not _is_local(place):  # of a hub: the folder with config.json for other libraries, the whole for encast
+        place = checkpoint.path if checkpoint.other_format is None else checkpoint.root
     inputs = input_spec_of(checkpoint)
     calibration = _calibration(config, inputs, kind != "random")
     encoder = asdict(read_encoder(place))
-    return ModelFiles(name, place, _digest(checkpoint), calibration, encoder, checkpoint.foreign)
+    return ModelFiles(name, place, _digest(checkpoint), calibration, encoder, checkpoint.other_format)
 
 
 def _digest(checkpoint: Checkpoint) -> str:
@@ -123,12 +125,17 @@ def _folder(config: Mapping[str, Any], cache: Path) -> str:
         raise InputError("model=folder needs a checkpoint: give model.path=FOLDER (or a hub id, owner/name)")
     path = Path(str(config["path"])).expanduser()
     # A hub takes its time to say no: only what has the form of owner/name is asked of it.
-    if not (path.exists() or Path(f"{path}.index").exists() or _HUB_ID.fullmatch(str(config["path"]))):
+    if not (_is_local(path) or _HUB_ID.fullmatch(str(config["path"]))):
         raise InputError(
-            f"model.path={config['path']}: there is no such folder; name one, a file of GluonNLP or ONNX, the prefix "
-            "of a TensorFlow checkpoint, or a hub id, owner/name"
+            f"model.path={config['path']}: there is no such folder or file; name a folder, a file of GluonNLP or ONNX, "
+            "the prefix of a TensorFlow checkpoint, or a hub id, owner/name"
         )
     return str(path)
+
+
+def _is_local(path: Path) -> bool:
+    """A folder, a file, or the prefix of a TensorFlow checkpoint."""
+    return path.exists() or Path(f"{path}.index").exists()
 
 
 _SIZES = ("arch", "layers", "hidden", "inner", "heads", "vocab", "positions")

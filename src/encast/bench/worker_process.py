@@ -42,6 +42,7 @@ class Server:
 
     def __init__(self) -> None:
         self._class: type[Peer]
+        self._other_format: str | None
         self._made: Callable[[], Peer]
         self._peer: Peer
         self._batches: list[Batch] = []
@@ -56,10 +57,12 @@ class Server:
     ) -> None:
         calibration = tuple(tuple(ids) for ids in model["calibration"])
         files = ModelFiles(**{**model, "checkpoint": Path(model["checkpoint"]), "calibration": calibration})
-        self._class = load_peer(peer)
+        self._class, self._other_format = load_peer(peer), files.other_format
         self._made = lambda: self._class(files, dtype, threads, Path(cache), **options)
 
     def missing(self) -> str | None:
+        if self._other_format is not None and not self._class.any_format:
+            return f"opens folders in the Hugging Face layout; this is {self._other_format}"
         return self._class.missing()
 
     def export(self) -> dict[str, Any]:

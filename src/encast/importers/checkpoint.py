@@ -116,8 +116,8 @@ class Checkpoint:
         return read_export(self._folder, self.onnx) if self.onnx else None
 
     @property
-    def foreign(self) -> str | None:
-        """What this is, where it is no folder of the layout that other libraries read and that is rewritten."""
+    def other_format(self) -> str | None:
+        """What this is, where it is no folder in the Hugging Face layout with weights of PyTorch."""
         if isinstance(self._folder, GluonFolder):
             return "a file of GluonNLP"
         if isinstance(self._folder, KerasHubFolder):
@@ -127,14 +127,14 @@ class Checkpoint:
         if self.tensorflow:
             return "a checkpoint of TensorFlow"
         if self.keras:
-            return "one with weights of Keras (tf_model.h5), and those of PyTorch are needed"
+            return "a folder with weights of Keras (tf_model.h5) and none of PyTorch"
         return None
 
     def need_hugging_face(self, use: str) -> None:
-        """Raises ``InputError`` where ``foreign`` says what else it is."""
-        if self.foreign is not None:
+        """Raises ``InputError`` where ``other_format`` says what else it is."""
+        if self.other_format is not None:
             raise InputError(
-                f"{self.source}: {use} needs a folder in the Hugging Face layout; this is {self.foreign}. `encast "
+                f"{self.source}: {use} needs a folder in the Hugging Face layout; this is {self.other_format}. `encast "
                 "compile` takes it as it is"
             )
 

@@ -312,13 +312,6 @@ def test_a_checkpoint_that_was_read_is_not_read_again() -> None:
     assert make("ctranslate2-f32", known, Path("cache")).encoder == Encoder(**given)
 
 
-@pytest.mark.parametrize("name", YAMLS)
-def test_what_other_libraries_do_not_open_is_said(name: str) -> None:
-    other = ModelFiles("net", Path("net.params"), "sha", foreign="a file of GluonNLP")
-    with pytest.raises(InputError, match=r"opens folders in the Hugging Face layout; net is a file of GluonNLP"):
-        make(name, other, Path("cache"))
-
-
 @pytest.mark.parametrize("name", WIDE)
 def test_the_threads_are_those_that_were_given(name: str, models: Any, cache: Path, opened: Any) -> None:
     for threads in (1, 2):

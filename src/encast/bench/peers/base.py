@@ -71,7 +71,7 @@ DTYPES = ("f32", "bf16", "int8")
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A checkpoint on disk. ``sha`` covers config and weights."""
+    """A checkpoint on disk: a folder, a file or the prefix of TensorFlow's. ``sha`` covers config and weights."""
 
     name: str
     checkpoint: Path
@@ -80,8 +80,8 @@ class ModelFiles:
     """Token ids of representative texts, for backends that quantise activations statically."""
     encoder: Mapping[str, Any] = field(default_factory=dict)
     """The fields of ``Encoder``, read off the checkpoint before any backend is timed."""
-    foreign: str | None = None
-    """What the checkpoint is, where it has no Hugging Face layout: ``Checkpoint.foreign``."""
+    other_format: str | None = None
+    """What the checkpoint is, where it is no folder in the Hugging Face layout: ``Checkpoint.other_format``."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,9 @@ class Peer(abc.ABC):
     """Modules that ``export`` imports beside these."""
     extra: ClassVar[str] = ""
     """The extra of encast that installs both."""
+    any_format: ClassVar[bool] = False
+    """Whether it reads what ``encast compile`` reads, by ``encast.importers``. Others get folders in the Hugging Face
+    layout with weights of PyTorch alone."""
     tried: bool = False
     """Set by ``bind`` when it has timed several ways and kept the quickest for later processes. A service knows its
     settings, so the process is begun anew, and the trials are no part of its cold start."""
@@ -234,20 +237,12 @@ class Peer(abc.ABC):
 class CheckpointPeer(Peer):
     """Knows its model's ``encoder`` and checks its options."""
 
-    hugging_face: ClassVar[bool] = False
-    """Whether another library opens the checkpoint, which knows the Hugging Face layout alone."""
-
     accepted: ClassVar[Mapping[str, tuple[str, ...] | float]] = {}
     """The options: the words that one takes, or a number of at least 0. The first word, or the number, is the default.
     ``settings`` are those in force."""
 
     def __init__(self, model: ModelFiles, dtype: str, threads: int, cache: Path, **options: Any) -> None:
         super().__init__(model, dtype, threads, cache, **options)
-        if self.hugging_face and model.foreign is not None:
-            raise InputError(
-                f"{self.name} opens folders in the Hugging Face layout; {model.name} is {model.foreign}. Leave this "
-                "backend out for it"
-            )
         if unknown := sorted(options.keys() - self.accepted.keys()):
             known = ", ".join(sorted(self.accepted)) or "none"
             raise InputError(f"{self.name} has no option {unknown[0]!r}; it has: {known}")

@@ -33,7 +33,6 @@ class CTranslate2(PaddedPeer):
     modules = ("ctranslate2",)
     needs = ("torch", "transformers")
     extra = "bench-ctranslate2"
-    hugging_face = True
 
     def converted(self) -> Path:
         kind = self.encoder.arch

@@ -20,6 +20,7 @@ class Encast(Peer):
     name = "encast"
     dtypes = ("f32", "bf16", "int8")
     modules = ("encast.engine", "encast.backends.cpu")
+    any_format = True
 
     def converted(self) -> Path:
         """Compiled unless the very same compiler has compiled the very same checkpoint before."""

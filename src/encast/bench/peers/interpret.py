@@ -309,6 +309,7 @@ class InterpretedPeer(PaddedPeer):
     python: ClassVar[str] = THIS_PYTHON
     """An interpreter that all of them have wheels for."""
     needs = tuple(WORKER_NEEDS)
+    any_format = True
     variables: ClassVar[Mapping[str, str]] = {}
     """Of the process's environment, read when the packages are imported; ``{threads}`` stands for their number."""
     graph: Graph

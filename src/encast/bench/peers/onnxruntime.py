@@ -34,7 +34,6 @@ class OnnxRuntime(PaddedPeer):
     modules = ("onnxruntime",)
     needs = ("onnx", "onnxscript", "torch", "transformers")
     extra = "bench-onnxruntime"
-    hugging_face = True
     accepted: ClassVar = {"graph": ("fused", "plain"), "quantisation": ("dynamic", "static")}
 
     def converted(self) -> Path:

@@ -70,7 +70,6 @@ class OpenVino(PaddedPeer):
     modules = ("openvino",)
     needs = ("nncf", "torch", "transformers")
     extra = "bench-openvino"
-    hugging_face = True
     accepted: ClassVar = {"sparse_rate": 1}
 
     def converted(self) -> Path:

@@ -46,7 +46,6 @@ class _TorchPeer(PaddedPeer):
     dtypes = ("f32", "bf16", "int8")
     needs = ("transformers",)
     extra = "bench-torch"
-    hugging_face = True
 
     @abc.abstractmethod
     def load(self) -> Any:

@@ -33,7 +33,6 @@ class SentenceTransformers(CheckpointPeer):
     dtypes = ("f32", "bf16")
     modules = ("torch", "transformers", "sentence_transformers")
     extra = "bench-sentence-transformers"
-    hugging_face = True
 
     def open(self) -> None:
         set_threads(self.threads)
