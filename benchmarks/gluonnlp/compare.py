@@ -2,8 +2,9 @@
 
     python benchmarks/gluonnlp/compare.py OUT
 
-A row has the largest difference of an answer from GluonNLP's over the largest of its answers, the same of the norms,
-and whether the artifact's tokenizer makes the ids that GluonNLP made of the texts. Ends with 1 where it does not.
+A row has the largest difference of an answer over GluonNLP's largest answer, the norm of all differences over that of
+its answers, and whether the artifact's tokenizer makes the ids that GluonNLP made of the texts. Ends with 1 if ids
+differ; differences of answers have no limit here.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     folders = sorted(path for path in parser.parse_args().out.iterdir() if path.is_dir())
     good = True
-    print("| model | largest difference | difference of norms | ids of texts |\n| --- | ---: | ---: | --- |")
+    print("| model | largest difference | norm of the difference | ids of texts |\n| --- | ---: | ---: | --- |")
     for folder in folders:
         with tempfile.TemporaryDirectory() as work:
             largest, norms, ids = compare(folder, Path(work))

@@ -8,10 +8,11 @@
 
 For each model of ``MODELS`` a folder in OUT: ``net.params``, ``net.vocab``, the texts with the ids that GluonNLP makes
 of them, and its answers in f32. CHECKPOINT is a BERT in the Hugging Face layout, with or without a head that
-classifies: its ``vocab.txt`` is the vocabulary of all, and the model ``checkpoint`` has its weights. Those of the
-others are random. ``--scripts`` is the folder of GluonNLP's repository at v0.10.0 with ``BertForQA`` and
-``BERTTagger``, which the package lacks; without it the models with these heads are left out. The last line is for
-encast's own environment. This file is Python 3.8, the last that has a wheel of MXNet.
+classifies, uncased, with ``hidden_act`` gelu and ``model.safetensors``: its ``vocab.txt`` is the vocabulary of all, and
+the model ``checkpoint`` has its weights. The others have random weights. ``--scripts`` is the folder of GluonNLP's
+repository at v0.10.0 with ``BertForQA`` and ``BERTTagger``, which the package lacks; without it the two models with
+these heads are left out. The last line is for encast's own environment. Python 3.8 is the version that these releases
+were made for.
 """
 
 from __future__ import annotations
