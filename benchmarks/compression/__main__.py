@@ -6,9 +6,9 @@
 
 ``run`` is ``encast compress`` with the recipe of each task that lies beside this file, as many at a time as ``--jobs``,
 on ``--threads`` each; what is there already is not run again, and what was ended goes on. Tasks of pairs also get pairs
-without labels (``pairs.py``). ``table`` prints, of all runs that are done, the metric of each level over the seeds, and
-sizes and speeds of the first seed's artifacts, measured by turns in one process on all cores: leave the machine alone
-meanwhile.
+without labels (``pairs.py``), SQuAD questions without answers (``questions.py``). ``table`` prints, of all runs that
+are done, the metric of each level over the seeds, and sizes and speeds of the first seed's artifacts, measured by turns
+in one process on all cores: leave the machine alone meanwhile.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pairs import write_pairs
+from questions import write_questions
 
 import encast
 from encast.compress.front import Entry, judge, measure_front
@@ -42,16 +44,17 @@ class Task:
     task: str
     data: str
     metric: str
-    pairs: bool
+    unlabelled: Callable[[Path, Path], int] | None = None
+    """Writes rows without labels, of the data set's folder, into a file."""
     rows: int | None = None
     """How many of the training rows, None for all."""
 
 
 TASKS = {
-    "sst2": Task("SST-2", "classify", "glue/SST-2", "accuracy", False),
-    "mrpc": Task("MRPC", "classify", "glue/MRPC", "f1", True),
-    "stsb": Task("STS-B", "classify", "glue/STS-B", "spearman", True),
-    "squad": Task("SQuAD 1.1", "answer", "squad-v1.1", "f1", False, rows=12_000),
+    "sst2": Task("SST-2", "classify", "glue/SST-2", "accuracy"),
+    "mrpc": Task("MRPC", "classify", "glue/MRPC", "f1", partial(write_pairs, each=2)),
+    "stsb": Task("STS-B", "classify", "glue/STS-B", "spearman", partial(write_pairs, each=2)),
+    "squad": Task("SQuAD 1.1", "answer", "squad-v1.1", "f1", partial(write_questions, count=20_000), rows=12_000),
 }
 
 
@@ -60,15 +63,15 @@ def run(checkpoint: str, data: Path, out: Path, tasks: list[str], seeds: list[in
     out.mkdir(exist_ok=True)
     (out / "data.json").write_text(json.dumps(str(data.resolve())))
     for name in tasks:
-        if TASKS[name].pairs:
-            write_pairs(data / TASKS[name].data, out / f"{name}.jsonl", each=2)
+        if (write := TASKS[name].unlabelled) is not None:
+            write(data / TASKS[name].data, out / f"{name}.jsonl")
 
     def one(name: str, seed: int) -> bool:
         task, folder, log = TASKS[name], out / f"{name}-{seed}", out / f"{name}-{seed}.log"
         command = [
             sys.executable, "-c", ENCAST, "compress", checkpoint,
             "--task", task.task, "--data", str(data / task.data), "--metric", task.metric,
-            *(["--unlabelled", str(out / f"{name}.jsonl")] if task.pairs else []),
+            *(["--unlabelled", str(out / f"{name}.jsonl")] if task.unlabelled else []),
             *(["--train-rows", str(task.rows)] if task.rows else []),
             "--recipe", str(HERE / f"{name}.yaml"), "--seed", str(seed), "--threads", str(threads), "--resume",
             "--out", str(folder),
