@@ -1,4 +1,4 @@
-"""What sparsity costs on real tasks: a checkpoint fine-tuned, pruned to 50, 70, 80 and 90 %, and each compiled to int8.
+"""What sparsity costs on real tasks: a checkpoint fine-tuned, pruned in steps to 80 or 90 %, and each compiled to int8.
 
     python benchmarks/compression run CHECKPOINT --data ../shared/data --out runs [--tasks mrpc stsb] [--seeds 0 1 2]
         [--jobs 2] [--threads 1]
