@@ -15,7 +15,10 @@
 namespace encast::testing {
 namespace {
 
-constexpr int kRounds = 15, kCopies = 4;  // copies: of a weight, so that it comes from where a model's would
+constexpr int kRounds = 15;
+// The bytes of MiniLM's products. A weight is copied until it has as many, so that it comes from where a
+// model's would: from behind the second-level cache.
+constexpr int64_t kDenseBytes = 10 << 20;
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -58,10 +61,11 @@ void measure(int64_t m, int64_t n, int64_t k, double density, double peak) {
       }
     }
   }
-  const std::vector<PackedSparse> sparse(kCopies, pack_sparse(w.data(), n, k));
   const int64_t bytes = gemm_packed_bytes(GemmOperands::q8s8, n, k);
-  const Aligned dense(kCopies * bytes), scratch(sparse_scratch_bytes(k)), a(m * k), c(m * n * 4);
-  for (int copy = 0; copy < kCopies; ++copy)
+  const int64_t copies = round_up(kDenseBytes, bytes) / bytes;
+  const std::vector<PackedSparse> sparse(static_cast<size_t>(copies), pack_sparse(w.data(), n, k));
+  const Aligned dense(copies * bytes), scratch(sparse_scratch_bytes(k)), a(m * k), c(m * n * 4);
+  for (int64_t copy = 0; copy < copies; ++copy)
     gemm_pack(GemmOperands::q8s8, w.data(), n, k, dense.data + copy * bytes);
   std::fill(a.data, a.data + m * k, std::byte{77});
   const std::vector<float> a_scale(static_cast<size_t>(m), 0.01f), w_scale(static_cast<size_t>(n), 0.01f);
@@ -77,16 +81,16 @@ void measure(int64_t m, int64_t n, int64_t k, double density, double peak) {
   const auto skip = reinterpret_cast<SparseFn>(select_kernel("sparse_q8s8", "s8", m)->fn);
   const int64_t panels = round_up(n, kPanel) / kPanel;
   std::vector<double> ratios, times;
-  int copy = 0;
+  int64_t copy = 0;
   for (int round = 0; round < kRounds; ++round) {
     const double dense_s = seconds_of([&] {
       GemmArgs own = args;
-      copy = (copy + 1) % kCopies;
+      copy = (copy + 1) % copies;
       own.w = dense.data + copy * bytes;
       multiply(own, 0, m, 0, panels);
     });
     const double sparse_s = seconds_of([&] {
-      copy = (copy + 1) % kCopies;
+      copy = (copy + 1) % copies;
       skip({args, sparse[static_cast<size_t>(copy)].weight(), scratch.data}, 0, m, 0, panels);
     });
     ratios.push_back(dense_s / sparse_s);
