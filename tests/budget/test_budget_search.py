@@ -155,14 +155,16 @@ def test_bf16_takes_the_place_of_f32_where_it_is_faster_and_enough(tmp_path: Pat
 
 
 def test_the_faster_of_dense_and_sparse_is_taken(tmp_path: Path) -> None:
-    search, kept = run(Model(costly(_2=3.0), sparse=1.5), tmp_path / "fast", sparse="always")
+    search, kept = run(Model(costly(_2=3.0), sparse=1.5), tmp_path / "fast", sparse="auto")
     assert search.chosen.sparse == "always"
     assert kept[-1] == (search.chosen.plan, "always")
     pair = [candidate for candidate in search.candidates if candidate.plan == search.chosen.plan]
     assert [candidate.sparse for candidate in pair] == ["never", "always"]
     assert pair[0].metrics == pair[1].metrics
     assert [candidate.sparse for candidate in search.candidates if candidate.plan == BF16] == ["never"]
-    assert run(Model(costly(_2=3.0), sparse=0.9), tmp_path / "slow", sparse="always")[0].chosen.sparse == "never"
+    assert run(Model(costly(_2=3.0), sparse=0.9), tmp_path / "slow", sparse="auto")[0].chosen.sparse == "never"
+    asked, _ = run(Model(costly(_2=3.0), sparse=0.9), tmp_path / "always", sparse="always")
+    assert {candidate.sparse for candidate in asked.candidates if candidate.plan.dtype == "int8"} == {"always"}
 
 
 def test_an_impossible_budget_says_by_how_much_it_is_missed_and_where(tmp_path: Path) -> None:

@@ -30,7 +30,9 @@ def data(write_rows: Callable[..., Path]) -> Path:
     return write_rows("data", classes(96, 1), classes(40, 2))
 
 
-def run(tmp_path: Path, encoder: Path, data: Path, recipe: str, texts: str | None, task: str = "classify") -> int:
+def run(
+    tmp_path: Path, encoder: Path, data: Path, recipe: str, texts: str | None, task: str = "classify", *others: str
+) -> int:
     (tmp_path / "recipe.yaml").write_text(f"stages: [{recipe}]")
     more = []
     if texts is not None:
@@ -39,7 +41,7 @@ def run(tmp_path: Path, encoder: Path, data: Path, recipe: str, texts: str | Non
     return main(
         [
             "compress", str(encoder), "--task", task, "--data", str(data), "--recipe", str(tmp_path / "recipe.yaml"),
-            "-o", str(tmp_path / "out"), "--threads", "1", "--device", "cpu", *more,
+            "-o", str(tmp_path / "out"), "--threads", "1", "--device", "cpu", *more, *others,
         ]
     )  # fmt: skip
 
@@ -132,3 +134,12 @@ def test_other_texts_are_another_run(
     more = ["--device", "cpu", "--unlabelled", str(tmp_path / "texts.jsonl"), "--resume"]
     assert main(["compress", str(encoder), "--task", "classify", "--data", str(data), *options, *more]) == 2
     assert "differs in unlabelled" in capsys.readouterr().err
+
+
+def test_a_dry_run_counts_them(tmp_path: Path, encoder: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for texts in (lines([{"text": text} for text in sentences(96, 3)]), None):
+        assert run(tmp_path, encoder, data, f"{FINE}, {MORE}", texts, "classify", "--dry-run") == 0
+        said.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("distil")])
+    assert "6 steps" in said[0][0]
+    assert "3 steps" in said[1][0]

@@ -42,14 +42,16 @@ def find(
     sparse: str = "never",
     exact: bool = False,
     adapter: str | None = None,
+    threads: int | None = None,
     progress: Say = lambda step, done, total: None,
 ) -> Found:
     """Compiles ``source`` to ``out`` with the fastest precision whose ``metric`` on ``data`` is within the budget.
 
     ``max_drop``: the share of the f32 metric that may be lost, 0.01 for 1 %. ``metric``: as ``scoring.score`` names it;
-    by default the first one of the kind of data. ``sparse`` other than "never": each candidate is tried with and
-    without its blocks of zeros. ``task``, ``exact`` and ``adapter`` are those of ``compile``. ``progress(step,
-    done, total)`` hears what is done next.
+    by default the first one of the kind of data. ``sparse`` says whether int8 candidates leave out their blocks of
+    zeros: "always", "never", or "auto", which tries both. ``task``, ``exact`` and ``adapter`` are those of ``compile``.
+    ``threads``: those that answer and are timed; by default the usable cores. ``progress(step, done, total)`` hears
+    what is done next.
 
     ``out`` holds the best artifact so far from the first one that keeps the budget and is faster than f32. ``journal``
     has what was measured; after an interrupt or a crash ``resume`` goes on with it. It is removed at the end. The
@@ -82,6 +84,7 @@ def find(
         "sparse": sparse,
         "exact": exact,
         "adapter": adapter,
+        "threads": threads,
         "machine": Fingerprint.here().digest,
     }
     with ExitStack() as held:
@@ -89,7 +92,7 @@ def find(
         try:
             scratch = _scratch(target, held)
             options: dict[str, Any] = {"task": task, "exact": exact, "adapter": adapter}
-            shop = Workshop(source, data, target, scratch, files=files, **options)
+            shop = Workshop(source, data, target, scratch, files=files, threads=threads, **options)
             search = Search(shop, kept, metric=metric, max_drop=max_drop, sparse=sparse, keep=shop.keep, say=progress)
             search.run()
             chosen = search.chosen

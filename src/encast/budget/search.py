@@ -24,9 +24,9 @@ from encast.budget.result import Candidate, Layer, Missed
 from encast.errors import EncastError, InputError, ResourceError
 from encast.scoring import Scored
 
-__all__ = ["Say", "Search", "Shop", "fewest"]
+__all__ = ["ROUNDING", "Say", "Search", "Shop", "fewest", "keeps"]
 
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
 """Metrics are shares of rows times 100: a drop of 1 % in binary may be a bit more."""
 _PAYS = 1.05
 """How many times as fast as f32 bf16 must be for mixtures with it to be tried; less is noise."""
@@ -39,6 +39,14 @@ Say = Callable[[str, int, int | None], None]
 """Hears what is done next, its number and how many there are of the kind, None where that is not known."""
 
 T = TypeVar("T")
+
+_VARIANTS = {"never": ("never",), "always": ("always",), "auto": ("never", "always")}
+"""By ``sparse``, how the zeros of an int8 candidate are tried."""
+
+
+def keeps(drop: float, max_drop: float) -> bool:
+    """Whether a budget allows a drop."""
+    return drop <= max_drop + ROUNDING
 
 
 class Shop(Protocol):
@@ -166,12 +174,12 @@ class Search:
         if plan in self._tried:
             return self._tried[plan]
         scores = self._scores(plan)
-        variants = ("never", "always") if self._sparse != "never" and plan.dtype == "int8" else ("never",)
+        variants = _VARIANTS[self._sparse] if plan.dtype == "int8" else ("never",)
         if scores.metrics is None:
             self._tried[plan] = [Candidate(plan, failed=scores.failed)]
             return self._tried[plan]
         drop = (self.reference - scores.metrics[self._metric]) / self.reference
-        within = drop <= self._max_drop + _ROUNDING
+        within = keeps(drop, self._max_drop)
         race = self._race(plan, variants, within) if within or timed else Race({}, {})
         self._tried[plan] = made = [
             Candidate(plan, sparse, scores.metrics, drop, within, race.to_f32.get(sparse), race.failed)

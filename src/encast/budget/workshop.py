@@ -45,11 +45,13 @@ class Workshop:
         scratch: Path,
         *,
         files: dict[str, str],
+        threads: int | None = None,
         **options: Any,
     ) -> None:
-        """``files``: the checkpoint's, with their SHA-256; ``options`` of ``compile``, with ``task`` and ``exact``."""
+        """``files``: the checkpoint's, with their SHA-256; ``threads``: default: the usable cores; ``options`` of
+        ``compile``, with ``task`` and ``exact``."""
         self._source, self._data, self._out, self._scratch = source, data, out, scratch
-        self._files, self._options = files, options
+        self._files, self._threads, self._options = files, threads, options
         self._made: Plan | None = None
 
     # Accuracy
@@ -58,7 +60,7 @@ class Workshop:
         """Of all rows; raises ``EncastError``."""
         if plan == F32:
             return self._reference[0]
-        with engines.load(self._candidate(plan, "never")) as engine:
+        with self._load(self._candidate(plan, "never")) as engine:
             return score(engine, self._data)
 
     def layers(self) -> list[tuple[str, str]]:
@@ -73,7 +75,7 @@ class Workshop:
         """
         path = self._compile(alone(layer), "layer", "never")
         try:
-            with engines.load(path) as engine:
+            with self._load(path) as engine:
                 narrow = self._sample.run(engine.runnable)
         finally:
             shutil.rmtree(path, ignore_errors=True)
@@ -85,7 +87,7 @@ class Workshop:
 
     @cached_property
     def _reference(self) -> tuple[Scored, Recorder]:
-        with engines.load(self._f32) as engine:
+        with self._load(self._f32) as engine:
             recorder = Recorder(engine.runnable)
             return score(Engine(engine.session, recorder), self._data), recorder
 
@@ -95,7 +97,7 @@ class Workshop:
 
     @cached_property
     def _wide(self) -> Any:
-        with engines.load(self._f32) as engine:
+        with self._load(self._f32) as engine:
             return self._sample.run(engine.runnable)
 
     @cached_property
@@ -111,12 +113,16 @@ class Workshop:
         """
         paths = [self._f32] if best[0] == F32 else [self._f32, self._out]
         before = len(paths)
-        times = race([*paths, *(self._candidate(plan, sparse) for sparse in variants)], self._race_sample)
+        candidates = [self._candidate(plan, sparse) for sparse in variants]
+        times = race([*paths, *candidates], self._race_sample, self._threads)
         own = dict(zip(variants, times[before:], strict=True))
         to_f32, to_best = ({name: ratio(base, own[name]) for name in own} for base in (times[0], times[before - 1]))
         return to_f32, to_best
 
     # Artifacts
+
+    def _load(self, path: Path) -> Engine:
+        return engines.load(path, threads=self._threads)
 
     def keep(self, plan: Plan, sparse: str) -> Path:
         """Sees to it that ``out`` holds that candidate; compiles it unless it is there already."""

@@ -75,8 +75,10 @@ def forecast(source: str, recipe: Recipe, context: Context) -> Iterator[Forecast
         plain = load_model(checkpoint, task, seed=0, dropout=stage.dropout, device=context.device)
         with tempfile.TemporaryDirectory(prefix="encast-") as folder:
             bare = _without_teacher(stage)
-            trainer = Trainer(plain, bare, examples, products=[], state=StateFolder(Path(folder)), seed=0)
-            step = _step_seconds(trainer, examples, stage.batch_size)
+            # Rows without labels take as long as others of as many tokens.
+            labelled = [one for one in examples if one.target is not None]
+            trainer = Trainer(plain, bare, labelled, products=[], state=StateFolder(Path(folder)), seed=0)
+            step = _step_seconds(trainer, labelled, stage.batch_size) * _mean_tokens(examples) / _mean_tokens(labelled)
         steps = steps_of(len(examples), stage.batch_size, stage.epochs, stage.max_steps)
         epochs = steps / steps_of(len(examples), stage.batch_size, 1)
         tokens = round(sum(one.tokens for one in examples) * epochs)
@@ -116,6 +118,10 @@ def _what(stage: Training) -> str:
 def _without_teacher(stage: Training) -> Training:
     """The fields that a step's time depends on."""
     return Training(**{name: getattr(stage, name) for name in Training.__struct_fields__})
+
+
+def _mean_tokens(examples: Sequence[Example]) -> float:
+    return sum(one.tokens for one in examples) / len(examples)
 
 
 def _step_seconds(trainer: Trainer, examples: Sequence[Example], batch_size: int) -> float:

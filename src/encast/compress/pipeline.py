@@ -207,36 +207,51 @@ def _files(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _open(folder: Path, key: Mapping[str, Any], resume: bool) -> int:
-    """Makes the folder, or finds it as a run with the same key has left it; returns its lock, an open file."""
-    file = folder / _RUN
+    """Makes the folder, or finds it as a run with the same key has left it; returns its lock, the open folder.
+
+    Nothing in the folder is read or written before it is locked: another run may be at work there.
+    """
+    if not resume and os.path.lexists(folder):
+        raise _exists(folder)
     try:
-        if resume and file.is_file():
-            _compare(file, key)
-        elif os.path.lexists(folder) and not (resume and _is_bare(folder)):
-            hint = "add --resume to go on with it, or " if file.is_file() else ""
-            raise InputError(f"{folder} exists already; {hint}choose another place, or remove it")
-        else:
-            if not folder.parent.is_dir():
-                raise InputError(f"the folder {folder.parent} does not exist; make it, or choose another place")
+        if not folder.parent.is_dir():
+            raise InputError(f"the folder {folder.parent} does not exist; make it, or choose another place")
+        if not os.path.lexists(folder):
             folder.mkdir(exist_ok=True)
-            write_whole(file, json.dumps(key, indent=2) + "\n")
-        descriptor = os.open(file, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except NotADirectoryError:
+        raise _exists(folder) from None
     except OSError as error:
         raise ResourceError(f"{folder} cannot be written: {error.strerror}; choose another place") from None
     try:
-        busy = InputError(f"another process is at work in {folder}; wait for it, or choose another place")
-        lock(descriptor, busy)
-        if not file.is_file() or os.fstat(descriptor).st_ino != file.stat().st_ino:
-            raise busy  # it began at the same moment, and its file has taken the place of this one's
+        lock(descriptor, InputError(f"another process is at work in {folder}; wait for it, or choose another place"))
+        file = folder / _RUN
+        if file.is_file():
+            # Without ``resume`` the folder was not there a moment ago: another run made it, and has ended since.
+            if not resume:
+                raise _exists(folder)
+            _compare(file, key)
+        elif _is_bare(folder):
+            write_whole(file, json.dumps(key, indent=2) + "\n")
+        else:
+            raise _exists(folder)
+    except OSError as error:
+        os.close(descriptor)
+        raise ResourceError(f"{folder} cannot be written: {error.strerror}; choose another place") from None
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
+def _exists(folder: Path) -> InputError:
+    hint = "add --resume to go on with it, or " if (folder / _RUN).is_file() else ""
+    return InputError(f"{folder} exists already; {hint}choose another place, or remove it")
+
+
 def _is_bare(folder: Path) -> bool:
     """Whether it is as a run leaves it that was killed before its first file was whole."""
-    return folder.is_dir() and all(name.startswith(".encast-") for name in os.listdir(folder))
+    return all(name.startswith(".encast-") for name in os.listdir(folder))
 
 
 def _compare(file: Path, key: Mapping[str, Any]) -> None:

@@ -14,8 +14,9 @@ import msgspec
 import encast.artifact as artifacts
 import encast.budget as budget
 from encast.budget.race import race, ratio
+from encast.budget.search import ROUNDING, keeps
 from encast.compile import compile
-from encast.compress.front import Entry, Judged, judge, measure_front
+from encast.compress.front import Entry, Judged, drop_of, judge, measure_front
 from encast.compress.recipe import Quantise
 from encast.compress.stages import Context
 from encast.errors import InputError
@@ -30,8 +31,8 @@ def quantise_stage(
     """Writes the artifact ``out``, of one of the checkpoints ``made`` (name to folder); returns its record.
 
     Without a budget it is the last checkpoint's. With one it is the fastest of all whose metric is within the budget of
-    the first checkpoint in f32; where none is, the one that misses by the least, and the record says so. ``work`` holds
-    what a later call goes on from.
+    the first checkpoint in f32, which is one of them; where none but f32 is, ``missed`` of the record names the nearest
+    and by how much it is over. ``work`` holds what a later call goes on from.
     """
     work.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {"stage": msgspec.to_builtins(stage)}
@@ -66,13 +67,12 @@ def quantise_stage(
     entries = measure_front(judged, metric, context.threads, context.usd_per_hour, work)
     chosen = _choose(stage, entries)
     _place(next(one.artifact for one in judged if one.name == chosen.name), out)
-    over = None if stage.max_drop is None or chosen.drop is None else max(0.0, chosen.drop - stage.max_drop)
     return {
         **record,
         "checkpoint": owners.get(chosen.name, names[0]),
         "chosen": chosen.name,
         "metric": metric,
-        "over_budget": over,
+        "missed": None if stage.max_drop is None else _missed(stage.max_drop, entries, owners, notes, metric),
         "front": [entry.to_json() for entry in entries],
         "searches": notes,
     }
@@ -81,9 +81,30 @@ def quantise_stage(
 def _choose(stage: Quantise, entries: list[Entry]) -> Entry:
     if stage.max_drop is None:
         return entries[-1]
-    drops = {entry.name: entry.drop or 0.0 for entry in entries}
-    within = [entry for entry in entries if drops[entry.name] <= stage.max_drop]
-    return max(within, key=lambda one: one.speed) if within else min(entries, key=lambda one: drops[one.name])
+    # The reference is among them and has lost nothing.
+    within = [entry for entry in entries if entry.drop is not None and keeps(entry.drop, stage.max_drop)]
+    return max(within, key=lambda one: one.speed)
+
+
+def _missed(
+    max_drop: float, entries: list[Entry], owners: Mapping[str, str], notes: Mapping[str, Any], metric: str
+) -> dict[str, Any] | None:
+    """What is nearest to the budget where nothing narrower than f32 keeps it, and by how much it is over."""
+    drops = {entry.name: entry.drop for entry in entries}
+    found: dict[str, float | None] = {}
+    for what, name in owners.items():
+        note = notes[name]
+        if note["what"] != "f32":
+            found[what] = drops[what]
+        elif (missed := note["found"]["missed"]) is None:
+            return None  # one keeps it, and is no faster than f32
+        elif (nearest := missed["nearest"]) is not None:
+            found[f"{name} {nearest['name']}"] = drop_of(nearest["metrics"][metric], entries[0].metric)
+    known = {what: drop for what, drop in found.items() if drop is not None}
+    what = min(known, key=lambda one: known[one], default=None)
+    if what is None or keeps(known[what], max_drop):
+        return None
+    return {"nearest": what, "drop": known[what], "over": known[what] - max_drop}
 
 
 def _within(
@@ -97,7 +118,7 @@ def _within(
     if not done.is_file():
         own = _judged(name, _plain(checkpoint, folder / "f32", context), context).metrics[metric]
         left = 1.0 - (1.0 - stage.max_drop) * reference / own if own > 0 else -1.0
-        if not 0 <= left < 1:
+        if left < -ROUNDING:
             compile(checkpoint, target, dtype="int8", task=context.task, sparse=_known(stage))
             note = {"f32": own, "reason": "f32 is over the budget itself", "what": "int8"}
         else:
@@ -107,10 +128,11 @@ def _within(
                 out=target,
                 task=context.task,
                 metric=metric,
-                max_drop=left,
+                max_drop=max(left, 0.0),
                 journal=folder / "journal",
                 resume=(folder / "journal").exists(),
-                sparse="never" if stage.sparse == "never" else "always",
+                sparse=stage.sparse,
+                threads=context.threads,
                 progress=lambda step, done, total: context.progress(f"{step} ({name})", done, total),
             )
             note = {"f32": own, "what": found.chosen.text, "found": found.to_json()}

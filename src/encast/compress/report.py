@@ -33,8 +33,11 @@ def lines(result: Result) -> Iterator[str]:
             )
         yield ""
         yield f"* no other is as good in all of {front['metric']}, speed, p99 and memory; taken: {front['chosen']}"
-        if front["over_budget"]:
-            yield f"the budget was missed by {front['over_budget']:.2%} of the metric: nothing within it was found"
+        if missed := front.get("missed"):
+            yield (
+                f"nothing narrower than f32 keeps the budget: the nearest, {missed['nearest']}, drops "
+                f"{missed['drop']:.2%}, which is {missed['over']:.2%} over; give a wider budget, or train for longer"
+            )
     yield f"{result.artifact or result.checkpoint}"
 
 

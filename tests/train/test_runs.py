@@ -1,0 +1,97 @@
+"""Who may work in the folder of a run, and what a budget takes of what the run made."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="make test-train installs torch and transformers")
+pytest.importorskip("transformers", reason="make test-train installs torch and transformers")
+
+from encast.compress import pipeline, quantise, report
+from encast.compress.front import Entry
+from encast.compress.recipe import Quantise
+from encast.errors import InputError
+
+KEY = {"seed": 0, "recipe": {"stages": [{"kind": "fine-tune", "epochs": 1}]}}
+OTHER = {"seed": 0, "recipe": {"stages": [{"kind": "fine-tune", "epochs": 2}]}}
+
+
+def test_a_run_at_work_is_left_alone_whatever_the_other_asks_for(tmp_path: Path) -> None:
+    """Stages that are not done may change on --resume, but not under the hands of who trains them."""
+    folder = tmp_path / "run"
+    held = pipeline._open(folder, KEY, False)
+    (folder / ".work").mkdir()
+    for key in (KEY, OTHER):
+        with pytest.raises(InputError, match="another process is at work"):
+            pipeline._open(folder, key, True)
+    with pytest.raises(InputError, match="exists already; add --resume"):
+        pipeline._open(folder, KEY, False)
+    assert (folder / ".work").is_dir()
+    assert json.loads((folder / "run.json").read_text()) == KEY
+    os.close(held)
+    os.close(pipeline._open(folder, OTHER, True))
+    assert not (folder / ".work").exists()
+    assert json.loads((folder / "run.json").read_text()) == OTHER
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("mine")
+    for resume in (False, True):
+        with pytest.raises(InputError, match="exists already; choose another place"):
+            pipeline._open(tmp_path / "run", KEY, resume)
+    assert (tmp_path / "run").read_text() == "mine"
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("")
+    with pytest.raises(InputError, match="exists already; choose another place"):
+        pipeline._open(tmp_path / "full", KEY, True)
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine"]
+
+
+def entries(**metrics: float) -> list[Entry]:
+    """Of f32 with 100 points, and others that are faster one by one."""
+    reference = Entry("dense f32", 100.0, 0.0, 1.0, 1.0, 1.0, 1, 1, None)
+    return [
+        reference,
+        *(
+            Entry(name.replace("_", " "), metric, 1.0 - metric / 100.0, 2.0 + number, 1.0, 1.0, 1, 1, None)
+            for number, (name, metric) in enumerate(metrics.items())
+        ),
+    ]
+
+
+def missed(max_drop: float, made: list[Entry], notes: dict[str, Any]) -> Any:
+    owners = {entry.name: entry.name.split()[0] for entry in made[1:]}
+    return quantise._missed(max_drop, made, owners, notes, "accuracy")
+
+
+def test_the_fastest_on_the_very_budget_is_taken() -> None:
+    made = entries(dense_int8=99.0, sparse_int8=98.9)
+    assert made[1].drop is not None
+    assert made[1].drop > 0.01, "in binary it is a bit more"
+    assert quantise._choose(Quantise(max_drop=0.01), made).name == "dense int8"
+    assert missed(0.01, made, {"dense": {"what": "int8"}, "sparse": {"what": "int8"}}) is None
+
+
+def test_nothing_but_f32_within_the_budget_is_said() -> None:
+    made = entries(dense_int8=98.0, sparse_int8=95.0)
+    notes: dict[str, Any] = {"dense": {"what": "int8"}, "sparse": {"what": "int8"}}
+    assert quantise._choose(Quantise(max_drop=0.01), made).name == "dense f32"
+    found = missed(0.01, made, notes)
+    assert (found["nearest"], found["drop"], found["over"]) == ("dense int8", pytest.approx(0.02), pytest.approx(0.01))
+    # What the search of one checkpoint found nearest counts where f32 is all that it kept.
+    nearest = {"name": "int8 with 2 f32", "metrics": {"accuracy": 98.5}}
+    wide = [made[0], Entry(**{**vars(made[1]), "name": "dense f32", "drop": 0.0}), made[2]]
+    notes["dense"] = {"what": "f32", "found": {"missed": {"nearest": nearest}}}
+    assert missed(0.01, wide, notes)["nearest"] == "dense int8 with 2 f32"
+    notes["dense"] = {"what": "f32", "found": {"missed": None}}
+    assert missed(0.01, wide, notes) is None, "one keeps it, and is no faster than f32"
+    front = {"front": [entry.to_json() for entry in made], "metric": "accuracy", "chosen": "dense f32", "missed": found}
+    said = "\n".join(report.lines(pipeline.Result(Path("run"), {"quantise": front}, Path("1-dense"), None)))
+    assert (
+        "nothing narrower than f32 keeps the budget: the nearest, dense int8, drops 2.00%, which is 1.00% over" in said
+    )
