@@ -44,7 +44,7 @@ def inject(folder: Path, layer: int, scale: float = 2.0**12) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def times_by_size(artifacts: Sequence[Path], sample: Any) -> list[list[float]]:
+def times_by_size(artifacts: Sequence[Path], sample: Any, threads: int | None = None) -> list[list[float]]:
     """In place of ``race``: a run takes as long as the weights are large, so that more int8 is always faster."""
     return [[float((path / "weights.safetensors").stat().st_size)] for path in artifacts]
 

@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,22 @@ def test_real_races_choose_among_what_is_within(tmp_path: Path) -> None:
     assert all(candidate.within for candidate in found.candidates)
     assert all(candidate.speed is not None and candidate.speed > 0 for candidate in found.candidates)
     assert artifact.open(found.artifact).card["quant"] == found.chosen.plan.spec.to_json()
+
+
+def test_threads_are_those_that_answer_and_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int | None] = []
+
+    def load(path: Any, *, threads: int | None) -> Any:
+        asked.append(threads)
+        return encast.load(path, threads=threads)
+
+    for module in (workshop, race):
+        monkeypatch.setattr(module, "engines", SimpleNamespace(load=load))
+    made = outliers.checkpoint(tmp_path / "model", guilty=(0,), layers=1, **EMBED)
+    found = search(made, outliers.own_scores(tmp_path, made, 40), tmp_path / "m.encast", max_drop=0.0, threads=1)
+    assert found.layers, "layers were measured too"
+    assert len(asked) > 8
+    assert set(asked) == {1}
 
 
 def test_dense_and_sparse_candidates_answer_alike(tmp_path: Path, by_size: None) -> None:

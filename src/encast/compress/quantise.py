@@ -100,11 +100,11 @@ def _missed(
             return None  # one keeps it, and is no faster than f32
         elif (nearest := missed["nearest"]) is not None:
             found[f"{name} {nearest['name']}"] = drop_of(nearest["metrics"][metric], entries[0].metric)
-    known = {what: drop for what, drop in found.items() if drop is not None}
-    what = min(known, key=lambda one: known[one], default=None)
-    if what is None or keeps(known[what], max_drop):
+    known = [(drop, what) for what, drop in found.items() if drop is not None]
+    if not known:
         return None
-    return {"nearest": what, "drop": known[what], "over": known[what] - max_drop}
+    drop, what = min(known)
+    return None if keeps(drop, max_drop) else {"nearest": what, "drop": drop, "over": drop - max_drop}
 
 
 def _within(
