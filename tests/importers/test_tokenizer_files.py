@@ -302,7 +302,8 @@ def test_other_sentencepiece_models_are_refused(tmp_path: Path) -> None:
     ("configured", "sentence", "expected"),
     [
         (512, 256, 256),
-        (128, 256, 128),
+        (128, 256, 256),
+        (128, 10**9, None),
         (None, None, None),
         (1000000000000000019884624838656, None, None),
         (1e30, 384, 384),

@@ -32,7 +32,7 @@ class TokenizerFiles:
 
     ``json``: text of a ``tokenizers`` tokenizer.json, which may hold truncation and padding settings of
     its own that users must override. ``max_length``: longest input in tokens, special ones included, by
-    ``tokenizer_config.json`` and ``sentence_bert_config.json``; None when neither limits it.
+    ``sentence_bert_config.json``, else by ``tokenizer_config.json``; None when that sets no limit.
     ``truncation_side``: ``left`` or ``right``. ``special_tokens``: role (``cls``, ``sep``, ``mask``, ``pad``,
     ``unk``, ``bos``, ``eos``) → token, those that the vocabulary has. ``vocab_size``: one more than the
     largest id, added tokens included. ``special_count``: special tokens that a pair of texts gets.
@@ -87,8 +87,9 @@ def read_tokenizer(folder: Folder, config: Mapping[str, Any], transformer: Trans
 
 
 def _max_length(settings: TokenizerSettings, transformer: TransformerSettings) -> int | None:
-    limits = [settings.max_length, transformer.max_seq_length]
-    return min((limit for limit in limits if limit is not None and limit < _NO_LIMIT), default=None)
+    # sentence-transformers sets its own length on the tokenizer, so that it counts even where it is the larger one.
+    limit = settings.max_length if transformer.max_seq_length is None else transformer.max_seq_length
+    return limit if limit is not None and limit < _NO_LIMIT else None
 
 
 def _lowers(normalizer: Any) -> bool:
