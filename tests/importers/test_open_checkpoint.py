@@ -135,6 +135,22 @@ def test_choose_files_prefers_safetensors_in_every_folder() -> None:
     ]
 
 
+def test_choose_files_takes_what_lies_beside_the_weights_of_late_interaction_models() -> None:
+    names = ["artifact.metadata", "colbert_linear.pt", "config.json", "pytorch_model.bin", "sparse_linear.pt"]
+    assert choose_files([*names, "imgs/long.jpg", "long.jpg"]) == names
+
+
+def test_choose_files_takes_module_folders_of_any_name() -> None:
+    names = [
+        "0_Transformer_x/config.json",
+        "0_Transformer_x/model.safetensors",
+        "2_Dense_1024/config.json",
+        "2_Dense_1024/model.safetensors",
+        "modules.json",
+    ]
+    assert choose_files([*names, "checkpoint_1/config.json", "2_Dense_1024/more/config.json"]) == names
+
+
 def test_choose_files_takes_the_only_tokenizer_that_deberta_has() -> None:
     names = ["README.md", "config.json", "pytorch_model.bin", "spm.model", "tokenizer_config.json"]
     assert choose_files(names) == names[1:]

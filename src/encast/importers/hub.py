@@ -8,6 +8,8 @@ from typing import Any
 
 from encast.errors import CheckpointError
 from encast.importers.keras_hub import HUB_FILES, HUB_SHARDS
+from encast.importers.late_interaction import METADATA
+from encast.importers.m3_heads import M3_FILES
 from encast.importers.model_files import PYTORCH_FILES, WEIGHT_FILES
 from encast.importers.tensor_bundle import DATA_FILE
 from encast.importers.tokenizer_build import SENTENCEPIECE_FILES
@@ -31,9 +33,11 @@ _SMALL_FILES = {
     "tokenizer_config.json",
     "vocab.json",
     "vocab.txt",
+    METADATA,
+    *M3_FILES,
     *SENTENCEPIECE_FILES,
 }
-_MODULE_FOLDER = re.compile(r"\d+_[A-Za-z]+")
+_MODULE_FOLDER = re.compile(r"\d+_\w+")
 _SAVED_MODEL = re.compile(r"saved_model\.pb|variables/variables\.(index|data-\d{5}-of-\d{5})")
 _ASSET = re.compile(r"assets(?:\.extra)?/([^/]+)")
 
