@@ -75,6 +75,18 @@ def test_new_layout_keeps_the_configs_order_of_modes(tmp_path: Path) -> None:
     assert with_pooling(tmp_path, config).pooling_modes == ("lasttoken", "cls")
 
 
+@pytest.mark.parametrize(
+    ("config", "modes"),
+    [
+        ({"pooling_mode_cls_token": False}, ("mean",)),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": None}, ("cls",)),
+        ({"pooling_mode": "cls"}, ("cls",)),
+    ],
+)
+def test_modes_on_which_versions_agree(tmp_path: Path, config: dict[str, Any], modes: tuple[str, ...]) -> None:
+    assert with_pooling(tmp_path, config).pooling_modes == modes
+
+
 def test_no_flags_means_mean(tmp_path: Path) -> None:
     assert with_pooling(tmp_path, {"word_embedding_dimension": 3}).pooling_modes == ("mean",)
 
@@ -89,6 +101,7 @@ def test_no_flags_means_mean(tmp_path: Path) -> None:
         ({"pooling_mode": []}, CheckpointError, "at least one"),
         ({"pooling_mode": ["cls", "cls"]}, CheckpointError, "at most once"),
         ({"pooling_mode_mean_tokens": False}, CheckpointError, "at least one"),
+        ({"pooling_mode_cls_token": True}, UnsupportedModelError, "cls is on and pooling_mode_mean_tokens is absent"),
         ({"pooling_mode_mean_tokens": "yes"}, CheckpointError, "pooling_mode_mean_tokens must be true or false"),
         ([], CheckpointError, "a JSON object is needed"),
     ],

@@ -301,8 +301,14 @@ def _pooling_modes(folder: Folder) -> tuple[str, ...]:
                 )
     else:
         modes = tuple(mode for name, mode in _POOLING_FLAGS.items() if flag(config, name, False, where))
-        if not any(name in config for name in _POOLING_FLAGS):
-            modes = ("mean",)  # the default of every version
+        if "pooling_mode_mean_tokens" not in config:
+            # Version 5.3 takes an absent flag for the mean as on, whatever else is on; 5.4 takes the mean if none is.
+            if modes:
+                raise UnsupportedModelError(
+                    f"{where}: {', '.join(modes)} is on and pooling_mode_mean_tokens is absent: sentence-transformers "
+                    "up to 5.3 adds the mean, later versions do not; write pooling_mode_mean_tokens, true or false"
+                )
+            modes = ("mean",)
     if not modes or len(set(modes)) != len(modes):
         raise CheckpointError(f"{where}: every pooling mode must be named at most once, and at least one be on")
     return modes
