@@ -122,13 +122,14 @@ def test_layers_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         build_graph(open_checkpoint(writer.finish(path)))
 
 
-def test_weights_may_lie_beside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("location", ["net.data", "./net.data"])
+def test_weights_may_lie_beside(tmp_path: Path, location: str) -> None:
     writer = Writer()
     plain = build_graph(open_checkpoint(writer.write(tmp_path / "plain.onnx")))
     (tmp_path / "apart").mkdir()
     data, tensors = b"", []
     for name, array in writer.weights.items():
-        entries = {"location": "net.data", "offset": str(len(data)), "length": str(array.nbytes)}
+        entries = {"location": location, "offset": str(len(data)), "length": str(array.nbytes)}
         tensors.append(tensor_bytes(name, array, raw=None, extra=external(**entries)))
         data += array.tobytes() + bytes(-array.nbytes % 64)
     (tmp_path / "apart" / "net.data").write_bytes(data)
@@ -396,6 +397,8 @@ ONES = np.ones((2, 3), np.float32)
         ({"raw": None, "extra": external(location="../w")}, "in the same folder"),
         ({"raw": None, "extra": external(location="a/b")}, "in the same folder"),
         ({"raw": None, "extra": external(location="..")}, "in the same folder"),
+        ({"raw": None, "extra": external(location="./..")}, "in the same folder"),
+        ({"raw": None, "extra": external(location="./link")}, "a link out of the model's folder"),
         ({"raw": None, "extra": external(location="")}, "in the same folder"),
         ({"raw": None, "extra": external(location="absent")}, "which is not in"),
         ({"raw": None, "extra": external(location="link")}, "a link out of the model's folder"),

@@ -189,6 +189,7 @@ def _external(
         raise CheckpointError(
             f"{at} lies in {quote(name)}; weights may lie in a file beside the model, in the same folder"
         )
+    name = parts[0]  # without the "./" that some exporters put before it
     if not folder.has(name):
         raise CheckpointError(f"{at} lies in {quote(name)}, which is not in {folder.root}; copy it there")
     home = os.path.realpath(folder.root)
