@@ -175,8 +175,8 @@ def _merged_already(tensors: dict[str, Any]) -> None:
             {f"{FC1}.parametrizations.weight.original": np.ones(4, "f4")})), CheckpointError, "has shape .4., not two"),
         (_tensors(_merged_already), CheckpointError, "no tensor ends in 'parametrizations.weight.original'"),
         (_modules(kwargs=["task", "prompt"]), UnsupportedModelError, "kwargs is .*supported: task"),
-        (_settings(config_args={"lora_alpha": 4}), UnsupportedModelError, "config_args is set, .*custom_st"),
-        (_settings(model_args={"default_task": "separation"}), UnsupportedModelError, "model_args is set, .*custom_st"),
+        (_settings(config_args={"lora_alpha": 4}), UnsupportedModelError, "config_args sets 'lora_alpha'"),
+        (_settings(model_args={"default_task": "separation"}), UnsupportedModelError, "model_args sets 'default_task'"),
         (_modules(type="custom_st.Pooling"), UnsupportedModelError, "has type 'custom_st.Pooling'"),
     ],
 )  # fmt: skip

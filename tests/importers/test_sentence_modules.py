@@ -291,6 +291,24 @@ def test_settings_of_version_5_4(tmp_path: Path) -> None:
     assert with_pooling(tmp_path, MEAN).max_seq_length is None
 
 
+def test_settings_that_change_no_number(tmp_path: Path) -> None:
+    config = {
+        "max_seq_length": 128,
+        "model_args": {"trust_remote_code": True, "attn_implementation": "sdpa", "torch_dtype": "float32"},
+        "config_args": {"revision": "main", "use_memory_efficient_attention": False, "unpad_inputs": True},
+        "tokenizer_args": {"trust_remote_code": True, "model_max_length": 128},
+        "model_kwargs": {"add_pooling_layer": False, "dtype": "bfloat16"},
+        "config_kwargs": {},
+        "processor_kwargs": None,
+        "processing_kwargs": {},
+        "cache_dir": None,
+        "unpad_inputs": True,
+        "mask_prompt": False,
+    }
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(config))
+    assert with_pooling(tmp_path, MEAN).max_seq_length == 128
+
+
 def test_cross_encoders_have_no_sentence_modules(tmp_path: Path) -> None:
     write_model(tmp_path)
     config = {
@@ -312,6 +330,32 @@ def test_cross_encoders_have_no_sentence_modules(tmp_path: Path) -> None:
         ("sentence_bert_config.json", {"query_expansion": {"length": 32}}, "query_expansion is set"),
         ("sentence_bert_config.json", {"transformer_task": "any-to-any"}, "transformer_task is 'any-to-any'"),
         ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 3}}}, "processing_kwargs"),
+        ("sentence_bert_config.json", {"model_args": {"num_hidden_layers": 1}}, "model_args sets 'num_hidden_layers'"),
+        ("sentence_bert_config.json", {"config_args": {"hidden_act": "relu"}}, "config_args sets 'hidden_act'"),
+        (
+            "sentence_bert_config.json",
+            {"tokenizer_args": {"do_lower_case": False}},
+            "tokenizer_args sets 'do_lower_case'",
+        ),
+        (
+            "sentence_bert_config.json",
+            {"tokenizer_args": {"model_max_length": 8}},
+            "tokenizer_args sets 'model_max_length'",
+        ),
+        (
+            "sentence_bert_config.json",
+            {"tokenizer_args": {"model_max_length": None}},
+            "tokenizer_args sets 'model_max_length'",
+        ),
+        (
+            "sentence_bert_config.json",
+            {"processor_kwargs": {"use_fast": True, "strip_accents": True}},
+            "processor_kwargs sets 'strip_accents'",
+        ),
+        ("sentence_bert_config.json", {"model_kwargs": {"variant": "x"}}, "model_kwargs sets 'variant'"),
+        ("sentence_bert_config.json", {"config_kwargs": ["x"]}, "config_kwargs must be an object or null"),
+        ("sentence_bert_config.json", {"mask_prompt": True}, "'mask_prompt' is not understood"),
+        ("sentence_bert_config.json", {"tokenizer_name_or_path": "x"}, "'tokenizer_name_or_path' is not understood"),
         (
             "sentence_bert_config.json",
             {"modality_config": {"text": {"method": "get_text_features"}}},

@@ -191,7 +191,7 @@ def open_checkpoint(
     config, tensors = model.config, model.tensors
     where = str(model.folder.path(model.config_file))
     adapters = () if onnx else adapters_of(config, where)
-    if has_own_transformer(root, folder) and not adapters:
+    if has_own_transformer(root) and not adapters:
         raise UnsupportedModelError(
             f"{root.path('modules.json')}: the first module is code of the model's own (custom_st), which encast knows "
             "for models with lora_adaptations alone (jina-embeddings-v3); where it does what a Transformer does, let "

@@ -55,6 +55,41 @@ _TRANSFORMER_CONFIGS = (
 )
 
 
+_LOADING = ("model_args", "config_args", "tokenizer_args", "model_kwargs", "config_kwargs", "processor_kwargs")
+"""Fields that sentence-transformers passes on when it loads the model, its config and its tokenizer."""
+
+_NO_NUMBERS = {
+    "add_pooling_layer",
+    "attn_implementation",
+    "cache_dir",
+    "device_map",
+    "dtype",
+    "local_files_only",
+    "low_cpu_mem_usage",
+    "revision",
+    "torch_dtype",
+    "trust_remote_code",
+    "unpad_inputs",
+    "use_cache",
+    "use_fast",
+    "use_memory_efficient_attention",
+    "use_safetensors",
+}
+"""What says where a model comes from and how it is run, among those fields or inside of them."""
+
+_TRANSFORMER_FIELDS = {
+    "architecture",
+    "do_lower_case",
+    "max_seq_length",
+    "modality_config",
+    "module_output_name",
+    "processing_kwargs",
+    "transformer_task",
+    *_LOADING,
+    *_NO_NUMBERS,
+}
+
+
 @dataclass(frozen=True)
 class SpladePooling:
     """``activation``: one of ``SPLADE_ACTIVATIONS``; ``max_active_dims``: weights of a text that stay, None: all."""
@@ -108,27 +143,17 @@ def transformer_folder(root: Folder) -> Folder:
     return root.child(path, where) if path else root
 
 
-def has_own_transformer(root: Folder, folder: Folder) -> bool:
+def has_own_transformer(root: Folder) -> bool:
     """Whether the first module is the class that jina-embeddings-v3 has in ``custom_st.py``: a transformer whose words
-    are ``task``, an adapter's name. The code itself is never run. ``folder``: where the module lies.
-
-    Raises ``UnsupportedModelError`` for settings with which that class changes the model.
-    """
-    if not root.has("modules.json") or root.array("modules.json")[0].get("type") != _OWN_TRANSFORMER:
-        return False
-    if (name := folder.pick(_TRANSFORMER_CONFIGS)) is not None:
-        config = folder.object(name)
-        for field_name in ("model_args", "config_args", "tokenizer_args"):
-            if config.get(field_name):
-                raise UnsupportedModelError(
-                    f"{folder.path(name)}: {field_name} is set, with which the model's own code (custom_st) makes "
-                    "another model; remove it"
-                )
-    return True
+    are ``task``, an adapter's name. The code itself is never run."""
+    return root.has("modules.json") and root.array("modules.json")[0].get("type") == _OWN_TRANSFORMER
 
 
 def read_transformer_settings(folder: Folder) -> TransformerSettings:
-    """``sentence_bert_config.json`` (or one of its older names) of the transformer's folder, if there is one."""
+    """``sentence_bert_config.json`` (or one of its older names) of the transformer's folder, if there is one.
+
+    Raises ``CheckpointError`` on malformed fields and ``UnsupportedModelError`` on those that may change numbers.
+    """
     name = folder.pick(_TRANSFORMER_CONFIGS)
     if name is None:
         return TransformerSettings()
@@ -141,6 +166,9 @@ def read_transformer_settings(folder: Folder) -> TransformerSettings:
     for name in ("query_expansion", "query_length", "document_length"):
         if config.get(name) is not None:
             raise UnsupportedModelError(f"{where}: {name} is set (late interaction), which is not supported")
+    check_fields(config, _TRANSFORMER_FIELDS, where)
+    for name in _LOADING:
+        _check_loading(name, config.get(name), max_seq_length, where)
     processing = config.get("processing_kwargs")
     if processing:
         raise UnsupportedModelError(
@@ -162,6 +190,20 @@ def read_transformer_settings(folder: Folder) -> TransformerSettings:
                 f"{where}: modality_config must give for text method forward and method_output_name {output[task]}"
             )
     return TransformerSettings(max_seq_length, do_lower_case, task)
+
+
+def _check_loading(name: str, value: Any, max_seq_length: int | None, where: str) -> None:
+    """Raises for what the field ``name`` of ``_LOADING`` says of the model itself, which belongs into its own files."""
+    if value is not None and not isinstance(value, dict):
+        raise CheckpointError(f"{where}: {name} must be an object or null")
+    for key in value or {}:
+        same_length = key == "model_max_length" and value[key] is not None and value[key] == max_seq_length
+        if key not in _NO_NUMBERS and not same_length:
+            raise UnsupportedModelError(
+                f"{where}: {name} sets {quote(key)}, with which sentence-transformers loads another model than the "
+                "files beside it are; write it into config.json or tokenizer_config.json, whichever it belongs to (for "
+                "model_max_length: as max_seq_length into this file), and remove it here"
+            )
 
 
 def read_modules(root: Folder, settings: TransformerSettings) -> SentenceModules | None:
