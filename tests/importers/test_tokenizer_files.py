@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from checkpoint_files import word_piece
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from encast.errors import CheckpointError, EncastError, UnsupportedModelError
 from encast.importers.files import Folder
@@ -94,6 +94,75 @@ def test_damaged_tokenizer_json(tmp_path: Path, content: bytes, message: str) ->
     with pytest.raises(CheckpointError, match=message) as caught:
         read(tmp_path)
     assert "tokenizer.json" in str(caught.value)
+
+
+# Token types
+
+
+def types(files: TokenizerFiles) -> list[int]:
+    return list(Tokenizer.from_str(files.json).encode("a", "b a").type_ids)
+
+
+WITHOUT_TYPES: dict[str, Any] = {"model_input_names": ["input_ids", "attention_mask"]}
+CLS_SEP = [("a", 0), ("b", 1)]
+TYPED = processors.TemplateProcessing(single="a:0 $A:0", pair="a:0 $A:0 b:0 $B:1 b:1", special_tokens=CLS_SEP)
+TRIM = processors.ByteLevel(trim_offsets=True)
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [
+        (None, [0, 1, 1]),
+        (TRIM, [0, 1, 1]),
+        (TYPED, [0, 0, 0, 1, 1, 1]),
+        (processors.Sequence([TRIM, TYPED]), [0, 0, 0, 1, 1, 1]),
+        (processors.Sequence([TRIM]), [0, 1, 1]),
+        (processors.BertProcessing(("b", 1), ("a", 0)), [0, 0, 0, 1, 1, 1]),
+        (processors.RobertaProcessing(("b", 1), ("a", 0)), [0, 0, 0, 0, 0, 0, 0]),
+    ],
+)
+def test_models_without_token_types_get_zeros(tmp_path: Path, processor: Any, expected: list[int]) -> None:
+    parts = {} if processor is None else {"post_processor": processor}
+    text = save_json(tmp_path, **parts)
+    files = read(tmp_path)
+    assert (files.json, types(files)) == (text, expected)
+    configure(tmp_path, **WITHOUT_TYPES)
+    untyped = read(tmp_path)
+    assert types(untyped) == [0] * len(expected)
+    for pair in (None, "b a"):
+        assert ids(untyped, "a", pair) == ids(files, "a", pair)
+    assert untyped.special_count == files.special_count
+    if not any(expected):
+        assert untyped.json == text
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"tokenizer_class": "DistilBertTokenizerFast"}, 0),
+        ({"tokenizer_class": "DistilBertTokenizer"}, 0),
+        ({"tokenizer_class": "DistilBertTokenizer", "model_input_names": ["input_ids", "token_type_ids"]}, 1),
+        ({"tokenizer_class": "BertTokenizer"}, 1),
+        ({"tokenizer_class": "BertTokenizer", **WITHOUT_TYPES}, 0),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", **WITHOUT_TYPES}, 0),
+    ],
+)
+@pytest.mark.parametrize("built", [False, True])
+def test_what_says_that_a_model_has_token_types(
+    tmp_path: Path, config: dict[str, Any], expected: int, built: bool
+) -> None:
+    word_piece(tmp_path)
+    if not built:
+        (tmp_path / "tokenizer.json").write_text(read(tmp_path).json)
+    configure(tmp_path, **config)
+    assert max(types(read(tmp_path))) == expected
+
+
+def test_a_class_in_the_models_config_has_no_token_types(tmp_path: Path) -> None:
+    save_json(tmp_path, post_processor=TYPED)
+    for name, expected in (("BertTokenizer", 1), ("DistilBertTokenizer", 0)):
+        files = read_tokenizer(Folder(tmp_path), {"tokenizer_class": name}, TransformerSettings())
+        assert max(types(files)) == expected
 
 
 # WordPiece
@@ -322,6 +391,7 @@ def test_max_length(tmp_path: Path, configured: Any, sentence: int | None, expec
         ({"model_max_length": 0}, "model_max_length must be a positive integer"),
         ({"model_max_length": "512"}, "model_max_length must be a positive integer"),
         ({"model_max_length": 2.5}, "model_max_length must be a positive integer"),
+        ({"model_input_names": "input_ids"}, "model_input_names must be a list of strings"),
         ({"truncation_side": "middle"}, "truncation_side is 'middle'"),
         ({"do_lower_case": "yes"}, "do_lower_case must be true or false"),
         ({"tokenizer_class": 3}, "tokenizer_class must be a string"),

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer, normalizers
 from encast.errors import CheckpointError
 from encast.importers.files import Folder
 from encast.importers.sentence_modules import TransformerSettings
-from encast.importers.tokenizer_build import FAMILIES, Family, build_tokenizer, family_of, guarded
+from encast.importers.token_types import drop_token_types
+from encast.importers.tokenizer_build import FAMILIES, Family, build_tokenizer, class_of, family_of, guarded
 from encast.importers.tokenizer_settings import ROLES, TokenizerSettings, read_tokenizer_settings
 
 __all__ = ["TokenizerFiles", "read_tokenizer"]
@@ -70,6 +71,8 @@ def read_tokenizer(folder: Folder, config: Mapping[str, Any], transformer: Trans
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *before])
         text = tokenizer.to_str()
     with guarded(where):
+        if not settings.has_token_types(class_of(settings, config)) and drop_token_types(tokenizer):
+            text = tokenizer.to_str()
         tokenizer.no_padding()
         tokenizer.no_truncation()
         tokenizer.encode("a", "b")

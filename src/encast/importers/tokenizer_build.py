@@ -31,6 +31,7 @@ __all__ = [
     "VOCAB_LIMIT",
     "Family",
     "build_tokenizer",
+    "class_of",
     "family_of",
     "guarded",
     "trim_line",
@@ -88,6 +89,12 @@ def guarded(where: str) -> AbstractContextManager[None]:
             "version of that library"
         )
     )
+
+
+def class_of(settings: TokenizerSettings, config: Mapping[str, Any]) -> str | None:
+    """The class of transformers that the checkpoint names for its tokenizer."""
+    names = (settings.tokenizer_class, config.get("tokenizer_class"))
+    return next((name for name in names if isinstance(name, str)), None)
 
 
 def family_of(settings: TokenizerSettings, config: Mapping[str, Any]) -> Family | None:

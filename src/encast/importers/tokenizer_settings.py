@@ -45,6 +45,15 @@ class TokenizerSettings:
             raise CheckpointError(f"{self.where}: tokenizer_class must be a string")
         return name
 
+    def has_token_types(self, tokenizer_class: str | None) -> bool:
+        """Whether transformers gives the model token types, by ``model_input_names``, else by the class."""
+        names = self.config.get("model_input_names")
+        if names is None:
+            return tokenizer_class not in ("DistilBertTokenizer", "DistilBertTokenizerFast")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise CheckpointError(f"{self.where}: model_input_names must be a list of strings, or be absent")
+        return "token_type_ids" in names
+
     @property
     def truncation_side(self) -> str:
         side = self.config.get("truncation_side", "right")
