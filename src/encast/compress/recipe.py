@@ -273,10 +273,18 @@ def _tagged(data: Any) -> Any:
             raise msgspec.ValidationError(
                 f"Unknown stage {str(kind)[:40]!r}, {', '.join(Recipe.KINDS)} are known - at `$.stages[{number}]`"
             )
+        place = f"at `$.stages[{number}].{kind}`"
         fields = {} if fields is None else fields
         if not isinstance(fields, dict):
-            raise msgspec.ValidationError(f"Expected fields - at `$.stages[{number}].{kind}`")
+            raise msgspec.ValidationError(f"Expected fields - {place}")
+        if "kind" in fields:
+            raise msgspec.ValidationError(f"Object contains unknown field `kind` - {place}")
         if kind == "distil":
+            if "distil" in fields:
+                raise msgspec.ValidationError(
+                    "Object contains unknown field `distil`: the stage's own fields are those of distil "
+                    f"({', '.join(_TEACHER)}), put them beside the others - {place}"
+                )
             own = {name: value for name, value in fields.items() if name in _TEACHER}
             fields = {name: value for name, value in fields.items() if name not in own} | {"distil": own}
         stages.append({**fields, "kind": kind})
