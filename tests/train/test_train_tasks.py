@@ -292,6 +292,17 @@ def test_data_that_teach_nothing(
         train(encoder, write_rows("data", rows, rows), tmp_path / "out", task)
 
 
+@pytest.mark.parametrize("task", ["classify", "embed"])
+def test_training_rows_of_one_score(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path], task: str) -> None:
+    def scored(*scores: float) -> Rows:
+        return [{"text": "the", "pair": "of", "score": score} for score in scores]
+
+    data = write_rows("data", scored(0.5, 0.5, 0.5), scored(0.0, 1.0))
+    with pytest.raises(InputError, match=r"train\.jsonl: all 3 scores are 0\.5; give at least two"):
+        train(encoder, data, tmp_path / "out", task)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_class_that_no_training_row_has(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]) -> None:
     data = write_rows("data", classes(20, 1), [*classes(5, 2), {"text": "the", "label": "never"}])
     with pytest.raises(InputError, match=r"class 'never'.*early, late"):

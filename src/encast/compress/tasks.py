@@ -134,11 +134,24 @@ class Classify(TrainTask):
         return _divergence(answers, teacher, temperature).mean()
 
 
+def _range_of(data: Dataset) -> tuple[float, float]:
+    """The least and the largest score; raises ``InputError`` where these are one, which teaches nothing."""
+    scores = [row.gold for row in data.rows]
+    least, most = min(scores), max(scores)
+    if least == most:
+        raise InputError(f"{data.name}: all {len(scores)} scores are {least:g}; give at least two")
+    return least, most
+
+
 class Regress(TrainTask):
     """Texts or pairs of texts to a number."""
 
     task = "classify"
     model = "AutoModelForSequenceClassification"
+
+    def __init__(self, data: Dataset, max_length: int, stride: int | None) -> None:
+        super().__init__(data, max_length, stride)
+        _range_of(data)
 
     def head(self) -> dict[str, Any]:
         return {"num_labels": 1, "problem_type": "regression"}
@@ -262,10 +275,8 @@ class EmbedScores(TrainTask):
 
     def __init__(self, data: Dataset, max_length: int, stride: int | None) -> None:
         super().__init__(data, max_length, stride)
-        scores = [row.gold for row in data.rows]
-        self._least, self._range = min(scores), max(scores) - min(scores)
-        if not self._range:
-            raise InputError(f"{data.name}: all {len(scores)} scores are {self._least:g}; give at least two")
+        self._least, most = _range_of(data)
+        self._range = most - self._least
         if any(isinstance(row.text, str) for row in data.rows):
             raise InputError(f"{data.name} has single texts; embeddings are trained on pairs of texts")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -152,17 +153,24 @@ def _row(
     texts = [text_of(item[name]) for name in names]
     both = texts[0] if len(texts) == 1 else (texts[0], texts[1])
     if "score" in columns or ("label" not in columns and "score" in item):
-        score = item[columns.get("score", "score")]
-        try:
-            return "scores", Labelled(both, float(score))
-        except (TypeError, ValueError):
-            raise ValueError(f"the score is {score!r}; a number is needed") from None
+        return "scores", Labelled(both, _score(item[columns.get("score", "score")]))
     if "label" in columns:
         return "labels", Labelled(both, item[columns["label"]])
     label = next((name for name in _LABELS if name in item), None)
     if label is None:
         raise KeyError("label or score")
     return "labels", Labelled(both, item[label])
+
+
+def _score(value: Any) -> float:
+    """Not NaN or infinite, with which no loss and no correlation can be computed."""
+    try:
+        score = float(value)
+    except (TypeError, ValueError, OverflowError):
+        score = math.nan
+    if not math.isfinite(score):
+        raise ValueError(f"the score is {value!r}; a number is needed, and a finite one")
+    return score
 
 
 def _texts(value: Any) -> tuple[str, ...]:
