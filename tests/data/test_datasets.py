@@ -259,6 +259,32 @@ def test_number_labels_are_scores_when_one_has_a_fraction(tmp_path: Path) -> Non
     assert (scores.kind, [row.gold for row in scores.rows]) == ("scores", [5.0, 3.0, 3.8])
 
 
+@pytest.mark.parametrize(("suffix", "mark"), [("csv", ","), ("tsv", "\t")])
+def test_number_labels_in_cells_are_told_by_how_they_are_written(tmp_path: Path, suffix: str, mark: str) -> None:
+    def read(*labels: str) -> tuple[str, list[str | float]]:
+        lines = [f"text{mark}label", *(f"a{mark}{label}" for label in labels)]
+        data = open_dataset(_file(tmp_path, f"s.{suffix}", "\n".join(lines)))
+        return data.kind, [row.gold for row in data.rows]
+
+    assert read("1.5", "2", "-3e-1") == ("scores", [1.5, 2.0, -0.3])
+    assert read("5.0", "3") == ("classes", ["5.0", "3"])
+    # What Python takes for a number, and nobody writes as one.
+    assert read("nan", "inf", "1_0", "1e999") == ("classes", ["nan", "inf", "1_0", "1e999"])
+
+
+def test_texts_as_labels_are_classes_whatever_they_say(tmp_path: Path) -> None:
+    data = open_dataset(_file(tmp_path, "s.jsonl", '{"text": "a", "label": "1.5"}\n{"text": "b", "label": "2.x"}\n'))
+    assert (data.kind, [row.gold for row in data.rows]) == ("classes", ["1.5", "2.x"])
+
+
+def test_of_a_label_and_a_score_the_named_one_counts(tmp_path: Path) -> None:
+    path = _file(tmp_path, "s.csv", "text,label,score\na,good,0.9\n")
+    assert open_dataset(path, {"label": "label"}).rows == [Labelled("a", "good")]
+    assert open_dataset(path, {"score": "score"}).rows == [Labelled("a", 0.9)]
+    with pytest.raises(InputError, match="'label' and 'score', of which one counts"):
+        open_dataset(path, {"text": "text"})
+
+
 def test_only_the_named_columns_count(tmp_path: Path) -> None:
     path = _file(tmp_path, "s.csv", "sentence1,sentence2,context,label,gold,body\nx,y,z,0,1,b\n")
     assert open_dataset(path, {"text": "body", "label": "gold"}).rows == [Labelled("b", "1")]
@@ -283,7 +309,15 @@ def test_only_the_named_columns_count(tmp_path: Path) -> None:
         ("s.jsonl", f'{{"text": "a", "score": 1{"0" * 400}}}\n', "line 1 .*a number is needed, and a finite one"),
         ("s.parquet", "PAR1", "not a Parquet file"),
         ("s.jsonl", '{"text": "a", "label": 1.5}\n{"text": "b", "label": "x"}\n', "one is 'x'"),
-        ("s.jsonl", '{"text": "a", "label": null}\n', "null"),
+        ("s.csv", "text,label\na,1.5\nb,good\n", r"fractions \(1\.5\), one is 'good'; .* as texts in JSONL"),
+        ("s.jsonl", '{"text": "a", "label": null}\n', r"line 1 .*the label is missing \(null\)"),
+        ("s.csv", "text,label\na,good\nb,\n", r"line 3 .*the label is missing \(empty\)"),
+        ("s.tsv", "sentence\tlabel\na\t \n", r"line 2 .*the label is missing \(empty\)"),
+        ("s.jsonl", '{"text": "a", "label": ""}\n', r"line 1 .*the label is missing \(empty\)"),
+        ("s.jsonl", '{"text": "a", "label": -1e999}\n', "line 1 .*the label is -inf; a text or a finite number"),
+        ("s.jsonl", f'{{"text": "a", "label": 1{"0" * 400}}}\n', "line 1 .*a text or a finite number"),
+        ("s.csv", "text,label,score\na,good,0.9\n", "line 2 .*'label' and 'score'.* --label-column label or --score"),
+        ("s.jsonl", '{"text": "a", "gold_label": "x", "score": 1}\n', "line 1 .*--label-column gold_label or --score"),
         ("s.jsonl", '{"id": 1, "question": "q", "context": "c", "answers": ["c"]}\n' * 2, "line 2 has the id '1'"),
         ("s.tsv", "sentence\tlabel\n", "no rows"),
         ("s.tsv", "sentence\tlabel\na\n", "line 2 has 1 fields"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -47,6 +48,7 @@ _NEEDED = (
     "a row has text (and pair, or sentence1 and sentence2) with label or score; anchor (or query) and positive; "
     "question, context and answers; or words and labels"
 )
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _OPTIONS = "name columns that are called otherwise with --text-column, --pair-column, --label-column or --score-column"
 
 
@@ -55,8 +57,8 @@ def read_table(path: Path, format: str, columns: Mapping[str, str]) -> Dataset:
 
     ``format``: "jsonl", "csv", "parquet" or "tsv". ``columns``: names of a form to those of the file, where they
     differ; with any of them all rows have that form, else a row's columns tell. Numbers as labels are scores when one
-    of them has a fraction. Raises ``InputError`` naming the row that does not fit, or the columns of one that lacks
-    some.
+    of them has a fraction, in the cells of CSV and TSV too. Raises ``InputError`` naming the row that does not fit, or
+    the columns of one that lacks some.
     """
     kind, ids = "", set()
     rows: list[Any] = []
@@ -82,7 +84,7 @@ def read_table(path: Path, format: str, columns: Mapping[str, str]) -> Dataset:
             check_starts(where, made)
         rows.append(made)
     if kind == "labels":
-        kind, rows = _labelled(str(path), rows)
+        kind, rows = _labelled(str(path), rows, format in ("csv", "tsv"))
     return Dataset(str(path), kind or "classes", rows)
 
 
@@ -152,14 +154,17 @@ def _row(
         names = next((names for names in _TEXTS if all(name in item for name in names)), ("text",))
     texts = [text_of(item[name]) for name in names]
     both = texts[0] if len(texts) == 1 else (texts[0], texts[1])
+    label = columns.get("label") or next((name for name in _LABELS if name in item), None)
+    if not columns.keys() & {"label", "score"} and label is not None and "score" in item:
+        raise ValueError(
+            f"it has the columns {label!r} and 'score', of which one counts: say which with --label-column {label} or "
+            "--score-column score"
+        )
     if "score" in columns or ("label" not in columns and "score" in item):
         return "scores", Labelled(both, _score(item[columns.get("score", "score")]))
-    if "label" in columns:
-        return "labels", Labelled(both, item[columns["label"]])
-    label = next((name for name in _LABELS if name in item), None)
     if label is None:
         raise KeyError("label or score")
-    return "labels", Labelled(both, item[label])
+    return "labels", Labelled(both, _label(item[label]))
 
 
 def _score(value: Any) -> float:
@@ -173,6 +178,21 @@ def _score(value: Any) -> float:
     return score
 
 
+def _label(value: Any) -> Any:
+    """As it is in the file: whether numbers are scores only all rows tell."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        missing = "null" if value is None else "empty"
+        raise ValueError(f"the label is missing ({missing}); leave out rows without one")
+    if isinstance(value, (int, float)):
+        try:
+            finite = math.isfinite(value)
+        except OverflowError:
+            finite = False
+        if not finite:
+            raise ValueError(f"the label is {value!r}; a text or a finite number is needed")
+    return value
+
+
 def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise TypeError(
@@ -182,17 +202,28 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(map(text_of, value))
 
 
-def _labelled(name: str, rows: list[Labelled]) -> tuple[str, list[Labelled]]:
-    """Scores when a label is a number with a fraction, else classes, as text."""
+def _labelled(name: str, rows: list[Labelled], cells: bool) -> tuple[str, list[Labelled]]:
+    """Scores when a label is a number with a fraction, else classes, as text. ``cells``: of files that hold nothing but
+    texts, what is written as a number is one."""
     golds: list[Any] = [row.gold for row in rows]
-    if any(gold is None for gold in golds):
-        raise InputError(f"{name}: a label is missing (null); leave out rows without one")
-    if any(isinstance(gold, float) and not gold.is_integer() for gold in golds):
-        other = next((gold for gold in golds if isinstance(gold, bool) or not isinstance(gold, (int, float))), None)
-        if other is not None:
-            raise InputError(f"{name}: some labels are numbers with fractions, one is {other!r}; keep one kind a file")
-        return "scores", [Labelled(row.text, float(row.gold)) for row in rows]
-    return "classes", [Labelled(row.text, _class(gold)) for row, gold in zip(rows, golds, strict=True)]
+    numbers = [_number(gold, cells) for gold in golds]
+    fraction = next((i for i, one in enumerate(numbers) if isinstance(one, float) and not one.is_integer()), None)
+    if fraction is None:
+        return "classes", [Labelled(row.text, _class(gold)) for row, gold in zip(rows, golds, strict=True)]
+    if None in numbers:
+        advice = "; if these are names of classes, give them as texts in JSONL" if cells else ""
+        raise InputError(
+            f"{name}: some labels are numbers with fractions ({golds[fraction]}), one is "
+            f"{golds[numbers.index(None)]!r}; keep one kind a file{advice}"
+        )
+    return "scores", [Labelled(row.text, float(one)) for row, one in zip(rows, numbers, strict=True) if one is not None]
+
+
+def _number(gold: Any, cells: bool) -> float | None:
+    """The label if it is a number, else None."""
+    if cells:
+        return float(gold) if _NUMBER.fullmatch(gold.strip()) and math.isfinite(float(gold)) else None
+    return gold if isinstance(gold, (int, float)) and not isinstance(gold, bool) else None
 
 
 def _class(gold: Any) -> str:
