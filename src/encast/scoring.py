@@ -17,7 +17,7 @@ from encast.tasks.embed import similarities, similarity_of
 from encast.tasks.session import need_finite
 from encast.tasks.tag import label_words
 
-__all__ = ["METRICS", "PRIMARY", "Scored", "compare", "score"]
+__all__ = ["METRICS", "PRIMARY", "Scored", "compare", "need_bio", "score"]
 
 METRICS = {
     "classes": ("accuracy", "f1", "f1_macro", "mcc"),
@@ -203,7 +203,21 @@ def _answer_scores(engine: Engine, data: Dataset, progress: Progress, null_thres
     return metrics.squad_scores(predicted, {row.id: row.answers for row in data.rows}), list(predicted.values())
 
 
+def need_bio(data: Dataset) -> None:
+    """Raises ``InputError`` naming the first label of sentences of which no entity can be read: of parts of speech, or
+    of BIOES and BILOU, whose entities would all count as missed."""
+    for number, row in enumerate(data.rows, 1):
+        for word, label in zip(row.words, row.labels, strict=True):
+            if not metrics.is_bio(label):
+                raise InputError(
+                    f"{data.name}: the word {word!r} of sentence {number} has the label {label!r}; entities are "
+                    "measured, by labels O, B-TYPE and I-TYPE: write those of BIOES and BILOU so (S- and U- as B-, E- "
+                    "and L- as I-); labels without entities, as parts of speech, are not taken"
+                )
+
+
 def _tag_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
+    need_bio(data)
     predicted: list[list[str]] = []
     for block in _blocks(data.rows, progress):
         predicted += engine.drive(label_words(engine.session, [row.words for row in block]))

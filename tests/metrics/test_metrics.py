@@ -100,6 +100,20 @@ def test_entity_spans(labels: str, spans: set[tuple[int, int, str]]) -> None:
     assert metrics.entity_spans(labels.split()) == spans
 
 
+@pytest.mark.parametrize(
+    ("label", "known"),
+    [
+        *((label, True) for label in ("O", "B-X", "I-X", "B-creative-work", "I-I")),
+        *(
+            (label, False)
+            for label in ("NOUN", "S-X", "E-X", "L-X", "U-X", "B", "I-", "b-X", "o", "O-X", "", "LABEL_0")
+        ),
+    ],
+)
+def test_labels_of_bio(label: str, known: bool) -> None:
+    assert metrics.is_bio(label) is known
+
+
 def test_entity_f1_counts_exact_spans_of_the_right_type() -> None:
     gold = [["B-X", "I-X", "O", "B-Y"], ["B-X", "O"]]
     predicted = [["B-X", "I-X", "O", "B-X"], ["B-X", "I-X"]]

@@ -303,6 +303,31 @@ def test_training_rows_of_one_score(tmp_path: Path, encoder: Path, write_rows: C
     assert not (tmp_path / "out").exists()
 
 
+TAGGED: Rows = [{"words": ["the", "of"], "labels": ["B-x", "O"]}] * 2
+
+
+@pytest.mark.parametrize(
+    ("train_labels", "dev_labels", "said"),
+    [
+        (["DET", "NOUN"], ["DET", "NOUN"], r"train\.jsonl: the word 'in' of sentence 3 has the label 'DET'.*O, B-TYPE"),
+        (["O", "B-x"], ["O", "S-x"], r"dev\.jsonl: the word 'is' of sentence 3 has the label 'S-x'"),
+        (["O", "B-x"], None, r"dev\.jsonl has no entity"),
+    ],
+)
+def test_labels_without_entities_are_not_trained_for(
+    tmp_path: Path, encoder: Path, write_rows: Callable[..., Path], train_labels: list[str],
+    dev_labels: list[str] | None, said: str,
+) -> None:  # fmt: skip
+    """Their F1 would be 0 for ever, and the first weights kept."""
+    rows, dev = (
+        [{"words": ["of"], "labels": ["O"]}] if labels is None else [*TAGGED, {"words": ["in", "is"], "labels": labels}]
+        for labels in (train_labels, dev_labels)
+    )
+    with pytest.raises(InputError, match=said):
+        train(encoder, write_rows("data", rows, dev), tmp_path / "out", "tag")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_class_that_no_training_row_has(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]) -> None:
     data = write_rows("data", classes(20, 1), [*classes(5, 2), {"text": "the", "label": "never"}])
     with pytest.raises(InputError, match=r"class 'never'.*early, late"):

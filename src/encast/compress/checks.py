@@ -14,7 +14,7 @@ from encast.compress.teacher import check_teacher
 from encast.data.datasets import Labelled
 from encast.errors import InputError
 from encast.importers import Checkpoint
-from encast.scoring import METRICS
+from encast.scoring import METRICS, need_bio
 from encast.sparsity import product_weights
 
 __all__ = ["check_run"]
@@ -40,6 +40,8 @@ def check_run(checkpoint: Checkpoint, recipe: Recipe, context: Context) -> None:
 
 def _check_data(context: Context) -> None:
     train, dev = context.train, context.dev
+    if train.kind == "entities":
+        need_bio(train)
     if dev is None:
         return
     if dev.kind != train.kind:
@@ -52,6 +54,10 @@ def _check_data(context: Context) -> None:
                 f"{dev.name} has the class {strange!r}, of which {train.name} has no row; its classes are "
                 f"{', '.join(sorted(known)[:20])}"
             )
+    if dev.kind == "entities":
+        need_bio(dev)
+        if all(label == "O" for row in dev.rows for label in row.labels):
+            raise InputError(f"{dev.name} has no entity, all its labels are O; give a dev set that has some")
     if dev.kind == "scores" and len({row.gold for row in dev.rows}) < 2:
         raise InputError(f"{dev.name} has {len(dev.rows)} rows of one score; a correlation needs two scores at least")
 

@@ -2,7 +2,7 @@
 
 from encast.metrics.classification import accuracy, f1_binary, f1_macro, matthews
 from encast.metrics.correlation import pearson, spearman
-from encast.metrics.entities import EntityScore, entity_f1, entity_spans
+from encast.metrics.entities import EntityScore, entity_f1, entity_spans, is_bio
 from encast.metrics.retrieval import first_ranks, retrieval_scores
 from encast.metrics.squad import squad_scores
 from encast.metrics.vectors import cosines
@@ -16,6 +16,7 @@ __all__ = [
     "f1_binary",
     "f1_macro",
     "first_ranks",
+    "is_bio",
     "matthews",
     "pearson",
     "retrieval_scores",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from encast.errors import InputError
 
-__all__ = ["EntityScore", "entity_f1", "entity_spans"]
+__all__ = ["EntityScore", "entity_f1", "entity_spans", "is_bio"]
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,12 @@ class EntityScore:
     precision: float
     recall: float
     f1: float
+
+
+def is_bio(label: str) -> bool:
+    """Whether a label is ``O``, ``B-X`` or ``I-X``, all that entities are read from."""
+    prefix, _, kind = label.partition("-")
+    return label == "O" or (prefix in ("B", "I") and bool(kind))
 
 
 def entity_spans(labels: Sequence[str]) -> set[tuple[int, int, str]]:
