@@ -196,8 +196,8 @@ def _check_loading(name: str, value: Any, max_seq_length: int | None, where: str
     """Raises for what the field ``name`` of ``_LOADING`` says of the model itself, which belongs into its own files."""
     if value is not None and not isinstance(value, dict):
         raise CheckpointError(f"{where}: {name} must be an object or null")
-    for key in value or {}:
-        same_length = key == "model_max_length" and value[key] is not None and value[key] == max_seq_length
+    for key, given in (value or {}).items():
+        same_length = key == "model_max_length" and given is not None and given == max_seq_length
         if key not in _NO_NUMBERS and not same_length:
             raise UnsupportedModelError(
                 f"{where}: {name} sets {quote(key)}, with which sentence-transformers loads another model than the "
