@@ -17,7 +17,7 @@ from encast.tasks.embed import similarities, similarity_of
 from encast.tasks.session import need_finite
 from encast.tasks.tag import label_words
 
-__all__ = ["METRICS", "PRIMARY", "Scored", "compare", "need_bio", "score"]
+__all__ = ["METRICS", "PRIMARY", "Scored", "compare", "metrics_of", "need_bio", "score"]
 
 METRICS = {
     "classes": ("accuracy", "f1", "f1_macro", "mcc"),
@@ -46,6 +46,14 @@ class Scored:
     metrics: dict[str, float]
     outputs: Any
     seconds: float = 0.0
+
+
+def metrics_of(data: Dataset) -> tuple[str, ...]:
+    """Those of ``METRICS`` that a model has which was trained on these rows."""
+    names = METRICS[data.kind]
+    if data.kind == "classes" and len({str(row.gold) for row in data.rows}) != 2:
+        return tuple(name for name in names if name != "f1")
+    return names
 
 
 def score(

@@ -91,6 +91,8 @@ def test_recipes_that_come_with_encast(path: Path) -> None:
         ("stages: [{fine-tune: {name: .work}}]", "letters"),
         ("stages: [quantise, fine-tune]", "put it last"),
         ("stages: [{quantise: {dtype: bf16, max-drop: 0.01}}]", "max-drop"),
+        ("stages: [{quantise: {dtype: bf16, sparse: always}}]", "sparse products are int8; dtype is 'bf16'"),
+        ("stages: [{quantise: {dtype: f32, sparse: always}}]", "sparse products are int8; dtype is 'f32'"),
         ("stages: [{quantise: {dtype: int4}}]", "dtype"),
         ("stages: [&a [*a]]", "one kind of stage"),
         ("stages: !!python/object/apply:os.system [ls]", "not YAML"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from small_rows import classes
 import encast
 from encast.compress.batches import Example
 from encast.compress.model import evenly, load_model
-from encast.compress.pipeline import compress
+from encast.compress.pipeline import compress, prepare
 from encast.compress.recipe import parse_recipe
 from encast.compress.tasks import TrainTask, find_task
 from encast.compress.teacher import CachedTeacher, OnlineTeacher, cache_answers
@@ -158,6 +159,52 @@ def test_what_a_stage_refuses_before_anything_runs(
     with pytest.raises(InputError, match=said):
         start()
     assert not (tmp_path / "out").exists()
+
+
+def checked(source: Path, task: str, train: Dataset, stages: str, metric: str | None = None) -> None:
+    """What is done before anything runs."""
+    recipe = parse_recipe(f"stages: [{stages}]", "here")
+    prepare(open_checkpoint(source), recipe, task, train, None, None, metric, 0, 1, "cpu", None)
+
+
+@pytest.mark.parametrize("arch", ["albert", "modernbert", "gte"])
+def test_layers_that_cannot_be_left_out_are_told_before_anything_runs(tmp_path: Path, arch: str) -> None:
+    source = make_checkpoint(tmp_path / arch, arch, "features", layers=4, hidden=32, heads=2)
+    with pytest.raises(InputError, match=r"stage distil: layers: .* has no weights called layer\.0, .* its 4 layers"):
+        checked(
+            source,
+            "classify",
+            Dataset("here", *ROWS["classify"]),
+            "fine-tune, {distil: {teacher: fine-tune, layers: 2}}",
+        )
+
+
+@pytest.mark.parametrize(("classes", "refused"), [(2, False), (3, True)])
+def test_f1_is_of_two_classes(encoder: Path, classes: int, refused: bool) -> None:
+    train = Dataset("here", "classes", [Labelled("the", str(index % classes)) for index in range(12)])
+
+    for stages, metric in (("fine-tune, {quantise: {metric: f1}}", None), ("fine-tune", "f1")):
+        said = r"not two classes, as in here it is one of accuracy, f1_macro, mcc"
+        with pytest.raises(InputError, match=said) if refused else nullcontext():
+            checked(encoder, "classify", train, stages, metric)
+
+
+@pytest.mark.parametrize(
+    ("stride", "question", "said"),
+    [
+        (35, "the of", "the stage prune: stride is 35; a window holds 35 tokens"),
+        (34, "the of", None),
+        (19, "the of " * 50, "the stage prune: stride is 19; a window holds 19 tokens"),
+        (18, "the of " * 50, None),
+    ],
+)
+def test_a_stride_fits_the_windows_of_every_stage(encoder: Path, stride: int, question: str, said: str | None) -> None:
+    """Windows of 40 tokens: three are special, the question takes up to half of the rest."""
+    rows = [Question("1", "in", "of and", ("and",), (3,)), Question("2", question, "of and", ("and",), (3,))]
+    train = Dataset("here", "answers", rows)
+    later = f"{{prune: {{sparsity: 0.5, max-length: 40, stride: {stride}}}}}"
+    with pytest.raises(InputError, match=said) if said else nullcontext():
+        checked(encoder, "answer", train, f"fine-tune, {later}")
 
 
 LABELS = {"id2label": {"0": "early", "1": "late"}}

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from encast.archs import build_graph
-from encast.compress.model import head_labels, longest_text
+from encast.compress.model import head_labels, longest_text, need_own_layers, open_tokenizer
 from encast.compress.recipe import Distil, Prune, Quantise, Recipe, Training
 from encast.compress.stages import Context, takes_unlabelled
 from encast.compress.tasks import find_task
@@ -14,7 +14,7 @@ from encast.compress.teacher import check_teacher
 from encast.data.datasets import Labelled
 from encast.errors import InputError
 from encast.importers import Checkpoint
-from encast.scoring import METRICS, need_bio
+from encast.scoring import METRICS, metrics_of, need_bio
 from encast.sparsity import product_weights
 
 __all__ = ["check_run"]
@@ -24,6 +24,7 @@ def check_run(checkpoint: Checkpoint, recipe: Recipe, context: Context) -> None:
     """Raises ``InputError`` naming the stage and what is wrong."""
     _check_data(context)
     _check_unlabelled(recipe, context)
+    _check_metric(context.metric, context)
     layers = build_graph(checkpoint, "features").meta.layers
     names = recipe.names()
     for stage, name in zip(recipe.stages, names, strict=True):
@@ -33,7 +34,7 @@ def check_run(checkpoint: Checkpoint, recipe: Recipe, context: Context) -> None:
             else:
                 assert isinstance(stage, Training)
                 _check_training(stage, checkpoint, names, context)
-                layers = _layers_left(stage, layers)
+                layers = _layers_left(stage, layers, checkpoint)
         except InputError as error:
             raise InputError(f"the stage {name}: {error}") from None
 
@@ -85,9 +86,16 @@ def _check_unlabelled(recipe: Recipe, context: Context) -> None:
 def _check_quantise(stage: Quantise, context: Context) -> None:
     if stage.max_drop is not None and context.dev is None:
         raise InputError("an accuracy budget needs a dev set; give one")
-    known = METRICS[context.train.kind]
-    if stage.metric is not None and stage.metric not in known:
-        raise InputError(f"metric is {stage.metric!r}; for {context.train.kind} it is one of {', '.join(known)}")
+    if stage.metric is not None:
+        _check_metric(stage.metric, context)
+
+
+def _check_metric(metric: str, context: Context) -> None:
+    train = context.train
+    known = metrics_of(train)
+    if metric not in known:
+        why = f" where there are not two classes, as in {train.name}" if metric in METRICS[train.kind] else ""
+        raise InputError(f"metric is {metric!r}; for {train.kind}{why} it is one of {', '.join(known)}")
 
 
 def _check_training(stage: Training, checkpoint: Checkpoint, names: list[str], context: Context) -> None:
@@ -95,6 +103,7 @@ def _check_training(stage: Training, checkpoint: Checkpoint, names: list[str], c
     task = find_task(context.task, context.train)(context.train, limit, stage.stride)
     if stage.accumulate > 1 and context.train.kind == "pairs":
         raise InputError("pairs learn from the other pairs of their batch, which accumulate would part; leave it 1")
+    _check_stride(stage, limit, checkpoint, context)
     if (labels := head_labels(checkpoint, task)) is not None:
         task.adopt(labels)
     if isinstance(stage, Prune):
@@ -113,9 +122,24 @@ def _check_training(stage: Training, checkpoint: Checkpoint, names: list[str], c
         check_teacher(Path(distil.teacher), checkpoint, task)
 
 
-def _layers_left(stage: Training, layers: int) -> int:
+def _check_stride(stage: Training, limit: int, checkpoint: Checkpoint, context: Context) -> None:
+    """That the stride fits into every window, which holds what its question leaves of it."""
+    if context.train.kind != "answers" or stage.stride is None:
+        return
+    if stage.stride < (limit - checkpoint.tokenizer.special_count) // 2:
+        return  # a question takes half of a window at most
+    asked = {row.question for row in context.train.rows}
+    if context.unlabelled is not None and takes_unlabelled(stage):
+        asked |= {question for question, _ in context.unlabelled.rows}
+    tokenizer = open_tokenizer(checkpoint, limit)
+    for question in sorted(asked):
+        tokenizer.windows(question, "", stage.stride)
+
+
+def _layers_left(stage: Training, layers: int, checkpoint: Checkpoint) -> int:
     if not isinstance(stage, Distil) or stage.layers is None:
         return layers
+    need_own_layers(checkpoint.tensors, build_graph(checkpoint, "features").meta.layers, str(checkpoint.path))
     kept = stage.layers if isinstance(stage.layers, list) else list(range(stage.layers))
     if kept[-1] >= layers:
         raise InputError(f"layers is {stage.layers}; the model has {layers}, numbered from 0")

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import transformers
 
 from encast.archs import build_graph, need_transformers
 from encast.compress.tasks import TrainTask
-from encast.errors import CheckpointError, InputError, UnsupportedModelError
+from encast.errors import CheckpointError, InputError
 from encast.files import sync_folder
 from encast.importers import Checkpoint
 from encast.importers.tokenizer_build import SENTENCEPIECE_FILES
@@ -33,6 +33,7 @@ __all__ = [
     "head_labels",
     "load_model",
     "longest_text",
+    "need_own_layers",
     "open_tokenizer",
     "save_checkpoint",
 ]
@@ -231,15 +232,26 @@ def head_labels(checkpoint: Checkpoint, task: TrainTask) -> list[str] | None:
     return [f"LABEL_{index}" for index in range(int(config.get("num_labels", 2)))]
 
 
+def need_own_layers(names: Iterable[str], count: int, path: str) -> None:
+    """Raises ``InputError`` unless some of a model's ``count`` layers can be left out; ``names``: of its tensors.
+
+    Known are those whose layers have weights called ``layer.N``, which all do the same. Layers that share weights have
+    none of their own to leave out, and ModernBERT's are not alike: the first has no norm, and each has its own reach.
+    """
+    if {int(match[1]) for name in names if (match := LAYER.search(name))} != set(range(count)):
+        raise InputError(
+            f"layers: {path} has no weights called layer.0, layer.1 and so on for its {count} layers, as BERT has; "
+            "only of such models can layers be left out: leave `layers` out"
+        )
+
+
 def _with_layers(module: Any, layers: Sequence[int] | int, path: str) -> Any:
     """A module of the same kind with only these layers."""
     config = module.config
     name = next((one for one in _LAYER_COUNTS if hasattr(config, one)), _LAYER_COUNTS[0])
     state = module.state_dict()
-    found = {int(match[1]) for key in state if (match := LAYER.search(key))}
-    count = max(found, default=-1) + 1
-    if count < 2 or found != set(range(getattr(config, name))):
-        raise UnsupportedModelError(f"{path}: its {getattr(config, name)} layers share weights; leave `layers` out")
+    count = int(getattr(config, name))
+    need_own_layers(state, count, path)
     kept = evenly(count, layers) if isinstance(layers, int) else list(layers)
     if not kept or kept[-1] >= count or len(kept) > count:
         raise InputError(f"layers is {layers}; {path} has {count}, numbered from 0")

@@ -194,6 +194,8 @@ class Quantise(_Checked, tag_field="kind", tag="quantise", frozen=True, kw_only=
     def check(self) -> None:
         if self.dtype != "int8" and self.max_drop is not None:
             raise ValueError(f"max-drop chooses what int8 keeps wider; dtype is {self.dtype!r}, leave one of them out")
+        if self.dtype != "int8" and self.sparse == "always":
+            raise ValueError(f"sparse products are int8; dtype is {self.dtype!r}, leave one of them out")
 
 
 _TEACHER = Teacher.__struct_encode_fields__
