@@ -276,3 +276,27 @@ def test_a_student_that_diverges(tmp_path: Path, encoder: Path, write_rows: Call
     with pytest.raises(InputError, match="diverged; lower learning-rate"):
         compress(encoder, tmp_path / "out", task="classify", recipe=recipe, train=train, device="cpu")
     assert not (tmp_path / "out" / "2-distil").exists()
+
+
+@pytest.mark.parametrize("prefixed", [False, True])
+@pytest.mark.parametrize("pattern", ["encoder.layer.0.*", "bert.encoder.layer.0.*"])
+def test_keep_names_weights_with_and_without_the_prefix(
+    tmp_path: Path, encoder: Path, pattern: str, prefixed: bool
+) -> None:
+    """A checkpoint without a head has none, and the model that is trained has one."""
+    train = Dataset("here", *ROWS["classify"])
+    source = encoder
+    if prefixed:
+        source = make_checkpoint(tmp_path / "bert", "bert", "classify", layers=2, hidden=32, heads=2, labels=3)
+    stage = f"{{prune: {{sparsity: 0.5, epochs: 0, keep: ['{pattern}']}}}}"
+    recipe = parse_recipe(f"stages: [{stage}]", "here")
+    result = compress(source, tmp_path / "out", task="classify", recipe=recipe, train=train, device="cpu")
+    zeros = result.stages["prune"]["zeros"]
+    assert {name: share > 0.4 for name, share in zeros.items()} == {name: ".layer.1." in name for name in zeros}
+
+
+@pytest.mark.parametrize("pattern", ["bogus.*", "layer.*", "bert.encoder.layer.7.*"])
+def test_keep_does_not_take_any_word_for_a_prefix(encoder: Path, pattern: str) -> None:
+    stage = f"{{prune: {{sparsity: 0.5, keep: ['{pattern}']}}}}"
+    with pytest.raises(InputError, match="matches none of the 12 weights"):
+        checked(encoder, "classify", Dataset("here", *ROWS["classify"]), stage)

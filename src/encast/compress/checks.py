@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from encast.archs import build_graph
@@ -107,11 +106,7 @@ def _check_training(stage: Training, checkpoint: Checkpoint, names: list[str], c
     if (labels := head_labels(checkpoint, task)) is not None:
         task.adopt(labels)
     if isinstance(stage, Prune):
-        products = product_weights(checkpoint)
-        for pattern in stage.keep:
-            # The module that is trained may have a prefix more than the checkpoint.
-            if not any(fnmatchcase(name, one) for name in products for one in (pattern, pattern.partition(".")[2])):
-                raise InputError(f"the pattern {pattern!r} in keep matches none of the weights, as {products[0]!r}")
+        product_weights(checkpoint, stage.keep)
     distil = stage.distil if isinstance(stage, (Prune, Distil)) else None
     if distil is not None and distil.teacher not in names:
         if not Path(distil.teacher).exists():
