@@ -96,6 +96,114 @@ def test_damaged_tokenizer_json(tmp_path: Path, content: bytes, message: str) ->
     assert "tokenizer.json" in str(caught.value)
 
 
+# tokenizer_config.json beside tokenizer.json
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, (True, None, True)),
+        ({"do_lower_case": False}, (False, None, True)),
+        ({"do_lower_case": None}, (True, None, True)),
+        ({"tokenizer_class": "BertTokenizer", "do_lower_case": False}, (False, None, True)),
+        ({"tokenizer_class": "DistilBertTokenizerFast", "strip_accents": False}, (True, False, True)),
+        ({"tokenizer_class": "ElectraTokenizer", "tokenize_chinese_chars": False}, (True, None, False)),
+        ({"tokenizer_class": "MPNetTokenizerFast", "do_lower_case": False, "strip_accents": True}, (False, True, True)),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False}, (True, None, True)),
+        ({"tokenizer_class": "TokenizersBackend", "do_lower_case": False}, (True, None, True)),
+        ({"tokenizer_class": "SomebodysTokenizer", "do_lower_case": False}, (True, None, True)),
+    ],
+)
+def test_fields_of_bert_change_the_normaliser(tmp_path: Path, config: dict[str, Any], expected: Any) -> None:
+    text = save_json(tmp_path, normalizer=normalizers.BertNormalizer())
+    configure(tmp_path, **config)
+    files = read(tmp_path)
+    found = json.loads(files.json)["normalizer"]
+    assert tuple(found[name] for name in ("lowercase", "strip_accents", "handle_chinese_chars")) == expected
+    assert ids(files, "A b") == ([0, 1] if expected[0] else [3, 1])
+    if expected == (True, None, True):
+        assert files.json == text
+
+
+def test_strip_accents_null_follows_lowering(tmp_path: Path) -> None:
+    save_json(tmp_path, normalizer=normalizers.BertNormalizer(strip_accents=False))
+    assert ids(read(tmp_path), "\u00e1") == [2]
+    configure(tmp_path, strip_accents=None)
+    assert ids(read(tmp_path), "\u00e1") == [0]
+
+
+@pytest.mark.parametrize("lowers", [False, True])
+def test_fields_that_another_normaliser_contradicts_are_refused(tmp_path: Path, lowers: bool) -> None:
+    text = save_json(
+        tmp_path, normalizer=normalizers.Sequence([normalizers.NFC(), *[normalizers.Lowercase()] * lowers])
+    )
+    configure(tmp_path, do_lower_case=lowers, strip_accents=None, tokenize_chinese_chars=True)
+    assert read(tmp_path).json == text
+    configure(tmp_path, do_lower_case=not lowers)
+    with pytest.raises(
+        UnsupportedModelError, match=rf"tokenizer_config\.json: do_lower_case is {str(not lowers).lower()}"
+    ):
+        read(tmp_path)
+
+
+def pieces_of(files: TokenizerFiles, text: str) -> list[str]:
+    tokenizer = Tokenizer.from_str(files.json)
+    text = text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
+    assert tokenizer.pre_tokenizer is not None
+    return [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+
+
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+META = pre_tokenizers.Metaspace(prepend_scheme="always")
+SPLIT_META = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), META])
+ALBERT = normalizers.Sequence([normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()])
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "config", "before", "after"),
+    [
+        ("RobertaTokenizerFast", {"pre_tokenizer": BYTES}, {"add_prefix_space": True}, ["Ab"], ["\u0120Ab"]),
+        ("RobertaTokenizer", {"pre_tokenizer": BYTES}, {"add_prefix_space": False}, ["Ab"], ["Ab"]),
+        ("XLMRobertaTokenizer", {"pre_tokenizer": SPLIT_META}, {"add_prefix_space": False}, ["▁Ab"], ["Ab"]),
+        ("CamembertTokenizerFast", {"pre_tokenizer": META}, {"add_prefix_space": False}, ["▁Ab"], ["Ab"]),
+        (
+            "AlbertTokenizer",
+            {"pre_tokenizer": META, "normalizer": ALBERT},
+            {"do_lower_case": False, "add_prefix_space": False},
+            ["▁ab"],
+            ["Ab"],
+        ),
+        ("AlbertTokenizer", {"pre_tokenizer": META}, {"do_lower_case": True}, ["▁Ab"], ["▁ab"]),
+        ("DebertaV2TokenizerFast", {"pre_tokenizer": META}, {"do_lower_case": True}, ["▁Ab"], ["▁ab"]),
+        ("PreTrainedTokenizerFast", {"pre_tokenizer": META}, {"do_lower_case": True}, ["▁Ab"], ["▁Ab"]),
+    ],
+)
+def test_fields_of_other_classes(
+    tmp_path: Path, name: str, parts: dict[str, Any], config: dict[str, Any], before: list[str], after: list[str]
+) -> None:
+    text = save_json(tmp_path, **parts)
+    configure(tmp_path, tokenizer_class=name)
+    assert read(tmp_path).json == text
+    assert pieces_of(read(tmp_path), "Ab") == before
+    configure(tmp_path, tokenizer_class=name, **config)
+    assert pieces_of(read(tmp_path), "Ab") == after
+
+
+def test_accents_and_punctuation_as_told(tmp_path: Path) -> None:
+    save_json(tmp_path, pre_tokenizer=META, normalizer=ALBERT)
+    assert pieces_of(read(tmp_path, "albert"), "\u00e9") == ["▁e"]
+    configure(tmp_path, keep_accents=True)
+    assert pieces_of(read(tmp_path, "albert"), "\u00e9") == ["▁\u00e9"]
+    save_json(tmp_path, pre_tokenizer=META, normalizer=normalizers.Lowercase())
+    configure(tmp_path, keep_accents=False)
+    assert pieces_of(read(tmp_path, "albert"), "\u00c9") == ["▁e"]
+    for given, expected in ((True, ["▁a", "▁,", "▁b"]), (False, ["▁a,b"])):
+        configure(tmp_path, split_by_punct=given)
+        files = read(tmp_path, "deberta-v2")
+        assert pieces_of(files, "a,b") == expected
+        (tmp_path / "tokenizer.json").write_text(files.json)
+
+
 # Token types
 
 

@@ -166,6 +166,33 @@ def test_mpnet_special_tokens_map(tmp_path: Path, mask: Any) -> None:
     compare(tmp_path, "mpnet", "MPNetTokenizer")
 
 
+def as_json(folder: Path, model_type: str, name: str, config: dict[str, Any], *files: str) -> None:
+    """Compares with ``config`` beside the tokenizer.json that ``files`` make without it."""
+    made = read_tokenizer(Folder(folder), {"model_type": model_type}, TransformerSettings()).json
+    for file in files:
+        (folder / file).unlink()
+    (folder / "tokenizer.json").write_text(made)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name, **config}))
+    compare(folder, model_type, name.removesuffix("Fast"))
+    assert read_tokenizer(Folder(folder), {}, TransformerSettings()).json != made
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"do_lower_case": False},
+        {"strip_accents": False},
+        {"do_lower_case": False, "strip_accents": True},
+        {"tokenize_chinese_chars": False, "do_lower_case": True, "strip_accents": None},
+    ],
+)
+@pytest.mark.parametrize(
+    ("model_type", "name"), [("bert", "BertTokenizer"), ("bert", "BertTokenizerFast"), ("mpnet", "MPNetTokenizer")]
+)
+def test_fields_beside_the_json_of_bert(tmp_path: Path, config: dict[str, Any], model_type: str, name: str) -> None:
+    as_json(word_piece_folder(tmp_path, None), model_type, name, config, "vocab.txt")
+
+
 # Byte-level BPE
 
 
@@ -202,6 +229,12 @@ def test_roberta(tmp_path: Path, roberta_files: Path, config: dict[str, Any] | N
     if config is not None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     compare(tmp_path, "roberta", "RobertaTokenizer")
+
+
+def test_fields_beside_the_json_of_roberta(tmp_path: Path, roberta_files: Path) -> None:
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).write_bytes((roberta_files / name).read_bytes())
+    as_json(tmp_path, "roberta", "RobertaTokenizer", {"add_prefix_space": True}, "vocab.json", "merges.txt")
 
 
 # Unigram

@@ -1,12 +1,12 @@
 """The tokenizer of a checkpoint, as the text of a ``tokenizer.json``.
 
-A ``tokenizer.json`` is used as it is; without one the tokenizer is built from the vocabulary
-files (``tokenizer_build``). Texts are cut by whoever encodes them, to ``max_length``.
+A ``tokenizer.json`` is used with what ``tokenizer_config.json`` changes in it (``tokenizer_fields``); without one the
+tokenizer is built from the vocabulary files (``tokenizer_build``). Texts are cut by whoever encodes them, to
+``max_length``.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,8 @@ from encast.importers.files import Folder
 from encast.importers.sentence_modules import TransformerSettings
 from encast.importers.token_types import drop_token_types
 from encast.importers.tokenizer_build import FAMILIES, Family, build_tokenizer, class_of, family_of, guarded
+from encast.importers.tokenizer_fields import apply_fields, lowers
+from encast.importers.tokenizer_parts import state_of
 from encast.importers.tokenizer_settings import ROLES, TokenizerSettings, read_tokenizer_settings
 
 __all__ = ["TokenizerFiles", "read_tokenizer"]
@@ -61,11 +63,16 @@ def read_tokenizer(folder: Folder, config: Mapping[str, Any], transformer: Trans
             raise CheckpointError(f"{where}: not UTF-8 at byte {error.start}; the file is damaged") from None
         with guarded(where):
             tokenizer = Tokenizer.from_str(text)
+        named = class_of(settings, config)
+        own = named is None or (family is not None and named.removesuffix("Fast") in family.classes)
+        # Other classes, such as PreTrainedTokenizerFast, take tokenizer.json as it is.
+        if family is not None and own and apply_fields(tokenizer, settings, family.fields):
+            text = tokenizer.to_str()
     else:
         where = str(folder.root)
         tokenizer = build_tokenizer(folder, settings, family)
         text = tokenizer.to_str()
-    if transformer.do_lower_case and not _lowers(json.loads(text).get("normalizer")):
+    if transformer.do_lower_case and not lowers(state_of(tokenizer.normalizer)):
         # As sentence-transformers does it: before every other normalisation.
         before = [tokenizer.normalizer] if tokenizer.normalizer is not None else []
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *before])
@@ -93,15 +100,6 @@ def _max_length(settings: TokenizerSettings, transformer: TransformerSettings) -
     # sentence-transformers sets its own length on the tokenizer, so that it counts even where it is the larger one.
     limit = settings.max_length if transformer.max_seq_length is None else transformer.max_seq_length
     return limit if limit is not None and limit < _NO_LIMIT else None
-
-
-def _lowers(normalizer: Any) -> bool:
-    """Whether a normalizer, as tokenizer.json describes it, lowers its text."""
-    if not isinstance(normalizer, dict):
-        return False
-    if normalizer.get("type") == "Sequence":
-        return any(_lowers(inner) for inner in normalizer["normalizers"])
-    return normalizer.get("type") == "Lowercase" or normalizer.get("lowercase") is True
 
 
 def _special_tokens(tokenizer: Tokenizer, settings: TokenizerSettings, family: Family | None) -> dict[str, str]:

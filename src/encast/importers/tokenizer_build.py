@@ -23,6 +23,14 @@ from encast.importers.sentencepiece_model import (
     SentencePieceModel,
     parse_sentencepiece,
 )
+from encast.importers.tokenizer_fields import (
+    Fields,
+    albert_fields,
+    bert_fields,
+    deberta_fields,
+    piece_fields,
+    roberta_fields,
+)
 from encast.importers.tokenizer_settings import ROLES, TokenizerSettings
 
 __all__ = [
@@ -71,7 +79,8 @@ class Family:
     """Tokenizers that are built alike.
 
     ``classes``: names of transformers' tokenizer classes; ``model_types``: config.json's, for checkpoints
-    that name no class; ``defaults``: role → special token; ``optional``: roles that may be without one.
+    that name no class; ``defaults``: role → special token; ``optional``: roles that may be without one;
+    ``fields``: what tokenizer_config.json changes in a tokenizer.json.
     """
 
     classes: tuple[str, ...]
@@ -79,6 +88,7 @@ class Family:
     defaults: Mapping[str, str]
     optional: tuple[str, ...]
     build: Callable[[Folder, TokenizerSettings, Mapping[str, AddedToken]], Tokenizer]
+    fields: Fields
 
 
 def guarded(where: str) -> AbstractContextManager[None]:
@@ -423,18 +433,20 @@ FAMILIES = (
         _BERT,
         ("pad", "mask"),
         _build_bert,
+        bert_fields,
     ),
-    Family(("MPNetTokenizer",), ("mpnet",), {**_ROBERTA, "unk": "[UNK]"}, _BOUNDS_AND_MASK, _build_mpnet),
-    Family(("RobertaTokenizer",), ("roberta",), _ROBERTA, _BOUNDS_AND_MASK, _build_roberta),
-    Family(("GluonRobertaTokenizer",), (), _ROBERTA, _BOUNDS_AND_MASK, _build_gluon_roberta),
-    Family(("XLMRobertaTokenizer",), ("xlm-roberta",), _ROBERTA, ("cls", "sep"), _build_xlm_roberta),
-    Family(("CamembertTokenizer",), ("camembert",), _ROBERTA, ("cls", "sep"), _build_camembert),
+    Family(("MPNetTokenizer",), ("mpnet",), {**_ROBERTA, "unk": "[UNK]"}, _BOUNDS_AND_MASK, _build_mpnet, bert_fields),
+    Family(("RobertaTokenizer",), ("roberta",), _ROBERTA, _BOUNDS_AND_MASK, _build_roberta, roberta_fields),
+    Family(("GluonRobertaTokenizer",), (), _ROBERTA, _BOUNDS_AND_MASK, _build_gluon_roberta, roberta_fields),
+    Family(("XLMRobertaTokenizer",), ("xlm-roberta",), _ROBERTA, ("cls", "sep"), _build_xlm_roberta, piece_fields),
+    Family(("CamembertTokenizer",), ("camembert",), _ROBERTA, ("cls", "sep"), _build_camembert, piece_fields),
     Family(
         ("AlbertTokenizer",),
         ("albert",),
         {"bos": "[CLS]", "eos": "[SEP]", **_BERT, "unk": "<unk>", "pad": "<pad>"},
         _BOUNDS_AND_MASK,
         _build_albert,
+        albert_fields,
     ),
     Family(
         ("DebertaV2Tokenizer",),
@@ -442,6 +454,7 @@ FAMILIES = (
         {"bos": "[CLS]", "eos": "[SEP]", **_BERT},
         _BOUNDS_AND_MASK,
         _build_deberta,
+        deberta_fields,
     ),
 )
 """Every kind of tokenizer that can be built from vocabulary files."""
