@@ -20,8 +20,10 @@ from families import FAMILIES
 from small_rows import WORDS, classes, sentences
 
 import encast
+from encast.compress.model import open_tokenizer
 from encast.compress.pipeline import Result, compress
 from encast.compress.recipe import parse_recipe
+from encast.compress.tasks import find_task
 from encast.data.datasets import Dataset, Labelled, Sentence, open_dataset
 from encast.data.datasets.base import Pair
 from encast.errors import InputError, UnsupportedModelError
@@ -393,6 +395,48 @@ def test_pairs_do_not_accumulate(tmp_path: Path, encoder: Path) -> None:
     recipe = parse_recipe("stages: [{fine-tune: {batch-size: 2, accumulate: 2}}]", "here")
     with pytest.raises(InputError, match="leave it 1"):
         compress(encoder, tmp_path / "out", task="embed", recipe=recipe, train=data, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "said"),
+    [
+        ([Pair("the", "of"), Pair("in", "is")], 1, "batch-size is 1; give 2 or more"),
+        ([Pair("the", "of"), Pair("in", "of")], 2, "here: all 2 rows have one positive"),
+    ],
+)
+def test_pairs_need_others(tmp_path: Path, encoder: Path, rows: list[Pair], batch: int, said: str) -> None:
+    recipe = parse_recipe(f"stages: [{{fine-tune: {{batch-size: {batch}}}}}]", "here")
+    with pytest.raises(InputError, match=said):
+        compress(
+            encoder, tmp_path / "out", task="embed", recipe=recipe, train=Dataset("here", "pairs", rows), device="cpu"
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_equal_positives_of_a_batch_are_no_negatives(encoder: Path) -> None:
+    """Against the cross entropy of each row with its own positive and those that differ, one after the other."""
+    rows = [Pair("the", "of"), Pair("in", "is"), Pair("on", "of"), Pair("by", "he")]
+    data = Dataset("here", "pairs", rows)
+    task = find_task("embed", data)(data, 16, None)
+    examples = list(task.examples(rows, open_tokenizer(open_checkpoint(encoder), 16)))
+    targets = task.targets([example.target for example in examples], 8)
+    answers = torch.randn(8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    loss = task.loss(answers, targets)
+    a, b = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in np.split(_by_side(answers), 2))
+    expected = []
+    for row, pair in enumerate(rows):
+        others = [at for at, other in enumerate(rows) if other.positive != pair.positive]
+        scores = 20 * b[[row, *others]] @ a[row]
+        expected.append(np.log(np.exp(scores).sum()) - scores[0])
+    assert float(loss.detach()) == pytest.approx(np.mean(expected))
+    loss.backward()
+    assert bool(answers.grad.isfinite().all())
+
+
+def _by_side(answers: Any) -> np.ndarray:
+    """First all anchors, then all positives."""
+    values = answers.detach().numpy()
+    return np.concatenate([values[0::2], values[1::2]])
 
 
 def test_a_place_inside_of_the_checkpoint(embedder: Path) -> None:

@@ -100,6 +100,8 @@ def _check_metric(metric: str, context: Context) -> None:
 def _check_training(stage: Training, checkpoint: Checkpoint, names: list[str], context: Context) -> None:
     limit = longest_text(checkpoint, stage.max_length)
     task = find_task(context.task, context.train)(context.train, limit, stage.stride)
+    if stage.batch_size == 1 and context.train.kind == "pairs" and not takes_unlabelled(stage):
+        raise InputError("pairs learn from the other pairs of their batch, and batch-size is 1; give 2 or more")
     if stage.accumulate > 1 and context.train.kind == "pairs":
         raise InputError("pairs learn from the other pairs of their batch, which accumulate would part; leave it 1")
     _check_stride(stage, limit, checkpoint, context)

@@ -306,15 +306,23 @@ class EmbedPairs(EmbedScores):
 
     def __init__(self, data: Dataset, max_length: int, stride: int | None) -> None:
         TrainTask.__init__(self, data, max_length, stride)
+        if len({row.positive for row in data.rows}) < 2:
+            raise InputError(f"{data.name}: all {len(data.rows)} rows have one positive; give at least two")
 
     def examples(self, rows: Sequence[Any], tokenizer: Tokenizer, prompt: str = "") -> Iterable[Example]:
-        for pair in _encoded_pairs([(row.anchor, row.positive) for row in rows], tokenizer, prompt):
-            yield _example(pair, 0)
+        """The target is a number of the positive's text, by which ``loss`` knows it again in other rows."""
+        numbers: dict[str, int] = {}
+        encoded = _encoded_pairs([(row.anchor, row.positive) for row in rows], tokenizer, prompt)
+        for row, pair in zip(rows, encoded, strict=True):
+            yield _example(pair, numbers.setdefault(row.positive, len(numbers)))
 
     def loss(self, answers: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropy of 20 times the cosines (Henderson et al., 2017, arXiv:1705.00652)."""
+        """Cross entropy of 20 times the cosines (Henderson et al., 2017, arXiv:1705.00652). Of other rows those with
+        the row's own positive are left out: they are right too."""
         a, b = (F.normalize(answers[part::2], dim=-1) for part in (0, 1))
-        return F.cross_entropy(self._SCALE * a @ b.T, torch.arange(len(a), device=a.device))
+        own = torch.arange(len(a), device=a.device)
+        right_too = (targets[:, None] == targets) & (own[:, None] != own)
+        return F.cross_entropy((self._SCALE * a @ b.T).masked_fill(right_too, -torch.inf), own)
 
 
 def _encoded_pairs(
