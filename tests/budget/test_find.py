@@ -211,7 +211,9 @@ class TestKindsOfData:
 
     def test_entities(self, tmp_path: Path) -> None:
         case = ENTITY_CASES[0]
-        made = make_checkpoint(tmp_path / "model", case.arch, "tag", **case.options)
+        labels = dict(enumerate(["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-ORG"]))
+        config = {**case.options["config"], "id2label": labels, "label2id": {v: k for k, v in labels.items()}}
+        made = make_checkpoint(tmp_path / "model", case.arch, "tag", **{**case.options, "config": config})
         rows = [Sentence(tuple(text.split()), tuple("B-PER" for _ in text.split())) for text in outliers.texts(40)]
         with encast.load(encast.compile(made, tmp_path / "gold.encast", dtype="f32")) as engine:
             own = engine.drive(label_words(engine.session, [row.words for row in rows]))
