@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from encast.importers.tokenizer_parts import change_part, state_of
+from encast.importers.tokenizer_parts import change_part, state_of, steps_of
 
 __all__ = ["drop_token_types"]
 
@@ -20,7 +20,7 @@ _ALL = [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_
 def drop_token_types(tokenizer: Tokenizer) -> bool:
     """Gives both texts of a pair type 0; False where they have it already."""
     state = state_of(tokenizer.post_processor)
-    steps = _steps(state)
+    steps = [_untyped(step) for step in steps_of(tokenizer, "post_processor")]
     if not any(step["type"] in ("TemplateProcessing", "RobertaProcessing") for step in steps):
         # Nothing puts the texts together, so that the library does, with types 0 and 1.
         steps = [*steps, {"type": "TemplateProcessing", "single": _ALL[:1], "pair": _ALL, "special_tokens": {}}]
@@ -31,24 +31,20 @@ def drop_token_types(tokenizer: Tokenizer) -> bool:
     return True
 
 
-def _steps(state: Any) -> list[dict[str, Any]]:
-    """What a post-processor does, in order, with types 0. RoBERTa's has no others."""
-    if state is None:
-        return []
-    if state["type"] == "Sequence":
-        return [step for inner in state["processors"] for step in _steps(inner)]
-    if state["type"] == "TemplateProcessing":
-        return [{**state, **{form: [_untyped(piece) for piece in state[form]] for form in ("single", "pair")}}]
-    if state["type"] == "BertProcessing":
-        (cls, cls_id), (sep, sep_id) = state["cls"], state["sep"]
-        first, last = ({"SpecialToken": {"id": token, "type_id": 0}} for token in (cls, sep))
+def _untyped(step: dict[str, Any]) -> dict[str, Any]:
+    """A step with types 0. RoBERTa's has no others."""
+    if step["type"] == "TemplateProcessing":
+        return {**step, **{form: [_piece(*piece.items()) for piece in step[form]] for form in ("single", "pair")}}
+    if step["type"] == "BertProcessing":
+        first, last = (_piece(("SpecialToken", {"id": step[role][0]})) for role in ("cls", "sep"))
         special = {
-            token: {"id": token, "ids": [index], "tokens": [token]} for token, index in ((cls, cls_id), (sep, sep_id))
+            token: {"id": token, "ids": [index], "tokens": [token]} for token, index in (step["cls"], step["sep"])
         }
         single, pair = [first, _ALL[0], last], [first, _ALL[0], last, _ALL[1], last]
-        return [{"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}]
-    return [state]
+        return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
+    return step
 
 
-def _untyped(piece: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {kind: {**value, "type_id": 0} for kind, value in piece.items()}
+def _piece(item: tuple[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    kind, value = item
+    return {kind: {**value, "type_id": 0}}

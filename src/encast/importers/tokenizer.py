@@ -19,7 +19,8 @@ from encast.importers.sentence_modules import TransformerSettings
 from encast.importers.token_types import drop_token_types
 from encast.importers.tokenizer_build import FAMILIES, Family, build_tokenizer, class_of, family_of, guarded
 from encast.importers.tokenizer_fields import apply_fields, lowers
-from encast.importers.tokenizer_parts import state_of
+from encast.importers.tokenizer_growth import check_growth
+from encast.importers.tokenizer_parts import steps_of
 from encast.importers.tokenizer_settings import ROLES, TokenizerSettings, read_tokenizer_settings
 
 __all__ = ["TokenizerFiles", "read_tokenizer"]
@@ -72,7 +73,7 @@ def read_tokenizer(folder: Folder, config: Mapping[str, Any], transformer: Trans
         where = str(folder.root)
         tokenizer = build_tokenizer(folder, settings, family)
         text = tokenizer.to_str()
-    if transformer.do_lower_case and not lowers(state_of(tokenizer.normalizer)):
+    if transformer.do_lower_case and not lowers(steps_of(tokenizer, "normalizer")):
         # As sentence-transformers does it: before every other normalisation.
         before = [tokenizer.normalizer] if tokenizer.normalizer is not None else []
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *before])
@@ -82,6 +83,7 @@ def read_tokenizer(folder: Folder, config: Mapping[str, Any], transformer: Trans
             text = tokenizer.to_str()
         tokenizer.no_padding()
         tokenizer.no_truncation()
+        check_growth(tokenizer, where)
         tokenizer.encode("a", "b")
         vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if vocab_size == 0:

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from encast.errors import UnsupportedModelError
-from encast.importers.tokenizer_parts import change_part, state_of
+from encast.importers.tokenizer_parts import INNER, change_part, steps_of
 from encast.importers.tokenizer_settings import TokenizerSettings
 
 __all__ = [
@@ -31,28 +31,23 @@ Steps = list[dict[str, Any]]
 Fields = Callable[[dict[str, Steps], TokenizerSettings], None]
 """Changes the steps of each part, as tokenizer.json describes them, in place."""
 
-_INNER = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors"}
-"""Part → what a ``Sequence`` of such calls its steps."""
-
 
 def apply_fields(tokenizer: Tokenizer, settings: TokenizerSettings, fields: Fields) -> bool:
     """False where the tokenizer is what the fields say. Raises ``CheckpointError`` for a field that is no flag and
     ``UnsupportedModelError`` where versions of transformers disagree."""
-    before = {part: _steps(state_of(getattr(tokenizer, part)), inner) for part, inner in _INNER.items()}
+    before = {part: steps_of(tokenizer, part) for part in INNER}
     after = {part: [dict(step) for step in steps] for part, steps in before.items()}
     fields(after, settings)
-    for part, inner in _INNER.items():
+    for part, inner in INNER.items():
         if after[part] != before[part]:
             one = len(after[part]) == 1
             change_part(tokenizer, part, after[part][0] if one else {"type": "Sequence", inner: after[part]})
     return after != before
 
 
-def lowers(normalizer: Any) -> bool:
-    """Whether a normaliser, as tokenizer.json describes it, lowers its text."""
-    return any(
-        step["type"] == "Lowercase" or step.get("lowercase") is True for step in _steps(normalizer, "normalizers")
-    )
+def lowers(normalizer: Steps) -> bool:
+    """Whether one of a normaliser's steps lowers the text."""
+    return any(step["type"] == "Lowercase" or step.get("lowercase") is True for step in normalizer)
 
 
 def bert_fields(parts: dict[str, Steps], settings: TokenizerSettings) -> None:
@@ -66,7 +61,7 @@ def bert_fields(parts: dict[str, Steps], settings: TokenizerSettings) -> None:
         normalizer[0].update({name: value for name, value in given.items() if value is not None})
         if "strip_accents" in settings.config:  # null too has a meaning: as lowercase says
             normalizer[0]["strip_accents"] = strip
-    elif lower is not None and lower != any(lowers(step) for step in normalizer):
+    elif lower is not None and lower != lowers(normalizer):
         raise UnsupportedModelError(
             f"{settings.where}: do_lower_case is {str(lower).lower()}, and the normaliser in tokenizer.json, which is "
             "no BertNormalizer, does the opposite: transformers 4 goes by that, transformers 5 by the field; remove "
@@ -101,7 +96,7 @@ def albert_fields(parts: dict[str, Steps], settings: TokenizerSettings) -> None:
     lower = settings.flag("do_lower_case", None)
     if lower is False:
         _remove(normalizer, "Lowercase")
-    elif lower and not any(lowers(step) for step in normalizer):
+    elif lower and not lowers(normalizer):
         _insert(normalizer, [{"type": "Lowercase"}], "Precompiled")
 
 
@@ -111,7 +106,7 @@ def deberta_fields(parts: dict[str, Steps], settings: TokenizerSettings) -> None
     lower, split = settings.flag("do_lower_case", None), settings.flag("split_by_punct", None)
     if lower is False:
         _remove(normalizer, "Lowercase")
-    elif lower and not any(lowers(step) for step in normalizer):
+    elif lower and not lowers(normalizer):
         normalizer.insert(0, {"type": "Lowercase"})
     if split is False:
         _remove(pre_tokenizer, "Punctuation")
@@ -135,9 +130,3 @@ def _insert(steps: Steps, more: Steps, *kinds: str) -> None:
     """Before the first step of ``kinds``, or at the end."""
     place = next((index for index, step in enumerate(steps) if step["type"] in kinds), len(steps))
     steps[place:place] = more
-
-
-def _steps(state: Any, inner: str) -> Steps:
-    if state is None:
-        return []
-    return [step for part in state[inner] for step in _steps(part, inner)] if state["type"] == "Sequence" else [state]

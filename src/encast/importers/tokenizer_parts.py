@@ -7,12 +7,26 @@ from typing import Any
 
 from tokenizers import Tokenizer, models
 
-__all__ = ["change_part", "state_of"]
+__all__ = ["INNER", "change_part", "state_of", "steps_of"]
+
+INNER = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors"}
+"""Part → what a ``Sequence`` of such calls its steps."""
 
 
 def state_of(part: Any) -> Any:
     """What a part has in tokenizer.json: an object with ``type``, or None where there is no part."""
     return None if part is None else json.loads(part.__getstate__())
+
+
+def steps_of(tokenizer: Tokenizer, name: str) -> list[dict[str, Any]]:
+    """The steps of a part, in order, those of a ``Sequence`` within a ``Sequence`` too; none where there is no part."""
+    return _flat(state_of(getattr(tokenizer, name)), INNER[name])
+
+
+def _flat(state: Any, inner: str) -> list[dict[str, Any]]:
+    if state is None:
+        return []
+    return [step for part in state[inner] for step in _flat(part, inner)] if state["type"] == "Sequence" else [state]
 
 
 def change_part(tokenizer: Tokenizer, name: str, state: Any) -> None:
