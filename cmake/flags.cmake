@@ -45,5 +45,6 @@ if(ENCAST_SANITIZE)
   # vptr checks need a runtime of their own, which a module loaded by Python does not get.
   target_compile_options(encast_flags INTERFACE -O1 -g1 -fsanitize=${ENCAST_SANITIZE} -fno-sanitize=vptr
                                                 -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_compile_definitions(encast_flags INTERFACE ENCAST_SANITIZED)
   target_link_options(encast_flags INTERFACE -fsanitize=${ENCAST_SANITIZE})
 endif()

@@ -20,8 +20,6 @@ ENCAST_SIMD void store(float* p, SomeLanes lanes, F32x16 a) { store_partial(p, l
 // Vectors in flight: sums are kept in four, so that one addition need not wait for the other.
 constexpr int kStreams = 4;
 
-#define ENCAST_SIMD_BODY __attribute__((always_inline))
-
 // body(stream, column, lanes) for every vector of `cols` columns, in order; `stream` counts 0, 1, 2, 3, 0,
 // ... and is a constant once inlined.
 template <class Body>

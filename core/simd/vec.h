@@ -49,7 +49,14 @@
 // as the left operand. An operation that makes a NaN makes one on every level; its sign and payload are
 // not part of the contract. MXCSR is as the ABI sets it up: to nearest, subnormals kept.
 
+#ifdef ENCAST_SANITIZED
+// A function each: inlined, with a check at every access to a lane, some callers take minutes to compile.
+#define ENCAST_SIMD static inline
+#define ENCAST_SIMD_BODY
+#else
 #define ENCAST_SIMD static inline __attribute__((always_inline))
+#define ENCAST_SIMD_BODY __attribute__((always_inline))
+#endif
 // For tiles that come in dozens of shapes: a function each, or the caller's size costs minutes of compile
 // time under the sanitizers.
 #define ENCAST_SIMD_TILE static __attribute__((noinline))
