@@ -91,10 +91,11 @@ test-train: install-tests
 	$(BUILD_BY_PIP) install --no-build-isolation --editable '.[reference,train]' -C build-dir=$(BUILD)
 	$(BIN)/python -m pytest tests/train $(PARALLEL)
 
-# On the CPU, Triton's kernels under its interpreter; a machine with a card runs more of them.
+# On the CPU, Triton's kernels under its interpreter; a machine with a card runs more of them. One file has most of the
+# work and no fixtures, so that its tests are spread.
 test-gpu: install-tests
 	$(BUILD_BY_PIP) install --no-build-isolation --editable '.[cuda,test]' -C build-dir=$(BUILD)
-	$(BIN)/python -m pytest tests/gpu tests/serve/test_cards.py $(PARALLEL)
+	$(BIN)/python -m pytest tests/gpu tests/serve/test_cards.py $(PARALLEL) --dist load
 
 # ENCAST_TEST_RAY: `make test` passes over these tests, also where ray is installed.
 test-ray: install-tests
