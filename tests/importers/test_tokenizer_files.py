@@ -110,7 +110,10 @@ def test_damaged_tokenizer_json(tmp_path: Path, content: bytes, message: str) ->
         ({"tokenizer_class": "ElectraTokenizer", "tokenize_chinese_chars": False}, (True, None, False)),
         ({"tokenizer_class": "MPNetTokenizerFast", "do_lower_case": False, "strip_accents": True}, (False, True, True)),
         ({"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False}, (True, None, True)),
-        ({"tokenizer_class": "TokenizersBackend", "do_lower_case": False}, (True, None, True)),
+        (
+            {"tokenizer_class": "TokenizersBackend", "do_lower_case": False, "model_input_names": ["token_type_ids"]},
+            (True, None, True),
+        ),
         ({"tokenizer_class": "SomebodysTokenizer", "do_lower_case": False}, (True, None, True)),
     ],
 )
@@ -253,6 +256,10 @@ def test_models_without_token_types_get_zeros(tmp_path: Path, processor: Any, ex
         ({"tokenizer_class": "BertTokenizer"}, 1),
         ({"tokenizer_class": "BertTokenizer", **WITHOUT_TYPES}, 0),
         ({"tokenizer_class": "PreTrainedTokenizerFast", **WITHOUT_TYPES}, 0),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, 1),
+        ({"tokenizer_class": "PreTrainedTokenizer"}, 1),
+        ({"tokenizer_class": "TokenizersBackend"}, 0),
+        ({"tokenizer_class": "TokenizersBackend", "model_input_names": ["input_ids", "token_type_ids"]}, 1),
     ],
 )
 @pytest.mark.parametrize("built", [False, True])

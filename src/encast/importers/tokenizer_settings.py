@@ -20,6 +20,10 @@ __all__ = ["ROLES", "TokenizerSettings", "read_tokenizer_settings"]
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 """Roles of special tokens, in the order in which absent ones are added to a vocabulary."""
 
+_UNTYPED_CLASSES = ("DistilBertTokenizer", "DistilBertTokenizerFast", "TokenizersBackend")
+"""Classes that give a model no token types unless told. transformers 5 alone writes TokenizersBackend; of what older
+versions wrote (PreTrainedTokenizerFast, AlbertTokenizer) it gives none either, but version 4 did, in training too."""
+
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -46,10 +50,10 @@ class TokenizerSettings:
         return name
 
     def has_token_types(self, tokenizer_class: str | None) -> bool:
-        """Whether transformers gives the model token types, by ``model_input_names``, else by the class."""
+        """Whether the model was trained with token types, by ``model_input_names``, else by the class."""
         names = self.config.get("model_input_names")
         if names is None:
-            return tokenizer_class not in ("DistilBertTokenizer", "DistilBertTokenizerFast")
+            return tokenizer_class not in _UNTYPED_CLASSES
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise CheckpointError(f"{self.where}: model_input_names must be a list of strings, or be absent")
         return "token_type_ids" in names
