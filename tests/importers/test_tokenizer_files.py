@@ -32,6 +32,7 @@ def configure(folder: Path, **config: Any) -> None:
 
 def save_json(folder: Path, **parts: Any) -> str:
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2, "A": 3}, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(["[UNK]"])
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     for name, value in parts.items():
         setattr(tokenizer, name, value)
@@ -147,6 +148,60 @@ def test_fields_that_another_normaliser_contradicts_are_refused(tmp_path: Path, 
         UnsupportedModelError, match=rf"tokenizer_config\.json: do_lower_case is {str(not lowers).lower()}"
     ):
         read(tmp_path)
+
+
+NEW = {"content": "new", "lstrip": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "expected"),
+    [
+        ({}, {"added_tokens.json": {"new": 4}}, [0, 4]),
+        ({}, {"special_tokens_map.json": {"additional_special_tokens": ["new"]}}, [0, 4]),
+        ({"additional_special_tokens": ["newer", NEW]}, {}, [0, 5]),
+        ({"extra_special_tokens": {"image_token": "new"}}, {}, [0, 4]),
+        ({"mask_token": "new", "extra_special_tokens": ["newer"]}, {}, [0, 4]),
+        ({"added_tokens_decoder": {"4": NEW, "0": {"content": "a", "special": True}}}, {}, [0, 4]),
+        ({"added_tokens_decoder": {"0": {"content": "a"}}}, {}, [0, 2]),
+        ({}, {}, [2]),
+    ],
+)
+@pytest.mark.parametrize("name", ["BertTokenizer", "PreTrainedTokenizerFast"])
+def test_tokens_that_only_other_files_name(
+    tmp_path: Path, config: dict[str, Any], files: dict[str, Any], expected: list[int], name: str
+) -> None:
+    text = save_json(tmp_path)
+    configure(tmp_path, tokenizer_class=name, **config)
+    for file, content in files.items():
+        (tmp_path / file).write_text(json.dumps(content))
+    found = read(tmp_path)
+    assert ids(found, "anew") == expected
+    assert (found.json == text) == (not config and not files)
+
+
+def test_flags_of_added_tokens_decoder_count_and_those_of_added_tokens_json_do_not(tmp_path: Path) -> None:
+    text = save_json(tmp_path)
+    (tmp_path / "added_tokens.json").write_text('{"[UNK]": 2}')
+    assert read(tmp_path).json == text
+    configure(tmp_path, added_tokens_decoder={"2": {"content": "[UNK]", "lstrip": True}})
+    assert Tokenizer.from_str(read(tmp_path).json).encode("a [UNK]").offsets == [(0, 1), (1, 7)]
+
+
+def test_a_new_token_with_another_id_than_it_gets(tmp_path: Path) -> None:
+    save_json(tmp_path)
+    (tmp_path / "added_tokens.json").write_text('{"new": 5}')
+    with pytest.raises(CheckpointError, match=r"'new' is said to have id 5, the vocabulary gives it 4"):
+        read(tmp_path)
+
+
+def test_a_classs_own_tokens_are_special_where_they_are_words(tmp_path: Path) -> None:
+    Tokenizer(models.WordLevel({"a": 0, "[MASK]": 1, "[UNK]": 2}, unk_token="[UNK]")).save(
+        str(tmp_path / "tokenizer.json")
+    )
+    assert ids(read(tmp_path), "a[MASK]") == [0, 1]
+    assert read(tmp_path).vocab_size == 3
+    configure(tmp_path, tokenizer_class="PreTrainedTokenizerFast")
+    assert ids(read(tmp_path), "a[MASK]") == [2]
 
 
 def pieces_of(files: TokenizerFiles, text: str) -> list[str]:

@@ -193,6 +193,54 @@ def test_fields_beside_the_json_of_bert(tmp_path: Path, config: dict[str, Any], 
     as_json(word_piece_folder(tmp_path, None), model_type, name, config, "vocab.txt")
 
 
+LAST = len(WORD_PIECES)
+ROLES = {role + "_token": f"[{role.upper()}]" for role in ("unk", "sep", "pad", "cls", "mask")}
+
+
+@pytest.mark.parametrize(
+    ("config", "files"),
+    [
+        ({}, {"added_tokens.json": {"extra-token": LAST, "<special-one>": LAST + 1}}),
+        ({}, {"added_tokens.json": {"x": WORD_PIECES.index("x"), "[PAD]": 0}}),
+        ({}, {"special_tokens_map.json": {"additional_special_tokens": ["<special-one>", "hello"]}}),
+        (
+            {"additional_special_tokens": ["hello"]},
+            {
+                "special_tokens_map.json": {"additional_special_tokens": ["<special-one>"]},
+                "added_tokens.json": {"extra-token": LAST},
+            },
+        ),
+        ({"extra_special_tokens": ["extra-token", "<special-one>"], "bos_token": "<s>", "eos_token": "new"}, {}),
+        ({"extra_special_tokens": {"image_token": "<special-one>"}}, {}),
+        ({"mask_token": "<special-one>"}, {}),
+        (
+            {
+                "added_tokens_decoder": {
+                    **{str(i): {"content": token, "special": True} for i, token in enumerate(WORD_PIECES[:5])},
+                    "4": {"content": "[MASK]", "special": True, "normalized": False, "lstrip": True},
+                    str(WORD_PIECES.index("fox")): {"content": "fox", "special": True},
+                    str(LAST): {"content": "extra-token", "special": False, "normalized": True},
+                },
+                "extra_special_tokens": ["<special-one>"],
+            },
+            {},
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["BertTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"])
+def test_tokens_that_only_files_beside_the_json_name(
+    tmp_path: Path, config: dict[str, Any], files: dict[str, Any], name: str
+) -> None:
+    made = read_tokenizer(Folder(word_piece_folder(tmp_path, None)), {"model_type": "bert"}, TransformerSettings()).json
+    (tmp_path / "vocab.txt").unlink()
+    (tmp_path / "tokenizer.json").write_text(made)
+    types = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name, **types, **ROLES, **config}))
+    for file, content in files.items():
+        (tmp_path / file).write_text(json.dumps(content))
+    compare(tmp_path, "bert", name)
+
+
 # Byte-level BPE
 
 

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import Tokenizer, normalizers
+from tokenizers import AddedToken, Tokenizer, normalizers
 
 from encast.errors import CheckpointError
 from encast.importers.files import Folder
 from encast.importers.sentence_modules import TransformerSettings
 from encast.importers.token_types import drop_token_types
+from encast.importers.tokenizer_added import add_missing
 from encast.importers.tokenizer_build import FAMILIES, Family, build_tokenizer, class_of, family_of, guarded
 from encast.importers.tokenizer_fields import apply_fields, lowers
 from encast.importers.tokenizer_growth import check_growth
@@ -64,10 +65,18 @@ def read_tokenizer(folder: Folder, config: Mapping[str, Any], transformer: Trans
             raise CheckpointError(f"{where}: not UTF-8 at byte {error.start}; the file is damaged") from None
         with guarded(where):
             tokenizer = Tokenizer.from_str(text)
-        named = class_of(settings, config)
-        own = named is None or (family is not None and named.removesuffix("Fast") in family.classes)
-        # Other classes, such as PreTrainedTokenizerFast, take tokenizer.json as it is.
-        if family is not None and own and apply_fields(tokenizer, settings, family.fields):
+        # Other classes, such as PreTrainedTokenizerFast, take normaliser and special tokens as tokenizer.json has them.
+        own = family if family is not None and _is_own(family, class_of(settings, config)) else None
+        special = settings.special
+        if own is not None:
+            # A class's own token that no word is would only take an id that the model has no row for.
+            has = {role: token for role, token in own.special(settings).items() if _has(tokenizer, token)}
+            special = {**has, **special}
+        with guarded(where):
+            changed = add_missing(tokenizer, settings, special)
+        if own is not None:
+            changed |= apply_fields(tokenizer, settings, own.fields)
+        if changed:
             text = tokenizer.to_str()
     else:
         where = str(folder.root)
@@ -96,6 +105,14 @@ def read_tokenizer(folder: Folder, config: Mapping[str, Any], transformer: Trans
         vocab_size,
         tokenizer.num_special_tokens_to_add(True),
     )
+
+
+def _is_own(family: Family, named: str | None) -> bool:
+    return named is None or named.removesuffix("Fast") in family.classes
+
+
+def _has(tokenizer: Tokenizer, token: AddedToken) -> bool:
+    return tokenizer.token_to_id(token.content) is not None
 
 
 def _max_length(settings: TokenizerSettings, transformer: TransformerSettings) -> int | None:

@@ -6,7 +6,7 @@ What transformers 5 builds for the same files is the reference, quirks included
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from encast.importers.sentencepiece_model import (
     SentencePieceModel,
     parse_sentencepiece,
 )
+from encast.importers.tokenizer_added import add_special
 from encast.importers.tokenizer_fields import (
     Fields,
     albert_fields,
@@ -31,7 +32,7 @@ from encast.importers.tokenizer_fields import (
     piece_fields,
     roberta_fields,
 )
-from encast.importers.tokenizer_settings import ROLES, TokenizerSettings
+from encast.importers.tokenizer_settings import TokenizerSettings
 
 __all__ = [
     "FAMILIES",
@@ -80,7 +81,8 @@ class Family:
 
     ``classes``: names of transformers' tokenizer classes; ``model_types``: config.json's, for checkpoints
     that name no class; ``defaults``: role → special token; ``optional``: roles that may be without one;
-    ``fields``: what tokenizer_config.json changes in a tokenizer.json.
+    ``fields``: what tokenizer_config.json changes in a tokenizer.json; ``greedy_mask``: a mask given as a
+    bare string takes the space before it.
     """
 
     classes: tuple[str, ...]
@@ -89,6 +91,15 @@ class Family:
     optional: tuple[str, ...]
     build: Callable[[Folder, TokenizerSettings, Mapping[str, AddedToken]], Tokenizer]
     fields: Fields
+    greedy_mask: bool = False
+
+    def special(self, settings: TokenizerSettings) -> dict[str, AddedToken]:
+        """Role or custom name → token: those that the settings name, and the class's own for other roles."""
+        special = {role: AddedToken(token, special=True) for role, token in self.defaults.items()}
+        special.update(settings.special)
+        if self.greedy_mask and ("mask" in settings.plain or "mask" not in settings.special):
+            special["mask"] = AddedToken(special["mask"].content, lstrip=True, special=True)
+        return {role: token for role, token in special.items() if role not in settings.absent}
 
 
 def guarded(where: str) -> AbstractContextManager[None]:
@@ -129,63 +140,21 @@ def build_tokenizer(folder: Folder, settings: TokenizerSettings, family: Family 
             f"{', '.join(name for each in FAMILIES for name in each.classes)}. Save a tokenizer.json with "
             "transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
-    special = {role: AddedToken(token, special=True) for role, token in family.defaults.items()}
-    special.update(settings.special)
-    for role in settings.absent & set(special):
+    for role in settings.absent & set(family.defaults):
         if role not in family.optional:
             raise CheckpointError(f"{settings.where}: {role}_token is null, but a {family.classes[0]} needs one")
-        del special[role]
     with guarded(str(folder.root)):
-        return family.build(folder, settings, special)
+        return family.build(folder, settings, family.special(settings))
 
 
 def _missing(folder: Folder, accepted: str) -> CheckpointError:
     return CheckpointError(f"{folder.root}: no tokenizer; accepted are tokenizer.json or, for this model, {accepted}")
 
 
-def _add_special(
-    tokenizer: Tokenizer,
-    settings: TokenizerSettings,
-    special: Mapping[str, AddedToken],
-    symbols: Sequence[AddedToken] | None = None,
-) -> None:
-    """Registers added tokens (which may extend the vocabulary), then special ones by role, then extra ones."""
-    named = {token.content for token in special.values()}
-    tokens: list[AddedToken] = []
-    for _, token in settings.added:
-        if token.content in named:
-            token.special = True
-        tokens.append(token)
-    roles = [*(role for role in ROLES if role in special), *(name for name in special if name not in ROLES)]
-    tokens.extend(special[role] for role in roles)
-    if settings.extra is not None:
-        tokens.extend(settings.extra)
-    else:
-        tokens.extend(settings.legacy_extra if symbols is None else symbols)
-    seen: set[str] = set()
-    for token in tokens:
-        if token.content not in seen:
-            seen.add(token.content)
-            tokenizer.add_tokens([token])
-    for index, token in settings.added:
-        if tokenizer.token_to_id(token.content) != index:
-            raise CheckpointError(
-                f"{settings.where}: the added token {quote(token.content)} is said to have id {index}, the vocabulary "
-                f"gives it {tokenizer.token_to_id(token.content)}; the tokenizer's files are from different versions"
-            )
-
-
 def _processor_token(tokenizer: Tokenizer, token: AddedToken) -> tuple[str, int]:
     index = tokenizer.token_to_id(token.content)
     assert index is not None, "special tokens are added before the post-processor is made"
     return token.content, index
-
-
-def _greedy_mask(settings: TokenizerSettings, special: Mapping[str, AddedToken]) -> dict[str, AddedToken]:
-    tokens = dict(special)
-    if "mask" in tokens and ("mask" in settings.plain or "mask" not in settings.special):
-        tokens["mask"] = AddedToken(tokens["mask"].content, lstrip=True, special=True)
-    return tokens
 
 
 # WordPiece: BERT, DistilBERT, ELECTRA, MPNet
@@ -218,16 +187,14 @@ def _word_piece(folder: Folder, settings: TokenizerSettings, special: Mapping[st
 
 def _build_bert(folder: Folder, settings: TokenizerSettings, special: Mapping[str, AddedToken]) -> Tokenizer:
     tokenizer = _word_piece(folder, settings, special)
-    _add_special(tokenizer, settings, special)
+    add_special(tokenizer, settings, special)
     tokenizer.post_processor = _cls_sep_types(tokenizer, special)
     return tokenizer
 
 
 def _build_mpnet(folder: Folder, settings: TokenizerSettings, special: Mapping[str, AddedToken]) -> Tokenizer:
     tokenizer = _word_piece(folder, settings, special)
-    # A mask given as a bare string takes the space before it.
-    tokens = _greedy_mask(settings, special)
-    _add_special(tokenizer, settings, tokens)
+    add_special(tokenizer, settings, special)
     tokenizer.post_processor = processors.RobertaProcessing(
         _processor_token(tokenizer, special["sep"]),
         _processor_token(tokenizer, special["cls"]),
@@ -268,7 +235,7 @@ def _build_roberta(folder: Folder, settings: TokenizerSettings, special: Mapping
     add_prefix_space = bool(settings.flag("add_prefix_space", False))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
-    _add_special(tokenizer, settings, special)
+    add_special(tokenizer, settings, special)
     tokenizer.post_processor = processors.RobertaProcessing(
         _processor_token(tokenizer, special["sep"]),
         _processor_token(tokenizer, special["cls"]),
@@ -351,7 +318,7 @@ def _build_fairseq(
     model = _read_unigram(folder)
     pieces = [(piece.text, piece.score) for piece in model.pieces[skip:]]
     tokenizer = _unigram(model, [*head, *pieces, (special["mask"].content, 0.0)], 3, settings)
-    _add_special(tokenizer, settings, special, _symbols(model))
+    add_special(tokenizer, settings, special, _symbols(model))
     bos, eos = special["bos"].content, special["eos"].content
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[bos, "$A", eos],
@@ -369,8 +336,7 @@ def _build_xlm_roberta(folder: Folder, settings: TokenizerSettings, special: Map
 def _build_camembert(folder: Folder, settings: TokenizerSettings, special: Mapping[str, AddedToken]) -> Tokenizer:
     pad, unk = special["pad"].content, special["unk"].content
     head = [("<s>NOTUSED", 0.0), (pad, 0.0), ("</s>NOTUSED", 0.0), (unk, 0.0), ("<unk>NOTUSED", -100.0)]
-    tokens = _greedy_mask(settings, special)
-    return _build_fairseq(folder, settings, tokens, head, 1)
+    return _build_fairseq(folder, settings, special, head, 1)
 
 
 def _build_albert(folder: Folder, settings: TokenizerSettings, special: Mapping[str, AddedToken]) -> Tokenizer:
@@ -381,7 +347,7 @@ def _build_albert(folder: Folder, settings: TokenizerSettings, special: Mapping[
     if settings.flag("do_lower_case", True):
         before.append(normalizers.Lowercase())
     tokenizer = _unigram(model, [(piece.text, piece.score) for piece in model.pieces], 1, settings, before)
-    _add_special(tokenizer, settings, special, _symbols(model))
+    add_special(tokenizer, settings, special, _symbols(model))
     tokenizer.post_processor = _cls_sep_types(tokenizer, special)
     return tokenizer
 
@@ -410,7 +376,7 @@ def _build_deberta(folder: Folder, settings: TokenizerSettings, special: Mapping
         [*split, pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)]
     )
     tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
-    _add_special(tokenizer, settings, special, _symbols(model))
+    add_special(tokenizer, settings, special, _symbols(model))
     tokenizer.post_processor = _cls_sep_types(tokenizer, special)
     return tokenizer
 
@@ -435,11 +401,13 @@ FAMILIES = (
         _build_bert,
         bert_fields,
     ),
-    Family(("MPNetTokenizer",), ("mpnet",), {**_ROBERTA, "unk": "[UNK]"}, _BOUNDS_AND_MASK, _build_mpnet, bert_fields),
+    Family(
+        ("MPNetTokenizer",), ("mpnet",), {**_ROBERTA, "unk": "[UNK]"}, _BOUNDS_AND_MASK, _build_mpnet, bert_fields, True
+    ),
     Family(("RobertaTokenizer",), ("roberta",), _ROBERTA, _BOUNDS_AND_MASK, _build_roberta, roberta_fields),
     Family(("GluonRobertaTokenizer",), (), _ROBERTA, _BOUNDS_AND_MASK, _build_gluon_roberta, roberta_fields),
     Family(("XLMRobertaTokenizer",), ("xlm-roberta",), _ROBERTA, ("cls", "sep"), _build_xlm_roberta, piece_fields),
-    Family(("CamembertTokenizer",), ("camembert",), _ROBERTA, ("cls", "sep"), _build_camembert, piece_fields),
+    Family(("CamembertTokenizer",), ("camembert",), _ROBERTA, ("cls", "sep"), _build_camembert, piece_fields, True),
     Family(
         ("AlbertTokenizer",),
         ("albert",),
