@@ -129,11 +129,17 @@ def test_fields_of_bert_change_the_normaliser(tmp_path: Path, config: dict[str, 
         assert files.json == text
 
 
-def test_strip_accents_null_follows_lowering(tmp_path: Path) -> None:
-    save_json(tmp_path, normalizer=normalizers.BertNormalizer(strip_accents=False))
-    assert ids(read(tmp_path), "\u00e1") == [2]
-    configure(tmp_path, strip_accents=None)
-    assert ids(read(tmp_path), "\u00e1") == [0]
+@pytest.mark.parametrize("config", [{}, {"strip_accents": None}, {"tokenizer_class": "MPNetTokenizer"}])
+def test_absent_fields_of_bert_are_the_classs_defaults(tmp_path: Path, config: dict[str, Any]) -> None:
+    other = normalizers.BertNormalizer(lowercase=False, strip_accents=False, handle_chinese_chars=False)
+    save_json(tmp_path, normalizer=other)
+    configure(tmp_path, **config)
+    assert ids(read(tmp_path), "\u00c1 b") == [0, 1]
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert ids(read(tmp_path), "\u00c1") == [0]
+    assert ids(read(tmp_path, "modernbert"), "A") == [3]
+    configure(tmp_path, tokenizer_class="PreTrainedTokenizerFast")
+    assert ids(read(tmp_path), "A \u00e1") == [3, 2]
 
 
 @pytest.mark.parametrize("lowers", [False, True])

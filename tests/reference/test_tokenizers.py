@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from encast.importers.files import Folder
 from encast.importers.sentence_modules import TransformerSettings
@@ -79,6 +79,8 @@ WORD_PIECES = [
 ]  # fmt: skip
 WORD_PIECES += [chr(code) for code in range(33, 127) if chr(code) not in WORD_PIECES]
 WORD_PIECES += ["##" + chr(code) for code in range(97, 123) if "##" + chr(code) not in WORD_PIECES]
+LAST = len(WORD_PIECES)
+ROLES = {role + "_token": f"[{role.upper()}]" for role in ("unk", "sep", "pad", "cls", "mask")}
 
 
 def word_piece_folder(folder: Path, config: dict[str, Any] | None, ending: str = "\n") -> Path:
@@ -193,8 +195,27 @@ def test_fields_beside_the_json_of_bert(tmp_path: Path, config: dict[str, Any], 
     as_json(word_piece_folder(tmp_path, None), model_type, name, config, "vocab.txt")
 
 
-LAST = len(WORD_PIECES)
-ROLES = {role + "_token": f"[{role.upper()}]" for role in ("unk", "sep", "pad", "cls", "mask")}
+@pytest.mark.parametrize(
+    ("model_type", "config"),
+    [
+        ("bert", None),
+        ("bert", {}),
+        ("distilbert", {"strip_accents": None}),
+        ("electra", {"tokenizer_class": "ElectraTokenizer"}),
+        ("mpnet", {}),
+        ("modernbert", {"tokenizer_class": "BertTokenizer", **ROLES}),
+    ],
+)
+def test_absent_fields_beside_the_json_of_bert(tmp_path: Path, model_type: str, config: dict[str, Any] | None) -> None:
+    word_piece_folder(tmp_path, None)
+    of = "mpnet" if model_type == "mpnet" else "bert"
+    tokenizer = Tokenizer.from_str(read_tokenizer(Folder(tmp_path), {"model_type": of}, TransformerSettings()).json)
+    (tmp_path / "vocab.txt").unlink()
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    if config is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    compare(tmp_path, model_type, "AutoTokenizer")
 
 
 @pytest.mark.parametrize(

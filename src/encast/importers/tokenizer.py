@@ -66,7 +66,7 @@ def read_tokenizer(folder: Folder, config: Mapping[str, Any], transformer: Trans
         with guarded(where):
             tokenizer = Tokenizer.from_str(text)
         # Other classes, such as PreTrainedTokenizerFast, take normaliser and special tokens as tokenizer.json has them.
-        own = family if family is not None and _is_own(family, class_of(settings, config)) else None
+        own = family if family is not None and _is_own(family, settings, config) else None
         special = settings.special
         if own is not None:
             # A class's own token that no word is would only take an id that the model has no row for.
@@ -107,8 +107,11 @@ def read_tokenizer(folder: Folder, config: Mapping[str, Any], transformer: Trans
     )
 
 
-def _is_own(family: Family, named: str | None) -> bool:
-    return named is None or named.removesuffix("Fast") in family.classes
+def _is_own(family: Family, settings: TokenizerSettings, config: Mapping[str, Any]) -> bool:
+    """Whether the family is that of the tokenizer's class, and not only of the model."""
+    named = class_of(settings, config)
+    # transformers 5 has a list of model types whose tokenizer.json it takes whatever class they name.
+    return config.get("model_type") != "modernbert" and (named is None or named.removesuffix("Fast") in family.classes)
 
 
 def _has(tokenizer: Tokenizer, token: AddedToken) -> bool:

@@ -2,7 +2,8 @@
 
 The classes that transformers has for a family (``BertTokenizer`` and its kin, not ``PreTrainedTokenizerFast``) make
 normaliser and pre-tokenizer of these fields, whatever tokenizer.json has. A field that is given is applied as
-transformers 5 does; where it is absent tokenizer.json counts, and not the default of the class.
+transformers 5 does. Where it is absent BERT's normaliser takes the default of the class, in transformers 4 and 5 alike;
+of other normalisers tokenizer.json counts.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ def bert_fields(parts: dict[str, Steps], settings: TokenizerSettings) -> None:
     """BERT, DistilBERT, ELECTRA, MPNet."""
     normalizer = parts["normalizer"]
     lower = settings.flag("do_lower_case", None)
-    chinese = settings.flag("tokenize_chinese_chars", None)
-    strip = settings.flag("strip_accents", None)
     if len(normalizer) == 1 and normalizer[0]["type"] == "BertNormalizer":
-        given = {"lowercase": lower, "handle_chinese_chars": chinese}
-        normalizer[0].update({name: value for name, value in given.items() if value is not None})
-        if "strip_accents" in settings.config:  # null too has a meaning: as lowercase says
-            normalizer[0]["strip_accents"] = strip
+        chinese = settings.flag("tokenize_chinese_chars", None)
+        normalizer[0].update(
+            lowercase=True if lower is None else lower,
+            handle_chinese_chars=True if chinese is None else chinese,
+            strip_accents=settings.flag("strip_accents", None),  # None has a meaning: as lowercase says
+        )
     elif lower is not None and lower != lowers(normalizer):
         raise UnsupportedModelError(
             f"{settings.where}: do_lower_case is {str(lower).lower()}, and the normaliser in tokenizer.json, which is "
