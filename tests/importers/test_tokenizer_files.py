@@ -571,6 +571,8 @@ def test_max_length(tmp_path: Path, configured: Any, sentence: int | None, expec
         ({"truncation_side": "middle"}, "truncation_side is 'middle'"),
         ({"do_lower_case": "yes"}, "do_lower_case must be true or false"),
         ({"tokenizer_class": 3}, "tokenizer_class must be a string"),
+        ({"split_special_tokens": True}, r"tokenizer_config\.json: split_special_tokens is true"),
+        ({"split_special_tokens": 1}, "split_special_tokens must be true or false"),
         ({"mask_token": {"content": 3}}, "a special token must be a string"),
         ({"mask_token": {"content": "x", "lstrip": "no"}}, "a special token must be a string"),
         ({"extra_special_tokens": "x"}, "must be a list of tokens"),

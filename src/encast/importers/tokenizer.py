@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, normalizers
 
-from encast.errors import CheckpointError
+from encast.errors import CheckpointError, UnsupportedModelError
 from encast.importers.files import Folder
 from encast.importers.sentence_modules import TransformerSettings
 from encast.importers.token_types import drop_token_types
@@ -53,8 +53,14 @@ class TokenizerFiles:
 
 def read_tokenizer(folder: Folder, config: Mapping[str, Any], transformer: TransformerSettings) -> TokenizerFiles:
     """Raises ``CheckpointError`` when the folder has no tokenizer, or one that is damaged, and
-    ``UnsupportedModelError`` when it is of a kind that is not known."""
+    ``UnsupportedModelError`` when it is of a kind that is not known or splits special tokens."""
     settings = read_tokenizer_settings(folder)
+    if settings.flag("split_special_tokens", False):
+        # No field of tokenizer.json says it, so that an artifact could not keep it.
+        raise UnsupportedModelError(
+            f"{settings.where}: split_special_tokens is true; encast finds special tokens in texts: false is accepted, "
+            "or remove the field"
+        )
     family = family_of(settings, config)
     if folder.has("tokenizer.json"):
         where = str(folder.path("tokenizer.json"))
