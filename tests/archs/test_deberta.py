@@ -89,6 +89,19 @@ def test_deberta_defaults_are_those_of_its_config(tmp_path: Path) -> None:
     assert nodes(graph, "scale")[0].attrs["factor"] == 0.5
 
 
+@pytest.mark.parametrize("words", [..., None, [], "", " | "])
+def test_without_types_of_positions_the_table_and_its_norm_stay_unread(words: object, tmp_path: Path) -> None:
+    """transformers saves both with ``relative_attention``, and the norm without it."""
+    folder = made(tmp_path, DEBERTA, layers=1)
+    graph = build(with_config(folder, pos_att_type=words))
+    assert not nodes(graph, "relative_scores")
+    assert not any("rel_embeddings" in name or name.startswith("encoder.LayerNorm") for name in graph.constants)
+    with pytest.raises(CheckpointError, match=r"have no place .*'encoder\.LayerNorm\.bias'"):
+        build(with_config(folder, pos_att_type=words, norm_rel_ebd=""))
+    with pytest.raises(CheckpointError, match=r"have no place .*'encoder\.rel_embeddings\.weight'"):
+        build(with_config(folder, pos_att_type=words, relative_attention=False))
+
+
 def test_tables_of_positions_that_nothing_adds_may_be_there(tmp_path: Path) -> None:
     """transformers too ignores them."""
     from safetensors.numpy import load_file, save_file

@@ -114,15 +114,15 @@ class Config:
         return value
 
     def words(self, name: str) -> list[str]:
-        """A list of strings as it is, or the lower-case words of one string with ``|`` between them; [] where absent or
-        null."""
+        """A list of strings as it is, or the lower-case words of one string with ``|`` between them; [] where absent,
+        null or without a word."""
         value = self._fields.get(name)
         parts = [part.strip().lower() for part in value.split("|")] if isinstance(value, str) else value
         if parts is not None and not (isinstance(parts, list) and all(isinstance(part, str) for part in parts)):
             raise CheckpointError(
                 f"{self.where}: {name} is {_short(value)}; a list of strings, or one with | between them, is needed"
             )
-        return list(parts or ())
+        return [part for part in parts or () if part]
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean; null counts as absent."""

@@ -106,7 +106,7 @@ class DebertaV2(Architecture):
 
     def encode(self, encoder: Modules) -> str:
         embedded = x = self._embed(encoder)
-        table = self._positions(encoder) if self.relative and self.sides else ""
+        table = self._positions(encoder)
         for layer in range(self.sizes.layers):
             path = f"encoder.layer.{layer}"
             x = encoder_layer(
@@ -171,10 +171,18 @@ class DebertaV2(Architecture):
         return encoder.layer_norm(x, "embeddings.LayerNorm", sizes.hidden, sizes.eps)
 
     def _positions(self, encoder: Modules) -> str:
-        """The table of relative positions, f32[2 * span, hidden]."""
-        hidden = self.sizes.hidden
-        table = encoder.constant("encoder.rel_embeddings.weight", 2 * self.span, hidden)
-        return encoder.layer_norm(table, "encoder.LayerNorm", hidden, self.sizes.eps) if self.norm_table else table
+        """The table of relative positions, f32[2 * span, hidden], or "" where no score reads it."""
+        hidden, table, norm = self.sizes.hidden, "encoder.rel_embeddings.weight", "encoder.LayerNorm"
+        if self.relative and self.sides:
+            rows = encoder.constant(table, 2 * self.span, hidden)
+            return encoder.layer_norm(rows, norm, hidden, self.sizes.eps) if self.norm_table else rows
+        # transformers makes and saves both all the same.
+        if self.relative and encoder.has(table):
+            encoder.array(table, 2 * self.span, hidden)
+        for name in (f"{norm}.weight", f"{norm}.bias") if self.norm_table else ():
+            if encoder.has(name):
+                encoder.array(name, hidden)
+        return ""
 
     def _scores(self, encoder: Modules, table: str, layer: int, query: str, key: str) -> str:
         """Content by content, content by position, position by content, all scaled by their number."""
