@@ -9,6 +9,7 @@ import pytest
 from test_build_graph import build, made, with_config
 
 from encast.errors import CheckpointError, UnsupportedModelError
+from encast.ir import Graph
 
 MODERN = "modernbert"
 
@@ -57,6 +58,16 @@ MODERN = "modernbert"
 def test_configs_of_modernbert(changes: dict[str, Any], error: type[Exception], message: str, tmp_path: Path) -> None:
     with pytest.raises(error, match=message):
         build(with_config(made(tmp_path, MODERN, layers=2, hidden=16), **changes))
+
+
+def test_rotary_positions_of_all_columns_may_be_said(tmp_path: Path) -> None:
+    def thetas(graph: Graph) -> list[object]:
+        return [node.attrs["theta"] for node in graph.nodes if node.op == "rotary"]
+
+    folder = made(tmp_path, MODERN, layers=2)
+    silent = thetas(build(folder))
+    rope = {kind: {"partial_rotary_factor": 1.0} for kind in ("full_attention", "sliding_attention")}
+    assert thetas(build(with_config(folder, rope_parameters=rope))) == silent != []
 
 
 def test_modernbert_classifier_pooling_is_read(tmp_path: Path) -> None:

@@ -179,6 +179,8 @@ def _read_theta(config: Config, rope: Config | None, kind: str) -> float:
     for name in parameters.names():
         if name == "rope_type":
             parameters.refuse_unless(name, "default")
+        elif name == "partial_rotary_factor":
+            parameters.refuse_unless(name, 1.0, 1)
         elif name != "rope_theta":
             parameters.refuse_unless(name)
     return parameters.above_zero("rope_theta", old)
