@@ -364,7 +364,7 @@ def test_cross_encoders_have_no_sentence_modules(tmp_path: Path) -> None:
         ("config_sentence_transformers.json", {"prompts": {"query": 3}}, "prompts must be"),
         ("config_sentence_transformers.json", {"default_prompt_name": "q"}, "default_prompt_name is 'q'"),
         ("config_sentence_transformers.json", {"similarity_fn_name": "jaccard"}, "similarity_fn_name is 'jaccard'"),
-        ("config_sentence_transformers.json", {"truncate_dim": 2}, "truncate_dim"),
+        ("config_sentence_transformers.json", {"truncate_dim": 2}, "remove the field, and give truncate_dim where"),
     ],
 )
 def test_settings_errors(tmp_path: Path, name: str, config: dict[str, Any], message: str) -> None:

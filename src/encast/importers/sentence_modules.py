@@ -17,7 +17,7 @@ from typing import Any
 
 from encast.errors import CheckpointError, UnsupportedModelError
 from encast.importers.dense_module import DenseModule, check_fields, check_names, flag, read_dense
-from encast.importers.files import Folder, quote
+from encast.importers.files import Folder, quote, shown
 from encast.importers.late_interaction import LateInteraction, read_pylate
 from encast.ir.meta import SIMILARITIES, SPLADE_ACTIVATIONS
 from encast.ir.ops import POOLING_MODES
@@ -368,7 +368,11 @@ def _model_settings(root: Folder) -> tuple[dict[str, str], str | None, str | Non
             f"{where}: similarity_fn_name is {quote(similarity)}; supported are {', '.join(SIMILARITIES)}"
         )
     if config.get("truncate_dim") is not None:
-        raise UnsupportedModelError(f"{where}: truncate_dim is set; shortened embeddings are not supported")
+        raise UnsupportedModelError(
+            f"{where}: truncate_dim is {shown(config['truncate_dim'])}; an artifact gives whole embeddings unless "
+            "asked: remove the field, and give truncate_dim where you embed (embed(texts, truncate_dim=N), encast run "
+            "--truncate-dim N)"
+        )
     return prompts, default, similarity
 
 
