@@ -114,7 +114,7 @@ def test_of_all_hidden_states_the_last_is_taken(tmp_path: Path) -> None:
 
 
 def test_layers_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("encast.archs.exported.MOST_LAYERS", 1)
+    monkeypatch.setattr("encast.archs.exported_facts.MOST_LAYERS", 1)
     writer = Writer()
     path = tmp_path / "net.onnx"
     writer.nodes.append(node_bytes("Identity", [writer.layer(writer.encoder())], ["out"]))

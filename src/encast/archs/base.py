@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from encast.archs.checkpoint_like import CheckpointLike
+from encast.archs.class_names import SUFFIXES, stem_of, task_of
 from encast.archs.config import Config
 from encast.archs.encoder import Sizes
 from encast.archs.expansion import hide_expansion
-from encast.archs.exported import Empty, ExportLike, show_export
+from encast.archs.export_like import ExportLike
+from encast.archs.exported import Empty, show_export
 from encast.archs.heads import (
     LateInteraction,
     M3Heads,
@@ -36,15 +37,6 @@ __all__ = ["TASKS", "Architecture", "architecture", "build_graph", "model_types"
 
 TASKS = tuple(HEADS)
 """What a graph can be built for; ``features`` is the encoder alone."""
-
-_SUFFIXES = {
-    "Model": "features",
-    "ForSequenceClassification": "classify",
-    "ForTokenClassification": "tag",
-    "ForQuestionAnswering": "answer",
-    "ForMaskedLM": "fill_mask",
-}
-
 
 _PROJECTION = r"linear\.weight"
 """Of token embeddings, which other tasks do not read."""
@@ -187,7 +179,7 @@ def build_graph(checkpoint: CheckpointLike, task: str | None = None) -> Graph:
     """
     stored = None
     if checkpoint.export is not None:
-        checkpoint = _show(checkpoint, checkpoint.export)
+        checkpoint = _show(checkpoint, checkpoint.export, task)
         stored = checkpoint.stored
     config = Config(checkpoint.config, f"{checkpoint.path}/{checkpoint.config_file}")
     model_type, cls = _find_architecture(config, checkpoint.architecture)
@@ -255,7 +247,7 @@ def _write(
     return graph, _add_head(arch, graph, encoder, head, hidden, task, modules, m3, weights.where)
 
 
-def _show(checkpoint: CheckpointLike, export: ExportLike) -> Shown:
+def _show(checkpoint: CheckpointLike, export: ExportLike, task: str | None) -> Shown:
     """An export as the checkpoint that it was made of."""
     table = model_types()
     where = f"{checkpoint.path}/{checkpoint.config_file}"
@@ -283,9 +275,12 @@ def _show(checkpoint: CheckpointLike, export: ExportLike) -> Shown:
     def class_name(model_type: str, task: str) -> str:
         names = table[model_type].stem
         stem = next((name for name in names if name.lower() == model_type.replace("-", "")), names[0])
-        return stem + next(suffix for suffix, meant in _SUFFIXES.items() if meant == task)
+        return stem + next(suffix for suffix, meant in SUFFIXES.items() if meant == task)
 
-    return show_export(export, checkpoint.config, checkpoint.path, checkpoint.modules, table, class_name, build)
+    name, modules = checkpoint.architecture, checkpoint.modules
+    cls = table.get(named or _type_of(name))
+    declared = None if cls is None else task_of(name, cls.suffixes, cls.classes)
+    return show_export(export, checkpoint.config, checkpoint.path, modules, table, class_name, build, task, declared)
 
 
 def _add_head(
@@ -336,13 +331,17 @@ def _find_architecture(config: Config, name: str) -> tuple[str, type[Architectur
     model_type = config.text("model_type") or None
     if model_type is None:
         # Configs of 2019, and of code that names none, have no model_type; the class name tells it.
-        stem = re.sub(r"(For[A-Z]\w*|Model|LMHeadModel)$", "", name)
-        model_type = next((key for key, cls in table.items() if stem in cls.stem), None)
+        model_type = _type_of(name) or None
     if model_type not in table:
         said = f"model_type is {config.text('model_type')!r}" + (f" (architectures: {name})" if name else "")
         raise UnsupportedModelError(f"{config.where}: {said}; encast has {sorted(table)}")
     model_type = _variant(config, model_type)
     return model_type, table[model_type]
+
+
+def _type_of(name: str) -> str:
+    """The ``model_type`` of a class name, "" if there is none."""
+    return next((key for key, cls in _table().items() if stem_of(name) in cls.stem), "")
 
 
 def _variant(config: Config, model_type: str) -> str:
@@ -368,9 +367,7 @@ def _choose_task(
     cls: type[Architecture], checkpoint: CheckpointLike, weights: Weights, task: str | None, where: str
 ) -> str:
     name = checkpoint.architecture
-    # "TFBertModel" and "FlaxBertModel" are the same models in other frameworks.
-    match = re.fullmatch(r"(?:TF|Flax)?(\w+?)(Model|For[A-Z]\w*|LMHeadModel)", name)
-    declared = {**_SUFFIXES, **cls.suffixes}.get(match[2]) if match else {"": "features", **cls.classes}.get(name)
+    declared = task_of(name, cls.suffixes, cls.classes)
     splade = checkpoint.modules is not None and checkpoint.modules.splade is not None
     late = _late(checkpoint) is not None
     if task is None and (splade or late):
@@ -401,7 +398,7 @@ def _choose_task(
     if checkpoint.modules is not None:
         return "embed"
     if declared is None:
-        known = sorted({**_SUFFIXES, **cls.suffixes})
+        known = sorted({**SUFFIXES, **cls.suffixes})
         raise UnsupportedModelError(
             f"{where}: architectures is {name!r}, a head that encast does not have; it has {cls.stem[0]} with {known}. "
             "Ask for task 'features' or 'embed' to use the encoder alone"
@@ -452,6 +449,11 @@ def _check_task(
     able |= set() if m3_of(checkpoint) is None else {"embed_sparse", "embed_tokens", "embed_m3"}
     able |= {declared} if declared else set()
     able |= {"embed_sparse"} if declared == "fill_mask" else set()
+    if isinstance(checkpoint, Shown):
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: task {task!r} needs a head that no output of the exported graph has; it can be built "
+            f"for {sorted(able)}"
+        )
     raise UnsupportedModelError(
         f"{where}: task {task!r} needs a head that the checkpoint does not have (architectures: {name!r}); "
         f"it can be built for {sorted(able)}{hint}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from encast.archs.exported import ExportLike
+from encast.archs.export_like import ExportLike
 from encast.archs.heads import M3Heads, SentenceModules
 from encast.archs.weights import TensorSource
 from encast.ir.meta import TokenForm

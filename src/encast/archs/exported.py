@@ -9,75 +9,25 @@ name, and the model is built as from any checkpoint.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from encast.archs.comparison import Comparison, NoFitError, alike, same_number
 from encast.archs.config import ACTIVATION_NAMES
-from encast.archs.encoder import MOST_LAYERS
+from encast.archs.export_like import ExportLike, OutputLike
+from encast.archs.exported_facts import Facts, facts_of
+from encast.archs.exported_heads import Candidates, candidates, refuse_several
 from encast.archs.heads import SentenceModules
 from encast.archs.modules import tensors_of
 from encast.archs.shown import Arrays, Dense, Pooled, Shown, Stored
 from encast.archs.weights import Float32, Weights
 from encast.errors import CheckpointError, EncastError, UnsupportedModelError
-from encast.ir import Graph, Node
+from encast.ir import Graph
 
-__all__ = ["ExportLike", "OutputLike", "show_export"]
-
-
-class OutputLike(Protocol):
-    """An output of the export: rows of ``kind`` tokens (``rows``), ``sequences``, or one ``column`` of them."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def value(self) -> str: ...
-
-    @property
-    def column(self) -> int: ...
-
-
-class ExportLike(Protocol):
-    """The part of ``importers``' ``Export`` that is read here."""
-
-    @property
-    def graph(self) -> Graph: ...
-
-    @property
-    def outputs(self) -> Sequence[OutputLike]: ...
-
-    @property
-    def where(self) -> str: ...
-
-    @property
-    def rounding(self) -> float: ...
-
-    @property
-    def angles(self) -> float: ...
-
-    @property
-    def fixed(self) -> Mapping[str, tuple[float, int]]: ...
-
-    @property
-    def quantised(self) -> str: ...
-
-    @property
-    def cut(self) -> int: ...
-
-    @property
-    def distances(self) -> Mapping[str, np.ndarray[Any, Any]]: ...
-
-
-_POSITIONS = ("relative_scores", "rotary")
-"""Ops of attention that know of positions: a graph with them may have no table."""
+__all__ = ["Empty", "show_export"]
 
 
 class Empty(Weights):
@@ -114,60 +64,6 @@ Build = Callable[[str, Mapping[str, Any], str], Graph]
 """The graph with empty constants of a model type, a config and a task."""
 
 
-@dataclass(frozen=True)
-class Facts:
-    """The sizes of an exported graph, by the names of ``Sizes``; ``positions`` is 0 where there is no table of them."""
-
-    vocab: int
-    embedding: int
-    hidden: int
-    layers: int
-    heads: int
-    inner: int
-    positions: int
-    skip_id: int
-    type_vocab: int
-    eps: float
-    activation: str
-    distinct: tuple[int, ...] = field(default=())
-    """For each layer the first one with the same weights."""
-
-    def config(self, model_type: str) -> dict[str, Any]:
-        """The fields of config.json that say so."""
-        shared: dict[str, Any] = {"vocab_size": self.vocab}
-        if self.positions:
-            shared["max_position_embeddings"] = self.positions
-        if model_type == "distilbert":
-            return shared | {
-                "dim": self.hidden,
-                "n_layers": self.layers,
-                "n_heads": self.heads,
-                "hidden_dim": self.inner,
-                "activation": self.activation,
-                # What DistilBERT's layer norms have in transformers is fixed; the graph is compared with that.
-            }
-        fields = shared | {
-            "hidden_size": self.hidden,
-            "num_attention_heads": self.heads,
-            "num_hidden_layers": self.layers,
-            "intermediate_size": self.inner,
-            "hidden_act": self.activation,
-            "layer_norm_eps": self.eps,
-        }
-        if model_type == "eurobert":
-            fields["rms_norm_eps"] = fields.pop("layer_norm_eps")
-        elif model_type == "modernbert":
-            fields["norm_eps"] = fields.pop("layer_norm_eps")
-            fields["hidden_activation"] = fields.pop("hidden_act")
-        elif model_type != "mpnet":
-            fields["type_vocab_size"] = self.type_vocab
-        if model_type in ("electra", "albert"):
-            fields["embedding_size"] = self.embedding
-        if model_type in ("roberta", "xlm-roberta", "camembert") and self.skip_id >= 0:
-            fields["pad_token_id"] = self.skip_id
-        return fields
-
-
 def show_export(
     export: ExportLike,
     given: Mapping[str, Any],
@@ -176,52 +72,128 @@ def show_export(
     model_types: Mapping[str, Any],
     class_name: Callable[[str, str], str],
     build: Build,
+    task: str | None,
+    declared: str | None,
 ) -> Shown:
     """The checkpoint of an export; ``given`` is the config.json beside it, ``{}`` if there is none.
 
-    ``class_name`` gives the class of a model type and a task. Raises ``CheckpointError`` where config.json
-    contradicts the graph, ``UnsupportedModelError`` where no architecture is the graph.
+    ``class_name`` gives the class of a model type and a task. ``task``: what is asked for; ``declared``: that of
+    ``architectures`` in ``given``. Raises ``CheckpointError`` where config.json contradicts the graph,
+    ``UnsupportedModelError`` where no architecture is the graph, or where it has several heads of which neither says
+    one.
     """
     model_type = given.get("model_type")
     if model_type is not None and model_type not in model_types:
         raise UnsupportedModelError(
             f"{path / 'config.json'}: model_type is {model_type!r}; encast has {sorted(model_types)}"
         )
-    best: NoFitError | None = None
-    failed: EncastError | None = None
-    found: dict[str, Facts | UnsupportedModelError] = {}
-    for output, tasks in _candidates(export):
-        if output.value not in found:
+    asked = task if task is not None or modules is None else "embed"
+    # Any head shows the encoder that it stands on.
+    encoder = asked in ("features", "embed")
+    meant = {"embed_sparse": "fill_mask"}.get(asked, asked) if asked is not None else declared
+    attempts = _Attempts(export, given, path, modules, model_types, class_name, build)
+    chosen, heads, bare = candidates(export, meant)
+    for group in (chosen, heads, bare):
+        fits = attempts.fits(group)
+        if group is chosen or (group is heads and not encoder):
+            refuse_several(export, [(output, task) for output, task, _ in fits])
+            if not fits and attempts.refused is not None:
+                raise attempts.refused
+        if fits:
+            return fits[0][2]
+    raise attempts.error()
+
+
+class _Attempts:
+    """Fits architectures to outputs, and keeps what stood against them."""
+
+    def __init__(
+        self,
+        export: ExportLike,
+        given: Mapping[str, Any],
+        path: Path,
+        modules: SentenceModules | None,
+        model_types: Mapping[str, Any],
+        class_name: Callable[[str, str], str],
+        build: Build,
+    ) -> None:
+        self.export, self.given, self.path, self.modules = export, given, path, modules
+        self.model_types, self.class_name, self.build = model_types, class_name, build
+        self.facts: dict[str, Facts | None] = {}
+        self.best: NoFitError | None = None
+        self.failed: EncastError | None = None
+        self.refused: CheckpointError | None = None
+        """That the graph is understood, but labels or modules beside it are another model's."""
+
+    def fits(self, group: Candidates) -> list[tuple[OutputLike, str, Shown]]:
+        """What fits, once for each value of the graph."""
+        found: dict[str, tuple[OutputLike, str, Shown]] = {}
+        for output, tasks in group:
+            if output.value in found:
+                continue
+            for task in tasks:
+                shown = self._fit(output, task)
+                if shown is not None:
+                    found[output.value] = (output, task, shown)
+                    break
+        return list(found.values())
+
+    def _facts(self, output: OutputLike) -> Facts | None:
+        """None where the output is that of no encoder, or config.json is missing."""
+        if output.value not in self.facts:
+            facts = None
             try:
-                found[output.value] = _facts(export, output)
+                facts = facts_of(self.export, output)
             except UnsupportedModelError as error:
-                found[output.value] = error
-        facts = found[output.value]
-        if isinstance(facts, UnsupportedModelError):
-            failed = failed or facts
-            continue
-        if model_type is None and not facts.positions:
-            failed = failed or UnsupportedModelError(
-                f"{export.where}: the graph has no table of positions, so it does not say how long texts may be: put "
-                "the model's config.json, with its model_type, beside it"
-            )
-            continue
-        for task in tasks:
-            names = [str(model_type)] if model_type is not None else _order(model_types, facts)
-            for name, fields in itertools.product(names, _configs(export, given)):
-                try:
-                    return _fit(export, output, task, name, facts, fields, path, modules, class_name, build)
-                except NoFitError as error:
-                    if best is None or error.depth > best.depth:
-                        best = error
-                except _ContradictedError as error:
-                    failed = failed if isinstance(failed, _ContradictedError) else error
-    if failed is not None and (best is None or isinstance(failed, _ContradictedError)):
-        raise failed
-    raise UnsupportedModelError(
-        f"{export.where}: the graph is none of {model_type or sorted(model_types)} with a head that encast has; it "
-        f"comes nearest to {best}. Export the unchanged model of transformers, or compile its checkpoint"
-    )
+                self.failed = self.failed or error
+            if facts is not None and self.given.get("model_type") is None and not facts.positions:
+                facts = None
+                self.failed = self.failed or UnsupportedModelError(
+                    f"{self.export.where}: the graph has no table of positions, so it does not say how long texts may "
+                    "be: put the model's config.json, with its model_type, beside it"
+                )
+            self.facts[output.value] = facts
+        return self.facts[output.value]
+
+    def _fit(self, output: OutputLike, task: str) -> Shown | None:
+        facts, model_type = self._facts(output), self.given.get("model_type")
+        if facts is None:
+            return None
+        names = [str(model_type)] if model_type is not None else _order(self.model_types, facts)
+        for name, fields in itertools.product(names, _configs(self.export, self.given)):
+            try:
+                return _fit(
+                    self.export,
+                    output,
+                    task,
+                    name,
+                    facts,
+                    fields,
+                    self.path,
+                    self.modules,
+                    self.class_name,
+                    self.build,
+                )
+            except NoFitError as error:
+                if self.best is None or error.depth > self.best.depth:
+                    self.best = error
+            except _ContradictedError as error:
+                self.failed = self.failed if isinstance(self.failed, _ContradictedError) else error
+            except CheckpointError as error:
+                self.refused = self.refused or error
+        return None
+
+    def error(self) -> EncastError:
+        """Why no output fits."""
+        if self.refused is not None:
+            return self.refused
+        if self.failed is not None and (self.best is None or isinstance(self.failed, _ContradictedError)):
+            return self.failed
+        return UnsupportedModelError(
+            f"{self.export.where}: the graph is none of {self.given.get('model_type') or sorted(self.model_types)} "
+            f"with a head that encast has; it comes nearest to {self.best}. Export the unchanged model of "
+            "transformers, or compile its checkpoint"
+        )
 
 
 def _configs(export: ExportLike, given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -246,123 +218,6 @@ def _order(model_types: Mapping[str, Any], facts: Facts) -> list[str]:
         if model_types[name].told_by_graph:
             names.setdefault(model_types[name], name)
     return list(names.values())
-
-
-# What the graph says
-
-
-def _candidates(export: ExportLike) -> Iterator[tuple[OutputLike, list[str]]]:
-    """Outputs, and the tasks that they may be of, heads before bare encoders, and the last of all layers first."""
-    graph = export.graph
-    layers = {
-        one.value: sum(node.op == "attention_scores" for node in _above(graph, one.value)) for one in export.outputs
-    }
-    outputs = sorted(export.outputs, key=lambda one: -layers[one.value])
-    columns = [one for one in export.outputs if one.kind == "column"]
-    if columns:
-        if len(columns) == 2 and "end" in columns[0].name and "start" in columns[1].name:
-            columns = columns[::-1]  # sorted by name, as TensorFlow does it
-        if [one.column for one in columns] != [0, 1] or len({one.value for one in columns}) != 1:
-            raise UnsupportedModelError(
-                f"{export.where}: the outputs {[one.name for one in columns]} are single columns; question answering "
-                "has two, the start and then the end of one product"
-            )
-        yield columns[0], ["answer"]
-    for one in outputs:
-        if one.kind == "sequences":
-            pools = any(node.op == "pooling" for node in _above(graph, one.value))
-            if pools or graph.producer(one.value).op in ("normalize", "first_token"):  # type: ignore[union-attr]
-                yield one, ["embed"]
-    for one in outputs:
-        if one.kind == "sequences":
-            yield one, ["classify"]
-    for one in outputs:
-        if one.kind == "rows":
-            yield one, ["fill_mask", "tag", "answer"]
-    for one in outputs:
-        if one.kind == "rows":
-            yield one, ["features"]
-
-
-def _above(graph: Graph, value: str) -> list[Node]:
-    """The nodes that a value depends on, in order."""
-    needed = {value}
-    kept = []
-    for node in reversed(graph.nodes):
-        if needed.intersection(node.outputs):
-            kept.append(node)
-            needed.update(node.inputs)
-    return kept[::-1]
-
-
-def _facts(export: ExportLike, output: OutputLike) -> Facts:
-    graph = export.graph
-    nodes = _above(graph, output.value)
-
-    def table(ids: Callable[[str], bool]) -> tuple[int, int]:
-        shapes = [
-            graph.type_of(node.inputs[1]).shape for node in nodes if node.op == "embedding" and ids(node.inputs[0])
-        ]
-        return (int(shapes[0][0]), int(shapes[0][1])) if shapes else (0, 0)
-
-    positions = {node.outputs[0]: node for node in nodes if node.op == "position_ids"}
-    scores = [node for node in nodes if node.op == "attention_scores"]
-    norms = [node for node in nodes if node.op in ("layer_norm", "rms_norm")]
-    words, _ = table(lambda ids: ids == "token_ids")
-    rows, _ = table(lambda ids: ids in positions)
-    inside = any(node.op in _POSITIONS for node in nodes)
-    missing = [
-        what
-        for what, there in (
-            ("a table of words", words),
-            ("a table of positions", rows or inside),
-            ("attention", scores),
-            ("layer norms", norms),
-        )
-        if not there
-    ]
-    if missing:
-        raise UnsupportedModelError(
-            f"{export.where}: the output {output.name!r} is made without {', '.join(missing)}; encoders of the BERT "
-            "family have words, positions, attention and layer norms"
-        )
-    if len(scores) > MOST_LAYERS:
-        raise UnsupportedModelError(
-            f"{export.where}: the output {output.name!r} is made with {len(scores)} attentions; encoders have at most "
-            f"{MOST_LAYERS} layers"
-        )
-    # The first activation behind the first attention is that of the feed-forward part.
-    after = nodes[nodes.index(scores[0]) :]
-    acts = [node for node in after if node.op in ("activation", "gated_activation")]
-    inner = int(graph.type_of(acts[0].outputs[0]).shape[1]) if acts else 1
-    weights = [graph.constants[_producer(graph, node.inputs[0]).inputs[1]].array for node in scores]
-    distinct = tuple(
-        next(first for first in range(layer + 1) if alike(weights[first], weights[layer]))
-        for layer in range(len(scores))
-    )
-    return Facts(
-        vocab=words,
-        embedding=table(lambda ids: ids == "token_ids")[1],
-        hidden=int(graph.type_of(scores[0].inputs[0]).shape[1]),
-        layers=len(scores),
-        heads=int(scores[0].attrs["heads"]),
-        inner=inner,
-        positions=rows,
-        skip_id=int(next(iter(positions.values())).attrs["skip_id"]) if positions else -1,
-        type_vocab=table(lambda ids: ids == "token_type_ids")[0],
-        eps=float(norms[0].attrs["eps"]),
-        activation=str(acts[0].attrs["kind"]) if acts else "gelu",
-        distinct=distinct,
-    )
-
-
-def _producer(graph: Graph, value: str) -> Node:
-    node = graph.producer(value)
-    while node is not None and node.op != "linear":
-        node = graph.producer(node.inputs[0])
-    if node is None:
-        raise UnsupportedModelError("the queries of an attention are made by no product with a weight")
-    return node
 
 
 def _pooled(graph: Graph, value: str) -> tuple[Pooled, str]:
