@@ -347,6 +347,31 @@ def test_arrays_that_own_no_memory_count(tmp_path: Path, monkeypatch: pytest.Mon
         read(lone(tmp_path, *nodes, initializers={"w": np.ones(1, np.float32), "n": np.array([150])}))
 
 
+def test_what_is_computed_is_limited_where_no_output_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("encast.importers.onnx.read._MOST_BYTES", 40_000)
+    done: list[str] = []
+
+    def noted(node: OnnxNode, *rest: Any) -> Any:
+        done.append(node.op)
+        return fold(node, *rest)
+
+    monkeypatch.setattr("encast.importers.onnx.read.fold", noted)
+    writer = Writer()
+    writer.weights["n"] = np.array([5000])
+    for _ in range(9):
+        writer.add("Cos", writer.add("Expand", "one", "n"))
+    with pytest.raises(CheckpointError, match=r"computes more than 40000 bytes of masks and sizes, by node .* \(Cos\)"):
+        read(writer.write(tmp_path / "net.onnx"))
+    assert done.count("Cos") == 3
+
+
+def test_an_error_that_is_kept_holds_no_frames(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not fit its inputs") as caught:
+        read(lone(tmp_path, node_bytes("Reshape", ["w", "w"], ["out"])))
+    assert not {"_meaning", "fold"} & {one.name for one in caught.traceback}
+    assert caught.value.__context__ is None
+
+
 def test_numbers_one_by_one_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("encast.importers.onnx.tensors._MOST_NUMBERS", 3)
     with pytest.raises(UnsupportedModelError, match="more than 3 numbers one by one"):

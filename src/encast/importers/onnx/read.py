@@ -211,6 +211,10 @@ def _read(model: Model, inputs: Inputs, probe: Probe, dequantised: Dequantised) 
                 ) from None
 
 
+class _TooMuchError(CheckpointError):
+    """A file computes more than it may, whether an output needs that or not."""
+
+
 class _Walk:
     """One reading of the nodes."""
 
@@ -317,9 +321,13 @@ class _Walk:
         if broken is None:
             try:
                 outputs = self._meaning(node, inputs)
+            except _TooMuchError:
+                raise
             except EncastError as error:
-                # Another output of the file may do without this node: a pooler's, say.
-                broken = error
+                # Another output of the file may do without this node: a pooler's, say. The error is kept without the
+                # frames that it came through, which hold the arrays that were computed there.
+                broken = error.with_traceback(None)
+                broken.__context__ = None
         for place, name in enumerate(node.outputs):
             if name and broken is None and place >= len(outputs):
                 broken = UnsupportedModelError(
@@ -368,8 +376,10 @@ class _Walk:
                         _held(array) for array in made if not any(np.may_share_memory(array, one) for one in given)
                     )
                 if self.computed > _MOST_BYTES:
-                    raise CheckpointError(
-                        f"{self.model.where}: computes more than {_MOST_BYTES} bytes of masks and sizes"
+                    raise _TooMuchError(
+                        f"{self.model.where}: computes more than {_MOST_BYTES} bytes of masks and sizes, by "
+                        f"{node.label}, which no encoder does; export the unchanged model of transformers, or compile "
+                        "its checkpoint"
                     )
                 name = known[0].name if len(known) > 0 and len(made) == 1 else ""
                 return [Known(array, constant, name, source) for array in made]
