@@ -41,7 +41,7 @@ class Fixed(Writer):
         if not isinstance(self.size[1], int):
             return super().position_ids()
         ids = np.arange(self.size[1])
-        changes = {"backwards": ids[::-1].copy(), "by two": ids // 2, "no types": ids * 0}
+        changes = {"backwards": ids[::-1].copy(), "by two": ids // 2, "no positions": ids * 0}
         self.weights["ids"] = changes.get(self.change, ids)[None]
         return "ids"
 
@@ -167,7 +167,7 @@ def test_a_whole_table_must_be_that_of_the_config(tmp_path: Path, change: str) -
     [
         ("backwards", r"'the/Gather/of/v\d+' \(Gather\) takes .*; rows of a table are picked by token ids"),
         ("by two", r"'the/Gather/of/v\d+' \(Gather\) takes .*; rows of a table are picked by token ids"),
-        ("no types", r"'the/Gather/of/v\d+' \(Gather\) .*all tokens get row 0 .*without token_type_ids"),
+        ("no positions", "made without a table of positions"),
         ("no mask", r"'the/Add/of/v\d+' \(Add\) takes .*; what is added to scores is a mask of padding"),
         ("rows of types", "made without a table of positions"),
         ("rows by sequence", r"'the/Add/of/v\d+' \(Add\) takes .*are the same for all sequences"),

@@ -259,17 +259,6 @@ def test_a_causal_mask_is_refused(tmp_path: Path) -> None:
         read(writer.write(tmp_path / "net.onnx"))
 
 
-def test_an_encoder_without_token_types_as_input_is_refused(tmp_path: Path) -> None:
-    writer = Writer()
-    zeros = writer.add("ConstantOfShape", writer.add("Shape", "input_ids"), value=np.zeros(1, np.int64))
-    writer.nodes.append(node_bytes("Identity", [zeros], ["token_type_ids"]))
-    writer.nodes.append(node_bytes("Identity", [writer.encoder()], ["out"]))
-    path = tmp_path / "net.onnx"
-    path.write_bytes(model_bytes(writer.nodes, writer.weights, INPUTS[:2]))
-    with pytest.raises(UnsupportedModelError, match="exported without token_type_ids"):
-        read(path)
-
-
 # Files that lie
 
 

@@ -50,11 +50,6 @@ _APPROXIMATED = (
     "or compile the checkpoint)"
 )
 
-_UNTYPED = (
-    " (perhaps the model was exported without token_type_ids, and the file holds the row of type 0 alone: export it "
-    "with them among its inputs)"
-)
-
 
 class _ContradictedError(CheckpointError):
     """config.json is not that of an output; another output of the graph may still be the one that it describes."""
@@ -262,6 +257,10 @@ def _fit(
     if export.cut and type(said_positions) is int and said_positions > facts.positions:
         # The file was made for one length and holds the rows of that one alone; the model has more.
         given = {**given, "max_position_embeddings": facts.positions}
+    said_types = given.get("type_vocab_size")
+    if facts.type_vocab == 1 and type(said_types) is int and said_types > 1:
+        # The model was exported without token_type_ids, and reads the row of type 0 alone.
+        given = {**given, "type_vocab_size": 1}
     if model_type == "albert":
         fields |= _groups(facts, given)
     config = _merged(fields, given, path / "config.json", export.rounding)
@@ -324,8 +323,6 @@ def _merged(facts: dict[str, Any], given: Mapping[str, Any], where: Path, roundi
                 hint = ""
                 if value == "gelu_tanh" and ACTIVATION_NAMES.get(str(said)) == "gelu":
                     hint = _APPROXIMATED
-                elif key == "type_vocab_size" and value == 1:
-                    hint = _UNTYPED
                 raise _ContradictedError(
                     f"{where}: {key} is {said!r}, the exported graph has {value!r}: config.json and the ONNX file are "
                     f"not of the same model; take the right one, or remove it{hint}"

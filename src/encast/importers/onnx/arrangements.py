@@ -260,7 +260,10 @@ def look_up(reader: Reader, table: Known, index: Known) -> list[Value] | None:
         array = array.reshape(sequences, positions)
     elif array.shape not in ((1, positions), (positions,)):
         return None
-    ids = _ids(reader, table, np.broadcast_to(array, (sequences, positions)), index.source)
+    if index.source not in ("input_ids", "token_type_ids") and not array.any():
+        # A model that was exported without token_type_ids: all tokens have type 0, and the other rows no use.
+        table = Known(table.array[:1], table.constant, table.name)
+    ids = _ids(reader, np.broadcast_to(array, (sequences, positions)), index.source)
     return [Seen("rows", reader.emit("embedding", ids, reader.constant(table, table.array)), axes)]
 
 
@@ -275,10 +278,11 @@ def look_up_one_hot(reader: Reader, table: Known, rows: Known) -> list[Value] | 
     return look_up(reader, table, Known(ids.reshape(rows.array.shape[:-1]), rows.constant, source=source))
 
 
-def _ids(reader: Reader, table: Known, array: Array, source: str) -> str:
+def _ids(reader: Reader, array: Array, source: str) -> str:
     """Token ids, token types or positions: what the array holds for the tokens of the texts.
 
-    Ids and types are the inputs themselves: what is computed of them may be the same for the probe's alone.
+    Ids and types are the inputs themselves: what is computed of them may be the same for the probe's alone. Zeros for
+    all tokens are types too, of which there is one.
     """
     probe = reader.probe
     real = probe.mask.astype(bool)
@@ -288,12 +292,7 @@ def _ids(reader: Reader, table: Known, array: Array, source: str) -> str:
     if source == "token_type_ids" and np.array_equal(found, probe.types[real]):
         return reader.types_input()
     if not found.any():
-        if table.array.shape[0] == 1:
-            return reader.types_input()
-        raise reader.fail(
-            f"all tokens get row 0 of a table of {table.array.shape[0]}: the model was exported without "
-            "token_type_ids; export it with them among its inputs"
-        )
+        return reader.types_input()
     for skip in (-1, *probe.special):
         counted = probe.ids != skip
         before = np.cumsum(counted, axis=1) - counted
