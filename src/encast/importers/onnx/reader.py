@@ -88,14 +88,16 @@ class Probe:
 
         The first text has all positions in variant 0, one less in 1, and two in 2. Those behind it get shorter by two
         each in 0 and 1, and longer by one in 2: so all but the first and last positions of a text are tokens in one
-        probe, and padding in another.
+        probe, and padding in another. A file without a mask has no padding: all texts have all positions.
         """
         random = np.random.RandomState(sequences * 1000 + positions + variant)
         ids = random.randint(100, 1000, (sequences, positions))
         for place, value in enumerate(special):
             # The first text has none of the first one, the padding: it has as many positions as there can be.
             ids[(place + 1) % min(2, sequences), 1 + place // 2 :: 3] = value
-        if variant < _RISING:
+        if not takes_mask:
+            lengths = [positions] * sequences
+        elif variant < _RISING:
             lengths = [max(1, positions - variant - 2 * row) for row in range(sequences)]
         else:
             # Two at least: the second position tells the base of rotary ones, and has the first special id.
