@@ -34,6 +34,8 @@ def read(path: Path) -> Export:
         ({"act": [("Tanh", ["x"], "y", {})]}, "tanh"),
         ({"act": [("Gelu", ["x"], "y", {})]}, "gelu"),
         ({"act": [("Gelu", ["x"], "y", {"approximate": "tanh"})]}, "gelu_tanh"),
+        ({"act": [("CastLike", ["half", "x"], "k", {}), *GELU[:-1], ("Mul", ["d", "k"], "y", {})]}, "gelu"),
+        ({"act": [*GELU[:2], ("CastLike", ["true", "x"], "k", {}), ("Add", ["b", "k"], "c", {}), *GELU[3:]]}, "gelu"),
         ({"mask": "where"}, "gelu"),
         ({"norm": NORM}, "gelu"),
         ({"gemm": True}, "gelu"),

@@ -72,6 +72,10 @@ def _cast(reader: Reader) -> list[Value]:
         floating = like is not None and kind.kind == "f"
     if not floating:
         raise reader.fail("rows and scores stay numbers in floating point")
+    if (known := reader.known(0)) is not None:
+        # Numbers like rows: the factor of scores in a graph of which nothing was folded.
+        floats = known.array.dtype.kind == "f"
+        return [known if floats else replace(known, array=known.array.astype(np.float32))]
     # A cast to f16 says in which dtype that runtime computes; here the artifact's dtype does.
     return [_seen(reader)]
 
