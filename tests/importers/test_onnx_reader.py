@@ -448,6 +448,13 @@ def test_damage_is_an_error_at_every_byte(tmp_path: Path) -> None:
                 assert re.search(r"net\.onnx|node ", str(error))  # noqa: PT017
 
 
+def test_what_git_leaves_for_a_large_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(CheckpointError, match=r"net\.onnx: a git-lfs pointer, not the file; run `git lfs pull`"):
+        read(path)
+
+
 def test_no_onnx_file_at_all(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     for content in (b"nonsense", b"\x08\x08", b"PK\x03\x04" + bytes(100)):

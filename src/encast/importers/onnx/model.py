@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from encast.errors import CheckpointError, UnsupportedModelError
-from encast.importers.files import Folder, MappedFile, quote
+from encast.importers.files import Folder, MappedFile, quote, refuse_pointer
 from encast.importers.onnx.tensors import OnnxTensor, bounded, numbers_of, read_tensor, rounding_of
 from encast.importers.protobuf import MALFORMED, Bytes, fields, integer, message, text
 
@@ -90,6 +90,7 @@ def read_model(folder: Folder, name: str) -> Model:
     """
     where = str(folder.path(name))
     mapped = folder.map(name)
+    refuse_pointer(mapped.bytes[:32], where)
     try:
         return _read_model(folder, mapped, where)
     except MALFORMED as error:
