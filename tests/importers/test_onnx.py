@@ -234,6 +234,23 @@ def test_names_and_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert open_checkpoint("second.onnx").export is not None
 
 
+def test_files_of_the_hub_lie_above_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, root = pair(tmp_path, case_of("bert-features-dynamo-18.onnx"))
+    (root / "onnx").mkdir()
+    (root / "model.onnx").rename(root / "onnx" / "model.onnx")
+    with pytest.raises(CheckpointError, match=r"no weights; accepted are .*onnx/model\.onnx': give that file"):
+        compile(root, tmp_path / "out.encast")
+    made = [compile(checkpoint, tmp_path / "a.encast"), compile(root / "onnx" / "model.onnx", tmp_path / "b.encast")]
+    for name in FILES:
+        assert (made[0] / name).read_bytes() == (made[1] / name).read_bytes(), name
+    card = json.loads((made[1] / "card.json").read_text())
+    assert {"config.json", "onnx/model.onnx", "tokenizer.json"} <= set(card["source"]["files"])
+    monkeypatch.chdir(root / "onnx")
+    assert open_checkpoint("model.onnx").config
+    (root / "onnx" / "config.json").write_text("{}")
+    assert not open_checkpoint("model.onnx").config
+
+
 def test_other_weights_of_the_folder_come_first(tmp_path: Path) -> None:
     checkpoint, exported = pair(tmp_path, case_of("bert-features-dynamo-18.onnx"))
     shutil.copy(exported / "model.onnx", checkpoint)

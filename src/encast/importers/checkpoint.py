@@ -37,6 +37,9 @@ from encast.ir.meta import TokenForm
 __all__ = ["Checkpoint", "checkpoint_name", "open_checkpoint"]
 
 
+_BESIDE_ONNX = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "modules.json")
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """What a checkpoint says, validated, with its tensors still in the files.
@@ -45,8 +48,8 @@ class Checkpoint:
     or inside of it; ``config``: its content; ``modules``: sentence-transformers' modules, None when there are none.
     ``tokenizer`` and ``token_form`` are made when first asked for. ``config_file``: what config.json is called;
     ``tensorflow``: whether the files are TensorFlow's, whose names and config are given as the Hugging Face layout has
-    them. ``onnx``: the name of the ONNX file that it is, "" for others; ``config`` is then empty where no config.json
-    lies beside it, and ``tensors`` are empty. ``saved_model``: how TensorFlow runs it, where it is one. ``keras``:
+    them. ``onnx``: the ONNX file that it is, below ``path``, "" for others; ``config`` is then empty where there is no
+    config.json, and ``tensors`` are empty. ``saved_model``: how TensorFlow runs it, where it is one. ``keras``:
     whether the weights are Keras's, whose names are given as the Hugging Face layout has them. ``adapter``: as it was
     asked for, the one that is in the weights, or none.
     """
@@ -113,7 +116,7 @@ class Checkpoint:
     @cached_property
     def export(self) -> Export | None:
         """The graph of an ONNX file, None for other checkpoints; raises as ``read_export`` does."""
-        return read_export(self._folder, self.onnx) if self.onnx else None
+        return read_export(*_inside(self._folder, self.onnx)) if self.onnx else None
 
     @property
     def other_format(self) -> str | None:
@@ -167,7 +170,7 @@ def open_checkpoint(
     path, prefix, commit = _locate(given, revision)
     onnx = ""
     if _is_onnx_file(path):
-        path, onnx = path.parent, path.name
+        path, onnx = _folder_of_onnx(path)
     root = GluonFolder(path) if is_params_file(path) else Folder(path)
     named = isinstance(root, GluonFolder) or prefix is not None or bool(onnx)
     folder = root if named else transformer_folder(root)
@@ -225,6 +228,18 @@ def _is_onnx_file(path: Path) -> bool:
     return path.suffix == ".onnx" and not path.is_dir()
 
 
+def _folder_of_onnx(path: Path) -> tuple[Path, str]:
+    """The folder with the files that go with an ONNX file, and the file's name below it.
+
+    On the hub the file lies in a folder ``onnx`` inside of it.
+    """
+    folder = Path(os.path.abspath(path.parent))
+    here, above = (any(os.path.lexists(one / name) for name in _BESIDE_ONNX) for one in (folder, folder.parent))
+    if folder.name == "onnx" and above and not here:
+        return folder.parent, f"onnx/{path.name}"
+    return path.parent, path.name
+
+
 def _find_onnx(folder: Folder) -> str:
     """The one ONNX file of a folder that has no weights of PyTorch, "" if there is none."""
     names = sorted(name for name in folder.names if name.endswith(".onnx"))
@@ -239,9 +254,16 @@ def _find_onnx(folder: Folder) -> str:
     return names[0]
 
 
+def _inside(folder: Folder, name: str) -> tuple[Folder, str]:
+    """The folder that an ONNX file itself lies in, where its data may lie too, and its name there."""
+    above, _, lone = name.rpartition("/")
+    return (folder.child(above, str(folder.root)) if above else folder), lone
+
+
 def _read_onnx(folder: Folder, name: str) -> ModelFiles:
     """The export's graph is read when it is asked for."""
-    folder.map(name)
+    inside, lone = _inside(folder, name)
+    inside.map(lone)
     config = folder.object("config.json") if folder.has("config.json") else {}
     return ModelFiles(folder, "config.json", config, TensorSource({}, str(folder.path(name))), folder)
 

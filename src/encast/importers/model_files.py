@@ -64,7 +64,9 @@ def read_tensors(folder: Folder) -> TensorSource:
     if name is None:
         others = [f"{file} ({what})" for file, what in _OTHER_WEIGHTS.items() if folder.has(file)]
         found = f"; there is {', '.join(others)}, which is not read" if others else ""
-        raise CheckpointError(f"{folder.root}: no weights; accepted are {', '.join(WEIGHT_FILES)}{found}")
+        exports = _exports(folder)
+        hint = f"; there is {', '.join(exports)}: give that file, or one of them" if exports else ""
+        raise CheckpointError(f"{folder.root}: no weights; accepted are {', '.join(WEIGHT_FILES)}{found}{hint}")
     where = str(folder.path(name))
     reader = WEIGHT_FILES[name]
     if not name.endswith(".index.json"):
@@ -74,6 +76,14 @@ def read_tensors(folder: Folder) -> TensorSource:
     # The index puts the model's name before that of a variable, and the shards do not.
     variables = _read_shards(folder, name, reader, lambda listed: listed.partition("/")[2])
     return TensorSource(rename_tf(variables, where), where)
+
+
+def _exports(folder: Folder) -> list[str]:
+    """ONNX files in the folder ``onnx``, where models of the hub have them; the first few."""
+    if not folder.path("onnx").is_dir():
+        return []
+    names = folder.child("onnx", str(folder.root)).names
+    return [quote(str(folder.path(f"onnx/{name}"))) for name in sorted(names) if name.endswith(".onnx")][:4]
 
 
 def read_folder(folder: Folder) -> ModelFiles:
