@@ -87,6 +87,11 @@ class Fixed(Writer):
             wide = self.add("Unsqueeze", real, self.shape_of_rows("axes", [1, 2]))
             padding = self.add("Mul", self.add("Sub", "one", self.add("Cast", wide, to=1)), "low")
             return self.add("Add", scores, padding)
+        if self.change == "bias by head":
+            places = np.arange(self.size[1])
+            distances = np.abs(places[:, None] - places)
+            self.weights["bias"] = (distances * np.arange(1, HEADS + 1)[:, None, None])[None].astype(np.float32)
+            return super().masked(self.add("Add", scores, "bias"))
         if self.change == "no mask":
             assert isinstance(self.size[1], int)
             self.weights["mask"] = np.zeros((1, 1, 1, self.size[1]), np.float32)
@@ -168,6 +173,7 @@ def test_a_whole_table_must_be_that_of_the_config(tmp_path: Path, change: str) -
         ("backwards", r"'the/Gather/of/v\d+' \(Gather\) takes .*; rows of a table are picked by token ids"),
         ("by two", r"'the/Gather/of/v\d+' \(Gather\) takes .*; rows of a table are picked by token ids"),
         ("no positions", "made without a table of positions"),
+        ("bias by head", r"differ by head, as a bias by relative positions does .*: export it with dynamic axes"),
         ("no mask", r"'the/Add/of/v\d+' \(Add\) takes .*; what is added to scores is a mask of padding"),
         ("rows of types", "made without a table of positions"),
         ("rows by sequence", r"'the/Add/of/v\d+' \(Add\) takes .*are the same for all sequences"),

@@ -237,9 +237,15 @@ def add_mask(reader: Reader, seen: Seen, array: Array) -> Seen:
         if reach is not None:
             seen, hidden = reader.finished(seen), weaker(hidden, _most(added[added != 0]))
             return Seen("scores", reader.emit("local_mask", seen.value, reach=reach), seen.axes, hidden=hidden)
+    hint = ""
+    if reader.probe.fixed and array.ndim > 2 and (array != array[..., :1, :, :]).any():
+        hint = (
+            ". These numbers differ by head, as a bias by relative positions does that was computed in advance for one "
+            "length: export it with dynamic axes"
+        )
     raise reader.fail(
         f"what is added to scores is a mask of padding: 0 between the tokens of a text, and {_LOW:g} or less for keys "
-        "that are padding or further away than a window reaches"
+        f"that are padding or further away than a window reaches{hint}"
     )
 
 
