@@ -16,6 +16,7 @@ import numpy as np
 from encast.batch import Batch
 from encast.bench.agreement import plain_graph
 from encast.bench.peers.base import Call, Peer
+from encast.bench.peers.encast import EncastOnCard
 
 
 class Honest(Peer):
@@ -48,6 +49,14 @@ def spin(milliseconds: float) -> None:
 
 
 BLOCK = bytes(1 << 17)
+
+
+class OnTorch(EncastOnCard):
+    """encast's steps of a card on the CPU."""
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return None
 
 
 class ManyThreads(Honest):

@@ -31,7 +31,7 @@ Float64 = np.ndarray[Any, np.dtype[np.float64]]
 Float32 = np.ndarray[Any, np.dtype[np.float32]]
 Ids = tuple[list[int], list[int]]
 
-LEAST_COSINE: Mapping[str, float] = {"f32": 0.999999, "bf16": 0.9995, "int8": 0.97}
+LEAST_COSINE: Mapping[str, float] = {"f32": 0.999999, "f16": 0.9999, "bf16": 0.9995, "f8": 0.97, "int8": 0.97}
 """The mean cosine of a token's state to the reference below which a backend is not timed, by dtype.
 
 The bound for int8 admits static scales for whole tensors on random weights, which are the hardest to quantise.

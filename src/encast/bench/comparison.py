@@ -23,7 +23,7 @@ from encast.bench.config import DEFAULT_LAUNCHER, GROUPS, Job, settings
 from encast.bench.models import make_model
 from encast.bench.noise import NoiseMeter
 from encast.bench.peers.base import BackendSpec, ModelFiles
-from encast.bench.roofline import Sizes, most, peak_is_known, roofline
+from encast.bench.roofline import WEIGHT_BYTES, Sizes, most, peak_is_known, roofline
 from encast.bench.rows import SCHEMA, Row
 from encast.bench.run import Run
 from encast.bench.scenarios.base import Label, Point, Scenario, blamed, make_scenario
@@ -226,11 +226,16 @@ class Comparison:
 
     def _least_ns(self, point: Point, system: System, again: bool) -> float | None:
         """See ``fairness.least_time``."""
-        if not peak_is_known():
+        if not self._limited(system.backend):
             return None
         threads = point.instances * point.threads
         quickest = most(system.backend.dtype, threads, min(threads, len(self._cores(point))), again)
         return 1e9 * point.instances * min(self._sizes.operations(part) for part in system.parts) / quickest
+
+    @staticmethod
+    def _limited(spec: BackendSpec) -> bool:
+        """Whether the processors' peak bounds it."""
+        return spec.dtype in WEIGHT_BYTES and not spec.on_card and peak_is_known()
 
     def _row(self, point: Point, run: Run, runs: Sequence[Run] = (), noise: NoiseMeter | None = None) -> Row:
         spec, scenario = run.spec, self._scenario
@@ -239,7 +244,7 @@ class Comparison:
         metrics = scenario.summarise(point, samples) if run.measured else {}
         rate = metrics.get("sequences_per_s")
         status, reason = run.failure or ("ok", None)
-        limited = run.measured and peak_is_known()
+        limited = run.measured and self._limited(spec)
         row: Row = {
             "schema": SCHEMA,
             "key": self._key(spec, point),

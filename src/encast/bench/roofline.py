@@ -14,11 +14,12 @@ from encast.bench.scenarios.base import Point
 from encast.ceilings import Ceilings
 from encast.ir import Graph
 
-__all__ = ["Sizes", "most", "peak", "peak_is_known", "roofline"]
+__all__ = ["WEIGHT_BYTES", "Sizes", "most", "peak", "peak_is_known", "roofline"]
 
 _SAMPLES = 5
 _PAUSE = 0.2
 WEIGHT_BYTES = {"f32": 4, "bf16": 2, "int8": 1}
+"""Of the dtypes that processors have product instructions for."""
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,8 @@ States = Callable[[], Float32]
 
 _PAGE = '"Adding a backend or a scenario" in docs/howto/benchmark.md'
 
-DTYPES = ("f32", "bf16", "int8")
-"""The classes of arithmetic that are compared: each backend says of which it is."""
+DTYPES = ("f32", "f16", "bf16", "f8", "int8")
+"""The classes of arithmetic that are compared: each backend says of which it is. f8 is E4M3."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,11 @@ class BackendSpec:
     In the YAML also the name of an environment, see ``bench.environments``.
     """
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def on_card(self) -> bool:
+        """Whether its YAML says ``device: cuda`` (or ``cuda:1``): what the processors can do is no limit then."""
+        return str(self.options.get("device", "cpu")).startswith("cuda")
 
 
 @dataclass(frozen=True)

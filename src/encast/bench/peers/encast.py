@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from encast.batch import Batch
 from encast.bench.peers.base import Call, Peer, source_digest
+from encast.bench.peers.card import why_no_card
 
-__all__ = ["Encast"]
+__all__ = ["Encast", "EncastOnCard"]
 
 
 class Encast(Peer):
@@ -18,13 +19,14 @@ class Encast(Peer):
     (``always``: int8 products leave out the zeros of a pruned checkpoint)."""
 
     name = "encast"
-    dtypes = ("f32", "bf16", "int8")
-    modules = ("encast.engine", "encast.backends.cpu")
+    dtypes: ClassVar[tuple[str, ...]] = ("f32", "bf16", "int8")
+    modules: ClassVar[tuple[str, ...]] = ("encast.engine", "encast.backends.cpu")
     any_format = True
 
     def converted(self) -> Path:
         """Compiled unless the very same compiler has compiled the very same checkpoint before."""
         options: dict[str, Any] = {
+            "dtype": self.artifact_dtype,
             "exact": bool(self.options["exact"]),
             "sparse": str(self.options.get("sparse", "never")),
         }
@@ -32,10 +34,14 @@ class Encast(Peer):
         def make(folder: Path) -> None:
             from encast.compile import compile
 
-            compile(self.model.checkpoint, folder / "model.encast", dtype=self.dtype, task="features", **options)
+            compile(self.model.checkpoint, folder / "model.encast", task="features", **options)
 
-        kept = self.kept("encast", make, compiler=_compiler_digest(), dtype=self.dtype, **options)
-        return kept / "model.encast"
+        return self.kept("encast", make, compiler=_compiler_digest(), **options) / "model.encast"
+
+    @property
+    def artifact_dtype(self) -> str:
+        """That it is compiled to."""
+        return self.dtype
 
     def open(self) -> None:
         from encast.engine import load
@@ -56,6 +62,31 @@ class Encast(Peer):
 
     def close(self) -> None:
         self._engine.close()
+
+
+class EncastOnCard(Encast):
+    """On a GPU. Options: ``exact``, ``sparse`` and ``device`` (of ``encast.load``); ``values``, its ``dtype``."""
+
+    dtypes = ("f32", "f16", "bf16", "f8", "int8")
+    modules = ("torch", "encast.engine", "encast.backends.gpu.runnable")
+    extra = "cuda"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return super().missing() or why_no_card()
+
+    @property
+    def artifact_dtype(self) -> str:
+        return self.dtype if self.dtype in Encast.dtypes else "f32"
+
+    def open(self) -> None:
+        from encast.engine import load
+
+        self._engine = load(self.converted(), device=str(self.options["device"]), dtype=self.options.get("values"))
+
+    def facts(self) -> Mapping[str, Any]:
+        runnable: Any = self._engine.runnable
+        return {**super().facts(), "report": runnable.report()}
 
 
 def _compiler_digest() -> str:

@@ -1,4 +1,4 @@
-"""ONNX Runtime on a CPU: the plain export, its transformer optimiser's graph, dynamic and static int8.
+"""ONNX Runtime on a CPU: the plain export, its transformer optimiser's graph, dynamic and static int8; and on a GPU.
 
 It has no bf16 products for x86.
 """
@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 
 from encast.bench.peers.base import OUTPUT, Feeds, PaddedPeer, States
 from encast.bench.peers.pytorch import import_torch, load_encoder, quiet, tensors
+from encast.errors import ResourceError, install_hint
 
-__all__ = ["OnnxRuntime"]
+__all__ = ["OnnxRuntime", "OnnxRuntimeOnCard"]
 
 _OPSET = 17
 _MODEL, _FUSIONS = "model.onnx", "fusions.json"
@@ -35,6 +36,7 @@ class OnnxRuntime(PaddedPeer):
     needs = ("onnx", "onnxscript", "torch", "transformers")
     extra = "bench-onnxruntime"
     accepted: ClassVar = {"graph": ("fused", "plain"), "quantisation": ("dynamic", "static")}
+    provider = "CPUExecutionProvider"
 
     def converted(self) -> Path:
         if self.dtype == "f32":
@@ -49,7 +51,9 @@ class OnnxRuntime(PaddedPeer):
         options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.log_severity_level = 3  # what it fused itself, and could not, is no error
-        self._session = runtime.InferenceSession(str(self.converted()), options, providers=["CPUExecutionProvider"])
+        self._session = runtime.InferenceSession(str(self.converted()), options, providers=[self.provider])
+        if (first := self._session.get_providers()[0]) != self.provider:  # it falls back with a warning
+            raise ResourceError(f"{self.name}: {self.provider} does not start here, and {first} would take its place")
 
     def prepare(self, feeds: Feeds) -> States:
         run = self._session.run
@@ -162,6 +166,44 @@ class OnnxRuntime(PaddedPeer):
             shutil.copy(fused.with_name(_FUSIONS), folder)
 
         return self._graph("static", make, reduce_range=_saturates(), calibration=self.calibration_digest())
+
+
+class OnnxRuntimeOnCard(OnnxRuntime):
+    """With its CUDA provider: the optimiser's graph, for f16 narrowed by the optimiser too. In and out are i64 and f32
+    on the host."""
+
+    dtypes = ("f32", "f16")
+    extra = "bench-onnxruntime-cuda"
+    accepted: ClassVar = {"device": ("cuda",)}
+    provider = "CUDAExecutionProvider"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        if (why := super().missing()) is not None:
+            return why
+        if cls.provider not in importlib.import_module("onnxruntime").get_available_providers():
+            return f"this onnxruntime has no {cls.provider}; in an environment without it, {install_hint(cls.extra)}"
+        return None
+
+    def converted(self) -> Path:
+        return self._fused() if self.dtype == "f32" else self._f16()
+
+    def _f16(self) -> Path:
+        def make(folder: Path) -> None:
+            onnx: Any = importlib.import_module("onnx")
+            model: Any = importlib.import_module("onnxruntime.transformers.onnx_model").OnnxModel
+            fused = self._fused()
+            graph = model(onnx.load(str(fused)))
+            graph.convert_float_to_float16(keep_io_types=True)
+            graph.save_model_to_file(str(folder / _MODEL))
+            shutil.copy(fused.with_name(_FUSIONS), folder)
+
+        return self._graph("f16", make)
+
+    def facts(self) -> Mapping[str, Any]:
+        version = importlib.import_module("onnxruntime").__version__
+        fused = json.loads(self.converted().with_name(_FUSIONS).read_text())
+        return {"version": version, "provider": self.provider, "fused": fused}
 
 
 def _saturates() -> bool:

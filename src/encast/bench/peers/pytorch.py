@@ -28,6 +28,7 @@ __all__ = [
     "PyTorch",
     "TorchCompile",
     "TorchScript",
+    "allow_programs",
     "import_torch",
     "load_encoder",
     "quiet",
@@ -173,9 +174,7 @@ class TorchCompile(_TorchPeer):
         inductor.freezing = True
         # No processes beside this one, whose threads would count and whose memory would stay.
         inductor.compile_threads = 1
-        dynamo: Any = importlib.import_module("torch._dynamo").config
-        dynamo.recompile_limit = _MOST_PROGRAMS
-        dynamo.fail_on_recompile_limit_hit = True  # the alternative is to go on uncompiled, and to say nothing
+        allow_programs()
         # Sequences and length are different symbols also where they are equal at first.
         symbols: Any = importlib.import_module("torch.fx.experimental._config")
         symbols.use_duck_shape = False
@@ -222,6 +221,13 @@ def set_threads(threads: int) -> None:
     # A process may set it once, before the first operation between whose parts it could divide threads.
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)
+
+
+def allow_programs() -> None:
+    """``torch.compile`` makes a program for each of many shapes, and fails beyond."""
+    dynamo: Any = importlib.import_module("torch._dynamo").config
+    dynamo.recompile_limit = _MOST_PROGRAMS
+    dynamo.fail_on_recompile_limit_hit = True  # the alternative is to go on uncompiled, and to say nothing
 
 
 def load_encoder(checkpoint: Path, encoder: Encoder, attention: str | None = None) -> Any:

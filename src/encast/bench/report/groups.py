@@ -284,5 +284,5 @@ def _sortable(key: Key) -> tuple[tuple[bool, float, str], ...]:
 
 
 def _dtype_order(dtype: str) -> tuple[int, str]:
-    known = ("f32", "bf16", "int8")
+    known = list(SHAPES)
     return (known.index(dtype) if dtype in known else len(known), dtype)

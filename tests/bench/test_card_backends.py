@@ -1,0 +1,143 @@
+"""Backends on a GPU: what they compute, by PyTorch on the CPU, and what the laboratory asks of those on a card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from checkpoints import make_checkpoint
+from lab import backends, measure
+
+import encast.bench
+from encast.backends.reference import Reference
+from encast.batch import Batch
+from encast.bench.agreement import LEAST_COSINE, plain_graph
+from encast.bench.peers.base import ModelFiles, Peer, load_peer
+from encast.bench.roofline import peak_is_known
+from encast.errors import InputError, ResourceError
+
+CONF = Path(encast.bench.__file__).parent / "conf" / "backend"
+YAMLS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(CONF.glob("*-cuda-*.yaml"))}
+ONNX = [name for name in YAMLS if name.startswith("onnxruntime")]
+LENGTHS = (3, 11, 7, 16, 1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    folder = make_checkpoint(tmp_path_factory.mktemp("models") / "bert", "bert", "features", layers=1, vocab=320)
+    return ModelFiles("tiny", folder, "sha-of-tiny")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def batch_of(seed: int, lengths: tuple[int, ...] = LENGTHS) -> Batch:
+    rng = np.random.default_rng(seed)
+    rows = [rng.integers(50, 320, length).tolist() for length in lengths]
+    return Batch.of(rows, [rng.integers(0, 2, length).tolist() for length in lengths])
+
+
+def make(name: str, model: ModelFiles, cache: Path, **options: Any) -> Peer:
+    """A backend as its YAML says; skipped where its packages are not installed, card or no card."""
+    found = load_peer(YAMLS[name]["peer"])
+    if (why := super(found, found).missing()) is not None:
+        pytest.skip(f"{name}: {why}")
+    given = {key: value for key, value in YAMLS[name].items() if key not in ("name", "peer", "dtype")}
+    return found(model, YAMLS[name]["dtype"], 1, cache, **{**given, **options})
+
+
+def cosine(states: Any, model: ModelFiles, batch: Batch) -> float:
+    wanted = Reference(plain_graph(model.checkpoint)).evaluate("last_hidden_state", batch)
+    assert states.dtype == np.float32
+    assert states.shape == wanted.shape
+    return float(np.mean((states * wanted).sum(1) / np.linalg.norm(states, axis=1) / np.linalg.norm(wanted, axis=1)))
+
+
+@pytest.mark.parametrize("name", YAMLS)
+def test_all_compute_the_model(name: str, model: ModelFiles, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cpu = {} if name in ONNX else {"device": "torch-cpu"}
+    peer = make(name, model, cache, **on_cpu)
+    if name in ONNX:
+        monkeypatch.setattr(type(peer), "provider", "CPUExecutionProvider")
+    peer.export()
+    peer.open()
+    try:
+        calls = [(peer.bind(batch), batch) for batch in (batch_of(0), batch_of(1), batch_of(2, (9, 9)))]
+        for call, batch in (*calls, *calls[::-1]):
+            assert cosine(call(), model, batch) >= LEAST_COSINE[YAMLS[name]["dtype"]]
+        assert peer.facts()["version"]
+    finally:
+        peer.close()
+
+
+def test_narrow_values_are_what_they_say(model: ModelFiles, cache: Path) -> None:
+    """Products in f16 and f8 are off by their rounding: neither is f32 under another name."""
+    off = {}
+    for name in ("encast-cuda-f32", "encast-cuda-f16", "encast-cuda-bf16", "encast-cuda-f8"):
+        peer = make(name, model, cache, device="torch-cpu")
+        peer.open()
+        off[name] = 1 - cosine(peer.bind(batch_of(0))(), model, batch_of(0))
+        peer.close()
+    f32, f16, bf16, f8 = off.values()
+    assert f32 < f16 / 5 < f16 < bf16 / 5 < bf16 < f8 / 5
+
+
+@pytest.mark.parametrize("name", YAMLS)
+def test_without_a_card_there_is_a_reason(name: str, model: ModelFiles, cache: Path, monkeypatch: Any) -> None:
+    make(name, model, cache)
+    if name in ONNX:
+        providers = ["CPUExecutionProvider"]
+        monkeypatch.setattr("onnxruntime.get_available_providers", lambda: providers)
+    else:
+        torch = pytest.importorskip("torch")
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    found = load_peer(YAMLS[name]["peer"]).missing()
+    assert found is not None
+    assert ("bench-onnxruntime-cuda" if name in ONNX else "finds no CUDA card") in found
+
+
+def test_onnx_runtime_does_not_fall_back(model: ModelFiles, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would run on the CPU and warn."""
+    peer = make("onnxruntime-cuda-f32", model, cache)
+    peer.export()
+    fallen = SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])
+    monkeypatch.setattr("onnxruntime.InferenceSession", lambda *_, **__: fallen)
+    with pytest.raises(ResourceError, match="CUDAExecutionProvider does not start here, and CPUExecutionProvider"):
+        peer.open()
+
+
+def test_options_are_checked(model: ModelFiles, cache: Path) -> None:
+    with pytest.raises(InputError, match="mode is 'fast'; one of eager, reduce-overhead, max-autotune is needed"):
+        make("pytorch-cuda-f16", model, cache, mode="fast")
+    peer = make("pytorch-cuda-f16", model, cache, device="torch-cpu")
+    peer.open()
+    with pytest.raises(InputError, match="the model takes 0 to 319"):
+        peer.bind(Batch.of([[320]]))
+
+
+@pytest.mark.serial("starts processes on processors of their own and times them")
+def test_processors_are_no_limit_of_a_card(tmp_path: Path) -> None:
+    quick = {"peer": "Honest", "dtype": "f32"}
+    folder = backends(tmp_path, here=quick, card={**quick, "device": "cuda:1"})
+    rows = measure(folder, ["here", "card"])
+    assert [rows[name]["status"] for name in ("here", "card")] == ["ok", "ok"], [row["reason"] for row in rows.values()]
+    assert rows["card"]["limit"] is None
+    assert (rows["here"]["limit"] is not None) == peak_is_known()
+
+
+@pytest.mark.serial("starts processes on processors of their own and times them")
+def test_a_row_of_a_card(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    options = {"peer": "OnTorch", "dtype": "f16", "device": "torch-cpu", "exact": False, "values": "f16"}
+    row = measure(backends(tmp_path, ours=options), ["ours"])["ours"]
+    assert row["status"] == "ok", row["reason"]
+    assert row["agreement"]["bound"] == LEAST_COSINE["f16"]
+    assert row["limit"] is None, "f16 is none of the processor's"
+    assert "values: float16" in row["backend"]["facts"]["report"]
