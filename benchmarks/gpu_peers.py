@@ -28,40 +28,10 @@ Call = Callable[[], Any]
 
 def ceilings(kind: str, size: int) -> dict[str, float]:
     """TFLOP/s of a product of ``size`` cubed by cuBLAS, by dtype; what this PyTorch or device has not is absent."""
-    import torch
+    from encast.backends.gpu.card import product_rates
+    from encast.backends.gpu.device import choose_device
 
-    if kind == "torch-cpu":
-        x = torch.ones(size, size)
-        return {"f32": _rate(lambda: x @ x, size, lambda: None)}
-    found = {}
-    for name, dtype in (("f16", torch.float16), ("bf16", torch.bfloat16)):
-        x, y = (torch.randn(size, size, device="cuda").to(dtype) for _ in range(2))
-        found[name] = _rate(lambda x=x, y=y: x @ y.t(), size, torch.cuda.synchronize)
-    x8, y8, one = x.to(torch.float8_e4m3fn), y.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
-    xi, yi = (torch.randint(-127, 128, (size, size), device="cuda", dtype=torch.int8) for _ in range(2))
-    for name, run in (
-        ("f8", lambda: torch._scaled_mm(x8, y8.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)),
-        ("int8", lambda: torch._int_mm(xi, yi.t())),
-    ):
-        try:
-            found[name] = _rate(run, size, torch.cuda.synchronize)
-        except RuntimeError:
-            continue
-    return found
-
-
-def _rate(run: Call, size: int, wait: Call) -> float:
-    """The median of five rounds of ten products."""
-    run()
-    wait()
-    times = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        for _ in range(10):
-            run()
-        wait()
-        times.append((time.perf_counter() - begin) / 10)
-    return float(2 * size**3 / statistics.median(times) / 1e12)
+    return {dtype: rate / 1e12 for dtype, rate in product_rates(choose_device(kind, None), size).items()}
 
 
 def operations(sizes: dict[str, Any], lengths: Any) -> float:

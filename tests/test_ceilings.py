@@ -14,6 +14,7 @@ import pytest
 
 from encast import ceilings
 from encast.ceilings import CacheLevel, Ceilings, Fingerprint
+from encast.ceilings.card import CardCeilings, find_card, keep_card
 from encast.ceilings.measure import Rate, judge, rate_of, working_set
 from encast.errors import InputError, ResourceError
 
@@ -269,3 +270,38 @@ def test_passes_that_disagree_are_doubted() -> None:
     assert doubt == "a measurement seconds earlier or later gave 50% less"
     # A disturbed pass is no witness against calm ones.
     assert judge([Rate(100, 1.0), Rate(190, 0.4)]) == (100, None)
+
+
+CARD = CardCeilings(
+    "Made-up Card", datetime(2026, 2, 3, 4, 5, 6, tzinfo=timezone.utc), {"f16": 7e14, "f8": 1.4e15}, 3e12
+)
+
+
+def test_a_card_is_kept_by_its_name() -> None:
+    assert find_card(CARD.card) == (None, None)
+    keep_card(CARD)
+    assert find_card(CARD.card) == (CARD, None)
+    assert find_card("Another Card") == (None, None)
+    assert ceilings.load() is None, "a card is no processor"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_set("format", value=2), "its format is not 1"),
+        (_set("card", value="Another Card"), "another card's"),
+        (_set("products", 0, "operations_per_second", value=0), "no rate"),
+        (_set("products", value={}), "products is no list"),
+        (_set("memory_bytes_per_second", value="fast"), "no number"),
+        (_set("measured_utc", value=1), "measured_utc is 1, no date"),
+    ],
+)
+def test_a_wrong_file_of_a_card_is_not_believed(change: Callable[[Any], None], words: str) -> None:
+    path = keep_card(CARD)
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+    found, problem = find_card(CARD.card)
+    assert found is None
+    assert problem is not None
+    assert words in problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from encast.batch import Batch
 from encast.bench.agreement import LEAST_COSINE, plain_graph
 from encast.bench.peers.base import ModelFiles, Peer, load_peer
 from encast.bench.roofline import peak_is_known
+from encast.ceilings.card import CardCeilings, keep_card
 from encast.errors import InputError, ResourceError
 
 CONF = Path(encast.bench.__file__).parent / "conf" / "backend"
@@ -133,11 +135,14 @@ def test_processors_are_no_limit_of_a_card(tmp_path: Path) -> None:
 
 
 @pytest.mark.serial("starts processes on processors of their own and times them")
-def test_a_row_of_a_card(tmp_path: Path) -> None:
+def test_a_row_of_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
+    monkeypatch.setenv("ENCAST_CACHE_DIR", str(tmp_path / "kept"))
+    keep_card(CardCeilings("the CPU, by PyTorch", datetime.now(timezone.utc), {"f16": 1e15}, 1e12))
     options = {"peer": "OnTorch", "dtype": "f16", "device": "torch-cpu", "exact": False, "values": "f16"}
     row = measure(backends(tmp_path, ours=options), ["ours"])["ours"]
     assert row["status"] == "ok", row["reason"]
     assert row["agreement"]["bound"] == LEAST_COSINE["f16"]
-    assert row["limit"] is None, "f16 is none of the processor's"
+    assert row["limit"]["ops_per_second"] == 1e15, "the card's, which doctor has measured"
+    assert 0 < row["limit"]["fraction"] < 1
     assert "values: float16" in row["backend"]["facts"]["report"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +20,10 @@ from encast.bench import roofline as bounds
 from encast.bench.cache import cached, cached_place, seconds_to_make
 from encast.bench.fairness import least_time
 from encast.bench.noise import NoiseMeter
-from encast.bench.roofline import Sizes, most, peak, peak_is_known, roofline
+from encast.bench.roofline import Sizes, card_limit, most, peak, peak_is_known, roofline
 from encast.bench.scenarios.base import Point
 from encast.bench.timing import interleave, warm_up
+from encast.ceilings.card import CardCeilings
 from encast.errors import ResourceError
 from encast.importers import open_checkpoint
 from encast.sparsity import Pattern, prune_checkpoint
@@ -179,6 +182,28 @@ def test_the_limit_is_arithmetic_or_weights(made_up_peaks: dict[str, float]) -> 
     # Each of two instances reads them for a batch of its own, or for its part of one.
     assert limit(2, False, 1e7)["sequences_per_s"] == pytest.approx(16 / 0.2)
     assert limit(2, True, 1e7)["sequences_per_s"] == pytest.approx(8 / 0.2)
+
+
+def test_the_limit_of_a_card() -> None:
+    """Of its products and its memory; instances share it."""
+    batch = Batch.of([[1] * 10] * 8)
+    sizes = Sizes(weights=1_000_000, layers=0, hidden=4)
+    card = CardCeilings("card", datetime.now(timezone.utc), {"f16": 1.6e11, "f8": 3.2e11}, 2e9)
+    one, two = (Point((batch,), instances, 4, {}) for instances in (1, 2))
+    f16 = card_limit(sizes, "f16", one, card, 2000.0)
+    assert f16 is not None
+    assert (f16["bound"], f16["sequences_per_s"], f16["fraction"]) == (
+        "arithmetic",
+        pytest.approx(8000),
+        pytest.approx(0.25),
+    )
+    shared = card_limit(sizes, "f16", two, card, None)
+    assert shared is not None
+    assert shared["sequences_per_s"] == pytest.approx(8000)
+    bound = card_limit(sizes, "f8", one, dataclasses.replace(card, bytes_per_second=1e9), None)
+    assert bound is not None
+    assert (bound["bound"], bound["sequences_per_s"]) == ("weights", pytest.approx(8000))
+    assert card_limit(sizes, "int8", one, card, None) is None
 
 
 def test_zeros_of_a_pruned_checkpoint_are_no_work(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "backends.cpu": {"errors", "batch", "artifact", "lower", "knobs", "machine", "_core"},
     "backends.devices": {"errors", "artifact"},
     "backends.gpu.adapt": {"errors", "ir", "passes", "quant"},
+    "backends.gpu.card": {"errors", "ceilings.card"},
     "backends.groups": {"errors", "machine"},
     "tasks": {"errors", "batch", "ir.meta", "backends.base"},
     "engine": {"errors", "batch", "ir", "artifact", "backends", "tasks", "tune.configuration"},
@@ -144,7 +145,7 @@ ALLOWED: dict[str, set[str]] = {
     "bench.launcher": {"errors", "launch", "machine"},
     "bench.comparison": {"measure", "errors", "batch", "ceilings", "launch", "machine"},
     "bench.peers": {"errors", "batch", "backends.base", "importers", "archs", "ir"},
-    "bench.peers.encast": {"batch", "compile", "engine"},
+    "bench.peers.encast": {"backends.gpu.card", "batch", "compile", "engine"},
     "bench.report": {"measure", "errors", "pages"},
 }
 NOBODY_IMPORTS = {

@@ -23,7 +23,7 @@ from encast.bench.config import DEFAULT_LAUNCHER, GROUPS, Job, settings
 from encast.bench.models import make_model
 from encast.bench.noise import NoiseMeter
 from encast.bench.peers.base import BackendSpec, ModelFiles
-from encast.bench.roofline import WEIGHT_BYTES, Sizes, most, peak_is_known, roofline
+from encast.bench.roofline import WEIGHT_BYTES, Sizes, card_limit, most, peak_is_known, roofline
 from encast.bench.rows import SCHEMA, Row
 from encast.bench.run import Run
 from encast.bench.scenarios.base import Label, Point, Scenario, blamed, make_scenario
@@ -32,6 +32,7 @@ from encast.bench.timing import interleave
 from encast.bench.worker import WorkerError, prepare
 from encast.ceilings import Fingerprint
 from encast.ceilings import load as load_ceilings
+from encast.ceilings.card import find_card
 from encast.errors import InputError
 from encast.launch import Placement, memory_binding
 from encast.machine import this_machine
@@ -237,6 +238,13 @@ class Comparison:
         """Whether the processors' peak bounds it."""
         return spec.dtype in WEIGHT_BYTES and not spec.on_card and peak_is_known()
 
+    def _limit(self, point: Point, run: Run, rate: float | None) -> dict[str, Any] | None:
+        if self._limited(run.spec):
+            return roofline(self._sizes, run.spec.dtype, point, self._ceilings, rate)
+        card = run.facts.get("card") if run.spec.on_card else None
+        kept = None if card is None else find_card(str(card))[0]
+        return None if kept is None else card_limit(self._sizes, run.spec.dtype, point, kept, rate)
+
     def _row(self, point: Point, run: Run, runs: Sequence[Run] = (), noise: NoiseMeter | None = None) -> Row:
         spec, scenario = run.spec, self._scenario
         samples = [run.samples[number] for number in sorted(run.samples)]
@@ -244,7 +252,6 @@ class Comparison:
         metrics = scenario.summarise(point, samples) if run.measured else {}
         rate = metrics.get("sequences_per_s")
         status, reason = run.failure or ("ok", None)
-        limited = run.measured and self._limited(spec)
         row: Row = {
             "schema": SCHEMA,
             "key": self._key(spec, point),
@@ -276,7 +283,7 @@ class Comparison:
             "memory": run.memory,
             "fairness": None if run.fairness is None else asdict(run.fairness),
             "noise": noise.record(figures) if noise and run.measured else None,
-            "limit": roofline(self._sizes, spec.dtype, point, self._ceilings, rate) if limited else None,
+            "limit": self._limit(point, run, rate) if run.measured else None,
             # What breaks its latency limit has no price.
             "cost": cost_record(self._price, metrics.get("sequences_per_s_within_slo", rate)),
             "samples": {"figure": figures},

@@ -12,14 +12,17 @@ import encast.knobs as knobs
 from encast.batch import Batch
 from encast.bench.scenarios.base import Point
 from encast.ceilings import Ceilings
+from encast.ceilings.card import CardCeilings
 from encast.ir import Graph
 
-__all__ = ["WEIGHT_BYTES", "Sizes", "most", "peak", "peak_is_known", "roofline"]
+__all__ = ["WEIGHT_BYTES", "Sizes", "card_limit", "most", "peak", "peak_is_known", "roofline"]
 
 _SAMPLES = 5
 _PAUSE = 0.2
 WEIGHT_BYTES = {"f32": 4, "bf16": 2, "int8": 1}
 """Of the dtypes that processors have product instructions for."""
+
+_CARD_WEIGHT_BYTES = {**WEIGHT_BYTES, "f16": 2, "f8": 1}
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,37 @@ def roofline(
     ``read_bytes_per_second`` is None where this machine's ceilings have not been measured (`encast doctor --measure`);
     arithmetic alone is the limit then. ``fraction`` is what was reached of it.
     """
-    threads, at_once = point.instances * point.threads, 1 if point.split else point.instances
-    operations = float(np.mean([sizes.operations(batch) for batch in point.batches]))
+    threads = point.instances * point.threads
     weight_bytes = sizes.weights * WEIGHT_BYTES[dtype]
-    ops_per_second = peak(dtype, threads)
     read = None if ceilings is None else ceilings.read(weight_bytes, min(threads, ceilings.threads))
+    return _limit(sizes, point, peak(dtype, threads), read, weight_bytes, sequences_per_s)
+
+
+def card_limit(
+    sizes: Sizes, dtype: str, point: Point, ceilings: CardCeilings, sequences_per_s: float | None
+) -> dict[str, Any] | None:
+    """``roofline`` of a card that all instances share; None where its ceilings have no product of the dtype.
+
+    Its arithmetic is that of the best large product of its library, so a fraction above 1 is possible.
+    """
+    if dtype not in ceilings.ops_per_second:
+        return None
+    weight_bytes = sizes.weights * _CARD_WEIGHT_BYTES[dtype]
+    return _limit(
+        sizes, point, ceilings.ops_per_second[dtype], ceilings.bytes_per_second, weight_bytes, sequences_per_s
+    )
+
+
+def _limit(
+    sizes: Sizes,
+    point: Point,
+    ops_per_second: float,
+    read: float | None,
+    weight_bytes: int,
+    sequences_per_s: float | None,
+) -> dict[str, Any]:
+    at_once = 1 if point.split else point.instances
+    operations = float(np.mean([sizes.operations(batch) for batch in point.batches]))
     arithmetic_s = at_once * operations / ops_per_second
     weights_s = point.instances * weight_bytes / read if read else 0.0
     sequences = at_once * float(np.mean([batch.seqs for batch in point.batches]))

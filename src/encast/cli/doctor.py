@@ -24,7 +24,7 @@ from encast.machine import (
     usable_cores,
 )
 
-__all__ = ["Finding", "Level", "diagnose", "doctor"]
+__all__ = ["Finding", "Level", "diagnose", "doctor", "size_text"]
 
 _HOW_TO_MEASURE = "measure, best when nothing else runs: encast doctor --measure"
 
@@ -137,7 +137,7 @@ def _memory_findings(machine: Machine) -> Iterator[Finding]:
     if limit is not None and limit < 512 << 20:
         yield Finding(
             "cgroup",
-            f"the memory limit is {_size(limit)}; the f32 weights of BERT-base alone are 420 MiB",
+            f"the memory limit is {size_text(limit)}; the f32 weights of BERT-base alone are 420 MiB",
             "raise the limit (Kubernetes resources.limits.memory, docker --memory)",
         )
     if machine.huge_pages.transparent == "never":
@@ -167,12 +167,17 @@ def doctor(
             help="Measure the machine's ceilings (about ten seconds) and keep them in the user's cache directory.",
         ),
     ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Show a card too (cuda, cuda:1, ...); with --measure its ceilings are measured, in seconds."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Print processor, ISA levels, cores, memory and limits, and what is wrong with them.
 
     The ceilings are what bounds any kernel: the rate of the product instructions, the read bandwidth of the caches and
-    of memory, and the hand-over between threads. ``encast profile`` shows times as fractions of them.
+    of memory, and the hand-over between threads. ``encast profile`` shows times as fractions of them. A card's are the
+    rates of large products and of copies; ``encast bench`` shows speeds as fractions of them.
     """
     machine = this_machine()
     errors: list[str] = []
@@ -190,17 +195,25 @@ def doctor(
         errors.append(str(error))
     kept: Kept | None
     failure: EncastError | None = None
-    if measure:
+    card = None
+    if device is not None:
+        from encast.cli.doctor_card import CardReport
+
+        card = CardReport(device, measure)
+        failure = card.failure
+    if measure and card is None:
         if errors:
             raise InputError(errors[0])
         kept, failure = _measured(machine)
     else:
         kept = _kept(machine)
-    findings = diagnose(machine, levels, errors, kept)
+    findings = [*diagnose(machine, levels, errors, kept), *(card.findings() if card is not None else ())]
     if json:
-        typer.echo(json_module.dumps(_document(machine, levels, findings, kept), indent=2))
+        document = _document(machine, levels, findings, kept)
+        typer.echo(json_module.dumps(document if card is None else {**document, "card": card.document()}, indent=2))
     else:
-        for subject, text in [*_lines(machine, levels), *_ceilings_lines(kept)]:
+        shown = [*_lines(machine, levels), *_ceilings_lines(kept), *(card.lines() if card is not None else ())]
+        for subject, text in shown:
             typer.echo(f"{subject:<12}{text}")
         typer.echo("")
         if not findings:
@@ -284,18 +297,18 @@ def _lines(machine: Machine, levels: Sequence[Level]) -> Iterator[tuple[str, str
     yield "threads", f"{default_threads(machine)} by default, {where}"
     for cache in machine.caches:
         shared = "" if cache.shared_by == 1 else f", shared by {cache.shared_by} hardware threads"
-        yield "cache", f"L{cache.level} {cache.kind} {_size(cache.bytes)}{shared}"
+        yield "cache", f"L{cache.level} {cache.kind} {size_text(cache.bytes)}{shared}"
     domains = Counter(core.domain for core in machine.cores)
     if len(domains) > 1:
         sizes = " or ".join(map(str, sorted(set(domains.values()))))
         yield "", f"{len(domains)} groups of {sizes} cores share a last-level cache each"
     for node in machine.nodes:
-        memory = "memory unknown" if node.memory_bytes is None else _size(node.memory_bytes)
+        memory = "memory unknown" if node.memory_bytes is None else size_text(node.memory_bytes)
         yield "numa", f"node {node.index}: {len(node.cpus)} CPUs, {memory}"
     limits = machine.cgroup
     quota = "no CPU quota" if limits.cpus is None else f"CPU quota {limits.cpus:g}"
     cpuset = "no cpuset" if limits.cpuset is None else f"cpuset of {len(limits.cpuset)} CPUs"
-    memory = "no memory limit" if limits.memory_bytes is None else f"memory limit {_size(limits.memory_bytes)}"
+    memory = "no memory limit" if limits.memory_bytes is None else f"memory limit {size_text(limits.memory_bytes)}"
     yield "cgroup", f"{quota}, {cpuset}, {memory}"
     yield "governor", machine.governor or "not shown by the kernel"
     yield "allocator", machine.allocator
@@ -327,7 +340,7 @@ def _ceilings_lines(kept: Kept | None) -> Iterator[tuple[str, str]]:
 
     for dtype, isa in dict.fromkeys((dtype, isa) for dtype, isa, _ in measured.ops_per_second):
         yield line(f"{dtype} {isa}", [measured.ops_per_second[dtype, isa, count] for count in counts], "Gop/s")
-    sizes = {cache.name: f" {_size(cache.bytes)}" for cache in measured.fingerprint.caches}
+    sizes = {cache.name: f" {size_text(cache.bytes)}" for cache in measured.fingerprint.caches}
     for level in dict.fromkeys(level for level, _ in measured.bandwidth):
         name = f"{level}{sizes.get(level, '')}"
         yield line(name, [measured.bandwidth[level, count] for count in counts], "GB/s read")
@@ -335,7 +348,7 @@ def _ceilings_lines(kept: Kept | None) -> Iterator[tuple[str, str]]:
         yield "", f"{'barrier':<16}{'':10}{measured.handoff_ns:10.0f}  ns"
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= scale:
             return f"{count / scale:.4g} {unit}"

@@ -101,7 +101,7 @@ class BackendSpec:
     @property
     def on_card(self) -> bool:
         """Whether its YAML says ``device: cuda`` (or ``cuda:1``): what the processors can do is no limit then."""
-        return str(self.options.get("device", "cpu")).startswith("cuda")
+        return bool(self.options.get("device", "cpu") != "cpu")
 
 
 @dataclass(frozen=True)

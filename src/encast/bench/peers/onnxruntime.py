@@ -203,7 +203,8 @@ class OnnxRuntimeOnCard(OnnxRuntime):
     def facts(self) -> Mapping[str, Any]:
         version = importlib.import_module("onnxruntime").__version__
         fused = json.loads(self.converted().with_name(_FUSIONS).read_text())
-        return {"version": version, "provider": self.provider, "fused": fused}
+        card = import_torch().cuda.get_device_name() if self.provider.startswith("CUDA") else None
+        return {"version": version, "provider": self.provider, "card": card, "fused": fused}
 
 
 def _saturates() -> bool:

@@ -75,7 +75,7 @@ class PyTorchOnCard(CheckpointPeer):
 
     def facts(self) -> Mapping[str, Any]:
         torch = import_torch()
-        card = torch.cuda.get_device_name() if self._device == "cuda" else "the CPU"
+        card = torch.cuda.get_device_name() if self._device == "cuda" else None
         return {
             "version": str(torch.__version__),
             **versions("transformers"),
