@@ -69,7 +69,7 @@ def test_doctor_names_what_is_wrong(capsys: pytest.CaptureFixture[str], a_cache_
     assert "holds no ceilings of this card" in out
     code, _, err = doctor(capsys, "--device", "cpu")
     assert code == 2
-    assert "--device is 'cpu'; it takes cuda, cuda:1" in err
+    assert "the device is 'cpu'; cuda, cuda:1, ... are cards" in err
 
 
 def test_a_card_without_f8_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
         "sparsity",
         "tasks",
     },
-    "profile": {"errors", "batch", "backends", "ceilings", "measure", "pages", "_core"},
+    "profile": {"errors", "batch", "backends", "ceilings", "ir", "measure", "pages", "_core"},
     "profile.ablate": {"errors", "artifact", "backends", "compile", "lower"},
     "data": {"errors", "files"},
     "metrics": {"errors"},

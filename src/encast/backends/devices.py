@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from encast.backends.base import Runnable
     from encast.backends.groups import Setup
 
-__all__ = ["CARD_DTYPES", "DEVICES", "Device", "find_device"]
+__all__ = ["CARD_DTYPES", "DEVICES", "Device", "find_device", "need_card"]
 
 CARD_DTYPES = ("f32", "f16", "bf16", "f8")
 """What the values of a card may be stored and multiplied in."""
@@ -96,3 +96,12 @@ def find_device(name: object, options: Collection[str]) -> Device:
                 f"{' or '.join(others)}, which does"
             )
     return device
+
+
+def need_card(name: str) -> tuple[str, int | None]:
+    """Kind and index of a card, or of "torch-cpu", which stands for one; raises ``InputError`` for other devices."""
+    kind, _, index = name.partition(":")
+    if kind not in ("cuda", "torch-cpu"):
+        raise InputError(f"the device is {name!r}; cuda, cuda:1, ... are cards; leave it out for the processor")
+    find_device(name, ())
+    return kind, int(index) if index else None

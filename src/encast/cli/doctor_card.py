@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from encast.backends.devices import find_device
+from encast.backends.devices import need_card
 from encast.ceilings.card import CardCeilings, find_card, keep_card
 from encast.cli.doctor import Finding, size_text
-from encast.errors import EncastError, InputError, need_modules
+from encast.errors import EncastError, need_modules
 
 __all__ = ["CardReport"]
 
@@ -22,17 +22,11 @@ class CardReport:
     """
 
     def __init__(self, device: str, measure: bool) -> None:
-        kind, _, index = device.partition(":")
-        if kind not in ("cuda", "torch-cpu"):
-            raise InputError(
-                f"--device is {device!r}; it takes cuda, cuda:1, ..., and without it the processor is shown"
-            )
-        find_device(device, ())
+        place = need_card(device)
         need_modules("cuda", "torch")
         from encast.backends.gpu.card import describe
         from encast.backends.gpu.card import measure as measure_card
 
-        place = (kind, int(index) if index else None)
         self.device, self.card = device, describe(*place)
         self.failure: EncastError | None = None
         self._problem: str | None = None

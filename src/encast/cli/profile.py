@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,7 +16,9 @@ from encast import ceilings as machine_ceilings
 from encast import engine as engines
 from encast._core import Plan
 from encast.backends.cpu import CpuRunnable
+from encast.backends.devices import CARD_DTYPES, need_card
 from encast.ceilings import Ceilings
+from encast.ceilings.card import find_card
 from encast.data import FORMATS
 from encast.data.output import OutputFile
 from encast.data.texts import read_texts
@@ -34,6 +36,9 @@ from encast.profile.table import ablation_lines, table_lines
 from encast.profile.workload import Workload, of_batches, of_lengths
 from encast.tasks.embed_tokens import token_rows
 from encast.tasks.table import file_task
+
+if TYPE_CHECKING:
+    from encast.profile.card import CardProfile
 
 __all__ = ["profile_command"]
 
@@ -63,6 +68,10 @@ def profile_command(
     threads: Annotated[int | None, typer.Option(help="Threads; default: the usable cores.")] = None,
     seconds: Annotated[float, typer.Option(min=0.0, max=3600.0, help="How long to measure, after warming up.")] = 3.0,
     repeats: Annotated[int | None, typer.Option(min=1, help="Rounds to measure, instead of --seconds.")] = None,
+    device: Annotated[str | None, typer.Option(help="A card: cuda, cuda:1, ...; default: the processor.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help=f"With --device, of values: {', '.join(CARD_DTYPES)}; default: as compiled.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the random ids.")] = 0,
     layers: Annotated[bool, typer.Option("--layers", help="A row for every layer's steps, not one for all.")] = False,
     json: Annotated[
@@ -94,6 +103,13 @@ def profile_command(
     }
     if checkpoint is not None and not ablate:
         raise InputError("--checkpoint is for --ablate; give both or neither")
+    if device is None and dtype is not None:
+        raise InputError("--dtype is for cards; give --device too")
+    if device is not None:
+        need_card(device)
+        others = {"--threads": threads, "--trace": trace, "--plot": plot, "--ablate": ablate or None}
+        if given := [option for option, value in others.items() if value is not None]:
+            raise InputError(f"{given[0]} is for the processor; leave it out with --device")
     if len(set(paths.values())) < len(paths):
         raise InputError(f"{' and '.join(paths)} need a file each; two of them name the same one")
     if plot is not None:
@@ -105,14 +121,25 @@ def profile_command(
         for option, path in paths.items():
             files[option] = OutputFile(path, option)
             stack.callback(files[option].discard)
-        engine = stack.enter_context(engines.load(artifact, threads=threads, batch_tokens=batch_tokens))
+        engine = stack.enter_context(
+            engines.load(artifact, device=device or "cpu", dtype=dtype, threads=threads, batch_tokens=batch_tokens)
+        )
+        source = input_format, text_column, pair_column
+        if device is not None:
+            workload = _workload(engine, batch, length, lengths, texts, source, batch_tokens, seed)
+            found = _profile_card(artifact, engine, device, output, workload, seconds, repeats, layers)
+            if not quiet:
+                for line in found.lines():
+                    typer.echo(line)
+            for file in files.values():
+                file.append(_json_text(found.document()).encode())
+                file.finish()
+            return
         runnable = engine.runnable
         assert isinstance(runnable, CpuRunnable)
         plan = Plan(runnable.plan)
-        chosen = _output(plan, output)
-        workload = _workload(
-            engine, batch, length, lengths, texts, (input_format, text_column, pair_column), batch_tokens, seed
-        )
+        chosen = _output(plan.outputs, output)
+        workload = _workload(engine, batch, length, lengths, texts, source, batch_tokens, seed)
         ceilings, note = _ceilings()
         profile = _profile(artifact, runnable, plan, chosen, workload, ceilings, note, seconds, repeats, layers)
         if not quiet:
@@ -175,11 +202,11 @@ def _json_text(document: Mapping[str, Any]) -> str:
     return json_module.dumps(document, indent=None if "traceEvents" in document else 2) + "\n"
 
 
-def _output(plan: Plan, wanted: str | None) -> str:
+def _output(known: Collection[str], wanted: str | None) -> str:
     if wanted is None:
-        return next((name for name in plan.outputs if name != "last_hidden_state"), "last_hidden_state")
-    if wanted not in plan.outputs:
-        raise InputError(f"--output is {wanted!r}; this artifact has {', '.join(plan.outputs)}")
+        return next((name for name in known if name != "last_hidden_state"), "last_hidden_state")
+    if wanted not in known:
+        raise InputError(f"--output is {wanted!r}; this artifact has {', '.join(known)}")
     return wanted
 
 
@@ -267,4 +294,36 @@ def _profile(
         measured,
         layers=layers,
         ceilings_note=note,
+    )
+
+
+def _profile_card(
+    artifact: Path,
+    engine: Engine,
+    device: str,
+    output: str | None,
+    workload: Workload,
+    seconds: float,
+    repeats: int | None,
+    layers: bool,
+) -> CardProfile:
+    # Here: they import PyTorch.
+    from encast.backends.gpu.card import card_name
+    from encast.backends.gpu.card import measure as measure_card
+    from encast.backends.gpu.runnable import GpuRunnable
+    from encast.profile.card import profile_card
+
+    runnable = engine.runnable
+    assert isinstance(runnable, GpuRunnable)
+    chosen = _output(runnable.outputs, output)
+    ceilings, _ = find_card(card_name(runnable.device))
+    if ceilings is None:
+        typer.echo(
+            "encast: measuring the card's ceilings; to measure them once and keep them: encast doctor --measure "
+            f"--device {device}",
+            err=True,
+        )
+        ceilings = measure_card(*need_card(device))
+    return profile_card(
+        str(artifact), runnable, chosen, workload, ceilings, seconds=seconds, repeats=repeats, layers=layers
     )

@@ -17,13 +17,14 @@ from encast.profile.measure import Measured, Traced
 from encast.profile.work import Chunk, Work, chunks_of, product_weights, work_of
 from encast.profile.workload import Workload
 
-__all__ = ["HAND_OFF", "NOISY", "Kernel", "Limit", "Profile", "Row", "build_profile", "step_kernels"]
+__all__ = ["HAND_OFF", "LAYER", "NOISY", "Kernel", "Limit", "Profile", "Row", "build_profile", "step_kernels"]
 
 HAND_OFF = "hand-off"
 NOISY = 0.1
 """Quartiles further apart than this part of the median make a measurement noisy."""
 
-_LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+"""The number of a layer in the path of a module."""
 
 
 @dataclass(frozen=True)
@@ -341,7 +342,7 @@ def _grouped(rows: Sequence[Row]) -> list[Row]:
     """The same step of all layers as one row: the same module but for numbers in its path, and the same work."""
     groups: dict[tuple[object, ...], Row] = {}
     for row in rows:
-        name = _LAYER.sub("*", row.name)
+        name = LAYER.sub("*", row.name)
         key = (name, row.kind, row.kernel, row.shape, row.dtype, row.head_rows)
         if key not in groups:
             groups[key] = replace(row, name=name)

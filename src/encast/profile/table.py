@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from encast.profile.ablate import Ablated
 from encast.profile.report import NOISY, Profile, Row
 
-__all__ = ["ablation_lines", "align", "table_lines", "time_unit"]
+__all__ = ["ablation_lines", "align", "figure", "table_lines", "time_unit"]
 
 _HEADER = ("step", "kernel", "shape", "dtype", "{unit}", "share", "wait", "rate", "", "of bound", "held by")
 _LEFT = {0, 1, 2, 3, 8, 10}
@@ -43,7 +43,7 @@ def table_lines(profile: Profile) -> Iterator[str]:
     share = profile.total or 1.0
 
     def extra(name: str, seconds: float) -> tuple[str, ...]:
-        return (name, "", "", "", _number(seconds * scale), f"{seconds / share:.1%}", "", "", "", "", "")
+        return (name, "", "", "", figure(seconds * scale), f"{seconds / share:.1%}", "", "", "", "", "")
 
     yield from align(
         [
@@ -57,12 +57,12 @@ def table_lines(profile: Profile) -> Iterator[str]:
     )
     yield ""
     yield (
-        f"forward     {_number(forward.median * scale)} {unit} "
-        f"[{_number(forward.low * scale)}, {_number(forward.high * scale)}], median and quartiles of {forward.count} "
+        f"forward     {figure(forward.median * scale)} {unit} "
+        f"[{figure(forward.low * scale)}, {figure(forward.high * scale)}], median and quartiles of {forward.count} "
         f"runs; {profile.tokens_per_second:,.0f} tokens/s"
     )
     yield (
-        f"limit       {_number(limit.seconds * scale)} {unit} ({limit.holds}); {profile.fraction:.1%} of it is reached"
+        f"limit       {figure(limit.seconds * scale)} {unit} ({limit.holds}); {profile.fraction:.1%} of it is reached"
     )
     attention = [row for row in profile.rows if row.kind == "attention" and row.head_rows is not None]
     if attention:
@@ -106,16 +106,16 @@ def _cells(row: Row, scale: float) -> tuple[str, ...]:
         row.kernel,
         "x".join(map(str, row.shape)),
         row.dtype,
-        _number(row.seconds * scale),
+        figure(row.seconds * scale),
         f"{row.share:.1%}",
-        _number(row.waiting * scale),
-        _number(row.rate),
+        figure(row.waiting * scale),
+        figure(row.rate),
         row.unit,
         f"{row.fraction:.0%}",
         row.holds,
     )
 
 
-def _number(value: float) -> str:
+def figure(value: float) -> str:
     """Three digits or more."""
     return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"

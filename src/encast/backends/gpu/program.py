@@ -19,8 +19,9 @@ from encast.errors import UnsupportedModelError
 from encast.ir.graph import Graph, Node
 from encast.ir.ops import OPS
 from encast.ir.relative import unpack_distances
+from encast.ir.types import ValueType
 
-__all__ = ["Program", "build"]
+__all__ = ["Program", "Signature", "build"]
 
 Array = np.ndarray[Any, Any]
 
@@ -29,10 +30,24 @@ _TABLES = {("embedding", 1), ("embed_layer_norm", 2), ("embed_layer_norm", 3), (
 
 
 @dataclass(frozen=True)
+class Signature:
+    """What a step computes: the op of the node ``name``, its attributes, the types of its operands (None for an absent
+    one) and results. ``fixed``: which operands are constants. ``maker``: whose step it is, "Triton" or "PyTorch"."""
+
+    name: str
+    op: str
+    attrs: Mapping[str, Any]
+    operands: tuple[ValueType | None, ...]
+    results: tuple[ValueType, ...]
+    fixed: frozenset[int]
+    maker: str
+
+
+@dataclass(frozen=True)
 class _Call:
     """A step with its constants: ``run(context, *values)``. ``reads``: "" for a value that is absent."""
 
-    node: str
+    signature: Signature
     run: Callable[..., Any]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -50,8 +65,16 @@ class Program:
     by_length: bool
     selects: bool
 
-    def run(self, batch: Packed) -> torch.Tensor:
-        """The output on the device, in the dtype that values are stored in. Waits for nothing."""
+    @property
+    def signatures(self) -> list[Signature]:
+        """Of the steps, in order."""
+        return [call.signature for call in self.calls]
+
+    def run(self, batch: Packed, after: Callable[[], None] = lambda: None) -> torch.Tensor:
+        """The output on the device, in the dtype that values are stored in. Waits for nothing.
+
+        ``after`` is called when a step was given to the device.
+        """
         context = Context(batch, self.stored)
         values: dict[str, Any] = {
             "": None,
@@ -64,6 +87,7 @@ class Program:
             values.update(zip(call.writes, made if isinstance(made, tuple) else (made,), strict=True))
             for name in call.frees:
                 del values[name]
+            after()
         made = values[self.output]
         assert isinstance(made, torch.Tensor)
         return made
@@ -86,9 +110,23 @@ def build(
     constants = _Constants(graph, stored, device)
     bound = {id(node): _bind(node, steps[node.op], constants) for node in graph.nodes}
     programs = {public: _program(graph, value, bound, steps, stored) for public, value in graph.outputs.items()}
-    return programs, {
-        node.op: "Triton" if ".kernels." in steps[node.op].__module__ else "PyTorch" for node in graph.nodes
-    }
+    return programs, {node.op: _maker(steps[node.op]) for node in graph.nodes}
+
+
+def _maker(step: Step) -> str:
+    return "Triton" if ".kernels." in step.__module__ else "PyTorch"
+
+
+def _signature(graph: Graph, node: Node, step: Step) -> Signature:
+    return Signature(
+        node.name,
+        node.op,
+        dict(node.attrs),
+        tuple(graph.type_of(name) if name else None for name in node.inputs),
+        tuple(graph.type_of(name) for name in node.outputs),
+        frozenset(place for place, name in enumerate(node.inputs) if name in graph.constants),
+        _maker(step),
+    )
 
 
 def _bind(node: Node, step: Step, constants: _Constants) -> tuple[Callable[..., Any], tuple[str, ...]]:
@@ -125,7 +163,7 @@ def _program(
         if name not in ("", output):
             frees[index].append(name)
     calls = tuple(
-        _Call(node.name, *bound[id(node)], tuple(node.outputs), tuple(done))
+        _Call(_signature(graph, node, steps[node.op]), *bound[id(node)], tuple(node.outputs), tuple(done))
         for node, done in zip(nodes, frees, strict=True)
     )
     return Program(calls, output, stored, any(steps[node.op].by_length for node in nodes), "select" in needed)

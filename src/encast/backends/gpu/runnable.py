@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
 
 from encast.backends.base import Float32, check_request
 from encast.backends.gpu.adapt import adapt
+from encast.backends.gpu.clocks import CardClock, HostClock
 from encast.backends.gpu.device import choose_device, first_line, need_bf16, need_int8, stored_dtype, why_no_triton
 from encast.backends.gpu.graphs import Capture, Graphs
 from encast.backends.gpu.packed import pack, to_host
-from encast.backends.gpu.program import Program, build
+from encast.backends.gpu.program import Program, Signature, build
 from encast.backends.gpu.steps import STEPS
 from encast.backends.gpu.steps.context import Step
 from encast.batch import Batch, Int32
 from encast.errors import InputError, ResourceError, need_modules
 from encast.ir.graph import Graph
+from encast.ir.types import ValueType
 
 __all__ = ["KERNELS", "GpuRunnable"]
 
@@ -95,24 +97,50 @@ class GpuRunnable:
 
     def run(self, output: str, batch: Batch, select: Int32 | None = None) -> Float32:
         """See ``Runnable.run``. Raises ``ResourceError`` where the card's memory does not hold the batch."""
-        self._need_own_process()
-        check_request(self._meta, self._types, output, batch, select)
-        rows = batch.tokens if self._types[output].shape[0] == "tokens" else batch.seqs
-        with self._lock, torch.inference_mode(), self._current():
-            program = self._program(output)  # here: another thread may have closed the model
+        with self._ready(output, batch, select) as program:
+            rows = batch.tokens if self._types[output].shape[0] == "tokens" else batch.seqs
             if batch.tokens == 0 or (select is not None and select.size == 0):
                 return np.empty((0, int(self._types[output].shape[1])), np.float32)
+            made = self._graphs.run(output, program, batch, rows) if self._graphs is not None else None
+            if made is None:
+                made = to_host(program.run(pack(batch, select, self.device)))
+            answer: Float32 = made.numpy()
+        return answer
+
+    @property
+    def outputs(self) -> Mapping[str, ValueType]:
+        """Types of the public outputs, by name."""
+        return self._types
+
+    def trace(
+        self, output: str, batch: Batch, select: Int32 | None = None
+    ) -> tuple[Float32, list[tuple[Signature, float]]]:
+        """What ``run`` answers, and the seconds that every step took on the device, without a CUDA graph.
+
+        On a card the steps wait until all are given to it, so that none waits for the host. Raises as ``run``.
+        """
+        with self._ready(output, batch, select) as program:
+            if batch.tokens == 0:
+                raise InputError("there is nothing to trace in an empty batch; give one sequence at least")
+            packed = pack(batch, select, self.device)
+            clock = CardClock(len(program.calls)) if self.device.type == "cuda" else HostClock()
+            clock.start()
+            answer: Float32 = to_host(program.run(packed, clock.mark)).numpy()
+            return answer, list(zip(program.signatures, clock.seconds(), strict=True))
+
+    @contextmanager
+    def _ready(self, output: str, batch: Batch, select: Int32 | None) -> Iterator[Program]:
+        """The program to run, after the request was checked, alone on the card."""
+        self._need_own_process()
+        check_request(self._meta, self._types, output, batch, select)
+        with self._lock, torch.inference_mode(), self._current():
             try:
-                made = self._graphs.run(output, program, batch, rows) if self._graphs is not None else None
-                if made is None:
-                    made = to_host(program.run(pack(batch, select, self.device)))
+                yield self._program(output)  # here: another thread may have closed the model
             except torch.OutOfMemoryError as error:
                 raise ResourceError(
                     f"{self.device}: no memory is left for a batch of {batch.tokens} tokens ({first_line(error)}); "
                     "give encast.load a smaller batch_tokens, or dtype='f16'"
                 ) from error
-            answer: Float32 = made.numpy()
-        return answer
 
     def _program(self, output: str) -> Program:
         if not self._programs:
