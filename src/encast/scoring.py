@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import encast.metrics as metrics
-from encast.data.datasets import Dataset
+from encast.data.datasets import Dataset, number_of
 from encast.engine import Engine
 from encast.errors import InputError
 from encast.tasks.classify import Classification
@@ -176,7 +176,7 @@ def _class_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
     if found[0].label is None:
         raise InputError(f"{data.name} has classes, the artifact is a regression and gives a number{_SCORE_COLUMN}")
     labels = list(found[0].scores)
-    gold = [_class_of(row.gold, labels, data.name) for row in data.rows]
+    gold = _classes(data, labels)
     predicted = [labels.index(one.label) for one in found if one.label is not None]
     scores = {"accuracy": metrics.accuracy(predicted, gold)}
     if len(labels) == 2:
@@ -186,17 +186,26 @@ def _class_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
     return scores, predicted
 
 
-def _class_of(gold: str | float, labels: list[str], name: str) -> int:
-    """The index of a gold label: by the name of the model's label, else as a number."""
-    text = str(gold)
-    alike = [label for label in labels if label.casefold() == text.casefold()]
-    if text in labels or len(alike) == 1:
-        return labels.index(text if text in labels else alike[0])
-    if text.isascii() and text.isdigit() and int(text) < len(labels):
-        return int(text)
-    raise InputError(
-        f"{name} has the label {text!r}; the model's are {labels}, or their numbers 0 to {len(labels) - 1}"
-    )
+def _classes(data: Dataset, labels: list[str]) -> list[int]:
+    """The places of the gold labels among the model's: by name, else by number, unless the model's are numbers too."""
+    by_place = all(number_of(label) is None for label in labels)
+    found: dict[str, int] = {}
+    for number, row in enumerate(data.rows, 1):
+        text = str(row.gold)
+        if text in found:
+            continue
+        alike = [label for label in labels if label.casefold() == text.casefold()]
+        if text in labels or len(alike) == 1:
+            found[text] = labels.index(text if text in labels else alike[0])
+        elif by_place and text.isascii() and text.isdigit() and int(text) < len(labels):
+            found[text] = int(text)
+        else:
+            or_places = f", or their numbers 0 to {len(labels) - 1}" if by_place else ""
+            raise InputError(
+                f"{data.name}: row {number} has the label {text!r}; the model's are {labels}{or_places}: give rows "
+                "with these labels"
+            )
+    return [found[str(row.gold)] for row in data.rows]
 
 
 def _answer_scores(engine: Engine, data: Dataset, progress: Progress, null_threshold: float | None = None) -> Found:

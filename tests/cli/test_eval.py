@@ -31,8 +31,9 @@ def _load(artifact: Any, **options: Any) -> Any:
         ),
         "tag": lambda ids: np.eye(3)[(ids == VOCAB["john"]) + 2 * (ids == VOCAB["smith"])],
     }
-    task = {"embed2": "embed", "value": "classify", "constant": "classify"}.get(name, name)
-    labels = {"tag": LABELS, "classify": ["negative", "positive"]}.get(name)
+    rules["numbered"] = rules["classify"]
+    task = {"embed2": "embed", "value": "classify", "constant": "classify", "numbered": "classify"}.get(name, name)
+    labels = {"tag": LABELS, "classify": ["negative", "positive"], "numbered": ["1", "2"]}.get(name)
     return fake_engine(task, rules[name], labels=labels, max_length=64)
 
 
@@ -68,6 +69,7 @@ CONLL = "john\tB-per\nsmith\tI-per\n\njohn\tO\n\ncat\tB-per\n"
         ("embed", "s.tsv", SCORES, {"spearman": 100.0}),
         ("value", "v.tsv", "sentence\tscore\ncat\t5\nthe\t4\nmat\t6\n", {"spearman": 50.0}),
         ("classify", "c.tsv", CLASSES, {"accuracy": 50.0, "f1": 50.0, "f1_macro": 50.0, "mcc": 0.0}),
+        ("numbered", "n.tsv", "sentence\tlabel\ncat\t2\nmat\t1\n", {"accuracy": 100.0}),
         ("answer", "a.json", SQUAD, {"exact_match": 100.0, "f1": 100.0}),
         ("tag", "t.conll", CONLL, {"entity_f1": 50.0, "entity_precision": 50.0, "entity_recall": 50.0}),
     ],
@@ -264,6 +266,13 @@ def test_limit_and_metric(tmp_path: Path, cards: Any, capsys: pytest.CaptureFixt
         ("value", "c.tsv", CLASSES, [], "regression"),
         ("classify", "s.tsv", SCORES, [], "regression"),
         ("classify", "c.tsv", "sentence\tlabel\ncat\t7\n", [], "label '7'"),
+        (
+            "numbered",
+            "c.tsv",
+            "sentence\tlabel\ncat\t1\nmat\t0\n",
+            [],
+            "row 2 has the label '0'; the model's are ['1', '2']: ",
+        ),
         ("embed", "v.tsv", "sentence\tscore\ncat\t5\n", [], "pairs"),
         ("constant", "s.tsv", SCORES, [], "cannot be computed"),
         ("embed", "s.tsv", SCORES, ["--limit", "1"], "at least 2"),

@@ -7,14 +7,24 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from encast.data.datasets.base import Dataset, Labelled, Pair, Question, Sentence
+from encast.data.datasets.base import Dataset, Labelled, Pair, Question, Sentence, number_of
 from encast.data.datasets.conll import read_conll
 from encast.data.datasets.squad import read_squad
 from encast.data.datasets.table import read_table
 from encast.data.source import open_text
 from encast.errors import InputError
 
-__all__ = ["DATASETS", "Dataset", "Labelled", "Pair", "Question", "Sentence", "file_of", "open_dataset"]
+__all__ = [
+    "DATASETS",
+    "Dataset",
+    "Labelled",
+    "Pair",
+    "Question",
+    "Sentence",
+    "file_of",
+    "number_of",
+    "open_dataset",
+]
 
 _TABLES = {".tsv": "tsv", ".csv": "csv", ".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _DOCUMENTS: dict[str, Callable[[str, str], Dataset]] = {

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Dataset", "Labelled", "Pair", "Question", "Sentence", "text_of"]
+__all__ = ["Dataset", "Labelled", "Pair", "Question", "Sentence", "number_of", "text_of"]
+
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -79,3 +83,9 @@ def text_of(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     return value
+
+
+def number_of(text: str) -> float | None:
+    """The finite number that a text is, as people write one; None for others, and what only Python takes for one."""
+    number = float(text) if _NUMBER.fullmatch(text.strip()) else math.nan
+    return number if math.isfinite(number) else None

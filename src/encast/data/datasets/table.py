@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from encast.data.datasets.base import Dataset, Labelled, Pair, Question, Sentence, text_of
+from encast.data.datasets.base import Dataset, Labelled, Pair, Question, Sentence, number_of, text_of
 from encast.data.datasets.questions import check_starts, question_of
 from encast.data.readers import need_columns, open_rows
 from encast.data.rows import BadRow, Row
@@ -48,7 +47,6 @@ _NEEDED = (
     "a row has text (and pair, or sentence1 and sentence2) with label or score; anchor (or query) and positive; "
     "question, context and answers; or words and labels"
 )
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _OPTIONS = "name columns that are called otherwise with --text-column, --pair-column, --label-column or --score-column"
 
 
@@ -222,7 +220,7 @@ def _labelled(name: str, rows: list[Labelled], cells: bool) -> tuple[str, list[L
 def _number(gold: Any, cells: bool) -> float | None:
     """The label if it is a number, else None."""
     if cells:
-        return float(gold) if _NUMBER.fullmatch(gold.strip()) and math.isfinite(float(gold)) else None
+        return number_of(gold)
     return gold if isinstance(gold, (int, float)) and not isinstance(gold, bool) else None
 
 
