@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -272,6 +273,33 @@ def test_number_labels_in_cells_are_told_by_how_they_are_written(tmp_path: Path,
     assert read("nan", "inf", "1_0", "1e999") == ("classes", ["nan", "inf", "1_0", "1e999"])
 
 
+@pytest.mark.parametrize(("suffix", "mark"), [("csv", ","), ("tsv", "\t")])
+def test_white_space_around_labels_in_cells_does_not_count(tmp_path: Path, suffix: str, mark: str) -> None:
+    lines = [f"text{mark}label", f"a{mark} pos", f"b{mark}pos", f" c {mark}pos  "]
+    data = open_dataset(_file(tmp_path, f"s.{suffix}", "\n".join(lines)))
+    assert data.rows == [Labelled("a", "pos"), Labelled("b", "pos"), Labelled(" c ", "pos")]
+
+
+def test_labels_of_parquet_are_texts_and_numbers(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    def read(*labels: object, name: str = "label", type: object = None) -> tuple[str, list[str | float]]:
+        table = {"text": ["a"] * len(labels), name: arrow.array(labels, type)}
+        pyarrow.parquet.write_table(arrow.table(table), tmp_path / "s.parquet")
+        data = open_dataset(tmp_path / "s.parquet")
+        return data.kind, [row.gold for row in data.rows]
+
+    assert read(Decimal("1.5"), Decimal("2.0")) == ("scores", [1.5, 2.0])
+    assert read(Decimal("1.0"), Decimal(10**30)) == ("classes", ["1", str(10**30)])
+    assert read(Decimal("1.5"), name="score") == ("scores", [1.5])
+    assert read("x", "y", type=arrow.dictionary(arrow.int8(), arrow.string())) == ("classes", ["x", "y"])
+    assert read(True, False) == ("classes", ["True", "False"])
+    for label in (["x"], b"x", {"x": 1}):
+        with pytest.raises(InputError, match=r"row 1 does not fit \(the label is .*x.*; a text or a finite number"):
+            read(label)
+
+
 def test_texts_as_labels_are_classes_whatever_they_say(tmp_path: Path) -> None:
     data = open_dataset(_file(tmp_path, "s.jsonl", '{"text": "a", "label": "1.5"}\n{"text": "b", "label": "2.x"}\n'))
     assert (data.kind, [row.gold for row in data.rows]) == ("classes", ["1.5", "2.x"])
@@ -306,6 +334,14 @@ def test_only_the_named_columns_count(tmp_path: Path) -> None:
         ("s.tsv", "sentence\tscore\na\t-inf\n", "line 2 .*the score is '-inf'; a number"),
         ("s.jsonl", '{"text": "a", "score": 1}\n{"text": "a", "score": 1e999}\n', "line 2 .*the score is inf"),
         ("s.jsonl", '{"text": "a", "score": "nan"}\n', "line 1 .*the score is 'nan'; a number"),
+        ("s.jsonl", '{"text": "a", "score": true}\n', "line 1 .*the score is True; a number"),
+        ("s.jsonl", '{"text": "a", "score": "1_000"}\n', "line 1 .*the score is '1_000'; a number"),
+        (
+            "s.jsonl",
+            '{"text": "a", "label": 1}\n{"text": "b", "label": ["x", "y"]}\n',
+            "line 2 .*the label is .'x', 'y'.; a",
+        ),
+        ("s.jsonl", '{"text": "a", "label": {"x": 1}}\n', "line 1 .*the label is {'x': 1}; a text or a finite number"),
         ("s.jsonl", f'{{"text": "a", "score": 1{"0" * 400}}}\n', "line 1 .*a number is needed, and a finite one"),
         ("s.parquet", "PAR1", "not a Parquet file"),
         ("s.jsonl", '{"text": "a", "label": 1.5}\n{"text": "b", "label": "x"}\n', "one is 'x'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -168,19 +169,24 @@ def _row(
 def _score(value: Any) -> float:
     """Not NaN or infinite, with which no loss and no correlation can be computed."""
     try:
-        score = float(value)
+        score = number_of(value) if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError):
-        score = math.nan
-    if not math.isfinite(score):
+        score = None
+    if score is None or isinstance(value, bool) or not math.isfinite(score):
         raise ValueError(f"the score is {value!r}; a number is needed, and a finite one")
     return score
 
 
 def _label(value: Any) -> Any:
-    """As it is in the file: whether numbers are scores only all rows tell."""
+    """As it is in the file, but Parquet's decimals as whole numbers and floats: whether these are scores only all rows
+    tell."""
     if value is None or (isinstance(value, str) and not value.strip()):
         missing = "null" if value is None else "empty"
         raise ValueError(f"the label is missing ({missing}); leave out rows without one")
+    if isinstance(value, (list, dict, bytes)):
+        raise TypeError(f"the label is {value!r}; a text or a finite number is needed, one a row")
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, (int, float)):
         try:
             finite = math.isfinite(value)
@@ -202,8 +208,8 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 def _labelled(name: str, rows: list[Labelled], cells: bool) -> tuple[str, list[Labelled]]:
     """Scores when a label is a number with a fraction, else classes, as text. ``cells``: of files that hold nothing but
-    texts, what is written as a number is one."""
-    golds: list[Any] = [row.gold for row in rows]
+    texts, what is written as a number is one, and white space around it is none of it."""
+    golds: list[Any] = [str(row.gold).strip() if cells else row.gold for row in rows]
     numbers = [_number(gold, cells) for gold in golds]
     fraction = next((i for i, one in enumerate(numbers) if isinstance(one, float) and not one.is_integer()), None)
     if fraction is None:
