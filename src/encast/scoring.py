@@ -17,7 +17,7 @@ from encast.tasks.embed import similarities, similarity_of
 from encast.tasks.session import need_finite
 from encast.tasks.tag import label_words
 
-__all__ = ["METRICS", "PRIMARY", "Scored", "compare", "metrics_of", "need_bio", "score"]
+__all__ = ["METRICS", "PRIMARY", "Scored", "compare", "metrics_of", "need_bio", "need_measurable", "score"]
 
 METRICS = {
     "classes": ("accuracy", "f1", "f1_macro", "mcc"),
@@ -80,6 +80,7 @@ def score(
         raise InputError(
             f"null_threshold is {null_threshold}, {data.name} holds {data.kind}; it is for questions alone"
         )
+    need_measurable(data, engine.task)
     options = {} if null_threshold is None else {"null_threshold": null_threshold}
     found, outputs = scorer(engine, data, progress, **options)
     undefined = [name for name, value in found.items() if not np.isfinite(value)]
@@ -125,8 +126,6 @@ def _correlations(predicted: np.ndarray[Any, Any], gold: list[float]) -> dict[st
 def _embed_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
     vectors, likeness = [], []
     for block in _blocks(data.rows, progress):
-        if any(isinstance(row.text, str) for row in block):
-            raise InputError(f"{data.name} scores single texts; embeddings are measured on pairs of texts")
         both = engine.embed([text for row in block for text in row.text])
         vectors.append(both)
         for i in range(0, len(both), 2):
@@ -140,8 +139,6 @@ def _retrieval_scores(engine: Engine, data: Dataset, progress: Progress) -> Foun
     relevant: dict[str, list[int]] = {}
     for row in data.rows:
         relevant.setdefault(row.anchor, []).append(documents[row.positive])
-    if len(documents) < 2:
-        raise InputError(f"{data.name} has a single positive, which every anchor finds; take more rows")
     texts = [*relevant, *documents]
     blocks = _blocks(texts, lambda done: progress(done * len(data.rows) // len(texts)))
     vectors = need_finite(np.concatenate([engine.embed(list(block)) for block in blocks]))
@@ -233,8 +230,17 @@ def need_bio(data: Dataset) -> None:
                 )
 
 
+def need_measurable(data: Dataset, task: str) -> None:
+    """Raises ``InputError`` for rows on which an artifact for ``task`` cannot be measured, whatever it answers."""
+    if data.kind == "entities":
+        need_bio(data)
+    if data.kind == "pairs" and len({row.positive for row in data.rows}) < 2:
+        raise InputError(f"{data.name} has a single positive, which every anchor finds; take more rows")
+    if (data.kind, task) == ("scores", "embed") and any(isinstance(row.text, str) for row in data.rows):
+        raise InputError(f"{data.name} scores single texts; embeddings are measured on pairs of texts")
+
+
 def _tag_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
-    need_bio(data)
     predicted: list[list[str]] = []
     for block in _blocks(data.rows, progress):
         predicted += engine.drive(label_words(engine.session, [row.words for row in block]))

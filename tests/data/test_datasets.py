@@ -389,6 +389,12 @@ def test_only_the_named_columns_count(tmp_path: Path) -> None:
         ("s.jsonl", '{"words": ["a"], "labels": []}\n', "line 1"),
         ("s.jsonl", '{"anchor": "a", "positive": ["b"]}\n', r"line 1 does not fit \(\['b'\] is no text"),
         ("s.jsonl", '{"anchor": "a", "positive": "b"}\n{"text": "a", "label": 1}\n', "holds labels, the .* pairs"),
+        (
+            "s.jsonl",
+            '{"text": "a", "pair": "b", "label": "x"}\n{"text": "a", "label": "y"}\n',
+            "line 2 holds a single text, the lines before pairs; keep one form a file",
+        ),
+        ("s.jsonl", '{"text": "a", "score": 1}\n{"text": "a", "pair": "b", "score": 2}\n', "line 2 holds a pair, the"),
         ("s.jsonl", '{"text": "a", "label": 1}\n{"words": ["a"], "labels": ["O"]}\n', "one kind"),
     ],
 )

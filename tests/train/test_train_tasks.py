@@ -337,6 +337,42 @@ def test_a_class_that_no_training_row_has(tmp_path: Path, encoder: Path, write_r
     assert not (tmp_path / "out").exists()
 
 
+PAIRS: Rows = [{"text": text, "pair": "of", "label": label} for text, label in (("the", "x"), ("in", "y"))]
+SCORES: Rows = [{"text": text, "pair": "of", "score": score} for text, score in (("the", 0.0), ("in", 1.0))]
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "dev", "said"),
+    [
+        ("classify", PAIRS, [{"text": "the", "label": "x"}], r"train\.jsonl has pairs, .*dev\.jsonl single texts"),
+        (
+            "classify",
+            [{"text": "the", "score": 1.0}, {"text": "of", "score": 2.0}],
+            SCORES,
+            r"single texts, .*l pairs;",
+        ),
+        (
+            "embed",
+            SCORES,
+            [{"text": "the", "score": 0.0}, {"text": "in", "score": 1.0}],
+            r"has pairs, .*dev\.jsonl single texts",
+        ),
+        (
+            "embed",
+            [{"anchor": "the", "positive": "of"}, {"anchor": "in", "positive": "is"}],
+            [{"anchor": "the", "positive": "of"}, {"anchor": "in", "positive": "of"}],
+            r"dev\.jsonl has a single positive",
+        ),
+    ],
+)
+def test_dev_rows_that_cannot_be_measured_are_refused_first(
+    tmp_path: Path, encoder: Path, write_rows: Callable[..., Path], task: str, rows: Rows, dev: Rows, said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        train(encoder, write_rows("data", rows, dev), tmp_path / "out", task)
+    assert not (tmp_path / "out").exists()
+
+
 def test_classes_that_differ_in_case_alone(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]) -> None:
     def cased(count: int, seed: int) -> Rows:
         return [{**row, "label": "Good" if row["label"] == "early" else "good"} for row in classes(count, seed)]

@@ -13,7 +13,7 @@ from encast.compress.teacher import check_teacher
 from encast.data.datasets import Labelled
 from encast.errors import InputError
 from encast.importers import Checkpoint
-from encast.scoring import METRICS, metrics_of, need_bio
+from encast.scoring import METRICS, metrics_of, need_bio, need_measurable
 from encast.sparsity import product_weights
 
 __all__ = ["check_run"]
@@ -46,6 +46,10 @@ def _check_data(context: Context) -> None:
         return
     if dev.kind != train.kind:
         raise InputError(f"{train.name} holds {train.kind}, {dev.name} {dev.kind}; give two sets of one kind")
+    first, judged = train.rows[0], dev.rows[0]
+    if isinstance(first, Labelled) and type(first.text) is not type(judged.text):
+        form = ("single texts", "pairs") if isinstance(first.text, str) else ("pairs", "single texts")
+        raise InputError(f"{train.name} has {form[0]}, {dev.name} {form[1]}; give rows of the same form")
     if train.kind == "classes":
         known = {str(row.gold) for row in train.rows}
         strange = next((row.gold for row in dev.rows if str(row.gold) not in known), None)
@@ -54,12 +58,11 @@ def _check_data(context: Context) -> None:
                 f"{dev.name} has the class {strange!r}, of which {train.name} has no row; its classes are "
                 f"{', '.join(sorted(known)[:20])}"
             )
-    if dev.kind == "entities":
-        need_bio(dev)
-        if all(label == "O" for row in dev.rows for label in row.labels):
-            raise InputError(f"{dev.name} has no entity, all its labels are O; give a dev set that has some")
+    if dev.kind == "entities" and all(label == "O" for row in dev.rows for label in row.labels):
+        raise InputError(f"{dev.name} has no entity, all its labels are O; give a dev set that has some")
     if dev.kind == "scores" and len({row.gold for row in dev.rows}) < 2:
         raise InputError(f"{dev.name} has {len(dev.rows)} rows of one score; a correlation needs two scores at least")
+    need_measurable(dev, context.task)
 
 
 def _check_unlabelled(recipe: Recipe, context: Context) -> None:

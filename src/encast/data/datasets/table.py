@@ -76,6 +76,9 @@ def read_table(path: Path, format: str, columns: Mapping[str, str]) -> Dataset:
         kind = kind or own
         if own != kind:
             raise InputError(f"{where} holds {own}, the {unit}s before {kind}; keep one kind a file")
+        if rows and isinstance(made, Labelled) and type(made.text) is not type(rows[0].text):
+            form = ("a single text", "pairs") if isinstance(made.text, str) else ("a pair", "single texts")
+            raise InputError(f"{where} holds {form[0]}, the {unit}s before {form[1]}; keep one form a file")
         if isinstance(made, Question):
             if made.id in ids:
                 raise InputError(f"{where} has the id {made.id!r} of a row before; give every question its own")
