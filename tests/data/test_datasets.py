@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from encast.data.datasets import Labelled, Pair, Question, Sentence, file_of, open_dataset
+from encast.data.texts import read_texts
 from encast.errors import InputError
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -246,6 +247,17 @@ def test_rows_of_jsonl_and_parquet(
     assert (data.kind, data.rows) == (kind, [row])
 
 
+def test_both_halves_of_a_character_are_one(tmp_path: Path) -> None:
+    data = open_dataset(_file(tmp_path, "s.jsonl", '{"text": "\\ud83d\\udc31", "label": 1}\n'))
+    assert data.rows == [Labelled("\U0001f431", "1")]
+
+
+def test_texts_without_labels_hold_no_lone_surrogate(tmp_path: Path) -> None:
+    path = _file(tmp_path, "s.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n')
+    with pytest.raises(InputError, match=r"s\.jsonl: row 2: 'text': .* lone surrogate .* at character 0"):
+        list(read_texts(path, ["text"]))
+
+
 def test_csv(tmp_path: Path) -> None:
     data = open_dataset(_file(tmp_path, "s.csv.gz", 'text,label\n"a, ""b""",1\nc,0\n'))
     assert (data.kind, data.rows) == ("classes", [Labelled('a, "b"', "1"), Labelled("c", "0")])
@@ -334,6 +346,14 @@ def test_only_the_named_columns_count(tmp_path: Path) -> None:
         ("s.tsv", "sentence\tscore\na\t-inf\n", "line 2 .*the score is '-inf'; a number"),
         ("s.jsonl", '{"text": "a", "score": 1}\n{"text": "a", "score": 1e999}\n', "line 2 .*the score is inf"),
         ("s.jsonl", '{"text": "a", "score": "nan"}\n', "line 1 .*the score is 'nan'; a number"),
+        (
+            "s.jsonl",
+            '{"text": "a", "label": 1}\n{"text": "b\\ud83d", "label": 1}\n',
+            "line 2 .*lone surrogate .* at character 1",
+        ),
+        ("s.jsonl", '{"text": "a", "label": "\\ud800"}\n', "line 1 .*lone surrogate .* at character 0"),
+        ("s.jsonl", '{"words": ["a", "\\udc00"], "labels": ["O", "O"]}\n', "line 1 .*lone surrogate"),
+        ("s.json", _squad("c \ud800", {"text": "c"}), "lone surrogate .* at character 2"),
         ("s.jsonl", '{"text": "a", "score": true}\n', "line 1 .*the score is True; a number"),
         ("s.jsonl", '{"text": "a", "score": "1_000"}\n', "line 1 .*the score is '1_000'; a number"),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
+from encast.data.datasets.base import text_of
 from encast.data.readers import open_rows
 from encast.data.rows import BadRow
 from encast.errors import InputError
@@ -23,7 +24,11 @@ def read_texts(
                 raise InputError(f"{path}: row {row.number}: {row.reason}; correct or drop it")
             values = [row.values[column] for column in columns]
             for column, value in zip(columns, values, strict=True):
-                if not isinstance(value, str):
-                    raise InputError(f"{path}: row {row.number}: {column!r} is no text; name another column")
+                try:
+                    text_of(value)
+                except TypeError:
+                    raise InputError(f"{path}: row {row.number}: {column!r} is no text; name another column") from None
+                except ValueError as error:
+                    raise InputError(f"{path}: row {row.number}: {column!r}: {error}") from None
             first, *second = map(str, values)
             yield (first, second[0]) if second else first

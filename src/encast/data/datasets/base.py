@@ -79,9 +79,16 @@ class Dataset:
 
 
 def text_of(value: object) -> str:
-    """The value, if it is a text; else raises ``TypeError``."""
+    """The value, if it is a text; else raises ``TypeError``, and ``ValueError`` for one that no UTF-8 can hold."""
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"a text holds a lone surrogate (U+{ord(value[error.start]):04X}) at character {error.start}, which is no "
+            "Unicode; write characters beyond U+FFFF with both halves, or drop it"
+        ) from None
     return value
 
 

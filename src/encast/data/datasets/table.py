@@ -186,6 +186,8 @@ def _label(value: Any) -> Any:
     if value is None or (isinstance(value, str) and not value.strip()):
         missing = "null" if value is None else "empty"
         raise ValueError(f"the label is missing ({missing}); leave out rows without one")
+    if isinstance(value, str):
+        return text_of(value)
     if isinstance(value, (list, dict, bytes)):
         raise TypeError(f"the label is {value!r}; a text or a finite number is needed, one a row")
     if isinstance(value, Decimal):
