@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 from decimal import Decimal
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from encast.data.datasets import Labelled, Pair, Question, Sentence, file_of, open_dataset
+from encast.data.source import Source
 from encast.data.texts import read_texts
 from encast.errors import InputError
 
@@ -181,6 +183,32 @@ def test_conll(tmp_path: Path) -> None:
         Sentence(("John", "lives"), ("B-per", "O")),
         Sentence(("Paris",), ("B-loc",)),
     ]
+
+
+@pytest.mark.parametrize("end", ["\r", "\n", "\r\n", "\r\r\n"])
+def test_line_ends_of_any_machine(tmp_path: Path, end: str) -> None:
+    words = end.join(["foo\tB-X", "a O", "", "bar\tO", ""])
+    assert open_dataset(_file(tmp_path, "s.conll", words)).rows == [
+        Sentence(("foo", "a"), ("B-X", "O")),
+        Sentence(("bar",), ("O",)),
+    ]
+    table = end.join(["sentence\tlabel", "a\tx", "b\ty", ""])
+    assert open_dataset(_file(tmp_path, "s.tsv", table)).rows == [Labelled("a", "x"), Labelled("b", "y")]
+
+
+def test_a_carriage_return_in_a_cell_ends_no_line_where_others_do(tmp_path: Path) -> None:
+    data = open_dataset(_file(tmp_path, "s.tsv", "sentence\tlabel\na\rb\tx\n"))
+    assert data.rows == [Labelled("a\rb", "x")]
+
+
+@pytest.mark.parametrize("text", ["text,label\na,x\n", "text,label\na\n"])
+def test_files_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    closed: list[bool] = []
+    close = Source.close
+    monkeypatch.setattr(Source, "close", lambda source: (closed.append(True), close(source))[1])
+    with contextlib.suppress(InputError):
+        open_dataset(_file(tmp_path, "s.csv", text))
+    assert closed
 
 
 @pytest.mark.parametrize(
@@ -403,6 +431,8 @@ def test_only_the_named_columns_count(tmp_path: Path) -> None:
         ),
         ("s.conll", "word\n", "line 1"),
         ("s.conll", "a\tO\nb\t\n", "line 2"),
+        ("s.conll", "a\tO\n\tO\n", "line 2 .* a word, a tab and its label are needed"),
+        ("s.conll", "a\tO\n\u00a0\tB-X\n", "line 2 .* a word, a tab and its label are needed"),
         ("s.jsonl", '{"text": "a", "label": 1}\n{"text": 2, "label": 1}\n', "line 2"),
         ("s.jsonl", '{"text": "a"}\n', "line 1"),
         ("s.jsonl", "[]\n", "line 1"),

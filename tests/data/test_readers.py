@@ -153,6 +153,7 @@ def test_csv_records_are_bounded() -> None:
         (b"id,other\n1,2\n", "no column 'text'; the columns are 'id', 'other'"),
         (b"text,text\n1,2\n", "twice"),
         (b'"text\n', "header"),
+        (b'id,text\r1,"a\rb"\r2,c\r', "the header line holds CR, .* convert the file"),
     ],
 )
 def test_a_csv_header_that_does_not_fit_ends_it(tmp_path: Path, data: bytes, message: str) -> None:

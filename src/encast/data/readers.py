@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ __all__ = ["FORMATS", "CsvReader", "JsonlReader", "RowReader", "TextReader", "fo
 
 R = TypeVar("R", Line, CsvRecord)
 
+_QUOTED, _INNER_CR = re.compile(rb'"[^"]*"'), re.compile(rb"\r(?=[^\r\n])")
 _BATCH_ROWS = 1024
 """Of Parquet, unpacked at once."""
 
@@ -181,6 +183,11 @@ class CsvReader(_LineReader[CsvRecord]):
 
     def _names(self, head: CsvRecord) -> list[str]:
         names = [field.decode("utf-8", "backslashreplace") for field in head.fields]
+        if _INNER_CR.search(_QUOTED.sub(b"", head.raw)):
+            raise InputError(
+                f"{self._source.name}: the header line holds CR, with which lines of old Macs end; LF and CRLF are "
+                "line ends here: convert the file"
+            )
         if head.reason:
             raise InputError(f"{self._source.name}: the header line cannot be read: {head.reason}")
         need_columns(self._source.name, self._columns, names)

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import re
+
 from encast.data.datasets.base import Dataset, Sentence
 from encast.errors import InputError
 
 __all__ = ["read_conll"]
 
+_LINE_END = re.compile(r"\r*\n|\r")
+
 
 def read_conll(name: str, text: str) -> Dataset:
     """The first column is the word, the last its BIO label; tabs separate them, or else white space.
 
-    ``-DOCSTART-`` lines are passed over. Raises ``InputError`` naming the line that has no label.
+    Lines end with LF, CRLF or CR. ``-DOCSTART-`` lines are passed over. Raises ``InputError`` naming the line that has
+    no word or no label.
     """
     rows: list[Sentence] = []
     words: list[str] = []
     labels: list[str] = []
-    for number, line in enumerate([*text.split("\n"), ""], 1):
+    for number, line in enumerate([*_LINE_END.split(text), ""], 1):
         fields = [field.strip() for field in line.split("\t")] if "\t" in line else line.split()
         if not any(fields) or fields[0] == "-DOCSTART-":
             if words:
                 rows.append(Sentence(tuple(words), tuple(labels)))
             words, labels = [], []
             continue
-        if len(fields) < 2 or not fields[-1]:
+        if len(fields) < 2 or not (fields[0] and fields[-1]):
             raise InputError(f"{name}: line {number} is {line!r}; a word, a tab and its label are needed")
         words.append(fields[0])
         labels.append(fields[-1])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -62,41 +63,43 @@ def read_table(path: Path, format: str, columns: Mapping[str, str]) -> Dataset:
     kind, ids = "", set()
     rows: list[Any] = []
     unit = "row" if format == "parquet" else "line"
-    for row in _tsv_rows(path) if format == "tsv" else open_rows(path, [], format):
-        where = f"{path}: {unit} {row.number}"
-        if isinstance(row, BadRow):
-            raise InputError(f"{where}: {row.reason}; mend the {unit}")
-        try:
-            own, made = _row(row.values, columns, len(rows))
-        except KeyError as error:
-            present = ", ".join(map(repr, row.values))
-            raise InputError(f"{where} has no {error}; its columns are {present}: {_NEEDED}; {_OPTIONS}") from None
-        except (ValueError, TypeError) as error:
-            raise InputError(f"{where} does not fit ({error}); {_NEEDED}") from None
-        kind = kind or own
-        if own != kind:
-            raise InputError(f"{where} holds {own}, the {unit}s before {kind}; keep one kind a file")
-        if rows and isinstance(made, Labelled) and type(made.text) is not type(rows[0].text):
-            form = ("a single text", "pairs") if isinstance(made.text, str) else ("a pair", "single texts")
-            raise InputError(f"{where} holds {form[0]}, the {unit}s before {form[1]}; keep one form a file")
-        if isinstance(made, Question):
-            if made.id in ids:
-                raise InputError(f"{where} has the id {made.id!r} of a row before; give every question its own")
-            ids.add(made.id)
-            check_starts(where, made)
-        rows.append(made)
+    with closing(_tsv_rows(path) if format == "tsv" else open_rows(path, [], format)) as source:
+        for row in source:
+            where = f"{path}: {unit} {row.number}"
+            if isinstance(row, BadRow):
+                raise InputError(f"{where}: {row.reason}; mend the {unit}")
+            try:
+                own, made = _row(row.values, columns, len(rows))
+            except KeyError as error:
+                present = ", ".join(map(repr, row.values))
+                raise InputError(f"{where} has no {error}; its columns are {present}: {_NEEDED}; {_OPTIONS}") from None
+            except (ValueError, TypeError) as error:
+                raise InputError(f"{where} does not fit ({error}); {_NEEDED}") from None
+            kind = kind or own
+            if own != kind:
+                raise InputError(f"{where} holds {own}, the {unit}s before {kind}; keep one kind a file")
+            if rows and isinstance(made, Labelled) and type(made.text) is not type(rows[0].text):
+                form = ("a single text", "pairs") if isinstance(made.text, str) else ("a pair", "single texts")
+                raise InputError(f"{where} holds {form[0]}, the {unit}s before {form[1]}; keep one form a file")
+            if isinstance(made, Question):
+                if made.id in ids:
+                    raise InputError(f"{where} has the id {made.id!r} of a row before; give every question its own")
+                ids.add(made.id)
+                check_starts(where, made)
+            rows.append(made)
     if kind == "labels":
         kind, rows = _labelled(str(path), rows, format in ("csv", "tsv"))
     return Dataset(str(path), kind or "classes", rows)
 
 
-def _tsv_rows(path: Path) -> Iterable[Row]:
-    """A header line, then a row a line; a double quote is an ordinary character.
+def _tsv_rows(path: Path) -> Generator[Row]:
+    """A header line, then a row a line; a double quote is an ordinary character. CR ends lines where there is no LF.
 
     CoLA has no header. Of QQP, whose published train set has questions with line ends in them, lines with too few
     fields are passed over with a ``UserWarning`` that numbers them.
     """
-    lines = open_text(path).split("\n")
+    text = open_text(path)
+    lines = text.split("\n" if "\n" in text else "\r")
     header, first = lines[0].rstrip("\r").split("\t"), 1
     if len(header) == len(_COLA) and header[1] in ("0", "1") and header[2] in ("", "*"):
         header, first = _COLA, 0
