@@ -170,6 +170,21 @@ def test_words(tmp_path: Path, encoder: Path) -> None:
     np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 
+def test_the_first_token_of_a_word_learns_its_label(encoder: Path) -> None:
+    """Also where the normaliser drops the word's first character, as ``label_words`` reads it."""
+    rows = [
+        Sentence(("\u200bthe", "47", "\u00adof", "", "\u200b", "the"), ("B-x", "B-y", "I-y", "B-x", "B-x", "O")),
+        Sentence(("the",) * 20, ("B-x", *("O",) * 19)),
+    ]
+    data = Dataset("here", "entities", rows)
+    task = find_task("tag", data)(data, 16, None)
+    learned = [
+        [None if target == -100 else task.labels[target] for target in example.target]
+        for example in task.examples(rows, open_tokenizer(open_checkpoint(encoder), 16))
+    ]
+    assert learned == [[None, "B-x", "B-y", None, "I-y", "O", None], [None, "B-x", *["O"] * 13, None]]
+
+
 def spans(count: int, seed: int, words: int, unanswered: float = 0.0) -> Rows:
     """Where is the word of two tokens? In contexts of more than one window."""
     generator = random.Random(seed)

@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812, its usual name
 from encast.compress.batches import Example
 from encast.data.datasets import Dataset
 from encast.errors import InputError
+from encast.tasks.tag import text_tokens, word_tokens
 from encast.tasks.tokenize import Encoding, Tokenizer
 
 __all__ = ["TrainTask", "find_task"]
@@ -190,16 +191,14 @@ class Tag(TrainTask):
 
     def examples(self, rows: Sequence[Any], tokenizer: Tokenizer, prompt: str = "") -> Iterable[Example]:
         index = {label: number for number, label in enumerate(self.labels)}
-        for row, encoding in zip(rows, _encode([" ".join(row.words) for row in rows], tokenizer, True), strict=True):
-            begins, at = {}, 0
-            for word, label in zip(row.words, row.labels, strict=True):
-                begins[at] = index[label]
-                at += len(word) + 1
+        texts = [" ".join(row.words) for row in rows]
+        for row, text, encoding in zip(rows, texts, _encode(texts, tokenizer, True), strict=True):
+            tokens = list(text_tokens(encoding, text))
+            firsts = word_tokens(row.words, [(start, end) for _, _, start, end in tokens])
             target = np.full(len(encoding.ids), IGNORED, np.int64)
-            for token, (word_id, (start, end)) in enumerate(zip(encoding.word_ids, encoding.offsets, strict=True)):
-                if word_id is not None and end > start:
-                    text_start = start + (start not in begins and start + 1 in begins and end > start + 1)
-                    target[token] = begins.get(text_start, IGNORED)
+            for first, label in zip(firsts, row.labels, strict=True):
+                if first is not None and target[place := tokens[first][0]] == IGNORED:
+                    target[place] = index[label]
             yield _example([encoding], target)
 
     def targets(self, targets: Sequence[Any], length: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from encast.tasks.session import F32, Run, Session, Steps, need_finite
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import Encoding, OnLong
 
-__all__ = ["Entity", "Tagging", "TokenLabel", "label_words", "tag"]
+__all__ = ["Entity", "Tagging", "TokenLabel", "label_words", "tag", "text_tokens", "word_tokens"]
 
 
 @dataclass(frozen=True)
@@ -111,16 +111,35 @@ def label_words(session: Session, sentences: Sequence[Sequence[str]]) -> Steps[l
     labelled: list[list[str]] = []
     taggings = yield from tag(session, [" ".join(words) for words in sentences])
     for words, tagging in zip(sentences, taggings, strict=True):
-        labels, begin, at = [], 0, 0
-        for word in words:
-            end = begin + len(word)
-            while at < len(tagging.tokens) and tagging.tokens[at].end <= begin:
-                at += 1
-            inside = at < len(tagging.tokens) and tagging.tokens[at].start < end
-            labels.append(tagging.tokens[at].label if inside else "O")
-            begin = end + 1
-        labelled.append(labels)
+        found = word_tokens(words, [(token.start, token.end) for token in tagging.tokens])
+        labelled.append(["O" if place is None else tagging.tokens[place].label for place in found])
     return labelled
+
+
+def word_tokens(words: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[int | None]:
+    """The place of each word's first token; None where it has none (cut off, or nothing that the tokenizer knows).
+
+    ``spans``: the characters of each token, in the words joined by spaces.
+    """
+    found: list[int | None] = []
+    begin = at = 0
+    for word in words:
+        end = begin + len(word)
+        while at < len(spans) and spans[at][1] <= begin:
+            at += 1
+        found.append(at if at < len(spans) and spans[at][0] < end else None)
+        begin = end + 1
+    return found
+
+
+def text_tokens(encoding: Encoding, text: str) -> Iterator[tuple[int, int, int, int]]:
+    """Of every token that is no special one its place, its word's number and its characters ``text[start:end]``."""
+    for place, (word, (start, end)) in enumerate(zip(encoding.word_ids, encoding.offsets, strict=True)):
+        if word is None:  # a special token
+            continue
+        while start < end and text[start].isspace():
+            start += 1  # some tokenizers count the space before a word to the word
+        yield place, word, start, end
 
 
 def _split_label(label: str) -> tuple[str, str]:
@@ -130,12 +149,9 @@ def _split_label(label: str) -> tuple[str, str]:
 
 def _label_tokens(encoding: Encoding, logits: F32, names: list[str], text: str) -> list[TokenLabel]:
     tokens = []
-    for word, (start, end), row in zip(encoding.word_ids, encoding.offsets, logits.astype(np.float64), strict=True):
-        if word is None:  # a special token
-            continue
-        while start < end and text[start].isspace():
-            start += 1  # some tokenizers count the space before a word to the word
-        scores = softmax(row)
+    rows = logits.astype(np.float64)
+    for place, word, start, end in text_tokens(encoding, text):
+        scores = softmax(rows[place])
         best = int(np.argmax(scores))
         tokens.append(TokenLabel(names[best], float(scores[best]), start, end, word))
     return tokens
