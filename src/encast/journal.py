@@ -43,11 +43,12 @@ class Journal:
             raise self._unusable(error) from None
         held.callback(self._file.close)
         head = _line({"key": dict(key)})
-        if not self._file.whole and head.startswith(self._file.found):
-            # New, or of a search that was killed before its first line was out.
+        if head.startswith(self._file.found):
+            # New, or of a search that was killed before it measured anything.
             try:
-                self._file.cut()
-                self._file.append(head)
+                if self._file.found != head:
+                    self._file.cut()
+                    self._file.append(head)
             except OSError as error:
                 self.remove()
                 raise self._unusable(error) from None

@@ -125,6 +125,9 @@ def test_an_interrupted_search_goes_on(
     assert "score bf16" not in err, "the journal has it"
     assert "int8 but 1 bf16" in out
     assert not (tmp_path / "model.encast.journal").exists()
+    code, again, err = run(*options, "--resume")
+    assert (code, err) == (0, "encast: the search is done: model.encast has what it found\n")
+    assert again.split("; found in")[0] == out.split("; found in")[0]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +140,6 @@ def test_an_interrupted_search_goes_on(
         (["--max-drop", "0.1", "--data", "PAIRS", "--keep", "*=f32"], "--keep was given: the search of --max-drop"),
         (["--max-drop", "0.1", "--data", "PAIRS", "--calibrate", "t.txt"], "--calibrate was given: the search of"),
         (["--max-drop", "0.1", "--data", "PAIRS", "--strict"], "--strict was given: the search of --max-drop"),
-        (["--max-drop", "0.1", "--data", "PAIRS", "--resume"], "does not exist, so there is nothing to resume"),
         (["--max-drop", "0.1", "--data", "PAIRS", "--sparse", "some"], "sparse is 'some'"),
         (["--data", "PAIRS"], "--data was given: it is for a search with --max-drop"),
         (["--score-column", "score"], "--score-column was given: it is for a search with --max-drop"),

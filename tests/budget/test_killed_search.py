@@ -23,10 +23,10 @@ KILLS = 20
 
 
 def search(made: Path, data: Dataset, out: Path, **options: Any) -> Found:
-    """On a machine whose speeds are always the same."""
+    """On a machine whose speeds are always the same; what was ended goes on."""
     workshop.race = outliers.times_by_size
     journal = out.with_name(out.name + ".journal")
-    return find(made, data, out=out, journal=journal, max_drop=0.03, resume=journal.exists(), **options)
+    return find(made, data, out=out, journal=journal, **{"max_drop": 0.03, "resume": True, **options})
 
 
 def search_in_child(made: Path, data: Dataset, out: Path, result: Path, cores: set[int]) -> None:
@@ -152,6 +152,71 @@ class TestInterrupted:
         found = search(*model, out)
         assert found.chosen.plan.wide == (("encoder.layer.0.output.dense", "bf16"),)
         artifact.open(out).verify()
+
+
+class TestWithoutJournal:
+    """What --resume does before a search has one, and after its end."""
+
+    @pytest.fixture
+    def said(self) -> list[str]:
+        return []
+
+    @pytest.fixture
+    def say(self, said: list[str]) -> Any:
+        return lambda step, done, total: said.append(step)
+
+    def test_it_begins_anew(self, model: tuple[Path, Dataset], tmp_path: Path, said: list[str], say: Any) -> None:
+        out = tmp_path / "m.encast"
+        with pytest.raises(KeyboardInterrupt):
+            search(*model, out, progress=_interrupt)
+        assert not list(tmp_path.iterdir())
+        found = search(*model, out, progress=say)
+        assert said[:2] == ["m.encast.journal does not exist: the search begins anew", "score f32"]
+        assert found.chosen.plan.wide == (("encoder.layer.0.output.dense", "bf16"),)
+
+    def test_a_search_that_is_done_gives_its_result(
+        self, model: tuple[Path, Dataset], tmp_path: Path, said: list[str], say: Any
+    ) -> None:
+        out = tmp_path / "m.encast"
+        found = search(*model, out)
+        card = (out / "card.json").read_bytes()
+        assert search(*model, out, progress=say) == found
+        assert said == ["the search is done: m.encast has what it found"]
+        assert (out / "card.json").read_bytes() == card
+        assert [path.name for path in tmp_path.iterdir()] == ["m.encast"]
+        nothing = search(*model, tmp_path / "0.encast", max_drop=0.0)
+        assert nothing.missed is not None
+        assert search(*model, tmp_path / "0.encast", max_drop=0.0) == nothing
+
+    @pytest.mark.parametrize("other", ["another budget", "compiled", "damaged"])
+    def test_an_artifact_of_something_else_stays(self, model: tuple[Path, Dataset], tmp_path: Path, other: str) -> None:
+        out = tmp_path / "m.encast"
+        if other == "compiled":
+            workshop.compile(model[0], out, dtype="bf16")
+        else:
+            search(*model, out, max_drop=0.03 if other == "damaged" else 0.5)
+        if other == "damaged":
+            (out / "weights.safetensors").write_bytes(b"")
+        before = {path.name: path.read_bytes() for path in out.iterdir()}
+        with pytest.raises(InputError, match=r"journal does not exist, .* not known to be of this search; leave --res"):
+            search(*model, out)
+        assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+        assert [path.name for path in tmp_path.iterdir()] == ["m.encast"]
+
+    def test_a_search_that_is_to_replace_one_goes_on(self, model: tuple[Path, Dataset], tmp_path: Path) -> None:
+        """Its journal says so, whenever it was ended."""
+        out = tmp_path / "m.encast"
+        workshop.compile(model[0], out, dtype="f32", exact=True)
+        with pytest.raises(KeyboardInterrupt, match="--resume goes on"):
+            search(*model, out, progress=_interrupt, resume=False)
+        with pytest.raises(KeyboardInterrupt, match="--resume goes on"):
+            search(*model, out, progress=_interrupt, resume=False)  # nothing was measured that this would lose
+        assert search(*model, out).chosen.plan.wide == (("encoder.layer.0.output.dense", "bf16"),)
+
+
+def _interrupt(step: str, done: int, total: int | None) -> None:
+    if step == "score f32":
+        raise KeyboardInterrupt
 
 
 def test_a_target_that_became_something_else_loses_no_measurement(model: tuple[Path, Dataset], tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ CARD_TEMPORARY = ".card.json.tmp-"
 MAX_SMALL_FILE = 1 << 28
 """Bytes that graph, tokenizer and card may have; the tokenizers of the largest vocabularies take some 20 MB."""
 
-MUTABLE = ("accuracy", "speed", "verified")
+MUTABLE = ("accuracy", "search", "speed", "verified")
 """The entries that may change after compilation."""
 
 _BLANK = "0" * 16
@@ -89,7 +89,7 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 
 def update_card(folder: str | os.PathLike[str], **entries: Any) -> None:
-    """Sets ``accuracy``, ``speed`` or ``verified`` of an artifact's card, atomically.
+    """Sets entries of an artifact's card that are ``MUTABLE``, atomically.
 
     Raises ``ArtifactError`` for a damaged card, ``InputError`` for another entry and ``ResourceError`` if the
     folder cannot be written; the card is then as it was.

@@ -41,6 +41,7 @@ _CARD: Mapping[str, Check] = {
     "default_prompt": is_text,
     "sizes": _is_sizes,
     "accuracy": _is_table,
+    "search": _is_table,
     "verified": _is_table,
     "splade": _is_table,
     "token_form": is_token_form,

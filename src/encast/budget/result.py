@@ -45,6 +45,11 @@ class Candidate:
             "failed": self.failed,
         }
 
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Candidate:
+        rest = {name: data[name] for name in ("sparse", "metrics", "drop", "within", "speed", "failed")}
+        return Candidate(Plan.from_json(data), **rest)
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -78,6 +83,11 @@ class Missed:
     def to_json(self) -> dict[str, Any]:
         nearest = None if self.nearest is None else self.nearest.to_json()
         return {"nearest": nearest, "over": self.over, "layers": list(self.layers)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Missed:
+        nearest = None if data["nearest"] is None else Candidate.from_json(data["nearest"])
+        return Missed(nearest, data["over"], tuple(data["layers"]))
 
 
 @dataclass(frozen=True)
@@ -114,3 +124,15 @@ class Found:
             "layers": [layer.to_json() for layer in self.layers],
             "missed": None if self.missed is None else self.missed.to_json(),
         }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any], artifact: Path) -> Found:
+        """The inverse of ``to_json``, but for the path."""
+        return Found(
+            artifact,
+            **{name: data[name] for name in ("data", "rows", "task", "metric", "max_drop", "reference")},
+            chosen=Candidate.from_json(data["chosen"]),
+            candidates=tuple(map(Candidate.from_json, data["candidates"])),
+            layers=tuple(Layer(**layer) for layer in data["layers"]),
+            missed=None if data["missed"] is None else Missed.from_json(data["missed"]),
+        )
