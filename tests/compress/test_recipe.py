@@ -97,6 +97,8 @@ def test_recipes_that_come_with_encast(path: Path) -> None:
         ("stages: [&a [*a]]", "one kind of stage"),
         ("stages: !!python/object/apply:os.system [ls]", "not YAML"),
         ("stages: [", "not YAML"),
+        ("stages: [{prune: {sparsity: 0.5, sparsity: 0.8}}]", "the key 'sparsity' stands twice, leave one of them out"),
+        ("stages: [fine-tune]\n'stages': [quantise]", "the key 'stages' stands twice"),
         ("stages: [fine-tune]\nseed: 3", "seed"),
     ],
 )
@@ -110,6 +112,13 @@ def test_a_number_as_people_write_it() -> None:
     (stage,) = parse_recipe("stages: [{fine-tune: {learning-rate: 5e-5}}]", "here").stages
     assert isinstance(stage, FineTune)
     assert stage.learning_rate == 5e-5
+
+
+def test_a_key_may_stand_beside_fields_that_it_replaces() -> None:
+    text = "stages: [{fine-tune: &one {epochs: 1, batch-size: 8}}, {prune: {<<: *one, epochs: 2, sparsity: 0.5}}]"
+    _, stage = parse_recipe(text, "here").stages
+    assert isinstance(stage, Prune)
+    assert (stage.epochs, stage.batch_size) == (2.0, 8)
 
 
 def test_a_file_that_is_not_there_lists_the_recipes() -> None:

@@ -249,7 +249,7 @@ def load_recipe(source: str | os.PathLike[str]) -> Recipe:
 def parse_recipe(text: str, where: str) -> Recipe:
     """The recipe in a text of YAML; ``where`` stands in messages. Raises ``InputError``."""
     try:
-        data = yaml.safe_load(text)
+        data = _Loader(text).get_single_data()
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise InputError(f"{where}: not YAML ({' '.join(str(error).split())[:300]})") from None
     try:
@@ -258,6 +258,22 @@ def parse_recipe(text: str, where: str) -> Recipe:
         raise InputError(f"{where}: {error}; see docs/compression.md for the form of a recipe") from None
     _check(recipe, where)
     return recipe
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """A key that stands twice is an error, as YAML has it; PyYAML takes the last one."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) else key  # others are no keys of a dict
+            if name in seen and name != "<<":
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {name!r} stands twice, leave one of them out", problem_mark=key.start_mark
+                )
+            seen.add(name)
+        return node
 
 
 def _tagged(data: Any) -> Any:
