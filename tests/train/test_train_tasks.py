@@ -20,7 +20,7 @@ from families import FAMILIES
 from small_rows import WORDS, classes, sentences
 
 import encast
-from encast.compress.model import open_tokenizer
+from encast.compress.model import load_model, open_tokenizer
 from encast.compress.pipeline import Result, compress
 from encast.compress.recipe import parse_recipe
 from encast.compress.tasks import find_task
@@ -499,6 +499,15 @@ def test_a_place_inside_of_the_checkpoint(embedder: Path) -> None:
         compress(
             embedder, embedder / "out", task="none", recipe=parse_recipe(RECIPE, "here"), train=data, metric="none"
         )
+
+
+@pytest.mark.parametrize("arch", TRAINABLE)
+def test_dropout_is_that_of_the_stage(tmp_path: Path, arch: str) -> None:
+    source = make_checkpoint(tmp_path / arch, arch, "features", layers=1, hidden=32, heads=2)
+    data = Dataset("here", "classes", [Labelled("the", "a"), Labelled("of", "b")])
+    model = load_model(open_checkpoint(source), find_task("classify", data)(data, 16, None), seed=0, dropout=0.25)
+    shares = {name: one.p for name, one in model.module.named_modules() if isinstance(one, torch.nn.Dropout)}
+    assert shares == dict.fromkeys(shares, 0.25)
 
 
 def test_a_loss_that_is_not_finite(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]) -> None:

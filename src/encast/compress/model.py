@@ -48,7 +48,7 @@ _TOKENIZER_FILES = (
 _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 _DROPOUTS = (
     "hidden_dropout_prob", "dropout", "classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout",
-    "qa_dropout", "summary_last_dropout",
+    "qa_dropout", "summary_last_dropout", "embedding_dropout", "mlp_dropout", "pooler_dropout",
 )  # fmt: skip
 LAYER = re.compile(r"(?<=\blayer\.)([0-9]+)(?=\.)")
 """The number of a layer in the name of a parameter."""
