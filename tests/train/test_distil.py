@@ -19,11 +19,13 @@ from small_rows import classes
 
 import encast
 from encast.compress.batches import Example
-from encast.compress.model import evenly, load_model
+from encast.compress.model import evenly, load_model, open_tokenizer
 from encast.compress.pipeline import compress, prepare
-from encast.compress.recipe import parse_recipe
+from encast.compress.recipe import Distil, parse_recipe
+from encast.compress.state import StateFolder
 from encast.compress.tasks import TrainTask, find_task
 from encast.compress.teacher import CachedTeacher, OnlineTeacher, cache_answers
+from encast.compress.train import Trainer
 from encast.data.datasets import Dataset, Labelled, Question, Sentence, open_dataset
 from encast.errors import EncastError, InputError
 from encast.importers import open_checkpoint
@@ -276,6 +278,37 @@ def test_a_student_that_diverges(tmp_path: Path, encoder: Path, write_rows: Call
     with pytest.raises(InputError, match="diverged; lower learning-rate"):
         compress(encoder, tmp_path / "out", task="classify", recipe=recipe, train=train, device="cpu")
     assert not (tmp_path / "out" / "2-distil").exists()
+
+
+TERMS = ["hard: 1, soft: 0", "soft: 1", "soft: 0, hidden: 1", "soft: 0, attention: 1", "hard: 2, hidden: 0.5, attention: 1"]
+
+
+@pytest.mark.parametrize("name", ["tag", "classify"])
+def test_parts_of_a_batch_have_the_loss_of_the_whole(tmp_path: Path, encoder: Path, name: str) -> None:
+    """Rows of unlike lengths: the losses are means over rows, labels, or tokens."""
+    lengths = (1, 1, 2, 20, 20, 20)
+    rows: list[Any] = [
+        Sentence(("the",) * n, ("B-x", *["O"] * (n - 1))) if name == "tag" else Labelled("the " * n, "ab"[n % 2])
+        for n in lengths
+    ]
+    checkpoint, data = open_checkpoint(encoder), Dataset("here", ROWS[name][0], rows)
+    task = find_task(name, data)(data, 48, None)
+    examples = list(task.examples(rows, open_tokenizer(checkpoint, 48)))
+    model, other = (load_model(checkpoint, task, seed=seed, dropout=0.0, attention=True) for seed in (0, 3))
+    teacher = OnlineTeacher(other, hidden=True, attention=True)
+
+    def loss(terms: str, accumulate: int) -> float:
+        stage = f"distil: {{teacher: t, batch-size: 6, accumulate: {accumulate}, precision: f32, {terms}}}"
+        (training,) = parse_recipe(f"stages: [{{{stage}}}]", "here").stages
+        assert isinstance(training, Distil)
+        trainer = Trainer(
+            model, training, examples, products=[], state=StateFolder(tmp_path), seed=0, teacher=teacher
+        )  # fmt: skip
+        return trainer._backward(np.arange(6))
+
+    for terms in TERMS:
+        whole = loss(terms, 1)
+        assert [loss(terms, parts) for parts in (2, 6)] == pytest.approx([whole] * 2, rel=1e-4, abs=1e-6), terms
 
 
 @pytest.mark.parametrize("prefixed", [False, True])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Example", "epoch_batches", "lengths_of", "steps_of"]
+__all__ = ["Example", "epoch_batches", "lengths_of", "steps_of", "tokens_of"]
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -34,6 +34,10 @@ class Example:
 def lengths_of(examples: Sequence[Example]) -> Ints:
     """The tokens of the longest sequence of every row, by which batches are made."""
     return np.array([max(map(len, row.ids)) for row in examples], np.int32)
+
+
+def tokens_of(examples: Sequence[Example]) -> int:
+    return sum(one.tokens for one in examples)
 
 
 def steps_of(rows: int, batch_size: int, epochs: float, most: int | None = None) -> int:

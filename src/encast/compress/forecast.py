@@ -15,7 +15,7 @@ import torch
 
 import encast.engine as engines
 from encast.compile import compile
-from encast.compress.batches import Example, epoch_batches, lengths_of, steps_of
+from encast.compress.batches import Example, epoch_batches, lengths_of, steps_of, tokens_of
 from encast.compress.model import load_model
 from encast.compress.recipe import Distil, Prune, Quantise, Recipe, Training
 from encast.compress.scores import SCORES
@@ -71,7 +71,7 @@ def forecast(source: str, recipe: Recipe, context: Context) -> Iterator[Forecast
         task, examples = examples_of(stage, checkpoint, context)
         if context.dev is not None and not dev_tokens:
             # The dev set's rows are about as long as those of the training set.
-            dev_tokens = sum(one.tokens for one in examples) * len(context.dev.rows) // len(context.train.rows)
+            dev_tokens = tokens_of(examples) * len(context.dev.rows) // len(context.train.rows)
         plain = load_model(checkpoint, task, seed=0, dropout=stage.dropout, device=context.device)
         with tempfile.TemporaryDirectory(prefix="encast-") as folder:
             bare = _without_teacher(stage)
@@ -81,11 +81,11 @@ def forecast(source: str, recipe: Recipe, context: Context) -> Iterator[Forecast
             step = _step_seconds(trainer, labelled, stage.batch_size) * _mean_tokens(examples) / _mean_tokens(labelled)
         steps = steps_of(len(examples), stage.batch_size, stage.epochs, stage.max_steps)
         epochs = steps / steps_of(len(examples), stage.batch_size, 1)
-        tokens = round(sum(one.tokens for one in examples) * epochs)
+        tokens = round(tokens_of(examples) * epochs)
         seconds = steps * step
         distil = stage.distil if isinstance(stage, (Prune, Distil)) else None
         if distil is not None:
-            own = sum(one.tokens for one in examples)
+            own = tokens_of(examples)
             if distil.cache and not distil.hidden + distil.attention and context.device == "cpu":
                 key = (distil.teacher, task.max_length, task.stride, len(examples))
                 if key not in answered:
@@ -97,7 +97,7 @@ def forecast(source: str, recipe: Recipe, context: Context) -> Iterator[Forecast
                 seconds *= 4 / 3  # a forward of the teacher is a third of a step's work
         if isinstance(stage, Prune) and SCORES[stage.score].by_outputs:
             names = product_weights(checkpoint, stage.keep, plain.parameters())
-            wanted = min(calibration_tokens(plain, names), sum(one.tokens for one in examples))
+            wanted = min(calibration_tokens(plain, names), tokens_of(examples))
             # Every layer of two models runs once, and twice again in parts.
             seconds += surgery_seconds(plain, names, stage.pattern, wanted) + 5 * wanted / rate
         if context.dev is not None:
@@ -121,7 +121,7 @@ def _without_teacher(stage: Training) -> Training:
 
 
 def _mean_tokens(examples: Sequence[Example]) -> float:
-    return sum(one.tokens for one in examples) / len(examples)
+    return tokens_of(examples) / len(examples)
 
 
 def _step_seconds(trainer: Trainer, examples: Sequence[Example], batch_size: int) -> float:

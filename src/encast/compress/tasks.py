@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812, its usual name
 
-from encast.compress.batches import Example
+from encast.compress.batches import Example, tokens_of
 from encast.data.datasets import Dataset
 from encast.errors import InputError
 from encast.tasks.tag import text_tokens, word_tokens
@@ -51,6 +51,10 @@ class TrainTask(ABC):
 
     def units(self, rows: Sequence[Example]) -> int:
         """What the loss of labels is a mean over."""
+        return len(rows)
+
+    def soft_units(self, rows: Sequence[Example]) -> int:
+        """What ``soft_loss`` is a mean over."""
         return len(rows)
 
     @abstractmethod
@@ -188,6 +192,9 @@ class Tag(TrainTask):
 
     def units(self, rows: Sequence[Example]) -> int:
         return sum(int((row.target != IGNORED).sum()) for row in rows)
+
+    def soft_units(self, rows: Sequence[Example]) -> int:
+        return tokens_of(rows)
 
     def examples(self, rows: Sequence[Any], tokenizer: Tokenizer, prompt: str = "") -> Iterable[Example]:
         index = {label: number for number, label in enumerate(self.labels)}

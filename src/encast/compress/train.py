@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812, its usual name
 
 from encast.compress.attention import AttentionInF32
-from encast.compress.batches import Example, epoch_batches, lengths_of, steps_of
+from encast.compress.batches import Example, epoch_batches, lengths_of, steps_of, tokens_of
 from encast.compress.model import Answers, Model, evenly
 from encast.compress.precision import can_bf16, choose_precision
 from encast.compress.pruner import Lock, Pruner
@@ -30,6 +31,7 @@ __all__ = ["Trained", "Trainer"]
 Tensor = Any
 Evaluate = Callable[[Mapping[str, Tensor]], Mapping[str, float]]
 Progress = Callable[[int, int], None]
+Units = Callable[[Sequence[Example]], int]
 
 SAVE_SECONDS = 120.0
 """Between two states: what a kill costs at most."""
@@ -168,23 +170,21 @@ class Trainer:
         self._zeros.after_step(facts.step, self.steps)
         facts.loss += total
         facts.losses += 1
-        facts.tokens += int(sum(self._examples[row].tokens for row in rows))
+        facts.tokens += tokens_of([self._examples[row] for row in rows])
 
     def _backward(self, rows: np.ndarray[Any, Any]) -> float:
         """Adds the gradient of the batch's mean loss, which is returned."""
         total = 0.0
-        every = self._units(rows)
+        every = [self._examples[row] for row in rows]
         for part in np.array_split(rows, min(self._stage.accumulate, len(rows))):
-            loss = self._loss(part.tolist()) * (self._units(part) / max(every, 1))
+            loss = self._loss(part.tolist(), partial(_share, [self._examples[row] for row in part], every))
             loss.backward()
             total += loss.item()
         return total
 
-    def _units(self, rows: np.ndarray[Any, Any]) -> int:
-        """What the loss of these rows is a mean over, so that the parts of a batch count as the whole would."""
-        return self._model.task.units([self._examples[row] for row in rows]) if self._distil is None else len(rows)
-
-    def _loss(self, rows: Sequence[int]) -> Tensor:
+    def _loss(self, rows: Sequence[int], share: Callable[[Units], float]) -> Tensor:
+        """What these rows add to the loss of their batch. ``share``: of what a loss is a mean over, what is theirs: so
+        the parts of a batch count as the whole would."""
         ids, types, mask = self._collate(rows)
         distil = self._distil
         hidden, attention = (distil.hidden > 0, distil.attention > 0) if distil is not None else (False, False)
@@ -192,15 +192,19 @@ class Trainer:
             own = self._model(ids, types, mask, hidden=hidden, attention=attention)
         answers, task = own.answers.float(), self._model.task
         if distil is None:
-            return task.loss(answers, self._targets(rows, ids.shape[1]))
+            return task.loss(answers, self._targets(rows, ids.shape[1])) * share(task.units)
         assert self._teacher is not None
         other = self._teacher(rows, ids, types, mask)
-        loss = torch.zeros((), device=self._device)
+        loss, of_rows = torch.zeros((), device=self._device), share(len)
         if distil.hard:
-            loss = loss + distil.hard * task.loss(answers, self._targets(rows, ids.shape[1]))
+            weight = distil.hard * (share(task.units) / of_rows)
+            loss = loss + weight * task.loss(answers, self._targets(rows, ids.shape[1]))
         if distil.soft:
-            loss = loss + distil.soft * task.soft_loss(answers, other.answers.float(), mask, distil.temperature)
-        return loss + _inner_loss(distil, own, other, mask) if hidden or attention else loss
+            weight = distil.soft * (share(task.soft_units) / of_rows)
+            loss = loss + weight * task.soft_loss(answers, other.answers.float(), mask, distil.temperature)
+        if hidden or attention:
+            loss = loss + _inner_loss(distil, own, other, mask) * (share(tokens_of) / of_rows)
+        return loss * of_rows
 
     def _targets(self, rows: Sequence[int], length: int) -> Tensor:
         return self._model.task.targets([self._examples[row].target for row in rows], length).to(self._device)
@@ -330,6 +334,10 @@ class Trainer:
         torch.set_rng_state(tensors["random"])
         if "random_cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random_cuda"], self._device)
+
+
+def _share(part: Sequence[Example], whole: Sequence[Example], units: Units) -> float:
+    return units(part) / max(units(whole), 1)
 
 
 def _copy(model: Model) -> dict[str, Tensor]:
