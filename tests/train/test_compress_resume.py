@@ -15,7 +15,7 @@ pytest.importorskip("transformers", reason="make test-train installs torch and t
 
 from small_rows import classes
 
-# Each precision is named: "auto" chooses by time, which may differ between the whole run and the killed one.
+# Each precision is named: "auto" of so small a model is f32.
 RECIPE = """
 stages:
   - fine-tune: {epochs: 2, learning-rate: 3.0e-3, batch-size: 16, evaluations: 2, precision: f32}

@@ -257,7 +257,7 @@ def test_a_model_learns_nothing_of_itself(tmp_path: Path, write_rows: Callable[.
         config={**LABELS, "attention_probs_dropout_prob": 0.5},
     )  # fmt: skip
     data = write_rows("data", classes(16, 1), classes(8, 2))
-    # f32 is named: the teacher runs in f32, and "auto" chooses by time.
+    # f32 is named: the teacher runs in f32.
     stage = "soft: 1, hidden: 1, attention: 1, dropout: 0, epochs: 1, learning-rate: 1.0e-9, precision: f32"
     recipe = parse_recipe(f"stages: [{{distil: {{teacher: {source}, {stage}}}}}]", "here")
     train, dev = open_dataset(data, split="train"), open_dataset(data)

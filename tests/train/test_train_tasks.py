@@ -429,7 +429,6 @@ def test_parts_of_a_batch_learn_what_the_whole_would(tmp_path: Path, encoder: Pa
     data = Dataset("here", kind, rows)
 
     def learned(epochs: int, accumulate: int) -> np.ndarray:
-        # "auto" chooses by time, and bf16 in one run and f32 in the other move the weights 12 % apart.
         options = f"epochs: {epochs}, batch-size: 12, accumulate: {accumulate}, dropout: 0, precision: f32"
         recipe = f"stages: [{{fine-tune: {{{options}}}}}]"
         out = tmp_path / f"{epochs}-{accumulate}"

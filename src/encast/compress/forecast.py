@@ -127,7 +127,6 @@ def _mean_tokens(examples: Sequence[Example]) -> float:
 def _step_seconds(trainer: Trainer, examples: Sequence[Example], batch_size: int) -> float:
     batches = sorted(epoch_batches(lengths_of(examples), batch_size, [0, 0]), key=lambda rows: examples[rows[0]].tokens)
     chosen = [batches[round(part * (len(batches) - 1))] for part in np.linspace(0.1, 0.9, _TRIALS)]
-    trainer.settle_precision()
     trainer.step(chosen[0])
     began = time.perf_counter()
     for rows in chosen:

@@ -54,10 +54,10 @@ class Training(_Checked, frozen=True, kw_only=True):
     gradient; 0 clips nothing. ``max_length``: tokens after which a row is cut (questions and contexts: the length of a
     window); None: what the model allows. ``stride``: tokens that neighbouring windows share; None: 128, or half of a
     window where that is less. ``precision``: "auto"
-    takes bf16 where a trial on this machine shows that it is faster. ``dropout``: None as the checkpoint's config has
-    it. ``evaluations``: of the dev rows in an epoch. ``patience``: evaluations without a better one after which the
-    stage ends; 0: never. The weights of the best evaluation are kept. ``lock``: zeros that the products' weights have
-    when the stage begins stay zeros. ``freeze_embeddings``: the embedding tables are not trained.
+    as ``precision.choose_precision`` says. ``dropout``: None as the checkpoint's config has it. ``evaluations``: of the
+    dev rows in an epoch. ``patience``: evaluations without a better one after which the stage ends; 0: never. The
+    weights of the best evaluation are kept. ``lock``: zeros that the products' weights have when the stage begins stay
+    zeros. ``freeze_embeddings``: the embedding tables are not trained.
     """
 
     epochs: Annotated[float, Meta(ge=0.0, le=10_000.0)] = 3.0

@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812, its usual name
 from encast.compress.attention import AttentionInF32
 from encast.compress.batches import Example, epoch_batches, lengths_of, steps_of, tokens_of
 from encast.compress.model import Answers, Model, evenly
-from encast.compress.precision import can_bf16, choose_precision
+from encast.compress.precision import choose_precision
 from encast.compress.pruner import Lock, Pruner
 from encast.compress.recipe import Distil, Prune, Teacher, Training
 from encast.compress.schedules import learning_rate
@@ -109,20 +109,16 @@ class Trainer:
                 parameter.requires_grad_("embeddings." not in name or parameter.ndim < 2)
         self._optimizer = torch.optim.AdamW(_groups(model, stage.weight_decay), lr=stage.learning_rate, fused=True)
         self._best: dict[str, Tensor] = {}
-        self._facts = _Facts()
+        width = int(model.module.config.hidden_size)
+        self._facts = _Facts(precision=choose_precision(stage.precision, self._device, width))
 
     def run(self) -> Trained:
         """Trains to the end. Raises ``InputError`` where it diverges, ``ResourceError`` for a full disk."""
-        facts = self._facts
         if (saved := self._state.load()) is not None:
             self._restore(saved.tensors, saved.facts)
-            facts = self._facts
         else:
             torch.manual_seed(self._seed)
-        if not facts.precision:
-            self.settle_precision()
-            if self._stage.precision == "auto" and can_bf16(self._device):
-                self._save()  # another trial might choose otherwise
+        facts = self._facts
         began = saved_at = time.monotonic()
         before = facts.seconds
         epoch, batches = -1, []
@@ -142,10 +138,6 @@ class Trainer:
                 saved_at = time.monotonic()
         self._zeros.finish()
         return Trained(self._best or _copy(self._model), self._record())
-
-    def settle_precision(self) -> None:
-        """Steps from here on run in the stage's precision, for "auto" that of a trial."""
-        self._facts.precision = choose_precision(self._stage.precision, self._step_in, self._device)
 
     # One step
 
@@ -244,23 +236,6 @@ class Trainer:
                 batches.append([])
             batches[-1].append(row)
         return [self._collate(batch) for batch in batches]
-
-    def trial(self, rows: Sequence[int]) -> float:
-        """Seconds of a step on these rows; the model, its zeros and all random numbers are then as before."""
-        cuda = [self._device] if self._device.type == "cuda" else []
-        with torch.random.fork_rng(cuda):
-            began = time.perf_counter()
-            self._model.module.train()
-            self._backward(np.asarray(rows))
-            if cuda:
-                torch.cuda.synchronize(self._device)
-            seconds = time.perf_counter() - began
-        self._optimizer.zero_grad(set_to_none=True)
-        return seconds
-
-    def _step_in(self, precision: str) -> float:
-        self._facts.precision = precision
-        return self.trial(epoch_batches(self._lengths, self._stage.batch_size, [self._seed, 0])[0].tolist())
 
     # Judging
 
