@@ -250,6 +250,32 @@ def test_teachers_that_teach_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("teacher", "terms", "said"),
+    [
+        ({"hidden": 64}, "hidden: 1", "states are 32 wide, those of the teacher .* 64"),
+        ({"hidden": 64}, "attention: 1", None),
+        ({"heads": 4}, "attention: 1", "the model has 2 heads, the teacher .* 4; give"),
+        ({"heads": 4}, "hidden: 1", None),
+        ({"layers": 1}, "hidden: 1, attention: 1", "hidden and attention: the model has 2 layers, the teacher .* 1; give"),
+        ({"layers": 1}, "hidden: 1, layers: 1", None),
+        ({"layers": 1}, "soft: 1", None),
+        ({"positions": 16}, "soft: 1", "reads 16 tokens at most, and a row has 22; give max-length 16"),
+        ({"positions": 16}, "hidden: 1, max-length: 16", None),
+        ({"positions": 22}, "soft: 1", None),
+    ],
+)
+def test_a_teacher_has_what_is_compared(
+    tmp_path: Path, encoder: Path, teacher: dict[str, int], terms: str, said: str | None
+) -> None:
+    """Told before a stage has trained."""
+    sizes = {"layers": 2, "hidden": 32, "heads": 2, "labels": 2, **teacher}
+    made = make_checkpoint(tmp_path / "teacher", "bert", "classify", config=LABELS, **sizes)  # type: ignore[arg-type]
+    train = Dataset("here", "classes", [Labelled("the " * 20, "early"), Labelled("of", "late")])
+    with pytest.raises(InputError, match=f"the stage distil: .*{said}") if said else nullcontext():
+        checked(encoder, "classify", train, f"fine-tune, {{distil: {{teacher: {made}, {terms}}}}}")
+
+
 def test_a_model_learns_nothing_of_itself(tmp_path: Path, write_rows: Callable[..., Path]) -> None:
     """In training, where dropout would tell the two apart."""
     source = make_checkpoint(

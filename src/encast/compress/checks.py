@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from encast.archs import build_graph
+from encast.compress.batches import lengths_of
 from encast.compress.model import head_labels, longest_text, need_own_layers, open_tokenizer
 from encast.compress.recipe import Distil, Prune, Quantise, Recipe, Training
-from encast.compress.stages import Context, takes_unlabelled
+from encast.compress.stages import Context, examples_of, takes_unlabelled
 from encast.compress.tasks import find_task
 from encast.compress.teacher import check_teacher
 from encast.data.datasets import Labelled
@@ -32,8 +33,8 @@ def check_run(checkpoint: Checkpoint, recipe: Recipe, context: Context) -> None:
                 _check_quantise(stage, context)
             else:
                 assert isinstance(stage, Training)
-                _check_training(stage, checkpoint, names, context)
                 layers = _layers_left(stage, layers, checkpoint)
+                _check_training(stage, checkpoint, layers, names, context)
         except InputError as error:
             raise InputError(f"the stage {name}: {error}") from None
 
@@ -100,7 +101,9 @@ def _check_metric(metric: str, context: Context) -> None:
         raise InputError(f"metric is {metric!r}; for {train.kind}{why} it is one of {', '.join(known)}")
 
 
-def _check_training(stage: Training, checkpoint: Checkpoint, names: list[str], context: Context) -> None:
+def _check_training(
+    stage: Training, checkpoint: Checkpoint, layers: int, names: list[str], context: Context
+) -> None:
     limit = longest_text(checkpoint, stage.max_length)
     task = find_task(context.task, context.train)(context.train, limit, stage.stride)
     if stage.batch_size == 1 and context.train.kind == "pairs" and not takes_unlabelled(stage):
@@ -119,7 +122,11 @@ def _check_training(stage: Training, checkpoint: Checkpoint, names: list[str], c
                 f"teacher is {distil.teacher!r}; a stage before ({', '.join(names)}), or the folder of a checkpoint is "
                 "needed"
             )
-        check_teacher(Path(distil.teacher), checkpoint, task)
+
+        def longest() -> int:
+            return int(lengths_of(examples_of(stage, checkpoint, context)[1]).max())
+
+        check_teacher(Path(distil.teacher), checkpoint, layers, task, distil, longest)
 
 
 def _check_stride(stage: Training, limit: int, checkpoint: Checkpoint, context: Context) -> None:

@@ -13,8 +13,9 @@ import msgspec
 from safetensors import SafetensorError
 
 import encast.engine as engines
+from encast.archs import build_graph
 from encast.compile import compile
-from encast.compress.batches import Example
+from encast.compress.batches import Example, lengths_of
 from encast.compress.model import Model, head_labels, load_model, longest_text, open_tokenizer, save_checkpoint
 from encast.compress.recipe import Distil, Prune, Teacher, Training
 from encast.compress.state import StateFolder
@@ -94,9 +95,9 @@ def _train_stage(
         layers=stage.layers if isinstance(stage, Distil) else None,
     )  # fmt: skip
     work.mkdir(parents=True, exist_ok=True)
-    teacher = None if distil is None else _teacher(distil, teachers, checkpoint, examples, task, work, context)
     dropped = isinstance(stage, Distil) and stage.layers is not None
     own = _saved(model, work) if dropped else checkpoint
+    teacher = None if distil is None else _teacher(distil, teachers, own, examples, task, work, context)
     names = product_weights(own, names=model.parameters())
     keep = stage.keep if isinstance(stage, Prune) else ()
     trainer = Trainer(
@@ -187,7 +188,8 @@ def _teacher(
     context: Context,
 ) -> Source:
     folder = stages.get(distil.teacher) or Path(distil.teacher)
-    check_teacher(folder, student, task)
+    layers = build_graph(student, "features").meta.layers
+    check_teacher(folder, student, layers, task, distil, lambda: int(lengths_of(examples).max()))
     hidden, attention = distil.hidden > 0, distil.attention > 0
     if hidden or attention or not distil.cache or context.device != "cpu":
         model = load_model(open_checkpoint(folder), task, seed=context.seed, attention=attention, device=context.device)

@@ -14,6 +14,7 @@ import torch
 from encast.archs import build_graph
 from encast.compress.batches import Example
 from encast.compress.model import Answers, Model
+from encast.compress.recipe import Teacher
 from encast.compress.tasks import TrainTask
 from encast.engine import Engine
 from encast.errors import InputError, ResourceError
@@ -75,8 +76,13 @@ class CachedTeacher:
         return Answers(self._task.answers(found, ids.shape[1]).to(ids.device))
 
 
-def check_teacher(folder: Path, student: Checkpoint, task: TrainTask) -> None:
-    """Raises ``InputError`` unless the checkpoint answers the same task in the same form, from the same token ids."""
+def check_teacher(
+    folder: Path, student: Checkpoint, layers: int, task: TrainTask, distil: Teacher, longest: Callable[[], int]
+) -> None:
+    """Raises ``InputError`` unless the checkpoint answers the same task in the same form, from the same token ids, and
+    has what else ``distil`` compares. ``layers``: of the student that are trained. ``longest``: the tokens of the
+    longest row, asked where a teacher reads fewer than the student.
+    """
     teacher = open_checkpoint(folder)
     teacher.need_hugging_face("teaching")
     own, other = (json.loads(one.tokenizer.json) for one in (student, teacher))
@@ -98,6 +104,28 @@ def check_teacher(folder: Path, student: Checkpoint, task: TrainTask) -> None:
         wanted = len(labels) or int(task.head()["num_labels"])
     if width != wanted:
         raise InputError(f"the teacher {folder} gives {width} numbers where the model gives {wanted}; give another one")
+    meta, own_meta = graph.meta, build_graph(student, "features").meta
+    if meta.max_len < task.max_length and (tokens := longest()) > meta.max_len:
+        raise InputError(
+            f"the teacher {folder} reads {meta.max_len} tokens at most, and a row has {tokens}; give max-length "
+            f"{meta.max_len}, or another teacher"
+        )
+    wants = " and ".join(name for name in ("hidden", "attention") if getattr(distil, name))
+    if distil.hidden and meta.hidden != own_meta.hidden:
+        raise InputError(
+            f"hidden: the model's states are {own_meta.hidden} wide, those of the teacher {folder} {meta.hidden}; give "
+            "a teacher as wide, or hidden 0"
+        )
+    if wants and meta.layers < layers:
+        raise InputError(
+            f"{wants}: the model has {layers} layers, the teacher {folder} {meta.layers}; give a teacher of as many at "
+            f"least, or {wants} 0"
+        )
+    if distil.attention and meta.heads != own_meta.heads:
+        raise InputError(
+            f"attention: the model has {own_meta.heads} heads, the teacher {folder} {meta.heads}; give a teacher of as "
+            "many, or attention 0"
+        )
 
 
 def are_cached(folder: Path, examples: Sequence[Example]) -> bool:
