@@ -134,6 +134,10 @@ def test_a_disk_too_small_for_a_checkpoint(
         (["--label-column", "nothing"], "nothing"),
         (["--recipe", "sparse81"], "fine-tune, sparse70"),
         (["--data", "/nowhere"], "/nowhere"),
+        (["--device", "abacus"], "device is 'abacus'"),
+        (["--device", "meta"], "give cpu, cuda or cuda:N"),
+        (["--device", "cuda:99"], "device is 'cuda:99'"),
+        (["--seed", str(2**63)], "from 0 to 9223372036854775807"),
     ],
 )
 def test_what_is_refused(

@@ -145,6 +145,7 @@ def test_dropped_layers_keep_the_others_bits(tmp_path: Path, write_rows: Callabl
         ("distil: {name: d, teacher: d}", "no stage before it"),
         ("distil: {teacher: fine-tune, layers: [1, 9]}", "the model has 2, numbered from 0"),
         ("prune: {sparsity: 0.5, keep: ['*.nothing']}", "matches none"),
+        ("prune: {sparsity: 0.5, keep: ['*']}", r"stage prune: keep is \*, which leaves no weight to prune"),
         ("quantise: {metric: bleu}", "bleu"),
     ],
 )

@@ -101,9 +101,7 @@ def _check_metric(metric: str, context: Context) -> None:
         raise InputError(f"metric is {metric!r}; for {train.kind}{why} it is one of {', '.join(known)}")
 
 
-def _check_training(
-    stage: Training, checkpoint: Checkpoint, layers: int, names: list[str], context: Context
-) -> None:
+def _check_training(stage: Training, checkpoint: Checkpoint, layers: int, names: list[str], context: Context) -> None:
     limit = longest_text(checkpoint, stage.max_length)
     task = find_task(context.task, context.train)(context.train, limit, stage.stride)
     if stage.batch_size == 1 and context.train.kind == "pairs" and not takes_unlabelled(stage):
@@ -113,8 +111,10 @@ def _check_training(
     _check_stride(stage, limit, checkpoint, context)
     if (labels := head_labels(checkpoint, task)) is not None:
         task.adopt(labels)
-    if isinstance(stage, Prune):
-        product_weights(checkpoint, stage.keep)
+    if isinstance(stage, Prune) and not product_weights(checkpoint, stage.keep):
+        raise InputError(
+            f"keep is {', '.join(stage.keep)}, which leaves no weight to prune; name fewer, or take fine-tune"
+        )
     distil = stage.distil if isinstance(stage, (Prune, Distil)) else None
     if distil is not None and distil.teacher not in names:
         if not Path(distil.teacher).exists():

@@ -32,6 +32,7 @@ __all__ = ["Result", "compress", "prepare"]
 Progress = Callable[[str, str, int, int | None], None]
 
 _RUN, _RESULT, _WORK = "run.json", "result.json", ".work"
+_LARGEST_SEED = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,10 @@ def prepare(
 ) -> Context:
     """The arguments of ``compress``, all checked, with what their defaults stand for."""
     checkpoint.need_hugging_face("training")
+    if not 0 <= seed <= _LARGEST_SEED:
+        raise InputError(f"seed is {seed}; a whole number from 0 to {_LARGEST_SEED} is needed")
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    _check_device(chosen)
     count = threads or len(usable_cores())
     name = metric or PRIMARY[train.kind]
     if name not in METRICS[train.kind]:
@@ -126,6 +130,14 @@ def prepare(
     context = Context(task, train, dev, name, seed, count, chosen, usd_per_hour, lambda *_: None, unlabelled)
     check_run(checkpoint, recipe, context)
     return context
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.zeros(1, device=name).cpu()
+    except (RuntimeError, AssertionError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise InputError(f"device is {name!r}, which torch cannot use here ({reason}); give cpu, cuda or cuda:N") from None
 
 
 def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress: Progress) -> Result:
