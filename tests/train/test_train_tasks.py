@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,14 +22,17 @@ from families import FAMILIES
 from small_rows import WORDS, classes, sentences
 
 import encast
+from encast.compress import quantise, report
 from encast.compress.model import load_model, open_tokenizer
 from encast.compress.pipeline import Result, compress
 from encast.compress.recipe import parse_recipe
 from encast.compress.tasks import find_task
+from encast.compress.train import Trainer
 from encast.data.datasets import Dataset, Labelled, Sentence, open_dataset
 from encast.data.datasets.base import Pair
 from encast.errors import InputError, UnsupportedModelError
 from encast.importers import open_checkpoint
+from encast.scoring import score
 
 Rows = list[dict[str, Any]]
 RECIPE = "stages: [{fine-tune: {epochs: 12, learning-rate: 4.0e-3, batch-size: 16}}]"
@@ -146,6 +151,69 @@ def test_a_number(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]
 
     data = write_rows("data", scored(400, 1), scored(100, 2))
     assert best(train(encoder, data, tmp_path / "out", "classify")) > 90
+
+
+def rising(count: int) -> Rows:
+    return [{"text": " ".join([WORDS[index % 9]] * 3), "score": index % 9} for index in range(count)]
+
+
+def test_answers_that_are_all_equal_cost_no_better_weights(
+    tmp_path: Path, encoder: Path, write_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have no correlation. The head is set to zero where training has been too fast, say."""
+    data = write_rows("data", rising(32), rising(9))
+    recipe = "stages: [{fine-tune: {epochs: 3, learning-rate: 1.0e-3}}]"
+    step = Trainer.step
+
+    def spoilt(first: int) -> None:
+        def too_far(self: Trainer, rows: Any) -> None:
+            step(self, rows)
+            if self._facts.step >= first:
+                self._model.module.classifier.weight.data.zero_()
+
+        monkeypatch.setattr(Trainer, "step", too_far)
+
+    spoilt(1)
+    (record,) = train(encoder, data, tmp_path / "kept", "classify", recipe).stages.values()
+    assert [entry["spearman"] is None for entry in record["history"]] == [False, True, True]
+    assert (record["best_step"], record["best"]) == (1, record["history"][0]["spearman"])
+    spoilt(0)
+    with pytest.raises(InputError, match=r"no evaluation has a spearman.*collapsed; lower learning-rate \(0.001\)"):
+        train(encoder, data, tmp_path / "none", "classify", recipe)
+
+
+@pytest.mark.parametrize("budget", ["{}", "{max-drop: 0.5}"])
+def test_an_artifact_without_a_metric_is_left_out(
+    tmp_path: Path, encoder: Path, write_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, budget: str
+) -> None:
+    compiled = quantise.compile
+
+    def flat(source: Path, out: Path, *, dtype: str, **options: Any) -> Path:
+        """Of the second checkpoint all answers are equal in int8."""
+        if dtype == "int8" and Path(source).name.startswith("2-"):
+            module = transformers.AutoModelForSequenceClassification.from_pretrained(source)
+            module.classifier.weight.data.zero_()
+            shutil.copytree(source, out.parent / "flat")
+            module.save_pretrained(out.parent / "flat")
+            source = out.parent / "flat"
+        return compiled(source, out, dtype=dtype, **options)
+
+    def found(source: Path, data: Dataset, *, out: Path, **options: Any) -> Any:
+        flat(source, out, dtype="int8", task="classify")
+        with encast.load(out, threads=1) as engine:
+            score(engine, data)
+        return SimpleNamespace(chosen=SimpleNamespace(text="int8"), to_json=lambda: {"missed": None})
+
+    monkeypatch.setattr(quantise, "compile", flat)
+    monkeypatch.setattr(quantise.budget, "find", found)
+    data = write_rows("data", rising(64), rising(18))
+    trained = "fine-tune: {epochs: 15, learning-rate: 4.0e-3, batch-size: 8, dropout: 0}"
+    recipe = f"stages: [{{{trained}}}, {{fine-tune: {{name: b, epochs: 0}}}}, {{quantise: {budget}}}]"
+    result = train(encoder, data, tmp_path / "out", "classify", recipe)
+    record = result.stages["quantise"]
+    assert [entry["name"] for entry in record["front"]] == ["fine-tune f32", "fine-tune int8"]
+    assert record["failed"] == ["b"]
+    assert "not finite: b compiled" in "\n".join(report.lines(result))
 
 
 def test_words(tmp_path: Path, encoder: Path) -> None:

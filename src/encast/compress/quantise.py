@@ -18,7 +18,7 @@ from encast.budget.search import ROUNDING, keeps
 from encast.compile import compile
 from encast.compress.front import Entry, Judged, drop_of, judge, measure_front
 from encast.compress.recipe import Quantise
-from encast.compress.stages import Context
+from encast.compress.stages import Context, has_no_metric
 from encast.errors import InputError
 from encast.files import write_whole
 
@@ -32,7 +32,8 @@ def quantise_stage(
 
     Without a budget it is the last checkpoint's. With one it is the fastest of all whose metric is within the budget of
     the first checkpoint in f32, which is one of them; where none but f32 is, ``missed`` of the record names the nearest
-    and by how much it is over. ``work`` holds what a later call goes on from.
+    and by how much it is over. Checkpoints whose artifact has no metric are left out, and are ``failed`` of the record.
+    ``work`` holds what a later call goes on from.
     """
     work.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {"stage": msgspec.to_builtins(stage)}
@@ -42,7 +43,15 @@ def quantise_stage(
         _place(path, out)
         return {**record, "checkpoint": names[-1], "sparse": sparse}
     metric = stage.metric or context.metric
-    reference = _judged(f"{names[0]} f32", _plain(made[names[0]], work / "f32", context), context)
+    try:
+        reference = _judged(f"{names[0]} f32", _plain(made[names[0]], work / "f32", context), context)
+    except InputError as error:
+        if not has_no_metric(error):
+            raise
+        raise InputError(
+            f"{names[0]} in f32 answers all rows of {context.dev.name} alike, or not with finite numbers: there is "
+            "nothing to compare with; train it with a lower learning-rate"
+        ) from None
     if metric not in reference.metrics:
         raise InputError(f"metric is {metric!r}; this data set has {', '.join(reference.metrics)}")
     if stage.max_drop is not None and reference.metrics[metric] <= 0:
@@ -51,19 +60,26 @@ def quantise_stage(
             "budget; train for longer, or leave max-drop out"
         )
     judged = [reference]
-    owners, notes = {}, {}
+    owners, notes, failed = {}, {}, []
     for number, name in enumerate(names, 1):
         context.progress("checkpoints compiled", number, len(names))
-        folder = work / name
-        if stage.max_drop is None:
-            path, sparse = _compiled(stage, made[name], folder, context)
-            what = f"{name} {stage.dtype}{', sparse' if sparse == 'always' else ''}"
-        else:
-            path, what, notes[name] = _within(
-                stage, name, made[name], folder, reference.metrics[metric], metric, context
-            )
+        try:
+            if stage.max_drop is None:
+                path, sparse = _compiled(stage, made[name], work / name, context)
+                what, note = f"{name} {stage.dtype}{', sparse' if sparse == 'always' else ''}", None
+            else:
+                path, what, note = _within(
+                    stage, name, made[name], work / name, reference.metrics[metric], metric, context
+                )
+            judged.append(_judged(what, path, context))
+        except InputError as error:
+            if not has_no_metric(error):
+                raise
+            failed.append(name)
+            continue
         owners[what] = name
-        judged.append(_judged(what, path, context))
+        if note is not None:
+            notes[name] = note
     entries = measure_front(judged, metric, context.threads, context.usd_per_hour, work)
     chosen = _choose(stage, entries)
     _place(next(one.artifact for one in judged if one.name == chosen.name), out)
@@ -75,6 +91,7 @@ def quantise_stage(
         "missed": None if stage.max_drop is None else _missed(stage.max_drop, entries, owners, notes, metric),
         "front": [entry.to_json() for entry in entries],
         "searches": notes,
+        "failed": failed,
     }
 
 

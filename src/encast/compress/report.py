@@ -33,6 +33,10 @@ def lines(result: Result) -> Iterator[str]:
             )
         yield ""
         yield f"* no other is as good in all of {front['metric']}, speed, p99 and memory; taken: {front['chosen']}"
+        if failed := front.get("failed"):
+            yield (
+                f"left out, since the answers to the dev rows are all equal or not finite: {', '.join(failed)} compiled"
+            )
         if missed := front.get("missed"):
             yield (
                 f"nothing narrower than f32 keeps the budget: the nearest, {missed['nearest']}, drops "

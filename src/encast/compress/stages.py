@@ -28,7 +28,7 @@ from encast.importers import Checkpoint, open_checkpoint
 from encast.scoring import score
 from encast.sparsity import product_weights
 
-__all__ = ["Context", "examples_of", "measure", "takes_unlabelled", "train_stage"]
+__all__ = ["Context", "examples_of", "has_no_metric", "measure", "takes_unlabelled", "train_stage"]
 
 Tensor = Any
 Progress = Callable[[str, int, int | None], None]
@@ -66,6 +66,11 @@ def measure(checkpoint: Path, context: Context, work: Path, **options: Any) -> d
             return score(engine, context.dev).metrics
     finally:
         shutil.rmtree(artifact, ignore_errors=True)
+
+
+def has_no_metric(error: InputError) -> bool:
+    """Whether ``score`` refused answers that are all equal, or not finite, which says nothing against the rows."""
+    return any(words in str(error) for words in ("cannot be computed", "not a finite number"))
 
 
 def train_stage(
@@ -168,12 +173,16 @@ def _saved(model: Model, work: Path) -> Checkpoint:
     return open_checkpoint(folder)
 
 
-def _evaluate(model: Model, weights: Mapping[str, Tensor], work: Path, context: Context) -> dict[str, float]:
+def _evaluate(model: Model, weights: Mapping[str, Tensor], work: Path, context: Context) -> dict[str, float] | None:
     folder = work / "evaluated"
     shutil.rmtree(folder, ignore_errors=True)
     save_checkpoint(model, weights, folder, {})
     try:
         return measure(folder, context, work)
+    except InputError as error:
+        if has_no_metric(error):
+            return None
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -29,7 +29,7 @@ from encast.errors import InputError
 __all__ = ["Trained", "Trainer"]
 
 Tensor = Any
-Evaluate = Callable[[Mapping[str, Tensor]], Mapping[str, float]]
+Evaluate = Callable[[Mapping[str, Tensor]], Mapping[str, float] | None]
 Progress = Callable[[int, int], None]
 Units = Callable[[Sequence[Example]], int]
 
@@ -69,8 +69,8 @@ class Trainer:
     """Trains one stage.
 
     ``products``: names of the parameters whose zeros the stage keeps; ``pruned``: of those in which it makes some.
-    ``evaluate(weights)`` gives the dev set's metrics, of which ``metric`` decides; None evaluates nothing. ``teacher``
-    is needed where the stage distils. The same seed, machine and threads give the same bits, whether or not a run was
+    ``evaluate(weights)`` gives the dev set's metrics, of which ``metric`` decides, or None where the answers have none,
+    which is worse than any number; without it nothing is evaluated. ``teacher`` is needed where the stage distils. The same seed, machine and threads give the same bits, whether or not a run was
     killed and goes on from ``state``; on a GPU as far as torch's kernels allow.
     """
 
@@ -136,6 +136,11 @@ class Trainer:
             if now - saved_at >= SAVE_SECONDS:
                 self._save()
                 saved_at = time.monotonic()
+        if facts.history and facts.best is None:
+            raise InputError(
+                f"no evaluation has a {self._metric}: the answers to the dev rows are all equal, or not finite: training "
+                f"collapsed; lower learning-rate ({self._stage.learning_rate:g})"
+            )
         self._zeros.finish()
         return Trained(self._best or _copy(self._model), self._record())
 
@@ -249,14 +254,15 @@ class Trainer:
     def _judge(self) -> None:
         facts = self._facts
         assert self._evaluate is not None
-        metrics = {name: float(value) for name, value in self._evaluate(self._model.module.state_dict()).items()}
+        found = self._evaluate(self._model.module.state_dict())
+        metrics = {self._metric: None} if found is None else {name: float(value) for name, value in found.items()}
         if self._metric not in metrics:
             raise InputError(f"metric is {self._metric!r}; this data set has {', '.join(metrics)}")
         value = metrics[self._metric]
         mean = facts.loss / facts.losses if facts.losses else None
         facts.history.append({"step": facts.step, "loss": mean, **metrics})
         facts.loss, facts.losses = 0.0, 0
-        if facts.best is None or value > facts.best:
+        if value is not None and (facts.best is None or value > facts.best):
             facts.best, facts.best_step, facts.stale = value, facts.step, 0
             self._best = _copy(self._model)
         else:
