@@ -62,6 +62,8 @@ ALLOWED: dict[str, set[str]] = {
         "errors",
         "files",
         "importers",
+        "jobs.layout",
+        "jobs.sealed",
         "machine",
         "measure",
         "pages",

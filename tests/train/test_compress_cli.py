@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,40 @@ def test_later_stages_may_change_on_resume(
     assert run(encoder, data, recipe, out, "--resume") == 0
     assert (out / "1-fine-tune" / "model.safetensors").stat().st_mtime_ns == before
     assert (out / "2-prune").is_dir()
+
+
+def test_what_is_damaged_is_not_gone_on_from(
+    tmp_path: Path, encoder: Path, data: Path, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "small"
+    recipe.write_text("stages: [{fine-tune: {epochs: 0}}, {prune: {sparsity: 0.5, epochs: 0}}]")
+    assert run(encoder, data, recipe, out) == 0
+    weights = (out / "2-prune" / "model.safetensors").read_bytes()
+    result = (out / "result.json").read_text()
+    for name, old, new, remedy in (
+        ("run.json", '"recipe": ', '"recipe": null, "other": ', f"remove {out} and begin anew"),
+        ("result.json", '"artifact": null', '"artifact": 1', "remove it and go on with --resume"),
+        ("1-fine-tune/compress.json", '"steps": 0', '"steps": 1', f"remove the folder {out / '1-fine-tune'}"),
+        ("1-fine-tune/config.json", "early", "later", f"remove the folder {out / '1-fine-tune'}"),
+        ("1-fine-tune/tokenizer.json", None, None, f"remove the folder {out / '1-fine-tune'}"),
+    ):
+        if name != "result.json":
+            (out / "result.json").unlink()
+        whole = (out / name).read_text()
+        (out / name).unlink()
+        if old is not None:
+            assert old in whole
+            (out / name).write_text(whole.replace(old, new))
+        assert run(encoder, data, recipe, out, "--resume") == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"{out / name} is damaged" in said
+        assert remedy in said
+        (out / name).write_text(whole)
+        (out / "result.json").write_text(result)
+    shutil.rmtree(out / "1-fine-tune")
+    (out / "result.json").unlink()
+    assert run(encoder, data, recipe, out, "--resume") == 0
+    assert (out / "2-prune" / "model.safetensors").read_bytes() == weights
 
 
 def test_a_metric_of_zero_has_no_drop(

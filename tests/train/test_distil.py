@@ -27,7 +27,7 @@ from encast.compress.tasks import TrainTask, find_task
 from encast.compress.teacher import CachedTeacher, OnlineTeacher, cache_answers
 from encast.compress.train import Trainer
 from encast.data.datasets import Dataset, Labelled, Question, Sentence, open_dataset
-from encast.errors import EncastError, InputError
+from encast.errors import EncastError, InputError, ResourceError
 from encast.importers import open_checkpoint
 
 ROWS: dict[str, tuple[str, list[Any]]] = {
@@ -117,6 +117,12 @@ def test_cached_answers_are_those_of_the_model(tmp_path: Path, name: str) -> Non
         own = examples[row].ids[0]
         ids[index, : len(own)], mask[index, : len(own)] = torch.from_numpy(own.astype(np.int64)), True
     cached = CachedTeacher(tmp_path / "cache", examples, task)(rows, ids, torch.zeros_like(ids), mask)
+    file = tmp_path / "cache" / "answers-000001024.npy"
+    content = bytearray(file.read_bytes())
+    content[200] ^= 1  # of a number
+    file.write_bytes(content)
+    with pytest.raises(ResourceError, match=r"answers-000001024\.npy is damaged .*; remove it"):
+        CachedTeacher(tmp_path / "cache", examples, task)
     model = load_model(open_checkpoint(source), task, seed=0)
     online = OnlineTeacher(model)(rows, ids, torch.zeros_like(ids), mask)
     valid = mask if name != "classify" else torch.ones(3, dtype=torch.bool)
@@ -258,7 +264,11 @@ def test_teachers_that_teach_nothing(
         ({"hidden": 64}, "attention: 1", None),
         ({"heads": 4}, "attention: 1", "the model has 2 heads, the teacher .* 4; give"),
         ({"heads": 4}, "hidden: 1", None),
-        ({"layers": 1}, "hidden: 1, attention: 1", "hidden and attention: the model has 2 layers, the teacher .* 1; give"),
+        (
+            {"layers": 1},
+            "hidden: 1, attention: 1",
+            "hidden and attention: the model has 2 layers, the teacher .* 1; give",
+        ),
         ({"layers": 1}, "hidden: 1, layers: 1", None),
         ({"layers": 1}, "soft: 1", None),
         ({"positions": 16}, "soft: 1", "reads 16 tokens at most, and a row has 22; give max-length 16"),
@@ -307,7 +317,13 @@ def test_a_student_that_diverges(tmp_path: Path, encoder: Path, write_rows: Call
     assert not (tmp_path / "out" / "2-distil").exists()
 
 
-TERMS = ["hard: 1, soft: 0", "soft: 1", "soft: 0, hidden: 1", "soft: 0, attention: 1", "hard: 2, hidden: 0.5, attention: 1"]
+TERMS = [
+    "hard: 1, soft: 0",
+    "soft: 1",
+    "soft: 0, hidden: 1",
+    "soft: 0, attention: 1",
+    "hard: 2, hidden: 0.5, attention: 1",
+]
 
 
 @pytest.mark.parametrize("name", ["tag", "classify"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ pytest.importorskip("transformers", reason="make test-train installs torch and t
 from encast.compress import pipeline, quantise, report
 from encast.compress.front import Entry
 from encast.compress.recipe import Quantise
+from encast.compress.records import read_record, write_record
 from encast.errors import InputError
 
 KEY = {"seed": 0, "recipe": {"stages": [{"kind": "fine-tune", "epochs": 1}]}}
@@ -32,11 +32,11 @@ def test_a_run_at_work_is_left_alone_whatever_the_other_asks_for(tmp_path: Path)
     with pytest.raises(InputError, match="exists already; add --resume"):
         pipeline._open(folder, KEY, False)
     assert (folder / ".work").is_dir()
-    assert json.loads((folder / "run.json").read_text()) == KEY
+    assert read_record(folder / "run.json", "") == KEY
     os.close(held)
     os.close(pipeline._open(folder, OTHER, True))
     assert not (folder / ".work").exists()
-    assert json.loads((folder / "run.json").read_text()) == OTHER
+    assert read_record(folder / "run.json", "") == OTHER
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
@@ -50,6 +50,19 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="exists already; choose another place"):
         pipeline._open(tmp_path / "full", KEY, True)
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"a', b"\xff", b"[" * 100_000, None])
+def test_a_damaged_record_says_what_to_do(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "one.json"
+    write_record(file, {"a": [1, 2.5, None]})
+    assert read_record(file, "") == {"a": [1, 2.5, None]}
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    with pytest.raises(InputError, match=r"one\.json is damaged \(.+\); remove it"):
+        read_record(file, "remove it")
 
 
 def entries(**metrics: float) -> list[Entry]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +40,7 @@ def test_nothing_yet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["json", "safetensors"])
-@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "empty"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "empty", "other"])
 def test_a_damaged_one_costs_a_step_back(
     tmp_path: Path, suffix: str, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -50,12 +52,33 @@ def test_a_damaged_one_costs_a_step_back(
     else:
         middle = len(content) // 2
         changed = content[:middle] + bytes([content[middle] ^ 0x55]) + content[middle + 1 :]
-        file.write_bytes({"cut": content[:middle], "flipped": changed, "empty": b""}[damage])
+        other = content.replace(b'"step": 9', b'"step": 8').replace(b"\x10A", b"\x11A")
+        file.write_bytes({"cut": content[:middle], "flipped": changed, "empty": b"", "other": other}[damage])
+        assert file.read_bytes() != content
     found = states.load()
     assert found is not None
     assert found.facts["step"] == 5
     said = capsys.readouterr().err
     assert ("step 9 is damaged" in said) == ((suffix, damage) != ("json", "gone"))
+
+
+@dataclass
+class Facts:
+    step: int = 0
+    best: float | None = None
+
+
+@pytest.mark.parametrize("facts", [{"step": 9}, {"step": 9, "best": "x"}, {"step": 9, "best": 0.5, "stalf": 1}])
+def test_facts_of_another_kind_cost_a_step_back(
+    tmp_path: Path, facts: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = StateFolder(tmp_path)
+    states.save(5, {"x": torch.ones(1)}, vars(Facts(5, 1.0)))
+    states.save(9, {"x": torch.ones(1)}, facts)
+    found = states.load(Facts)
+    assert found is not None
+    assert found.facts == Facts(5, 1.0)
+    assert "step 9 is damaged" in capsys.readouterr().err
 
 
 def test_all_damaged_says_what_to_do(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -17,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812, its usual name
 import transformers
 
 from encast.archs import build_graph, need_transformers
+from encast.compress.records import write_stage
 from encast.compress.tasks import TrainTask
 from encast.errors import CheckpointError, InputError
 from encast.files import sync_folder
@@ -274,11 +274,14 @@ def evenly(count: int, wanted: int) -> list[int]:
     return [round(index * (count - 1) / (wanted - 1)) for index in range(wanted)] if wanted <= count else []
 
 
-def save_checkpoint(model: Model, weights: Mapping[str, Tensor] | None, out: Path, record: Mapping[str, Any]) -> None:
+def save_checkpoint(
+    model: Model, weights: Mapping[str, Tensor] | None, out: Path, record: Mapping[str, Any] | None = None
+) -> None:
     """Writes a checkpoint in the Hugging Face layout into the new folder ``out``, whole on the disk when this returns.
 
-    ``weights``: instead of the module's. ``record`` becomes ``compress.json``. A model that embeds keeps the files of
-    its source (sentence-transformers' modules); others get the tokenizer's. Raises ``OSError``.
+    ``weights``: instead of the module's. ``record`` becomes ``compress.json``, with the SHA-256 of the other files.
+    A model that embeds keeps the files of its source (sentence-transformers' modules); others get the tokenizer's.
+    Raises ``OSError``.
     """
     checkpoint, module = model.checkpoint, model.module
     out.mkdir()
@@ -296,7 +299,8 @@ def save_checkpoint(model: Model, weights: Mapping[str, Tensor] | None, out: Pat
     # transformers converts them from.
     tensors = {name: value.contiguous() for name, value in state.items()}
     module.save_pretrained(place, state_dict=tensors, save_original_format=False)
-    (out / "compress.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    if record is not None:
+        write_stage(out, record)
     for folder, _, files in os.walk(out):
         for name in files:
             with open(Path(folder) / name, "rb") as file:

@@ -18,10 +18,11 @@ from encast.artifact.write import version
 from encast.compress.checks import check_run
 from encast.compress.quantise import quantise_stage
 from encast.compress.recipe import Distil, Prune, Quantise, Recipe, Training
+from encast.compress.records import read_record, read_stage, write_record
 from encast.compress.stages import Context, train_stage
 from encast.data.datasets import Dataset
 from encast.errors import InputError, ResourceError
-from encast.files import lock, sync_folder, write_whole
+from encast.files import lock, sync_folder
 from encast.importers import Checkpoint, checkpoint_name, open_checkpoint
 from encast.machine import usable_cores
 from encast.scoring import METRICS, PRIMARY
@@ -154,7 +155,7 @@ def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress:
         assert isinstance(stage, Training)
         target = folder / f"{number}-{name}"
         if target.is_dir():
-            records[name] = json.loads((target / "compress.json").read_text(encoding="utf-8"))
+            records[name] = read_stage(target)
         else:
             records[name] = train_stage(stage, current, target, work / name, made, own)
         shutil.rmtree(work / name, ignore_errors=True)
@@ -164,7 +165,7 @@ def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress:
         "artifact": artifact and artifact.name,
         "stages": records,
     }
-    write_whole(folder / _RESULT, json.dumps(document, indent=2) + "\n")
+    write_record(folder / _RESULT, document)
     sync_folder(folder)
     return _read(folder)
 
@@ -172,17 +173,14 @@ def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress:
 def _read(folder: Path) -> Result:
     """What a run that is done has left; removes what a kill at its very end left besides."""
     shutil.rmtree(folder / _WORK, ignore_errors=True)
-    try:
-        document = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
-        artifact = document["artifact"]
-        return Result(
-            folder,
-            document["stages"],
-            Path(os.path.normpath(folder / document["checkpoint"])),
-            None if artifact is None else folder / artifact,
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{folder / _RESULT} is damaged ({error}); remove it and go on with --resume") from None
+    document = read_record(folder / _RESULT, "remove it and go on with --resume")
+    checkpoint, artifact = document["checkpoint"], document["artifact"]
+    return Result(
+        folder,
+        document["stages"],
+        Path(os.path.normpath(folder / checkpoint)),
+        None if artifact is None else folder / artifact,
+    )
 
 
 def _named(progress: Progress, stage: str) -> Callable[[str, int, int | None], None]:
@@ -244,7 +242,7 @@ def _open(folder: Path, key: Mapping[str, Any], resume: bool) -> int:
                 raise _exists(folder)
             _compare(file, key)
         elif _is_bare(folder):
-            write_whole(file, json.dumps(key, indent=2) + "\n")
+            write_record(file, key)
         else:
             raise _exists(folder)
     except OSError as error:
@@ -267,12 +265,9 @@ def _is_bare(folder: Path) -> bool:
 
 
 def _compare(file: Path, key: Mapping[str, Any]) -> None:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} is damaged ({error}); remove {file.parent} and begin anew") from None
+    found = read_record(file, f"remove {file.parent} and begin anew")
     asked = json.loads(json.dumps(key))
-    other = [name for name in asked if not isinstance(found, dict) or found.get(name) != asked[name]]
+    other = [name for name in asked if found.get(name) != asked[name]]
     if other == ["recipe"]:
         # Stages that are done must be the same; those that are not begin anew.
         stages = list(zip(found["recipe"]["stages"], asked["recipe"]["stages"], strict=False))
@@ -280,7 +275,7 @@ def _compare(file: Path, key: Mapping[str, Any]) -> None:
         done = [path.name for path in file.parent.glob("[0-9]*-*") if int(path.name.split("-")[0]) > same]
         if not done and not (file.parent / _RESULT).is_file():
             shutil.rmtree(file.parent / _WORK, ignore_errors=True)
-            write_whole(file, json.dumps(key, indent=2) + "\n")
+            write_record(file, key)
             return
     if other:
         raise InputError(

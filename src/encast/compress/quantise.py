@@ -18,9 +18,9 @@ from encast.budget.search import ROUNDING, keeps
 from encast.compile import compile
 from encast.compress.front import Entry, Judged, drop_of, judge, measure_front
 from encast.compress.recipe import Quantise
+from encast.compress.records import read_record, write_record
 from encast.compress.stages import Context, has_no_metric
 from encast.errors import InputError
-from encast.files import write_whole
 
 __all__ = ["quantise_stage"]
 
@@ -153,8 +153,8 @@ def _within(
                 progress=lambda step, done, total: context.progress(f"{step} ({name})", done, total),
             )
             note = {"f32": own, "what": found.chosen.text, "found": found.to_json()}
-        write_whole(done, json.dumps(note))
-    note = json.loads(done.read_text(encoding="utf-8"))
+        write_record(done, note)
+    note = read_record(done, "remove it, and --resume searches anew")
     return target, f"{name} {note['what']}", note
 
 
@@ -189,7 +189,7 @@ def _zeros(checkpoint: Path) -> float:
     try:
         zeros = json.loads((checkpoint / "compress.json").read_text(encoding="utf-8"))["zeros"]
         return statistics.fmean(zeros.values())
-    except (OSError, ValueError, KeyError, TypeError, statistics.StatisticsError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, statistics.StatisticsError):
         return 1.0
 
 

@@ -169,14 +169,14 @@ def _saved(model: Model, work: Path) -> Checkpoint:
     """The model as a checkpoint of its own: one without some layers has other products than its source."""
     folder = work / "smaller"
     shutil.rmtree(folder, ignore_errors=True)
-    save_checkpoint(model, None, folder, {})
+    save_checkpoint(model, None, folder)
     return open_checkpoint(folder)
 
 
 def _evaluate(model: Model, weights: Mapping[str, Tensor], work: Path, context: Context) -> dict[str, float] | None:
     folder = work / "evaluated"
     shutil.rmtree(folder, ignore_errors=True)
-    save_checkpoint(model, weights, folder, {})
+    save_checkpoint(model, weights, folder)
     try:
         return measure(folder, context, work)
     except InputError as error:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from encast.errors import ResourceError
 from encast.files import sync_folder, write_whole
+from encast.jobs.layout import written
+from encast.jobs.sealed import seal, unseal
 
 __all__ = ["Saved", "StateFolder"]
 
@@ -26,14 +27,14 @@ _NAME = re.compile(r"step-([0-9]{9})\.json")
 
 @dataclass(frozen=True)
 class Saved:
-    """A state that was read: tensors by name, and plain data."""
+    """A state that was read: tensors by name, and what else ``save`` was given."""
 
     tensors: dict[str, Any]
-    facts: dict[str, Any]
+    facts: Any
 
 
 class StateFolder:
-    """States by step: ``step-N.safetensors`` and ``step-N.json``, which is written last and holds its SHA-256.
+    """States by step: ``step-N.safetensors`` and ``step-N.json``, which is written last and holds the SHA-256 of both.
 
     The last two are kept, so that one that a failing disk has damaged costs minutes and not the stage.
     """
@@ -49,11 +50,11 @@ class StateFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             save_file({key: value.detach().contiguous() for key, value in tensors.items()}, temporary)
-            with open(temporary, "rb") as written:
-                digest = _sha(written)
-                os.fsync(written.fileno())
+            digest = written(temporary).sha256
+            with open(temporary, "rb") as saved:
+                os.fsync(saved.fileno())
             os.replace(temporary, file)
-            write_whole(self.path / f"{name}.json", json.dumps({"sha256": digest, **facts}))
+            write_whole(self.path / f"{name}.json", seal({"tensors": digest, "facts": dict(facts)}))
             sync_folder(self.path)
         except (OSError, SafetensorError) as error:
             temporary.unlink(missing_ok=True)
@@ -67,21 +68,26 @@ class StateFolder:
             if path.stem not in kept or path.suffix == ".tmp":
                 path.unlink(missing_ok=True)
 
-    def load(self) -> Saved | None:
-        """The last whole state, None when there is none yet; says on stderr which one is damaged.
+    def load(self, kind: type[Any] | None = None) -> Saved | None:
+        """The last whole state, None when there is none yet; says on stderr which one is damaged. ``kind``: a dataclass
+        that the facts become; a state with others counts as damaged.
 
         Raises ``ResourceError`` when there are states and all are damaged.
         """
         steps = sorted(self._steps(), reverse=True)
         for step in steps:
             try:
-                facts = json.loads((self.path / f"step-{step:09d}.json").read_text(encoding="utf-8"))
+                content = unseal((self.path / f"step-{step:09d}.json").read_bytes())
+                facts = content["facts"]
+                if kind is not None:
+                    if set(facts) != {one.name for one in fields(kind)}:
+                        raise ValueError("its facts have other names")
+                    facts = msgspec.convert(facts, kind)
                 file = self.path / f"step-{step:09d}.safetensors"
-                with open(file, "rb") as written:
-                    if _sha(written) != facts.pop("sha256"):
-                        raise ValueError("its SHA-256 is not what was written")
+                if written(file).sha256 != content["tensors"]:
+                    raise ValueError("its SHA-256 is not what was written")
                 return Saved(load_file(file), facts)
-            except (OSError, ValueError, KeyError, AttributeError, TypeError, SafetensorError) as error:
+            except (OSError, ValueError, KeyError, RecursionError, SafetensorError) as error:
                 print(f"encast: {self.path}: the state of step {step} is damaged ({error})", file=sys.stderr)
         if steps:
             raise ResourceError(f"{self.path}: no state is whole; remove this folder, and the stage begins anew")
@@ -91,10 +97,3 @@ class StateFolder:
         if not self.path.is_dir():
             return []
         return [int(match[1]) for name in os.listdir(self.path) if (match := _NAME.fullmatch(name))]
-
-
-def _sha(file: Any) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(1 << 22):
-        digest.update(block)
-    return digest.hexdigest()

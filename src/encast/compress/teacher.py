@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ _PART = 1024
 """Rows of a file, and of what a kill can cost."""
 
 _RUN_TOKENS = 8192
+_DIGEST_BYTES = hashlib.sha256().digest_size
 _TOKENIZER_PARTS = ("model", "normalizer", "pre_tokenizer", "post_processor")
 
 
@@ -62,7 +64,7 @@ class CachedTeacher:
             file = _file(folder, begin)
             counts = [_rows_of(one, task) for one in part]
             try:
-                array = np.load(file, mmap_mode="r", allow_pickle=False)
+                array = _read(file)
             except (OSError, ValueError, EOFError) as error:
                 raise ResourceError(f"{file} is damaged ({error}); remove it, and go on with --resume") from None
             if array.ndim != 2 or array.shape[0] != sum(counts):
@@ -148,7 +150,8 @@ def cache_answers(
                 part = examples[begin : begin + _PART]
                 temporary = file.with_suffix(".tmp")
                 with open(temporary, "wb") as out:
-                    np.save(out, _answer(engine, part, task))
+                    np.save(out, found := _answer(engine, part, task))
+                    out.write(_digest(found))
                     out.flush()
                     os.fsync(out.fileno())
                 os.replace(temporary, file)
@@ -159,6 +162,20 @@ def cache_answers(
 
 def _file(folder: Path, begin: int) -> Path:
     return folder / f"answers-{begin:09d}.npy"
+
+
+def _read(file: Path) -> np.ndarray[Any, Any]:
+    """What ``cache_answers`` wrote: an array of numpy's format, and behind it the SHA-256 of its numbers."""
+    array: np.ndarray[Any, Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+    with open(file, "rb") as whole:
+        whole.seek(-_DIGEST_BYTES, os.SEEK_END)
+        if whole.read() != _digest(array):
+            raise ValueError("its SHA-256 is not what was written")
+    return array
+
+
+def _digest(array: np.ndarray[Any, Any]) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(array).data).digest()
 
 
 def _rows_of(example: Example, task: TrainTask) -> int:

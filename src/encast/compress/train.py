@@ -70,8 +70,9 @@ class Trainer:
 
     ``products``: names of the parameters whose zeros the stage keeps; ``pruned``: of those in which it makes some.
     ``evaluate(weights)`` gives the dev set's metrics, of which ``metric`` decides, or None where the answers have none,
-    which is worse than any number; without it nothing is evaluated. ``teacher`` is needed where the stage distils. The same seed, machine and threads give the same bits, whether or not a run was
-    killed and goes on from ``state``; on a GPU as far as torch's kernels allow.
+    which is worse than any number; without it nothing is evaluated. ``teacher`` is needed where the stage distils. The
+    same seed, machine and threads give the same bits, whether or not a run was killed and goes on from ``state``; on a
+    GPU as far as torch's kernels allow.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Trainer:
 
     def run(self) -> Trained:
         """Trains to the end. Raises ``InputError`` where it diverges, ``ResourceError`` for a full disk."""
-        if (saved := self._state.load()) is not None:
+        if (saved := self._state.load(_Facts)) is not None:
             self._restore(saved.tensors, saved.facts)
         else:
             torch.manual_seed(self._seed)
@@ -138,8 +139,8 @@ class Trainer:
                 saved_at = time.monotonic()
         if facts.history and facts.best is None:
             raise InputError(
-                f"no evaluation has a {self._metric}: the answers to the dev rows are all equal, or not finite: training "
-                f"collapsed; lower learning-rate ({self._stage.learning_rate:g})"
+                f"no evaluation has a {self._metric}: the answers to the dev rows are all equal, or not finite: "
+                f"training collapsed; lower learning-rate ({self._stage.learning_rate:g})"
             )
         self._zeros.finish()
         return Trained(self._best or _copy(self._model), self._record())
@@ -298,8 +299,8 @@ class Trainer:
             tensors["random_cuda"] = torch.cuda.get_rng_state(self._device)
         self._state.save(self._facts.step, tensors, vars(self._facts))
 
-    def _restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        self._facts = _Facts(**facts)
+    def _restore(self, tensors: Mapping[str, Tensor], facts: _Facts) -> None:
+        self._facts = facts
         groups: dict[str, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             group, _, rest = name.partition(".")
@@ -344,7 +345,7 @@ def _inner_loss(distil: Teacher, own: Answers, other: Answers, mask: Tensor) -> 
     if distil.attention:
         if not own.attention or not other.attention:
             raise InputError(
-                "attention: transformers gives no weights of attention for such a model, or its teacher; give attention 0"
+                "attention: transformers gives no such weights of the model, or of its teacher; give attention 0"
             )
         # The last layer of each group of the teacher's is the one that the student's stands for.
         last = _matching((other.attention[0], *other.attention), len(own.attention) + 1)[1:]
