@@ -174,6 +174,23 @@ def test_later_stages_may_change_on_resume(
     assert (out / "2-prune").is_dir()
 
 
+def test_what_is_gone_of_a_run_that_is_done_is_made_again(
+    tmp_path: Path, encoder: Path, data: Path, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "small"
+    recipe.write_text("stages: [{fine-tune: {epochs: 0}}, quantise]")
+    assert run(encoder, data, recipe, out) == 0
+    weights = (out / "1-fine-tune" / "model.safetensors").read_bytes()
+    for gone in ("small.encast", "1-fine-tune"):
+        shutil.rmtree(out / gone)
+        assert run(encoder, data, recipe, out, "--resume") == 0
+        assert f"{out / gone} is not there any more and is made again" in capsys.readouterr().err
+        with encast.load(out / "small.encast", threads=1) as engine:
+            assert engine.classify(["the of"])
+        assert (out / "1-fine-tune" / "model.safetensors").read_bytes() == weights
+        assert not (out / ".work").exists()
+
+
 def test_what_is_damaged_is_not_gone_on_from(
     tmp_path: Path, encoder: Path, data: Path, recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,9 +96,9 @@ def compress(
         torch.use_deterministic_algorithms(True, warn_only=context.device != "cpu")
         # Writing NaN to every new tensor takes 7 % of a step, and nothing here reads what it has not written.
         deterministic.fill_uninitialized_memory = False
-        return (
-            _read(folder) if (folder / _RESULT).is_file() else _run(checkpoint.root, folder, recipe, context, progress)
-        )
+        if not _is_done(folder):
+            _run(checkpoint.root, folder, recipe, context, progress)
+        return _read(folder)
     finally:
         torch.set_num_threads(before[0])
         torch.use_deterministic_algorithms(before[1])
@@ -141,7 +142,7 @@ def _check_device(name: str) -> None:
         raise InputError(f"device is {name!r}, which torch cannot use here ({reason}); give cpu, cuda or cuda:N") from None
 
 
-def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress: Progress) -> Result:
+def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress: Progress) -> None:
     work = folder / _WORK
     current, artifact = source, None
     records: dict[str, dict[str, Any]] = {}
@@ -167,7 +168,18 @@ def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress:
     }
     write_record(folder / _RESULT, document)
     sync_folder(folder)
-    return _read(folder)
+
+
+def _is_done(folder: Path) -> bool:
+    """Whether there is a result, and what it names; a result of something that is gone is removed."""
+    if not (folder / _RESULT).is_file():
+        return False
+    result = _read(folder)
+    gone = [path for path in (result.artifact, result.checkpoint) if path is not None and not path.is_dir()]
+    if gone:
+        print(f"encast: {gone[0]} is not there any more and is made again", file=sys.stderr)
+        (folder / _RESULT).unlink()
+    return not gone
 
 
 def _read(folder: Path) -> Result:
