@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +12,36 @@ import pytest
 pytest.importorskip("torch", reason="make test-train installs torch and transformers")
 pytest.importorskip("transformers", reason="make test-train installs torch and transformers")
 
+from checkpoints import make_checkpoint
+from small_rows import classes
+
+import encast.compress.train as trains
 from encast.compress import pipeline, quantise, report
 from encast.compress.front import Entry
-from encast.compress.recipe import Quantise
+from encast.compress.recipe import Quantise, parse_recipe
 from encast.compress.records import read_record, write_record
+from encast.data.datasets import Dataset, Labelled
 from encast.errors import InputError
 
-KEY = {"seed": 0, "recipe": {"stages": [{"kind": "fine-tune", "epochs": 1}]}}
-OTHER = {"seed": 0, "recipe": {"stages": [{"kind": "fine-tune", "epochs": 2}]}}
+KEY = {"seed": 0, "recipe": [{"kind": "fine-tune", "name": "fine-tune", "epochs": 1}]}
+OTHER = {"seed": 0, "recipe": [{"kind": "fine-tune", "name": "fine-tune", "epochs": 2}]}
 
 
 def test_a_run_at_work_is_left_alone_whatever_the_other_asks_for(tmp_path: Path) -> None:
     """Stages that are not done may change on --resume, but not under the hands of who trains them."""
     folder = tmp_path / "run"
     held = pipeline._open(folder, KEY, False)
-    (folder / ".work").mkdir()
+    (folder / ".work" / "fine-tune").mkdir(parents=True)
     for key in (KEY, OTHER):
         with pytest.raises(InputError, match="another process is at work"):
             pipeline._open(folder, key, True)
     with pytest.raises(InputError, match="exists already; add --resume"):
         pipeline._open(folder, KEY, False)
-    assert (folder / ".work").is_dir()
+    assert (folder / ".work" / "fine-tune").is_dir()
     assert read_record(folder / "run.json", "") == KEY
     os.close(held)
     os.close(pipeline._open(folder, OTHER, True))
-    assert not (folder / ".work").exists()
+    assert not (folder / ".work" / "fine-tune").exists()
     assert read_record(folder / "run.json", "") == OTHER
 
 
@@ -108,3 +114,81 @@ def test_nothing_but_f32_within_the_budget_is_said() -> None:
     assert (
         "nothing narrower than f32 keeps the budget: the nearest, dense int8, drops 2.00%, which is 1.00% over" in said
     )
+
+
+FIRST = "fine-tune: {epochs: 2, batch-size: 8, precision: f32}"
+SECOND = "prune: {sparsity: 0.5, epochs: 0}"
+
+
+@pytest.mark.parametrize(
+    ("description", "stages", "begun"),
+    [
+        ("other words", [FIRST, SECOND], 8),
+        ("", [FIRST, "prune: {sparsity: 0.6, epochs: 0}"], 8),
+        ("", [FIRST, SECOND, "quantise"], 8),
+        ("", [FIRST], 8),
+        ("", [FIRST, "prune: {sparsity: 0.5, epochs: 0, distil: {teacher: TEACHER}}"], 8),
+        ("", [FIRST.replace("8", "4"), SECOND], 0),
+    ],
+)
+def test_the_stage_in_progress_goes_on_unless_it_differs(
+    tmp_path: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch, description: str, stages: list[str], begun: int
+) -> None:
+    """Whatever becomes of those behind it."""
+    monkeypatch.setattr(trains, "SAVE_SECONDS", 0.0)
+    rows = classes(40, 1)
+    data = Dataset("here", "classes", [Labelled(row["text"], row["label"]) for row in rows])
+    teacher = make_checkpoint(
+        tmp_path / "teacher", "bert", "classify", layers=1, hidden=32, heads=2, labels=2,
+        config={"id2label": {"0": "early", "1": "late"}},
+    )  # fmt: skip
+    steps: list[int] = []
+    step = trains.Trainer.step
+
+    def noted(self: trains.Trainer, rows: Any) -> None:
+        steps.append(self._facts.step)
+        if len(steps) == 9:
+            raise KeyboardInterrupt
+        step(self, rows)
+
+    def start(said: str, stages: list[str], resume: bool) -> None:
+        text = f"description: '{said}'\nstages: [{', '.join(f'{{{one}}}' if ':' in one else one for one in stages)}]"
+        recipe = parse_recipe(text.replace("TEACHER", str(teacher)), "here")
+        pipeline.compress(
+            encoder, tmp_path / "run", task="classify", recipe=recipe, train=data, threads=1, device="cpu",
+            resume=resume,
+        )  # fmt: skip
+
+    monkeypatch.setattr(trains.Trainer, "step", noted)
+    with pytest.raises(KeyboardInterrupt):
+        start("", [FIRST, SECOND], False)
+    start(description, stages, True)
+    assert steps[9] == begun
+
+
+def test_a_teacher_of_a_stage_that_is_not_done_may_change(tmp_path: Path, encoder: Path) -> None:
+    """And of one that is done it may not."""
+    data = Dataset("here", "classes", [Labelled("the", "early"), Labelled("of", "late")])
+    config = {"id2label": {"0": "early", "1": "late"}}
+
+    def start(seed: int, second: str, resume: bool) -> None:
+        shutil.rmtree(tmp_path / "teacher", ignore_errors=True)
+        sizes = {"layers": 1, "hidden": 32, "heads": 2, "labels": 2, "seed": seed}
+        made = make_checkpoint(tmp_path / "teacher", "bert", "classify", config=config, **sizes)  # type: ignore[arg-type]
+        recipe = parse_recipe(
+            f"stages: [{{fine-tune: {{epochs: 0}}}}, {{distil: {{teacher: {made}, {second}}}}}]", "here"
+        )
+        pipeline.compress(
+            encoder, tmp_path / "run", task="classify", recipe=recipe, train=data, threads=1, device="cpu",
+            resume=resume,
+        )  # fmt: skip
+
+    with pytest.raises(InputError, match="diverged"):
+        start(0, "learning-rate: 1.0e+30, clip: 0, max-steps: 3, epochs: 9, warmup: 0", False)
+    assert list((tmp_path / "run" / ".work").glob("answers-*"))
+    start(1, "max-steps: 1", True)
+    (tmp_path / "run" / "result.json").unlink()
+    start(1, "max-steps: 1", True)
+    (tmp_path / "run" / "result.json").unlink()
+    with pytest.raises(InputError, match="differs in recipe"):
+        start(2, "max-steps: 1", True)

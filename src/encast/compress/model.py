@@ -30,6 +30,7 @@ __all__ = [
     "Answers",
     "Model",
     "evenly",
+    "files_of",
     "head_labels",
     "load_model",
     "longest_text",
@@ -135,6 +136,13 @@ _POOLING = {
     "weightedmean": _weighted,
     "lasttoken": _last,
 }
+
+
+def files_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """SHA-256 of the files that a model is made of, by name."""
+    _ = checkpoint.tokenizer  # its files count once it was asked for
+    files: dict[str, str] = checkpoint.provenance["files"]
+    return files
 
 
 def longest_text(checkpoint: Checkpoint, limit: int | None = None) -> int:

@@ -17,8 +17,9 @@ import transformers
 
 from encast.artifact.write import version
 from encast.compress.checks import check_run
+from encast.compress.model import files_of
 from encast.compress.quantise import quantise_stage
-from encast.compress.recipe import Distil, Prune, Quantise, Recipe, Training
+from encast.compress.recipe import Distil, Prune, Quantise, Recipe, Stage, Training
 from encast.compress.records import read_record, read_stage, write_record
 from encast.compress.stages import Context, train_stage
 from encast.data.datasets import Dataset
@@ -139,7 +140,9 @@ def _check_device(name: str) -> None:
         torch.zeros(1, device=name).cpu()
     except (RuntimeError, AssertionError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise InputError(f"device is {name!r}, which torch cannot use here ({reason}); give cpu, cuda or cuda:N") from None
+        raise InputError(
+            f"device is {name!r}, which torch cannot use here ({reason}); give cpu, cuda or cuda:N"
+        ) from None
 
 
 def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress: Progress) -> None:
@@ -201,14 +204,11 @@ def _named(progress: Progress, stage: str) -> Callable[[str, int, int | None], N
 
 def _key(checkpoint: Checkpoint, recipe: Recipe, context: Context) -> dict[str, Any]:
     """What the result depends on."""
-    distils = [stage.distil for stage in recipe.stages if isinstance(stage, (Prune, Distil)) and stage.distil]
-    teachers = sorted({distil.teacher for distil in distils} - set(recipe.names()))
     return {
         "encast": version(),
-        "source": _files(checkpoint),
-        "teachers": {teacher: _files(open_checkpoint(teacher)) for teacher in teachers},
+        "source": files_of(checkpoint),
         "task": context.task,
-        "recipe": msgspec.to_builtins(recipe),
+        "recipe": [_stage_key(stage, name, recipe) for stage, name in zip(recipe.stages, recipe.names(), strict=True)],
         "train": context.train.digest,
         "dev": None if context.dev is None else context.dev.digest,
         "unlabelled": None if context.unlabelled is None else context.unlabelled.digest,
@@ -221,11 +221,13 @@ def _key(checkpoint: Checkpoint, recipe: Recipe, context: Context) -> dict[str, 
     }
 
 
-def _files(checkpoint: Checkpoint) -> dict[str, str]:
-    """SHA-256 of the files that a model is made of."""
-    _ = checkpoint.tokenizer
-    files: dict[str, str] = checkpoint.provenance["files"]
-    return files
+def _stage_key(stage: Stage, name: str, recipe: Recipe) -> dict[str, Any]:
+    """Its fields, with the files of a teacher that is no stage."""
+    key = {**msgspec.to_builtins(stage), "name": name}
+    distil = stage.distil if isinstance(stage, (Prune, Distil)) else None
+    if distil is None or distil.teacher in recipe.names():
+        return key
+    return {**key, "teacher": files_of(open_checkpoint(distil.teacher))}
 
 
 def _open(folder: Path, key: Mapping[str, Any], resume: bool) -> int:
@@ -281,16 +283,17 @@ def _compare(file: Path, key: Mapping[str, Any]) -> None:
     asked = json.loads(json.dumps(key))
     other = [name for name in asked if found.get(name) != asked[name]]
     if other == ["recipe"]:
-        # Stages that are done must be the same; those that are not begin anew.
-        stages = list(zip(found["recipe"]["stages"], asked["recipe"]["stages"], strict=False))
+        # Stages that are done must be the same; of the others the first that differs begins anew, and those behind it.
+        stages = list(zip(found["recipe"], asked["recipe"], strict=False))
         same = next((index for index, (old, new) in enumerate(stages) if old != new), len(stages))
         done = [path.name for path in file.parent.glob("[0-9]*-*") if int(path.name.split("-")[0]) > same]
         if not done and not (file.parent / _RESULT).is_file():
-            shutil.rmtree(file.parent / _WORK, ignore_errors=True)
+            for stage in (*found["recipe"][same:], *asked["recipe"][same:]):
+                shutil.rmtree(file.parent / _WORK / stage["name"], ignore_errors=True)
             write_record(file, key)
             return
     if other:
         raise InputError(
             f"{file.parent} is of a run that differs in {', '.join(other)}; give the same (of the recipe, the stages "
-            "that are done), or choose another place"
+            "that are done and their teachers), or choose another place"
         )

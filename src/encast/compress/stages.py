@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,15 @@ import encast.engine as engines
 from encast.archs import build_graph
 from encast.compile import compile
 from encast.compress.batches import Example, lengths_of
-from encast.compress.model import Model, head_labels, load_model, longest_text, open_tokenizer, save_checkpoint
+from encast.compress.model import (
+    Model,
+    files_of,
+    head_labels,
+    load_model,
+    longest_text,
+    open_tokenizer,
+    save_checkpoint,
+)
 from encast.compress.recipe import Distil, Prune, Teacher, Training
 from encast.compress.state import StateFolder
 from encast.compress.tasks import TrainTask, find_task
@@ -204,7 +213,7 @@ def _teacher(
         model = load_model(open_checkpoint(folder), task, seed=context.seed, attention=attention, device=context.device)
         return OnlineTeacher(model, hidden=hidden, attention=attention)
     # Beside the stages' own folders: the next stage often has the same teacher and rows.
-    digest = hashlib.sha256(str(folder).encode())
+    digest = hashlib.sha256(json.dumps(files_of(open_checkpoint(folder))).encode())
     for example in examples:
         digest.update(b"".join(part.tobytes() for part in (*example.ids, *example.types)) + b"\n")
     answers = work.parent / f"answers-{digest.hexdigest()[:16]}"
