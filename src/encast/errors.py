@@ -19,6 +19,7 @@ __all__ = [
     "PlanError",
     "ResourceError",
     "StrictError",
+    "UndefinedError",
     "UnsupportedModelError",
     "install_hint",
     "need_modules",
@@ -52,6 +53,10 @@ class PlanError(EncastError):
 
 class InputError(EncastError, ValueError):
     """A request (text, token ids, file row, option) cannot be served as it stands."""
+
+
+class UndefinedError(InputError):
+    """What was asked for has no number: the answers overflow, or are all equal where that leaves nothing to measure."""
 
 
 class ResourceError(EncastError):

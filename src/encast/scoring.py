@@ -11,7 +11,7 @@ import numpy as np
 import encast.metrics as metrics
 from encast.data.datasets import Dataset, number_of
 from encast.engine import Engine
-from encast.errors import InputError
+from encast.errors import InputError, UndefinedError
 from encast.tasks.classify import Classification
 from encast.tasks.embed import similarities, similarity_of
 from encast.tasks.session import need_finite
@@ -85,7 +85,7 @@ def score(
     found, outputs = scorer(engine, data, progress, **options)
     undefined = [name for name, value in found.items() if not np.isfinite(value)]
     if undefined:
-        raise InputError(
+        raise UndefinedError(
             f"{', '.join(undefined)} of {len(data.rows)} rows of {data.name} cannot be computed: the answers, or the "
             "gold values, are all equal or not finite; take more rows"
         )

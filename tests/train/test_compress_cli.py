@@ -138,7 +138,7 @@ def test_a_disk_too_small_for_a_checkpoint(
         (["--device", "abacus"], "device is 'abacus'"),
         (["--device", "meta"], "give cpu, cuda or cuda:N"),
         (["--device", "cuda:99"], "device is 'cuda:99'"),
-        (["--seed", str(2**63)], "from 0 to 9223372036854775807"),
+        (["--seed", str(2**64)], "from 0 to 18446744073709551615"),
     ],
 )
 def test_what_is_refused(

@@ -35,7 +35,7 @@ __all__ = ["Result", "compress", "prepare"]
 Progress = Callable[[str, str, int, int | None], None]
 
 _RUN, _RESULT, _WORK = "run.json", "result.json", ".work"
-_LARGEST_SEED = (1 << 63) - 1
+_LARGEST_SEED = (1 << 64) - 1
 
 
 @dataclass(frozen=True)

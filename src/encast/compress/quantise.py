@@ -19,8 +19,8 @@ from encast.compile import compile
 from encast.compress.front import Entry, Judged, drop_of, judge, measure_front
 from encast.compress.recipe import Quantise
 from encast.compress.records import read_record, write_record
-from encast.compress.stages import Context, has_no_metric
-from encast.errors import InputError
+from encast.compress.stages import Context
+from encast.errors import InputError, UndefinedError
 
 __all__ = ["quantise_stage"]
 
@@ -45,9 +45,7 @@ def quantise_stage(
     metric = stage.metric or context.metric
     try:
         reference = _judged(f"{names[0]} f32", _plain(made[names[0]], work / "f32", context), context)
-    except InputError as error:
-        if not has_no_metric(error):
-            raise
+    except UndefinedError:
         raise InputError(
             f"{names[0]} in f32 answers all rows of {context.dev.name} alike, or not with finite numbers: there is "
             "nothing to compare with; train it with a lower learning-rate"
@@ -72,9 +70,7 @@ def quantise_stage(
                     stage, name, made[name], work / name, reference.metrics[metric], metric, context
                 )
             judged.append(_judged(what, path, context))
-        except InputError as error:
-            if not has_no_metric(error):
-                raise
+        except UndefinedError:
             failed.append(name)
             continue
         owners[what] = name

@@ -32,12 +32,12 @@ from encast.compress.tasks import TrainTask, find_task
 from encast.compress.teacher import CachedTeacher, OnlineTeacher, Source, are_cached, cache_answers, check_teacher
 from encast.compress.train import Trainer
 from encast.data.datasets import Dataset
-from encast.errors import InputError, ResourceError
+from encast.errors import InputError, ResourceError, UndefinedError
 from encast.importers import Checkpoint, open_checkpoint
 from encast.scoring import score
 from encast.sparsity import product_weights
 
-__all__ = ["Context", "examples_of", "has_no_metric", "measure", "takes_unlabelled", "train_stage"]
+__all__ = ["Context", "examples_of", "measure", "takes_unlabelled", "train_stage"]
 
 Tensor = Any
 Progress = Callable[[str, int, int | None], None]
@@ -75,11 +75,6 @@ def measure(checkpoint: Path, context: Context, work: Path, **options: Any) -> d
             return score(engine, context.dev).metrics
     finally:
         shutil.rmtree(artifact, ignore_errors=True)
-
-
-def has_no_metric(error: InputError) -> bool:
-    """Whether ``score`` refused answers that are all equal, or not finite, which says nothing against the rows."""
-    return any(words in str(error) for words in ("cannot be computed", "not a finite number"))
 
 
 def train_stage(
@@ -188,10 +183,8 @@ def _evaluate(model: Model, weights: Mapping[str, Tensor], work: Path, context: 
     save_checkpoint(model, weights, folder)
     try:
         return measure(folder, context, work)
-    except InputError as error:
-        if has_no_metric(error):
-            return None
-        raise
+    except UndefinedError:
+        return None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

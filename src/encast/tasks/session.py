@@ -15,7 +15,7 @@ import numpy as np
 
 from encast.backends.base import Runnable
 from encast.batch import Batch, Int32
-from encast.errors import InputError
+from encast.errors import InputError, UndefinedError
 from encast.ir.meta import GraphMeta, TokenForm
 from encast.tasks.texts import Text
 from encast.tasks.tokenize import Encoding, OnLong, Tokenizer, shared_tokens
@@ -237,9 +237,9 @@ def need_count(name: str, value: object, most: int) -> None:
 
 
 def need_finite(values: Array) -> Array:
-    """The values; raises ``InputError`` when one is NaN or infinite."""
+    """The values; raises ``UndefinedError`` when one is NaN or infinite."""
     if not np.isfinite(values).all():
-        raise InputError("the model's answer is not a finite number; its weights overflow f32 on this text")
+        raise UndefinedError("the model's answer is not a finite number; its weights overflow f32 on this text")
     return values
 
 
