@@ -195,6 +195,7 @@ def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", staticmethod(nobody))
     assert "no home directory" in (ceilings.find().problem or "")
+    assert "no home directory" in (find_card("Made-up Card")[1] or "")
     assert ceilings.load() is None
     with pytest.raises(ResourceError, match="set ENCAST_CACHE_DIR"):
         ceilings.keep(MEASURED)

@@ -43,8 +43,7 @@ class Journal:
             raise self._unusable(error) from None
         held.callback(self._file.close)
         head = _line({"key": dict(key)})
-        if head.startswith(self._file.found):
-            # New, or of a search that was killed before it measured anything.
+        if head.startswith(self._file.found) or (not resume and self._measured_nothing()):
             try:
                 if self._file.found != head:
                     self._file.cut()
@@ -68,6 +67,12 @@ class Journal:
             self._file.cut()
         except OSError as error:
             raise self._unusable(error) from None
+
+    def _measured_nothing(self) -> bool:
+        """Whether the file holds the key of a search and no more."""
+        assert self._file is not None
+        lines = self._file.found.splitlines()
+        return len(lines) == 1 and lines[0].startswith(b'{"key": ')
 
     def __bool__(self) -> bool:
         """Whether there is anything to go on from."""

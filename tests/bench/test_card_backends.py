@@ -17,7 +17,7 @@ import encast.bench
 from encast.backends.reference import Reference
 from encast.batch import Batch
 from encast.bench.agreement import LEAST_COSINE, plain_graph
-from encast.bench.peers.base import ModelFiles, Peer, load_peer
+from encast.bench.peers.base import BackendSpec, ModelFiles, Peer, load_peer
 from encast.bench.roofline import peak_is_known
 from encast.ceilings.card import CardCeilings, keep_card
 from encast.errors import InputError, ResourceError
@@ -67,6 +67,7 @@ def test_all_compute_the_model(name: str, model: ModelFiles, cache: Path, monkey
     peer = make(name, model, cache, **on_cpu)
     if name in ONNX:
         monkeypatch.setattr(type(peer), "provider", "CPUExecutionProvider")
+        monkeypatch.setattr(type(peer), "provider_options", {})
     peer.export()
     peer.open()
     try:
@@ -122,6 +123,23 @@ def test_options_are_checked(model: ModelFiles, cache: Path) -> None:
     peer.open()
     with pytest.raises(InputError, match="the model takes 0 to 319"):
         peer.bind(Batch.of([[320]]))
+
+
+@pytest.mark.parametrize(
+    ("device", "on_card"),
+    [
+        ("cuda", True),
+        ("cuda:1", True),
+        ("torch-cpu", True),
+        ("cpu", False),
+        ("CPU", False),
+        ("AUTO", False),
+    ],
+)
+def test_which_devices_are_cards(device: str, on_card: bool) -> None:
+    """A word of another runtime takes no rule away."""
+    assert BackendSpec("mine", "mine.py:Mine", "f32", None, {"device": device}).on_card == on_card
+    assert not BackendSpec("mine", "mine.py:Mine", "f32").on_card
 
 
 @pytest.mark.serial("starts processes on processors of their own and times them")

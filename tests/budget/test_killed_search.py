@@ -188,6 +188,28 @@ class TestWithoutJournal:
         assert nothing.missed is not None
         assert search(*model, tmp_path / "0.encast", max_drop=0.0) == nothing
 
+    @pytest.mark.parametrize("found", [{}, {"chosen": 3}, None, []])
+    def test_a_record_that_no_search_wrote_is_not_believed(
+        self, model: tuple[Path, Dataset], tmp_path: Path, found: Any
+    ) -> None:
+        out = tmp_path / "m.encast"
+        search(*model, out)
+        kept = artifact.open(out).card["search"]
+        artifact.update_card(out, search={**kept, "found": found})
+        with pytest.raises(InputError, match="not known to be of this search"):
+            search(*model, out)
+
+    def test_a_journal_of_nothing_is_begun_again(self, model: tuple[Path, Dataset], tmp_path: Path) -> None:
+        """That of a search for another budget, ended before it measured anything."""
+        out = tmp_path / "m.encast"
+        workshop.compile(model[0], out, dtype="bf16")
+        journal = tmp_path / "m.encast.journal"
+        with pytest.raises(KeyboardInterrupt):
+            find(*model, out=out, journal=journal, max_drop=0.5, progress=_interrupt)
+        assert journal.exists()
+        found = find(*model, out=out, journal=journal, max_drop=0.03)
+        assert found.max_drop == 0.03
+
     @pytest.mark.parametrize("other", ["another budget", "compiled", "damaged"])
     def test_an_artifact_of_something_else_stays(self, model: tuple[Path, Dataset], tmp_path: Path, other: str) -> None:
         out = tmp_path / "m.encast"

@@ -196,6 +196,11 @@ def test_line_ends_of_any_machine(tmp_path: Path, end: str) -> None:
     assert open_dataset(_file(tmp_path, "s.tsv", table)).rows == [Labelled("a", "x"), Labelled("b", "y")]
 
 
+def test_many_carriage_returns_take_no_hours(tmp_path: Path) -> None:
+    text = "foo\tB-X\n" + "\r" * 400_000 + "bar\tO\n"
+    assert len(open_dataset(_file(tmp_path, "s.conll", text)).rows) == 2
+
+
 def test_a_carriage_return_in_a_cell_ends_no_line_where_others_do(tmp_path: Path) -> None:
     data = open_dataset(_file(tmp_path, "s.tsv", "sentence\tlabel\na\rb\tx\n"))
     assert data.rows == [Labelled("a\rb", "x")]

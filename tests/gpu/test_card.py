@@ -15,6 +15,7 @@ from encast.backends.gpu import card as cards
 from encast.backends.gpu import device as devices
 from encast.ceilings.card import find_card
 from encast.cli.main import main
+from encast.errors import ResourceError
 
 NAME = "the CPU, by PyTorch"
 
@@ -44,6 +45,17 @@ def test_a_dtype_that_has_no_product_is_absent(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(torch, "_scaled_mm", without)
     assert list(cards.product_rates(torch.device("cpu"), 16)) == ["f32", "f16", "bf16", "int8"]
+
+
+def test_a_card_without_room_has_no_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rather than those of some dtypes."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "_int_mm", full)
+    with pytest.raises(ResourceError, match="no memory is left to measure with"):
+        cards.measure("torch-cpu", None)
 
 
 def test_doctor_measures_and_keeps(capsys: pytest.CaptureFixture[str]) -> None:

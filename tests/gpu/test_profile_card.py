@@ -53,10 +53,11 @@ def opened(folder: Path, tmp_path: Path, dtype: str, values: str | None) -> Any:
 @pytest.mark.parametrize(("dtype", "values"), [("f32", None), ("f32", "f8"), ("bf16", None), ("int8", "f16")])
 def test_a_trace_is_a_run(folder: Path, tmp_path: Path, dtype: str, values: str | None) -> None:
     with opened(folder, tmp_path, dtype, values) as engine:
-        answer, steps = engine.runnable.trace("embedding", BATCHES[0])
+        answer, steps, ahead = engine.runnable.trace("embedding", BATCHES[0])
         assert answer.tobytes() == engine.runnable.run("embedding", BATCHES[0]).tobytes()
+        assert ahead
         assert all(seconds >= 0 for _, seconds in steps)
-        _, fewer = engine.runnable.trace("last_hidden_state", BATCHES[0])
+        _, fewer, _ = engine.runnable.trace("last_hidden_state", BATCHES[0])
         assert len(fewer) < len(steps), "what the output does not need does not run"
 
 
@@ -149,3 +150,17 @@ def test_an_empty_batch_has_no_trace(folder: Path, tmp_path: Path) -> None:
         assert isinstance(engine.runnable, GpuRunnable)
         with pytest.raises(encast.InputError, match="nothing to trace"):
             engine.runnable.trace("embedding", empty)
+
+
+def test_ceilings_without_the_dtype_are_refused(folder: Path, tmp_path: Path) -> None:
+    """Else its products would count as free."""
+    lacks = replace(CARD, ops_per_second={"f32": 1e12})
+    with opened(folder, tmp_path, "int8", None) as engine, pytest.raises(encast.InputError, match="no product of int8"):
+        profile_card("m", engine.runnable, "embedding", of_batches("two", BATCHES), lacks, seconds=0, repeats=1)
+
+
+def test_steps_that_the_host_held_up_are_told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("encast.backends.gpu.clocks.HostClock.ahead", False)
+    with opened(folder, tmp_path, "f32", None) as engine:
+        made = profile_card("m", engine.runnable, "embedding", of_batches("two", BATCHES), CARD, seconds=0, repeats=1)
+    assert "WARNING: steps waited for the host" in "\n".join(made.lines())

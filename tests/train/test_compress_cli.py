@@ -191,6 +191,23 @@ def test_what_is_gone_of_a_run_that_is_done_is_made_again(
         assert not (out / ".work").exists()
 
 
+def test_a_source_that_has_moved_is_not_gone(
+    tmp_path: Path, encoder: Path, data: Path, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A recipe that trains nothing names it as the checkpoint."""
+    recipe.write_text("stages: [{fine-tune: {epochs: 0}}]")
+    assert run(encoder, data, recipe, tmp_path / "head") == 0
+    recipe.write_text("stages: [quantise]")
+    (tmp_path / "deep").mkdir()
+    assert run(tmp_path / "head" / "1-fine-tune", data, recipe, tmp_path / "deep" / "small") == 0
+    moved = (tmp_path / "deep" / "small").rename(tmp_path / "small")
+    before = (moved / "result.json").read_bytes()
+    capsys.readouterr()
+    assert run(tmp_path / "head" / "1-fine-tune", data, recipe, moved, "--resume") == 0
+    assert "made again" not in capsys.readouterr().err
+    assert (moved / "result.json").read_bytes() == before
+
+
 def test_what_is_damaged_is_not_gone_on_from(
     tmp_path: Path, encoder: Path, data: Path, recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -208,12 +208,18 @@ def test_an_artifact_without_a_metric_is_left_out(
     monkeypatch.setattr(quantise.budget, "find", found)
     data = write_rows("data", rising(64), rising(18))
     trained = "fine-tune: {epochs: 15, learning-rate: 4.0e-3, batch-size: 8, dropout: 0}"
-    recipe = f"stages: [{{{trained}}}, {{fine-tune: {{name: b, epochs: 0}}}}, {{quantise: {budget}}}]"
+    stages = [f"{{{trained}}}", "{fine-tune: {name: b, epochs: 0}}", "{fine-tune: {name: c, epochs: 0}}"]
+    recipe = f"stages: [{', '.join(stages)}, {{quantise: {budget}}}]"
     result = train(encoder, data, tmp_path / "out", "classify", recipe)
     record = result.stages["quantise"]
-    assert [entry["name"] for entry in record["front"]] == ["fine-tune f32", "fine-tune int8"]
+    assert [entry["name"] for entry in record["front"]] == ["fine-tune f32", "fine-tune int8", "c int8"]
     assert record["failed"] == ["b"]
     assert "not finite: b compiled" in "\n".join(report.lines(result))
+    if budget == "{}":
+        recipe = f"stages: [{', '.join(stages[:2])}, quantise]"
+        with pytest.raises(InputError, match=r"b in int8 answers all rows of .* alike, or not with finite numbers"):
+            train(encoder, data, tmp_path / "last", "classify", recipe)
+        assert not (tmp_path / "last" / "last.encast").exists(), "no other takes its place"
 
 
 def test_words(tmp_path: Path, encoder: Path) -> None:

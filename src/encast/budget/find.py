@@ -152,9 +152,9 @@ def _finished(target: Path, search_sha: str) -> Found | None:
         if record.get("key") != search_sha:
             return None
         opened.verify()
-    except EncastError:
+        return Found.from_json(record["found"], target)
+    except (EncastError, LookupError, TypeError, ValueError, AttributeError):  # a record that no search wrote
         return None
-    return Found.from_json(record["found"], target)
 
 
 @contextmanager

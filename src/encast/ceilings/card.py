@@ -11,6 +11,7 @@ from typing import Any
 
 from encast.ceilings.documents import date, date_text, rate, read_kept, rows, text, write_kept
 from encast.ceilings.store import cache_dir
+from encast.errors import ResourceError
 
 __all__ = ["CardCeilings", "find_card", "keep_card"]
 
@@ -47,9 +48,13 @@ def keep_card(ceilings: CardCeilings) -> Path:
 
 
 def find_card(card: str) -> tuple[CardCeilings | None, str | None]:
-    """What is kept of the card of that name, and the problem with what is there. Raises ``ResourceError`` and
-    ``InputError`` as ``cache_dir`` does."""
-    return read_kept(_path(card), lambda document: _parse(document, card), "this card")
+    """What is kept of the card of that name, and the problem with what is there, or with the place. Raises
+    ``InputError`` on a knob's wrong value."""
+    try:
+        path = _path(card)
+    except ResourceError as error:
+        return None, str(error)
+    return read_kept(path, lambda document: _parse(document, card), "this card")
 
 
 def _path(card: str) -> Path:

@@ -316,10 +316,11 @@ def _profile_card(
     runnable = engine.runnable
     assert isinstance(runnable, GpuRunnable)
     chosen = _output(runnable.outputs, output)
-    ceilings, _ = find_card(card_name(runnable.device))
+    ceilings, problem = find_card(card_name(runnable.device))
     if ceilings is None:
+        why = "" if problem is None else f" ({problem})"
         typer.echo(
-            "encast: measuring the card's ceilings; to measure them once and keep them: encast doctor --measure "
+            f"encast: measuring the card's ceilings{why}; to measure them once and keep them: encast doctor --measure "
             f"--device {device}",
             err=True,
         )

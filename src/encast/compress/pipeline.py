@@ -178,7 +178,9 @@ def _is_done(folder: Path) -> bool:
     if not (folder / _RESULT).is_file():
         return False
     result = _read(folder)
-    gone = [path for path in (result.artifact, result.checkpoint) if path is not None and not path.is_dir()]
+    # A recipe that trains nothing names its source, which may have moved.
+    own = [path for path in (result.artifact, result.checkpoint) if path is not None and path.parent == folder]
+    gone = [path for path in own if not path.is_dir()]
     if gone:
         print(f"encast: {gone[0]} is not there any more and is made again", file=sys.stderr)
         (folder / _RESULT).unlink()

@@ -32,7 +32,8 @@ def quantise_stage(
 
     Without a budget it is the last checkpoint's. With one it is the fastest of all whose metric is within the budget of
     the first checkpoint in f32, which is one of them; where none but f32 is, ``missed`` of the record names the nearest
-    and by how much it is over. Checkpoints whose artifact has no metric are left out, and are ``failed`` of the record.
+    and by how much it is over. Checkpoints whose artifact has no metric are left out, and are ``failed`` of the record;
+    where that is the one that is asked for, or all, it is an ``InputError``.
     ``work`` holds what a later call goes on from.
     """
     work.mkdir(parents=True, exist_ok=True)
@@ -76,6 +77,11 @@ def quantise_stage(
         owners[what] = name
         if note is not None:
             notes[name] = note
+    if (stage.max_drop is None and names[-1] in failed) or len(failed) == len(names):
+        raise InputError(
+            f"{names[-1]} in {stage.dtype} answers all rows of {context.dev.name} alike, or not with finite numbers; "
+            "train it with a lower learning-rate, with fewer zeros, or give another dtype"
+        )
     entries = measure_front(judged, metric, context.threads, context.usd_per_hour, work)
     chosen = _choose(stage, entries)
     _place(next(one.artifact for one in judged if one.name == chosen.name), out)

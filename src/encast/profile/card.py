@@ -11,6 +11,7 @@ from typing import Any
 from encast.backends.gpu.program import Signature
 from encast.backends.gpu.runnable import GpuRunnable
 from encast.ceilings.card import CardCeilings
+from encast.errors import InputError
 from encast.ir.types import ValueType
 from encast.profile.measure import Quartiles
 from encast.profile.report import LAYER
@@ -59,7 +60,8 @@ class CardRow:
 @dataclass(frozen=True)
 class CardProfile:
     """``forward``: seconds of whole calls, from ids on the host to the answer on the host, as ``encast.load`` runs
-    them. ``rows``: of runs step by step. ``report``: that of the runnable."""
+    them. ``rows``: of runs step by step, in which ``ahead`` says that no step waited for the host. ``report``: that
+    of the runnable."""
 
     artifact: str
     output: str
@@ -68,6 +70,7 @@ class CardProfile:
     forward: Quartiles
     rows: tuple[CardRow, ...]
     report: tuple[str, ...]
+    ahead: bool
 
     @property
     def seconds(self) -> float:
@@ -83,6 +86,8 @@ class CardProfile:
         unit, scale = time_unit(self.seconds)
         yield f"{self.artifact}: {self.output} of {self.workload.what} on {self.ceilings.card}"
         yield from self.report
+        if not self.ahead:
+            yield "WARNING: steps waited for the host in some runs; their times hold that too"
         yield ""
         yield from align([tuple(cell.format(unit=unit) for cell in _HEADER), *map(self._cells, self.rows)], _LEFT)
         yield ""
@@ -122,6 +127,12 @@ class CardProfile:
             "output": self.output,
             "workload": {"what": self.workload.what, "tokens": self.workload.tokens, "seqs": self.workload.seqs},
             "card": self.ceilings.card,
+            "ceilings": {
+                "measured_utc": self.ceilings.measured.isoformat(),
+                "operations_per_second": dict(self.ceilings.ops_per_second),
+                "memory_bytes_per_second": self.ceilings.bytes_per_second,
+            },
+            "steps_without_the_host": self.ahead,
             "report": list(self.report),
             "forward_seconds": {
                 "lower_quartile": forward.low,
@@ -171,13 +182,16 @@ def profile_card(
     requests = list(zip(workload.batches, selects, strict=True))
     whole: list[float] = []
     steps: list[list[list[tuple[Signature, float]]]] = []
+    ahead = True
     least, end = _WARM_UPS + (repeats or _LEAST_ROUNDS), 0.0
     while len(steps) < least or (repeats is None and clock() < end):
         begin = time.perf_counter()
         for batch, select in requests:
             runnable.run(output, batch, select)
         whole.append(time.perf_counter() - begin)
-        steps.append([runnable.trace(output, batch, select)[1] for batch, select in requests])
+        traces = [runnable.trace(output, batch, select) for batch, select in requests]
+        steps.append([made for _, made, _ in traces])
+        ahead = all(one for _, _, one in traces) and (ahead or len(steps) <= _WARM_UPS)
         if len(steps) == _WARM_UPS:  # kernels are compiled and graphs captured
             end = clock() + seconds
     chunks = [chunks_of(batch, batch.tokens, select)[0] for batch, select in requests]
@@ -197,13 +211,17 @@ def profile_card(
         Quartiles.of(whole[_WARM_UPS:]),
         tuple(rows if layers else _grouped(rows)),
         tuple(runnable.report()),
+        ahead,
     )
 
 
 def _row(signature: Signature, chunk: Chunk, seconds: float, stored: str, ceilings: CardCeilings) -> CardRow:
     shape, dtype, operations, moved = work_of_step(signature, chunk, stored)
-    # A card without a product of the dtype would have been refused: only its measurement is lacking.
-    peak = ceilings.ops_per_second.get(dtype)
+    if operations and dtype not in ceilings.ops_per_second:
+        raise InputError(
+            f"the ceilings of {ceilings.card} have no product of {dtype}; measure them again: encast doctor --measure "
+            "--device cuda"
+        )
     return CardRow(
         signature.name,
         signature.op,
@@ -214,7 +232,7 @@ def _row(signature: Signature, chunk: Chunk, seconds: float, stored: str, ceilin
         seconds,
         operations,
         moved,
-        operations / peak if peak else 0.0,
+        operations / ceilings.ops_per_second[dtype] if operations else 0.0,
         moved / ceilings.bytes_per_second,
     )
 

@@ -12,7 +12,7 @@ import torch
 
 from encast.backends.base import Float32, check_request
 from encast.backends.gpu.adapt import adapt
-from encast.backends.gpu.clocks import CardClock, HostClock
+from encast.backends.gpu.clocks import CYCLES, CardClock, HostClock
 from encast.backends.gpu.device import choose_device, first_line, need_bf16, need_int8, stored_dtype, why_no_triton
 from encast.backends.gpu.graphs import Capture, Graphs
 from encast.backends.gpu.packed import pack, to_host
@@ -114,19 +114,26 @@ class GpuRunnable:
 
     def trace(
         self, output: str, batch: Batch, select: Int32 | None = None
-    ) -> tuple[Float32, list[tuple[Signature, float]]]:
-        """What ``run`` answers, and the seconds that every step took on the device, without a CUDA graph.
+    ) -> tuple[Float32, list[tuple[Signature, float]], bool]:
+        """What ``run`` answers, the seconds that every step took on the device, without a CUDA graph, and whether none
+        of them waited for the host.
 
-        On a card the steps wait until all are given to it, so that none waits for the host. Raises as ``run``.
+        On a card the steps wait until all are given to it. Raises as ``run``.
         """
         with self._ready(output, batch, select) as program:
             if batch.tokens == 0:
                 raise InputError("there is nothing to trace in an empty batch; give one sequence at least")
             packed = pack(batch, select, self.device)
-            clock = CardClock(len(program.calls)) if self.device.type == "cuda" else HostClock()
-            clock.start()
-            answer: Float32 = to_host(program.run(packed, clock.mark)).numpy()
-            return answer, list(zip(program.signatures, clock.seconds(), strict=True))
+            if program.by_length:
+                packed.groups()  # which waits for the card
+            for cycles in CYCLES:
+                clock = CardClock(len(program.calls), cycles) if self.device.type == "cuda" else HostClock()
+                clock.start()
+                made = program.run(packed, clock.mark)
+                if clock.ahead:
+                    break
+            answer: Float32 = to_host(made).numpy()
+            return answer, list(zip(program.signatures, clock.seconds(), strict=True)), clock.ahead
 
     @contextmanager
     def _ready(self, output: str, batch: Batch, select: Int32 | None) -> Iterator[Program]:

@@ -101,7 +101,7 @@ class BackendSpec:
     @property
     def on_card(self) -> bool:
         """Whether its YAML says ``device: cuda`` (or ``cuda:1``): what the processors can do is no limit then."""
-        return bool(self.options.get("device", "cpu") != "cpu")
+        return str(self.options.get("device")).partition(":")[0] in ("cuda", "torch-cpu")
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class OnnxRuntime(PaddedPeer):
     extra = "bench-onnxruntime"
     accepted: ClassVar = {"graph": ("fused", "plain"), "quantisation": ("dynamic", "static")}
     provider = "CPUExecutionProvider"
+    provider_options: ClassVar[Mapping[str, str]] = {}
 
     def converted(self) -> Path:
         if self.dtype == "f32":
@@ -51,7 +52,8 @@ class OnnxRuntime(PaddedPeer):
         options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.log_severity_level = 3  # what it fused itself, and could not, is no error
-        self._session = runtime.InferenceSession(str(self.converted()), options, providers=[self.provider])
+        providers = [(self.provider, self.provider_options)]
+        self._session = runtime.InferenceSession(str(self.converted()), options, providers=providers)
         if (first := self._session.get_providers()[0]) != self.provider:  # it falls back with a warning
             raise ResourceError(f"{self.name}: {self.provider} does not start here, and {first} would take its place")
 
@@ -176,6 +178,7 @@ class OnnxRuntimeOnCard(OnnxRuntime):
     extra = "bench-onnxruntime-cuda"
     accepted: ClassVar = {"device": ("cuda",)}
     provider = "CUDAExecutionProvider"
+    provider_options: ClassVar[Mapping[str, str]] = {"use_tf32": "0"}  # it is f32 then, as the others' is
 
     @classmethod
     def missing(cls) -> str | None:
@@ -184,6 +187,11 @@ class OnnxRuntimeOnCard(OnnxRuntime):
         if cls.provider not in importlib.import_module("onnxruntime").get_available_providers():
             return f"this onnxruntime has no {cls.provider}; in an environment without it, {install_hint(cls.extra)}"
         return None
+
+    def open(self) -> None:
+        # Those that pip has installed, which nothing else has loaded in this process.
+        importlib.import_module("onnxruntime").preload_dlls()
+        super().open()
 
     def converted(self) -> Path:
         return self._fused() if self.dtype == "f32" else self._f16()
@@ -203,8 +211,7 @@ class OnnxRuntimeOnCard(OnnxRuntime):
     def facts(self) -> Mapping[str, Any]:
         version = importlib.import_module("onnxruntime").__version__
         fused = json.loads(self.converted().with_name(_FUSIONS).read_text())
-        card = import_torch().cuda.get_device_name() if self.provider.startswith("CUDA") else None
-        return {"version": version, "provider": self.provider, "card": card, "fused": fused}
+        return {"version": version, "provider": self.provider, **self.provider_options, "fused": fused}
 
 
 def _saturates() -> bool:

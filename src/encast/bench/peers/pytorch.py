@@ -28,9 +28,9 @@ __all__ = [
     "PyTorch",
     "TorchCompile",
     "TorchScript",
-    "allow_programs",
     "import_torch",
     "load_encoder",
+    "prepare_inductor",
     "quiet",
     "set_threads",
     "tensors",
@@ -167,14 +167,10 @@ class TorchCompile(_TorchPeer):
         return super().missing()
 
     def load(self) -> Any:
-        # Compiled C++ is kept as other conversions are; graphs with frozen weights it never keeps.
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.cache / "inductor")
+        prepare_inductor(self.cache)
         inductor: Any = importlib.import_module("torch._inductor.config")
         # Of the whole process: Dynamo asks before options of one compilation are known.
         inductor.freezing = True
-        # No processes beside this one, whose threads would count and whose memory would stay.
-        inductor.compile_threads = 1
-        allow_programs()
         # Sequences and length are different symbols also where they are equal at first.
         symbols: Any = importlib.import_module("torch.fx.experimental._config")
         symbols.use_duck_shape = False
@@ -223,8 +219,13 @@ def set_threads(threads: int) -> None:
         torch.set_num_interop_threads(1)
 
 
-def allow_programs() -> None:
-    """``torch.compile`` makes a program for each of many shapes, and fails beyond."""
+def prepare_inductor(cache: Path) -> None:
+    """``torch.compile`` makes a program for each of many shapes, in this process, and fails beyond."""
+    # Compiled code is kept as other conversions are; graphs with frozen weights it never keeps.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "inductor")
+    # No processes beside this one, whose threads would count and whose memory would stay.
+    inductor: Any = importlib.import_module("torch._inductor.config")
+    inductor.compile_threads = 1
     dynamo: Any = importlib.import_module("torch._dynamo").config
     dynamo.recompile_limit = _MOST_PROGRAMS
     dynamo.fail_on_recompile_limit_hit = True  # the alternative is to go on uncompiled, and to say nothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -10,7 +11,8 @@ import numpy as np
 from encast.batch import Batch
 from encast.bench.peers.base import Call, CheckpointPeer, Float32, versions
 from encast.bench.peers.card import HostCopy, why_no_card
-from encast.bench.peers.pytorch import allow_programs, import_torch, load_encoder, quiet
+from encast.bench.peers.pytorch import import_torch, load_encoder, prepare_inductor, quiet
+from encast.errors import ResourceError
 
 __all__ = ["PyTorchOnCard"]
 
@@ -40,7 +42,7 @@ class PyTorchOnCard(CheckpointPeer):
         self._attention = str(module.encoder.config._attn_implementation)
         self._module = module.to(self._device, dtype)
         if self.settings["mode"] != "eager":
-            allow_programs()
+            prepare_inductor(self.cache)
 
     def bind(self, batch: Batch) -> Call:
         self.check(batch)
@@ -63,6 +65,9 @@ class PyTorchOnCard(CheckpointPeer):
             with quiet():
                 for _ in range(3):  # compiles, then records a graph
                     call()
+            skipped = importlib.import_module("torch._dynamo.utils").counters["inductor"]["cudagraph_skips"]
+            if self._device == "cuda" and skipped:
+                raise ResourceError(f"{self.name}: Inductor left out {skipped} CUDA graphs; take mode=eager")
         return call
 
     def _compiled(self) -> Any:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 from encast.data.datasets.base import Dataset, Sentence
 from encast.errors import InputError
 
 __all__ = ["read_conll"]
-
-_LINE_END = re.compile(r"\r*\n|\r")
 
 
 def read_conll(name: str, text: str) -> Dataset:
@@ -21,7 +17,7 @@ def read_conll(name: str, text: str) -> Dataset:
     rows: list[Sentence] = []
     words: list[str] = []
     labels: list[str] = []
-    for number, line in enumerate([*_LINE_END.split(text), ""], 1):
+    for number, line in enumerate([*_lines(text), ""], 1):
         fields = [field.strip() for field in line.split("\t")] if "\t" in line else line.split()
         if not any(fields) or fields[0] == "-DOCSTART-":
             if words:
@@ -33,3 +29,8 @@ def read_conll(name: str, text: str) -> Dataset:
         words.append(fields[0])
         labels.append(fields[-1])
     return Dataset(name, "entities", rows)
+
+
+def _lines(text: str) -> list[str]:
+    """With CRCRLF too, which some tools make of CRLF."""
+    return [line for part in text.split("\n") for line in part.rstrip("\r").split("\r")]
