@@ -12,6 +12,7 @@ import pytest
 import yaml
 from checkpoints import make_checkpoint
 from lab import backends, measure
+from torch_threads import one_operation_at_a_time  # noqa: F401, a fixture of all tests here
 
 import encast.bench
 from encast.backends.reference import Reference

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import yaml
 from checkpoints import make_checkpoint
+from torch_threads import one_operation_at_a_time  # noqa: F401, a fixture of all tests here
 
 import encast.bench
 from encast import _core
@@ -47,20 +48,6 @@ CONVERTED = [name for name in YAMLS if name.startswith(("onnxruntime", "openvino
 LACKS = {level: missing for level, _, missing, *_ in _core.isa_levels()}  # what the processor has not, or ""
 LENGTHS = (3, 11, 7, 16, 1)
 THREADS = 2
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_operation_at_a_time() -> None:
-    """A process can say so once, before torch's first work; the peers say so when they open."""
-    try:
-        import torch
-    except ImportError:
-        return
-    if torch.get_num_interop_threads() != 1:
-        try:
-            torch.set_num_interop_threads(1)
-        except RuntimeError:
-            pytest.skip("torch already works in this process, with more threads than a peer may use")
 
 
 @pytest.fixture(scope="module")
