@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from encast.bench.environments import interpreter
 from encast.bench.launcher import Launcher
-from encast.bench.peers.base import DTYPES, BackendSpec
+from encast.bench.peers.base import CARD_DTYPES, DTYPES, BackendSpec
 from encast.bench.timing import Limits, Timing
 from encast.errors import InputError
 
@@ -332,7 +332,11 @@ def _spec(name: str, config: dict[str, Any]) -> BackendSpec:
         if not isinstance(config.get(needed), str):
             raise InputError(f"backend {name}: its YAML needs {needed}; see encast-int8.yaml in {CONF / 'backend'}")
     if config["dtype"] not in DTYPES:
-        raise InputError(f"backend.{name}.dtype is {config['dtype']!r}; one of {', '.join(DTYPES)} is needed")
+        common = ", ".join(dtype for dtype in DTYPES if dtype not in CARD_DTYPES)
+        raise InputError(
+            f"backend.{name}.dtype is {config['dtype']!r}; one of {common} is needed, or on a GPU "
+            f"{' or '.join(CARD_DTYPES)}"
+        )
     options = {key: value for key, value in config.items() if key not in _SPEC}
     return BackendSpec(name, config["peer"], config["dtype"], interpreter(config.get("python")), options)
 

@@ -26,8 +26,8 @@ _WIDTH = 420
 """Of a chart that is one of several: three beside each other on a wide page, one below the other on a phone, where its
 letters are still over nine pixels high."""
 
-SHAPES = {"f32": "circle", "f16": "triangle-down", "bf16": "square", "f8": "cross", "int8": "triangle-up"}
-"""The mark of a dtype, the widest first; any other has the diamond."""
+SHAPES = {"f32": "circle", "bf16": "square", "int8": "triangle-up"}
+"""The mark of a dtype; any other has the diamond."""
 
 
 @dataclass(frozen=True)

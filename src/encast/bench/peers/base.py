@@ -27,6 +27,7 @@ from encast.ir import Graph
 from encast.ir.types import ValueType
 
 __all__ = [
+    "CARD_DTYPES",
     "DTYPES",
     "OUTPUT",
     "BackendSpec",
@@ -65,8 +66,10 @@ States = Callable[[], Float32]
 
 _PAGE = '"Adding a backend or a scenario" in docs/howto/benchmark.md'
 
-DTYPES = ("f32", "f16", "bf16", "f8", "int8")
-"""The classes of arithmetic that are compared: each backend says of which it is. f8 is E4M3."""
+CARD_DTYPES = ("f16", "f8")
+DTYPES = ("f32", "bf16", "int8", *CARD_DTYPES)
+"""The classes of arithmetic that are compared: each backend says of which it is. Cards alone multiply f16 and f8, which
+is E4M3."""
 
 
 @dataclass(frozen=True)

@@ -284,5 +284,5 @@ def _sortable(key: Key) -> tuple[tuple[bool, float, str], ...]:
 
 
 def _dtype_order(dtype: str) -> tuple[int, str]:
-    known = list(SHAPES)
+    known = ("f32", "f16", "bf16", "f8", "int8")
     return (known.index(dtype) if dtype in known else len(known), dtype)
