@@ -291,8 +291,8 @@ def test_a_card_is_kept_by_its_name() -> None:
     [
         (_set("format", value=2), "its format is not 1"),
         (_set("card", value="Another Card"), "another card's"),
-        (_set("products", 0, "operations_per_second", value=0), "no rate"),
-        (_set("products", value={}), "products is no list"),
+        (_set("operations_per_second", "f16", value=0), "no rate"),
+        (_set("operations_per_second", value=[]), "operations_per_second is no object"),
         (_set("memory_bytes_per_second", value="fast"), "no number"),
         (_set("measured_utc", value=1), "measured_utc is 1, no date"),
     ],

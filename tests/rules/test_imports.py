@@ -147,7 +147,7 @@ ALLOWED: dict[str, set[str]] = {
     "bench.launcher": {"errors", "launch", "machine"},
     "bench.comparison": {"measure", "errors", "batch", "ceilings", "launch", "machine"},
     "bench.peers": {"errors", "batch", "backends.base", "importers", "archs", "ir"},
-    "bench.peers.encast": {"backends.gpu.card", "batch", "compile", "engine"},
+    "bench.peers.encast": {"backends.gpu.device", "batch", "compile", "engine"},
     "bench.report": {"measure", "errors", "pages"},
 }
 NOBODY_IMPORTS = {

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from encast.ceilings.documents import date, date_text, rate, read_kept, rows, text, write_kept
+from encast.ceilings.documents import date, date_text, rate, read_kept, write_kept
 from encast.ceilings.store import cache_dir
 from encast.errors import ResourceError
 
@@ -30,21 +30,18 @@ class CardCeilings:
     ops_per_second: Mapping[str, float]
     bytes_per_second: float
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON, units in the names."""
+        return {
+            "measured_utc": date_text(self.measured),
+            "operations_per_second": dict(self.ops_per_second),
+            "memory_bytes_per_second": self.bytes_per_second,
+        }
+
 
 def keep_card(ceilings: CardCeilings) -> Path:
     """As ``keep``."""
-    return write_kept(
-        _path(ceilings.card),
-        {
-            "format": _FORMAT,
-            "card": ceilings.card,
-            "measured_utc": date_text(ceilings.measured),
-            "products": [
-                {"dtype": dtype, "operations_per_second": ops} for dtype, ops in ceilings.ops_per_second.items()
-            ],
-            "memory_bytes_per_second": ceilings.bytes_per_second,
-        },
-    )
+    return write_kept(_path(ceilings.card), {"format": _FORMAT, "card": ceilings.card, **ceilings.to_json()})
 
 
 def find_card(card: str) -> tuple[CardCeilings | None, str | None]:
@@ -66,5 +63,8 @@ def _parse(document: Mapping[str, Any], card: str) -> CardCeilings:
         raise ValueError(f"its format is not {_FORMAT}")
     if document.get("card") != card:
         raise ValueError("it is another card's")
-    products = {text(row, "dtype"): rate(row, "operations_per_second") for row in rows(document, "products")}
-    return CardCeilings(card, date(document, "measured_utc"), products, rate(document, "memory_bytes_per_second"))
+    products = document.get("operations_per_second")
+    if not isinstance(products, dict):
+        raise ValueError("operations_per_second is no object")
+    rates = {dtype: rate(products, dtype) for dtype in products}
+    return CardCeilings(card, date(document, "measured_utc"), rates, rate(document, "memory_bytes_per_second"))

@@ -66,9 +66,5 @@ class CardReport:
         yield "", f"{'memory':<16}{self.ceilings.bytes_per_second / 1e9:10.1f}  GB/s read and written"
 
     def document(self) -> dict[str, Any]:
-        measured = self.ceilings and {
-            "measured_utc": self.ceilings.measured.isoformat(),
-            "operations_per_second": dict(self.ceilings.ops_per_second),
-            "memory_bytes_per_second": self.ceilings.bytes_per_second,
-        }
+        measured = None if self.ceilings is None else self.ceilings.to_json()
         return {"device": self.device, **dataclasses.asdict(self.card), "ceilings": measured}

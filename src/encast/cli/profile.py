@@ -308,8 +308,8 @@ def _profile_card(
     layers: bool,
 ) -> CardProfile:
     # Here: they import PyTorch.
-    from encast.backends.gpu.card import card_name
     from encast.backends.gpu.card import measure as measure_card
+    from encast.backends.gpu.device import card_name
     from encast.backends.gpu.runnable import GpuRunnable
     from encast.profile.card import profile_card
 

@@ -13,6 +13,7 @@ from encast.backends.gpu.runnable import GpuRunnable
 from encast.ceilings.card import CardCeilings
 from encast.errors import InputError
 from encast.ir.types import ValueType
+from encast.profile.document import quartiles_document
 from encast.profile.measure import Quartiles
 from encast.profile.report import LAYER
 from encast.profile.table import align, figure, time_unit
@@ -121,25 +122,15 @@ class CardProfile:
 
     def document(self) -> dict[str, Any]:
         """Plain JSON: seconds, operations, bytes."""
-        forward = self.forward
         return {
             "artifact": self.artifact,
             "output": self.output,
             "workload": {"what": self.workload.what, "tokens": self.workload.tokens, "seqs": self.workload.seqs},
             "card": self.ceilings.card,
-            "ceilings": {
-                "measured_utc": self.ceilings.measured.isoformat(),
-                "operations_per_second": dict(self.ceilings.ops_per_second),
-                "memory_bytes_per_second": self.ceilings.bytes_per_second,
-            },
+            "ceilings": self.ceilings.to_json(),
             "steps_without_the_host": self.ahead,
             "report": list(self.report),
-            "forward_seconds": {
-                "lower_quartile": forward.low,
-                "median": forward.median,
-                "upper_quartile": forward.high,
-                "runs": forward.count,
-            },
+            "forward_seconds": quartiles_document(self.forward),
             "steps_seconds": self.seconds,
             "rows": [
                 {

@@ -12,11 +12,11 @@ from functools import partial
 import torch
 
 from encast.backends.devices import CARD_DTYPES
-from encast.backends.gpu.device import choose_device, need_bf16, need_f8, need_int8, why_no_triton
+from encast.backends.gpu.device import card_name, choose_device, need_bf16, need_f8, need_int8, why_no_triton
 from encast.ceilings.card import CardCeilings
 from encast.errors import ResourceError
 
-__all__ = ["Card", "card_name", "describe", "measure", "product_rates"]
+__all__ = ["Card", "describe", "measure", "product_rates"]
 
 _ROUNDS, _PRODUCTS = 5, 10
 _SIZE, _SIZE_ON_CPU = 8192, 256
@@ -37,10 +37,6 @@ class Card:
     dtypes: tuple[str, ...]
     without: dict[str, str]
     without_triton: str | None
-
-
-def card_name(device: torch.device) -> str:
-    return "the CPU, by PyTorch" if device.type == "cpu" else str(torch.cuda.get_device_name(device))
 
 
 def describe(kind: str, index: int | None) -> Card:

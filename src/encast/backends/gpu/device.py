@@ -11,6 +11,7 @@ from encast.errors import InputError, ResourceError, install_hint
 
 __all__ = [
     "DTYPES",
+    "card_name",
     "choose_device",
     "first_line",
     "need_bf16",
@@ -43,6 +44,11 @@ def choose_device(kind: str, index: int | None) -> torch.device:
     if index is not None and index >= count:
         raise ResourceError(f"device 'cuda:{index}': there are cards 0 to {count - 1}")
     return torch.device("cuda", torch.cuda.current_device() if index is None else index)
+
+
+def card_name(device: torch.device) -> str:
+    """Of the card; the CPU that stands for one has a name too."""
+    return "the CPU, by PyTorch" if device.type == "cpu" else str(torch.cuda.get_device_name(device))
 
 
 def stored_dtype(name: str | None, device: torch.device) -> torch.dtype:

@@ -13,7 +13,15 @@ import torch
 from encast.backends.base import Float32, check_request
 from encast.backends.gpu.adapt import adapt
 from encast.backends.gpu.clocks import CYCLES, CardClock, HostClock
-from encast.backends.gpu.device import choose_device, first_line, need_bf16, need_int8, stored_dtype, why_no_triton
+from encast.backends.gpu.device import (
+    card_name,
+    choose_device,
+    first_line,
+    need_bf16,
+    need_int8,
+    stored_dtype,
+    why_no_triton,
+)
 from encast.backends.gpu.graphs import Capture, Graphs
 from encast.backends.gpu.packed import pack, to_host
 from encast.backends.gpu.program import Program, Signature, build
@@ -160,11 +168,10 @@ class GpuRunnable:
 
     def report(self) -> list[str]:
         """What runs where: the device, the dtypes, what is computed otherwise than compiled, and whose steps run."""
-        name = "the CPU, by PyTorch" if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
         graphs = self._graphs
         by = {maker: sorted(op for op, one in self._made_by.items() if one == maker) for maker in ("Triton", "PyTorch")}
         return [
-            f"device: {self.device} ({name}), PyTorch {torch.__version__}",
+            f"device: {self.device} ({card_name(self.device)}), PyTorch {torch.__version__}",
             f"values: {str(self.stored).removeprefix('torch.')}",
             *(f"changed: {change}" for change in self._changes),
             *(f"by {maker}: {', '.join(ops)}" for maker, ops in by.items() if ops),

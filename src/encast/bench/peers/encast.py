@@ -85,7 +85,7 @@ class EncastOnCard(Encast):
         self._engine = load(self.converted(), device=str(self.options["device"]), dtype=self.options.get("values"))
 
     def facts(self) -> Mapping[str, Any]:
-        from encast.backends.gpu.card import card_name
+        from encast.backends.gpu.device import card_name
 
         runnable: Any = self._engine.runnable
         return {**super().facts(), "card": card_name(runnable.device), "report": runnable.report()}
