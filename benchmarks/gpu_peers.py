@@ -135,8 +135,8 @@ def _card_alone(gpu: Any, batch: Batch) -> float:
 
 
 def _pytorch(kind: str, checkpoint: Path, batch: Batch, left_out: dict[str, str]) -> dict[str, Call]:
-    for what in ("ONNX Runtime on CUDA", "TensorRT"):
-        left_out[what] = "this script has no run of it"
+    for what, backend in (("ONNX Runtime on CUDA", "onnxruntime-cuda-f16"), ("TensorRT", "tensorrt-cuda-f16")):
+        left_out[what] = f"this script has no run of it; see `encast bench backend=encast-cuda-f16,{backend}`"
     if find_spec("transformers") is None:
         left_out["PyTorch"] = left_out["torch.compile"] = "transformers is not installed"
         return {}

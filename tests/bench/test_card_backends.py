@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fake_tensorrt
 import numpy as np
 import pytest
 import yaml
@@ -19,6 +22,7 @@ from encast.backends.reference import Reference
 from encast.batch import Batch
 from encast.bench.agreement import LEAST_COSINE, plain_graph
 from encast.bench.peers.base import BackendSpec, ModelFiles, Peer, load_peer
+from encast.bench.peers.card import captured
 from encast.bench.roofline import peak_is_known
 from encast.ceilings.card import CardCeilings, keep_card
 from encast.errors import InputError, ResourceError
@@ -26,6 +30,7 @@ from encast.errors import InputError, ResourceError
 CONF = Path(encast.bench.__file__).parent / "conf" / "backend"
 YAMLS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(CONF.glob("*-cuda-*.yaml"))}
 ONNX = [name for name in YAMLS if name.startswith("onnxruntime")]
+TENSORRT = [name for name in YAMLS if name.startswith("tensorrt")]
 LENGTHS = (3, 11, 7, 16, 1)
 
 
@@ -38,6 +43,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of TensorRT, which needs a card to be imported."""
+    monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt)
+    monkeypatch.setattr("encast.bench.peers.tensorrt.TensorRT.device", "cpu")
+    monkeypatch.setattr("encast.bench.peers.tensorrt.TensorRT._card", lambda _: "the CPU")
+    fake_tensorrt.built.clear()
 
 
 def batch_of(seed: int, lengths: tuple[int, ...] = LENGTHS) -> Batch:
@@ -62,7 +76,7 @@ def cosine(states: Any, model: ModelFiles, batch: Batch) -> float:
     return float(np.mean((states * wanted).sum(1) / np.linalg.norm(states, axis=1) / np.linalg.norm(wanted, axis=1)))
 
 
-@pytest.mark.parametrize("name", YAMLS)
+@pytest.mark.parametrize("name", [name for name in YAMLS if name not in TENSORRT])
 def test_all_compute_the_model(name: str, model: ModelFiles, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_cpu = {} if name in ONNX else {"device": "torch-cpu"}
     peer = make(name, model, cache, **on_cpu)
@@ -115,6 +129,76 @@ def test_onnx_runtime_does_not_fall_back(model: ModelFiles, cache: Path, monkeyp
     monkeypatch.setattr("onnxruntime.InferenceSession", lambda *_, **__: fallen)
     with pytest.raises(ResourceError, match="CUDAExecutionProvider does not start here, and CPUExecutionProvider"):
         peer.open()
+
+
+@pytest.mark.parametrize("name", TENSORRT)
+def test_an_engine_is_of_the_very_shape_and_dtype(name: str, model: ModelFiles, cache: Path) -> None:
+    def opened() -> Any:
+        peer = make(name, model, cache, builder_optimization_level=4)
+        peer.open()
+        return peer
+
+    peer, batch = opened(), batch_of(0)
+    assert cosine(peer.bind(batch)(), model, batch) >= LEAST_COSINE[peer.dtype]
+    assert peer.tried, "the engine was built where the cold start would have been timed"
+    (engine,) = fake_tensorrt.built
+    assert engine.config.builder_optimization_level == 4
+    assert not engine.config.flags, "f32 would be TF32"
+    states = "f4" if name == "tensorrt-cuda-f32" else "f2"
+    assert engine.types == [("i8", (5, 16))] * 3 + [(states, (5, 16, 64))]
+    assert [*peer.facts()["build_seconds"]] == ["5x16"]
+    peer.close()
+    peer, other = opened(), batch_of(1, (16, 16, 16, 16, 16))
+    assert cosine(peer.bind(other)(), model, other) >= LEAST_COSINE[peer.dtype]
+    assert not peer.tried
+    assert fake_tensorrt.built == [engine], "it was kept"
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_what_tensorrt_says_is_in_the_error(
+    empty: bool, model: ModelFiles, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    peer: Any = make("tensorrt-cuda-f16", model, cache)
+    file = tmp_path / "model.onnx"
+    file.write_bytes(onnx.ModelProto().SerializeToString() if empty else b"no graph")
+    monkeypatch.setattr(type(peer), "_export", lambda *_: file)
+    peer.open()
+    said = "cannot build an engine: Network must" if empty else "cannot read the graph: Failed to parse"
+    with pytest.raises(ResourceError, match=rf"TensorRT 11\.4\.0\.106 {said}"):
+        peer.bind(batch_of(0))
+
+
+def test_an_old_tensorrt_is_not_measured(model: ModelFiles, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make("tensorrt-cuda-f16", model, cache)
+    monkeypatch.setattr(fake_tensorrt, "__version__", "10.16.1.11")
+    found = load_peer(YAMLS["tensorrt-cuda-f16"]["peer"]).missing()
+    assert found is not None
+    assert found.endswith("pip install 'encast[bench-tensorrt]'")
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "tensorrt" else name)
+    found = load_peer(YAMLS["tensorrt-cuda-f16"]["peer"]).missing()
+    assert found == "not installed (tensorrt): pip install 'encast[bench-tensorrt]'"
+
+
+def test_a_capture_has_run_before_and_answers_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    runs: list[int] = []
+    graph = SimpleNamespace(replay=lambda: runs.append(-1))
+    stream = SimpleNamespace(cuda_stream=7, synchronize=lambda: runs.append(0))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda _, stream: nullcontext())
+
+    def run(address: int) -> object:
+        runs.append(address)
+        return object()
+
+    replay = captured(run, "cuda")
+    assert runs == [7, 0, 7]
+    assert replay() is replay()
+    assert runs[3:] == [-1, -1]
 
 
 def test_options_are_checked(model: ModelFiles, cache: Path) -> None:

@@ -1,7 +1,8 @@
-"""What backends on a GPU share: whether there is a card, and arrays that go there and back."""
+"""What backends on a GPU share: whether there is a card, CUDA graphs, and arrays that come back."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from encast.bench.peers.base import Float32
 from encast.bench.peers.pytorch import import_torch
 
-__all__ = ["HostCopy", "why_no_card"]
+__all__ = ["HostCopy", "captured", "why_no_card"]
 
 
 def why_no_card() -> str | None:
@@ -20,6 +21,27 @@ def why_no_card() -> str | None:
     if torch.cuda.device_count() == 0:
         return "PyTorch finds no CUDA card; look at what nvidia-smi shows, and at CUDA_VISIBLE_DEVICES"
     return None
+
+
+def captured(run: Callable[[int], Any], device: str) -> Callable[[], Any]:
+    """``run``, which is given the address of a stream, as a CUDA graph: each call makes its tensor anew, in the same
+    memory. On the CPU ``run`` itself."""
+    if not device.startswith("cuda"):
+        return lambda: run(0)
+    torch = import_torch()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run(stream.cuda_stream)  # what is allocated and chosen at first, which no graph may do
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        made = run(stream.cuda_stream)
+
+    def replay() -> Any:
+        graph.replay()
+        return made
+
+    return replay
 
 
 class HostCopy:
