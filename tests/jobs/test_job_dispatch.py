@@ -56,18 +56,22 @@ class FakeRay:
         self.alive, self.behave = nodes, behave
         self.calls: list[tuple[str, Any]] = []
         self.cpus = 1
+        self.gpus = 0
+        self.taken: list[dict[str, Any]] = []
         self.told: dict[int, Any] = {}
         self.restarted: list[str] = []
         self.turns = itertools.count()
 
     def nodes(self) -> list[dict[str, Any]]:
         return [
-            {"Alive": True, "NodeID": node, "NodeManagerAddress": node, "Resources": {"CPU": float(self.cpus)}}
+            {"Alive": True, "NodeID": node, "NodeManagerAddress": node, "Resources": resources}
+            for resources in [{"CPU": float(self.cpus), **({"GPU": float(self.gpus)} if self.gpus else {})}]
             for node in self.alive
         ]
 
-    def remote(self, *, scheduling_strategy: str, **_: Any) -> Any:
+    def remote(self, *, scheduling_strategy: str, **options: Any) -> Any:
         node = scheduling_strategy
+        self.taken.append({name: value for name, value in options.items() if name.startswith(("num_", "max_c"))})
 
         def call(what: Any) -> object:
             self.calls.append((node, what))
@@ -120,9 +124,10 @@ def run(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Run:
     monkeypatch.setattr(executor, "_LOOK_S", 0.0)
     monkeypatch.setattr(executor, "head_answers", lambda ray: True)
 
-    def made(ray: FakeRay, count: int = 20) -> list[Done | Failed]:
+    def made(ray: FakeRay, count: int = 20, **options: Any) -> list[Done | Failed]:
         monkeypatch.setattr(executor, "connect", lambda address: ray)
-        maker = executor.RayExecutor("x", Path("f"), Path("a"), [], threads=None, instances=ray.cpus, say=said.append)
+        options = {"instances": ray.cpus, **options}
+        maker = executor.RayExecutor("x", Path("f"), Path("a"), [], threads=None, say=said.append, **options)
         return list(maker.run(shards_of(count), range(count), lambda numbers: None))
 
     return made
@@ -391,3 +396,25 @@ def test_what_failed_on_a_node_that_is_left_out_was_no_try(run: Run, said: list[
     assert len(said) == 1
     assert tries[0] == "b"
     assert len(tries) == 1 + executor.TRIES
+
+
+def test_a_replica_takes_a_card_and_its_share_of_the_cpus(run: Run) -> None:
+    ray = FakeRay(["a", "b"], lambda node, what: answer(what))
+    ray.cpus, ray.gpus = 9, 4
+    assert numbers_of(run(ray, device="cuda", instances=2)) == list(range(20))
+    assert ray.taken == [{"num_cpus": 2, "num_gpus": 1, "max_concurrency": 2}] * 8
+
+
+def test_a_cluster_without_cards_is_said_at_once(run: Run) -> None:
+    ray = FakeRay(["a", "b"], lambda node, what: answer(what))
+    ray.cpus = 4
+    with pytest.raises(ResourceError, match="no node of the Ray cluster has GPUs: it has 2 nodes with 8 CPUs"):
+        run(ray, device="cuda", instances=2)
+    assert ray.taken == []
+
+
+def test_without_a_device_no_card_is_taken(run: Run) -> None:
+    ray = FakeRay(["a"], lambda node, what: answer(what))
+    ray.gpus = 4
+    run(ray)
+    assert ray.taken == [{"num_cpus": 1, "max_concurrency": 1}]

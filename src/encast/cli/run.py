@@ -137,10 +137,10 @@ def run_command(
     if ray is not None or shard_rows is not None or is_job(inputs, output):
         if errors is not None:
             raise InputError("--errors is for one file; of a job every file of answers has its bad rows beside it")
-        if device != "cpu" or dtype is not None:
-            raise InputError("--device and --dtype are for one file; jobs run on the CPU: leave them out")
         columns_named = (text_column, pair_column)
-        asked = Asked(artifact, inputs, output, task, format, input_format, columns_named, batch_tokens, options)
+        asked = Asked(
+            artifact, inputs, output, task, format, input_format, columns_named, batch_tokens, options, device, dtype
+        )
         run_job_command(asked, shard_rows or SHARD_ROWS, ray, threads=threads, instances=instances, json=json)
         return
     (input,) = inputs

@@ -14,6 +14,7 @@ import typer
 
 import encast.artifact as artifacts
 from encast.artifact.write import version
+from encast.backends.devices import CARD_DTYPES, find_device, need_card
 from encast.cli.interrupts import sigterm_interrupts
 from encast.cli.progress import Progress
 from encast.data import OUTPUT_FORMATS
@@ -23,7 +24,7 @@ from encast.data.readers import format_of
 from encast.data.remote import is_url, local_path, shown
 from encast.data.writers import vector_column
 from encast.engine import session_of
-from encast.errors import InputError
+from encast.errors import InputError, need_modules
 from encast.jobs.answers import columns_of_task, need_options, task_name
 from encast.jobs.folder import JobFolder
 from encast.jobs.job import Cut, Job
@@ -38,6 +39,8 @@ SOME_ROWS_BAD = 3
 """The exit code when answers were written and some rows have none; a pipeline may go on with them or stop."""
 
 _SHOWN_FAILURES = 5
+_SHARDS_A_CARD = 2
+"""Side by side: while the card computes rows of one, those of another are tokenised."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Asked:
     columns: tuple[str | None, str | None]
     batch_tokens: int
     options: RunOptions
+    device: str
+    dtype: str | None
 
 
 def is_job(inputs: Sequence[str], output: str) -> bool:
@@ -84,6 +89,11 @@ def run_job_command(
     began = time.monotonic()
     if instances < 1 or (threads is not None and threads < 1):
         raise InputError(f"--threads {threads} and --instances {instances}: both must be at least 1")
+    if asked.device != "cpu":
+        _need_device(asked, ray is not None, threads, instances)
+        instances = _SHARDS_A_CARD
+    elif asked.dtype is not None:
+        find_device(asked.device, ("dtype",))
     job = _job(asked, shard_rows)
     output = Path(asked.output)
     with sigterm_interrupts(), JobFolder(output) as folder:
@@ -101,6 +111,26 @@ def run_job_command(
             folder.sweep()
             summary = _run(folder, workers, quiet=json)
     _report(asked, folder, summary, time.monotonic() - began, json)
+
+
+def _need_device(asked: Asked, on_ray: bool, threads: int | None, instances: int) -> None:
+    """Before a folder is begun, which is of one device. Raises ``InputError`` for what cards do not take, and
+    ``ResourceError`` where the card is not here, unless the job runs elsewhere."""
+    kind, index = need_card(asked.device)
+    given = {"threads": threads is not None, "instances": instances != 1, "dtype": asked.dtype is not None}
+    find_device(asked.device, [name for name, is_given in given.items() if is_given])
+    if asked.dtype not in (None, *CARD_DTYPES):
+        raise InputError(f"--dtype is {asked.dtype!r}; {', '.join(CARD_DTYPES)} are known")
+    if on_ray:
+        if index is not None:
+            raise InputError(
+                f"--device is {asked.device!r}; with --ray it is cuda, without a number: Ray gives each worker a card"
+            )
+        return
+    need_modules("cuda", "torch")
+    from encast.backends.gpu.device import choose_device, stored_dtype
+
+    stored_dtype(asked.dtype, choose_device(kind, index))
 
 
 def _run(folder: JobFolder, workers: Executor, *, quiet: bool) -> Summary:
@@ -162,6 +192,8 @@ def _job(asked: Asked, shard_rows: int) -> Job:
         asked.batch_tokens,
         shard_rows,
         tuple(files),
+        asked.device.partition(":")[0],
+        None if asked.device == "cpu" else asked.dtype or "f32",
     )
 
 
@@ -170,10 +202,12 @@ def _executor(
 ) -> AbstractContextManager[Executor]:
     artifact = asked.artifact.absolute()
     if ray is None:
-        return LocalExecutor(output, artifact, asked.inputs, threads=threads, instances=instances)
+        return LocalExecutor(output, artifact, asked.inputs, device=asked.device, threads=threads, instances=instances)
     from encast.cluster import RayExecutor
 
-    return RayExecutor(ray, output, artifact, asked.inputs, threads=threads, instances=instances, say=_say)
+    return RayExecutor(
+        ray, output, artifact, asked.inputs, device=asked.device, threads=threads, instances=instances, say=_say
+    )
 
 
 def _say(what: str) -> None:
@@ -208,6 +242,7 @@ def _report(asked: Asked, folder: JobFolder, summary: Summary, seconds: float, j
         )
     result = {
         "artifact": str(asked.artifact),
+        "device": asked.device,
         "task": job.task,
         "inputs": [file.name for file in job.inputs],
         "output": asked.output,

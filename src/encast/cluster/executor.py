@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from encast.cluster.cards import count_of, need_cards
 from encast.cluster.connection import connect, head_answers
 from encast.cluster.replica import Replica, Said, count, error_of
 from encast.data.inputs import InputFile
@@ -87,7 +88,8 @@ class _Member:
 
 class RayExecutor:
     """See ``jobs.run.Executor``. ``threads`` of each of ``instances`` are CPUs of Ray that a replica takes; by default
-    it takes all of its node. ``say`` is told what the user should know while the job runs.
+    it takes all of its node. With another ``device`` than "cpu" a replica takes a card, with its share of the node's
+    CPUs, and computes ``instances`` shards side by side. ``say`` is told what the user should know while the job runs.
 
     Raises what ``connect`` raises.
     """
@@ -99,12 +101,13 @@ class RayExecutor:
         artifact: Path,
         inputs: Sequence[str],
         *,
+        device: str = "cpu",
         threads: int | None,
         instances: int,
         say: Callable[[str], None],
     ) -> None:
         self._made = (str(folder), str(artifact), list(inputs))
-        self._threads, self._instances, self._say = threads, instances, say
+        self._on_cards, self._threads, self._instances, self._say = device != "cpu", threads, instances, say
         self._ray = connect(address)
         self._head_seen = time.monotonic()
         self._head_lost = False
@@ -120,7 +123,7 @@ class RayExecutor:
         """Of every node on which a shard failed."""
 
     def find_cuts(self, files: Sequence[InputFile], columns: Sequence[str], rows: int) -> Iterator[Cut]:
-        self._need_cpus(self._nodes())
+        self._need_room(self._nodes())
         inputs = self._made[2]
         if sum(file.bytes for file in files) < COUNT_HERE_BYTES:
             yield from (find_cut(file, file.reached(inputs), columns, rows) for file in files)
@@ -185,7 +188,10 @@ class RayExecutor:
                 continue
             if not ready and now - max(begun, told) > _BUSY_S:
                 told = now
-                self._say(f"waiting for {len(self._members)} replicas to start; other jobs may have the cluster's CPUs")
+                what = "CPUs or cards" if self._on_cards else "CPUs"
+                self._say(
+                    f"waiting for {len(self._members)} replicas to start; other jobs may have the cluster's {what}"
+                )
             for call in self._ray.wait(list(calls), num_returns=1, timeout=1.0)[0]:
                 member = calls[call]
                 if call == member.probe:
@@ -369,8 +375,12 @@ class RayExecutor:
     def _cpus(self, node: dict[str, Any]) -> int:
         return int(node["Resources"].get("CPU", 0))
 
-    def _need_cpus(self, nodes: list[dict[str, Any]]) -> None:
-        """Raises ``InputError`` when no node that is there is large enough for a replica."""
+    def _need_room(self, nodes: list[dict[str, Any]]) -> None:
+        """Raises ``InputError`` when no node that is there is large enough for a replica, ``ResourceError`` when none
+        has a card and one is needed."""
+        if self._on_cards:
+            need_cards(nodes)
+            return
         needed = (self._threads or 1) * self._instances
         most = max(map(self._cpus, nodes), default=0)
         if most < needed:
@@ -383,18 +393,16 @@ class RayExecutor:
         """Starts replicas on nodes that have fewer than fit there."""
         nodes = self._nodes()
         if first:
-            self._need_cpus(nodes)
+            self._need_room(nodes)
         here = Counter(member.node for member in self._members)
         strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         for node in nodes:
             if node["NodeID"] in self._left_out:
                 continue
-            threads = self._threads or self._cpus(node) // self._instances
-            taken = threads * self._instances
-            fit = self._cpus(node) // taken if taken else 0
+            threads, taken, fit = self._share(node)
             for _ in range(fit - here[node["NodeID"]]):
                 kind = self._ray.remote(
-                    num_cpus=taken,
+                    **taken,
                     max_restarts=-1,
                     max_concurrency=self._instances,
                     concurrency_groups={"watch": 1},
@@ -403,6 +411,17 @@ class RayExecutor:
                 actor = kind.remote(*self._made, threads, self._instances)
                 where = str(node["NodeManagerAddress"])
                 self._members.append(_Member(actor, node["NodeID"], where, actor.numbers.remote(), first))
+
+    def _share(self, node: dict[str, Any]) -> tuple[int | None, dict[str, int], int]:
+        """Of a replica on a node: the threads of an instance, None on a card, and what Ray holds for it; and how many
+        fit there."""
+        cpus = self._cpus(node)
+        if self._on_cards:
+            cards = count_of(node)
+            return None, {"num_cpus": cpus // max(1, cards), "num_gpus": 1}, cards
+        threads = self._threads or cpus // self._instances
+        taken = threads * self._instances
+        return threads, {"num_cpus": taken}, cpus // taken if taken else 0
 
     def _explained(self, error: Exception, what: str) -> ResourceError:
         """A failure of Ray in words."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import encast.errors as errors
+from encast.cluster.cards import see_held_cards
 from encast.data.inputs import InputFile
 from encast.jobs.job import Cut, find_cut
 from encast.jobs.layout import Done
@@ -47,9 +50,11 @@ def count(file: InputFile, path: str, columns: Sequence[str], rows: int) -> Cut 
 
 
 class Replica:
-    """One engine; ``numbers`` and ``run`` are called from several threads, ``progress`` from another one."""
+    """One engine, on the CPU or on one card; ``numbers`` and ``run`` are called from several threads, ``progress`` from
+    another one. ``threads``: None on a card.
+    """
 
-    def __init__(self, folder: str, artifact: str, inputs: Sequence[str], threads: int, instances: int) -> None:
+    def __init__(self, folder: str, artifact: str, inputs: Sequence[str], threads: int | None, instances: int) -> None:
         self._made = (folder, artifact, inputs)
         self._threads, self._instances = threads, instances
         self._worker: Worker | None = None
@@ -59,10 +64,17 @@ class Replica:
         """On first use, in the process that Ray started or started again."""
         with self._opening:
             if self._worker is None:
-                # Others may have the rest of the machine: only who has all of it may say which cores are his.
-                alone = self._threads * self._instances >= len(usable_cores(this_machine()))
-                self._worker = Worker(*self._made, threads=self._threads, instances=self._instances, pin=alone)
+                self._worker = self._opened()
             return self._worker
+
+    def _opened(self) -> Worker:
+        threads, instances = self._threads, self._instances
+        if threads is None:
+            see_held_cards(1)
+            return Worker(*self._made, instances=instances)
+        # Others may have the rest of the machine: only who has all of it may say which cores are his.
+        alone = threads * instances >= len(usable_cores(this_machine()))
+        return Worker(*self._made, threads=threads, instances=instances, pin=alone)
 
     def numbers(self) -> dict[str, Any] | Said:
         try:
@@ -74,6 +86,11 @@ class Replica:
         try:
             return self._open().run(number)
         except Exception as error:
+            if self._threads is None and isinstance(error, RuntimeError):
+                # After an error of CUDA a process computes nothing more on its card, and fails at once whatever it is
+                # given. Ray starts another one.
+                print(f"encast: the card failed, and this process ends: {error}", file=sys.stderr, flush=True)
+                os._exit(1)
             return _said(error, self._made[2])
 
     def progress(self) -> dict[int, int]:

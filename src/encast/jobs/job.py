@@ -34,7 +34,9 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Job:
-    """``artifact``: the digest of its content. ``encast``: the version that computes it."""
+    """``artifact``: the digest of its content. ``encast``: the version that computes it. ``device``: without the number
+    of a card, of which any will do. ``dtype``: of a card's values, as ``encast.load`` takes it; None on the CPU.
+    """
 
     encast: str
     artifact: str
@@ -45,6 +47,8 @@ class Job:
     batch_tokens: int
     shard_rows: int
     inputs: tuple[InputFile, ...]
+    device: str = "cpu"
+    dtype: str | None = None
 
     def need_same(self, asked: Job, where: str) -> None:
         """Raises ``InputError`` where what is asked for now would give other bytes."""
@@ -162,10 +166,12 @@ class Begun:
         if content.get("version") != VERSION:
             raise ValueError("it was written by another version of encast")
         try:
-            told = content["job"]
+            # What was begun before jobs ran on cards does not say the device.
+            told = {"device": "cpu", "dtype": None, **content["job"]}
             inputs = tuple(map(_input, told.pop("inputs")))
             options, columns = RunOptions(**told.pop("options")), tuple(map(str, told.pop("columns")))
             kinds = {"encast": str, "artifact": str, "task": str, "format": str, "batch_tokens": int, "shard_rows": int}
+            kinds |= {"device": str, "dtype": type(None) if told["device"] == "cpu" else str}
             if {name: type(value) for name, value in told.items()} != kinds or told["shard_rows"] < 1:
                 raise ValueError("it has other fields")
             job = Job(**told, inputs=inputs, options=options, columns=columns)

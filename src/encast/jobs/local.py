@@ -18,13 +18,15 @@ __all__ = ["LocalExecutor"]
 
 
 class LocalExecutor:
-    """See ``run.Executor``. A shard is tried once: here nothing would be other the second time."""
+    """See ``run.Executor``; ``device``: as of ``Worker``. A shard is tried once: here nothing would be other the second
+    time.
+    """
 
     def __init__(
-        self, folder: Path, artifact: Path, inputs: Sequence[str], *, threads: int | None, instances: int
+        self, folder: Path, artifact: Path, inputs: Sequence[str], *, device: str, threads: int | None, instances: int
     ) -> None:
         self._folder, self._artifact, self._inputs = folder, artifact, inputs
-        self._threads, self._instances = threads, instances
+        self._device, self._threads, self._instances = device, threads, instances
         self._worker: Worker | None = None
         self._pool = ThreadPoolExecutor(instances)
 
@@ -35,8 +37,9 @@ class LocalExecutor:
         if not left:
             return
         worker = self._worker = Worker(
-            self._folder, self._artifact, self._inputs, threads=self._threads, instances=self._instances
-        )
+            self._folder, self._artifact, self._inputs,
+            device=self._device, threads=self._threads, instances=self._instances,
+        )  # fmt: skip
         agree(worker.numbers())
         waiting: Waiting[int] = Waiting(left)
         under_way: dict[Future[Done], tuple[int, int]] = {}

@@ -38,7 +38,9 @@ class StoppedError(Exception):
 class Worker:
     """Runs shards of the job that ``folder`` is of, from any number of threads.
 
-    ``inputs``: as the user named them, as URLs' credentials stand nowhere else. Raises ``ResourceError`` where the
+    ``inputs``: as the user named them, as URLs' credentials stand nowhere else. ``device``: the job's, with the number
+    of a card where one is meant. On a card ``instances`` are shards side by side, of which some rows are tokenised
+    while it computes those of another. Raises ``ResourceError`` where the
     folder is not that of the job here or another encast is installed, ``ArtifactError`` where the artifact is not here
     or is another one, and what ``engine.load`` raises.
     """
@@ -49,6 +51,7 @@ class Worker:
         artifact: str | os.PathLike[str],
         inputs: Sequence[str],
         *,
+        device: str | None = None,
         threads: int | None = None,
         instances: int = 1,
         pin: bool = True,
@@ -70,9 +73,11 @@ class Worker:
                 f"{artifact}: is not the artifact of the job here (digest {digest}, not {self._job.artifact}); copy "
                 "the right one to every node, or put it on shared storage"
             )
-        self._engine = engines.load(
-            artifact, threads=threads, instances=instances, pin=pin, batch_tokens=self._job.batch_tokens
-        )
+        self._on_card = self._job.device != "cpu"
+        place: dict[str, Any] = {"threads": threads, "instances": instances, "pin": pin}
+        if self._on_card:
+            place = {"device": device or self._job.device, "dtype": self._job.dtype}
+        self._engine = engines.load(artifact, batch_tokens=self._job.batch_tokens, **place)
         self._spec = file_task(self._job.task)
         self._answers = Answers(self._engine, self._spec, self._job.columns, self._job.options)
         self._inputs = OpenInputs(lambda shard: shard.input.reached(inputs), self._job.columns, instances)
@@ -83,12 +88,16 @@ class Worker:
         """What else the bytes of a shard depend on: machines that agree in this write the same ones."""
         import encast._core as _core
 
-        plan: Any = self._engine.runnable
-        classes = {step.keys.get("arithmetic") for step in _core.Plan(plan.plan).steps} - {None}
-        found: dict[str, Any] = {"arithmetic": sorted(classes), "tokenizers": version_of("tokenizers")}
+        runnable: Any = self._engine.runnable
+        found: dict[str, Any] = {"tokenizers": version_of("tokenizers")}
+        if self._on_card:
+            found |= runnable.numbers()
+        else:
+            classes = {step.keys.get("arithmetic") for step in _core.Plan(runnable.plan).steps} - {None}
+            found["arithmetic"] = sorted(classes)
         if self._job.task not in _VECTORS:
             found["NumPy"] = f"{np.__version__} on {_core.isa_best()}"
-        if self._engine.meta.math == "exact" or self._job.task not in _VECTORS:
+        if (self._engine.meta.math == "exact" and not self._on_card) or self._job.task not in _VECTORS:
             found["C library"] = " ".join(platform.libc_ver())
         if self._job.format == "parquet":
             found["pyarrow"] = pyarrow().__version__

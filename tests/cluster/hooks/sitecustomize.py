@@ -13,6 +13,9 @@ if any("default_worker.py" in one for one in sys.orig_argv):
     plain = Answers.of
 
     def of(self, group):  # type: ignore[no-untyped-def]
+        if "ENCAST_TEST_CARDS_SEEN" in os.environ:
+            with open(os.path.join(os.environ["ENCAST_TEST_CARDS_SEEN"], str(os.getpid())), "w") as file:
+                file.write(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
         for row in group:
             if "poison" in row.raw:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.metadata import version
 
 import numpy as np
 import torch
@@ -178,6 +179,16 @@ class GpuRunnable:
             *([] if self._without_triton is None else [f"without Triton's kernels: {self._without_triton}"]),
             *([] if graphs is None else graphs.report()),
         ]
+
+    def numbers(self) -> dict[str, str]:
+        """What the bits of its answers depend on besides artifact, dtype and batch."""
+        by_triton = "Triton" in self._made_by.values()
+        return {
+            "the card": card_name(self.device),
+            "PyTorch": torch.__version__,
+            "CUDA": str(torch.version.cuda),
+            "Triton": version("triton") if by_triton else "not used",
+        }
 
     def close(self) -> None:
         """Frees the weights, after a run that goes on; the card's memory goes back to PyTorch's cache."""
