@@ -37,12 +37,12 @@ def _command(pid: int) -> bytes:
 
 
 class MiniCluster:
-    """``nodes`` of ``cpus`` logical CPUs each, besides a head without any, where the driver lives."""
+    """``nodes`` of ``cpus`` logical CPUs and ``gpus`` each, besides a head without any, where the driver lives."""
 
-    def __init__(self, nodes: int, cpus: int = 1) -> None:
+    def __init__(self, nodes: int, cpus: int = 1, gpus: int = 0) -> None:
         from ray.cluster_utils import Cluster
 
-        self._cpus = cpus
+        self._cpus, self._gpus = cpus, gpus
         # Names of sockets may have 107 bytes.
         self._temporary = tempfile.mkdtemp(prefix="encast-ray-", dir="/tmp")
         (Path(self._temporary) / "ray").mkdir()
@@ -56,7 +56,7 @@ class MiniCluster:
             self.add()
 
     def add(self) -> None:
-        self.nodes.append(self._cluster.add_node(num_cpus=self._cpus, include_dashboard=False))
+        self.nodes.append(self._cluster.add_node(num_cpus=self._cpus, num_gpus=self._gpus, include_dashboard=False))
 
     def kill(self, index: int) -> None:
         """SIGKILL for the raylet of a node and all its workers."""
@@ -86,9 +86,9 @@ class MiniCluster:
 
 
 @contextlib.contextmanager
-def mini_cluster(nodes: int, cpus: int = 1) -> Iterator[MiniCluster]:
+def mini_cluster(nodes: int, cpus: int = 1, gpus: int = 0) -> Iterator[MiniCluster]:
     began = time.monotonic()
-    cluster = MiniCluster(nodes, cpus)
+    cluster = MiniCluster(nodes, cpus, gpus)
     print(f"a cluster of {nodes} nodes after {time.monotonic() - began:.1f} s")
     try:
         yield cluster

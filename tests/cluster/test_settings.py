@@ -13,14 +13,18 @@ import yaml
 
 from encast.cli.serve import serve_command
 from encast.cli.serve_ray import given_options
+from encast.cluster.cards import devices_of
 from encast.cluster.settings import OPTIONS, OWN_OPTIONS, Settings
+from encast.cluster.size import given_size
 from encast.errors import ArtifactError, InputError
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "deploy" / "rayservice.yaml"
 
 # Of the command that deploys, not of its servers.
-COMMAND = {"host", "port", "json", "ray", "replicas", "replica-cpus", "queued-tokens", "gateways", "help"}
+COMMAND = {
+    "host", "port", "json", "ray", "replicas", "replica-cpus", "replica-gpus", "queued-tokens", "gateways", "help",
+}  # fmt: skip
 
 
 def command() -> Any:
@@ -52,6 +56,22 @@ def test_what_the_user_gave_reaches_the_servers(artifact: Path, tmp_path: Path, 
     assert (settings.limits().max_body_bytes, settings.limits().timeout_s, settings.drain_s()) == (2 << 20, 30, 7)
 
 
+def test_a_server_on_cards_is_told_which_by_its_replica(artifact: Path) -> None:
+    words = [str(artifact), "--ray", "auto", "--device", "cuda", "--card-dtype", "f16", "--replica-gpus", "2"]
+    with command().make_context("serve", words) as context:
+        options = given_options(context)
+    settings = Settings.of(
+        {"models": str(artifact), "options": options, "replica_gpus": context.params["replica_gpus"]}
+    )
+    assert (settings.card, settings.replica_gpus) == ("cuda", 2)
+    assert settings.arguments() == ["--card-dtype", "f16"]
+    assert devices_of("cuda", 3) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert devices_of("torch-cpu", 2) == ["torch-cpu", "torch-cpu"]
+    in_a_file = {"device": "cuda", "card-dtype": "f16"}
+    assert Settings.of({"models": str(artifact), "options": in_a_file}).card == "cuda"
+    assert Settings.of({"models": str(artifact)}).card is None
+
+
 def test_a_config_file_may_be_short(artifact: Path) -> None:
     for models in (str(artifact), [str(artifact)], [f"bert={artifact}"], {"bert": str(artifact)}):
         settings = Settings.of({"models": models})
@@ -76,6 +96,15 @@ def test_a_config_file_may_be_short(artifact: Path) -> None:
         ({"options": {"drain-s": "long"}}, "option drain-s is 'long'; give a number from 0 to 1e+09"),
         ({"options": {"max-body-mb": float("inf")}}, "option max-body-mb is inf; give a number from 0 to 1e+09"),
         ({"options": {"log": "-"}}, "--log - would mix the lines of all servers"),
+        ({"options": {"device": "cuda:1"}}, "--device is cuda:1; on Ray it is cuda, without a number: Ray chooses"),
+        ({"options": {"device": ["cuda:0", "cuda:1"]}}, "--device is cuda:0 and cuda:1; on Ray it is cuda"),
+        ({"options": {"device": ["cuda", "torch-cpu"]}}, "--device is cuda and torch-cpu; on Ray it is cuda"),
+        ({"options": {"device": "gpu"}}, "device is 'gpu'; a server takes cuda"),
+        ({"options": {"device": "cuda", "card-dtype": "f64"}}, "the card's dtype is 'f64'; one of f32, f16, bf16, f8"),
+        ({"options": {"device": "cuda", "instances": 2}}, "--device has one instance a card"),
+        ({"options": {"card-dtype": "f16"}}, "--card-dtype is for cards; give --device too"),
+        ({"replica_gpus": 1}, "replica_gpus (--replica-gpus) is for cards; give the option device too"),
+        ({"replica_gpus": 0.5}, "replica_gpus is 0.5; give a whole number of 1 at least"),
     ],
 )
 def test_what_is_wrong_is_named(artifact: Path, more: dict[str, Any], reason: str) -> None:
@@ -134,6 +163,24 @@ def test_the_recipe_serves(artifact: Path) -> None:
     text = (ROOT / "src" / Path(*module.split("."))).with_suffix(".py").read_text()
     assert f"def {name}(" in text
     assert f'"{servers["name"]}"' in text
+
+
+def test_what_is_other_on_cards_fits_the_recipe(artifact: Path) -> None:
+    page = (ROOT / "docs" / "serve" / "ray.md").read_text()
+    (block,) = (one for one in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "replica_gpus" in one)
+    found = yaml.safe_load(block)
+    assert set(found) == {"args", "resources"}
+    args, before = found["args"], config()["applications"][0]["args"]
+    assert set(args) - set(before) == {"replica_gpus"}
+    settings = Settings.of({**args, "models": str(artifact)})
+    assert settings.card == "cuda"
+    assert given_size(settings) is not None, "nodes with cards may come later"
+    workers = recipe()["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]
+    workers["spec"]["containers"][0]["resources"] = found["resources"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "it"}, **workers}
+    kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
+    limits = found["resources"]["limits"]
+    assert (float(limits["cpu"]), int(limits["nvidia.com/gpu"])) == (settings.replica_cpus, settings.replica_gpus)
 
 
 def test_the_recipe_names_the_versions() -> None:

@@ -85,7 +85,7 @@ ALLOWED: dict[str, set[str]] = {
     "cluster.gateway": {"serve.errors", "serve.keys", "serve.operations", "serve.service", "serve.within"},
     "cluster.upstream": {"serve.within"},
     "cluster.ingress": {"errors", "serve.http", "serve.keys", "serve.service"},
-    "cluster.settings": {"errors", "artifact", "serve.service"},
+    "cluster.settings": {"errors", "artifact", "serve.options", "serve.service"},
     "cluster.child": {"errors", "artifact", "launch.process"},
     "cluster.deploy": {"errors"},
     "budget": {

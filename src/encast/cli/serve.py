@@ -49,7 +49,10 @@ def serve_command(
     ] = None,
     device: Annotated[
         list[str] | None,
-        typer.Option(metavar="CARD", help="cuda, or cuda:0, cuda:1, ...: an instance on each card; default: the CPU."),
+        typer.Option(
+            metavar="CARD",
+            help="cuda, or cuda:0, cuda:1, ...: an instance on each card; default: the CPU; with --ray cuda alone.",
+        ),
     ] = None,
     card_dtype: Annotated[
         str | None, typer.Option(help="Of --device: what values are stored and multiplied in, f32, f16, bf16 or f8.")
@@ -143,8 +146,15 @@ def serve_command(
     replica_cpus: Annotated[
         float | None, typer.Option(min=0.01, help="Of a server, with --ray; default: those of the smallest node.")
     ] = None,
+    replica_gpus: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of a server, with --ray and --device; default: those of the smallest node with any."),
+    ] = None,
     queued_tokens: Annotated[
-        int | None, typer.Option(min=1, help="With --replicas MIN-MAX: that may wait at a server; default: 16384.")
+        int | None,
+        typer.Option(
+            min=1, help="With --replicas MIN-MAX: that may wait at a server; default: 16384, on cards 262144 a card."
+        ),
     ] = None,
     gateways: Annotated[
         int | None, typer.Option(min=1, help="That listen on --port, with --ray; default: one a node.")
@@ -168,16 +178,19 @@ def serve_command(
         # Servers are compared with their options where they start; what only one machine can have is refused here.
         serve_on_ray_command(
             artifact, ray, given_options(context), host=host, port=port, replicas=replicas, replica_cpus=replica_cpus,
-            queued_tokens=queued_tokens, gateways=gateways, json=json,
+            replica_gpus=replica_gpus, queued_tokens=queued_tokens, gateways=gateways, json=json,
         )  # fmt: skip
         return
-    if replicas is not None or replica_cpus is not None or queued_tokens is not None or gateways is not None:
-        raise InputError("--replicas, --replica-cpus, --queued-tokens and --gateways are for a cluster; give --ray too")
+    if any(one is not None for one in (replicas, replica_cpus, replica_gpus, queued_tokens, gateways)):
+        raise InputError(
+            "--replicas, --replica-cpus, --replica-gpus, --queued-tokens and --gateways are for a cluster; give --ray "
+            "too"
+        )
     need_modules("serve", *_MODULES, *(["grpc"] if grpc_port is not None else []))
     # Here, so that --help needs none of them.
     from encast.machine import usable_cores
     from encast.quant import QuantSpec
-    from encast.serve.options import ServeOptions, check_cards
+    from encast.serve.options import ServeOptions, check_card_options
     from encast.serve.service import RequestLimits
     from encast.serve.shadow import parse_shadow
     from encast.serve.sources import read_sources
@@ -197,13 +210,9 @@ def serve_command(
         raise InputError("--config says the instances and their threads; leave --threads and --instances out")
     if config is not None and len(artifact) > 1:
         raise InputError("--config is for one model; serve others by a server of their own")
+    check_card_options(device or (), card_dtype, given_options(context))
     if device is not None:
-        if config is not None or threads is not None or instances is not None:
-            raise InputError("--device has one instance a card; --config, --threads and --instances are for the CPU")
-        check_cards(device, card_dtype)
         need_modules("cuda", "torch")
-    elif card_dtype is not None:
-        raise InputError("--card-dtype is for cards; give --device too")
     # What is wrong with a file or an address is said once, before anything is compiled or started.
     if config is not None:
         Configuration.of(config, batch_tokens=1)

@@ -15,7 +15,9 @@ from encast.errors import InputError, need_modules
 
 __all__ = ["given_options", "serve_on_ray_command"]
 
-_HERE = {"artifact", "host", "port", "json", "ray", "replicas", "replica_cpus", "queued_tokens", "gateways"}
+_HERE = {
+    "artifact", "host", "port", "json", "ray", "replicas", "replica_cpus", "replica_gpus", "queued_tokens", "gateways",
+}  # fmt: skip
 """Parameters of the command that are not options of each server."""
 
 
@@ -32,7 +34,7 @@ def given_options(context: typer.Context) -> dict[str, Any]:
 
 def serve_on_ray_command(
     artifact: list[str], address: str, options: Mapping[str, Any], *, host: str, port: int, replicas: str | None,
-    replica_cpus: float | None, queued_tokens: int | None, gateways: int | None, json: bool,
+    replica_cpus: float | None, replica_gpus: int | None, queued_tokens: int | None, gateways: int | None, json: bool,
 ) -> None:  # fmt: skip
     """Serves the artifacts on the cluster at ``address``."""
     need_modules("ray", "ray")
@@ -47,7 +49,8 @@ def serve_on_ray_command(
                 "all nodes share"
             )
     args: dict[str, Any] = {"models": artifact, "options": options, "host": host, "port": port}
-    args |= {"replicas": replicas, "replica_cpus": replica_cpus, "queued_tokens": queued_tokens, "gateways": gateways}
+    args |= {"replicas": replicas, "replica_cpus": replica_cpus, "replica_gpus": replica_gpus}
+    args |= {"queued_tokens": queued_tokens, "gateways": gateways}
     settings = Settings.of(args)
 
     def say(line: str) -> None:

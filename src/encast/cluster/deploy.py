@@ -26,7 +26,9 @@ _SPARE_S = 15.0
 _POLL_S = 0.2
 _SHOWN = 5
 _SLOW_S = 30.0
-_SLOW = "Ray Serve has not started all servers yet; `ray status` shows whether the CPUs that they take are free"
+_SLOW = (
+    "Ray Serve has not started all servers yet; `ray status` shows whether the CPUs and GPUs that they take are free"
+)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -72,10 +74,11 @@ class _Application:
         """See ``serve_on_ray``."""
         from encast.cluster.serving import application, places
 
-        if self._settings.replicas is not None and self._settings.replicas[0] > places(self._settings)[1]:
+        _, room = places(self._settings)
+        if self._settings.replicas is not None and self._settings.replicas[0] > room:
             raise ResourceError(
-                f"{self._settings.replicas[0]} servers are asked for, and {places(self._settings)[1]} fit on the nodes "
-                "that there are; ask for fewer, or for MIN-MAX where nodes may come"
+                f"{self._settings.replicas[0]} servers are asked for, and {room} fit on the nodes that there are; ask "
+                "for fewer, or for MIN-MAX where nodes may come"
             )
         # Gateways have ports of their own: Ray's proxies would have nothing to do.
         self._serve.start(proxy_location="Disabled")

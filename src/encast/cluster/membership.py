@@ -12,7 +12,7 @@ from ray.serve.request_router import RequestRouter, RunningReplica
 __all__ = ["Member", "MembershipRouter", "announce", "follow"]
 
 Member = tuple[str, str, int, float]
-"""A replica's id, the host and port of its server, and its CPUs."""
+"""A replica's id, the host and port of its server, and its weight (``size.Size``)."""
 
 _followers: list[Callable[[list[Member]], None]] = []
 _last: list[Member] = []
@@ -48,4 +48,4 @@ class MembershipRouter(RequestRouter):  # type: ignore[misc]  # Ray's types are 
         super().update_replicas(replicas)
         # Without facts is a replica that did not come to say them.
         facts = [(one.replica_id.unique_id, one.replica_metadata) for one in replicas if one.replica_metadata]
-        membership.announce([(name, fact["host"], fact["port"], fact["cpus"]) for name, fact in facts])
+        membership.announce([(name, fact["host"], fact["port"], fact["weight"]) for name, fact in facts])

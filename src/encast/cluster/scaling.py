@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["BUSY_SHARE", "QUEUED_TOKENS", "ServersByQueuedTokens", "gateway_a_node"]
+__all__ = ["BUSY_SHARE", "QUEUED_TOKENS", "QUEUED_TOKENS_A_CARD", "ServersByQueuedTokens", "gateway_a_node"]
 
 QUEUED_TOKENS = 16_384
 """That may wait at a replica."""
+
+QUEUED_TOKENS_A_CARD = 262_144
+"""The same for each card of a replica on cards: the same share of what its queue holds."""
 
 BUSY_SHARE = 0.8
 """Of its instances' time, that a replica may be busy where nothing waits."""

@@ -13,7 +13,9 @@ from typing import Any
 
 import ray
 
+from encast.cluster.cards import devices_of, see_held_cards
 from encast.cluster.child import ChildServer
+from encast.cluster.size import Size
 from encast.errors import EncastError, InputError
 
 __all__ = ["ModelServer"]
@@ -23,21 +25,27 @@ _SPARE_S = 5.0
 
 class ModelServer:
     """``names``: of the models, whose artifacts ``reconfigure`` says; ``arguments``: of ``encast serve``; ``keys``:
-    a file of API keys; ``cpus``: what Ray holds for the replica; ``drain_s``: as of ``encast serve``.
+    a file of API keys; ``size``: what Ray holds for the replica; ``card``: the kind of its cards, None on CPUs;
+    ``drain_s``: as of ``encast serve``.
     """
 
     def __init__(
-        self, names: Sequence[str], arguments: Sequence[str], keys: str | None, cpus: float, drain_s: float
-    ) -> None:
-        self._names, self._cpus, self._drain_s = list(names), cpus, drain_s
+        self, names: Sequence[str], arguments: Sequence[str], keys: str | None, size: Size, card: str | None,
+        drain_s: float,
+    ) -> None:  # fmt: skip
+        self._names, self._size, self._drain_s = list(names), size, drain_s
         own = list(arguments)
-        alone = cpus >= len(os.sched_getaffinity(0))
+        if card is not None:
+            see_held_cards(size.gpus)
+            for device in devices_of(card, size.gpus):
+                own += ["--device", device]
+        alone = size.cpus >= len(os.sched_getaffinity(0))
         # Who has all of a machine may say which cores are his, and the server finds out what fits. Who has less takes
         # an instance a CPU, and leaves to the system where they run.
         if not alone:
             own.append("--no-pin")
-            if not {"--instances", "--threads", "--config"} & set(own):
-                own += ["--instances", str(max(1, int(cpus))), "--threads", "1"]
+            if not {"--instances", "--threads", "--config", "--device"} & set(own):
+                own += ["--instances", str(max(1, int(size.cpus))), "--threads", "1"]
         self._child = ChildServer(ray.util.get_node_ip_address(), own, keys)
         self._models: dict[str, str] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -72,7 +80,7 @@ class ModelServer:
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """What gateways must know."""
-        return {"host": self._child.host, "port": self._child.port, "cpus": self._cpus}
+        return {"host": self._child.host, "port": self._child.port, "weight": self._size.weight}
 
     async def check_health(self) -> None:
         """Raises where the server does not answer: Ray Serve replaces the replica after three such times."""

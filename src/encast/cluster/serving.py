@@ -11,10 +11,10 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from encast.cluster.ingress import Ingress
 from encast.cluster.membership import MembershipRouter
-from encast.cluster.scaling import QUEUED_TOKENS
+from encast.cluster.scaling import QUEUED_TOKENS, QUEUED_TOKENS_A_CARD
 from encast.cluster.server import ModelServer
 from encast.cluster.settings import Settings
-from encast.errors import ResourceError
+from encast.cluster.size import Size, fit, given_size
 
 __all__ = ["GATEWAYS", "SERVERS", "app", "application", "places"]
 
@@ -39,15 +39,22 @@ def app(args: Mapping[str, Any]) -> serve.Application:
 
 
 def application(settings: Settings) -> serve.Application:
-    """The gateways, bound to the servers. Raises ``ResourceError`` where no node of the cluster can have a server."""
-    cpus, room = places(settings)
+    """The gateways, bound to the servers. Raises ``ResourceError`` where size or number of the servers follow from the
+    nodes, and none of these can have a server. Where both are given, nodes may come later.
+    """
+    size, replicas = given_size(settings), settings.replicas
+    if size is None or replicas is None:
+        size, room = places(settings)
+        replicas = replicas or (room, room)
     drain_s = settings.drain_s()
-    least, most = settings.replicas or (room, room)
+    least, most = replicas
     count: dict[str, Any] = {"num_replicas": least}
     if least < most:
         policy = AutoscalingPolicy(
             policy_function="encast.cluster.scaling:ServersByQueuedTokens",
-            policy_kwargs={"queued_tokens": settings.queued_tokens or QUEUED_TOKENS},
+            policy_kwargs={
+                "queued_tokens": settings.queued_tokens or size.gpus * QUEUED_TOKENS_A_CARD or QUEUED_TOKENS
+            },
         )
         count = {
             "num_replicas": "auto",
@@ -59,7 +66,7 @@ def application(settings: Settings) -> serve.Application:
         }  # fmt: skip
     servers = serve.deployment(ModelServer).options(
         name=SERVERS,
-        ray_actor_options={"num_cpus": cpus},
+        ray_actor_options={"num_cpus": size.cpus, "num_gpus": size.gpus},
         user_config={"models": dict(settings.models)},
         health_check_period_s=_HEALTH_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
@@ -92,7 +99,7 @@ def application(settings: Settings) -> serve.Application:
         max_ongoing_requests=_CALLS,
         **count,
     )
-    bound = servers.bind(list(settings.models), settings.arguments(), settings.keys, cpus, drain_s)
+    bound = servers.bind(list(settings.models), settings.arguments(), settings.keys, size, settings.card, drain_s)
     return gateways.bind(bound, settings.host, settings.port, settings.limits(), drain_s, settings.keys)
 
 
@@ -100,14 +107,7 @@ def _nodes() -> int:
     return sum(bool(node["Alive"]) for node in ray.nodes())
 
 
-def places(settings: Settings) -> tuple[float, int]:
-    """The CPUs of a server, and how many servers fit on the nodes that there are. Raises ``ResourceError`` for none."""
-    nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
-    having = [count for count in nodes if count > 0]
-    if not having:
-        raise ResourceError("no node of the Ray cluster has CPUs; start one with: ray start --address HEAD:6379")
-    wanted = settings.replica_cpus or min(having)
-    room = sum(int(count / wanted) for count in having)
-    if not room:
-        raise ResourceError(f"a server takes {wanted:g} CPUs, the largest node of the cluster has {max(having):g}")
-    return wanted, room
+def places(settings: Settings) -> tuple[Size, int]:
+    """What Ray holds for a server, and how many servers fit on the nodes that there are. Raises ``ResourceError`` for
+    none."""
+    return fit(settings, [node for node in ray.nodes() if node["Alive"]])

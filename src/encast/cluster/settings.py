@@ -11,21 +11,20 @@ from typing import Any
 
 import encast.artifact as artifacts
 from encast.errors import InputError
+from encast.serve.options import check_card_options
 from encast.serve.service import RequestLimits
 
 __all__ = ["OPTIONS", "OWN_OPTIONS", "Settings"]
 
 OPTIONS = {
-    "api-keys", "alias", "batch-tokens", "body-timeout-s", "config", "cors", "drain-s", "fronts", "header-timeout-s",
-    "instances", "log", "log-texts", "max-body-mb", "max-concurrent", "max-delay-ms", "max-inflight-mb",
-    "max-queue-tokens", "max-text-kb", "max-texts", "max-wait-ms", "otlp", "page", "pin", "price", "shadow",
-    "slowdown", "threads", "timeout-s",
+    "api-keys", "alias", "batch-tokens", "body-timeout-s", "card-dtype", "config", "cors", "device", "drain-s",
+    "fronts", "header-timeout-s", "instances", "log", "log-texts", "max-body-mb", "max-concurrent", "max-delay-ms",
+    "max-inflight-mb", "max-queue-tokens", "max-text-kb", "max-texts", "max-wait-ms", "otlp", "page", "pin", "price",
+    "shadow", "slowdown", "threads", "timeout-s",
 }  # fmt: skip
 """Those of ``encast serve`` that every server of the cluster can have."""
 
 OWN_OPTIONS = {
-    "card-dtype": "servers of a cluster run on CPUs",
-    "device": "servers of a cluster run on CPUs: serve on a card without --ray",
     "dtype": "compile the checkpoint first, to storage that all nodes share",
     "grpc-port": "gateways speak HTTP alone",
     "tls-cert": "gateways speak HTTP: end TLS in the load balancer before them",
@@ -37,15 +36,16 @@ OWN_OPTIONS = {
 _PATHS = ("api-keys", "config", "log")
 _FLAGS = {"log-texts", "page", "pin"}
 _MOST = 1e9  # seconds, MiB
-_ARGS = ("models", "options", "host", "port", "replica_cpus", "replicas", "queued_tokens", "gateways")
+_ARGS = ("models", "options", "host", "port", "replica_cpus", "replica_gpus", "replicas", "queued_tokens", "gateways")
 
 
 @dataclass(frozen=True)
 class Settings:
     """``models``: paths of artifacts by name, the same on every node. ``options``: of ``encast serve``, by their names
     without dashes before them. ``replica_cpus``: that a server takes, None for those of the smallest node.
-    ``replicas``: how many, at least and at most; None for one a node. ``queued_tokens``: see
-    ``scaling.ServersByQueuedTokens``, None for its default. ``gateways``: how many, None for one a node.
+    ``replica_gpus``: the same of cards, where the option ``device`` asks for them; see ``size.fit``. ``replicas``: how
+    many, at least and at most; None for as many as fit. ``queued_tokens``: see ``scaling.ServersByQueuedTokens``, None
+    for its default. ``gateways``: how many, None for one a node.
     """
 
     models: Mapping[str, str]
@@ -53,6 +53,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8080
     replica_cpus: float | None = None
+    replica_gpus: int | None = None
     replicas: tuple[int, int] | None = None
     queued_tokens: int | None = None
     gateways: int | None = None
@@ -75,6 +76,7 @@ class Settings:
             host=str(args.get("host", "0.0.0.0")),
             port=int(_number("port", args.get("port", 8080), 0, 65535, whole=True)),
             replica_cpus=_optional("replica_cpus", args, 0.01, whole=False),
+            replica_gpus=_whole("replica_gpus", args),
             replicas=_replicas(args.get("replicas")),
             queued_tokens=_whole("queued_tokens", args),
             gateways=_whole("gateways", args),
@@ -91,6 +93,7 @@ class Settings:
                 raise InputError(
                     f"there is no option {name!r} for servers on Ray; there are {', '.join(sorted(OPTIONS))}"
                 )
+        self._check_cards()
         if self.options.get("log") == "-":
             raise InputError("--log - would mix the lines of all servers; give a file, which each node has of its own")
         for path in self.models.values():
@@ -98,17 +101,33 @@ class Settings:
         self.limits()
         self.drain_s()
 
+    def _check_cards(self) -> None:
+        devices, dtype = _several(self.options.get("device")), self.options.get("card-dtype")
+        if any(":" in one for one in devices) or len(set(devices)) > 1:
+            raise InputError(
+                f"--device is {' and '.join(devices)}; on Ray it is cuda, without a number: Ray chooses the cards, and "
+                "replica_gpus (--replica-gpus) says how many a server has"
+            )
+        check_card_options(devices, dtype, self.options)
+        if self.replica_gpus is not None and not devices:
+            raise InputError("replica_gpus (--replica-gpus) is for cards; give the option device too (--device cuda)")
+
+    @property
+    def card(self) -> str | None:
+        """The kind of the cards that servers have, "cuda" or "torch-cpu"; None for servers on CPUs."""
+        return next(iter(_several(self.options.get("device"))), None)
+
     def arguments(self) -> list[str]:
-        """Of each server's command line, but for its models, its address and its keys."""
+        """Of each server's command line, but for its models, its address, its keys and its cards."""
         found: list[str] = []
         for name, value in self.options.items():
-            if name == "api-keys":
+            if name in ("api-keys", "device"):
                 continue
             if name in _FLAGS:
                 found += [f"--{name}"] if value is True else [] if name == "log-texts" else [f"--no-{name}"]
             else:
-                for one in value if isinstance(value, list | tuple) else [value]:
-                    found += [f"--{name}", _absolute(name, str(one))]
+                for one in _several(value):
+                    found += [f"--{name}", _absolute(name, one)]
         return found
 
     @property
@@ -136,6 +155,11 @@ class Settings:
 
     def _seconds(self, name: str) -> float:
         return _number(f"option {name}", self.options[name], 0, _MOST, whole=False)
+
+
+def _several(value: Any) -> list[str]:
+    """Of an option that may be given several times."""
+    return [] if value is None else [str(one) for one in (value if isinstance(value, list | tuple) else [value])]
 
 
 def _absolute(option: str, value: str) -> str:

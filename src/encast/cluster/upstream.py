@@ -141,7 +141,7 @@ class _SurplusError(Exception):
 
 
 class Upstream:
-    """A server. ``name``: the replica's; ``weight``: its CPUs."""
+    """A server. ``name``: the replica's; ``weight``: its CPUs, or its cards."""
 
     def __init__(self, name: str, host: str, port: int, weight: float) -> None:
         self.name, self.host, self.port, self.weight = name, host, port, weight

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import msgspec
 
@@ -10,7 +10,7 @@ from encast.backends.devices import CARD_DTYPES, find_device
 from encast.errors import InputError
 from encast.serve.service import RequestLimits
 
-__all__ = ["ServeOptions", "check_cards"]
+__all__ = ["ServeOptions", "check_card_options", "check_cards"]
 
 _CARDS = ("cuda", "torch-cpu")
 
@@ -52,6 +52,17 @@ class ServeOptions(msgspec.Struct, frozen=True):
     shadow: tuple[str, float] | None = None
     page: bool = True
     pin: bool = True
+
+
+def check_card_options(devices: Sequence[str], dtype: str | None, given: Container[str]) -> None:
+    """Raises ``InputError`` for what cannot be asked of cards, or without any. ``given``: the names of the options that
+    the user gave."""
+    if devices:
+        if any(name in given for name in ("config", "threads", "instances")):
+            raise InputError("--device has one instance a card; --config, --threads and --instances are for the CPU")
+        check_cards(devices, dtype)
+    elif dtype is not None:
+        raise InputError("--card-dtype is for cards; give --device too")
 
 
 def check_cards(devices: Sequence[str], dtype: str | None) -> None:
