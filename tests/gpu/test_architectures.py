@@ -64,7 +64,7 @@ def test_bf16_rounds_as_the_reference(name: str, tmp_path_factory: pytest.TempPa
     assert largest_unexplained(adapted, answers, opened.batch, opened.select, elementary=FAST_ELEMENTARY) <= 1
 
 
-@pytest.mark.parametrize(("dtype", "unit"), [("f16", 2.0**-11), ("bf16", 2.0**-8)])
+@pytest.mark.parametrize(("dtype", "unit"), [("f16", 2.0**-11), ("f16-acc16", 2.0**-11), ("bf16", 2.0**-8)])
 @pytest.mark.parametrize(
     "name",
     [

@@ -102,6 +102,6 @@ def test_a_card_without_f8_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "why_no_triton", lambda _: "Triton is not installed")
     found = cards.describe("cuda", None)
     assert (found.name, found.capability, found.memory_bytes, found.free_bytes) == ("A100", "8.0", 40 * gib, 30 * gib)
-    assert found.dtypes == ("f32", "f16", "bf16", "int8")
+    assert found.dtypes == ("f32", "f16", "bf16", "f16-acc16", "int8")
     assert "compute capability 9.0" in found.without["f8"]
     assert found.without_triton == "Triton is not installed"

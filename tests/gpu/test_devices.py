@@ -23,6 +23,7 @@ from models import compiled_graph
 import encast
 from encast import artifact
 from encast.backends.gpu import device as devices
+from encast.backends.gpu import program as programs
 from encast.backends.gpu.runnable import GpuRunnable
 from encast.backends.gpu.steps import STEPS
 from encast.errors import ArtifactError, InputError, ResourceError, UnsupportedModelError
@@ -96,7 +97,7 @@ def test_other_options_are_refused(path: Path) -> None:
     for options, message in (
         ({"threads": 2}, "device 'torch-cpu' does not take threads; leave it out"),
         ({"pin": False}, "device 'torch-cpu' does not take pin"),
-        ({"dtype": "f64"}, r"dtype is 'f64'; 'f32', 'f16', 'bf16', 'f8' are known"),
+        ({"dtype": "f64"}, r"dtype is 'f64'; 'f32', 'f16', 'bf16', 'f8', 'f16-acc16' are known"),
     ):
         with pytest.raises(InputError, match=message):
             encast.load(path, device="torch-cpu", **options)  # type: ignore[arg-type]
@@ -175,6 +176,7 @@ def test_a_card_without_the_products(monkeypatch: pytest.MonkeyPatch, tmp_path_f
     devices.need_int8(card)
     with pytest.raises(ResourceError, match=r"'f8' needs a card .* 9.0 or 10.x, Tesla T4 has 7.5; give dtype='f16'"):
         devices.stored_dtype("f8", card)
+    assert devices.stored_dtype("f16-acc16", card) == torch.float16
     # Of an int8 artifact attention is bf16, unless values are f16.
     _, graph = compiled_graph("bert-embed", "int8", tmp_path_factory)
     monkeypatch.setattr("encast.backends.gpu.runnable.choose_device", lambda kind, index: card)
@@ -183,6 +185,26 @@ def test_a_card_without_the_products(monkeypatch: pytest.MonkeyPatch, tmp_path_f
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     with pytest.raises(ResourceError, match=r"has no products of int8, which need 7\.5; compile to f32"):
         GpuRunnable(graph, "cuda", dtype="f16")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
+    with pytest.raises(ResourceError, match=r"no products of f16 with sums in f16, which need 7\.0; give dtype='f16'"):
+        devices.stored_dtype("f16-acc16", card)
+
+
+@pytest.mark.parametrize("is_cuda", [True, False])
+def test_programs_hand_their_steps_to_cards_one_at_a_time(is_cuda: bool) -> None:
+    """What products are summed in is a setting of the process. The CPU has none, and its programs run side by side."""
+    held = []
+
+    def step(context: Any) -> Any:
+        held.append((programs._HANDING.locked(), context.half_sums))
+        return torch.zeros(1)
+
+    call = programs._Call(None, step, (), ("made",), ())  # type: ignore[arg-type]
+    program = programs.Program((call,), "made", torch.float16, by_length=False, selects=False, half_sums=True)
+    batch: Any = SimpleNamespace(token_ids=SimpleNamespace(is_cuda=is_cuda), token_type_ids=None, select=None)
+    program.run(batch)
+    assert held == [(is_cuda, True)]
+    assert not programs._HANDING.locked()
 
 
 def test_which_cards_have_room_for_the_tiles_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +301,7 @@ def test_a_triton_that_cannot_launch_leaves_pytorchs_steps(path: Path, monkeypat
     card: Any = torch.device("cuda", 0)
     used = []
 
-    def build(graph: Any, steps: Any, stored: Any, device: Any) -> Any:
+    def build(graph: Any, steps: Any, *_: Any, **__: Any) -> Any:
         used.append(steps)
         return {}, {"attention": "PyTorch"}
 

@@ -389,3 +389,16 @@ def test_the_cpu_needs_the_interpreter(
     monkeypatch.setattr("encast.backends.gpu.kernels.INTERPRETED", False)
     with pytest.raises(InputError, match="on the CPU they need TRITON_INTERPRET=1"):
         GpuRunnable(graph, "torch-cpu", kernels="triton")
+
+
+def test_sums_in_f16_are_none_of_the_kernels_own() -> None:
+    """It sums in f32, which would be another dtype than was asked for."""
+    rng = np.random.default_rng(5)
+    x, weight, bias = (tensor(normal(rng, *shape)).half() for shape in ((40, 256), (64, 256), (64,)))
+    batch = pack(Batch.of([[1] * 40]), None, HERE)
+    ours, plain = (
+        table["linear"](Context(batch, torch.float16, half_sums=True), x, weight, bias, activation="gelu")
+        for table in (STEPS, PLAIN)
+    )
+    assert torch.equal(ours, plain)
+    assert not torch.equal(ours, STEPS["linear"](Context(batch, torch.float16), x, weight, bias, activation="gelu"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test
 
 from encast.backends.gpu.packed import pack
 from encast.backends.gpu.steps import STEPS, Context
-from encast.backends.gpu.steps.products import Int8Weight
+from encast.backends.gpu.steps.products import Int8Weight, half_product
 from encast.backends.reference import EVALUATORS
 from encast.backends.reference import Context as ReferenceContext
 from encast.batch import Batch
@@ -48,6 +49,47 @@ def test_every_op_has_a_step_or_is_known_to_have_none() -> None:
         "softmax", "attention_context", "linear_sparse_int8",
     }  # fmt: skip
     assert set(STEPS) <= set(OPS)
+
+
+@pytest.mark.parametrize("columns", [512, 1534, 3])
+def test_sums_in_f16_are_within_their_bound(columns: int) -> None:
+    """A rounding for each eight columns and one for the bias; and each is made, f32 sums being much nearer."""
+    rng = np.random.default_rng(columns)
+    x, weight, bias = (torch.from_numpy(normal(rng, *shape)).half() for shape in ((33, columns), (40, columns), (40,)))
+    made = half_product(x, weight, bias)
+    assert made.dtype == torch.float16
+    exact = x.double() @ weight.double().t() + bias.double()
+    sizes = x.double().abs() @ weight.double().abs().t() + bias.double().abs()
+    off, rounded = made.double() - exact, exact.half().double() - exact
+    count = -(-columns // 8) + 1
+    assert (off.abs() <= count * 2.0**-11 / (1 - count * 2.0**-11) * sizes).all()
+    if columns > 500:
+        # A walk of as many roundings as there are sums, each of the size reached so far.
+        assert off.square().mean() > 0.2 * count * rounded.square().mean()
+
+
+def test_sums_in_f16_overflow() -> None:
+    x, weight = (torch.tensor([[200.0] * 16], dtype=torch.float16) for _ in range(2))
+    weight[0, 8:] = -200
+    assert torch.nn.functional.linear(x, weight).item() == 0
+    assert half_product(x, weight, None).isinf().all(), "not a number that looks right"
+
+
+def test_a_card_is_told_to_sum_in_f16_for_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = torch.backends.cuda.matmul
+    seen = []
+
+    def linear(*_: Any) -> None:
+        seen.append(settings.allow_fp16_accumulation)
+        raise RuntimeError("the card is gone")
+
+    monkeypatch.setattr("torch.nn.functional.linear", linear)
+    for before in (False, True):
+        monkeypatch.setattr(settings, "allow_fp16_accumulation", before)
+        with pytest.raises(RuntimeError, match="the card is gone"):
+            half_product(SimpleNamespace(is_cuda=True), torch.zeros(1), None)  # type: ignore[arg-type]
+        assert settings.allow_fp16_accumulation == before
+    assert seen == [True, True]
 
 
 @pytest.mark.parametrize("seed", range(4))

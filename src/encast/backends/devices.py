@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CARD_DTYPES", "DEVICES", "Device", "find_device", "need_card"]
 
-CARD_DTYPES = ("f32", "f16", "bf16", "f8")
-"""What the values of a card may be stored and multiplied in."""
+CARD_DTYPES = ("f32", "f16", "bf16", "f8", "f16-acc16")
+"""What the values of a card may be stored and multiplied in; ``f16-acc16`` sums products with weights in f16 too."""
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,8 @@ def run_command(
         str, typer.Option(help="cpu; cuda, or cuda:1 for the second card; torch-cpu: the card's steps on the CPU.")
     ] = "cpu",
     dtype: Annotated[
-        str | None, typer.Option(help="Of a card: what values are stored and multiplied in, f32, f16, bf16 or f8.")
+        str | None,
+        typer.Option(help="Of a card: what values are stored and multiplied in, f32, f16, bf16, f8 or f16-acc16."),
     ] = None,
     shard_rows: Annotated[
         int | None, typer.Option(min=1, help=f"Of a job: rows of a file of answers; default: {SHARD_ROWS}.")

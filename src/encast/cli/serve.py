@@ -55,7 +55,8 @@ def serve_command(
         ),
     ] = None,
     card_dtype: Annotated[
-        str | None, typer.Option(help="Of --device: what values are stored and multiplied in, f32, f16, bf16 or f8.")
+        str | None,
+        typer.Option(help="Of --device: what values are stored and multiplied in, f32, f16, bf16, f8 or f16-acc16."),
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of HTTP; 0: any that is free.")] = 8080,

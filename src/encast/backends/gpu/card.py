@@ -12,7 +12,15 @@ from functools import partial
 import torch
 
 from encast.backends.devices import CARD_DTYPES
-from encast.backends.gpu.device import card_name, choose_device, need_bf16, need_f8, need_int8, why_no_triton
+from encast.backends.gpu.device import (
+    card_name,
+    choose_device,
+    need_bf16,
+    need_f8,
+    need_half_sums,
+    need_int8,
+    why_no_triton,
+)
 from encast.ceilings.card import CardCeilings
 from encast.errors import ResourceError
 
@@ -43,7 +51,7 @@ def describe(kind: str, index: int | None) -> Card:
     """Of the device "cuda" or "torch-cpu". Raises ``ResourceError`` where there is none, with the reason."""
     device = choose_device(kind, index)
     without: dict[str, str] = {}
-    for dtype, need in (("bf16", need_bf16), ("f8", need_f8), ("int8", need_int8)):
+    for dtype, need in (("bf16", need_bf16), ("f8", need_f8), ("f16-acc16", need_half_sums), ("int8", need_int8)):
         try:
             need(device)
         except ResourceError as error:

@@ -16,13 +16,16 @@ __all__ = [
     "first_line",
     "need_bf16",
     "need_f8",
+    "need_half_sums",
     "need_int8",
     "runs_products",
     "stored_dtype",
     "why_no_triton",
 ]
 
-DTYPES = dict(zip(CARD_DTYPES, (torch.float32, torch.float16, torch.bfloat16, torch.float16), strict=True))
+DTYPES = dict(
+    zip(CARD_DTYPES, (torch.float32, torch.float16, torch.bfloat16, torch.float16, torch.float16), strict=True)
+)
 """What values are stored in between steps, by the option ``dtype``."""
 
 
@@ -61,6 +64,8 @@ def stored_dtype(name: str | None, device: torch.device) -> torch.dtype:
         need_bf16(device)
     if name == "f8":
         need_f8(device)
+    if name == "f16-acc16":
+        need_half_sums(device)
     return DTYPES[name]
 
 
@@ -79,6 +84,11 @@ def need_f8(device: torch.device) -> None:
         )
     if device.type == "cuda" and (why := why_no_triton(device)) is not None:
         raise ResourceError(f"dtype 'f8': {why}; mend that, or give dtype='f16'")
+
+
+def need_half_sums(device: torch.device) -> None:
+    """Raises ``ResourceError`` on a card on which PyTorch sums products of f16 in f32 whatever it is told."""
+    _need_capability(device, (7, 0), "f16 with sums in f16", "give dtype='f16'")
 
 
 def runs_products(device: torch.device) -> bool:

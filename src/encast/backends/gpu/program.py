@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +26,10 @@ from encast.ir.types import ValueType
 __all__ = ["Program", "Signature", "build"]
 
 Array = np.ndarray[Any, Any]
+
+_HANDING = threading.Lock()
+"""Held while a program hands its steps to a card: in what products are summed is a setting of the process, which one
+with sums in f16 changes (``half_product``). CUDA graphs keep what was set when they were captured."""
 
 _PRODUCTS = ("linear", "linear_bf16")
 _TABLES = {("embedding", 1), ("embed_layer_norm", 2), ("embed_layer_norm", 3), ("embed_layer_norm", 4)}
@@ -57,13 +63,14 @@ class _Call:
 @dataclass(frozen=True)
 class Program:
     """The steps to one output. ``by_length``: whether any of them goes by the lengths of the batch on the host;
-    ``selects``: whether any reads ``select``."""
+    ``selects``: whether any reads ``select``; ``half_sums``: see ``Context``."""
 
     calls: tuple[_Call, ...]
     output: str
     stored: torch.dtype
     by_length: bool
     selects: bool
+    half_sums: bool
 
     @property
     def signatures(self) -> list[Signature]:
@@ -75,7 +82,11 @@ class Program:
 
         ``after`` is called when a step was given to the device.
         """
-        context = Context(batch, self.stored)
+        with _HANDING if batch.token_ids.is_cuda else nullcontext():
+            return self._run(batch, after)
+
+    def _run(self, batch: Packed, after: Callable[[], None]) -> torch.Tensor:
+        context = Context(batch, self.stored, self.half_sums)
         values: dict[str, Any] = {
             "": None,
             "token_ids": batch.token_ids,
@@ -94,7 +105,7 @@ class Program:
 
 
 def build(
-    graph: Graph, steps: Mapping[str, Step], stored: torch.dtype, device: torch.device
+    graph: Graph, steps: Mapping[str, Step], stored: torch.dtype, device: torch.device, *, half_sums: bool = False
 ) -> tuple[dict[str, Program], dict[str, str]]:
     """For every public output its program, and for every op of the graph whose step it is, "Triton" or "PyTorch".
 
@@ -109,7 +120,9 @@ def build(
             )
     constants = _Constants(graph, stored, device)
     bound = {id(node): _bind(node, steps[node.op], constants) for node in graph.nodes}
-    programs = {public: _program(graph, value, bound, steps, stored) for public, value in graph.outputs.items()}
+    programs = {
+        public: _program(graph, value, bound, steps, stored, half_sums) for public, value in graph.outputs.items()
+    }
     return programs, {node.op: _maker(steps[node.op]) for node in graph.nodes}
 
 
@@ -150,6 +163,7 @@ def _program(
     bound: Mapping[int, tuple[Callable[..., Any], tuple[str, ...]]],
     steps: Mapping[str, Step],
     stored: torch.dtype,
+    half_sums: bool,
 ) -> Program:
     needed, nodes = {output}, []
     for node in reversed(graph.nodes):
@@ -166,7 +180,8 @@ def _program(
         _Call(_signature(graph, node, steps[node.op]), *bound[id(node)], tuple(node.outputs), tuple(done))
         for node, done in zip(nodes, frees, strict=True)
     )
-    return Program(calls, output, stored, any(steps[node.op].by_length for node in nodes), "select" in needed)
+    by_length = any(steps[node.op].by_length for node in nodes)
+    return Program(calls, output, stored, by_length, "select" in needed, half_sums)
 
 
 class _Constants:

@@ -42,7 +42,8 @@ class GpuRunnable:
     """Runs ``graph``, of an artifact and with its arrays, on a card ("cuda") or on the CPU ("torch-cpu").
 
     ``dtype``: what floating values are stored and multiplied in, "f32", "f16" or "bf16"; "f8": stored in f16, and
-    multiplied by weights in f8 with a scale a row; by default values are f32 and products as the artifact was compiled.
+    multiplied by weights in f8 with a scale a row; "f16-acc16": f16, and products with weights summed in f16; by
+    default values are f32 and products as the artifact was compiled.
     ``kernels``: "torch", "triton", or "auto": Triton's on a card where they can run. ``cuda_graphs``: whether batches
     run as CUDA graphs, on a card. ``adapt`` says what of the graph is computed otherwise. Safe to call from any number
     of threads.
@@ -66,12 +67,12 @@ class GpuRunnable:
         self.device = choose_device(kind, index)
         if dtype == "f8" and kernels == "torch" and self.device.type == "cuda":
             raise InputError("dtype is 'f8' and kernels is 'torch': products of f8 are Triton's; leave kernels out")
-        self.stored = stored_dtype(dtype, self.device)
+        self.stored, self._half_sums = stored_dtype(dtype, self.device), dtype == "f16-acc16"
         made, self._changes = adapt(graph, f8=dtype == "f8")
         _need_arithmetic(made, self.stored, self.device)
         steps, self._without_triton = self._steps(made, kernels)
         try:
-            self._programs, self._made_by = build(made, steps, self.stored, self.device)
+            self._programs, self._made_by = build(made, steps, self.stored, self.device, half_sums=self._half_sums)
         except torch.OutOfMemoryError as error:
             raise ResourceError(
                 f"{self.device}: no memory is left for the model's weights ({first_line(error)}); give dtype='f16', or "
@@ -174,6 +175,7 @@ class GpuRunnable:
         return [
             f"device: {self.device} ({card_name(self.device)}), PyTorch {torch.__version__}",
             f"values: {str(self.stored).removeprefix('torch.')}",
+            *(["sums of f16 products with weights: float16"] if self._half_sums else []),
             *(f"changed: {change}" for change in self._changes),
             *(f"by {maker}: {', '.join(ops)}" for maker, ops in by.items() if ops),
             *([] if self._without_triton is None else [f"without Triton's kernels: {self._without_triton}"]),

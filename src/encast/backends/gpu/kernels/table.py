@@ -132,7 +132,8 @@ def linear(
     stored = context.stored
     if x.dtype == stored:
         # cuBLAS adds a bias, and is as fast or faster; an activation takes it a second pass.
-        if stored == torch.float32 or activation == "none" or not can_multiply(x, weight):
+        # And it alone has sums in f16.
+        if stored == torch.float32 or context.half_sums or activation == "none" or not can_multiply(x, weight):
             return PLAIN["linear"](context, x, weight, bias, activation=activation)
         return multiply(x, weight, bias, activation, stored)
     if can_multiply(x, weight):

@@ -28,10 +28,12 @@ STEPS: dict[str, Step] = {}
 
 @dataclass(frozen=True)
 class Context:
-    """``stored``: the dtype of floating values between steps: f32, f16 or bf16."""
+    """``stored``: the dtype of floating values between steps: f32, f16 or bf16. ``half_sums``: whether products of f16
+    with weights are summed in f16."""
 
     batch: Packed
     stored: torch.dtype
+    half_sums: bool = False
 
     def store(self, x: torch.Tensor) -> torch.Tensor:
         return x.to(self.stored)

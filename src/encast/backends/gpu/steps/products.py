@@ -12,6 +12,7 @@ from encast.backends.gpu.steps.rows import activated
 __all__ = [
     "INT8_MULTIPLE",
     "Int8Weight",
+    "half_product",
     "integer_product",
     "integer_sums",
     "linear",
@@ -22,6 +23,10 @@ __all__ = [
 
 INT8_MULTIPLE = 16
 """cuBLAS wants sizes of int8 products that are multiples of 8, and is at its best with 16."""
+
+_HALF_COLUMNS = 8
+"""Columns whose products tensor cores add to an accumulator at a time: those of the A100; Volta and Turing 4. M. Fasi,
+N. Higham, M. Mikaitis, S. Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Computer Science 7:e330, 2021."""
 
 _LEAST_INT8_ROWS = 32
 """``torch._int_mm`` wants more than 16 rows on CUDA."""
@@ -43,9 +48,32 @@ def linear(
 ) -> torch.Tensor:
     """``weight: [n, k]`` in the dtype of ``x``; the bias is f32, or of that dtype where values are stored in it."""
     if x.dtype == context.stored:
-        return activated(functional.linear(x, weight, bias), activation)
+        product = half_product if context.half_sums else functional.linear
+        return activated(product(x, weight, bias), activation)
     made = wide_product(x, weight)
     return activated(made if bias is None else made + bias, activation)
+
+
+def half_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """``x @ weight.T + bias`` of f16 with sums in f16.
+
+    On a card by a setting of PyTorch, which is the process's: ``Program.run`` sees to it that no other program hands
+    its products over meanwhile. On the CPU the sums of ``_HALF_COLUMNS`` columns are added to an f16, one after the
+    other, rounded each time.
+    """
+    if x.is_cuda:
+        settings = torch.backends.cuda.matmul
+        before = settings.allow_fp16_accumulation
+        settings.allow_fp16_accumulation = True
+        try:
+            return functional.linear(x, weight, bias)
+        finally:
+            settings.allow_fp16_accumulation = before
+    sums = x.new_zeros(x.shape[0], weight.shape[0])
+    wide, rows = x.float(), weight.t().float().contiguous()
+    for columns, part in zip(wide.split(_HALF_COLUMNS, 1), rows.split(_HALF_COLUMNS), strict=True):
+        sums = torch.addmm(sums.float(), columns, part).to(x.dtype)
+    return sums if bias is None else sums + bias
 
 
 def wide_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
