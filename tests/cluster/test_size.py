@@ -82,3 +82,24 @@ def test_gateways_weigh_servers_by_what_computes() -> None:
     assert Size(16, 4).weight == 4
     assert Size(0, 1).weight == 1
     assert Size(2.5).weight == 2.5
+
+
+@pytest.mark.parametrize(
+    ("given", "taken", "queued_tokens"),
+    [
+        ({}, {"num_cpus": 4, "num_gpus": 0}, 16_384),
+        ({**CARDS, "replica_gpus": 2}, {"num_cpus": 4, "num_gpus": 2}, 2 * 262_144),
+        ({**CARDS, "replica_gpus": 2, "queued_tokens": 5}, {"num_cpus": 4, "num_gpus": 2}, 5),
+    ],
+)
+def test_what_ray_serve_is_told(given: dict[str, Any], taken: dict[str, float], queued_tokens: int) -> None:
+    """Without a cluster: what is given needs no look at nodes."""
+    pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
+    from encast.cluster.serving import application
+
+    made = application(settings(replica_cpus=4, replicas=(1, 4), gateways=1, **given))
+    (servers,) = made._bound_deployment.init_args[:1]
+    deployment = servers._bound_deployment
+    assert {name: deployment.ray_actor_options[name] for name in taken} == taken
+    policy = deployment._deployment_config.autoscaling_config.policy
+    assert policy.policy_kwargs == {"queued_tokens": queued_tokens}
