@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 
 from encast.backends.base import Runnable, check_request
-from encast.backends.devices import find_device
+from encast.backends.devices import card_names, find_device, is_card
 from encast.batch import Batch, int32_vector
 from encast.errors import ArtifactError, InputError, StrictError
 from encast.ir.meta import SPLADE_ACTIVATIONS, TokenForm
@@ -376,8 +376,9 @@ def load(
 
     ``config``: what ``encast tune`` wrote, the file or its content. It says the instances, their threads and
     ``batch_tokens``, which the argument of that name overrules; a run goes to the first group of instances that covers
-    its longest text. A configuration that was tuned for another artifact or on another machine is a ``UserWarning``,
-    with ``strict`` a ``StrictError``.
+    its longest text. Of a card it says ``batch_tokens`` alone. A configuration that was tuned for another artifact, on
+    another machine, card or number of cards, or with another dtype is a ``UserWarning``, with ``strict`` a
+    ``StrictError``; one for a card is refused without, and the other way.
 
     Raises ``ArtifactError`` for a damaged artifact, ``InputError`` for options that cannot be
     met and ``ResourceError`` when the machine lacks something.
@@ -395,18 +396,33 @@ def load(
 
     opened = artifacts.open(artifact)
     if config is not None:
-        options["config"] = setup = setup_of(opened, config, strict)
+        cards = [device] if is_card(device) else []
+        options["config"] = setup = setup_of(opened, config, strict, cards=cards, dtype=dtype)
         batch_tokens = setup.batch_tokens if batch_tokens is None else batch_tokens
+        if cards:
+            del options["config"]
     with chosen.begin(opened) as begun:  # checksums are verified while the tokenizer is read
         return Engine(session_of(opened, batch_tokens), chosen.open(opened, **options, **begun))
 
 
-def setup_of(opened: Artifact, config: str | os.PathLike[str] | Mapping[str, Any], strict: bool = False) -> Setup:
-    """The set-up of a configuration; warns, or raises ``StrictError``, when it was tuned for something else."""
-    from encast.tune.configuration import Configuration
+def setup_of(
+    opened: Artifact,
+    config: str | os.PathLike[str] | Mapping[str, Any],
+    strict: bool = False,
+    *,
+    cards: Sequence[str] = (),
+    dtype: str | None = None,
+) -> Setup:
+    """The set-up of a configuration, for ``cards`` (devices) in values of ``dtype``, without any for the processor.
+
+    Warns, or raises ``StrictError``, when it was tuned for something else; raises ``InputError`` for one for cards
+    where there are none, and the other way.
+    """
+    from encast.tune.configuration import Cards, Configuration
 
     tuned = Configuration.of(config, batch_tokens=BATCH_TOKENS)
-    strange = tuned.mismatches(opened)
+    tuned.need_kind(on_cards=bool(cards))
+    strange = tuned.mismatches(opened, Cards(card_names(cards), dtype) if cards else None)
     if strange:
         message = f"{tuned.where}: {'; '.join(strange)}; run `encast tune` again"
         if strict:

@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"errors", "batch", "ir", "artifact", "backends", "tasks", "tune.configuration"},
     "tune": {"errors", "batch", "backends", "engine", "journal", "launch", "measure"},
     "tune.requests": {"errors", "batch", "artifact", "engine", "measure"},
-    "tune.configuration": {"errors", "artifact", "backends.groups", "ceilings", "data"},
+    "tune.configuration": {"errors", "artifact", "backends.devices", "backends.groups", "ceilings", "data"},
     "calibrate": {"errors", "ir", "batch", "importers", "archs", "passes", "quant", "backends.reference", "tasks"},
     "compile": {"errors", "ir", "importers", "archs", "passes", "quant", "artifact", "verify", "_core"},
     "verify": {"errors", "artifact", "backends.cpu", "batch", "ir", "launch.process", "tasks.classify"},

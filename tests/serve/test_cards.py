@@ -22,13 +22,14 @@ from servers import start_server  # noqa: E402
 
 import encast  # noqa: E402
 from encast import artifact  # noqa: E402
+from encast.backends.devices import check_cards  # noqa: E402
 from encast.backends.gpu.runnable import GpuRunnable  # noqa: E402
 from encast.batch import Batch  # noqa: E402
 from encast.cli.main import main  # noqa: E402
 from encast.errors import InputError, ResourceError  # noqa: E402
 from encast.serve.cards import Cards, DeadCardError  # noqa: E402
 from encast.serve.engine import open_model  # noqa: E402
-from encast.serve.options import ServeOptions, check_cards  # noqa: E402
+from encast.serve.options import ServeOptions  # noqa: E402
 from encast.serve.supervisor import differs  # noqa: E402
 
 ALONE = {"OMP_NUM_THREADS": "1"}
@@ -180,7 +181,7 @@ def test_what_is_refused(arguments: list[str], message: str, path: Path, capsys:
 
 
 def test_several_cards() -> None:
-    check_cards(("cuda:0", "cuda:1"), "f16")
+    check_cards(("cuda:0", "cuda:1"), "f16", "a server")
 
 
 def test_a_card_that_is_not_there_ends_the_server_with_the_reason(

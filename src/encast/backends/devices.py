@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from encast.backends.base import Runnable
     from encast.backends.groups import Setup
 
-__all__ = ["CARD_DTYPES", "DEVICES", "Device", "find_device", "need_card"]
+__all__ = ["CARD_DTYPES", "DEVICES", "Device", "card_names", "check_cards", "find_device", "is_card", "need_card"]
+
+_CARDS = ("cuda", "torch-cpu")
 
 CARD_DTYPES = ("f32", "f16", "bf16", "f8", "f16-acc16")
 """What the values of a card may be stored and multiplied in; ``f16-acc16`` sums products with weights in f16 too."""
@@ -24,8 +26,8 @@ CARD_DTYPES = ("f32", "f16", "bf16", "f8", "f16-acc16")
 @dataclass(frozen=True)
 class Device:
     """``open(artifact, **options)`` readies an open artifact. ``options``: those of ``encast.load`` that it takes,
-    ``config`` as the ``Setup`` that it says. ``begin(artifact)`` begins what may go on beside other work: a context of
-    more options for ``open``.
+    ``config`` as the ``Setup`` that it says; of a card that is ``batch_tokens`` alone, and ``open`` does without.
+    ``begin(artifact)`` begins what may go on beside other work: a context of more options for ``open``.
     """
 
     open: Callable[..., Runnable]
@@ -69,8 +71,8 @@ def _open_reference(artifact: Artifact) -> Runnable:
 
 DEVICES: Mapping[str, Device] = {
     "cpu": Device(_open_cpu, options=("threads", "instances", "pin", "config"), begin=_begin_cpu),
-    "cuda": Device(partial(_open_gpu, kind="cuda"), options=("dtype",)),
-    "torch-cpu": Device(partial(_open_gpu, kind="torch-cpu"), options=("dtype",)),
+    "cuda": Device(partial(_open_gpu, kind="cuda"), options=("dtype", "config")),
+    "torch-cpu": Device(partial(_open_gpu, kind="torch-cpu"), options=("dtype", "config")),
     "reference": Device(_open_reference),
 }
 
@@ -100,8 +102,38 @@ def find_device(name: object, options: Collection[str]) -> Device:
 
 def need_card(name: str) -> tuple[str, int | None]:
     """Kind and index of a card, or of "torch-cpu", which stands for one; raises ``InputError`` for other devices."""
-    kind, _, index = name.partition(":")
-    if kind not in ("cuda", "torch-cpu"):
+    if not is_card(name):
         raise InputError(f"the device is {name!r}; cuda, cuda:1, ... are cards; leave it out for the processor")
     find_device(name, ())
+    kind, _, index = name.partition(":")
     return kind, int(index) if index else None
+
+
+def is_card(name: str) -> bool:
+    """Whether it names a kind of card, or "torch-cpu", which stands for one."""
+    return name.partition(":")[0] in _CARDS
+
+
+def check_cards(devices: Sequence[str], dtype: str | None, who: str) -> None:
+    """Raises ``InputError`` unless instances can run on these devices of ``encast.load``; ``who`` takes them."""
+    seen: set[int] = set()
+    for name in devices:
+        if not is_card(name):
+            raise InputError(f"device is {name!r}; {who} takes cuda, cuda:1, ..., and without any runs on the CPU")
+        find_device(name, () if dtype is None else ("dtype",))
+        kind, _, index = name.partition(":")
+        if kind == "cuda" and int(index or 0) in seen:
+            raise InputError(f"device is {name!r}, which is given twice; a card has one instance")
+        seen |= {int(index or 0)} if kind == "cuda" else set()
+    if dtype not in (None, *CARD_DTYPES):
+        raise InputError(f"the card's dtype is {dtype!r}; one of {', '.join(CARD_DTYPES)} is needed")
+
+
+def card_names(devices: Sequence[str]) -> tuple[str, ...]:
+    """What the cards of these devices are called. Raises ``InputError`` without PyTorch, ``ResourceError`` where a card
+    is not there.
+    """
+    need_modules("cuda", "torch")
+    from encast.backends.gpu.device import card_name, choose_device
+
+    return tuple(card_name(choose_device(*need_card(name))) for name in devices)

@@ -160,6 +160,7 @@ def _sizes_of(
     if cores_per_instance is not None or preset is not None:
         raise InputError("--config says the cores of an instance; leave out --cores-per-instance and --preset")
     tuned = Configuration.of(path, batch_tokens=1)
+    tuned.need_kind(on_cards=False)
     if (elsewhere := tuned.elsewhere()) is not None:
         notes.append(f"{path} was {elsewhere}")
     needed = tuned.chosen.cores

@@ -216,7 +216,7 @@ def serve_command(
         need_modules("cuda", "torch")
     # What is wrong with a file or an address is said once, before anything is compiled or started.
     if config is not None:
-        Configuration.of(config, batch_tokens=1)
+        Configuration.of(config, batch_tokens=1).need_kind(on_cards=device is not None)
     sources = read_sources(artifact, alias or [], dtype)
     cores = len(usable_cores())
     options = ServeOptions(

@@ -1,4 +1,4 @@
-"""``encast tune``: finds how many instances on how many cores serve a workload best."""
+"""``encast tune``: finds how many instances on how many cores, or which batches on cards, serve a workload best."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json as json_module
 import math
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ import typer
 from encast import artifact as artifacts
 from encast.cli.interrupts import sigterm_interrupts
 from encast.cli.progress import Progress
+from encast.cli.tune_place import Place, on_cards, on_cores
 from encast.data import FORMATS
 from encast.errors import InputError, ResourceError, need_modules
 
@@ -41,6 +43,13 @@ def tune_command(
         str,
         typer.Option(help="The latency limit: a percentile and its bound (p99=10ms); none: most throughput."),
     ] = "none",
+    device: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CARD", help="cuda, or cuda:0, cuda:1, ...: an instance on each card; default: the CPU."),
+    ] = None,
+    card_dtype: Annotated[
+        str | None, typer.Option(help="Of --device: what values are stored and multiplied in, f32, f16, bf16 or f8.")
+    ] = None,
     price: Annotated[
         str | None, typer.Option(help="Of this machine: dollars an hour (0.17/h), or a name of the table of prices.")
     ] = None,
@@ -55,7 +64,10 @@ def tune_command(
         bool, typer.Option("--resume", help="Go on with a search that was interrupted or out of time.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="The configuration file; default: NAME.tuned.json beside the artifact.")
+        Path | None,
+        typer.Option(
+            help="The configuration file; default: NAME.tuned.json beside the artifact, NAME.tuned-card.json for cards."
+        ),
     ] = None,
     text_column: Annotated[str | None, typer.Option(help="The column of the text (question, query).")] = None,
     pair_column: Annotated[str | None, typer.Option(help="The column of the second text, if there is one.")] = None,
@@ -69,72 +81,74 @@ def tune_command(
 
     Under --slo that is the most texts a second of which the percentile stays within its limit while they arrive at
     random; without, the most texts a second. The result is a file for encast.load(..., config=FILE), with the set-ups
-    that no other beats in throughput, latency, memory and cost at once.
+    that no other beats in throughput, latency, memory and cost at once. With --device it finds the tokens of a batch,
+    and encast serve --device ... --config FILE takes the file.
     """
     need_modules("bench", "optuna", "psutil", "scipy")
     # Here, so that --help needs none of them.
     from encast.artifact import artifact_sha
-    from encast.machine import usable_cores
+    from encast.backends.devices import check_cards
     from encast.measure.price import parse_price
-    from encast.tune.configuration import Configuration, machine_fingerprint
-    from encast.tune.evaluate import METHOD, LiveEvaluator
+    from encast.tune.configuration import Configuration
+    from encast.tune.evaluate import METHOD
     from encast.tune.requests import read_requests
     from encast.tune.search import Options, default_trials, search
     from encast.tune.slo import Slo
-    from encast.tune.space import make_space
 
+    if device is not None:
+        check_cards(device, card_dtype, "--device")
+        need_modules("cuda", "torch")
+    elif card_dtype is not None:
+        raise InputError("--card-dtype is for cards; give --device too")
     limit = Slo.parse(slo)
     paid = None if price is None else parse_price(price)
-    target = out or Path(f"{artifact.resolve()}".removesuffix(".encast") + ".tuned.json")
+    target = out or Path(
+        f"{artifact.resolve()}".removesuffix(".encast") + (".tuned-card.json" if device else ".tuned.json")
+    )
     _need_writable(target)
     opened = artifacts.open(artifact)
     requests = read_requests(
         workload, opened, column=text_column, pair_column=pair_column, format=input_format, seed=seed
     )
-    cores = len(usable_cores())
-    space = make_space(cores, requests.lengths)
     output, selects = _output(opened)
-    sha, machine = artifact_sha(opened), machine_fingerprint()
-    key = {
-        "method of measuring": METHOD,
-        "artifact": sha,
-        "machine": machine,
-        "cores": cores,
-        "workload": requests.sha,
-        "slo": None if limit is None else limit.to_json(),
-    }
-    options = Options(
-        trials=trials or default_trials(space),
-        seconds=math.inf if time is None else time,
-        seed=seed,
-        journal=target.with_name(target.name + ".journal"),
-        key=key,
-        resume=resume,
-    )
-    with (
-        LiveEvaluator(
-            artifact,
-            requests.batch,
-            output=output,
-            selects=selects,
-            slo=limit,
+    sha = artifact_sha(opened)
+    with ExitStack() as stack:
+        measuring: dict[str, Any] = {"output": output, "selects": selects, "slo": limit, "seed": seed}
+        place = (
+            on_cores(artifact, requests, measuring)
+            if device is None
+            else on_cards(artifact, requests, measuring, device, card_dtype)
+        )
+        space, evaluator = place.space, stack.enter_context(place.evaluator)
+        progress = stack.enter_context(Progress("trials", quiet=json))
+        options = Options(
+            trials=trials or default_trials(space),
+            seconds=math.inf if time is None else time,
             seed=seed,
-        ) as evaluator,
-        Progress("trials", quiet=json) as progress,
-    ):
+            journal=target.with_name(target.name + ".journal"),
+            key={
+                "method of measuring": METHOD,
+                "artifact": sha,
+                **place.key,
+                "workload": requests.sha,
+                "slo": None if limit is None else limit.to_json(),
+            },
+            resume=resume,
+        )
         if not json:
             print(
                 f"encast: {len(space.setups)} set-ups, at most {_trials(options.trials)}; first some runs are timed "
-                "for the cost model, which may take half a minute",
+                f"for the cost model, which may take {place.first}",
                 file=sys.stderr,
             )
-        report = _Report(progress, options.trials, quiet=json)
+        report = _Report(progress, options.trials, place, quiet=json)
         found = search(space, evaluator, requests.lengths, limit, replace(options, say=report.heard))
-    rows = _Rows(found.trials, None if limit is None else limit.name, paid)
+    rows = _Rows(found.trials, None if limit is None else limit.name, paid, place)
     configuration = Configuration(
         chosen=found.chosen.setup,
         artifact_sha=sha,
-        machine=machine,
+        machine=place.machine,
+        cards=place.cards,
         slo=limit,
         workload=requests.describe(),
         front=tuple(rows.front),
@@ -156,21 +170,21 @@ def tune_command(
     if json:
         print(json_module.dumps({"file": str(target), "stopped": found.stopped, **configuration.to_json()}))
     else:
-        for line in _lines(found, rows, limit, len(space.setups), target):
+        for line in _lines(found, rows, limit, place, target):
             print(line)
     if found.chosen.measurement.rate == 0:
         raise InputError(
-            f"no set-up keeps the latency limit ({limit}) at any rate; the nearest, {found.chosen.setup.text}, is at "
-            f"{found.chosen.measurement.excess:.1f} times the limit: give a longer limit, shorter texts or a smaller "
-            "model"
+            f"no set-up keeps the latency limit ({limit}) at any rate; the nearest, "
+            f"{place.words(found.chosen.setup)}, is at {found.chosen.measurement.excess:.1f} times the "
+            "limit: give a longer limit, shorter texts or a smaller model"
         )
 
 
 class _Report:
     """Says on stderr what was tried, when it is better than all before."""
 
-    def __init__(self, progress: Progress, most: int, *, quiet: bool) -> None:
-        self._progress, self._most, self._quiet = progress, most, quiet
+    def __init__(self, progress: Progress, most: int, place: Place, *, quiet: bool) -> None:
+        self._progress, self._most, self._place, self._quiet = progress, most, place, quiet
         self._best = -math.inf
 
     def heard(self, trial: Trial, number: int) -> None:
@@ -181,7 +195,7 @@ class _Report:
             self._best = score
             if not self._quiet:
                 print(
-                    f"encast: best so far, trial {number}: {rate:,.0f} texts/s with {trial.setup.text}",
+                    f"encast: best so far, trial {number}: {rate:,.0f} texts/s with {self._place.words(trial.setup)}",
                     file=sys.stderr,
                 )
         self._progress.update(number, number / self._most)
@@ -190,13 +204,13 @@ class _Report:
 class _Rows:
     """The trials and the front as the file has them."""
 
-    def __init__(self, trials: Sequence[Trial], percent: str | None, price: Price | None) -> None:
+    def __init__(self, trials: Sequence[Trial], percent: str | None, price: Price | None, place: Place) -> None:
         from encast.measure.price import cost_record
         from encast.tune.measurement import pareto_front
 
         def row(trial: Trial) -> dict[str, Any]:
             cost = cost_record(price, trial.measurement.rate)
-            return trial.to_json(None if cost is None else cost["usd_per_million"])
+            return place.row(trial.to_json(None if cost is None else cost["usd_per_million"]))
 
         self.percent = percent or "p99"
         self.all = [row(trial) for trial in trials]
@@ -204,14 +218,14 @@ class _Rows:
         self.front = [row(trial) for trial in self.front_trials]
 
 
-def _lines(found: Found, rows: _Rows, limit: Slo | None, grid: int, target: Path) -> list[str]:
+def _lines(found: Found, rows: _Rows, limit: Slo | None, place: Place, target: Path) -> list[str]:
     measured = found.chosen.measurement
     goal = "throughput" if limit is None else f"the most with {limit}"
     noisy = sum(trial.measurement.noise is not None for trial in found.trials)
-    ended = f"{_trials(len(found.trials))} of {grid} set-ups; {found.stopped}"
+    ended = f"{_trials(len(found.trials))} of {len(place.space.setups)} set-ups; {found.stopped}"
     if found.cut:
         ended += "; --resume goes on"
-    lines = [f"{found.chosen.setup.text}: {measured.rate:,.0f} texts/s, {goal}"]
+    lines = [f"{place.words(found.chosen.setup)}: {measured.rate:,.0f} texts/s, {goal}"]
     if measured.rate == 0:
         return [ended, f"the nearest is written to {target}"]
     lines += ["", f"{'texts/s':>9} {rows.percent + ' ms':>9} {'MB':>7} {'$/million':>10}  set-up"]
@@ -222,12 +236,14 @@ def _lines(found: Found, rows: _Rows, limit: Slo | None, grid: int, target: Path
             "-" if memory is None else f"{memory / 1e6:.0f}",
             "-" if cost is None else f"{cost:.3f}",
         )
-        lines.append(f"{row['sequences_per_s']:>9,.0f} {shown[0]:>9} {shown[1]:>7} {shown[2]:>10}  {trial.setup.text}")
-    lines += ["", "set-up: instances x threads [up to the longest text, in tokens], ...; tokens of one run"]
+        lines.append(
+            f"{row['sequences_per_s']:>9,.0f} {shown[0]:>9} {shown[1]:>7} {shown[2]:>10}  {place.words(trial.setup)}"
+        )
+    lines += ["", f"set-up: {place.legend}"]
     lines += [ended]
     if noisy:
         lines.append(f"the machine was noisy during {noisy} of them")
-    return [*lines, f"written to {target}: encast.load(ARTIFACT, config={str(target)!r})"]
+    return [*lines, f"written to {target}: {place.usage(target)}"]
 
 
 def _trials(count: int) -> str:

@@ -7,11 +7,10 @@ from typing import Any
 
 from encast.artifact import Artifact
 from encast.backends.cpu import Pause
-from encast.backends.devices import find_device
+from encast.backends.devices import check_cards, find_device
 from encast.backends.groups import InstanceGroup, Setup
 from encast.batch import Batch, Int32
 from encast.engine import BATCH_TOKENS
-from encast.serve.options import check_cards
 from encast.tasks.session import F32
 
 __all__ = ["Cards", "DeadCardError"]
@@ -39,7 +38,7 @@ class Cards:
     """
 
     def __init__(self, artifact: Artifact, devices: Sequence[str], dtype: str | None) -> None:
-        check_cards(devices, dtype)
+        check_cards(devices, dtype, "a server")
         options = {} if dtype is None else {"dtype": dtype}
         self._runnables: list[Any] = [find_device(name, options).open(artifact, **options) for name in devices]
         self._words = f"{' and '.join(devices)}{'' if dtype is None else f' in {dtype}'}"

@@ -76,7 +76,11 @@ def open_model(artifact: str, options: ServeOptions, *, sha256: str | None = Non
     cards = None
     if options.devices:
         cards = Cards(opened, options.devices, options.card_dtype)
-        cores, (setup, words) = cards.cores, cards.setup(options.batch_tokens)
+        tokens = options.batch_tokens
+        if options.config is not None:
+            tuned = setup_of(opened, options.config, cards=options.devices, dtype=options.card_dtype)
+            tokens = tokens or tuned.batch_tokens
+        cores, (setup, words) = cards.cores, cards.setup(tokens)
     elif options.config is not None:
         setup = setup_of(opened, options.config)
     elif options.instances is not None or options.threads is not None:

@@ -6,13 +6,11 @@ from collections.abc import Container, Sequence
 
 import msgspec
 
-from encast.backends.devices import CARD_DTYPES, find_device
+from encast.backends.devices import check_cards
 from encast.errors import InputError
 from encast.serve.service import RequestLimits
 
-__all__ = ["ServeOptions", "check_card_options", "check_cards"]
-
-_CARDS = ("cuda", "torch-cpu")
+__all__ = ["ServeOptions", "check_card_options"]
 
 
 class ServeOptions(msgspec.Struct, frozen=True):
@@ -58,23 +56,8 @@ def check_card_options(devices: Sequence[str], dtype: str | None, given: Contain
     """Raises ``InputError`` for what cannot be asked of cards, or without any. ``given``: the names of the options that
     the user gave."""
     if devices:
-        if any(name in given for name in ("config", "threads", "instances")):
-            raise InputError("--device has one instance a card; --config, --threads and --instances are for the CPU")
-        check_cards(devices, dtype)
+        if any(name in given for name in ("threads", "instances")):
+            raise InputError("--device has one instance a card; --threads and --instances are for the CPU")
+        check_cards(devices, dtype, "a server")
     elif dtype is not None:
         raise InputError("--card-dtype is for cards; give --device too")
-
-
-def check_cards(devices: Sequence[str], dtype: str | None) -> None:
-    """Raises ``InputError`` unless instances can run on these devices of ``encast.load``."""
-    seen: set[int] = set()
-    for name in devices:
-        kind, _, index = name.partition(":")
-        if kind not in _CARDS:
-            raise InputError(f"device is {name!r}; a server takes cuda, cuda:1, ..., and without any runs on the CPU")
-        find_device(name, () if dtype is None else ("dtype",))
-        if kind == "cuda" and int(index or 0) in seen:
-            raise InputError(f"device is {name!r}, which is given twice; a card has one instance")
-        seen |= {int(index or 0)} if kind == "cuda" else set()
-    if dtype not in (None, *CARD_DTYPES):
-        raise InputError(f"the card's dtype is {dtype!r}; one of {', '.join(CARD_DTYPES)} is needed")

@@ -7,6 +7,11 @@ Only ``schema`` and ``chosen`` are needed, so that a file can be written by hand
 
     {"schema": 1, "chosen": {"groups": [{"instances": 2, "threads": 1, "longest": 64},
                                         {"instances": 1, "threads": 2, "longest": null}], "shared_cores": true}}
+
+One for cards has ``cards``, what they are called and the dtype, in the place of ``machine``. Each card has one
+instance, so a set-up is the tokens of a batch:
+
+    {"schema": 1, "cards": {"names": ["NVIDIA H100 80GB HBM3"], "dtype": "f16"}, "chosen": {"batch_tokens": 4096}}
 """
 
 from __future__ import annotations
@@ -14,29 +19,52 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from encast.artifact import Artifact, artifact_sha
 from encast.artifact.strict_json import parse_json
-from encast.backends.groups import Setup, read_setup, setup_to_json
+from encast.backends.devices import CARD_DTYPES
+from encast.backends.groups import InstanceGroup, Setup, read_setup, setup_to_json
 from encast.ceilings.model import Fingerprint
 from encast.data.output import OutputFile
 from encast.errors import ArtifactError, InputError
 from encast.tune.slo import Slo
 
-__all__ = ["SCHEMA", "Configuration", "machine_fingerprint"]
+__all__ = ["SCHEMA", "Cards", "Configuration", "card_setup", "machine_fingerprint"]
 
 SCHEMA = 1
 
-_FIELDS = ("schema", "artifact_sha", "machine", "slo", "workload", "chosen", "front", "trials")
+_FIELDS = ("schema", "artifact_sha", "machine", "cards", "slo", "workload", "chosen", "front", "trials")
 _MAX_BYTES = 1 << 24
+_MOST_TOKENS = 1 << 20
+"""Of a batch on a card: what `encast serve --batch-tokens` takes."""
 
 
 def machine_fingerprint() -> str:
     """Of this machine: processor, allowed ISA levels, caches and all cores, however few a process is given."""
     return Fingerprint.of_all_cores().digest
+
+
+@dataclass(frozen=True)
+class Cards:
+    """``names``: what the cards are called, one for each instance. ``dtype``: that of ``encast.load``."""
+
+    names: tuple[str, ...]
+    dtype: str | None
+
+    @property
+    def text(self) -> str:
+        """``NVIDIA L4, as compiled``, ``2 cards (NVIDIA L4), f16``."""
+        kinds = " and ".join(dict.fromkeys(self.names))
+        cards = kinds if len(self.names) == 1 else f"{len(self.names)} cards ({kinds})"
+        return f"{cards}, {self.dtype or 'as compiled'}"
+
+
+def card_setup(cards: int, batch_tokens: int) -> Setup:
+    """Of one instance on each card."""
+    return Setup((InstanceGroup(cards, 1),), batch_tokens)
 
 
 @dataclass(frozen=True)
@@ -46,6 +74,7 @@ class Configuration:
     chosen: Setup
     artifact_sha: str | None = None
     machine: str | None = None
+    cards: Cards | None = None
     slo: Slo | None = None
     workload: Mapping[str, Any] | None = None
     front: tuple[Mapping[str, Any], ...] = ()
@@ -81,10 +110,15 @@ class Configuration:
         workload = document.get("workload")
         if workload is not None and not isinstance(workload, Mapping):
             raise InputError(f"{where}: workload is {workload!r}; an object or null is needed")
+        cards = _cards(document.get("cards"), f"{where}: cards")
+        at, chosen = f"{where}: chosen", document["chosen"]
         return Configuration(
-            chosen=read_setup(document["chosen"], f"{where}: chosen", batch_tokens=batch_tokens),
+            chosen=read_setup(chosen, at, batch_tokens=batch_tokens)
+            if cards is None
+            else _read_card_setup(chosen, at, len(cards.names)),
             artifact_sha=_text(document, "artifact_sha", where),
             machine=_text(document, "machine", where),
+            cards=cards,
             slo=Slo.from_json(document.get("slo"), f"{where}: slo"),
             workload=workload,
             front=_rows(document, "front", where),
@@ -92,12 +126,31 @@ class Configuration:
             where=where,
         )
 
-    def mismatches(self, artifact: Artifact) -> list[str]:
-        """Why what was tuned may not be best here: another artifact, another machine. Empty when all is as it was."""
+    def need_kind(self, *, on_cards: bool) -> None:
+        """Raises ``InputError`` for a configuration for cores where cards run, and the other way."""
+        if on_cards and self.cards is None:
+            raise InputError(
+                f"{self.where} is for the processor: it says instances and threads, and a card has one instance; give "
+                "what `encast tune --device` wrote, or batch_tokens alone"
+            )
+        if not on_cards and self.cards is not None:
+            raise InputError(
+                f"{self.where} is for a card ({self.cards.text}), and this is the processor; choose the device, or "
+                "give what `encast tune` wrote without --device"
+            )
+
+    def mismatches(self, artifact: Artifact, cards: Cards | None = None) -> list[str]:
+        """Why what was tuned may not be best here: another artifact, machine or card. Empty when all is as it was.
+
+        ``cards``: those that are used where it is for cards.
+        """
         found = []
         if self.artifact_sha is not None and self.artifact_sha != artifact_sha(artifact):
             found.append(f"tuned for another artifact than {artifact.path}")
-        if (elsewhere := self.elsewhere()) is not None:
+        if self.cards is not None and cards is not None:
+            if self.cards != cards:
+                found.append(f"tuned on {self.cards.text}, and this is {cards.text}")
+        elif (elsewhere := self.elsewhere()) is not None:
             found.append(elsewhere)
         return found
 
@@ -109,13 +162,14 @@ class Configuration:
 
     def to_json(self) -> dict[str, Any]:
         """The document of the file."""
+        cards = self.cards
         return {
             "schema": SCHEMA,
             "artifact_sha": self.artifact_sha,
-            "machine": self.machine,
+            **({"machine": self.machine} if cards is None else {"cards": asdict(cards)}),
             "slo": None if self.slo is None else self.slo.to_json(),
             "workload": None if self.workload is None else dict(self.workload),
-            "chosen": setup_to_json(self.chosen),
+            "chosen": setup_to_json(self.chosen) if cards is None else {"batch_tokens": self.chosen.batch_tokens},
             "front": [dict(row) for row in self.front],
             "trials": [dict(row) for row in self.trials],
         }
@@ -135,6 +189,29 @@ def _text(document: Mapping[str, Any], name: str, where: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise InputError(f"{where}: {name} is {value!r}; a text or null is needed")
     return value
+
+
+def _cards(document: object, where: str) -> Cards | None:
+    if document is None:
+        return None
+    if isinstance(document, Mapping) and set(document) <= {"names", "dtype"}:
+        names, dtype = document.get("names"), document.get("dtype")
+        if isinstance(names, list) and names and {*map(type, names)} == {str} and dtype in (None, *CARD_DTYPES):
+            return Cards(tuple(names), dtype)
+    raise InputError(
+        f"{where} is {document!r}; the names of one card or more and their dtype are needed, null for as compiled: "
+        '{"names": ["NVIDIA L4"], "dtype": "f16"}'
+    )
+
+
+def _read_card_setup(document: object, where: str, cards: int) -> Setup:
+    tokens = document.get("batch_tokens") if isinstance(document, Mapping) and len(document) == 1 else None
+    if type(tokens) is not int or not 1 <= tokens <= _MOST_TOKENS:
+        raise InputError(
+            f'{where} is {document!r}; of cards, which have one instance each, it is {{"batch_tokens": 4096}} or '
+            f"another number from 1 to {_MOST_TOKENS}"
+        )
+    return card_setup(cards, tokens)
 
 
 def _rows(document: Mapping[str, Any], name: str, where: str) -> tuple[Mapping[str, Any], ...]:

@@ -14,6 +14,10 @@ the cores that it leaves over are busy as well, a run takes ``1 + k u`` times as
 **Rate within a latency limit.** A text waits until the first of its group's ``m`` instances ends its run, about
 ``s / m``, and then for its own run. The largest run with which both fit into the limit, for a text of the group's 99th
 percentile of length, gives the group's rate. Queues would take more of it; measuring a set-up takes a few seconds.
+
+**Cards.** Each counts as a core, with an instance of one thread, and ``k`` is what cards of one host cost each other. A
+card's times are a staircase: a batch is padded to the next size of CUDA graphs, from 256 tokens on by an eighth at
+most. The model takes no notice: the batches that set-ups allow are such sizes themselves, and all are measured.
 """
 
 from __future__ import annotations
@@ -28,7 +32,10 @@ from encast.backends.groups import Setup
 from encast.errors import InputError
 from encast.tune.slo import Slo
 
-__all__ = ["CostModel", "Probe", "probe_plan"]
+__all__ = ["CostModel", "Probe", "card_probe_plan", "probe_plan"]
+
+_CARD_PROBE_TOKENS = 8192
+"""What a server's batch on a card has by default."""
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -63,6 +70,16 @@ def probe_plan(cores: int, lengths: Sequence[int]) -> list[tuple[int, int, int]]
     widths = sorted({1, max(1, round(cores**0.5)), cores})
     plan = [(tokens, threads, 1) for threads in widths for tokens in sizes]
     return [*plan, (sizes[-1], 1, cores)] if cores > 1 else plan
+
+
+def card_probe_plan(cards: int, lengths: Sequence[int], largest: int) -> list[tuple[int, int, int]]:
+    """As ``probe_plan``, for batches of up to ``largest`` tokens on cards. Sizes that a card's memory may not hold are
+    left to their trials.
+    """
+    short = max(1, int(np.median(np.asarray(lengths))))
+    most = max(short, min(largest, _CARD_PROBE_TOKENS))
+    plan = [(tokens, 1, 1) for tokens in sorted({short, round((short * most) ** 0.5), most})]
+    return [*plan, (most, 1, cards)] if cards > 1 else plan
 
 
 class CostModel:

@@ -15,12 +15,12 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Generator, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from encast.tune.measurement import Measurement
 from encast.tune.process import Worker, requests_file
 from encast.tune.slo import Slo
 
-__all__ = ["METHOD", "LiveEvaluator", "crossing", "rates_to_try", "stream_seconds"]
+__all__ = ["METHOD", "LiveEvaluator", "Opened", "crossing", "rates_to_try", "stream_seconds"]
 
 METHOD = 4
 """Counted up when trials are measured in another way: those of two ways are not comparable."""
@@ -60,6 +60,14 @@ _PROBE_TOKENS_PER_S = 20.0
 """What a probe is given up at: large models in f32 make some hundred on one old core."""
 
 
+class Opened(Protocol):
+    """A set-up that is open: what ``LiveEvaluator`` asks of a ``Worker``."""
+
+    def ask(self, command: Mapping[str, Any], seconds: float) -> dict[str, Any]: ...
+
+    def memory_bytes(self) -> int | None: ...
+
+
 class LiveEvaluator:
     """The ``search.Evaluator`` of this machine; a context manager."""
 
@@ -79,7 +87,7 @@ class LiveEvaluator:
         self._prefix = tuple(prefix)
         self._stack = ExitStack()
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="encast-tune-")))
-        self._job = {
+        self._job: dict[str, Any] = {
             "artifact": str(artifact),
             "requests": str(requests_file(folder, requests.token_ids, requests.cu_seqlens, requests.token_type_ids)),
             "output": output,
@@ -105,9 +113,8 @@ class LiveEvaluator:
         setup = Setup((InstanceGroup(instances, threads),), tokens)
         if self._probed is None or self._probed.setup.groups != setup.groups:
             self._close_probed()
-            self._probed = self._open(setup)
-        command = {"do": "probe", "tokens": tokens, "seconds": _PROBE_SECONDS}
-        return float(self._probed.ask(command, 60 + tokens / _PROBE_TOKENS_PER_S)["nanoseconds"]) / 1e9
+            self._probed = self._start(setup)
+        return self._timed(self._probed, tokens, instances)
 
     def measure(self, setups: Sequence[Setup]) -> list[Measurement]:
         """See ``Evaluator.measure``: every step of one set-up is followed by that of the next."""
@@ -133,15 +140,23 @@ class LiveEvaluator:
         each = (time.perf_counter() - began) / len(setups)
         return [replace(found[index], seconds=each) for index in range(len(setups))]
 
-    def _open(self, setup: Setup) -> Worker:
+    def _start(self, setup: Setup) -> Worker:
         return Worker(setup, self._job, self._prefix)
+
+    def _open(self, setup: Setup) -> AbstractContextManager[Opened]:
+        return self._start(setup)
+
+    @staticmethod
+    def _timed(worker: Opened, tokens: int, instances: int) -> float:
+        command = {"do": "probe", "tokens": tokens, "instances": instances, "seconds": _PROBE_SECONDS}
+        return float(worker.ask(command, 60 + tokens / _PROBE_TOKENS_PER_S)["nanoseconds"]) / 1e9
 
     def _close_probed(self) -> None:
         if self._probed is not None:
             self._probed.close()
             self._probed = None
 
-    def _steps(self, worker: Worker) -> Generator[None, None, Measurement]:
+    def _steps(self, worker: Opened) -> Generator[None, None, Measurement]:
         bursts: list[dict[str, Any]] = []
         seconds = 0.0
         while len(bursts) < 2 or (len(bursts) < _BURSTS and seconds < _LONGEST_BURST):
@@ -184,7 +199,7 @@ class LiveEvaluator:
         excess = 1.0 if sustained > 0 else min(steps)[1] / limit
         return Measurement(sustained, most, latency, excess, worker.memory_bytes(), texts, noise=noise)
 
-    def _stream(self, worker: Worker, slo: Slo, rate: float) -> dict[str, Any]:
+    def _stream(self, worker: Opened, slo: Slo, rate: float) -> dict[str, Any]:
         seconds = stream_seconds(rate, slo)
         command = {
             "do": "stream",

@@ -35,9 +35,13 @@ class Worker:
     is dead then.
     """
 
-    def __init__(self, setup: Setup, job: Mapping[str, Any], prefix: Sequence[str] = ()) -> None:
-        """``job``: artifact, requests, output, selects, see ``encast.tune.worker``. ``prefix``: what starts it."""
-        self.setup = setup
+    def __init__(
+        self, setup: Setup, job: Mapping[str, Any], prefix: Sequence[str] = (), words: str | None = None
+    ) -> None:
+        """``job``: artifact, requests, output, selects, see ``encast.tune.worker``. ``prefix``: what starts it.
+        ``words``: what messages call it, by default the set-up.
+        """
+        self.setup, self.words = setup, words or setup.text
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115, closed with the worker
         # The parent's own encast, wherever it was imported from.
         path = os.pathsep.join(entry for entry in sys.path if entry)
@@ -58,7 +62,7 @@ class Worker:
             ) from None
         self._pending = b""
         try:
-            self.ask({**job, "setup": setup_to_json(setup)}, _OPEN_SECONDS)
+            self.opened = self.ask({**job, "setup": setup_to_json(setup)}, _OPEN_SECONDS)
         except BaseException:
             self.close()
             raise
@@ -75,8 +79,13 @@ class Worker:
         if "error" in answer:
             kind = getattr(errors, str(answer.get("kind")), ResourceError)
             known = isinstance(kind, type) and issubclass(kind, EncastError)
-            raise (kind if known else ResourceError)(f"{self.setup.text}: {answer['error']}")
+            raise (kind if known else ResourceError)(f"{self.words}: {answer['error']}")
         return answer
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or died."""
+        return self._stderr.closed
 
     def memory_bytes(self) -> int | None:
         """What a service alone with this set-up would hold: shared pages, such as the weights, count in full, however
@@ -85,7 +94,7 @@ class Worker:
 
     def close(self) -> None:
         """Ends the process and all that it started. Closing twice is fine."""
-        if self._stderr.closed:
+        if self.closed:
             return
         with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -113,7 +122,7 @@ class Worker:
             if left <= 0 or not select.select([descriptor], [], [], left)[0]:
                 what = self._what(command)
                 self.close()
-                raise ResourceError(f"{self.setup.text}: {what} did not end within {seconds:.0f} s; it was stopped")
+                raise ResourceError(f"{self.words}: {what} did not end within {seconds:.0f} s; it was stopped")
             block = os.read(descriptor, 1 << 16)
             if not block:
                 raise self._died(command)
@@ -137,7 +146,7 @@ class Worker:
             lines = [line for line in self._stderr.read().decode("utf-8", "replace").splitlines() if line.strip()]
         last = f": {' | '.join(lines[-_SHOWN_LINES:])}" if lines else ""
         memory = "; the kernel kills with SIGKILL what needs too much memory" if code == -signal.SIGKILL else ""
-        error = ResourceError(f"{self.setup.text}: the process ended {said} during {self._what(command)}{last}{memory}")
+        error = ResourceError(f"{self.words}: the process ended {said} during {self._what(command)}{last}{memory}")
         self.close()
         return error
 

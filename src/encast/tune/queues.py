@@ -189,7 +189,7 @@ class Service:
                 if not taken:
                     return
                 try:
-                    self._run(self._joined([request % len(self.requests) for request in taken]))
+                    self._run(self.joined([request % len(self.requests) for request in taken]))
                 except BaseException:
                     failed.set()
                     raise
@@ -199,7 +199,8 @@ class Service:
 
         run_threads(serve, self._instances)
 
-    def _joined(self, indices: Sequence[int]) -> Batch:
+    def joined(self, indices: Sequence[int]) -> Batch:
+        """The batch of these requests, by their places in the workload."""
         if len(indices) == 1:
             return self.requests[indices[0]]
         parts = [self.requests[index] for index in indices]

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 from encast.backends.groups import Setup
 from encast.errors import InputError, ResourceError
-from encast.tune.cost_model import CostModel, Probe, probe_plan
+from encast.tune.cost_model import CostModel, Probe, card_probe_plan, probe_plan
 from encast.tune.journal import Journal
 from encast.tune.measurement import Measurement, Trial, median_trial
 from encast.tune.slo import Slo
@@ -165,14 +165,19 @@ class _Search:
 
     def _ranked(self) -> dict[Setup, float]:
         """Every set-up with its estimated rate, best first."""
-        plan = probe_plan(self.space.cores, self.lengths)
+        space = self.space
+        plan = (
+            card_probe_plan(space.cores, self.lengths, space.batch_tokens[-1])
+            if space.on_cards
+            else probe_plan(space.cores, self.lengths)
+        )
         names = [",".join(map(str, point)) for point in plan]
         for name, point in zip(names, plan, strict=True):
             if name not in self.journal.probes:
                 self.journal.add_probe(name, self.evaluator.probe(*point))
         probes = [Probe(*point, self.journal.probes[name]) for name, point in zip(names, plan, strict=True)]
-        model = CostModel(probes, self.space.cores, self.lengths)
-        rates = {setup: model.rate(setup, self.slo) for setup in self.space.setups}
+        model = CostModel(probes, space.cores, self.lengths)
+        rates = {setup: model.rate(setup, self.slo) for setup in space.setups}
         return dict(sorted(rates.items(), key=lambda item: -item[1]))
 
     def _candidates(self, ranked: Mapping[Setup, float]) -> list[Setup]:
@@ -194,10 +199,12 @@ class _Search:
     def _explore(self, ranked: Mapping[Setup, float], most: int) -> str:
         """Trials until proposals bring nothing better or until there are ``most``; why it ended."""
         candidates = iter(self._candidates(ranked))
+        # On cards the largest batches come first, which the memory may not hold; the smallest may run all the same.
+        failures = len(ranked) if self.space.on_cards else _MOST_FAILURES
         since = 0
         while len(self.trials) < most:
             # One at least: a search that measured nothing has nothing to say.
-            if self._out_of_time() if self._ran() else len(self.trials) >= _MOST_FAILURES:
+            if self._out_of_time() if self._ran() else len(self.trials) >= failures:
                 break
             measured = {trial.setup: trial for trial in self.trials}
             if len(measured) == len(ranked):

@@ -13,12 +13,15 @@ import numpy as np
 from encast.backends.groups import InstanceGroup, Setup
 from encast.errors import InputError
 
-__all__ = ["Point", "Space", "make_space", "thresholds_of"]
+__all__ = ["Point", "Space", "make_card_space", "make_space", "thresholds_of"]
 
 _WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _FILLS = (0.25, 0.5, 0.75, 1.0)
 _SHARES = (0.125, 0.25, 0.5, 0.75)
 _BATCH_TOKENS = (256, 512, 1024, 2048, 4096, 8192)
+_CARD_BATCH_TOKENS = (*(tokens for power in range(8, 15) for tokens in (1 << power, 3 << (power - 1))), 1 << 15)
+"""Up to the largest batch that runs as a CUDA graph. All are sizes that graphs have, so that a full batch has no
+padding."""
 _THRESHOLD_QUANTILES = (0.5, 0.75, 0.9)
 _THRESHOLD_GRAIN = 8
 
@@ -60,13 +63,19 @@ def thresholds_of(lengths: Sequence[int]) -> tuple[int, ...]:
 class Space:
     """The set-ups for ``cores`` cores, instances of ``widths`` threads, and texts that ``thresholds`` part.
 
-    Without thresholds there is one group.
+    Without thresholds there is one group. ``on_cards``: every core stands for a card, which has one instance always.
     """
 
     cores: int
     widths: tuple[int, ...]
     thresholds: tuple[int, ...]
     batch_tokens: tuple[int, ...]
+    on_cards: bool = False
+
+    @property
+    def fills(self) -> tuple[float, ...]:
+        """What ``Point.fill`` may be."""
+        return (1.0,) if self.on_cards else _FILLS
 
     @property
     def choices(self) -> Mapping[str, tuple[str | int | float, ...]]:
@@ -75,7 +84,7 @@ class Space:
         return {
             "kind": ("one", "apart", "shared") if parted else ("one",),
             "wide": self.widths,
-            "fill": _FILLS,
+            "fill": self.fills,
             "narrow": self.widths,
             "share": _SHARES,
             "threshold": self.thresholds or (0,),
@@ -119,7 +128,7 @@ class Space:
             return point
         if point.kind == "one":
             # One instance of any width fits.
-            return point._replace(fill=next(fill for fill in _FILLS if self.setup(point._replace(fill=fill))))
+            return point._replace(fill=next(fill for fill in self.fills if self.setup(point._replace(fill=fill))))
         own = self._own(point.share)
         if point.kind == "shared":
             narrow = max((width for width in self.widths if width < point.wide), default=0)
@@ -138,11 +147,11 @@ class Space:
 
     def _points(self) -> Iterator[Point]:
         """Points in which only the coordinates that their kind has vary."""
-        some = Point("one", 1, _FILLS[0], 1, _SHARES[0], self.choices["threshold"][0], 1)  # type: ignore[arg-type]
+        some = Point("one", 1, self.fills[0], 1, _SHARES[0], self.choices["threshold"][0], 1)  # type: ignore[arg-type]
         for tokens in self.batch_tokens:
             for wide in self.widths:
                 here = some._replace(wide=wide, batch_tokens=tokens)
-                for fill in _FILLS:
+                for fill in self.fills:
                     yield here._replace(fill=fill)
                 if len(self.choices["kind"]) == 1:
                     continue
@@ -167,3 +176,15 @@ def make_space(cores: int, lengths: Sequence[int]) -> Space:
     longest = max(lengths)
     tokens = tuple(bound for bound in _BATCH_TOKENS if bound >= longest) or (longest,)
     return Space(cores, widths, thresholds if cores > 1 else (), tokens)
+
+
+def make_card_space(cards: int, lengths: Sequence[int]) -> Space:
+    """The space of so many cards: the tokens of a batch, with one instance on each card.
+
+    As ``make_space`` it leaves out what does not hold the longest text, and raises ``InputError`` without texts.
+    """
+    if not lengths:
+        raise InputError("the workload has no text; give at least one")
+    longest = max(lengths)
+    tokens = tuple(bound for bound in _CARD_BATCH_TOKENS if bound >= longest) or (longest,)
+    return Space(cards, (1,), (), tokens, on_cards=True)

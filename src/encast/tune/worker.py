@@ -1,7 +1,10 @@
 """The process in which one set-up is measured: ``python -m encast.tune.worker``.
 
+On cards it is that of all set-ups, which come one after the other (``use``).
+
 It speaks JSON lines on the descriptors that it is started with as standard input and output; what libraries print goes
-to standard error. The first line says what to open, and is answered by ``{"ready": true}``; then a line is a command,
+to standard error. The first line says what to open, and is answered by ``{"ready": true}``, on
+cards with their names; then a line is a command,
 and its answer a line. ``{"error": ..., "kind": ...}`` answers what failed. It ends when its input ends.
 """
 
@@ -14,11 +17,15 @@ import signal
 import statistics as medians
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from queue import SimpleQueue
 from typing import IO, Any
 
 import numpy as np
 
 from encast.backends.base import Runnable
+from encast.backends.devices import card_names
 from encast.backends.groups import read_setup, setup_to_json
 from encast.batch import Batch
 from encast.engine import load
@@ -26,6 +33,7 @@ from encast.errors import EncastError, InputError
 from encast.measure.arrivals import Responses, poisson
 from encast.measure.statistics import PERCENTS, percent_name, percentiles
 from encast.tune.queues import Service, run_threads
+from encast.tune.shapes import one_of_each
 
 __all__ = ["main"]
 
@@ -35,10 +43,8 @@ class _Session:
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.setup = read_setup(job["setup"], "setup", batch_tokens=1)
-        document = {"schema": 1, "chosen": setup_to_json(self.setup)}
-        self.engine = load(job["artifact"], config=document)
         self.output, self.selects = str(job["output"]), bool(job["selects"])
-        self.runnable: Runnable = self.engine.runnable
+        self._open(job)
         with np.load(job["requests"]) as stored:
             types = stored["token_type_ids"] if "token_type_ids" in stored.files else None
             self.requests = _requests(stored["token_ids"], stored["cu_seqlens"], types)
@@ -47,9 +53,24 @@ class _Session:
         for request in self.requests[:4]:
             self.run(request)
 
+    def _open(self, job: dict[str, Any]) -> None:
+        document = {"schema": 1, "chosen": setup_to_json(self.setup)}
+        self.runnable: Runnable = load(job["artifact"], config=document).runnable
+
+    def ready(self) -> dict[str, Any]:
+        """What the parent is told once it is open."""
+        return {"ready": True}
+
+    @property
+    def commands(self) -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
+        return {"saturate": self.saturate, "stream": self.stream, "probe": self.probe}
+
     def run(self, batch: Batch) -> Any:
+        return self._run_on(self.runnable, batch)
+
+    def _run_on(self, runnable: Runnable, batch: Batch) -> Any:
         select = np.ascontiguousarray(batch.cu_seqlens[:-1]) if self.selects else None
-        return self.runnable.run(self.output, batch, select)
+        return runnable.run(self.output, batch, select)
 
     def saturate(self, command: dict[str, Any]) -> dict[str, Any]:
         found = self.service.saturate(float(command["seconds"]), float(command["longest"]))
@@ -71,8 +92,10 @@ class _Session:
     def probe(self, command: dict[str, Any]) -> dict[str, Any]:
         """The median nanoseconds of runs of ``tokens`` tokens, every instance busy with its own.
 
-        The first run of each warms up, and counts only where it takes all of the time.
+        The first run of each warms up, and counts only where it takes all of the time. ``instances``: that are busy, by
+        default all.
         """
+        instances = int(command.get("instances", sum(group.instances for group in self.setup.groups)))
         batch = _of_tokens(self.requests, int(command["tokens"]))
         end = time.perf_counter() + float(command["seconds"])
         times: list[int] = []
@@ -88,8 +111,61 @@ class _Session:
                 own.append(timed())
             times.extend(own[1:] or own)
 
-        run_threads(work, range(sum(group.instances for group in self.setup.groups)))
+        run_threads(work, range(instances))
         return {"nanoseconds": medians.median(times)}
+
+
+class _CardSession(_Session):
+    """The artifact on every card; a run is on one that is free."""
+
+    def _open(self, job: dict[str, Any]) -> None:
+        self._devices = [str(name) for name in job["devices"]]
+        self._cards = [load(job["artifact"], device=name, dtype=job["dtype"]).runnable for name in self._devices]
+        self._free: SimpleQueue[Runnable] = SimpleQueue()
+        for card in self._cards:
+            self._free.put(card)
+        self._batches: dict[int, list[Batch]] = {}
+
+    def ready(self) -> dict[str, Any]:
+        return {**super().ready(), "cards": card_names(self._devices)}
+
+    @property
+    def commands(self) -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
+        return {**super().commands, "use": self.use}
+
+    def run(self, batch: Batch) -> Any:
+        card = self._free.get()
+        try:
+            return self._run_on(card, batch)
+        finally:
+            self._free.put(card)
+
+    def use(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Takes batches of up to ``batch_tokens`` from now on, and captures every graph that they need.
+
+        Also those that it had before: other set-ups may have taken their place.
+        """
+        tokens = int(command["batch_tokens"])
+        self.service = Service(replace(self.setup, batch_tokens=tokens), self.requests, self.run)
+        if tokens not in self._batches:
+            from encast.backends.gpu.graphs import bucket
+
+            lengths = [request.tokens for request in self.requests]
+            self._batches[tokens] = [
+                self.service.joined([(first + index) % len(lengths) for index in range(texts)])
+                for first, texts in one_of_each(lengths, tokens, bucket)
+            ]
+        self._warm(self._batches[tokens])
+        return {"ready": True}
+
+    def probe(self, command: dict[str, Any]) -> dict[str, Any]:
+        self._warm([_of_tokens(self.requests, int(command["tokens"]))])
+        return super().probe(command)
+
+    def _warm(self, batches: list[Batch]) -> None:
+        for card in self._cards:
+            for batch in batches:
+                self._run_on(card, batch)
 
 
 def _requests(token_ids: Any, cu_seqlens: Any, token_type_ids: Any) -> list[Batch]:
@@ -116,7 +192,7 @@ def _of_tokens(requests: list[Batch], tokens: int) -> Batch:
 
 def _answer(session: _Session, line: str) -> dict[str, Any]:
     command = json.loads(line)
-    commands = {"saturate": session.saturate, "stream": session.stream, "probe": session.probe}
+    commands = session.commands
     if command.get("do") not in commands:
         raise InputError(f"the command {command.get('do')!r} is unknown; {', '.join(commands)} are known")
     return commands[command["do"]](command)
@@ -127,8 +203,9 @@ def _serve(lines: IO[str], answers: IO[str]) -> None:
     for line in lines:
         try:
             if session is None:
-                session = _Session(json.loads(line))
-                answer: dict[str, Any] = {"ready": True}
+                job = json.loads(line)
+                session = _CardSession(job) if "devices" in job else _Session(job)
+                answer = session.ready()
             else:
                 answer = _answer(session, line)
         except EncastError as error:

@@ -17,7 +17,7 @@ from encast.backends.gpu.packed import Packed, pack, refill, to_host
 from encast.backends.gpu.program import Program
 from encast.batch import Batch
 
-__all__ = ["MOST_TOKENS", "Capture", "Graphs", "bucket_of"]
+__all__ = ["MOST_TOKENS", "Capture", "Graphs", "bucket", "bucket_of"]
 
 LEAST_TOKENS, MOST_TOKENS = 32, 32768
 """Tokens of the smallest bucket, and of the largest: with more a card is busy longer than launches take."""
@@ -35,10 +35,15 @@ def bucket_of(batch: Batch) -> tuple[int, int] | None:
     """Tokens and sequences of the bucket, one sequence at least empty; None for a larger batch. There are eight sizes
     from a power of two of tokens to the next, so that from 256 on at most an eighth is padding, and powers of two of
     sequences."""
-    if batch.tokens > MOST_TOKENS:
+    return bucket(batch.tokens, batch.seqs)
+
+
+def bucket(tokens: int, seqs: int) -> tuple[int, int] | None:
+    """See ``bucket_of``: of a batch of so many tokens and sequences."""
+    if tokens > MOST_TOKENS:
         return None
-    step = max(LEAST_TOKENS, (1 << (batch.tokens - 1).bit_length()) // 16)
-    return -(-batch.tokens // step) * step, 1 << batch.seqs.bit_length()
+    step = max(LEAST_TOKENS, (1 << (tokens - 1).bit_length()) // 16)
+    return -(-tokens // step) * step, 1 << seqs.bit_length()
 
 
 class Capture:
