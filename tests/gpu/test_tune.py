@@ -89,7 +89,9 @@ def test_a_set_up_captures_the_graphs_of_all_its_batches(
     assert len(seen) == 2, "every card was warm before a run was timed"
 
 
-def test_one_process_measures_set_ups_by_turns(path: Path) -> None:
+def test_one_process_measures_set_ups_by_turns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("encast.tune.evaluate._BURST_SECONDS", 0.05)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     options: dict[str, Any] = {"output": "embedding", "selects": False, "slo": None}
     with CardEvaluator(path, batch(8, 20, 8), devices=["torch-cpu"], dtype=None, **options) as evaluator:
         assert evaluator.names == (HERE,)
@@ -124,7 +126,8 @@ class Made:
 
 
 @pytest.fixture
-def tuned(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tuned(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """What the command writes and, in ``capsys``, says."""
     monkeypatch.setattr("encast.tune.cards.CardEvaluator", Made)
     arguments = ["--workload", "8:10,40:3", "--slo", "p99=10ms", "--device", "torch-cpu", "--card-dtype", "bf16"]
     file = tmp_path / "x.json"
@@ -159,10 +162,14 @@ def test_another_dtype_or_number_of_cards_is_a_warning(path: Path, tuned: Path) 
         encast.load(path, device="torch-cpu", config=tuned, strict=True)
     two = ServeOptions(devices=("torch-cpu", "torch-cpu"), card_dtype="bf16", config=str(tuned), batch_tokens=64)
     with pytest.warns(UserWarning, match=rf"and this is 2 cards \({HERE}\), bf16"):
-        assert open_model(str(path), two).queue.limits.batch_tokens == 64, "the option goes before the file"
+        model = open_model(str(path), two)
+    assert model.queue.limits.batch_tokens == model.setup.batch_tokens == 64, "the option goes before the file"
 
 
-def test_what_is_for_the_processor_is_refused(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_for_the_processor_is_refused(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("encast.serve.supervisor.Supervisor", None)  # it is said before anything starts
     document = {"schema": 1, "chosen": {"groups": [{"instances": 1, "threads": 1}], "batch_tokens": 64}}
     with pytest.raises(InputError, match="config is for the processor: it says instances and threads"):
         encast.load(path, device="torch-cpu", config=document)

@@ -126,7 +126,6 @@ ALLOWED: dict[str, set[str]] = {
         "tasks",
     },
     "serve.cards": {"artifact", "backends", "batch", "engine", "tasks"},
-    "serve.options": {"errors", "backends.devices"},
     "serve.canary": {"artifact", "backends.reference", "engine", "ir.meta", "tasks"},
     "serve.children": {"errors", "launch.process"},
     "serve.front": {"errors", "artifact", "engine", "launch.process"},

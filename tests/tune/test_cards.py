@@ -7,9 +7,8 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 from profiles import compiled
 
@@ -56,7 +55,7 @@ def test_what_is_timed_first() -> None:
     assert card_probe_plan(1, [9000], 16384) == [(9000, 1, 1)]
 
 
-@pytest.mark.parametrize("batch_tokens", [5, 40, 300])
+@pytest.mark.parametrize("batch_tokens", [5, 33, 300])
 def test_every_batch_of_a_queue_has_its_graph_beforehand(batch_tokens: int) -> None:
     lengths = [7, 3, 30, 3, 12, 5]
 
@@ -108,7 +107,7 @@ def test_batches_that_the_memory_does_not_hold_are_passed_over() -> None:
 class Process:
     """Stands for a ``Worker`` on cards."""
 
-    started: list[Process] = []
+    started: ClassVar[list[Process]] = []
 
     def __init__(self, setup: Setup, job: dict[str, Any], prefix: Sequence[str], words: str) -> None:
         self.setup, self.job, self.words, self.closed = setup, job, words, False
@@ -162,7 +161,7 @@ def test_a_process_that_died_is_replaced(evaluator: CardEvaluator) -> None:
     assert Process.started[1].asked[0] == ("use", 512)
 
 
-def test_the_file_of_cards_comes_back(artifact: str, tmp_path: Path) -> None:
+def test_the_file_of_cards_comes_back(tmp_path: Path) -> None:
     made = Configuration(card_setup(1, 4096), artifact_sha="x", cards=H100, slo=Slo(99, 10.0))
     made.write(tmp_path / "x.json")
     document = json.loads((tmp_path / "x.json").read_text())
@@ -236,4 +235,4 @@ def test_cards_have_options_of_their_own(artifact: str, tmp_path: Path, capsys: 
     ):
         assert main([*arguments, *more]) == 2
         assert message in capsys.readouterr().err
-    assert np.all([not file.exists() for file in tmp_path.iterdir()])
+    assert list(tmp_path.iterdir()) == []

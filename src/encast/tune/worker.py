@@ -1,11 +1,11 @@
 """The process in which one set-up is measured: ``python -m encast.tune.worker``.
 
-On cards it is that of all set-ups, which come one after the other (``use``).
+On cards one process measures all set-ups, one after the other (the command ``use``).
 
 It speaks JSON lines on the descriptors that it is started with as standard input and output; what libraries print goes
-to standard error. The first line says what to open, and is answered by ``{"ready": true}``, on
-cards with their names; then a line is a command,
-and its answer a line. ``{"error": ..., "kind": ...}`` answers what failed. It ends when its input ends.
+to standard error. The first line says what to open, and is answered by ``{"ready": true}``, on cards with their names
+in ``cards``; then a line is a command, and its answer a line. ``{"error": ..., "kind": ...}`` answers what failed. It
+ends when its input ends.
 """
 
 from __future__ import annotations
