@@ -116,7 +116,7 @@ def test_a_job_that_was_begun_before_there_were_devices_goes_on(artifact: Path, 
     [
         (["--device", "torch-cpu", "--threads", "2"], "device 'torch-cpu' does not take threads"),
         (["--device", "torch-cpu", "--instances", "2"], "device 'torch-cpu' does not take instances"),
-        (["--device", "torch-cpu", "--dtype", "f64"], "--dtype is 'f64'; f32, f16, bf16, f8 are known"),
+        (["--device", "torch-cpu", "--dtype", "f64"], "--dtype is 'f64'; f32, f16, bf16, f8, f16-acc16 are known"),
         (["--device", "reference"], "the device is 'reference'; cuda, cuda:1, ... are cards"),
         (["--device", "cuda:1", "--ray", "auto"], "with --ray it is cuda, without a number: Ray gives each worker"),
         (["--dtype", "f16"], "device 'cpu' does not take dtype"),

@@ -48,7 +48,8 @@ def tune_command(
         typer.Option(metavar="CARD", help="cuda, or cuda:0, cuda:1, ...: an instance on each card; default: the CPU."),
     ] = None,
     card_dtype: Annotated[
-        str | None, typer.Option(help="Of --device: what values are stored and multiplied in, f32, f16, bf16 or f8.")
+        str | None,
+        typer.Option(help="Of --device: what values are stored and multiplied in, f32, f16, bf16, f8 or f16-acc16."),
     ] = None,
     price: Annotated[
         str | None, typer.Option(help="Of this machine: dollars an hour (0.17/h), or a name of the table of prices.")
