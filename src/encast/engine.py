@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
@@ -24,7 +24,7 @@ from encast.tasks.embed_tokens import Kind, TokenVectors, embed_tokens
 from encast.tasks.fill_mask import Candidate, fill_mask
 from encast.tasks.pooling import Pooling
 from encast.tasks.rerank import rerank
-from encast.tasks.session import F32, Session, Steps, drive, need_count
+from encast.tasks.session import F32, Piece, Runs, Session, Steps, drive, need_count
 from encast.tasks.tag import Tagging, tag
 from encast.tasks.tokenize import OnLong, Tokenizer
 
@@ -105,15 +105,7 @@ class Engine:
         if batch.tokens > self.session.batch_tokens:
             # Each run checks its own part; of several, none begins before all are known to be good.
             self._check(batch)
-        states: list[F32] = []
-        begin = 0
-        while begin < batch.seqs:
-            limit = int(batch.cu_seqlens[begin]) + self.session.batch_tokens
-            end = max(begin + 1, int(np.searchsorted(batch.cu_seqlens, limit, "right")) - 1)
-            part = _slice(batch, begin, end)
-            states += np.split(self.runnable.run("last_hidden_state", part), part.cu_seqlens[1:-1])
-            begin = end
-        return states
+        return self.drive(_states(batch, self.session.batch_tokens))
 
     def forward_packed(self, token_ids: Any, cu_seqlens: Any, token_type_ids: Any | None = None) -> F32:
         """Last hidden states ``f32[tokens, hidden]`` of sequences that lie one after the other.
@@ -472,6 +464,22 @@ def tokenizer_of(opened: Artifact) -> Tokenizer:
         truncation_side=settings.get("truncation_side"),
         mask_token=settings.get("mask_token"),
     )
+
+
+def _states(batch: Batch, batch_tokens: int) -> Steps[list[F32]]:
+    states: list[F32] = []
+    for run in Runs("last_hidden_state", _parts(batch, batch_tokens)):
+        states += np.split((yield run), run.piece.batch.cu_seqlens[1:-1])
+    return states
+
+
+def _parts(batch: Batch, batch_tokens: int) -> Iterator[Piece]:
+    begin = 0
+    while begin < batch.seqs:
+        limit = int(batch.cu_seqlens[begin]) + batch_tokens
+        end = max(begin + 1, int(np.searchsorted(batch.cu_seqlens, limit, "right")) - 1)
+        yield Piece(begin, (), _slice(batch, begin, end))
+        begin = end
 
 
 def _slice(batch: Batch, begin: int, end: int) -> Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -11,7 +12,7 @@ from encast.batch import Batch, Int32
 from encast.errors import InputError
 from encast.ir.types import ValueType
 
-__all__ = ["Float32", "Limits", "Runnable", "check_request"]
+__all__ = ["Float32", "Limits", "Runnable", "SideBySide", "check_request"]
 
 Float32 = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -32,6 +33,16 @@ class Runnable(Protocol):
     def close(self) -> None:
         """Frees threads and memory that would outlast the object; it runs nothing afterwards."""
         ...
+
+
+class SideBySide:
+    """Of a ``Runnable`` that computes several runs of one call at once. ``at_once``: so many keep it busy."""
+
+    at_once: int
+
+    def begin(self, output: str, batch: Batch, select: Int32 | None = None) -> Future[Float32]:
+        """As ``Runnable.run``, without waiting for the answer."""
+        raise NotImplementedError
 
 
 class Limits(Protocol):

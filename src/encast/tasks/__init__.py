@@ -9,7 +9,7 @@ from encast.tasks.embed_tokens import TokenVectors, embed_tokens, max_sim
 from encast.tasks.features import hidden_states
 from encast.tasks.fill_mask import Candidate, fill_mask
 from encast.tasks.rerank import rerank
-from encast.tasks.session import Run, Session, Steps, drive
+from encast.tasks.session import Run, Runs, Session, Steps, drive
 from encast.tasks.tag import Entity, Tagging, TokenLabel, tag
 from encast.tasks.tokenize import Tokenizer
 
@@ -20,6 +20,7 @@ __all__ = [
     "Entity",
     "M3Embedding",
     "Run",
+    "Runs",
     "Session",
     "SparseVector",
     "Steps",

@@ -10,7 +10,7 @@ import numpy as np
 
 from encast.errors import InputError
 from encast.tasks.classify import softmax
-from encast.tasks.session import Run, Session, Steps, need_finite
+from encast.tasks.session import Runs, Session, Steps, need_finite
 from encast.tasks.texts import check_text, check_texts
 from encast.tasks.tokenize import Encoding
 
@@ -96,8 +96,8 @@ def _answers(session: Session, pairs: list[tuple[str, str]], options: _Options) 
             _need_first_token(windows)
         found: list[list[_Span]] = [[] for _ in group]
         nulls = [math.inf] * len(group)
-        for piece in session.pieces(windows):
-            logits = need_finite((yield Run("logits", piece))).astype(np.float64)
+        for run in Runs("logits", session.pieces(windows)):
+            logits, piece = need_finite((yield run)).astype(np.float64), run.piece
             for index, window in enumerate(piece.encodings):
                 begin_row, end_row = piece.batch.cu_seqlens[index : index + 2]
                 owner = owners[piece.first + index]

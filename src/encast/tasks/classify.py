@@ -11,7 +11,7 @@ import numpy as np
 
 from encast.ir.meta import GraphMeta
 from encast.tasks.pooling import F64, Pooling, pool_windows, wants_windows
-from encast.tasks.session import F32, Piece, Run, Session, Steps
+from encast.tasks.session import F32, Piece, Runs, Session, Steps
 from encast.tasks.texts import check_texts_or_pairs
 from encast.tasks.tokenize import OnLong
 
@@ -60,8 +60,8 @@ def classify(
 def score_rows(session: Session, rows: list[Any], *, on_long: OnLong = "truncate") -> Steps[F32]:
     """The raw ``logits: f32[n, labels]`` of checked rows; ``n`` is at least one."""
     logits: list[F32] = []
-    for piece in session.stream(rows, on_long=on_long):
-        logits += [(yield Run("logits", piece))]
+    for run in Runs("logits", session.stream(rows, on_long=on_long)):
+        logits += [(yield run)]
     return np.concatenate(logits)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from encast.errors import InputError
 from encast.ir.meta import GraphMeta
 from encast.tasks.pooling import F64, Pooling, pool_windows, wants_windows
-from encast.tasks.session import F32, Piece, Run, Session, Steps
+from encast.tasks.session import F32, Piece, Runs, Session, Steps
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import OnLong
 
@@ -128,10 +128,10 @@ def check_ids(session: Session, rows: Sequence[Sequence[int]]) -> None:
 
 def _vectors(session: Session, count: int, pieces: Iterable[Piece]) -> Steps[F32]:
     vectors = np.empty((count, session.dim), np.float32)
-    for piece in pieces:
-        found = yield Run("embedding", piece)
+    for run in Runs("embedding", pieces):
+        found = yield run
         _need_width(session, found.shape[1])
-        vectors[piece.first : piece.first + piece.batch.seqs] = found
+        vectors[run.piece.first : run.piece.first + run.piece.batch.seqs] = found
     return vectors
 
 

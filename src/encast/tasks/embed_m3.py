@@ -8,7 +8,7 @@ import numpy as np
 
 from encast.tasks.embed_sparse import SparseVector, largest_weights, most_dims, need_few
 from encast.tasks.embed_tokens import TokenVectors, vectors_of
-from encast.tasks.session import F32, Run, Session, Steps, need_finite
+from encast.tasks.session import F32, Runs, Session, Steps, need_finite
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import OnLong
 
@@ -48,10 +48,11 @@ def embed_m3(
     skip = np.array(session.token_form.skip, np.int32)
     found: list[M3Embedding] = []
     weights = 0
-    for piece in session.stream(rows, on_long=on_long):
-        answer = need_finite((yield Run("m3_embedding", piece)))
-        ends = piece.batch.cu_seqlens[1:-1]
-        for ids, part in zip(np.split(piece.batch.token_ids, ends), np.split(answer, ends), strict=True):
+    for run in Runs("m3_embedding", session.stream(rows, on_long=on_long)):
+        answer = need_finite((yield run))
+        batch = run.piece.batch
+        ends = batch.cu_seqlens[1:-1]
+        for ids, part in zip(np.split(batch.token_ids, ends), np.split(answer, ends), strict=True):
             vectors, states, values = np.split(part, [part.shape[1] - session.dim - 1, part.shape[1] - 1], axis=1)
             sparse = largest_weights(ids, values[:, 0], session.unweighted, most)
             tokens = vectors_of(ids, vectors, skip, drop_first=session.token_form.drop_first)

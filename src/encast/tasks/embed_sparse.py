@@ -11,7 +11,7 @@ from encast.batch import Int32
 from encast.errors import InputError
 from encast.tasks.embed import check_ids
 from encast.tasks.pooling import wants_windows
-from encast.tasks.session import F32, Piece, Run, Session, Steps, need_count, need_finite
+from encast.tasks.session import F32, Piece, Runs, Session, Steps, need_count, need_finite
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import OnLong
 
@@ -99,8 +99,8 @@ def _vectors(
 ) -> Steps[list[SparseVector]]:
     found: list[SparseVector] = []
     weights = 0
-    for piece in pieces:
-        rows = need_finite((yield Run("sparse_embedding", piece)))
+    for run in Runs("sparse_embedding", pieces):
+        rows, piece = need_finite((yield run)), run.piece
         if session.unweighted is None:
             made = [_vector(row, session.logarithms, most) for row in rows]
         else:
@@ -128,8 +128,8 @@ def _of_windows(
     found: list[SparseVector] = []
     weights = 0
     largest = np.zeros(session.meta.vocab, np.float32)
-    for piece in pieces:
-        rows = need_finite((yield Run("sparse_embedding", piece)))
+    for run in Runs("sparse_embedding", pieces):
+        rows, piece = need_finite((yield run)), run.piece
         ends = piece.batch.cu_seqlens
         for at, window in enumerate(piece.windows):
             if session.unweighted is not None and window.is_first and window.is_last:

@@ -11,7 +11,7 @@ import numpy as np
 from encast.batch import Int32
 from encast.errors import InputError
 from encast.ir.meta import TokenForm
-from encast.tasks.session import F32, Run, Session, Steps, need_finite
+from encast.tasks.session import F32, Runs, Session, Steps, need_finite
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import Encoding, OnLong, Tokenizer, TooLongError, need_on_long
 
@@ -153,10 +153,11 @@ def _each(
     form = session.token_form
     assert form is not None
     skip = np.array(form.skip if kind == "document" else (), np.int32)
-    for piece in session.id_pieces(rows):
-        vectors = need_finite((yield Run("token_embedding", piece)))
-        ends = piece.batch.cu_seqlens[1:-1]
-        for ids, part in zip(np.split(piece.batch.token_ids, ends), np.split(vectors, ends), strict=True):
+    for run in Runs("token_embedding", session.id_pieces(rows)):
+        vectors = need_finite((yield run))
+        batch = run.piece.batch
+        ends = batch.cu_seqlens[1:-1]
+        for ids, part in zip(np.split(batch.token_ids, ends), np.split(vectors, ends), strict=True):
             take(vectors_of(ids, part, skip, drop_first=form.drop_first))
 
 

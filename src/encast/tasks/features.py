@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from encast.tasks.embed import check_ids
-from encast.tasks.session import F32, Piece, Run, Session, Steps, need_finite
+from encast.tasks.session import F32, Piece, Runs, Session, Steps, need_finite
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import OnLong
 
@@ -30,7 +30,7 @@ def hidden_states_of_ids(session: Session, rows: Sequence[Sequence[int]]) -> Ste
 
 def _states(pieces: Iterable[Piece]) -> Steps[list[F32]]:
     states: list[F32] = []
-    for piece in pieces:
-        found = need_finite((yield Run("last_hidden_state", piece)))
-        states += np.split(found, piece.batch.cu_seqlens[1:-1])
+    for run in Runs("last_hidden_state", pieces):
+        found = need_finite((yield run))
+        states += np.split(found, run.piece.batch.cu_seqlens[1:-1])
     return states

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from encast.batch import Int32
 from encast.errors import InputError
 from encast.tasks.classify import softmax
-from encast.tasks.session import F32, Run, Session, Steps, need_finite
+from encast.tasks.session import F32, Piece, Runs, Session, Steps, need_finite
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import Encoding, OnLong, Tokenizer
 
@@ -46,20 +47,20 @@ def fill_mask(
     def weigh(encoding: Encoding) -> int:
         return max(len(encoding), weight * encoding.ids.count(mask))
 
-    found: list[list[list[Candidate]]] = []
-    for piece in session.stream(rows, on_long=on_long, weight=weigh):
-        select = np.flatnonzero(piece.batch.token_ids == mask).astype(np.int32)
-        owners = np.searchsorted(piece.batch.cu_seqlens, select, "right") - 1
-        counts = np.bincount(owners, minlength=len(piece.encodings))
-        if not counts.all():
-            index = piece.first + int(np.argmin(counts))
+    def masks(piece: Piece) -> Int32:
+        counts = [encoding.ids.count(mask) for encoding in piece.encodings]
+        if 0 in counts:
             raise InputError(
-                f"texts[{index}] has no {session.tokenizer.mask_token} within the first "
+                f"texts[{piece.first + counts.index(0)}] has no {session.tokenizer.mask_token} within the first "
                 f"{session.tokenizer.max_length} tokens; put one where a token is to be found"
             )
-        logits = need_finite((yield Run("logits", piece, select)))
+        return np.flatnonzero(piece.batch.token_ids == mask).astype(np.int32)
+
+    found: list[list[list[Candidate]]] = []
+    for run in Runs("logits", session.stream(rows, on_long=on_long, weight=weigh), masks):
+        logits = need_finite((yield run))
         candidates = iter([_best(row, top_k, session.tokenizer) for row in logits])
-        found += [[next(candidates) for _ in range(count)] for count in counts]
+        found += [[next(candidates) for _ in range(encoding.ids.count(mask))] for encoding in run.piece.encodings]
     return found
 
 

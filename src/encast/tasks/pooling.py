@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from encast.errors import InputError
-from encast.tasks.session import F32, Piece, Run, Steps
+from encast.tasks.session import F32, Piece, Runs, Steps
 
 __all__ = ["Pooling", "pool_windows", "wants_windows"]
 
@@ -47,9 +47,9 @@ def pool_windows(
     """
     total: F64 = np.empty(0)
     tokens = count = 0
-    for piece in pieces:
-        rows = yield Run(output, piece)
-        for window, row in zip(piece.windows, rows, strict=True):
+    for run in Runs(output, pieces):
+        rows = yield run
+        for window, row in zip(run.piece.windows, rows, strict=True):
             values = read(row)
             if window.is_first and window.is_last:
                 take(window.index, values, 1)

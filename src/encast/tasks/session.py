@@ -6,14 +6,16 @@ no model in its own process, and whoever drives it decides where and when a run 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any, TypeVar
 
 import numpy as np
 
-from encast.backends.base import Runnable
+from encast.backends.base import Runnable, SideBySide
 from encast.batch import Batch, Int32
 from encast.errors import InputError, UndefinedError
 from encast.ir.meta import GraphMeta, TokenForm
@@ -21,7 +23,7 @@ from encast.tasks.texts import Text
 from encast.tasks.tokenize import Encoding, OnLong, Tokenizer, shared_tokens
 from encast.tasks.windows import Window, cut_windows
 
-__all__ = ["F32", "Piece", "Run", "Session", "Steps", "drive", "need_count", "need_finite", "pack"]
+__all__ = ["F32", "Piece", "Run", "Runs", "Session", "Steps", "drive", "need_count", "need_finite", "pack"]
 
 F32 = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -45,13 +47,47 @@ class Piece:
     windows: Sequence[Window] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
-    """A run of the model that a task asks for; see ``Runnable.run``."""
+    """A run of the model that a task asks for; see ``Runnable.run``. ``of``: those among which it is, if there are
+    any."""
 
     output: str
     piece: Piece
     select: Int32 | None = None
+    of: Runs | None = None
+
+
+class Runs(Iterator[Run]):
+    """A run of every piece, in order. No run needs the rows of another, so that whoever drives the task may begin some
+    before it asks for them. ``select``: makes that of a piece.
+    """
+
+    def __init__(
+        self, output: str, pieces: Iterable[Piece], select: Callable[[Piece], Int32 | None] = lambda _: None
+    ) -> None:
+        self._made = (Run(output, piece, select(piece), self) for piece in pieces)
+        self._seen: deque[Run] = deque()
+        self._error: Exception | None = None
+
+    def look(self) -> Run | None:
+        """A run that the task will ask for after those that were looked at before; None after the last. An error in
+        making it is the task's, when it comes there."""
+        try:
+            run = next(self._made, None)
+        except Exception as error:
+            self._error = error
+            return None
+        if run is not None:
+            self._seen.append(run)
+        return run
+
+    def __next__(self) -> Run:
+        if self._seen:
+            return self._seen.popleft()
+        if self._error is not None:
+            raise self._error
+        return next(self._made)
 
 
 T = TypeVar("T")
@@ -70,8 +106,9 @@ class Session:
     many weights of a text stay, None for all. ``token_form``: of embeddings of tokens, else None.
     ``unweighted``: of sparse embeddings that are weights of a text's tokens (BGE-M3), the tokens without one, rising.
 
-    Memory of a call is bounded by ``batch_tokens`` and by a group of 4,096 rows or 2^20 characters that
-    are tokenised together, besides the answers themselves. Bits of an answer do not depend on either.
+    Memory of a call is bounded by ``batch_tokens`` (for each run under way, where there are several) and by a group of
+    4,096 rows or 2^20 characters that are tokenised together, besides the answers themselves. Bits of an answer do not
+    depend on either.
     """
 
     meta: GraphMeta
@@ -211,12 +248,52 @@ class Session:
 
 
 def drive(session: Session, runnable: Runnable, steps: Steps[T]) -> T:
-    """The answer of a task whose runs happen here, one after the other."""
+    """The answer of a task whose runs happen here, one after the other or, where the runnable is a ``SideBySide``, some
+    at once. Which sequences share a run does not depend on that, nor the order in which the task is given rows.
+    """
+    if isinstance(runnable, SideBySide):
+        ahead = _Ahead(runnable)
+        try:
+            return _drive(session, ahead.run, steps)
+        finally:
+            ahead.end()
+    return _drive(session, lambda run: runnable.run(run.output, run.piece.batch, run.select), steps)
+
+
+class _Ahead:
+    """Runs that have begun, some of them before the task asked for them."""
+
+    def __init__(self, runnable: SideBySide) -> None:
+        self._runnable = runnable
+        self._begun: dict[Run, Future[F32]] = {}
+
+    def _begin(self, run: Run) -> None:
+        self._begun[run] = self._runnable.begin(run.output, run.piece.batch, run.select)
+
+    def run(self, run: Run) -> F32:
+        if run not in self._begun:
+            self._begin(run)
+        while run.of is not None and len(self._begun) < self._runnable.at_once:
+            after = run.of.look()
+            if after is None:
+                break
+            self._begin(after)
+        future = self._begun[run]
+        wait((future,))  # an interrupt leaves it to ``end``
+        del self._begun[run]
+        return future.result()
+
+    def end(self) -> None:
+        """Where the task broke off nothing of it runs on."""
+        wait([future for future in self._begun.values() if not future.cancel()])
+
+
+def _drive(session: Session, rows_of: Callable[[Run], F32], steps: Steps[T]) -> T:
     try:
         run = next(steps)
         while True:
             try:
-                rows = runnable.run(run.output, run.piece.batch, run.select)
+                rows = rows_of(run)
             except InputError as error:
                 run = steps.throw(session.explain(run, error))
             else:

@@ -9,7 +9,7 @@ import numpy as np
 
 from encast.tasks.classify import label_names, softmax
 from encast.tasks.pooling import wants_windows
-from encast.tasks.session import F32, Run, Session, Steps, need_finite
+from encast.tasks.session import F32, Runs, Session, Steps, need_finite
 from encast.tasks.texts import check_texts
 from encast.tasks.tokenize import Encoding, OnLong
 
@@ -67,8 +67,8 @@ def tag(
     if windowed:
         return (yield from _of_windows(rows, session, stride))
     found: list[Tagging] = []
-    for piece in session.stream(rows, offsets=True, on_long=on_long):
-        logits = need_finite((yield Run("logits", piece)))
+    for run in Runs("logits", session.stream(rows, offsets=True, on_long=on_long)):
+        logits, piece = need_finite((yield run)), run.piece
         names = label_names(session.meta, logits.shape[1])
         for index, encoding in enumerate(piece.encodings):
             begin, end = piece.batch.cu_seqlens[index : index + 2]
@@ -81,8 +81,8 @@ def tag(
 def _of_windows(rows: Sequence[str], session: Session, stride: int | None) -> Steps[list[Tagging]]:
     found: list[Tagging] = []
     best, most = np.empty((0, 0), np.float32), np.empty(0, np.int64)
-    for piece in session.windows(rows, stride=stride, offsets=True):
-        logits = need_finite((yield Run("logits", piece)))
+    for run in Runs("logits", session.windows(rows, stride=stride, offsets=True)):
+        logits, piece = need_finite((yield run)), run.piece
         names = label_names(session.meta, logits.shape[1])
         for index, window in enumerate(piece.windows):
             source = window.source
