@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 
 from encast.backends.base import Runnable, check_request
-from encast.backends.devices import card_names, find_device, is_card
+from encast.backends.devices import card_names, find_devices, is_card
 from encast.batch import Batch, int32_vector
 from encast.errors import ArtifactError, InputError, StrictError
 from encast.ir.meta import SPLADE_ACTIVATIONS, TokenForm
@@ -84,6 +84,11 @@ class Engine:
     def runnable(self) -> Runnable:
         """The model as its device runs it; raises ``InputError`` once the engine is closed."""
         return self._parts()[1]
+
+    @property
+    def at_once(self) -> int:
+        """How many calls, each of a thread of its own, keep it busy: one an instance, two a card."""
+        return getattr(self.runnable, "at_once", 1)
 
     def _parts(self) -> tuple[Session, Runnable]:
         parts = self._open
@@ -346,7 +351,7 @@ class Engine:
 def load(
     artifact: str | os.PathLike[str],
     *,
-    device: str = "cpu",
+    device: str | Sequence[str] = "cpu",
     threads: int | None = None,
     instances: int = 1,
     pin: bool = True,
@@ -359,8 +364,11 @@ def load(
 
     ``device``: "cpu"; "cuda" (or "cuda:1", the second card) for a GPU, with PyTorch; "torch-cpu" for the GPU's steps on
     the CPU, to test them; "reference" for the slow NumPy float64 evaluation that the kernels are tested against.
-    ``dtype``, of a GPU: "f32", "f16" or "bf16", what values are stored and multiplied in; by default values are f32 and
-    products as the artifact was compiled.
+    Several cards, ``["cuda:0", "cuda:1"]``, each have the model: the runs of a call, and those of calls from several
+    threads, go to the card that is free first. Answers stay in order, and which texts share a run does not depend on
+    the cards. They should be of one kind: others may round otherwise.
+    ``dtype``, of a GPU: "f32", "f16", "bf16", "f8" or "f16-acc16" (f16, and products with weights summed in it), what
+    values are stored and multiplied in; by default values are f32 and products as the artifact was compiled.
     ``threads`` per instance (default: the usable cores, divided by the instances); ``instances`` run
     calls of several threads side by side and share one copy of the weights; ``pin`` binds threads to
     cores, unless a CPU quota pays for fewer than the affinity mask has. ``batch_tokens``: tokens of one run
@@ -380,7 +388,7 @@ def load(
     settings = {"threads": threads, "instances": instances, "pin": pin, "config": config, "dtype": dtype}
     defaults = load.__kwdefaults__ or {}
     options: dict[str, Any] = {name: value for name, value in settings.items() if value != defaults[name]}
-    chosen = find_device(device, options)
+    chosen = find_devices(device, options)
     if config is not None and ("threads" in options or "instances" in options):
         raise InputError("config says the instances and their threads; leave threads and instances out")
     # Here and not above, so that importing encast stays quick.
@@ -388,7 +396,7 @@ def load(
 
     opened = artifacts.open(artifact)
     if config is not None:
-        cards = [device] if is_card(device) else []
+        cards = [name for name in ([device] if isinstance(device, str) else device) if is_card(name)]
         options["config"] = setup = setup_of(opened, config, strict, cards=cards, dtype=dtype)
         batch_tokens = setup.batch_tokens if batch_tokens is None else batch_tokens
         if cards:

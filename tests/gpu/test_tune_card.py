@@ -163,6 +163,8 @@ def test_another_dtype_or_number_of_cards_is_a_warning(path: Path, tuned: Path) 
     two = ServeOptions(devices=("torch-cpu", "torch-cpu"), card_dtype="bf16", config=str(tuned), batch_tokens=64)
     with pytest.warns(UserWarning, match=rf"and this is 2 cards \({HERE}\), bf16"):
         model = open_model(str(path), two)
+    with pytest.warns(UserWarning, match=rf"and this is 2 cards \({HERE}\), bf16"):
+        encast.load(path, device=["torch-cpu", "torch-cpu"], dtype="bf16", config=tuned).close()
     assert model.queue.limits.batch_tokens == model.setup.batch_tokens == 64, "the option goes before the file"
 
 

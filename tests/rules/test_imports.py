@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "journal": {"errors", "artifact", "files"},
     "lower": {"crossover", "errors", "ir", "knobs", "machine", "_core"},
     "backends": {"errors", "batch", "ir"},
+    "backends.cards": {"errors", "batch", "artifact"},
     "backends.cpu": {"errors", "batch", "artifact", "lower", "knobs", "machine", "_core"},
     "backends.devices": {"errors", "artifact"},
     "backends.gpu.adapt": {"errors", "ir", "passes", "quant"},

@@ -112,6 +112,7 @@ class CpuRunnable:
             check_groups(groups, longest_text=artifact.graph.meta.max_len, where="groups")
             _need_cores(groups, cores, shared_cores)
         self.groups = tuple(groups)
+        self.at_once = sum(group.instances for group in groups)
         self._apart = apart
         self.threads = max(group.threads for group in groups)
         """Of the widest instance."""
@@ -224,6 +225,13 @@ class CpuRunnable:
         self._need_own_process()
         steps = [line for line in self.plan.splitlines() if line.startswith("step ")]
         return list(zip(steps, self._executors[0][0].kernels(), strict=True))
+
+    def numbers(self) -> dict[str, Any]:
+        """What the bits of an answer depend on besides the text and the artifact."""
+        import encast._core as _core
+
+        classes = {step.keys.get("arithmetic") for step in _core.Plan(self.plan).steps} - {None}
+        return {"arithmetic": sorted(classes)}
 
     def close(self) -> None:
         """Waits for running calls, then frees arenas, threads and the mapping.

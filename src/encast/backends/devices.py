@@ -15,12 +15,18 @@ if TYPE_CHECKING:
     from encast.backends.base import Runnable
     from encast.backends.groups import Setup
 
-__all__ = ["CARD_DTYPES", "DEVICES", "Device", "card_names", "check_cards", "find_device", "is_card", "need_card"]
+__all__ = [
+    "CARD_DTYPES", "DEVICES", "RUNS_A_CARD", "Device", "card_names", "check_cards", "find_device", "find_devices",
+    "is_card", "need_card",
+]  # fmt: skip
 
 _CARDS = ("cuda", "torch-cpu")
 
 CARD_DTYPES = ("f32", "f16", "bf16", "f8", "f16-acc16")
 """What the values of a card may be stored and multiplied in; ``f16-acc16`` sums products with weights in f16 too."""
+
+RUNS_A_CARD = 2
+"""That keep a card busy: while it computes one, the next is made ready."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,12 @@ def _open_gpu(artifact: Artifact, kind: str, index: int | None = None, **options
     return GpuRunnable(artifact.load_graph(), kind, index=index, **options)
 
 
+def _open_cards(artifact: Artifact, names: Sequence[str], **options: Any) -> Runnable:
+    from encast.backends.cards import Cards
+
+    return Cards(artifact, names, **options)
+
+
 def _open_reference(artifact: Artifact) -> Runnable:
     from encast.backends.reference import Reference
 
@@ -100,6 +112,33 @@ def find_device(name: object, options: Collection[str]) -> Device:
     return device
 
 
+def find_devices(names: object, options: Collection[str]) -> Device:
+    """As ``find_device``, of a name or of a sequence of them: several are cards that run side by side."""
+    if not isinstance(names, (list, tuple)):
+        return find_device(names, options)
+    if not names:
+        raise InputError("device is an empty list; name a device, 'cpu' say, or cards: ['cuda:0', 'cuda:1']")
+    devices = [find_device(name, options) for name in names]
+    if len(names) == 1:
+        return devices[0]
+    if not is_card(names[0]) or len({name.partition(":")[0] for name in names}) > 1:
+        raise InputError(
+            f"device is {list(names)}; several devices are cards, 'cuda:0', 'cuda:1', ..., and nothing else beside them"
+        )
+    _need_distinct(names)
+    return replace(devices[0], open=partial(_open_cards, names=names))
+
+
+def _need_distinct(cards: Sequence[str]) -> None:
+    """Raises ``InputError`` for a card that is named twice. "torch-cpu" may be, which tests what several cards do."""
+    seen: set[int] = set()
+    for name in cards:
+        kind, _, index = name.partition(":")
+        if kind == "cuda" and int(index or 0) in seen:
+            raise InputError(f"device is {name!r}, which is given twice; a card has one instance")
+        seen |= {int(index or 0)} if kind == "cuda" else set()
+
+
 def need_card(name: str) -> tuple[str, int | None]:
     """Kind and index of a card, or of "torch-cpu", which stands for one; raises ``InputError`` for other devices."""
     if not is_card(name):
@@ -116,15 +155,11 @@ def is_card(name: str) -> bool:
 
 def check_cards(devices: Sequence[str], dtype: str | None, who: str) -> None:
     """Raises ``InputError`` unless instances can run on these devices of ``encast.load``; ``who`` takes them."""
-    seen: set[int] = set()
     for name in devices:
         if not is_card(name):
             raise InputError(f"device is {name!r}; {who} takes cuda, cuda:1, ..., and without any runs on the CPU")
         find_device(name, () if dtype is None else ("dtype",))
-        kind, _, index = name.partition(":")
-        if kind == "cuda" and int(index or 0) in seen:
-            raise InputError(f"device is {name!r}, which is given twice; a card has one instance")
-        seen |= {int(index or 0)} if kind == "cuda" else set()
+    _need_distinct(devices)
     if dtype not in (None, *CARD_DTYPES):
         raise InputError(f"the card's dtype is {dtype!r}; one of {', '.join(CARD_DTYPES)} is needed")
 

@@ -94,8 +94,12 @@ def run_command(
     threads: Annotated[int | None, typer.Option(help="Threads an instance; default: the usable cores.")] = None,
     instances: Annotated[int, typer.Option(help="Copies of the executor that share the weights.")] = 1,
     device: Annotated[
-        str, typer.Option(help="cpu; cuda, or cuda:1 for the second card; torch-cpu: the card's steps on the CPU.")
-    ] = "cpu",
+        list[str] | None,
+        typer.Option(
+            help="cpu (the default); cuda, or cuda:1 for the second card, several times for several cards; "
+            "torch-cpu: a card's steps on the CPU."
+        ),
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(help="Of a card: what values are stored and multiplied in, f32, f16, bf16, f8 or f16-acc16."),
@@ -117,8 +121,10 @@ def run_command(
 
     Several inputs, a folder of them, or an output that is a folder make a job: its answers are files of --shard-rows
     rows each, and the same command goes on with a job that was ended. With --ray a cluster runs it.
+
+    --device cuda:0 --device cuda:1 puts the model on both cards, which share the rows.
     """
-    inputs = inputs or ["-"]
+    inputs, devices = inputs or ["-"], device or ["cpu"]
     if on_long not in ("truncate", "error", "windows"):
         raise InputError(f"--on-long is {on_long!r}; truncate, error and windows are known")
     if pooling not in (None, "mean", "max"):
@@ -140,7 +146,7 @@ def run_command(
             raise InputError("--errors is for one file; of a job every file of answers has its bad rows beside it")
         columns_named = (text_column, pair_column)
         asked = Asked(
-            artifact, inputs, output, task, format, input_format, columns_named, batch_tokens, options, device, dtype
+            artifact, inputs, output, task, format, input_format, columns_named, batch_tokens, options, devices, dtype
         )
         run_job_command(asked, shard_rows or SHARD_ROWS, ray, threads=threads, instances=instances, json=json)
         return
@@ -150,7 +156,7 @@ def run_command(
     with (
         sigterm_interrupts(),
         engines.load(
-            artifact, device=device, dtype=dtype, threads=threads, instances=instances, batch_tokens=batch_tokens
+            artifact, device=devices, dtype=dtype, threads=threads, instances=instances, batch_tokens=batch_tokens
         ) as engine,
     ):
         name = task_name(engine.session, task)
@@ -167,11 +173,11 @@ def run_command(
             writer = open_writer(output, {"row": "int", **spec.columns}, format, width=width)
             with Progress("rows", quiet=json) as progress:
                 answers = Answers(engine, spec, columns, options)
-                done = _Run(answers, reader, writer, set_aside, progress, instances).run()
+                done = _Run(answers, reader, writer, set_aside, progress, engine.at_once).run()
     seconds = time.monotonic() - began
     summary = {
         "artifact": str(artifact),
-        "device": device,
+        "device": devices[0] if len(devices) == 1 else devices,
         "task": name,
         "input": shown(input),
         "output": output,
@@ -200,10 +206,10 @@ class _Run:
         writer: Writer,
         set_aside: BadRows,
         progress: Progress,
-        instances: int,
+        at_once: int,
     ) -> None:
         self.answers, self.reader, self.writer = answers, reader, writer
-        self.set_aside, self.progress, self.instances = set_aside, progress, instances
+        self.set_aside, self.progress, self.at_once = set_aside, progress, at_once
         self.done = 0
         self.first_bad: BadRow | None = None
 
@@ -233,13 +239,13 @@ class _Run:
         return self.done
 
     def _answered_groups(self) -> Iterator[list[dict[str, Any] | BadRow]]:
-        """Answers in the order of the input, from as many groups side by side as there are instances."""
-        pool = ThreadPoolExecutor(self.instances)
+        """Answers in the order of the input, from as many groups side by side as keep the engine busy."""
+        pool = ThreadPoolExecutor(self.at_once)
         under_way: deque[Future[list[dict[str, Any] | BadRow]]] = deque()
         try:
             for group in self.answers.groups(self.reader):
                 under_way.append(pool.submit(self.answers.of, group))
-                if len(under_way) > self.instances:
+                if len(under_way) > self.at_once:
                     yield under_way.popleft().result()
             while under_way:
                 yield under_way.popleft().result()

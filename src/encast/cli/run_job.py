@@ -14,7 +14,7 @@ import typer
 
 import encast.artifact as artifacts
 from encast.artifact.write import version
-from encast.backends.devices import CARD_DTYPES, find_device, need_card
+from encast.backends.devices import CARD_DTYPES, RUNS_A_CARD, find_devices, need_card
 from encast.cli.interrupts import sigterm_interrupts
 from encast.cli.progress import Progress
 from encast.data import OUTPUT_FORMATS
@@ -39,8 +39,6 @@ SOME_ROWS_BAD = 3
 """The exit code when answers were written and some rows have none; a pipeline may go on with them or stop."""
 
 _SHOWN_FAILURES = 5
-_SHARDS_A_CARD = 2
-"""Side by side: while the card computes rows of one, those of another are tokenised."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Asked:
     columns: tuple[str | None, str | None]
     batch_tokens: int
     options: RunOptions
-    device: str
+    devices: Sequence[str]
     dtype: str | None
 
 
@@ -89,11 +87,10 @@ def run_job_command(
     began = time.monotonic()
     if instances < 1 or (threads is not None and threads < 1):
         raise InputError(f"--threads {threads} and --instances {instances}: both must be at least 1")
-    if asked.device != "cpu":
-        _need_device(asked, ray is not None, threads, instances)
-        instances = _SHARDS_A_CARD
-    elif asked.dtype is not None:
-        find_device(asked.device, ("dtype",))
+    given = {"threads": threads is not None, "instances": instances != 1, "dtype": asked.dtype is not None}
+    find_devices(asked.devices, [name for name, is_given in given.items() if is_given])
+    if list(asked.devices) != ["cpu"]:
+        _need_cards(asked, on_ray=ray is not None)
     job = _job(asked, shard_rows)
     output = Path(asked.output)
     with sigterm_interrupts(), JobFolder(output) as folder:
@@ -113,24 +110,24 @@ def run_job_command(
     _report(asked, folder, summary, time.monotonic() - began, json)
 
 
-def _need_device(asked: Asked, on_ray: bool, threads: int | None, instances: int) -> None:
-    """Before a folder is begun, which is of one device. Raises ``InputError`` for what cards do not take, and
-    ``ResourceError`` where the card is not here, unless the job runs elsewhere."""
-    kind, index = need_card(asked.device)
-    given = {"threads": threads is not None, "instances": instances != 1, "dtype": asked.dtype is not None}
-    find_device(asked.device, [name for name, is_given in given.items() if is_given])
+def _need_cards(asked: Asked, *, on_ray: bool) -> None:
+    """Before a folder is begun, which is of one kind of device. Raises ``InputError`` for what cards do not take, and
+    ``ResourceError`` where a card is not here, unless the job runs elsewhere."""
+    cards = [need_card(name) for name in asked.devices]
     if asked.dtype not in (None, *CARD_DTYPES):
         raise InputError(f"--dtype is {asked.dtype!r}; {', '.join(CARD_DTYPES)} are known")
     if on_ray:
-        if index is not None:
+        if len(cards) > 1 or cards[0][1] is not None:
             raise InputError(
-                f"--device is {asked.device!r}; with --ray it is cuda, without a number: Ray gives each worker a card"
+                f"--device is {' and '.join(asked.devices)}; with --ray it is cuda, without a number: Ray gives each "
+                "worker a card"
             )
         return
     need_modules("cuda", "torch")
     from encast.backends.gpu.device import choose_device, stored_dtype
 
-    stored_dtype(asked.dtype, choose_device(kind, index))
+    for card in cards:
+        stored_dtype(asked.dtype, choose_device(*card))
 
 
 def _run(folder: JobFolder, workers: Executor, *, quiet: bool) -> Summary:
@@ -192,8 +189,8 @@ def _job(asked: Asked, shard_rows: int) -> Job:
         asked.batch_tokens,
         shard_rows,
         tuple(files),
-        asked.device.partition(":")[0],
-        None if asked.device == "cpu" else asked.dtype or "f32",
+        asked.devices[0].partition(":")[0],
+        None if asked.devices[0] == "cpu" else asked.dtype or "f32",
     )
 
 
@@ -202,12 +199,16 @@ def _executor(
 ) -> AbstractContextManager[Executor]:
     artifact = asked.artifact.absolute()
     if ray is None:
-        return LocalExecutor(output, artifact, asked.inputs, device=asked.device, threads=threads, instances=instances)
+        return LocalExecutor(
+            output, artifact, asked.inputs, devices=asked.devices, threads=threads, instances=instances
+        )
     from encast.cluster import RayExecutor
 
+    (device,) = asked.devices
     return RayExecutor(
-        ray, output, artifact, asked.inputs, device=asked.device, threads=threads, instances=instances, say=_say
-    )
+        ray, output, artifact, asked.inputs,
+        device=device, threads=threads, instances=instances if device == "cpu" else RUNS_A_CARD, say=_say,
+    )  # fmt: skip
 
 
 def _say(what: str) -> None:
@@ -242,7 +243,7 @@ def _report(asked: Asked, folder: JobFolder, summary: Summary, seconds: float, j
         )
     result = {
         "artifact": str(asked.artifact),
-        "device": asked.device,
+        "device": asked.devices[0] if len(asked.devices) == 1 else asked.devices,
         "task": job.task,
         "inputs": [file.name for file in job.inputs],
         "output": asked.output,

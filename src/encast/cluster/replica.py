@@ -71,7 +71,7 @@ class Replica:
         threads, instances = self._threads, self._instances
         if threads is None:
             see_held_cards(1)
-            return Worker(*self._made, instances=instances)
+            return Worker(*self._made)
         # Others may have the rest of the machine: only who has all of it may say which cores are his.
         alone = threads * instances >= len(usable_cores(this_machine()))
         return Worker(*self._made, threads=threads, instances=instances, pin=alone)

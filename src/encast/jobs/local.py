@@ -1,9 +1,10 @@
-"""The executor of a job in this process: one engine, as many shards side by side as it has instances."""
+"""The executor of a job in this process: one engine, as many shards side by side as keep it busy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -18,17 +19,18 @@ __all__ = ["LocalExecutor"]
 
 
 class LocalExecutor:
-    """See ``run.Executor``; ``device``: as of ``Worker``. A shard is tried once: here nothing would be other the second
-    time.
+    """See ``run.Executor``; ``devices``: as of ``Worker``. A shard is tried once: here nothing would be other the
+    second time.
     """
 
     def __init__(
-        self, folder: Path, artifact: Path, inputs: Sequence[str], *, device: str, threads: int | None, instances: int
-    ) -> None:
-        self._folder, self._artifact, self._inputs = folder, artifact, inputs
-        self._device, self._threads, self._instances = device, threads, instances
+        self, folder: Path, artifact: Path, inputs: Sequence[str], *, devices: Sequence[str], threads: int | None,
+        instances: int,
+    ) -> None:  # fmt: skip
+        self._inputs = inputs
+        self._open = partial(Worker, folder, artifact, inputs, devices=devices, threads=threads, instances=instances)
         self._worker: Worker | None = None
-        self._pool = ThreadPoolExecutor(instances)
+        self._pool: ThreadPoolExecutor | None = None
 
     def find_cuts(self, files: Sequence[InputFile], columns: Sequence[str], rows: int) -> Iterator[Cut]:
         return (find_cut(file, file.reached(self._inputs), columns, rows) for file in files)
@@ -36,17 +38,15 @@ class LocalExecutor:
     def run(self, shards: Shards, left: Sequence[int], agree: Agree) -> Iterator[Done | Failed]:
         if not left:
             return
-        worker = self._worker = Worker(
-            self._folder, self._artifact, self._inputs,
-            device=self._device, threads=self._threads, instances=self._instances,
-        )  # fmt: skip
+        worker = self._worker = self._open()
+        pool = self._pool = ThreadPoolExecutor(worker.at_once)
         agree(worker.numbers())
         waiting: Waiting[int] = Waiting(left)
         under_way: dict[Future[Done], tuple[int, int]] = {}
-        free = list(range(self._instances))
+        free = list(range(worker.at_once))
         while True:
             while free and (number := waiting.take(free[-1])) is not None:
-                under_way[self._pool.submit(worker.run, number)] = number, free.pop()
+                under_way[pool.submit(worker.run, number)] = number, free.pop()
             if not under_way:
                 return
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
@@ -65,6 +65,7 @@ class LocalExecutor:
     ) -> None:
         if self._worker is not None:
             self._worker.stop()
-        self._pool.shutdown(cancel_futures=True)
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
         if self._worker is not None:
             self._worker.close()

@@ -38,11 +38,10 @@ class StoppedError(Exception):
 class Worker:
     """Runs shards of the job that ``folder`` is of, from any number of threads.
 
-    ``inputs``: as the user named them, as URLs' credentials stand nowhere else. ``device``: the job's, with the number
-    of a card where one is meant. On a card ``instances`` are shards side by side, of which some rows are tokenised
-    while it computes those of another. Raises ``ResourceError`` where the
-    folder is not that of the job here or another encast is installed, ``ArtifactError`` where the artifact is not here
-    or is another one, and what ``engine.load`` raises.
+    ``inputs``: as the user named them, as URLs' credentials stand nowhere else. ``devices``: those of
+    the job's kind that it runs on, by default the first; ``threads``, ``instances`` and ``pin`` are for the processor.
+    Raises ``ResourceError`` where the folder is not that of the job here or another encast is installed,
+    ``ArtifactError`` where the artifact is not here or is another one, and what ``engine.load`` raises.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class Worker:
         artifact: str | os.PathLike[str],
         inputs: Sequence[str],
         *,
-        device: str | None = None,
+        devices: Sequence[str] | None = None,
         threads: int | None = None,
         instances: int = 1,
         pin: bool = True,
@@ -76,11 +75,13 @@ class Worker:
         self._on_card = self._job.device != "cpu"
         place: dict[str, Any] = {"threads": threads, "instances": instances, "pin": pin}
         if self._on_card:
-            place = {"device": device or self._job.device, "dtype": self._job.dtype}
+            place = {"device": devices or self._job.device, "dtype": self._job.dtype}
         self._engine = engines.load(artifact, batch_tokens=self._job.batch_tokens, **place)
+        self.at_once = self._engine.at_once
+        """How many shards side by side keep it busy: of some rows are tokenised while those of others are computed."""
         self._spec = file_task(self._job.task)
         self._answers = Answers(self._engine, self._spec, self._job.columns, self._job.options)
-        self._inputs = OpenInputs(lambda shard: shard.input.reached(inputs), self._job.columns, instances)
+        self._inputs = OpenInputs(lambda shard: shard.input.reached(inputs), self._job.columns, self.at_once)
         self._stopped = threading.Event()
         self._steps: dict[int, int] = {}
 
@@ -89,12 +90,7 @@ class Worker:
         import encast._core as _core
 
         runnable: Any = self._engine.runnable
-        found: dict[str, Any] = {"tokenizers": version_of("tokenizers")}
-        if self._on_card:
-            found |= runnable.numbers()
-        else:
-            classes = {step.keys.get("arithmetic") for step in _core.Plan(runnable.plan).steps} - {None}
-            found["arithmetic"] = sorted(classes)
+        found: dict[str, Any] = {**runnable.numbers(), "tokenizers": version_of("tokenizers")}
         if self._job.task not in _VECTORS:
             found["NumPy"] = f"{np.__version__} on {_core.isa_best()}"
         if (self._engine.meta.math == "exact" and not self._on_card) or self._job.task not in _VECTORS:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from encast.artifact import Artifact
+from encast.backends import cards
 from encast.backends.cpu import Pause
-from encast.backends.devices import check_cards, find_device
+from encast.backends.devices import check_cards
 from encast.backends.groups import InstanceGroup, Setup
 from encast.batch import Batch, Int32
 from encast.engine import BATCH_TOKENS
@@ -30,17 +30,12 @@ _QUEUE_TOKENS = 1 << 22
 """That may wait for each card, about two seconds of a fast one."""
 
 
-class Cards:
-    """An artifact on ``devices``, in values of ``dtype`` (see ``encast.load``): a ``Grouped`` with one group, whose
-    instance ``i`` is on device ``i``.
-
-    Raises ``InputError``, ``ResourceError``, and ``UnsupportedModelError`` for a graph that cards do not run.
-    """
+class Cards(cards.Cards):
+    """``backends.cards.Cards`` as a ``Grouped`` with one group, whose instance ``i`` is on device ``i``."""
 
     def __init__(self, artifact: Artifact, devices: Sequence[str], dtype: str | None) -> None:
         check_cards(devices, dtype, "a server")
-        options = {} if dtype is None else {"dtype": dtype}
-        self._runnables: list[Any] = [find_device(name, options).open(artifact, **options) for name in devices]
+        super().__init__(artifact, devices, dtype)
         self._words = f"{' and '.join(devices)}{'' if dtype is None else f' in {dtype}'}"
         self.cpus = (((),) * len(devices),)
         self.queue_tokens = _QUEUE_TOKENS * len(devices)
@@ -55,17 +50,12 @@ class Cards:
         made = Setup((InstanceGroup(len(self._runnables), _THREADS),), batch_tokens or BATCH_TOKENS)
         return made, f"{self._words}, {made.batch_tokens} tokens"
 
-    def report(self) -> list[str]:
-        """What each card computes, and what it computes otherwise than compiled: a line each."""
-        return [line for one in self._runnables for line in one.report()]
-
     def run(
-        self, output: str, batch: Batch, select: Int32 | None = None, *, group: int, instance: int,
+        self, output: str, batch: Batch, select: Int32 | None = None, *, instance: int | None = None, group: int = 0,
         pause: Pause | None = None,
     ) -> F32:  # fmt: skip
         """As ``Runnable.run``, on one of the devices. Raises ``DeadCardError`` besides."""
         try:
-            rows: F32 = self._runnables[instance].run(output, batch, select)
-        except RuntimeError as error:  # out of memory is a ResourceError, a wrong request an InputError
+            return super().run(output, batch, select, instance=instance)
+        except cards.CardError as error:
             raise DeadCardError(str(error)) from error
-        return rows

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from encast.backends.base import Float32, check_request
+from encast.backends.devices import RUNS_A_CARD
 from encast.backends.gpu.adapt import adapt
 from encast.backends.gpu.clocks import CYCLES, CardClock, HostClock
 from encast.backends.gpu.device import (
@@ -51,6 +52,8 @@ class GpuRunnable:
     Raises ``InputError`` for options that are unknown, ``ResourceError`` where the device is not there or lacks
     something, ``UnsupportedModelError`` for a graph with an op that it has no step for.
     """
+
+    at_once = RUNS_A_CARD
 
     def __init__(
         self,
