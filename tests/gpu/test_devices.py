@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -26,6 +28,7 @@ from encast.backends.gpu import device as devices
 from encast.backends.gpu import program as programs
 from encast.backends.gpu.runnable import GpuRunnable
 from encast.backends.gpu.steps import STEPS
+from encast.cli.main import main
 from encast.errors import ArtifactError, InputError, ResourceError, UnsupportedModelError
 from encast.sparsity import Pattern, prune_checkpoint
 
@@ -338,3 +341,24 @@ def test_the_command_line(path: Path, tmp_path: Path) -> None:
         assert main([*arguments, "--device", device]) == 0
     np.testing.assert_allclose(np.load(tmp_path / "cpu.npy"), np.load(tmp_path / "torch-cpu.npy"), atol=2e-5)
     assert main([*arguments, "--device", "torch-cpu", "--threads", "2"]) == 2
+
+
+def test_eval_measures_the_device(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("text\tpair\tscore\nabc de\ta\t1\nthe cat\tthe mat\t3\nb c d\tb c\t5\n")
+    made = tmp_path / "model.encast"
+    shutil.copytree(path, made)
+    asked = ["eval", str(made), str(rows), "--device", "torch-cpu", "--dtype", "f16"]
+    assert main([*asked, "--against", str(made), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["device"], found["dtype"]) == ("torch-cpu", "f16")
+    assert 0.999 < found["against"]["agreement"]["cosine_min"] < 1, "the other one was measured in f32"
+    assert main(asked[:3]) == 0
+    name = f"{tmp_path.name}/rows.tsv"
+    kept = artifact.open(made).card["accuracy"]
+    assert set(kept) == {name, f"{name} on torch-cpu, f16"}
+    assert "device" not in kept[name]
+    capsys.readouterr()
+    assert main([*asked[:3], "--dtype", "f16"]) == 2
+    assert "device 'cpu' does not take dtype" in capsys.readouterr().err
+    assert set(artifact.open(made).card["accuracy"]) == set(kept)

@@ -51,7 +51,7 @@ class Cards(SideBySide):
 
     def run(self, output: str, batch: Batch, select: Int32 | None = None, *, instance: int | None = None) -> Float32:
         """See ``Runnable.run``. ``instance``: the card's number among ``names``, for a caller who knows which are free;
-        the run is on the caller's thread then. Raises ``ResourceError`` besides, and a ``CardError`` that names the card.
+        the run is on the caller's thread then. Raises ``ResourceError`` besides; a ``CardError`` names the card.
         """
         if instance is None:
             return self.begin(output, batch, select).result()

@@ -46,10 +46,20 @@ def eval_command(
         ),
     ] = None,
     against: Annotated[
-        str | None, typer.Option(help="Another artifact, or a checkpoint (measured in exact f32), to compare with.")
+        str | None,
+        typer.Option(
+            help="Another artifact, or a checkpoint (measured in exact f32), to compare with; it runs on the CPU."
+        ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: the usable cores.")] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu; cuda, or cuda:1 for the second card; torch-cpu: a card's steps on the CPU.")
+    ] = "cpu",
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Of a card: what values are stored and multiplied in, f32, f16, bf16, f8 or f16-acc16."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
 ) -> None:
     """Measure an artifact on a data set; metrics are points of 100, and go to the artifact's card."""
@@ -60,21 +70,26 @@ def eval_command(
     data = open_dataset(dataset, columns_of(open_artifact(artifact).graph.meta.task, named))
     if limit is not None:
         data = replace(data, rows=data.rows[:limit])
-    own = _measure(artifact, data, task, metric, threads, null_threshold, quiet=json)
+    place: dict[str, Any] = {"threads": threads, "device": device, "dtype": dtype}
+    own = _measure(artifact, data, task, metric, null_threshold, place, quiet=json)
     result: dict[str, Any] = _entry(own)
+    name = data.short_name
+    if device != "cpu":
+        result |= {"device": device, "dtype": dtype}
+        name += f" on {device.partition(':')[0]}, {dtype or 'as compiled'}"
     if against is not None:
         with _artifact_of(against, own.task) as other_path:
-            other = _measure(other_path, data, own.task, metric, threads, null_threshold, quiet=json)
+            other = _measure(other_path, data, own.task, metric, null_threshold, {"threads": threads}, quiet=json)
         result["against"] = {"source": against, **_entry(other), **compare(own, other)}
     # Shown before it is written: the card may lie in a folder that is read only.
     if json:
         print(json_module.dumps({"artifact": str(artifact), "dataset": str(dataset), **result}))
     else:
-        _show(artifact, data, own, result)
+        _show(artifact, name, own, result)
     measured = dict(open_artifact(artifact).card.get("accuracy") or {})
-    if "budget" in (before := measured.get(data.short_name) or {}):
+    if "budget" in (before := measured.get(name) or {}):
         result["budget"] = before["budget"]  # these rows chose the artifact, which whoever reads the figure must know
-    update_card(artifact, accuracy={**measured, data.short_name: result})
+    update_card(artifact, accuracy={**measured, name: result})
 
 
 def _measure(
@@ -82,13 +97,14 @@ def _measure(
     data: Dataset,
     task: str,
     metric: str,
-    threads: int | None,
     null_threshold: float | None,
+    place: dict[str, Any],
     *,
     quiet: bool,
 ) -> Scored:
+    """``place``: options of ``encast.load``."""
     began = time.monotonic()
-    with engines.load(path, threads=threads) as engine, Progress("rows", quiet=quiet) as progress:
+    with engines.load(path, **place) as engine, Progress("rows", quiet=quiet) as progress:
         if task not in ("auto", engine.task):
             raise InputError(f"--task is {task!r}, {path} was compiled for {engine.task!r}")
         found = score(
@@ -124,7 +140,7 @@ def _entry(scored: Scored) -> dict[str, Any]:
     }
 
 
-def _show(artifact: Path, data: Dataset, own: Scored, result: dict[str, Any]) -> None:
-    print(f"{artifact} on {data.short_name}: {own.task}, {own.rows:,} rows, {own.seconds:.1f} s")
+def _show(artifact: Path, name: str, own: Scored, result: dict[str, Any]) -> None:
+    print(f"{artifact} on {name}: {own.task}, {own.rows:,} rows, {own.seconds:.1f} s")
     for line in metric_lines(result):
         print(line)
