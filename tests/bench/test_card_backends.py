@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
@@ -191,14 +194,27 @@ def test_a_capture_has_run_before_and_answers_in_one_place(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
     monkeypatch.setattr(torch.cuda, "graph", lambda _, stream: nullcontext())
 
-    def run(address: int) -> object:
-        runs.append(address)
-        return object()
+    class Ids:
+        """Stands for the memory that a graph reads by its address."""
 
-    replay = captured(run, "cuda")
+    def run_of(ids: Ids) -> Callable[[int], object]:
+        def run(address: int) -> object:
+            assert ids
+            runs.append(address)
+            return object()
+
+        return run
+
+    ids = Ids()
+    replay, alive = captured(run_of(ids), "cuda"), weakref.ref(ids)
+    del ids
     assert runs == [7, 0, 7]
     assert replay() is replay()
     assert runs[3:] == [-1, -1]
+    assert alive() is not None, "the graph would read what others have written there since"
+    del replay
+    gc.collect()
+    assert alive() is None
 
 
 def test_options_are_checked(model: ModelFiles, cache: Path) -> None:

@@ -37,7 +37,8 @@ def captured(run: Callable[[int], Any], device: str) -> Callable[[], Any]:
     with torch.cuda.graph(graph, stream=stream):
         made = run(stream.cuda_stream)
 
-    def replay() -> Any:
+    # A graph has the addresses of what ``run`` reads and holds none of it: it lives as long as the calls.
+    def replay(_held: Callable[[int], Any] = run) -> Any:
         graph.replay()
         return made
 
