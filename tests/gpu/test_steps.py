@@ -92,6 +92,24 @@ def test_a_card_is_told_to_sum_in_f16_for_one_product(monkeypatch: pytest.Monkey
     assert seen == [True, True]
 
 
+def test_an_interrupt_leaves_no_sums_in_f16_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch sets it in a Python function, at whose end Ctrl-C may be raised."""
+
+    class Settings:
+        allow_fp16_accumulation = False
+
+        def __setattr__(self, name: str, value: bool) -> None:
+            object.__setattr__(self, name, value)
+            if value:
+                raise KeyboardInterrupt
+
+    settings = Settings()
+    monkeypatch.setattr("torch.backends.cuda.matmul", settings)
+    with pytest.raises(KeyboardInterrupt):
+        half_product(SimpleNamespace(is_cuda=True), torch.zeros(1), None)  # type: ignore[arg-type]
+    assert not settings.allow_fp16_accumulation
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("zero_point", [False, True])
 def test_integers_and_scales_are_the_references(zero_point: bool, seed: int) -> None:

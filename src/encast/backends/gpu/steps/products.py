@@ -64,8 +64,8 @@ def half_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     if x.is_cuda:
         settings = torch.backends.cuda.matmul
         before = settings.allow_fp16_accumulation
-        settings.allow_fp16_accumulation = True
         try:
+            settings.allow_fp16_accumulation = True  # an interrupt may be raised in it, when it is set
             return functional.linear(x, weight, bias)
         finally:
             settings.allow_fp16_accumulation = before
