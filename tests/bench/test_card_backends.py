@@ -119,6 +119,7 @@ def test_without_a_card_there_is_a_reason(name: str, model: ModelFiles, cache: P
         torch = pytest.importorskip("torch")
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+        monkeypatch.delattr(fake_tensorrt, "__version__")  # as a module that cannot be imported has none
     found = load_peer(YAMLS[name]["peer"]).missing()
     assert found is not None
     assert ("bench-onnxruntime-cuda" if name in ONNX else "finds no CUDA card") in found
@@ -175,6 +176,7 @@ def test_what_tensorrt_says_is_in_the_error(
 def test_an_old_tensorrt_is_not_measured(model: ModelFiles, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make("tensorrt-cuda-f16", model, cache)
     monkeypatch.setattr(fake_tensorrt, "__version__", "10.16.1.11")
+    monkeypatch.setattr("encast.bench.peers.tensorrt.why_no_card", lambda: None)
     found = load_peer(YAMLS["tensorrt-cuda-f16"]["peer"]).missing()
     assert found is not None
     assert found.endswith("pip install 'encast[bench-tensorrt]'")

@@ -47,12 +47,13 @@ class TensorRT(CheckpointPeer):
 
     @classmethod
     def missing(cls) -> str | None:
-        if (why := super().missing()) is not None:
+        # The card first: without a driver TensorRT may not even be imported.
+        if (why := super().missing() or why_no_card()) is not None:
             return why
         version = str(importlib.import_module("tensorrt").__version__)
         if int(version.partition(".")[0]) < _OLDEST:
             return f"TensorRT {version} may compute in other dtypes than its graph has; {install_hint(cls.extra)}"
-        return why_no_card()
+        return None
 
     def open(self) -> None:
         self._trt: Any = importlib.import_module("tensorrt")
