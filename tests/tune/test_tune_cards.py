@@ -179,6 +179,8 @@ def test_the_file_of_cards_comes_back(tmp_path: Path) -> None:
         ({"cards": {"names": "H100"}}, "the names of one card or more"),
         ({"cards": {"names": []}}, "the names of one card or more"),
         ({"cards": {"names": ["H100", 3]}}, "the names of one card or more"),
+        ({"cards": {"names": [""]}}, "the names of one card or more"),
+        ({"cards": {"names": ["H100\x1b[2J"]}}, r"'H100\\x1b\[2J'.*the names of one card or more"),
         ({"cards": {"names": ["H100"], "dtype": "f64"}}, "the names of one card or more"),
         ({"cards": {"names": ["H100"], "driver": "1"}}, "the names of one card or more"),
         ({"chosen": {"batch_tokens": 0}}, r"chosen is \{'batch_tokens': 0\}; of cards"),

@@ -196,12 +196,17 @@ def _cards(document: object, where: str) -> Cards | None:
         return None
     if isinstance(document, Mapping) and set(document) <= {"names", "dtype"}:
         names, dtype = document.get("names"), document.get("dtype")
-        if isinstance(names, list) and names and {*map(type, names)} == {str} and dtype in (None, *CARD_DTYPES):
+        if isinstance(names, list) and names and all(map(_is_name, names)) and dtype in (None, *CARD_DTYPES):
             return Cards(tuple(names), dtype)
     raise InputError(
         f"{where} is {document!r}; the names of one card or more and their dtype are needed, null for as compiled: "
         '{"names": ["NVIDIA L4"], "dtype": "f16"}'
     )
+
+
+def _is_name(value: object) -> bool:
+    """A text that messages can show: one of a file may have escape sequences of a terminal in it."""
+    return isinstance(value, str) and value != "" and value.isprintable()
 
 
 def _read_card_setup(document: object, where: str, cards: int) -> Setup:
