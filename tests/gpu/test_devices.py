@@ -203,10 +203,17 @@ def test_programs_hand_their_steps_to_cards_one_at_a_time(is_cuda: bool) -> None
         return torch.zeros(1)
 
     call = programs._Call(None, step, (), ("made",), ())  # type: ignore[arg-type]
-    program = programs.Program((call,), "made", torch.float16, by_length=False, selects=False, half_sums=True)
-    batch: Any = SimpleNamespace(token_ids=SimpleNamespace(is_cuda=is_cuda), token_type_ids=None, select=None)
+    program = programs.Program((call,), "made", torch.float16, by_length=True, selects=False, half_sums=True)
+    waited = []
+
+    def groups() -> None:
+        waited.append(programs._HANDING.locked())
+
+    ids = SimpleNamespace(is_cuda=is_cuda)
+    batch: Any = SimpleNamespace(token_ids=ids, token_type_ids=None, select=None, groups=groups)
     program.run(batch)
     assert held == [(is_cuda, True)]
+    assert waited == [False], "what waits for a card keeps no other from its steps"
     assert not programs._HANDING.locked()
 
 

@@ -78,10 +78,12 @@ class Program:
         return [call.signature for call in self.calls]
 
     def run(self, batch: Packed, after: Callable[[], None] = lambda: None) -> torch.Tensor:
-        """The output on the device, in the dtype that values are stored in. Waits for nothing.
+        """The output on the device, in the dtype that values are stored in. Waits for nothing but the lengths' copy.
 
         ``after`` is called when a step was given to the device.
         """
+        if self.by_length:
+            batch.groups()  # waits for this card, which no other card's program need do
         with _HANDING if batch.token_ids.is_cuda else nullcontext():
             return self._run(batch, after)
 
