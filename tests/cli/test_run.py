@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from fake_engine import VOCAB, fake_engine
 
 from encast.cli.main import main
 from encast.cli.run import SOME_ROWS_BAD
+from encast.jobs.answers import Answers
 
 PROGRAM = [sys.executable, str(Path(__file__).with_name("fake_encast.py"))]
 
@@ -42,9 +44,12 @@ def _fake_load(monkeypatch: pytest.MonkeyPatch) -> None:
         }
         names = {"overflow": "embed", "value": "classify", "features": "features"}
         labels = {"tag": ["O", "B-PER"], "classify": ["short", "long"]}.get(task)
-        return fake_engine(
+        engine = fake_engine(
             names.get(task, task), rules.get(task, lambda ids: None), labels=labels, batch_tokens=batch_tokens
         )
+        runnable: Any = engine.runnable
+        runnable.at_once = options["instances"]
+        return engine
 
     monkeypatch.setattr("encast.engine.load", load)
 
@@ -401,13 +406,23 @@ def test_a_closed_standard_input_says_so(monkeypatch: pytest.MonkeyPatch, capsys
     assert "standard input is closed" in capsys.readouterr().err
 
 
-def test_instances_answer_groups_side_by_side_in_order(tmp_path: Path) -> None:
+def test_instances_answer_groups_side_by_side_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several groups at once give the file that one instance gives, bad rows included."""
+    three, first, real = threading.Barrier(3, timeout=30), threading.local(), Answers.of
+
+    def of(self: Answers, group: Any) -> Any:
+        if not hasattr(first, "over"):
+            first.over = True
+            three.wait()
+        return real(self, group)
+
     rows = [f"row {index} " + "cat " * (index % 7) for index in range(3000)]
     source = tmp_path / "rows.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" if i % 500 else "{\n" for i, text in enumerate(rows)))
     written = []
     for instances in (1, 3):
+        if instances == 3:
+            monkeypatch.setattr(Answers, "of", of)
         out = tmp_path / f"{instances}.jsonl"
         assert main(["run", "embed", str(source), "-o", str(out), "--instances", str(instances)]) == SOME_ROWS_BAD
         written.append((out.read_bytes(), out.with_name(out.name + ".errors.jsonl").read_bytes()))
