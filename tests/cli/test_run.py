@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -428,3 +429,23 @@ def test_instances_answer_groups_side_by_side_in_order(tmp_path: Path, monkeypat
         written.append((out.read_bytes(), out.with_name(out.name + ".errors.jsonl").read_bytes()))
     assert written[0] == written[1]
     assert written[0][0].count(b"\n") == 3000 - 6
+
+
+@pytest.mark.parametrize("instances", [1, 8])
+def test_groups_before_a_damaged_part_are_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], instances: int
+) -> None:
+    """Also those that are under way when it is read."""
+    rng = np.random.default_rng(1)
+    data = gzip.compress("".join(f"the cat {rng.random()}\n" for _ in range(9000)).encode())
+    source = _file(tmp_path, "a.txt.gz", data[: len(data) // 2])
+    out = tmp_path / "out.jsonl"
+    given = ["run", "embed", source, "-o", str(out), "--batch-tokens", "1024", "--instances", str(instances)]
+    assert main(given) == 2
+    err = capsys.readouterr().err
+    said = re.search(r"after line (\d+) .*; the ([\d,]+) finished rows are in", err)
+    assert said is not None, err
+    read, answered = int(said[1]), int(said[2].replace(",", ""))
+    assert answered == len(_lines(tmp_path / "out.jsonl.partial"))
+    assert read > 1000
+    assert read - answered < 200, "less than a group"

@@ -239,16 +239,28 @@ class _Run:
         return self.done
 
     def _answered_groups(self) -> Iterator[list[dict[str, Any] | BadRow]]:
-        """Answers in the order of the input, from as many groups side by side as keep the engine busy."""
+        """Answers in the order of the input, from as many groups side by side as keep the engine busy. Where the input
+        is damaged, those to the groups before that come first."""
         pool = ThreadPoolExecutor(self.at_once)
         under_way: deque[Future[list[dict[str, Any] | BadRow]]] = deque()
+        groups = self.answers.groups(self.reader)
+        damaged: InputError | None = None
         try:
-            for group in self.answers.groups(self.reader):
+            while True:
+                try:
+                    group = next(groups, None)
+                except InputError as error:
+                    damaged = error
+                    break
+                if group is None:
+                    break
                 under_way.append(pool.submit(self.answers.of, group))
                 if len(under_way) > self.at_once:
                     yield under_way.popleft().result()
             while under_way:
                 yield under_way.popleft().result()
+            if damaged is not None:
+                raise damaged
         finally:
             pool.shutdown(cancel_futures=True)
 
