@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from encast.cluster.replica import Replica  # noqa: E402
 from encast.errors import ResourceError  # noqa: E402
 from encast.jobs.folder import JOB_FILE, read_begun  # noqa: E402
 from encast.jobs.sealed import seal, unseal  # noqa: E402
-from encast.jobs.worker import Worker  # noqa: E402
 
 
 def run(*arguments: Any) -> int:
@@ -135,6 +133,30 @@ def test_what_is_refused_begins_no_job(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_card_that_fails_ends_the_job(
+    artifact: Path, job: Path, rows: Path, devices: int, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Else each shard that is left would be tried on it, and be named as failed."""
+    for part in job.glob("part-*"):
+        part.unlink()
+    tried = []
+
+    def fail(self: Any, *_: Any) -> None:
+        tried.append(self)
+        raise RuntimeError("CUDA error: misaligned address\nCompile with")
+
+    monkeypatch.setattr(GpuRunnable, "run", fail)
+    again = ["-o", job, "--shard-rows", 10, "--dtype", "bf16"] + ["--device", "torch-cpu"] * devices
+    assert run(artifact, rows, *again) == 2
+    said = capsys.readouterr().err
+    assert "error: torch-cpu: the card failed (CUDA error: misaligned address); after an error of CUDA" in said
+    assert "defect" not in said
+    monkeypatch.undo()
+    assert run(artifact, rows, *again) == 0
+
+
 @pytest.mark.parametrize(
     ("error", "ends"), [(RuntimeError("CUDA error: misaligned address"), True), (ResourceError("no memory"), False)]
 )
@@ -143,15 +165,15 @@ def test_a_process_ends_with_its_card(
 ) -> None:
     """Else it would fail at once whatever shard it is given, and be given all of them."""
 
-    def run(self: Any, number: int) -> None:
+    def run(self: Any, *_: Any) -> None:
         raise error
 
     codes: list[int] = []
     monkeypatch.setattr(replicas, "see_held_cards", lambda count: None)
-    monkeypatch.setattr(Worker, "run", run)
+    monkeypatch.setattr(GpuRunnable, "run", run)
     monkeypatch.setattr(os, "_exit", codes.append)
     replica = Replica(str(job), str(artifact), [str(rows)], None, 2)
     told: Any = replica.numbers()
     assert json.dumps(told).count(torch.__version__) == 1
-    assert re.fullmatch("EncastError|ResourceError", replica.run(0).kind)  # type: ignore[union-attr]
+    assert replica.run(0).kind == ("CardError" if ends else "ResourceError")  # type: ignore[union-attr]
     assert codes == [1] * ends

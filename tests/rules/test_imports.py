@@ -79,9 +79,9 @@ ALLOWED: dict[str, set[str]] = {
     "scoring": {"errors", "data", "engine", "metrics", "tasks"},
     # Batch jobs; whoever computes them, the bytes are written here.
     "jobs": {"errors", "data", "engine", "files", "tasks"},
-    "jobs.worker": {"errors", "artifact", "data", "engine", "tasks", "_core"},
+    "jobs.worker": {"errors", "artifact", "backends.cards", "data", "engine", "tasks", "_core"},
     "cluster": {"errors", "data", "jobs"},
-    "cluster.replica": {"errors", "data", "jobs", "machine"},
+    "cluster.replica": {"errors", "backends.cards", "data", "jobs", "machine"},
     # A gateway is a server of HTTP too.
     "cluster.gateway": {"serve.errors", "serve.keys", "serve.operations", "serve.service", "serve.within"},
     "cluster.upstream": {"serve.within"},

@@ -16,11 +16,21 @@ from encast.errors import InputError, ResourceError, need_modules
 if TYPE_CHECKING:
     from encast.artifact import Artifact
 
-__all__ = ["CardError", "Cards"]
+__all__ = ["CardError", "Cards", "card_error"]
 
 
 class CardError(ResourceError):
     """A card failed in the middle of a run, and not for a want of memory."""
+
+
+def card_error(name: str, error: RuntimeError) -> CardError:
+    """What to say of an error of PyTorch in a run on the card ``name``."""
+    from encast.backends.gpu.device import first_line
+
+    return CardError(
+        f"{name}: the card failed ({first_line(error)}); after an error of CUDA a process computes nothing more on its "
+        "cards: start it again"
+    )
 
 
 class Cards(SideBySide):
@@ -58,12 +68,7 @@ class Cards(SideBySide):
         try:
             return self._runnables[instance].run(output, batch, select)
         except RuntimeError as error:  # out of memory is a ResourceError, a wrong request an InputError
-            from encast.backends.gpu.device import first_line
-
-            raise CardError(
-                f"{self._names[instance]}: the card failed ({first_line(error)}); after an error of CUDA a process "
-                "computes nothing more on its cards: start it again"
-            ) from error
+            raise card_error(self._names[instance], error) from error
 
     def begin(self, output: str, batch: Batch, select: Int32 | None = None) -> Future[Float32]:
         """See ``SideBySide.begin``."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import encast.errors as errors
+from encast.backends.cards import CardError
 from encast.cluster.cards import see_held_cards
 from encast.data.inputs import InputFile
 from encast.jobs.job import Cut, find_cut
@@ -86,10 +87,10 @@ class Replica:
         try:
             return self._open().run(number)
         except Exception as error:
-            if self._threads is None and isinstance(error, RuntimeError):
+            if isinstance(error, CardError):
                 # After an error of CUDA a process computes nothing more on its card, and fails at once whatever it is
                 # given. Ray starts another one.
-                print(f"encast: the card failed, and this process ends: {error}", file=sys.stderr, flush=True)
+                print(f"encast: {error}", file=sys.stderr, flush=True)
                 os._exit(1)
             return _said(error, self._made[2])
 

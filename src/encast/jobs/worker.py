@@ -15,6 +15,8 @@ import numpy as np
 import encast.artifact as artifacts
 import encast.engine as engines
 from encast.artifact.write import version
+from encast.backends.cards import card_error
+from encast.data import BadRow, Row
 from encast.data.arrow import pyarrow
 from encast.errors import ArtifactError, InputError, ResourceError
 from encast.jobs.answers import Answers
@@ -75,7 +77,8 @@ class Worker:
         self._on_card = self._job.device != "cpu"
         place: dict[str, Any] = {"threads": threads, "instances": instances, "pin": pin}
         if self._on_card:
-            place = {"device": devices or self._job.device, "dtype": self._job.dtype}
+            place = {"device": devices or [self._job.device], "dtype": self._job.dtype}
+        self._devices = " and ".join(place.get("device", ()))
         self._engine = engines.load(artifact, batch_tokens=self._job.batch_tokens, **place)
         self.at_once = self._engine.at_once
         """How many shards side by side keep it busy: of some rows are tokenised while those of others are computed."""
@@ -103,7 +106,7 @@ class Worker:
         """Computes a shard, over what may be there of it.
 
         Raises ``InputError`` where its input cannot be read or has changed, ``ResourceError`` where its files cannot be
-        written or another job has taken the folder, ``StoppedError`` after ``stop``.
+        written or another job has taken the folder, ``CardError`` where a card failed, ``StoppedError`` after ``stop``.
         """
         shard = self._shards[number]
         source = self._inputs.take(shard)
@@ -130,7 +133,7 @@ class Worker:
 
             for group in self._answers.groups(source.rows(shard, step)):
                 step()
-                files.add(self._answers.of(group))
+                files.add(self._of(group))
             if files.count != shard.span.rows:
                 raise InputError(
                     f"{shard.input.name}: has other rows than when the job began; give --output a new folder"
@@ -141,6 +144,14 @@ class Worker:
         except BaseException:
             files.discard()
             raise
+
+    def _of(self, group: Sequence[Row | BadRow]) -> list[dict[str, Any] | BadRow]:
+        try:
+            return self._answers.of(group)
+        except RuntimeError as error:  # of several cards it is a CardError by now
+            if not self._on_card:
+                raise
+            raise card_error(self._devices, error) from error
 
     def progress(self) -> dict[int, int]:
         """Of each shard that runs now a number, which grows with every group of rows that is read and every piece of
