@@ -405,6 +405,23 @@ def test_a_replica_takes_a_card_and_its_share_of_the_cpus(run: Run) -> None:
     assert ray.taken == [{"num_cpus": 2, "num_gpus": 1, "max_concurrency": 2}] * 8
 
 
+def test_a_card_that_is_lost_does_not_end_the_job_of_the_others(run: Run, said: list[str]) -> None:
+    """Its process ends, and the one that Ray starts then finds no card."""
+    ended = False
+
+    def behave(node: str, what: Any) -> Any:
+        nonlocal ended
+        if node == "b" and what != "numbers":
+            ended = True
+            raise ActorUnavailableError
+        return Said("ResourceError", "PyTorch finds no CUDA card") if node == "b" and ended else answer(what)
+
+    ray = FakeRay(["a", "b"], behave)
+    ray.gpus = 1
+    assert numbers_of(run(ray, device="cuda", instances=2)) == list(range(20))
+    assert said == ["the node b is left out: PyTorch finds no CUDA card (on the node b)"]
+
+
 def test_a_cluster_without_cards_is_said_at_once(run: Run) -> None:
     ray = FakeRay(["a", "b"], lambda node, what: answer(what))
     ray.cpus = 4

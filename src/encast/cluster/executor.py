@@ -67,7 +67,8 @@ class _Member:
     probe: Any
     """The call that says whether it is there, while one is under way."""
     first: bool
-    """On a node that was there when the job began: what is wrong with it ends the job, so that the user can mend it."""
+    """On a node that was there when the job began, and not ready yet: what is wrong with it ends the job, so that the
+    user can mend it."""
     ready: bool = False
     """It has answered, and is given shards."""
     ask_at: float = 0.0
@@ -337,7 +338,7 @@ class RayExecutor:
             else:
                 problem = error_of(said, member.where)
         if problem is None:
-            member.ready = True
+            member.ready, member.first = True, False
             self._failing_since.pop(member.node, None)
             return
         self._drop(member)
