@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,6 +95,21 @@ def test_a_report_says_what_runs(folder: Path, tmp_path: Path) -> None:
     (steps,) = (line for line in report if line.startswith("by "))
     assert steps.startswith("by PyTorch: ")
     assert {"attention", "linear_int8"} <= {*steps[12:].split(", ")}
+
+
+def test_a_triton_that_was_installed_under_another_name(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As builds of PyTorch do (pytorch-triton)."""
+    triton = pytest.importorskip("triton")
+
+    def absent(name: str) -> None:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.distribution", absent)
+    _, graph = compiled_graph("bert-embed", "f32", tmp_path_factory)
+    gpu = GpuRunnable(graph, "torch-cpu", kernels="triton")
+    assert gpu.numbers()["Triton"] == triton.__version__
 
 
 def test_other_options_are_refused(path: Path) -> None:

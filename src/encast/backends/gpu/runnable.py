@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib.metadata import version
 
 import numpy as np
 import torch
@@ -187,12 +186,16 @@ class GpuRunnable:
 
     def numbers(self) -> dict[str, str]:
         """What the bits of its answers depend on besides artifact, dtype and batch."""
-        by_triton = "Triton" in self._made_by.values()
+        triton = "not used"
+        if "Triton" in self._made_by.values():
+            from encast.backends.gpu.kernels import VERSION
+
+            triton = VERSION
         return {
             "the card": card_name(self.device),
             "PyTorch": torch.__version__,
             "CUDA": str(torch.version.cuda),
-            "Triton": version("triton") if by_triton else "not used",
+            "Triton": triton,
         }
 
     def close(self) -> None:

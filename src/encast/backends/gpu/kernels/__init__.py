@@ -5,7 +5,7 @@ the same bits whatever else is in the batch. With ``TRITON_INTERPRET=1`` in the 
 imported, the kernels run on the CPU, under Triton's interpreter: that is how they are tested without a card.
 """
 
-from encast.backends.gpu.kernels.dtypes import INTERPRETED
+from encast.backends.gpu.kernels.dtypes import INTERPRETED, VERSION
 from encast.backends.gpu.kernels.table import STEPS, steps_for
 
-__all__ = ["INTERPRETED", "STEPS", "steps_for"]
+__all__ = ["INTERPRETED", "STEPS", "VERSION", "steps_for"]

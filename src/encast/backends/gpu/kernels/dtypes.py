@@ -6,12 +6,15 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["INTERPRETED", "TRITON_DTYPES", "product", "product_onto", "rounded"]
+__all__ = ["INTERPRETED", "TRITON_DTYPES", "VERSION", "product", "product_onto", "rounded"]
 
 TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether the kernels run on the CPU; Triton decides when it reads them."""
+
+VERSION: str = triton.__version__
+"""Of Triton, which builds of PyTorch install under other names too."""
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
 
