@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -90,7 +90,7 @@ def compress_command(
         context = prepare(
             open_checkpoint(source), stages, task, train, judged, texts, metric, seed, threads, device, paid
         )
-        _show_forecast(list(forecast(source, stages, context)), json)
+        _show_forecast(forecast(source, stages, context), json)
         return
     with ExitStack() as stack:
         shown = _Shown(stack, quiet=json)
@@ -121,16 +121,19 @@ def _unlabelled(path: Path, train: Dataset, text: str | None, pair: str | None) 
     return Dataset(str(path), "texts", rows)
 
 
-def _show_forecast(stages: Sequence[Forecast], json: bool) -> None:
+def _show_forecast(forecasts: Iterator[Forecast], json: bool) -> None:
+    """A line as soon as its stage was timed."""
     if json:
-        typer.echo(json_module.dumps([vars(stage) for stage in stages], indent=2))
+        typer.echo(json_module.dumps([vars(stage) for stage in forecasts], indent=2))
         return
     from encast.pages.numbers import size
 
-    for stage in stages:
+    stages = []
+    for stage in forecasts:
+        stages.append(stage)
         time = "depends on what it finds" if stage.seconds is None else f"about {_duration(stage.seconds)}"
         steps = f", {stage.steps:,} steps, {stage.tokens:,} tokens" if stage.steps else ""
-        typer.echo(f"{stage.name}: {stage.what}{steps}; {time}; {size(stage.disk)} stay")
+        typer.echo(f"{stage.name}: {stage.what}{steps}; {time}; leaves {size(stage.disk)}")
     total = sum(stage.seconds or 0.0 for stage in stages)
     most = sum(stage.disk for stage in stages) + max(stage.scratch for stage in stages)
     typer.echo(f"training takes about {_duration(total)} on this machine; {size(most)} of disk are needed at most")

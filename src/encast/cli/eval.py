@@ -54,11 +54,15 @@ def eval_command(
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: the usable cores.")] = None,
     device: Annotated[
-        str, typer.Option(help="cpu; cuda, or cuda:1 for the second card; torch-cpu: a card's steps on the CPU.")
-    ] = "cpu",
+        list[str] | None,
+        typer.Option(
+            help="cpu (the default); cuda, or cuda:1 for the second GPU, several times for several GPUs; "
+            "torch-cpu: a GPU's steps on the CPU."
+        ),
+    ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="Of a card: what values are stored and multiplied in, f32, f16, bf16, f8 or f16-acc16."),
+        typer.Option(help="Of a GPU: what values are stored and multiplied in, f32, f16, bf16, f8 or f16-acc16."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
 ) -> None:
@@ -70,13 +74,15 @@ def eval_command(
     data = open_dataset(dataset, columns_of(open_artifact(artifact).graph.meta.task, named))
     if limit is not None:
         data = replace(data, rows=data.rows[:limit])
-    place: dict[str, Any] = {"threads": threads, "device": device, "dtype": dtype}
+    devices = device or ["cpu"]
+    place: dict[str, Any] = {"threads": threads, "device": devices, "dtype": dtype}
     own = _measure(artifact, data, task, metric, null_threshold, place, quiet=json)
     result: dict[str, Any] = _entry(own)
     name = data.short_name
-    if device != "cpu":
-        result |= {"device": device, "dtype": dtype}
-        name += f" on {device.partition(':')[0]}, {dtype or 'as compiled'}"
+    if devices != ["cpu"]:
+        kind = devices[0].partition(":")[0]
+        result |= {"device": kind, "dtype": dtype}
+        name += f" on {kind}, {dtype or 'as compiled'}"
     if against is not None:
         with _artifact_of(against, own.task) as other_path:
             other = _measure(other_path, data, own.task, metric, null_threshold, {"threads": threads}, quiet=json)

@@ -57,6 +57,8 @@ def forecast(source: str, recipe: Recipe, context: Context) -> Iterator[Forecast
     checkpoint = open_checkpoint(source)
     rate = _engine_rate(source, context)
     weights = sum(int(np.prod(checkpoint.tensors.shape(name))) for name in checkpoint.tensors) * 4
+    products = sum(int(np.prod(checkpoint.tensors.shape(name))) for name in product_weights(checkpoint))
+    narrowed = {"f32": 0, "bf16": 2 * products, "int8": 3 * products}  # embeddings stay f32
     dev_tokens = 0
     teacher = 0  # bytes of answers, which stay to the end
     answered: set[tuple[Any, ...]] = set()
@@ -65,7 +67,7 @@ def forecast(source: str, recipe: Recipe, context: Context) -> Iterator[Forecast
             what = f"compile to {stage.dtype}"
             if stage.max_drop is not None:
                 what += f" within {stage.max_drop:.2%} of the metric"
-            yield Forecast(name, what, 0, 0, None, weights // 3, 3 * weights)
+            yield Forecast(name, what, 0, 0, None, weights - narrowed[stage.dtype], 3 * weights)
             continue
         assert isinstance(stage, Training)
         task, examples = examples_of(stage, checkpoint, context)
@@ -106,13 +108,13 @@ def forecast(source: str, recipe: Recipe, context: Context) -> Iterator[Forecast
 
 
 def _what(stage: Training) -> str:
-    what = f"{stage.epochs:g} epoch{'s' * (stage.epochs != 1)} of {stage.batch_size} rows a step"
+    what = f"{stage.epochs:g} epoch{'s' * (stage.epochs != 1)} in steps of {stage.batch_size} rows"
     if stage.max_steps is not None:
-        what += f", {stage.max_steps:,} steps at most"
+        what += f", at most {stage.max_steps:,}"
     if isinstance(stage, Prune):
         what += f", to {stage.sparsity:.0%} zeros in blocks of {stage.pattern}"
     distil = stage.distil if isinstance(stage, (Prune, Distil)) else None
-    return what if distil is None else f"{what}, learning from {distil.teacher}"
+    return what if distil is None else f"{what}, teacher {distil.teacher}"
 
 
 def _without_teacher(stage: Training) -> Training:
