@@ -47,10 +47,10 @@ def cards_of(engine: Engine) -> list[GpuRunnable]:
     return engine.runnable._runnables
 
 
-def test_answers_have_the_bits_that_one_card_gives(path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One call is on both cards at once: each of the first runs waits for the other."""
+def both_at_once(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The first run of each card waits for that of the other; returns who ran."""
     both, first, real = threading.Barrier(2, timeout=30), threading.local(), GpuRunnable.run
-    used = set()
+    used: set[int] = set()
 
     def run(self: Any, *arguments: Any) -> Any:
         used.add(id(self))
@@ -59,9 +59,15 @@ def test_answers_have_the_bits_that_one_card_gives(path: Path, engine: Engine, m
             both.wait()
         return real(self, *arguments)
 
+    monkeypatch.setattr(GpuRunnable, "run", run)
+    return used
+
+
+def test_answers_have_the_bits_that_one_card_gives(path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call is on both cards at once: each of the first runs waits for the other."""
     with encast.load(path, device="torch-cpu", batch_tokens=64) as one:
         vectors, states = one.embed(TEXTS), one.forward([[7, 8, 9] * 6] * 9)
-    monkeypatch.setattr(GpuRunnable, "run", run)
+    used = both_at_once(monkeypatch)
     np.testing.assert_array_equal(engine.embed(TEXTS), vectors)
     assert used == set(map(id, cards_of(engine)))
     np.testing.assert_array_equal(engine.forward([[7, 8, 9] * 6] * 9), states)
@@ -189,14 +195,6 @@ def test_a_job_shares_its_rows_out_and_goes_on_with_other_cards_of_the_kind(
     inputs = [str(tmp_path / f"{number}.txt") for number in range(3)]
     for number, name in enumerate(inputs):
         Path(name).write_text("\n".join(TEXTS[number:] * 2) + "\n")
-    both, first, real, used = threading.Barrier(2, timeout=30), threading.local(), GpuRunnable.run, set()
-
-    def run(self: Any, *arguments: Any) -> Any:
-        used.add(id(self))
-        if not hasattr(first, "over"):
-            first.over = True
-            both.wait()
-        return real(self, *arguments)
 
     def job(output: str, *options: str) -> int:
         given = ["run", str(path), *inputs, "-o", str(tmp_path / output), "--shard-rows", "16", "--batch-tokens", "64"]
@@ -204,7 +202,7 @@ def test_a_job_shares_its_rows_out_and_goes_on_with_other_cards_of_the_kind(
 
     assert job("one", "--device", "torch-cpu", "--dtype", "bf16") == 0
     with monkeypatch.context() as patched:
-        patched.setattr(GpuRunnable, "run", run)
+        used = both_at_once(patched)
         assert job("two", "--device", "torch-cpu", "--device", "torch-cpu", "--dtype", "bf16") == 0
     assert len(used) == 2
     parts = sorted(one.name for one in (tmp_path / "one").glob("part-*"))

@@ -16,6 +16,7 @@ import typer
 
 from encast import engine as engines
 from encast.cli.columns import columns_of
+from encast.cli.devices import Devices, GpuDtype
 from encast.cli.inspect import metric_lines
 from encast.cli.progress import Progress
 from encast.data.datasets import DATASETS, Dataset, open_dataset
@@ -53,17 +54,8 @@ def eval_command(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: the usable cores.")] = None,
-    device: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="cpu (the default); cuda, or cuda:1 for the second GPU, several times for several GPUs; "
-            "torch-cpu: a GPU's steps on the CPU."
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="Of a GPU: what values are stored and multiplied in, f32, f16, bf16, f8 or f16-acc16."),
-    ] = None,
+    device: Devices = None,
+    dtype: GpuDtype = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
 ) -> None:
     """Measure an artifact on a data set; metrics are points of 100, and go to the artifact's card."""

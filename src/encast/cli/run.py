@@ -15,6 +15,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from encast import engine as engines
+from encast.cli.devices import Devices, GpuDtype
 from encast.cli.interrupts import sigterm_interrupts
 from encast.cli.progress import Progress
 from encast.cli.run_job import SHARD_ROWS, SOME_ROWS_BAD, Asked, is_job, need_local, run_job_command
@@ -93,17 +94,8 @@ def run_command(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads an instance; default: the usable cores.")] = None,
     instances: Annotated[int, typer.Option(help="Copies of the executor that share the weights.")] = 1,
-    device: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="cpu (the default); cuda, or cuda:1 for the second card, several times for several cards; "
-            "torch-cpu: a card's steps on the CPU."
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="Of a card: what values are stored and multiplied in, f32, f16, bf16, f8 or f16-acc16."),
-    ] = None,
+    device: Devices = None,
+    dtype: GpuDtype = None,
     shard_rows: Annotated[
         int | None, typer.Option(min=1, help=f"Of a job: rows of a file of answers; default: {SHARD_ROWS}.")
     ] = None,
