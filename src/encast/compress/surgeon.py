@@ -107,9 +107,9 @@ def _trial(outputs: int, inputs: int, pattern: str, tokens: int, device: str) ->
 
     def removed(count: int) -> torch.Tensor:
         alive = torch.ones(count, -(-inputs // parsed.inputs), dtype=torch.bool, device=device)
-        return remove_blocks(weight[: count * parsed.outputs], Moments(gram, gram), alive, alive.numel() // 2, parsed)[
-            0
-        ]
+        rows = weight[: count * parsed.outputs]
+        made, _ = remove_blocks(rows, Moments(gram, gram), alive, alive.numel() // 2, parsed)
+        return made
 
     gram = squared()
     removed(1)  # the first time of anything takes longer
