@@ -20,7 +20,6 @@ from profiles import compiled
 import encast
 from encast.backends.groups import Setup
 from encast.cli.main import main
-from encast.cli.progress import Progress
 from encast.errors import ResourceError
 from encast.tune.evaluate import METHOD
 from encast.tune.measurement import Measurement
@@ -300,16 +299,3 @@ def test_a_package_that_is_not_installed_is_named(
     given = ["--workload", LENGTHS, "--out", str(tmp_path / "x.json"), "--price", "c5.xlarge"]
     assert main(["tune", artifact, *given]) == 2
     assert capsys.readouterr().err == f"encast: error: not installed: {package}; pip install 'encast[bench]'\n"
-
-
-def test_what_takes_seconds_is_not_0_a_second(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = 0.0
-    monkeypatch.setattr("encast.cli.progress.time.monotonic", lambda: now)
-    with Progress("trials") as progress:
-        now = 6.0
-        progress.update(1, 0.25)
-        now = 12.0
-        progress.update(36, None)
-    assert capsys.readouterr().err == "encast: 1 trial, 25%, 0:00:18 left, 6 s each\nencast: 36 trials, 3 a second\n"

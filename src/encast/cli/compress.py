@@ -159,7 +159,9 @@ class _Shown:
         if self._at != (stage, what) or self._bar is None:
             self._stack.close()
             self._at = stage, what
-            self._bar = self._stack.enter_context(Progress(f"{what} of {stage}", quiet=self._quiet))
+            # A run that goes on may report the thousandth step first.
+            before = done, 0.0 if total is None else done / total
+            self._bar = self._stack.enter_context(Progress(f"{what} of {stage}", quiet=self._quiet, before=before))
         self._bar.update(done, None if total is None else done / total)
 
 
