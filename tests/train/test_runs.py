@@ -45,6 +45,19 @@ def test_a_run_at_work_is_left_alone_whatever_the_other_asks_for(tmp_path: Path)
     assert read_record(folder / "run.json", "") == OTHER
 
 
+@pytest.mark.parametrize("name", ["7b-small", "2026-small"])
+def test_an_artifact_called_as_a_stage_would_be_is_none(tmp_path: Path, name: str) -> None:
+    """It is named after the folder, and is there where a kill left it without a result."""
+    folder = tmp_path / name
+    os.close(pipeline._open(folder, KEY, False))
+    (folder / f"{name}.encast").mkdir()
+    os.close(pipeline._open(folder, OTHER, True))
+    assert read_record(folder / "run.json", "") == OTHER
+    (folder / "1-fine-tune").mkdir()
+    with pytest.raises(InputError, match="differs in recipe"):
+        pipeline._open(folder, KEY, True)
+
+
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("mine")
     for resume in (False, True):

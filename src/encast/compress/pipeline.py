@@ -288,7 +288,8 @@ def _compare(file: Path, key: Mapping[str, Any]) -> None:
         # Stages that are done must be the same; of the others the first that differs begins anew, and those behind it.
         stages = list(zip(found["recipe"], asked["recipe"], strict=False))
         same = next((index for index, (old, new) in enumerate(stages) if old != new), len(stages))
-        done = [path.name for path in file.parent.glob("[0-9]*-*") if int(path.name.split("-")[0]) > same]
+        names = [f"{number}-{stage['name']}" for number, stage in enumerate(found["recipe"], 1)]
+        done = any((file.parent / name).is_dir() for name in names[same:])
         if not done and not (file.parent / _RESULT).is_file():
             for stage in (*found["recipe"][same:], *asked["recipe"][same:]):
                 shutil.rmtree(file.parent / _WORK / stage["name"], ignore_errors=True)
