@@ -150,6 +150,16 @@ def test_what_is_refused(
     assert not (tmp_path / "small").exists()
 
 
+@pytest.mark.parametrize(("task", "said"), [("classify", "needs a head"), ("tag", "holds classes")])
+def test_what_only_compiles_needs_a_head_before_anything_is_made(
+    tmp_path: Path, encoder: Path, data: Path, recipe: Path, task: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe.write_text("stages: [quantise]")
+    assert run(encoder, data, recipe, tmp_path / "small", "--task", task) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "small").exists()
+
+
 def test_another_run_is_not_gone_on_with(
     tmp_path: Path, encoder: Path, data: Path, recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
