@@ -89,6 +89,7 @@ def test_recipes_that_come_with_encast(path: Path) -> None:
         ("stages: [fine-tune, fine-tune]", "once"),
         ("stages: [{fine-tune: {name: ../up}}]", "letters"),
         ("stages: [{fine-tune: {name: .work}}]", "letters"),
+        ("stages: [{fine-tune: {name: %s}}]" % ("x" * 201), "200 bytes at most"),
         ("stages: [quantise, fine-tune]", "put it last"),
         ("stages: [{quantise: {dtype: bf16, max-drop: 0.01}}]", "max-drop"),
         ("stages: [{quantise: {dtype: bf16, sparse: always}}]", "sparse products are int8; dtype is 'bf16'"),

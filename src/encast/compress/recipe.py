@@ -33,6 +33,7 @@ RECIPES = Path(__file__).parent / "recipes"
 """The recipes that encast has by name."""
 
 _LARGEST_FILE = 1 << 20
+_LONGEST_NAME = 200
 
 Count = Annotated[int, Meta(ge=1, le=10**9)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -320,6 +321,11 @@ def _check(recipe: Recipe, where: str) -> None:
             or name[0] == "."
         ):
             raise InputError(f"{place}: a stage's name has letters, digits, -, _ and ., and is there once; give `name`")
+        if len(name.encode()) > _LONGEST_NAME:  # found out otherwise when its turn comes, after those before it
+            raise InputError(
+                f"{where}: stages[{number}] ({name[:20]}...): a stage's name is a folder's, which has {_LONGEST_NAME} "
+                "bytes at most; give a shorter one"
+            )
         if isinstance(stage, Quantise) and number + 1 != len(recipe.stages):
             raise InputError(f"{place}: makes an artifact, from which nothing is trained; put it last")
         try:
