@@ -276,3 +276,7 @@ def test_a_full_disk_loses_nothing(
     assert "make room and go on with --resume" in capsys.readouterr().err
     assert run(encoder, data, recipe, out, "--resume") == 0
     assert (out / "small.encast").is_dir()
+    with files_of_at_most(1000):  # of all that is written now, the report
+        assert run(encoder, data, recipe, out, "--resume") == 2
+    assert "report.html cannot be written" in (said := capsys.readouterr().err)
+    assert "--resume writes it" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -20,8 +21,9 @@ from encast.compress import pipeline, quantise, report
 from encast.compress.front import Entry
 from encast.compress.recipe import Quantise, parse_recipe
 from encast.compress.records import read_record, write_record
+from encast.compress.stages import Context
 from encast.data.datasets import Dataset, Labelled
-from encast.errors import InputError
+from encast.errors import InputError, ResourceError
 
 KEY = {"seed": 0, "recipe": [{"kind": "fine-tune", "name": "fine-tune", "epochs": 1}]}
 OTHER = {"seed": 0, "recipe": [{"kind": "fine-tune", "name": "fine-tune", "epochs": 2}]}
@@ -127,6 +129,24 @@ def test_nothing_but_f32_within_the_budget_is_said() -> None:
     assert (
         "nothing narrower than f32 keeps the budget: the nearest, dense int8, drops 2.00%, which is 1.00% over" in said
     )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        shutil.Error([("a", "b", "[Errno 28] No space left on device: 'a' -> 'b'")]),
+    ],
+)
+def test_a_disk_that_fills_up_while_compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+    def full(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(pipeline, "quantise_stage", full)
+    data = Dataset("here", "classes", [])
+    context = Context("classify", data, None, "accuracy", 0, 1, "cpu", None, lambda *_: None)
+    with pytest.raises(ResourceError, match=r"\(.*No space left on device.*\); make room and go on with --resume"):
+        pipeline._run(tmp_path, tmp_path, parse_recipe("stages: [quantise]", "here"), context, lambda *_: None)
 
 
 FIRST = "fine-tune: {epochs: 2, batch-size: 8, precision: f32}"

@@ -16,7 +16,7 @@ from encast.cli.interrupts import sigterm_interrupts
 from encast.cli.progress import Progress
 from encast.data.datasets import DATASETS, Dataset, Labelled, Question, open_dataset
 from encast.data.texts import read_texts
-from encast.errors import InputError, need_modules
+from encast.errors import InputError, ResourceError, need_modules
 from encast.files import write_whole
 from encast.importers import open_checkpoint
 
@@ -98,7 +98,13 @@ def compress_command(
             source, out, task=task, recipe=stages, train=train, dev=judged, unlabelled=texts, metric=metric,
             seed=seed, threads=threads, device=device, usd_per_hour=paid, resume=resume, progress=shown,
         )  # fmt: skip
-    write_whole(result.out / "report.html", to_page(result))
+    page = result.out / "report.html"
+    try:
+        write_whole(page, to_page(result))
+    except OSError as error:
+        raise ResourceError(
+            f"{page} cannot be written ({error.strerror}); all else is done: make room, and --resume writes it"
+        ) from None
     if json:
         typer.echo((result.out / "result.json").read_text(encoding="utf-8"), nl=False)
         return

@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,8 @@ def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress:
         own = Context(**{**vars(context), "progress": _named(progress, name)})
         if isinstance(stage, Quantise):
             artifact = folder / f"{checkpoint_name(folder)}.encast"
-            records[name] = quantise_stage(stage, made or {"source": source}, artifact, work / name, own)
+            with _making_room(folder):
+                records[name] = quantise_stage(stage, made or {"source": source}, artifact, work / name, own)
             continue
         assert isinstance(stage, Training)
         target = folder / f"{number}-{name}"
@@ -169,8 +171,21 @@ def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress:
         "artifact": artifact and artifact.name,
         "stages": records,
     }
-    write_record(folder / _RESULT, document)
-    sync_folder(folder)
+    with _making_room(folder):
+        write_record(folder / _RESULT, document)
+        sync_folder(folder)
+
+
+@contextmanager
+def _making_room(folder: Path) -> Iterator[None]:
+    """A full disk, say, becomes a ``ResourceError`` that says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
+            reason = error.args[0][0][-1]  # of the first file that was not copied
+        raise ResourceError(f"{folder} cannot be written ({reason}); make room and go on with --resume") from None
 
 
 def _is_done(folder: Path) -> bool:
