@@ -107,6 +107,34 @@ def test_questions_without_answers(tmp_path: Path, encoder: Path, data: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("names", "more", "task"),
+    [
+        (("sentence",), {"label": 1}, "classify"),
+        (("sentence1", "sentence2"), {"label": 1}, "classify"),
+        (("anchor", "positive"), {}, "embed"),
+        (("query", "positive"), {}, "embed"),
+    ],
+)
+def test_columns_called_as_those_of_training_rows(
+    tmp_path: Path, encoder: Path, write_rows: Callable[..., Path], names: tuple[str, ...], more: dict[str, Any],
+    task: str,
+) -> None:  # fmt: skip
+    made = [{name: f"{text} {name}" for name in names} for text in sentences(12, 1)]
+    rows = [{**row, **{name: value * (number % 2) for name, value in more.items()}} for number, row in enumerate(made)]
+    recipe = "{fine-tune: {epochs: 0}}, {distil: {teacher: fine-tune, epochs: 1, evaluations: 0}}"
+    assert run(tmp_path, encoder, write_rows("named", rows, rows), recipe, lines(made[:5]), task) == 0
+    assert record(tmp_path, "2-distil")["rows"] == 17
+
+
+def test_words_take_none_whatever_the_file_is(
+    tmp_path: Path, encoder: Path, write_rows: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"words": ["the", "of"], "labels": ["B-X", "O"]}]
+    assert run(tmp_path, encoder, write_rows("words", rows, rows), f"{{{FINE}}}", lines([{"words": ["a"]}]), "tag") == 2
+    assert "labels of words are not learned" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("recipe", "texts", "said"),
     [
         (f"{{{FINE}}}, {{{HARD}}}", lines([{"text": "of it"}]), "no stage learns from a teacher alone"),

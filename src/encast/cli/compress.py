@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,9 @@ from encast.cli.columns import columns_of
 from encast.cli.interrupts import sigterm_interrupts
 from encast.cli.progress import Progress
 from encast.data.datasets import DATASETS, Dataset, Labelled, Question, open_dataset
+from encast.data.datasets.table import text_names
+from encast.data.readers import format_of, open_rows
+from encast.data.rows import Row
 from encast.data.texts import read_texts
 from encast.errors import InputError, ResourceError, need_modules
 from encast.files import write_whole
@@ -114,17 +117,30 @@ def compress_command(
 
 def _unlabelled(path: Path, train: Dataset, text: str | None, pair: str | None) -> Dataset:
     """Rows of the form of the training rows."""
+    from encast.compress.checks import need_texts_taught
+
+    need_texts_taught(str(path), train)
     first = train.rows[0]
     if isinstance(first, Question):
         columns = [text or "question", pair or "context"]
-    elif isinstance(first, Labelled) and isinstance(first.text, str):
-        columns = [text or "text"]
     else:
-        columns = [text or "text", pair or "pair"]
+        known = text_names(1 if isinstance(first, Labelled) and isinstance(first.text, str) else 2)
+        columns = _columns_of(path, known) if text is None and pair is None else [text or "text", pair or "pair"]
+        columns = columns[: len(known[0])]
     rows = list(read_texts(path, columns))
     if not rows:
         raise InputError(f"{path}: holds no rows")
     return Dataset(str(path), "texts", rows)
+
+
+def _columns_of(path: Path, known: Sequence[tuple[str, ...]]) -> list[str]:
+    """Those of the known names that the file's first row has; the usual ones where it has none of them, or no names."""
+    present: Mapping[str, object] = {}
+    if format_of(path) in ("jsonl", "csv", "parquet"):
+        with open_rows(path, []) as rows:
+            first = next(iter(rows), None)
+        present = first.values if isinstance(first, Row) else present
+    return list(next((names for names in known if all(name in present for name in names)), known[0]))
 
 
 def _show_forecast(forecasts: Iterator[Forecast], json: bool) -> None:

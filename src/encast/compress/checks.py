@@ -11,13 +11,13 @@ from encast.compress.recipe import Distil, Prune, Quantise, Recipe, Training
 from encast.compress.stages import Context, examples_of, takes_unlabelled
 from encast.compress.tasks import find_task
 from encast.compress.teacher import check_teacher
-from encast.data.datasets import Labelled
+from encast.data.datasets import Dataset, Labelled
 from encast.errors import InputError
 from encast.importers import Checkpoint
 from encast.scoring import METRICS, metrics_of, need_bio, need_measurable
 from encast.sparsity import product_weights
 
-__all__ = ["check_run"]
+__all__ = ["check_run", "need_texts_taught"]
 
 
 def check_run(checkpoint: Checkpoint, recipe: Recipe, context: Context) -> None:
@@ -78,15 +78,18 @@ def _check_unlabelled(recipe: Recipe, context: Context) -> None:
             f"{texts.name} has no labels, and no stage learns from a teacher alone; add `distil` with hard 0 to one, "
             "or leave it out"
         )
-    if train.kind == "entities":
-        raise InputError(
-            f"{texts.name}: labels of words are not learned from a teacher's answers for texts; leave it out"
-        )
+    need_texts_taught(texts.name, train)
     first = train.rows[0]
     pairs = not isinstance(first, Labelled) or isinstance(first.text, tuple)
     if pairs != isinstance(texts.rows[0], tuple):
         form = ("pairs", "single texts") if pairs else ("single texts", "pairs")
         raise InputError(f"{train.name} has {form[0]}, {texts.name} {form[1]}; give rows of the same form")
+
+
+def need_texts_taught(name: str, train: Dataset) -> None:
+    """Raises ``InputError`` where the task of the training rows takes no texts without labels; ``name``: of these."""
+    if train.kind == "entities":
+        raise InputError(f"{name}: labels of words are not learned from a teacher's answers for texts; leave it out")
 
 
 def _check_quantise(stage: Quantise, context: Context) -> None:

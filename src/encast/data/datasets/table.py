@@ -17,7 +17,7 @@ from encast.data.rows import BadRow, Row
 from encast.data.source import open_text
 from encast.errors import InputError
 
-__all__ = ["read_table"]
+__all__ = ["read_table", "text_names"]
 
 _TEXTS = (
     ("sentence1", "sentence2"),
@@ -50,6 +50,13 @@ _NEEDED = (
     "question, context and answers; or words and labels"
 )
 _OPTIONS = "name columns that are called otherwise with --text-column, --pair-column, --label-column or --score-column"
+
+
+def text_names(count: int) -> list[tuple[str, ...]]:
+    """What the columns of a table's texts are called, of one a row or of two, the usual names first."""
+    own = [("text", "pair")[:count]]
+    known = (*_TEXTS, *(names for kind, names in _MARKS if kind == "pairs"))
+    return own + [names for names in known if len(names) == count and names not in own]
 
 
 def read_table(path: Path, format: str, columns: Mapping[str, str]) -> Dataset:
