@@ -180,7 +180,9 @@ def _class_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
         scores["f1"] = metrics.f1_binary(predicted, gold)
     scores["f1_macro"] = metrics.f1_macro(predicted, gold)
     scores["mcc"] = metrics.matthews(predicted, gold)
-    return scores, predicted
+    # Another model may have the classes in another order: what is compared is called as the rows call it.
+    called = {place: str(row.gold) for place, row in zip(gold, data.rows, strict=True)}
+    return scores, [called.get(place, labels[place]).casefold() for place in predicted]
 
 
 def _classes(data: Dataset, labels: list[str]) -> list[int]:

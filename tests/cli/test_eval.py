@@ -32,8 +32,11 @@ def _load(artifact: Any, **options: Any) -> Any:
         "tag": lambda ids: np.eye(3)[(ids == VOCAB["john"]) + 2 * (ids == VOCAB["smith"])],
     }
     rules["numbered"] = rules["classify"]
-    task = {"embed2": "embed", "value": "classify", "constant": "classify", "numbered": "classify"}.get(name, name)
-    labels = {"tag": LABELS, "classify": ["negative", "positive"], "numbered": ["1", "2"]}.get(name)
+    rules["turned"] = lambda ids: rules["classify"](ids)[::-1]
+    task = {"embed2": "embed", "tag": "tag", "answer": "answer", "embed": "embed"}.get(name, "classify")
+    labels = {
+        "tag": LABELS, "classify": ["negative", "positive"], "turned": ["Positive", "Negative"], "numbered": ["1", "2"],
+    }.get(name)  # fmt: skip
     return fake_engine(task, rules[name], labels=labels, max_length=64)
 
 
@@ -163,6 +166,19 @@ def test_against_another_artifact(tmp_path: Path, cards: Any, capsys: pytest.Cap
     assert found["agreement"]["cosine_min"] == pytest.approx(min(cosines))
     assert main(arguments) == 0
     assert "cosine_min" in capsys.readouterr().out
+
+
+def test_against_another_order_of_the_same_classes(
+    tmp_path: Path, cards: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "turned"
+    other.mkdir()
+    (other / "card.json").write_text("{}")
+    rows = _data(tmp_path, "c.tsv", "sentence\tlabel\ncat\tpositive\nmat\tpositive\n")  # none is negative
+    assert main(["eval", "classify", rows, "--against", str(other), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["against"]["metrics"]["accuracy"] == found["metrics"]["accuracy"]
+    assert found["against"]["agreement"] == {"equal_answers": 1.0}
 
 
 def test_against_a_checkpoint_compiles_it_exactly(
