@@ -193,7 +193,7 @@ def test_the_stage_in_progress_goes_on_unless_it_differs(
         )  # fmt: skip
 
     monkeypatch.setattr(trains.Trainer, "step", noted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="run has what was done; --resume goes on"):
         start("", [FIRST, SECOND], False)
     start(description, stages, True)
     assert steps[9] == begun

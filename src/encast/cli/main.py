@@ -2,7 +2,8 @@
 
 Exit codes: 0 done; 1 a defect of encast; 2 the request cannot be served (``EncastError``, wrong options); 3 done,
 but for bad rows (``run``) or failed requests (``loadtest``); 130 interrupted; 141 the reader of standard output went
-away; 143 ended by SIGTERM (``bench``, ``compile --max-drop``, ``launch``, ``loadtest``, ``run``, ``tune``).
+away; 143 ended by SIGTERM (``bench``, ``compile --max-drop``, ``compress``, ``launch``, ``loadtest``, ``run``,
+``tune``).
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def compress(
 
     Raises ``InputError`` for what cannot be done as asked, before anything runs where that can be seen;
     ``CheckpointError`` and ``UnsupportedModelError`` for a checkpoint that cannot be used; ``ResourceError`` when the
-    disk is full: what was done stays, and ``resume`` goes on from there.
+    disk is full: what was done stays, and ``resume`` goes on from there, as after a ``KeyboardInterrupt``.
     """
     folder = Path(os.path.abspath(out))
     checkpoint = open_checkpoint(source)
@@ -101,6 +101,8 @@ def compress(
         if not _is_done(folder):
             _run(checkpoint.root, folder, recipe, context, progress)
         return _read(folder)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"{folder} has what was done; --resume goes on") from None
     finally:
         torch.set_num_threads(before[0])
         torch.use_deterministic_algorithms(before[1])
