@@ -30,7 +30,7 @@ from encast.compress.tasks import find_task
 from encast.compress.train import Trainer
 from encast.data.datasets import Dataset, Labelled, Sentence, open_dataset
 from encast.data.datasets.base import Pair
-from encast.errors import InputError, UnsupportedModelError
+from encast.errors import CheckpointError, InputError, UnsupportedModelError
 from encast.importers import open_checkpoint
 from encast.scoring import score
 
@@ -588,3 +588,42 @@ def test_a_loss_that_is_not_finite(tmp_path: Path, encoder: Path, write_rows: Ca
     recipe = "stages: [{fine-tune: {epochs: 20, learning-rate: 1.0e+30, warmup: 0, clip: 0, evaluations: 0}}]"
     with pytest.raises(InputError, match="diverged; lower learning-rate"):
         train(encoder, data, tmp_path / "out", "classify", recipe)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"pad_token_id": -1}, "pad_token_id is -1; the model has tokens 0 to 199"),
+        ({"pad_token_id": 200}, "transformers cannot open it"),
+        ({"pad_token_id": "none"}, "transformers cannot open it"),
+        ({"id2label": {"x": "early", "y": "late"}}, "id2label or num_labels of config.json"),
+        ({"id2label": None, "num_labels": "two"}, "id2label or num_labels of config.json"),
+        ({"id2label": ["early", "late"]}, "transformers cannot open it"),
+    ],
+)
+def test_fields_of_a_config_that_cannot_be(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
+    source = make_checkpoint(
+        tmp_path / "bert", "bert", "classify", layers=1, hidden=32, heads=2, labels=2, config=fields
+    )  # fmt: skip
+    data = Dataset("here", "classes", [Labelled("the", "early"), Labelled("of", "late")])
+    with pytest.raises(CheckpointError, match=said):
+        compress(source, tmp_path / "out", task="classify", recipe=parse_recipe(RECIPE, "here"), train=data)
+
+
+def test_a_token_that_the_model_does_not_have(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path / "bert", "bert", "features", layers=1, hidden=32, heads=2)
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    tokenizer["added_tokens"].append({"id": 200, "content": "[NEW]", **flags})
+    (source / "tokenizer.json").write_text(json.dumps(tokenizer))
+    data = Dataset("here", "classes", [Labelled("the", "early"), Labelled("of [NEW]", "late")])
+    with pytest.raises(CheckpointError, match="a training row the token 200, the model has tokens 0 to 199"):
+        compress(source, tmp_path / "out", task="classify", recipe=parse_recipe(RECIPE, "here"), train=data)
+
+
+def test_sparse_embeddings_are_not_trained(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path / "bert", "bert", "embed_sparse", layers=1, hidden=32, heads=2, splade="relu")
+    data = Dataset("here", "pairs", [Pair("the", "of"), Pair("in", "is")])
+    with pytest.raises(UnsupportedModelError, match="describes sparse embeddings"):
+        compress(source, tmp_path / "out", task="embed", recipe=parse_recipe(RECIPE, "here"), train=data)
+    assert not (tmp_path / "out").exists()

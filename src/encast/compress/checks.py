@@ -26,9 +26,9 @@ def check_run(checkpoint: Checkpoint, recipe: Recipe, context: Context) -> None:
     _check_unlabelled(recipe, context)
     _check_metric(context.metric, context)
     layers = build_graph(checkpoint, "features").meta.layers
-    if not any(isinstance(stage, Training) for stage in recipe.stages):
+    if context.task == "embed" or not any(isinstance(stage, Training) for stage in recipe.stages):
         find_task(context.task, context.train)
-        build_graph(checkpoint, context.task)  # says where the head is missing, which no stage makes
+        build_graph(checkpoint, context.task)  # says where the head is missing or another one, which no stage makes
     names = recipe.names()
     for stage, name in zip(recipe.stages, names, strict=True):
         try:

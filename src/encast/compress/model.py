@@ -18,7 +18,7 @@ import transformers
 from encast.archs import build_graph, need_transformers
 from encast.compress.records import write_stage
 from encast.compress.tasks import TrainTask
-from encast.errors import CheckpointError, InputError
+from encast.errors import CheckpointError, EncastError, InputError
 from encast.files import sync_folder
 from encast.importers import Checkpoint
 from encast.importers.tokenizer_build import SENTENCEPIECE_FILES
@@ -192,11 +192,16 @@ def load_model(
         if head:
             options["ignore_mismatched_sizes"] = True
         module = getattr(transformers, task.model).from_pretrained(path, **options)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        if isinstance(error, InputError):
+    except Exception as error:  # a config's fields may be anything, and so is what transformers and torch say of them
+        if isinstance(error, (EncastError, MemoryError)):
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         raise CheckpointError(f"{path}: transformers cannot open it for {task.task!r}: {reason}") from None
+    pad, vocab = module.config.pad_token_id or 0, module.get_input_embeddings().num_embeddings
+    if not 0 <= pad < vocab:
+        raise CheckpointError(
+            f"{path}: pad_token_id is {pad}; the model has tokens 0 to {vocab - 1}: correct config.json"
+        )
     if layers is not None:
         module = _with_layers(module, layers, path)
     for name, value in changed.items():
@@ -235,9 +240,15 @@ def head_labels(checkpoint: Checkpoint, task: TrainTask) -> list[str] | None:
         return None
     config = checkpoint.config
     labels = config.get("id2label")
-    if isinstance(labels, dict) and labels:
-        return [str(labels[key]) for key in sorted(labels, key=int)]
-    return [f"LABEL_{index}" for index in range(int(config.get("num_labels", 2)))]
+    try:
+        if isinstance(labels, dict) and labels:
+            return [str(labels[key]) for key in sorted(labels, key=int)]
+        return [f"LABEL_{index}" for index in range(int(config.get("num_labels", 2)))]
+    except (TypeError, ValueError, OverflowError):
+        raise CheckpointError(
+            f"{checkpoint.path}: id2label or num_labels of config.json does not number the head's outputs from 0; "
+            "correct the file"
+        ) from None
 
 
 def need_own_layers(names: Iterable[str], count: int, path: str) -> None:

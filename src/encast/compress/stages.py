@@ -32,7 +32,7 @@ from encast.compress.tasks import TrainTask, find_task
 from encast.compress.teacher import CachedTeacher, OnlineTeacher, Source, are_cached, cache_answers, check_teacher
 from encast.compress.train import Trainer
 from encast.data.datasets import Dataset
-from encast.errors import InputError, ResourceError, UndefinedError
+from encast.errors import CheckpointError, InputError, ResourceError, UndefinedError
 from encast.importers import Checkpoint, open_checkpoint
 from encast.scoring import score
 from encast.sparsity import product_weights
@@ -160,6 +160,13 @@ def examples_of(stage: Training, checkpoint: Checkpoint, context: Context) -> tu
     examples = list(task.examples(context.train.rows, tokenizer, prompt))
     if context.unlabelled is not None and takes_unlabelled(stage):
         examples += task.unlabelled(context.unlabelled.rows, tokenizer, prompt)
+    vocab = build_graph(checkpoint, "features").meta.vocab
+    largest = max((int(ids.max(initial=0)) for example in examples for ids in example.ids), default=0)
+    if largest >= vocab:
+        raise CheckpointError(
+            f"{checkpoint.path}: its tokenizer gives a training row the token {largest}, the model has tokens 0 to "
+            f"{vocab - 1}: give the tokenizer that belongs to the model"
+        )
     return task, examples
 
 
