@@ -256,6 +256,17 @@ def test_files_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text:
             Question("0", "q", "c", ()),
         ),
         ({"question": "q", "context": "c", "answers": ""}, "answers", Question("0", "q", "c", ())),
+        ({"question": "q", "context": "c", "answers": [""]}, "answers", Question("0", "q", "c", ())),
+        (
+            {"question": "q", "context": "dc", "answers": {"text": ["", "c"], "answer_start": [-1, 1]}},
+            "answers",
+            Question("0", "q", "dc", ("c",), (1,)),
+        ),
+        (
+            {"question": "q", "context": "c", "answers": [{"text": "", "answer_start": 0}], "is_impossible": True},
+            "answers",
+            Question("0", "q", "c", ()),
+        ),
         ({"words": ["a"], "labels": ["O"]}, "entities", Sentence(("a",), ("O",))),
         ({"anchor": "a", "positive": "b", "negative": "c"}, "pairs", Pair("a", "b")),
         ({"query": "a", "positive": "b"}, "pairs", Pair("a", "b")),

@@ -15,8 +15,9 @@ def question_of(id: object, question: object, context: object, answers: Any, imp
 
     ``answers``: one text ("" for no answer), a list of texts or of ``{"text": ..., "answer_start": ...}`` as SQuAD has
     it, or ``{"text": [...], "answer_start": [...]}`` as the hub has it; ``answer_start`` may be absent or null.
-    ``impossible``: SQuAD 2.0's ``is_impossible``. Raises ``TypeError`` and ``KeyError`` for other forms, and
-    ``ValueError`` for answers of an impossible question.
+    An empty text in a list is no answer either, as in SQuAD 2.0's own script. ``impossible``: SQuAD 2.0's
+    ``is_impossible``. Raises ``TypeError`` and ``KeyError`` for other forms, and ``ValueError`` for answers of an
+    impossible question.
     """
     starts: list[Any] = []
     if isinstance(answers, str):
@@ -28,6 +29,9 @@ def question_of(id: object, question: object, context: object, answers: Any, imp
         answers = [one["text"] if isinstance(one, dict) else one for one in answers]
     if not isinstance(answers, list) or not isinstance(starts, list):
         raise TypeError(f"{answers!r} is no list of answers")
+    if "" in answers:
+        starts = [start for answer, start in zip(answers, starts, strict=False) if answer != ""]
+        answers = [answer for answer in answers if answer != ""]
     if answers and impossible is True:
         raise ValueError(f"question {str(id)!r} has is_impossible and the answers {answers!r}; it is one or the other")
     return Question(
