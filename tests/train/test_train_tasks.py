@@ -372,6 +372,9 @@ def _spearman(result: Result, data: Path) -> float:
     [
         ([{"text": "the", "label": "a"}] * 3, "classify", "at least two"),
         ([{"text": "the", "score": 1.0}] * 3, "embed", "of one score"),
+        ([{"question": "the", "context": "of", "answers": ""}] * 2, "answer", "no question has an answer"),
+        ([{"text": "the", "score": score} for score in (-1e25, 1e25)], "classify", r"1e\+25.*scale them"),
+        ([{"text": "the", "pair": "of", "score": score} for score in (-1e308, 1e308)], "embed", "scale them"),
         ([{"text": "the", "label": "a"}, {"text": "of", "label": "b"}], "tag", "nothing is trained for 'tag'"),
         ([{"text": "the", "label": "a"}, {"text": "of", "label": "b"}], "fill_mask", "known are"),
     ],

@@ -139,12 +139,15 @@ class Classify(TrainTask):
         return _divergence(answers, teacher, temperature).mean()
 
 
-def _range_of(data: Dataset) -> tuple[float, float]:
-    """The least and the largest score; raises ``InputError`` where these are one, which teaches nothing."""
+def _range_of(data: Dataset, limit: float) -> tuple[float, float]:
+    """The least and the largest score; raises ``InputError`` where these are one, which teaches nothing, and beyond
+    ``limit``, where losses would not be finite."""
     scores = [row.gold for row in data.rows]
     least, most = min(scores), max(scores)
     if least == most:
         raise InputError(f"{data.name}: all {len(scores)} scores are {least:g}; give at least two")
+    if max(-least, most) > limit:
+        raise InputError(f"{data.name}: scores go from {least:g} to {most:g}, beyond {limit:g}; scale them")
     return least, most
 
 
@@ -156,7 +159,7 @@ class Regress(TrainTask):
 
     def __init__(self, data: Dataset, max_length: int, stride: int | None) -> None:
         super().__init__(data, max_length, stride)
-        _range_of(data)
+        _range_of(data, 1e18)  # of float32, in which it is squared
 
     def head(self) -> dict[str, Any]:
         return {"num_labels": 1, "problem_type": "regression"}
@@ -233,6 +236,8 @@ class AnswerSpans(TrainTask):
 
     def __init__(self, data: Dataset, max_length: int, stride: int | None) -> None:
         super().__init__(data, max_length, stride)
+        if not any(row.answers for row in data.rows):
+            raise InputError(f"{data.name}: no question has an answer; give some that have")
         for row in data.rows:
             if len(row.starts) != len(row.answers):
                 raise InputError(
@@ -281,7 +286,7 @@ class EmbedScores(TrainTask):
 
     def __init__(self, data: Dataset, max_length: int, stride: int | None) -> None:
         super().__init__(data, max_length, stride)
-        self._least, most = _range_of(data)
+        self._least, most = _range_of(data, 1e307)
         self._range = most - self._least
         if any(isinstance(row.text, str) for row in data.rows):
             raise InputError(f"{data.name} has single texts; embeddings are trained on pairs of texts")
