@@ -34,6 +34,8 @@ PRIMARY = {kind: names[0] for kind, names in METRICS.items()}
 _BLOCK = 256
 _SCORES_AT_ONCE = 1 << 24
 """Of retrieval: 64 MiB, however many documents there are."""
+_LONG = 1000
+"""Digits: Python reads no whole numbers of some thousand."""
 _SCORE_COLUMN = "; if they are numbers, name their column with --score-column"
 
 
@@ -196,7 +198,7 @@ def _classes(data: Dataset, labels: list[str]) -> list[int]:
         alike = [label for label in labels if label.casefold() == text.casefold()]
         if text in labels or len(alike) == 1:
             found[text] = labels.index(text if text in labels else alike[0])
-        elif by_place and text.isascii() and text.isdigit() and int(text) < len(labels):
+        elif by_place and text.isascii() and text.isdigit() and len(text) < _LONG and int(text) < len(labels):
             found[text] = int(text)
         else:
             or_places = f", or their numbers 0 to {len(labels) - 1}" if by_place else ""

@@ -168,6 +168,13 @@ def test_against_another_artifact(tmp_path: Path, cards: Any, capsys: pytest.Cap
     assert "cosine_min" in capsys.readouterr().out
 
 
+def test_a_class_of_more_digits_than_python_reads(
+    tmp_path: Path, cards: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", "classify", _data(tmp_path, "c.tsv", f"sentence\tlabel\ncat\t{'9' * 5000}\n")]) == 2
+    assert "give rows with these labels" in capsys.readouterr().err
+
+
 def test_against_another_order_of_the_same_classes(
     tmp_path: Path, cards: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -613,6 +613,12 @@ def test_fields_of_a_config_that_cannot_be(tmp_path: Path, fields: dict[str, Any
         compress(source, tmp_path / "out", task="classify", recipe=parse_recipe(RECIPE, "here"), train=data)
 
 
+def test_a_class_of_more_digits_than_python_reads() -> None:
+    long = "9" * 5000
+    data = Dataset("here", "classes", [Labelled("the", long), Labelled("of", "10"), Labelled("in", "9")])
+    assert find_task("classify", data)(data, 16, None).head()["id2label"] == {0: long, 1: "9", 2: "10"}
+
+
 def test_a_token_that_the_model_does_not_have(tmp_path: Path) -> None:
     source = make_checkpoint(tmp_path / "bert", "bert", "features", layers=1, hidden=32, heads=2)
     tokenizer = json.loads((source / "tokenizer.json").read_text())

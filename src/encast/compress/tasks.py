@@ -27,6 +27,10 @@ IGNORED = -100
 """The label of tokens that have none, which cross entropy leaves out."""
 
 
+_DIGITS = 4300
+"""Of a whole number that Python reads."""
+
+
 class TrainTask(ABC):
     """One task on one training set."""
 
@@ -344,7 +348,8 @@ def _encoded_pairs(
 
 
 def _natural(label: str) -> tuple[int, str]:
-    return (int(label), label) if label.isascii() and label.isdigit() else (0, label)
+    number = label.isascii() and label.isdigit() and len(label) <= _DIGITS
+    return (int(label), label) if number else (0, label)
 
 
 def _padded(rows: Sequence[np.ndarray[Any, Any]], length: int, filler: float) -> np.ndarray[Any, Any]:
