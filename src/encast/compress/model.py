@@ -197,7 +197,7 @@ def load_model(
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         raise CheckpointError(f"{path}: transformers cannot open it for {task.task!r}: {reason}") from None
-    pad, vocab = module.config.pad_token_id or 0, module.get_input_embeddings().num_embeddings
+    pad, vocab = getattr(module.config, "pad_token_id", None) or 0, module.get_input_embeddings().num_embeddings
     if not 0 <= pad < vocab:
         raise CheckpointError(
             f"{path}: pad_token_id is {pad}; the model has tokens 0 to {vocab - 1}: correct config.json"
