@@ -34,8 +34,6 @@ PRIMARY = {kind: names[0] for kind, names in METRICS.items()}
 _BLOCK = 256
 _SCORES_AT_ONCE = 1 << 24
 """Of retrieval: 64 MiB, however many documents there are."""
-_LONG = 1000
-"""Digits: Python reads no whole numbers of some thousand."""
 _SCORE_COLUMN = "; if they are numbers, name their column with --score-column"
 
 
@@ -189,7 +187,8 @@ def _class_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
 
 def _classes(data: Dataset, labels: list[str]) -> list[int]:
     """The places of the gold labels among the model's: by name, else by number, unless the model's are numbers too."""
-    by_place = all(number_of(label) is None for label in labels)
+    named = all(number_of(label) is None for label in labels)
+    places = {str(place): place for place in range(len(labels))} if named else {}
     found: dict[str, int] = {}
     for number, row in enumerate(data.rows, 1):
         text = str(row.gold)
@@ -198,10 +197,10 @@ def _classes(data: Dataset, labels: list[str]) -> list[int]:
         alike = [label for label in labels if label.casefold() == text.casefold()]
         if text in labels or len(alike) == 1:
             found[text] = labels.index(text if text in labels else alike[0])
-        elif by_place and text.isascii() and text.isdigit() and len(text) < _LONG and int(text) < len(labels):
-            found[text] = int(text)
+        elif text in places:
+            found[text] = places[text]
         else:
-            or_places = f", or their numbers 0 to {len(labels) - 1}" if by_place else ""
+            or_places = f", or their numbers 0 to {len(labels) - 1}" if named else ""
             raise InputError(
                 f"{data.name}: row {number} has the label {text!r}; the model's are {labels}{or_places}: give rows "
                 "with these labels"

@@ -6,8 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from encast.compress.quantise import quantise_stage
 from encast.compress.recipe import Distil, Prune, Quantise, Recipe, Stage, Training
 from encast.compress.records import read_record, read_stage, write_record
 from encast.compress.stages import Context, train_stage
+from encast.compress.state import resumable
 from encast.data.datasets import Dataset
 from encast.errors import InputError, ResourceError
 from encast.files import lock, sync_folder
@@ -157,7 +157,7 @@ def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress:
         own = Context(**{**vars(context), "progress": _named(progress, name)})
         if isinstance(stage, Quantise):
             artifact = folder / f"{checkpoint_name(folder)}.encast"
-            with _making_room(folder):
+            with resumable(folder):
                 records[name] = quantise_stage(stage, made or {"source": source}, artifact, work / name, own)
             continue
         assert isinstance(stage, Training)
@@ -173,21 +173,9 @@ def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress:
         "artifact": artifact and artifact.name,
         "stages": records,
     }
-    with _making_room(folder):
+    with resumable(folder):
         write_record(folder / _RESULT, document)
         sync_folder(folder)
-
-
-@contextmanager
-def _making_room(folder: Path) -> Iterator[None]:
-    """A full disk, say, becomes a ``ResourceError`` that says how to go on."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
-            reason = error.args[0][0][-1]  # of the first file that was not copied
-        raise ResourceError(f"{folder} cannot be written ({reason}); make room and go on with --resume") from None
 
 
 def _is_done(folder: Path) -> bool:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from safetensors import SafetensorError
 
 import encast.engine as engines
 from encast.archs import build_graph
@@ -27,12 +26,12 @@ from encast.compress.model import (
     save_checkpoint,
 )
 from encast.compress.recipe import Distil, Prune, Teacher, Training
-from encast.compress.state import StateFolder
+from encast.compress.state import StateFolder, resumable
 from encast.compress.tasks import TrainTask, find_task
 from encast.compress.teacher import CachedTeacher, OnlineTeacher, Source, are_cached, cache_answers, check_teacher
 from encast.compress.train import Trainer
 from encast.data.datasets import Dataset
-from encast.errors import CheckpointError, InputError, ResourceError, UndefinedError
+from encast.errors import CheckpointError, InputError, UndefinedError
 from encast.importers import Checkpoint, open_checkpoint
 from encast.scoring import score
 from encast.sparsity import product_weights
@@ -85,11 +84,8 @@ def train_stage(
     ``work`` holds what a later call goes on from. ``teachers``: the folders of stages before, by name. Raises
     ``InputError``, ``CheckpointError``, and ``ResourceError`` when the disk is full: what was done stays.
     """
-    try:
+    with resumable(work):
         return _train_stage(stage, source, out, work, teachers, context)
-    except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ResourceError(f"{work} cannot be written ({reason}); make room and go on with --resume") from None
 
 
 def _train_stage(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,22 @@ from encast.files import sync_folder, write_whole
 from encast.jobs.layout import written
 from encast.jobs.sealed import seal, unseal
 
-__all__ = ["Saved", "StateFolder"]
+__all__ = ["Saved", "StateFolder", "resumable"]
 
 _KEPT = 2
 _NAME = re.compile(r"step-([0-9]{9})\.json")
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """What the disk refuses, as a full one does, becomes a ``ResourceError`` that says how to go on."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
+            reason = error.args[0][0][-1]  # of the first file that was not copied
+        raise ResourceError(f"{folder} cannot be written ({reason}); make room and go on with --resume") from None
 
 
 @dataclass(frozen=True)
@@ -47,22 +61,18 @@ class StateFolder:
         name = f"step-{step:09d}"
         file = self.path / f"{name}.safetensors"
         temporary = self.path / f".{name}.tmp"
-        try:
+        with resumable(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            save_file({key: value.detach().contiguous() for key, value in tensors.items()}, temporary)
-            digest = written(temporary).sha256
-            with open(temporary, "rb") as saved:
-                os.fsync(saved.fileno())
-            os.replace(temporary, file)
+            try:
+                save_file({key: value.detach().contiguous() for key, value in tensors.items()}, temporary)
+                digest = written(temporary).sha256
+                with open(temporary, "rb") as saved:
+                    os.fsync(saved.fileno())
+                os.replace(temporary, file)
+            finally:
+                temporary.unlink(missing_ok=True)
             write_whole(self.path / f"{name}.json", seal({"tensors": digest, "facts": dict(facts)}))
             sync_folder(self.path)
-        except (OSError, SafetensorError) as error:
-            temporary.unlink(missing_ok=True)
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise ResourceError(
-                f"{self.path}: the state of training cannot be saved ({reason}); make room and go on with --resume: "
-                "nothing of before is lost"
-            ) from None
         kept = {f"step-{one:09d}" for one in sorted(self._steps())[-_KEPT:]}
         for path in self.path.iterdir():  # older ones, and what killed saves have left
             if path.stem not in kept or path.suffix == ".tmp":

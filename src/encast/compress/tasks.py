@@ -27,10 +27,6 @@ IGNORED = -100
 """The label of tokens that have none, which cross entropy leaves out."""
 
 
-_DIGITS = 4300
-"""Of a whole number that Python reads."""
-
-
 class TrainTask(ABC):
     """One task on one training set."""
 
@@ -347,9 +343,10 @@ def _encoded_pairs(
     return zip(first, second, strict=True)
 
 
-def _natural(label: str) -> tuple[int, str]:
-    number = label.isascii() and label.isdigit() and len(label) <= _DIGITS
-    return (int(label), label) if number else (0, label)
+def _natural(label: str) -> tuple[int, str, str]:
+    """Whole numbers by size, however many digits they have; other labels are like 0."""
+    digits = label.lstrip("0") if label.isascii() and label.isdigit() else ""
+    return len(digits), digits, label
 
 
 def _padded(rows: Sequence[np.ndarray[Any, Any]], length: int, filler: float) -> np.ndarray[Any, Any]:

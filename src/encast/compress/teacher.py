@@ -16,6 +16,7 @@ from encast.archs import build_graph
 from encast.compress.batches import Example
 from encast.compress.model import Answers, Model
 from encast.compress.recipe import Teacher
+from encast.compress.state import resumable
 from encast.compress.tasks import TrainTask
 from encast.engine import Engine
 from encast.errors import InputError, ResourceError
@@ -142,7 +143,7 @@ def cache_answers(
 
     Raises ``ResourceError`` when the disk is full.
     """
-    try:
+    with resumable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for begin in range(0, len(examples), _PART):
             file = _file(folder, begin)
@@ -156,8 +157,6 @@ def cache_answers(
                     os.fsync(out.fileno())
                 os.replace(temporary, file)
             progress(min(begin + _PART, len(examples)), len(examples))
-    except OSError as error:
-        raise ResourceError(f"{folder}: the teacher's answers cannot be kept ({error.strerror}); make room") from None
 
 
 def _file(folder: Path, begin: int) -> Path:
