@@ -55,10 +55,11 @@ def main() -> None:
     seed = time.time_ns()
     print("kills by the seed", seed, flush=True)
     generator = random.Random(seed)
-    out, killed = folder / "killed", 0
+    out, killed, done = folder / "killed", 0, 0
     while killed < int(sys.argv[5]):
         if ended(start(source, data, recipe, out), generator.uniform(0.02, 0.6) * seconds):
-            out.rename(folder / f"done-{killed}")
+            out.rename(folder / f"done-{done}")
+            done += 1
         else:
             stages = sorted(path.name for path in out.glob("[0-9]-*"))
             print("killed after", *stages, flush=True)
