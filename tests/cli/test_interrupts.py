@@ -1,4 +1,4 @@
-"""SIGTERM interrupts once, however often it is sent at once, and again later."""
+"""SIGTERM interrupts once, however often it is sent at once, and again later; some work it does not divide."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from encast.cli import interrupts
-from encast.cli.interrupts import Terminated, sigterm_interrupts
+from encast.cli.interrupts import Terminated, sigterm_interrupts, uninterrupted
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +52,21 @@ def test_one_that_is_ignored_stays_ignored() -> None:
     with sigterm_interrupts():
         terminate()
     assert signal.signal(signal.SIGTERM, signal.SIG_DFL) == signal.SIG_IGN
+
+
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)])
+def test_what_must_not_be_divided_is_done_first(number: int, kind: type[BaseException]) -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt) as caught, sigterm_interrupts():  # noqa: PT012, one block is one command
+        with uninterrupted():
+            os.kill(os.getpid(), number)
+            done.append("first")
+        done.append("second")
+    assert (done, caught.type) == (["first"], kind)
+
+
+def test_without_an_interrupt_it_goes_on() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with uninterrupted():
+        assert signal.getsignal(signal.SIGINT) != before
+    assert signal.getsignal(signal.SIGINT) == before

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from encast.cli.columns import columns_of
-from encast.cli.interrupts import sigterm_interrupts
+from encast.cli.interrupts import sigterm_interrupts, uninterrupted
 from encast.cli.progress import Progress
 from encast.data.datasets import DATASETS, Dataset, Labelled, Question, open_dataset
 from encast.data.datasets.table import text_names
@@ -76,11 +76,12 @@ def compress_command(
     minutes; --resume goes on from the last one. docs/compression.md has the form of a recipe.
     """
     need_modules("train", "torch", "transformers", "msgspec", "yaml", "scipy", "jinja2", "vl_convert")
-    from encast.compress.forecast import forecast
-    from encast.compress.pipeline import compress, prepare
-    from encast.compress.recipe import load_recipe
-    from encast.compress.report import lines, to_page
-    from encast.measure.price import parse_price
+    with uninterrupted():
+        from encast.compress.forecast import forecast
+        from encast.compress.pipeline import compress, prepare
+        from encast.compress.recipe import load_recipe
+        from encast.compress.report import lines, to_page
+        from encast.measure.price import parse_price
 
     stages = load_recipe(recipe) if max_drop is None else load_recipe(recipe).within(max_drop)
     paid = None if price is None else parse_price(price).usd_per_hour

@@ -1,4 +1,4 @@
-"""SIGTERM, for verbs that keep what they have when they are interrupted."""
+"""SIGTERM and Ctrl-C, for verbs that keep what they have when they are interrupted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["Terminated", "sigterm_interrupts"]
+__all__ = ["Terminated", "sigterm_interrupts", "uninterrupted"]
 
 _SECOND_REQUEST_S = 1.0
 """`timeout` and service managers send several at once, which must not disturb the tidying up."""
@@ -40,3 +40,21 @@ def sigterm_interrupts() -> Iterator[None]:
     finally:
         if before is not signal.SIG_IGN:
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """SIGTERM and Ctrl-C wait for the end of what is inside: imports, say, of packages that catch whatever is raised
+    meanwhile and then lack a part."""
+    asked: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: asked.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if asked:
+            signal.raise_signal(asked[0])
