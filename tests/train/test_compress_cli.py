@@ -74,6 +74,13 @@ def test_from_a_checkpoint_to_an_artifact(
     assert capsys.readouterr().out == said
     assert run(encoder, data, recipe, out) == 2
     assert "add --resume" in capsys.readouterr().err
+    # Only a price may change.
+    assert run(encoder, data, recipe, out, "--price", "0.51/h", "--resume") == 0
+    paid = json.loads((out / "result.json").read_text())["stages"]["quantise"]["front"]
+    assert [entry.pop("usd_per_million") for entry in paid] == [
+        pytest.approx(3 * entry.pop("usd_per_million")) for entry in front
+    ]
+    assert paid == front
 
 
 def test_a_budget_over_all_takes_the_fastest_within(

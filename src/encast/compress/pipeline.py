@@ -28,6 +28,7 @@ from encast.errors import InputError, ResourceError
 from encast.files import lock, sync_folder
 from encast.importers import Checkpoint, checkpoint_name, open_checkpoint
 from encast.machine import usable_cores
+from encast.measure.price import usd_per_million
 from encast.scoring import METRICS, PRIMARY
 from encast.sparsity.files import contains
 
@@ -36,6 +37,7 @@ __all__ = ["Result", "compress", "prepare"]
 Progress = Callable[[str, str, int, int | None], None]
 
 _RUN, _RESULT, _WORK = "run.json", "result.json", ".work"
+_REMEDY = "remove it and go on with --resume"
 _LARGEST_SEED = (1 << 64) - 1
 
 
@@ -100,6 +102,8 @@ def compress(
         deterministic.fill_uninitialized_memory = False
         if not _is_done(folder):
             _run(checkpoint.root, folder, recipe, context, progress)
+        elif usd_per_hour is not None:
+            _pay(folder, usd_per_hour)
         return _read(folder)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{folder} has what was done; --resume goes on") from None
@@ -195,7 +199,7 @@ def _is_done(folder: Path) -> bool:
 def _read(folder: Path) -> Result:
     """What a run that is done has left; removes what a kill at its very end left besides."""
     shutil.rmtree(folder / _WORK, ignore_errors=True)
-    document = read_record(folder / _RESULT, "remove it and go on with --resume")
+    document = read_record(folder / _RESULT, _REMEDY)
     checkpoint, artifact = document["checkpoint"], document["artifact"]
     return Result(
         folder,
@@ -203,6 +207,16 @@ def _read(folder: Path) -> Result:
         Path(os.path.normpath(folder / checkpoint)),
         None if artifact is None else folder / artifact,
     )
+
+
+def _pay(folder: Path, usd_per_hour: float) -> None:
+    """A run that was done without a price, or with another, gets this one."""
+    document = read_record(folder / _RESULT, _REMEDY)
+    for stage in document["stages"].values():
+        for entry in stage.get("front", ()):
+            entry["usd_per_million"] = usd_per_million(usd_per_hour, entry["rows_per_second"])
+    with resumable(folder):
+        write_record(folder / _RESULT, document)
 
 
 def _named(progress: Progress, stage: str) -> Callable[[str, int, int | None], None]:
