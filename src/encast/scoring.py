@@ -12,7 +12,7 @@ import encast.metrics as metrics
 from encast.data.datasets import Dataset, number_of
 from encast.engine import Engine
 from encast.errors import InputError, UndefinedError
-from encast.tasks.classify import Classification
+from encast.tasks.classify import Classification, problem_type
 from encast.tasks.embed import similarities, similarity_of
 from encast.tasks.session import need_finite
 from encast.tasks.tag import label_words
@@ -46,6 +46,17 @@ class Scored:
     metrics: dict[str, float]
     outputs: Any
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The outputs of a model of classes, called as the rows call them, in small letters.
+
+    ``probabilities``: a column ``f64[rows]`` for each class; empty where a row may have several classes.
+    """
+
+    answers: list[str]
+    probabilities: dict[str, np.ndarray[Any, Any]]
 
 
 def metrics_of(data: Dataset) -> tuple[str, ...]:
@@ -96,7 +107,8 @@ def compare(own: Scored, other: Scored) -> dict[str, Any]:
     """How far two models agree on the same rows.
 
     Embeddings: mean and minimum of the cosine between both models' vectors; otherwise the share of equal
-    answers (regression: the largest difference).
+    answers (regression: the largest difference). Classes of which each row has one: also the divergence of ``own``'s
+    probabilities from those of ``other``, which tells losses apart that are less than a row of accuracy.
     """
     a, b = own.outputs, other.outputs
     if own.task == "embed":
@@ -106,7 +118,17 @@ def compare(own: Scored, other: Scored) -> dict[str, Any]:
         return {"agreement": {"cosine_mean": float(cosines.mean()), "cosine_min": float(cosines.min())}}
     if isinstance(a, np.ndarray):
         return {"agreement": {"largest_difference": float(np.max(np.abs(a - b)))}}
-    return {"agreement": {"equal_answers": float(np.mean([x == y for x, y in zip(a, b, strict=True)]))}}
+    if isinstance(a, Classes):
+        agreement = {"equal_answers": _equal(a.answers, b.answers)}
+        if a.probabilities and a.probabilities.keys() == b.probabilities.keys():
+            p, q = (np.stack([one.probabilities[name] for name in a.probabilities], axis=1) for one in (b, a))
+            agreement["kl_divergence"] = metrics.kl_divergence(p, q)
+        return {"agreement": agreement}
+    return {"agreement": {"equal_answers": _equal(a, b)}}
+
+
+def _equal(a: Sequence[Any], b: Sequence[Any]) -> float:
+    return float(np.mean([x == y for x, y in zip(a, b, strict=True)]))
 
 
 Progress = Callable[[int], None]
@@ -182,7 +204,11 @@ def _class_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
     scores["mcc"] = metrics.matthews(predicted, gold)
     # Another model may have the classes in another order: what is compared is called as the rows call it.
     called = {place: str(row.gold) for place, row in zip(gold, data.rows, strict=True)}
-    return scores, [called.get(place, labels[place]).casefold() for place in predicted]
+    names = [called.get(place, label).casefold() for place, label in enumerate(labels)]
+    probabilities = {}
+    if problem_type(engine.meta, len(labels)) == "single_label" and len(set(names)) == len(names):
+        probabilities = dict(zip(names, np.array([list(one.scores.values()) for one in found]).T, strict=True))
+    return scores, Classes([names[place] for place in predicted], probabilities)
 
 
 def _classes(data: Dataset, labels: list[str]) -> list[int]:

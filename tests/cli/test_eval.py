@@ -185,7 +185,29 @@ def test_against_another_order_of_the_same_classes(
     assert main(["eval", "classify", rows, "--against", str(other), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["against"]["metrics"]["accuracy"] == found["metrics"]["accuracy"]
-    assert found["against"]["agreement"] == {"equal_answers": 1.0}
+    assert found["against"]["agreement"] == {"equal_answers": 1.0, "kl_divergence": 0.0}
+
+
+@pytest.mark.parametrize("kind", ["single_label", "multi_label"])
+def test_against_a_model_that_is_less_sure(
+    tmp_path: Path, cards: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """The divergence is from the other model's answers, and tells apart what accuracy does not."""
+    sure, unsure = (1 / (1 + np.exp(-logit)) for logit in (1.0, 0.25))
+
+    def load(path: Any, **options: Any) -> Any:
+        scale = 0.25 if Path(path).name == "unsure" else 1.0
+        return fake_engine("classify", lambda ids: [scale, 0.0], labels=["a", "b"], problem_type=kind, max_length=64)
+
+    monkeypatch.setattr("encast.engine.load", load)
+    (tmp_path / "unsure").mkdir()
+    (tmp_path / "unsure" / "card.json").write_text("{}")
+    rows = _data(tmp_path, "c.tsv", "sentence\tlabel\ncat\ta\nmat\tb\n")
+    assert main(["eval", "classify", rows, "--against", str(tmp_path / "unsure"), "--json"]) == 0
+    agreement = json.loads(capsys.readouterr().out)["against"]["agreement"]
+    p, q = np.array([unsure, 1 - unsure]), np.array([sure, 1 - sure])
+    expected = {"kl_divergence": pytest.approx(np.sum(p * np.log(p / q)))} if kind == "single_label" else {}
+    assert agreement == {"equal_answers": 1.0, **expected}
 
 
 def test_against_a_checkpoint_compiles_it_exactly(

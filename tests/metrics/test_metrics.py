@@ -240,5 +240,14 @@ def test_cosines() -> None:
         metrics.cosines([[1]], [[1, 2]])
 
 
+def test_kl_divergence() -> None:
+    assert metrics.kl_divergence([[0.25, 0.75], [1, 0]], [[0.25, 0.75], [1, 0]]) == 0
+    assert metrics.kl_divergence([[1, 0], [0.5, 0.5]], [[0.5, 0.5], [0.5, 0.5]]) == pytest.approx(math.log(2) / 2)
+    assert 700 < metrics.kl_divergence([[1, 0]], [[0, 1]]) < math.inf
+    for p, q in (([[1, 0]], [[1]]), ([1], [1]), (np.zeros((0, 2)), np.zeros((0, 2)))):
+        with pytest.raises(InputError, match="two matrices"):
+            metrics.kl_divergence(p, q)
+
+
 def test_spearman_of_nan_is_nan() -> None:
     assert math.isnan(metrics.spearman([1, 2, math.nan, 3], [1, 2, 3, 4]))

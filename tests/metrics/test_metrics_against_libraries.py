@@ -89,3 +89,11 @@ def test_pearson_does_not_depend_on_the_unit(scipy_stats: Any, scale: float) -> 
     expected = pytest.approx(_quietly(scipy_stats.pearsonr, x, y), abs=1e-12)
     assert metrics.pearson(x * scale, y * scale) == expected
     assert metrics.pearson(x * scale, y) == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 5), st.integers(2, 5), st.integers(0, 1000))
+def test_kl_divergence_is_that_of_scipy(scipy_stats: Any, rows: int, classes: int, seed: int) -> None:
+    p, q = np.random.RandomState(seed).dirichlet(np.ones(classes), (2, rows))
+    expected = float(np.mean(scipy_stats.entropy(p, q, axis=1)))
+    assert metrics.kl_divergence(p, q) == pytest.approx(expected, abs=1e-12)

@@ -5,7 +5,7 @@ from encast.metrics.correlation import pearson, spearman
 from encast.metrics.entities import EntityScore, entity_f1, entity_spans, is_bio
 from encast.metrics.retrieval import first_ranks, retrieval_scores
 from encast.metrics.squad import squad_scores
-from encast.metrics.vectors import cosines
+from encast.metrics.vectors import cosines, kl_divergence
 
 __all__ = [
     "EntityScore",
@@ -17,6 +17,7 @@ __all__ = [
     "f1_macro",
     "first_ranks",
     "is_bio",
+    "kl_divergence",
     "matthews",
     "pearson",
     "retrieval_scores",

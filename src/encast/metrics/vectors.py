@@ -1,4 +1,4 @@
-"""How alike two sets of vectors are."""
+"""How alike two sets of vectors, or of distributions, are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from encast.errors import InputError
 
-__all__ = ["cosines"]
+__all__ = ["cosines", "kl_divergence"]
 
 
 def cosines(a: ArrayLike, b: ArrayLike) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -20,3 +20,17 @@ def cosines(a: ArrayLike, b: ArrayLike) -> np.ndarray[Any, np.dtype[np.float64]]
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     found: np.ndarray[Any, np.dtype[np.float64]] = np.einsum("ij,ij->i", x, y) / np.where(norms > 0, norms, np.inf)
     return found
+
+
+def kl_divergence(p: ArrayLike, q: ArrayLike) -> float:
+    """The mean over rows of ``sum p log(p / q)``, in nats: Kullback and Leibler's divergence ("On information and
+    sufficiency", 1951) of the distributions in the rows of ``q`` from those of ``p``, in float64.
+
+    A probability of ``q`` below the smallest normal number counts as that, so that the result is finite.
+    """
+    x, y = np.asarray(p, np.float64), np.asarray(q, np.float64)
+    if x.shape != y.shape or x.ndim != 2 or not len(x):
+        raise InputError(f"kl_divergence needs two matrices of one shape, with rows, not {x.shape} and {y.shape}")
+    tiny = np.finfo(np.float64).tiny
+    terms = x * (np.log(np.maximum(x, tiny)) - np.log(np.maximum(y, tiny)))
+    return float(np.mean(np.sum(terms, axis=1)))
