@@ -5,10 +5,10 @@
     python benchmarks/compression table runs
 
 ``run`` is ``encast compress`` with the recipe of each task that lies beside this file, as many at a time as ``--jobs``,
-on ``--threads`` each; what is there already is not run again, and what was ended goes on. Tasks of pairs also get pairs
-without labels (``pairs.py``), SQuAD questions without answers (``questions.py``). ``table`` prints, of all runs that
-are done, the metric of each level over the seeds, and sizes and speeds of the first seed's artifacts, measured by turns
-in one process on all cores: leave the machine alone meanwhile.
+on ``--threads`` each; what is there already is not run again, and what was ended goes on. Students also get rows
+without labels: pairs (``pairs.py``), for SST-2 joined phrases (``phrases.py``), for SQuAD questions (``questions.py``).
+``table`` prints, of all runs that are done, the metric of each level over the seeds, and sizes and speeds of the first
+seed's artifacts, measured by turns in one process on all cores: leave the machine alone meanwhile.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from pairs import write_pairs
+from phrases import write_phrases
 from questions import write_questions
 
 import encast
@@ -51,7 +52,7 @@ class Task:
 
 
 TASKS = {
-    "sst2": Task("SST-2", "classify", "glue/SST-2", "accuracy"),
+    "sst2": Task("SST-2", "classify", "glue/SST-2", "accuracy", partial(write_phrases, count=67_000)),
     "mrpc": Task("MRPC", "classify", "glue/MRPC", "f1", partial(write_pairs, each=2)),
     "stsb": Task("STS-B", "classify", "glue/STS-B", "spearman", partial(write_pairs, each=2)),
     "squad": Task("SQuAD 1.1", "answer", "squad-v1.1", "f1", partial(write_questions, count=20_000), rows=12_000),

@@ -1,5 +1,7 @@
-"""Longer texts for a data set of short ones, without labels: random training texts joined to sentences, for a student to
-learn from a teacher's answers. SST-2 trains on phrases of 9 words and is judged on sentences of 20."""
+"""Longer texts for a data set of short ones, without labels: random training texts joined to the length of sentences.
+
+Students learn from a teacher's answers to them. SST-2 trains on phrases of 9 words and is judged on sentences of 20.
+"""
 
 from __future__ import annotations
 
