@@ -244,6 +244,9 @@ def test_kl_divergence() -> None:
     assert metrics.kl_divergence([[0.25, 0.75], [1, 0]], [[0.25, 0.75], [1, 0]]) == 0
     assert metrics.kl_divergence([[1, 0], [0.5, 0.5]], [[0.5, 0.5], [0.5, 0.5]]) == pytest.approx(math.log(2) / 2)
     assert 700 < metrics.kl_divergence([[1, 0]], [[0, 1]]) < math.inf
+    # Of sums in another order; "-0.000000" would be shown.
+    assert metrics.kl_divergence([[0.1 + 0.2, 0.7]], [[0.3, 0.7 + 1e-16]]) == 0
+    assert math.isnan(metrics.kl_divergence([[math.nan, 1]], [[0.5, 0.5]]))
     for p, q in (([[1, 0]], [[1]]), ([1], [1]), (np.zeros((0, 2)), np.zeros((0, 2)))):
         with pytest.raises(InputError, match="two matrices"):
             metrics.kl_divergence(p, q)

@@ -33,4 +33,4 @@ def kl_divergence(p: ArrayLike, q: ArrayLike) -> float:
         raise InputError(f"kl_divergence needs two matrices of one shape, with rows, not {x.shape} and {y.shape}")
     tiny = np.finfo(np.float64).tiny
     terms = x * (np.log(np.maximum(x, tiny)) - np.log(np.maximum(y, tiny)))
-    return float(np.mean(np.sum(terms, axis=1)))
+    return max(float(np.mean(np.sum(terms, axis=1))), 0.0)  # equal ones round to either side of 0
