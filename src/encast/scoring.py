@@ -195,6 +195,7 @@ def _class_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
     if found[0].label is None:
         raise InputError(f"{data.name} has classes, the artifact is a regression and gives a number{_SCORE_COLUMN}")
     labels = list(found[0].scores)
+    values = need_finite(np.array([list(one.scores.values()) for one in found]))
     gold = _classes(data, labels)
     predicted = [labels.index(one.label) for one in found if one.label is not None]
     scores = {"accuracy": metrics.accuracy(predicted, gold)}
@@ -207,7 +208,7 @@ def _class_scores(engine: Engine, data: Dataset, progress: Progress) -> Found:
     names = [called.get(place, label).casefold() for place, label in enumerate(labels)]
     probabilities = {}
     if problem_type(engine.meta, len(labels)) == "single_label" and len(set(names)) == len(names):
-        probabilities = dict(zip(names, np.array([list(one.scores.values()) for one in found]).T, strict=True))
+        probabilities = dict(zip(names, values.T, strict=True))
     return scores, Classes([names[place] for place in predicted], probabilities)
 
 

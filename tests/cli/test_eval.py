@@ -210,6 +210,23 @@ def test_against_a_model_that_is_less_sure(
     assert agreement == {"equal_answers": 1.0, **expected}
 
 
+def test_classes_of_answers_that_overflow_are_not_scored(
+    tmp_path: Path, cards: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules: Any = {"labels": ["a", "b"], "max_length": 64}
+    monkeypatch.setattr(
+        "encast.engine.load",
+        lambda path, **options: fake_engine("classify", lambda ids: [np.nan * (ids[1] == VOCAB["cat"]), 0.0], **rules),
+    )
+    rows = _data(tmp_path, "c.tsv", "sentence\tlabel\ncat\ta\nmat\tb\nmat\ta\n")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "card.json").write_text("{}")
+    assert main(["eval", "classify", rows, "--against", str(tmp_path / "other"), "--json"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "not a finite number" in said.err
+
+
 def test_against_a_checkpoint_compiles_it_exactly(
     tmp_path: Path, cards: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
