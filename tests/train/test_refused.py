@@ -195,6 +195,16 @@ def test_a_token_that_the_model_does_not_have(tmp_path: Path) -> None:
         compress(source, tmp_path / "out", task="classify", recipe=parse_recipe(RECIPE, "here"), train=data)
 
 
+@pytest.mark.parametrize("price", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_price_that_is_none(tmp_path: Path, encoder: Path, price: float) -> None:
+    """Not after hours of training, when the first artifact is measured."""
+    data = Dataset("here", "pairs", [Pair("the", "of"), Pair("in", "is")])
+    recipe = parse_recipe(RECIPE, "here")
+    with pytest.raises(InputError, match="usd_per_hour is"):
+        compress(encoder, tmp_path / "out", task="embed", recipe=recipe, train=data, device="cpu", usd_per_hour=price)
+    assert not (tmp_path / "out").exists()
+
+
 def test_sparse_embeddings_are_not_trained(tmp_path: Path) -> None:
     source = make_checkpoint(tmp_path / "bert", "bert", "embed_sparse", layers=1, hidden=32, heads=2, splade="relu")
     data = Dataset("here", "pairs", [Pair("the", "of"), Pair("in", "is")])

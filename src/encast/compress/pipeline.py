@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -131,6 +132,8 @@ def prepare(
     checkpoint.need_hugging_face("training")
     if not 0 <= seed <= _LARGEST_SEED:
         raise InputError(f"seed is {seed}; a whole number from 0 to {_LARGEST_SEED} is needed")
+    if usd_per_hour is not None and not 0 < usd_per_hour < math.inf:
+        raise InputError(f"usd_per_hour is {usd_per_hour}; an hour costs more than nothing and less than infinity")
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     _check_device(chosen)
     count = threads or len(usable_cores())
