@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,32 @@ def test_what_must_not_be_divided_is_done_first(number: int, kind: type[BaseExce
             done.append("first")
         done.append("second")
     assert (done, caught.type) == (["first"], kind)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("place", range(4))
+def test_one_between_two_handlers_leaves_none_behind(place: int, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler that stays would take every later Ctrl-C."""
+    before, real, calls = signal.getsignal(signal.SIGINT), signal.signal, []
+
+    def install(*arguments: Any) -> Any:
+        found = real(*arguments)
+        calls.append(arguments)
+        if len(calls) == place + 1:
+            os.kill(os.getpid(), number)
+        return found
+
+    try:
+        with pytest.raises(KeyboardInterrupt), sigterm_interrupts():  # noqa: PT012, one block is one command
+            monkeypatch.setattr(signal, "signal", install)
+            try:
+                with uninterrupted():
+                    pass
+            finally:
+                monkeypatch.undo()
+        assert signal.getsignal(signal.SIGINT) == before
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_without_an_interrupt_it_goes_on() -> None:

@@ -47,14 +47,15 @@ def uninterrupted() -> Iterator[None]:
     """SIGTERM and Ctrl-C wait for the end of what is inside: imports, say, of packages that catch whatever is raised
     meanwhile and then lack a part."""
     asked: list[int] = []
+    # That of SIGTERM is the outer one, which ``sigterm_interrupts`` takes back where Ctrl-C comes between the two.
     before = {
         number: signal.signal(number, lambda number, _: asked.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in (signal.SIGTERM, signal.SIGINT)
     }
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in reversed(before.items()):
             signal.signal(number, handler)
         if asked:
             signal.raise_signal(asked[0])
