@@ -205,6 +205,18 @@ def test_a_price_that_is_none(tmp_path: Path, encoder: Path, price: float) -> No
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("quantise", [True, False])
+def test_a_price_of_nothing(tmp_path: Path, encoder: Path, quantise: bool) -> None:
+    data = Dataset("here", "classes", [Labelled("the", "early"), Labelled("of", "late")])
+    recipe = parse_recipe(f"stages: [{{fine-tune: {{}}}}{', {quantise: {}}' if quantise else ''}]", "here")
+    dev = None if quantise else data
+    with pytest.raises(InputError, match="a stage quantise and a dev set"):
+        compress(
+            encoder, tmp_path / "out", task="classify", recipe=recipe, train=data, dev=dev, device="cpu", usd_per_hour=1
+        )
+    assert not (tmp_path / "out").exists()
+
+
 def test_sparse_embeddings_are_not_trained(tmp_path: Path) -> None:
     source = make_checkpoint(tmp_path / "bert", "bert", "embed_sparse", layers=1, hidden=32, heads=2, splade="relu")
     data = Dataset("here", "pairs", [Pair("the", "of"), Pair("in", "is")])

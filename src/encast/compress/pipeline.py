@@ -134,6 +134,11 @@ def prepare(
         raise InputError(f"seed is {seed}; a whole number from 0 to {_LARGEST_SEED} is needed")
     if usd_per_hour is not None and not 0 < usd_per_hour < math.inf:
         raise InputError(f"usd_per_hour is {usd_per_hour}; an hour costs more than nothing and less than infinity")
+    if usd_per_hour is not None and (dev is None or not any(isinstance(stage, Quantise) for stage in recipe.stages)):
+        raise InputError(
+            "a price is given for artifacts that are timed on dev rows; give a recipe with a stage quantise and a dev "
+            "set, or leave it out"
+        )
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     _check_device(chosen)
     count = threads or len(usable_cores())
