@@ -73,6 +73,8 @@ def test_recipes_that_come_with_encast(path: Path) -> None:
         ("stages: [{prune: {sparsity: 0.5, initial: 0.6}}]", "initial 0.6 is above"),
         ("stages: [{prune: {sparsity: 0.5, begin: 0.6, end: 0.2}}]", "after end"),
         ("stages: [{prune: {sparsity: 0.5, distil: {teacher: x, soft: 0}}}]", "no loss"),
+        ("stages: [{prune: {sparsity: 0.5, distil: {teacher: x, temperature: 1.0e-3}}}]", "temperature"),
+        ("stages: [{prune: {sparsity: 0.5, distil: {teacher: x, temperature: 1.0e+4}}}]", "temperature"),
         ("stages: [{distil: {}}]", "teacher"),
         ("stages: [{distil: {teacher: x, distil: {hidden: 3}}}]", "field `distil`: the stage's own fields are"),
         ("stages: [{distil: {teacher: x, kind: prune}}]", "unknown field `kind` - at `$.stages[0].distil`"),

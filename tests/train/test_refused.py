@@ -157,6 +157,12 @@ def test_a_place_inside_of_the_checkpoint(encoder: Path) -> None:
         compress(encoder, encoder / "out", task="none", recipe=parse_recipe(RECIPE, "here"), train=data, metric="none")
 
 
+def test_a_name_that_is_too_long_for_its_artifact(tmp_path: Path, encoder: Path) -> None:
+    data = Dataset("here", "pairs", [Pair("the", "of"), Pair("in", "is")])
+    with pytest.raises(InputError, match="255 bytes at most"):
+        compress(encoder, tmp_path / ("x" * 249), task="embed", recipe=parse_recipe(RECIPE, "here"), train=data)
+
+
 def test_a_loss_that_is_not_finite(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]) -> None:
     data = write_rows("data", classes(64, 1), classes(20, 2))
     recipe = "stages: [{fine-tune: {epochs: 20, learning-rate: 1.0e+30, warmup: 0, clip: 0, evaluations: 0}}]"

@@ -40,6 +40,8 @@ Progress = Callable[[str, str, int, int | None], None]
 _RUN, _RESULT, _WORK = "run.json", "result.json", ".work"
 _REMEDY = "remove it and go on with --resume"
 _LARGEST_SEED = (1 << 64) - 1
+_LONGEST_NAME = 255
+"""Bytes of a file's name, on the file systems of Linux."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,11 @@ def compress(
     checkpoint.need_hugging_face("training")
     if contains(checkpoint.root, folder):
         raise InputError(f"{folder} lies in the checkpoint itself; choose a place outside of it")
+    if len(os.fsencode(_artifact(folder).name)) > _LONGEST_NAME:
+        raise InputError(
+            f"out is {folder}: its artifact adds .encast to that name, and a file's name has {_LONGEST_NAME} bytes at "
+            "most; give a shorter one"
+        )
     context = prepare(checkpoint, recipe, task, train, dev, unlabelled, metric, seed, threads, device, usd_per_hour)
     deterministic = torch.utils.deterministic
     before = (
@@ -160,6 +167,10 @@ def _check_device(name: str) -> None:
         ) from None
 
 
+def _artifact(folder: Path) -> Path:
+    return folder / f"{checkpoint_name(folder)}.encast"
+
+
 def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress: Progress) -> None:
     work = folder / _WORK
     current, artifact = source, None
@@ -168,7 +179,7 @@ def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress:
     for number, (stage, name) in enumerate(zip(recipe.stages, recipe.names(), strict=True), 1):
         own = Context(**{**vars(context), "progress": _named(progress, name)})
         if isinstance(stage, Quantise):
-            artifact = folder / f"{checkpoint_name(folder)}.encast"
+            artifact = _artifact(folder)
             with resumable(folder):
                 records[name] = quantise_stage(stage, made or {"source": source}, artifact, work / name, own)
             continue

@@ -39,6 +39,7 @@ Count = Annotated[int, Meta(ge=1, le=10**9)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Positive = Annotated[float, Meta(gt=0.0, lt=1e300)]
 Weight = Annotated[float, Meta(ge=0.0, lt=1e300)]
+Temperature = Annotated[float, Meta(ge=0.01, le=1000.0)]
 
 
 class _Checked(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename="kebab"):
@@ -100,7 +101,7 @@ class Teacher(_Checked, frozen=True, kw_only=True):
     """
 
     teacher: str
-    temperature: Positive = 2.0
+    temperature: Temperature = 2.0
     hard: Weight = 0.0
     soft: Weight = 1.0
     hidden: Weight = 0.0

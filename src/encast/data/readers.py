@@ -233,8 +233,8 @@ class ParquetReader(RowReader):
                 raise self._arrow.ArrowInvalid("it has less than no rows")
         except (OSError, self._arrow.ArrowException) as error:
             raise InputError(
-                f"{self._name}: is not a Parquet file, or a damaged one ({reason_of(error, path)}); give another "
-                "--input-format"
+                f"{self._name}: is not a Parquet file, or a damaged one ({reason_of(error, path)}); write it "
+                "anew, or name the format that it has"
             ) from None
         self._begins = [0, *accumulate(sizes)]
         """Where each group of rows begins, and the last ends; as the file's index says."""
