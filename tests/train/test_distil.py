@@ -129,19 +129,28 @@ def test_cached_answers_are_those_of_the_model(tmp_path: Path, name: str) -> Non
     torch.testing.assert_close(cached.answers[valid], online.answers[valid], atol=2e-5, rtol=1e-4)
 
 
-def test_dropped_layers_keep_the_others_bits(tmp_path: Path, write_rows: Callable[..., Path]) -> None:
-    source = make_checkpoint(tmp_path / "bert", "bert", "features", layers=4, hidden=32, heads=2)
+@pytest.mark.parametrize(
+    ("arch", "layer"), [("bert", "encoder.layer.{}.output.dense.weight"), ("modernbert", "layers.{}.mlp.Wo.weight")]
+)
+def test_dropped_layers_keep_the_others_bits(
+    tmp_path: Path, write_rows: Callable[..., Path], arch: str, layer: str
+) -> None:
+    source = make_checkpoint(tmp_path / arch, arch, "features", layers=4, hidden=32, heads=2)
     data = write_rows("data", classes(40, 1), classes(20, 2))
     recipe = parse_recipe(
-        "stages: [{fine-tune: {epochs: 0}}, {distil: {teacher: fine-tune, layers: [0, 3], epochs: 0}}]", "here"
+        "stages: [{fine-tune: {epochs: 0}}, {distil: {teacher: fine-tune, layers: [0, 1, 3], epochs: 0}},"
+        " {distil: {name: again, teacher: fine-tune, layers: 2, epochs: 0}}, quantise]",
+        "here",
     )
     train, dev = open_dataset(data, split="train"), open_dataset(data)
     result = compress(source, tmp_path / "out", task="classify", recipe=recipe, train=train, dev=dev, device="cpu")
-    before, after = open_checkpoint(source).tensors, open_checkpoint(result.checkpoint).tensors
+    before, small = open_checkpoint(source), open_checkpoint(result.checkpoint)
+    own = {name.removeprefix("bert.").removeprefix("model."): name for name in small.tensors}
     for new, old in ((0, 0), (1, 3)):
-        name = "encoder.layer.{}.output.dense.weight"
-        np.testing.assert_array_equal(after.f32("bert." + name.format(new)), before.f32(name.format(old)))
-    assert "bert.encoder.layer.2.output.dense.weight" not in after
+        np.testing.assert_array_equal(small.tensors.f32(own[layer.format(new)]), before.tensors.f32(layer.format(old)))
+    assert layer.format(2) not in own
+    if arch == "modernbert":  # whose layers reach as far as before: every third one over the whole text
+        assert small.config["layer_types"] == ["full_attention", "full_attention"]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +158,7 @@ def test_dropped_layers_keep_the_others_bits(tmp_path: Path, write_rows: Callabl
     [
         ("distil: {teacher: nowhere}", "the folder of a checkpoint is needed"),
         ("distil: {name: d, teacher: d}", "no stage before it"),
-        ("distil: {teacher: fine-tune, layers: [1, 9]}", "the model has 2, numbered from 0"),
+        ("distil: {teacher: fine-tune, layers: [1, 9]}", "has 2, numbered from 0"),
         ("prune: {sparsity: 0.5, keep: ['*.nothing']}", "matches none"),
         ("prune: {sparsity: 0.5, keep: ['*']}", r"stage prune: keep is \*, which leaves no weight to prune"),
         ("quantise: {metric: bleu}", "bleu"),
@@ -176,15 +185,25 @@ def checked(source: Path, task: str, train: Dataset, stages: str, metric: str | 
     prepare(open_checkpoint(source), recipe, task, train, None, None, metric, 0, 1, "cpu", None)
 
 
-@pytest.mark.parametrize("arch", ["albert", "modernbert", "gte"])
-def test_layers_that_cannot_be_left_out_are_told_before_anything_runs(tmp_path: Path, arch: str) -> None:
+@pytest.mark.parametrize(
+    ("arch", "layers", "said"),
+    [
+        ("albert", 2, r"has no weights called layer\.0, .* its 4 layers"),
+        ("modernbert", [1, 3], r"layer 1 of .* cannot be its layer 0, .* has attn_norm\.weight: keep layer 0"),
+        ("modernbert", 5, r"layers is 5; .* has 4, numbered from 0"),
+        ("gte", [0, 4], r"layers is \[0, 4\]; .* has 4, numbered from 0"),
+    ],
+)
+def test_layers_that_cannot_be_left_out_are_told_before_anything_runs(
+    tmp_path: Path, arch: str, layers: list[int] | int, said: str
+) -> None:
     source = make_checkpoint(tmp_path / arch, arch, "features", layers=4, hidden=32, heads=2)
-    with pytest.raises(InputError, match=r"stage distil: layers: .* has no weights called layer\.0, .* its 4 layers"):
+    with pytest.raises(InputError, match=f"stage distil: .*{said}"):
         checked(
             source,
             "classify",
             Dataset("here", *ROWS["classify"]),
-            "fine-tune, {distil: {teacher: fine-tune, layers: 2}}",
+            f"fine-tune, {{distil: {{teacher: fine-tune, layers: {layers}}}}}",
         )
 
 

@@ -236,13 +236,16 @@ def test_answers_stay_nearer_than_by_magnitude(tmp_path: Path, write_rows: Calla
     assert as_it_was(model)
 
 
-def test_layers_that_are_skipped_change_nothing(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("arch", "layer"), [("bert", "bert.encoder.layer"), ("modernbert", "model.layers")])
+def test_layers_that_are_skipped_change_nothing(
+    tmp_path: Path, write_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, arch: str, layer: str
+) -> None:
+    model = open_model(make_checkpoint(tmp_path / arch, arch, "features", layers=2, hidden=32, heads=2), write_rows)
     before = {name: weight.detach().clone() for name, weight in model.parameters().items()}
-    layers = {surgeon._layer(name) for name in products(model)}
-    assert layers == {"bert.encoder.layer.0", "bert.encoder.layer.1"}
+    assert {surgeon._layer(name) for name in products(model)} == {f"{layer}.0", f"{layer}.1"}
     made = []
-    for layer in (surgeon._layer, lambda name: None):
-        monkeypatch.setattr(surgeon, "_layer", layer)
+    for layer_of in (surgeon._layer, lambda name: None):
+        monkeypatch.setattr(surgeon, "_layer", layer_of)
         model.module.load_state_dict(before, strict=False)
         Surgeon(model, batches, lambda *_: None)(products(model), 0.5, Pattern.parse("4x1"))
         made.append({name: weight.detach().clone() for name, weight in model.parameters().items()})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from encast.archs import build_graph
 from encast.compress.batches import lengths_of
-from encast.compress.model import head_labels, longest_text, need_own_layers, open_tokenizer
+from encast.compress.model import head_labels, kept_layers, longest_text, open_tokenizer
 from encast.compress.recipe import Distil, Prune, Quantise, Recipe, Training
 from encast.compress.stages import Context, examples_of, takes_unlabelled
 from encast.compress.tasks import find_task
@@ -152,8 +152,4 @@ def _check_stride(stage: Training, limit: int, checkpoint: Checkpoint, context: 
 def _layers_left(stage: Training, layers: int, checkpoint: Checkpoint) -> int:
     if not isinstance(stage, Distil) or stage.layers is None:
         return layers
-    need_own_layers(checkpoint.tensors, build_graph(checkpoint, "features").meta.layers, str(checkpoint.path))
-    kept = stage.layers if isinstance(stage.layers, list) else list(range(stage.layers))
-    if kept[-1] >= layers:
-        raise InputError(f"layers is {stage.layers}; the model has {layers}, numbered from 0")
-    return len(kept)
+    return len(kept_layers(stage.layers, checkpoint.tensors, layers, str(checkpoint.path)))

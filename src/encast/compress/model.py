@@ -32,9 +32,9 @@ __all__ = [
     "evenly",
     "files_of",
     "head_labels",
+    "kept_layers",
     "load_model",
     "longest_text",
-    "need_own_layers",
     "open_tokenizer",
     "save_checkpoint",
 ]
@@ -51,7 +51,7 @@ _DROPOUTS = (
     "hidden_dropout_prob", "dropout", "classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout",
     "qa_dropout", "summary_last_dropout", "embedding_dropout", "mlp_dropout", "pooler_dropout",
 )  # fmt: skip
-LAYER = re.compile(r"(?<=\blayer\.)([0-9]+)(?=\.)")
+LAYER = re.compile(r"\blayers?\.([0-9]+)(?=\.)")
 """The number of a layer in the name of a parameter."""
 _LAYER_COUNTS = ("num_hidden_layers", "n_layers")
 
@@ -251,17 +251,32 @@ def head_labels(checkpoint: Checkpoint, task: TrainTask) -> list[str] | None:
         ) from None
 
 
-def need_own_layers(names: Iterable[str], count: int, path: str) -> None:
-    """Raises ``InputError`` unless some of a model's ``count`` layers can be left out; ``names``: of its tensors.
+def kept_layers(layers: Sequence[int] | int, names: Iterable[str], count: int, path: str) -> list[int]:
+    """Which of a model's ``count`` layers stay; ``names``: of its tensors.
 
-    Known are those whose layers have weights called ``layer.N``, which all do the same. Layers that share weights have
-    none of their own to leave out, and ModernBERT's are not alike: the first has no norm, and each has its own reach.
+    Raises ``InputError`` where there are no such layers, and where the model cannot do with them alone: layers that
+    share their weights have none of their own to leave out, and a layer needs the tensors of the place that it takes.
+    ModernBERT's first has no norm, so no other can be the first.
     """
-    if {int(match[1]) for name in names if (match := LAYER.search(name))} != set(range(count)):
+    own: dict[int, set[str]] = {}
+    for name in names:
+        if match := LAYER.search(name):
+            own.setdefault(int(match[1]), set()).add(name[match.end() + 1 :])
+    if not own.keys() >= set(range(count)):
         raise InputError(
-            f"layers: {path} has no weights called layer.0, layer.1 and so on for its {count} layers, as BERT has; "
-            "only of such models can layers be left out: leave `layers` out"
+            f"layers: {path} has no weights called layer.0, layer.1 and so on for its {count} layers, so that none can "
+            "be left out: leave `layers` out"
         )
+    kept = evenly(count, layers) if isinstance(layers, int) else list(layers)
+    if not kept or kept[-1] >= count:
+        raise InputError(f"layers is {layers}; {path} has {count}, numbered from 0")
+    for place, layer in enumerate(kept):
+        if differ := own[layer] ^ own[place]:
+            raise InputError(
+                f"layers is {layers}; layer {layer} of {path} cannot be its layer {place}, only one of them has "
+                f"{min(differ)}: keep layer {place}"
+            )
+    return kept
 
 
 def _with_layers(module: Any, layers: Sequence[int] | int, path: str) -> Any:
@@ -270,18 +285,19 @@ def _with_layers(module: Any, layers: Sequence[int] | int, path: str) -> Any:
     name = next((one for one in _LAYER_COUNTS if hasattr(config, one)), _LAYER_COUNTS[0])
     state = module.state_dict()
     count = int(getattr(config, name))
-    need_own_layers(state, count, path)
-    kept = evenly(count, layers) if isinstance(layers, int) else list(layers)
-    if not kept or kept[-1] >= count or len(kept) > count:
-        raise InputError(f"layers is {layers}; {path} has {count}, numbered from 0")
+    kept = kept_layers(layers, state, count, path)
     place = {old: new for new, old in enumerate(kept)}
-    fewer = type(config).from_dict({**config.to_dict(), name: len(kept)})
+    fields = {**config.to_dict(), name: len(kept)}
+    if isinstance(types := fields.get("layer_types"), list):
+        fields["layer_types"] = [types[old] for old in kept]
+    fewer = type(config).from_dict(fields)
     small = type(module)._from_config(fewer, attn_implementation=config._attn_implementation)
     chosen = {}
     for key, value in state.items():
         match = LAYER.search(key)
         if match is None or int(match[1]) in place:
-            chosen[key if match is None else LAYER.sub(str(place[int(match[1])]), key, count=1)] = value
+            new = key if match is None else f"{key[: match.start(1)]}{place[int(match[1])]}{key[match.end(1) :]}"
+            chosen[new] = value
     small.load_state_dict(chosen)
     return small
 
