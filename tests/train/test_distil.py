@@ -207,6 +207,14 @@ def test_layers_that_cannot_be_left_out_are_told_before_anything_runs(
         )
 
 
+def test_layers_of_a_second_stage_are_those_that_the_first_left(encoder: Path) -> None:
+    kept = [
+        f"{{distil: {{name: d{number}, teacher: fine-tune, layers: {which}}}}}" for number, which in ((1, 1), (2, [1]))
+    ]
+    with pytest.raises(InputError, match=r"stage d2: layers is \[1\]; the model has 1, numbered from 0"):
+        checked(encoder, "classify", Dataset("here", *ROWS["classify"]), f"fine-tune, {', '.join(kept)}")
+
+
 @pytest.mark.parametrize(("classes", "refused"), [(2, False), (3, True)])
 def test_f1_is_of_two_classes(encoder: Path, classes: int, refused: bool) -> None:
     train = Dataset("here", "classes", [Labelled("the", str(index % classes)) for index in range(12)])

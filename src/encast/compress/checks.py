@@ -152,4 +152,4 @@ def _check_stride(stage: Training, limit: int, checkpoint: Checkpoint, context: 
 def _layers_left(stage: Training, layers: int, checkpoint: Checkpoint) -> int:
     if not isinstance(stage, Distil) or stage.layers is None:
         return layers
-    return len(kept_layers(stage.layers, checkpoint.tensors, layers, str(checkpoint.path)))
+    return len(kept_layers(stage.layers, checkpoint.tensors, layers))

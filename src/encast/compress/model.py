@@ -203,7 +203,7 @@ def load_model(
             f"{path}: pad_token_id is {pad}; the model has tokens 0 to {vocab - 1}: correct config.json"
         )
     if layers is not None:
-        module = _with_layers(module, layers, path)
+        module = _with_layers(module, layers)
     for name, value in changed.items():
         setattr(module.config, name, value)
     return Model(module.to(device), checkpoint, task)
@@ -251,7 +251,7 @@ def head_labels(checkpoint: Checkpoint, task: TrainTask) -> list[str] | None:
         ) from None
 
 
-def kept_layers(layers: Sequence[int] | int, names: Iterable[str], count: int, path: str) -> list[int]:
+def kept_layers(layers: Sequence[int] | int, names: Iterable[str], count: int) -> list[int]:
     """Which of a model's ``count`` layers stay; ``names``: of its tensors.
 
     Raises ``InputError`` where there are no such layers, and where the model cannot do with them alone: layers that
@@ -264,28 +264,28 @@ def kept_layers(layers: Sequence[int] | int, names: Iterable[str], count: int, p
             own.setdefault(int(match[1]), set()).add(name[match.end() + 1 :])
     if not own.keys() >= set(range(count)):
         raise InputError(
-            f"layers: {path} has no weights called layer.0, layer.1 and so on for its {count} layers, so that none can "
-            "be left out: leave `layers` out"
+            f"layers: the model has no weights called layer.0, layer.1 and so on for its {count} layers, so that none "
+            "can be left out: leave `layers` out"
         )
     kept = evenly(count, layers) if isinstance(layers, int) else list(layers)
     if not kept or kept[-1] >= count:
-        raise InputError(f"layers is {layers}; {path} has {count}, numbered from 0")
+        raise InputError(f"layers is {layers}; the model has {count}, numbered from 0")
     for place, layer in enumerate(kept):
         if differ := own[layer] ^ own[place]:
             raise InputError(
-                f"layers is {layers}; layer {layer} of {path} cannot be its layer {place}, only one of them has "
+                f"layers is {layers}; layer {layer} of the model cannot be its layer {place}, only one of them has "
                 f"{min(differ)}: keep layer {place}"
             )
     return kept
 
 
-def _with_layers(module: Any, layers: Sequence[int] | int, path: str) -> Any:
+def _with_layers(module: Any, layers: Sequence[int] | int) -> Any:
     """A module of the same kind with only these layers."""
     config = module.config
     name = next((one for one in _LAYER_COUNTS if hasattr(config, one)), _LAYER_COUNTS[0])
     state = module.state_dict()
     count = int(getattr(config, name))
-    kept = kept_layers(layers, state, count, path)
+    kept = kept_layers(layers, state, count)
     place = {old: new for new, old in enumerate(kept)}
     fields = {**config.to_dict(), name: len(kept)}
     if isinstance(types := fields.get("layer_types"), list):
