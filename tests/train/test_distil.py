@@ -215,6 +215,24 @@ def test_layers_of_a_second_stage_are_those_that_the_first_left(encoder: Path) -
         checked(encoder, "classify", Dataset("here", *ROWS["classify"]), f"fine-tune, {', '.join(kept)}")
 
 
+@pytest.mark.parametrize(
+    ("keep", "said"),
+    [
+        ("'*layer.1.*'", r"the pattern '\*layer\.1\.\*' in keep matches weights of layers alone that .* leaves out"),
+        ("'*layer.0.*'", r"keep is \*layer\.0\.\*, which leaves no weight to prune"),
+        ("'*layer.0.output*'", None),
+    ],
+)
+def test_what_stays_dense_is_of_the_layers_that_are_left(encoder: Path, keep: str, said: str | None) -> None:
+    with nullcontext() if said is None else pytest.raises(InputError, match=f"stage prune: {said}"):
+        checked(
+            encoder,
+            "classify",
+            Dataset("here", *ROWS["classify"]),
+            f"fine-tune, {{distil: {{teacher: fine-tune, layers: 1}}}}, {{prune: {{sparsity: 0.5, keep: [{keep}]}}}}",
+        )
+
+
 @pytest.mark.parametrize(("classes", "refused"), [(2, False), (3, True)])
 def test_f1_is_of_two_classes(encoder: Path, classes: int, refused: bool) -> None:
     train = Dataset("here", "classes", [Labelled("the", str(index % classes)) for index in range(12)])

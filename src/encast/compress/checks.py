@@ -6,7 +6,7 @@ from pathlib import Path
 
 from encast.archs import build_graph
 from encast.compress.batches import lengths_of
-from encast.compress.model import head_labels, kept_layers, longest_text, open_tokenizer
+from encast.compress.model import LAYER, head_labels, kept_layers, longest_text, open_tokenizer
 from encast.compress.recipe import Distil, Prune, Quantise, Recipe, Training
 from encast.compress.stages import Context, examples_of, takes_unlabelled
 from encast.compress.tasks import find_task
@@ -117,10 +117,8 @@ def _check_training(stage: Training, checkpoint: Checkpoint, layers: int, names:
     _check_stride(stage, limit, checkpoint, context)
     if (labels := head_labels(checkpoint, task)) is not None:
         task.adopt(labels)
-    if isinstance(stage, Prune) and not product_weights(checkpoint, stage.keep):
-        raise InputError(
-            f"keep is {', '.join(stage.keep)}, which leaves no weight to prune; name fewer, or take fine-tune"
-        )
+    if isinstance(stage, Prune):
+        _check_keep(stage, checkpoint, layers)
     distil = stage.distil if isinstance(stage, (Prune, Distil)) else None
     if distil is not None and distil.teacher not in names:
         if not Path(distil.teacher).exists():
@@ -133,6 +131,25 @@ def _check_training(stage: Training, checkpoint: Checkpoint, layers: int, names:
             return int(lengths_of(examples_of(stage, checkpoint, context)[1]).max())
 
         check_teacher(Path(distil.teacher), checkpoint, layers, task, distil, longest)
+
+
+def _check_keep(stage: Prune, checkpoint: Checkpoint, layers: int) -> None:
+    """That its patterns match some weights each, and not all, of the ``layers`` that the stages before leave."""
+
+    def without(keep: tuple[str, ...]) -> set[str]:
+        numbers = {name: LAYER.search(name) for name in product_weights(checkpoint, keep)}
+        return {name for name, match in numbers.items() if match is None or int(match[1]) < layers}
+
+    gone = next((one for one in stage.keep if without((one,)) == without(())), None)
+    if gone is not None:
+        raise InputError(
+            f"the pattern {gone!r} in keep matches weights of layers alone that a stage before leaves out; the "
+            f"{layers} that stay are numbered from 0"
+        )
+    if not without(stage.keep):
+        raise InputError(
+            f"keep is {', '.join(stage.keep)}, which leaves no weight to prune; name fewer, or take fine-tune"
+        )
 
 
 def _check_stride(stage: Training, limit: int, checkpoint: Checkpoint, context: Context) -> None:
