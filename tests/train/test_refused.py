@@ -157,10 +157,22 @@ def test_a_place_inside_of_the_checkpoint(encoder: Path) -> None:
         compress(encoder, encoder / "out", task="none", recipe=parse_recipe(RECIPE, "here"), train=data, metric="none")
 
 
-def test_a_name_that_is_too_long_for_its_artifact(tmp_path: Path, encoder: Path) -> None:
+@pytest.mark.parametrize("name", ["x" * 249, "x" * 242 + ".params"], ids=["plain", "params"])
+def test_a_name_that_is_too_long_for_its_artifact(tmp_path: Path, encoder: Path, name: str) -> None:
     data = Dataset("here", "pairs", [Pair("the", "of"), Pair("in", "is")])
+    recipe = parse_recipe("stages: [{fine-tune: {epochs: 0}}, quantise]", "here")
     with pytest.raises(InputError, match="255 bytes at most"):
-        compress(encoder, tmp_path / ("x" * 249), task="embed", recipe=parse_recipe(RECIPE, "here"), train=data)
+        compress(encoder, tmp_path / name, task="embed", recipe=recipe, train=data, device="cpu", threads=1)
+    assert not (tmp_path / name).exists()
+
+
+def test_a_name_that_is_too_long_for_an_artifact_that_is_not_made(tmp_path: Path, encoder: Path) -> None:
+    data = Dataset("here", "pairs", [Pair("the", "of"), Pair("in", "is")])
+    recipe = parse_recipe("stages: [{fine-tune: {epochs: 0}}]", "here")
+    result = compress(
+        encoder, tmp_path / ("x" * 255), task="embed", recipe=recipe, train=data, device="cpu", threads=1
+    )  # fmt: skip
+    assert result.checkpoint.is_dir()
 
 
 def test_a_loss_that_is_not_finite(tmp_path: Path, encoder: Path, write_rows: Callable[..., Path]) -> None:

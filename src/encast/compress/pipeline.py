@@ -27,7 +27,7 @@ from encast.compress.state import resumable
 from encast.data.datasets import Dataset
 from encast.errors import InputError, ResourceError
 from encast.files import lock, sync_folder
-from encast.importers import Checkpoint, checkpoint_name, open_checkpoint
+from encast.importers import Checkpoint, open_checkpoint
 from encast.machine import usable_cores
 from encast.measure.price import usd_per_million
 from encast.scoring import METRICS, PRIMARY
@@ -91,7 +91,8 @@ def compress(
     checkpoint.need_hugging_face("training")
     if contains(checkpoint.root, folder):
         raise InputError(f"{folder} lies in the checkpoint itself; choose a place outside of it")
-    if len(os.fsencode(_artifact(folder).name)) > _LONGEST_NAME:
+    compiles = any(isinstance(stage, Quantise) for stage in recipe.stages)
+    if compiles and len(os.fsencode(_artifact(folder).name)) > _LONGEST_NAME:
         raise InputError(
             f"out is {folder}: its artifact adds .encast to that name, and a file's name has {_LONGEST_NAME} bytes at "
             "most; give a shorter one"
@@ -168,7 +169,7 @@ def _check_device(name: str) -> None:
 
 
 def _artifact(folder: Path) -> Path:
-    return folder / f"{checkpoint_name(folder)}.encast"
+    return folder / f"{folder.name}.encast"
 
 
 def _run(source: Path, folder: Path, recipe: Recipe, context: Context, progress: Progress) -> None:
