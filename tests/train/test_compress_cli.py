@@ -105,6 +105,30 @@ def test_dry_run_writes_nothing(tmp_path: Path, encoder: Path, data: Path, capsy
     assert not (tmp_path / "small").exists()
 
 
+def test_the_forecast_is_of_the_layers_that_stay(
+    tmp_path: Path, encoder: Path, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = ["fine-tune", "distil: {teacher: fine-tune, layers: [0]}", "prune: {sparsity: 0.5}"]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("stages:\n" + "".join(f"- {stage}\n" for stage in stages))
+    taken: list[int] = []
+    step = trains.Trainer.step
+
+    def noted(self: trains.Trainer, rows: Any) -> None:
+        taken.append(self._model.module.config.num_hidden_layers)
+        step(self, rows)
+
+    monkeypatch.setattr(trains.Trainer, "step", noted)
+    assert run(encoder, data, recipe, tmp_path / "small", "--dry-run", "--json") == 0
+    foreseen = {entry["name"]: entry["disk"] for entry in json.loads(capsys.readouterr().out)}
+    assert list(dict.fromkeys(taken)) == [2, 1]
+    monkeypatch.undo()
+    assert run(encoder, data, recipe, tmp_path / "small") == 0
+    for number, name in enumerate(foreseen, 1):
+        file = tmp_path / "small" / f"{number}-{name}" / "model.safetensors"
+        assert foreseen[name] == pytest.approx(file.stat().st_size, rel=0.1), name
+
+
 @pytest.mark.parametrize("wanted", ["f32", "bf16"])
 def test_the_forecast_times_the_precision_that_training_takes(
     tmp_path: Path, encoder: Path, data: Path, wanted: str, monkeypatch: pytest.MonkeyPatch

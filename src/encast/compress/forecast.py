@@ -12,18 +12,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 import encast.engine as engines
 from encast.compile import compile
 from encast.compress.batches import Example, epoch_batches, lengths_of, steps_of, tokens_of
-from encast.compress.model import load_model
+from encast.compress.model import Model, load_model, save_checkpoint
 from encast.compress.recipe import Distil, Prune, Quantise, Recipe, Training
 from encast.compress.scores import SCORES
 from encast.compress.stages import Context, examples_of
 from encast.compress.state import StateFolder
 from encast.compress.surgeon import calibration_tokens, surgery_seconds
 from encast.compress.train import Trainer
-from encast.importers import open_checkpoint
+from encast.errors import ResourceError
+from encast.importers import Checkpoint, open_checkpoint
 from encast.sparsity import product_weights
 from encast.tasks.session import pack
 
@@ -52,13 +54,19 @@ class Forecast:
 
 
 def forecast(source: str, recipe: Recipe, context: Context) -> Iterator[Forecast]:
-    """One stage after the other, from some trial steps of each on rows of middling lengths; nothing is written."""
+    """One stage after the other, from some trial steps of each on rows of middling lengths.
+
+    Nothing that stays is written. Raises ``ResourceError`` when the folder for temporary files is full.
+    """
+    with tempfile.TemporaryDirectory(prefix="encast-") as folder:
+        yield from _forecast(source, recipe, context, Path(folder))
+
+
+def _forecast(source: str, recipe: Recipe, context: Context, scratch: Path) -> Iterator[Forecast]:
     torch.set_num_threads(context.threads)
     checkpoint = open_checkpoint(source)
-    rate = _engine_rate(source, context)
-    weights = sum(int(np.prod(checkpoint.tensors.shape(name))) for name in checkpoint.tensors) * 4
-    products = sum(int(np.prod(checkpoint.tensors.shape(name))) for name in product_weights(checkpoint))
-    narrowed = {"f32": 0, "bf16": 2 * products, "int8": 3 * products}  # embeddings stay f32
+    rate = _engine_rate(source, context, scratch)
+    weights, products = _sizes(checkpoint)
     dev_tokens = 0
     teacher = 0  # bytes of answers, which stay to the end
     answered: set[tuple[Any, ...]] = set()
@@ -67,20 +75,24 @@ def forecast(source: str, recipe: Recipe, context: Context) -> Iterator[Forecast
             what = f"compile to {stage.dtype}"
             if stage.max_drop is not None:
                 what += f" within {stage.max_drop:.2%} of the metric"
-            yield Forecast(name, what, 0, 0, None, weights - narrowed[stage.dtype], 3 * weights)
+            narrowed = {"f32": 0, "bf16": 2 * products, "int8": 3 * products}[stage.dtype]  # embeddings stay f32
+            yield Forecast(name, what, 0, 0, None, weights - narrowed, 3 * weights)
             continue
         assert isinstance(stage, Training)
         task, examples = examples_of(stage, checkpoint, context)
         if context.dev is not None and not dev_tokens:
             # The dev set's rows are about as long as those of the training set.
             dev_tokens = tokens_of(examples) * len(context.dev.rows) // len(context.train.rows)
-        plain = load_model(checkpoint, task, seed=0, dropout=stage.dropout, device=context.device)
-        with tempfile.TemporaryDirectory(prefix="encast-") as folder:
-            bare = _without_teacher(stage)
-            # Rows without labels take as long as others of as many tokens.
-            labelled = [one for one in examples if one.target is not None]
-            trainer = Trainer(plain, bare, labelled, products=[], state=StateFolder(Path(folder)), seed=0)
-            step = _step_seconds(trainer, labelled, stage.batch_size) * _mean_tokens(examples) / _mean_tokens(labelled)
+        layers = stage.layers if isinstance(stage, Distil) else None
+        plain = load_model(checkpoint, task, seed=0, layers=layers, dropout=stage.dropout, device=context.device)
+        if layers is not None:
+            checkpoint = _saved(plain, scratch / f"stage-{name}")
+            weights, products = _sizes(checkpoint)
+        bare = _without_teacher(stage)
+        # Rows without labels take as long as others of as many tokens.
+        labelled = [one for one in examples if one.target is not None]
+        trainer = Trainer(plain, bare, labelled, products=[], state=StateFolder(scratch / "states"), seed=0)
+        step = _step_seconds(trainer, labelled, stage.batch_size) * _mean_tokens(examples) / _mean_tokens(labelled)
         steps = steps_of(len(examples), stage.batch_size, stage.epochs, stage.max_steps)
         epochs = steps / steps_of(len(examples), stage.batch_size, 1)
         tokens = round(tokens_of(examples) * epochs)
@@ -105,6 +117,21 @@ def forecast(source: str, recipe: Recipe, context: Context) -> Iterator[Forecast
         if context.dev is not None:
             seconds += math.ceil(stage.evaluations * epochs) * dev_tokens / rate
         yield Forecast(name, _what(stage), steps, tokens, seconds, weights, _STATES * weights + teacher)
+
+
+def _sizes(checkpoint: Checkpoint) -> tuple[int, int]:
+    """Bytes of all weights in f32, and how many of them are in products."""
+    counts = {name: int(np.prod(checkpoint.tensors.shape(name))) for name in checkpoint.tensors}
+    return 4 * sum(counts.values()), sum(counts[name] for name in product_weights(checkpoint))
+
+
+def _saved(model: Model, folder: Path) -> Checkpoint:
+    try:
+        save_checkpoint(model, None, folder)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ResourceError(f"{folder} cannot be written ({reason}); make room, or set TMPDIR") from None
+    return open_checkpoint(folder)
 
 
 def _what(stage: Training) -> str:
@@ -136,13 +163,12 @@ def _step_seconds(trainer: Trainer, examples: Sequence[Example], batch_size: int
     return (time.perf_counter() - began) / len(chosen)
 
 
-def _engine_rate(source: str, context: Context) -> float:
+def _engine_rate(source: str, context: Context, scratch: Path) -> float:
     """Tokens a second of encast's engine in f32."""
-    with tempfile.TemporaryDirectory(prefix="encast-") as folder:
-        artifact = compile(source, Path(folder) / "model.encast", dtype="f32", task="features")
-        with engines.load(artifact, threads=context.threads) as engine:
-            batch = pack([[1] * 32] * (_ENGINE_TOKENS // 32), None)
-            engine.runnable.run("last_hidden_state", batch)
-            began = time.perf_counter()
-            engine.runnable.run("last_hidden_state", batch)
-            return _ENGINE_TOKENS / (time.perf_counter() - began)
+    artifact = compile(source, scratch / "model.encast", dtype="f32", task="features")
+    with engines.load(artifact, threads=context.threads) as engine:
+        batch = pack([[1] * 32] * (_ENGINE_TOKENS // 32), None)
+        engine.runnable.run("last_hidden_state", batch)
+        began = time.perf_counter()
+        engine.runnable.run("last_hidden_state", batch)
+        return _ENGINE_TOKENS / (time.perf_counter() - began)
